@@ -1,0 +1,70 @@
+"""Codecs that keep every value: the bytes as they are, or cast to a narrower float."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from thinwire.codecs.base import Layout, check_layout, layout_nbytes
+from thinwire.spec import Spec
+from thinwire.types import InputError, Payload, TensorSpec, require
+
+CASTS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, repr=False)
+class Raw(Spec):
+    """Send the tensor's own bytes: lossless for every dtype.
+
+    >>> import torch
+    >>> Raw().decode(Raw().encode(torch.tensor([1.0, 2.0])))
+    tensor([1., 2.])
+    """
+
+    def encode(self, x: Tensor) -> Payload:
+        return Payload(TensorSpec.of(x), (x.detach().contiguous().flatten(),))
+
+    def decode(self, payload: Payload) -> Tensor:
+        check_layout(payload, self.layout(payload.spec))
+        return payload.parts[0].reshape(payload.spec.shape)
+
+    def layout(self, spec: TensorSpec) -> Layout:
+        return ((spec.dtype, spec.numel),)
+
+    def nbytes(self, spec: TensorSpec) -> int:
+        return layout_nbytes(self.layout(spec))
+
+
+@dataclass(frozen=True, repr=False)
+class Cast(Spec):
+    """Send the values as ``dtype``, one of float32, float16 and bfloat16; float16 saturates at its largest value.
+
+    >>> import torch
+    >>> Cast("bfloat16").nbytes(TensorSpec((4, 8)))
+    64
+    """
+
+    dtype: str = "float16"
+
+    def __post_init__(self) -> None:
+        require(self.dtype in CASTS, InputError, f"dtype {self.dtype!r} is not one of {', '.join(CASTS)}")
+
+    def encode(self, x: Tensor) -> Payload:
+        y = x.detach().contiguous().flatten()
+        target = CASTS[self.dtype]
+        if target is torch.float16 and y.dtype != target:
+            top = torch.finfo(target).max
+            y = y.clamp(-top, top)
+        return Payload(TensorSpec.of(x), (y.to(target),))
+
+    def decode(self, payload: Payload) -> Tensor:
+        check_layout(payload, self.layout(payload.spec))
+        return payload.parts[0].to(payload.spec.dtype).reshape(payload.spec.shape)
+
+    def layout(self, spec: TensorSpec) -> Layout:
+        return ((CASTS[self.dtype], spec.numel),)
+
+    def nbytes(self, spec: TensorSpec) -> int:
+        return layout_nbytes(self.layout(spec))

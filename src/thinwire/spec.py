@@ -1,0 +1,90 @@
+"""Printable specs: a frozen dataclass whose repr is its configuration, and a parser that reads it back.
+
+A spec is written like the call that builds the object, fields at their default left out::
+
+    Entropy(Uniform(bits=3, group=32))
+
+Only registered names, keywords, numbers, strings, booleans and nested specs are read; nothing is evaluated.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, fields
+from functools import lru_cache
+from typing import Any
+
+from thinwire.types import PayloadError
+
+MAX_LENGTH = 512  # characters; a spec travels in every packet, and a hostile one must not cost time
+MAX_DEPTH = 8
+
+
+class Spec:
+    """Base of frozen dataclasses whose repr reads back through ``parse``."""
+
+    def __repr__(self) -> str:
+        shown = []
+        for f in fields(self):  # type: ignore[arg-type]  # every Spec is a dataclass
+            value = getattr(self, f.name)
+            if value != _default(f):
+                text = repr(value)
+                shown.append(text if isinstance(value, Spec) and not shown else f"{f.name}={text}")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    __str__ = __repr__
+
+
+def _default(f: Field[Any]) -> Any:
+    if f.default is not MISSING:
+        return f.default
+    return f.default_factory() if f.default_factory is not MISSING else MISSING
+
+
+def parse(text: str, registry: Mapping[str, type]) -> Any:
+    """Return the object a spec describes.
+
+    Errors: ``PayloadError`` for anything that is not a spec over the names in ``registry``, because specs
+    arrive from the wire; a caller that read the text from a user turns it into ``InputError``.
+    """
+    if len(text) > MAX_LENGTH:
+        raise PayloadError(f"a spec of {len(text)} characters is longer than {MAX_LENGTH}")
+    try:
+        tree = ast.parse(text, mode="eval").body
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as e:
+        raise PayloadError(f"not a spec: {text[:80]!r}") from e
+    return _build(tree, registry, 0)
+
+
+@lru_cache(maxsize=256)
+def _signature(cls: type) -> tuple[str, ...]:
+    return tuple(f.name for f in fields(cls))
+
+
+def _build(node: ast.expr, registry: Mapping[str, type], depth: int) -> Any:
+    if isinstance(node, ast.Constant) and isinstance(node.value, (int, float, str, bool)):
+        return node.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
+        value = node.operand.value
+        if isinstance(value, (int, float)):
+            return -value
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or depth > MAX_DEPTH:
+        raise PayloadError("a spec may hold only names with arguments, numbers and strings")
+    cls = registry.get(node.func.id)
+    if cls is None:
+        raise PayloadError(f"unknown name {node.func.id!r} in a spec; known: {', '.join(sorted(registry))}")
+    return _call(cls, node, registry, depth)
+
+
+def _call(cls: type, node: ast.Call, registry: Mapping[str, type], depth: int) -> Any:
+    names = _signature(cls)
+    kwargs = dict(zip(names, (_build(a, registry, depth + 1) for a in node.args), strict=False))
+    for k in node.keywords:
+        if k.arg is None or k.arg not in names or k.arg in kwargs:
+            raise PayloadError(f"{cls.__name__} takes {', '.join(names)}; got {k.arg!r}")
+        kwargs[k.arg] = _build(k.value, registry, depth + 1)
+    try:
+        return cls(**kwargs)
+    except (TypeError, ValueError) as e:
+        raise PayloadError(f"{cls.__name__}: {e}") from e

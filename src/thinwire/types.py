@@ -1,0 +1,164 @@
+"""Shared types and the error tree: the vocabulary every other floor speaks.
+
+The errors, and the exit code the command line gives each::
+
+    ThinwireError
+    ├── InputError (also ValueError)     2   a wrong option, file or argument; the text names value and remedy
+    │   └── MissingExtra                 2   an optional dependency is not installed
+    ├── PayloadError                     3   bytes that are no valid packet, or do not fit what was expected
+    ├── DesyncError                      3   the two ends of a channel no longer hold the same reference
+    ├── LinkError                        3   a peer is lost, or did not answer in time; the text names it
+    │   └── AuthError                    3   a peer without the right token
+    └── MeasurementError                 4   a measurement that must not be reported as a result
+
+Units are SI everywhere in the code: bytes, seconds, bytes per second.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+class ThinwireError(Exception):
+    """Base of every error thinwire raises on purpose."""
+
+    exit_code = 3
+
+
+class InputError(ThinwireError, ValueError):
+    """A bad option, argument or file. The text is one sentence: what, which value, what to do."""
+
+    exit_code = 2
+
+
+class MissingExtra(InputError):
+    """An optional dependency is missing; the text names the extra to install."""
+
+
+class PayloadError(ThinwireError):
+    """Bytes that are not a valid packet, or a packet that does not fit what was expected."""
+
+
+class DesyncError(ThinwireError):
+    """The receiver's reference is not the sender's: a gap, a repetition or a failed check.
+
+    ``keys`` are the entries that need a keyframe.
+    """
+
+    def __init__(self, message: str, keys: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.keys = keys
+
+
+class LinkError(ThinwireError):
+    """A peer is gone or did not answer within the deadline. The text names the peer."""
+
+
+class AuthError(LinkError):
+    """A peer did not prove that it holds the shared token."""
+
+
+class MeasurementError(ThinwireError):
+    """A measurement is invalid and must not be reported as a result."""
+
+    exit_code = 4
+
+
+class Mode(enum.IntEnum):
+    """How one entry of a frame relates to the receiver's reference."""
+
+    DIRECT = 0  # needs no reference and leaves none
+    KEYFRAME = 1  # needs no reference and sets one
+    DELTA = 2  # is added to the reference and moves it
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Shape and dtype of a tensor.
+
+    >>> TensorSpec((2, 3)).numel
+    6
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+
+    @classmethod
+    def of(cls, x: Tensor) -> TensorSpec:
+        """Return the spec of ``x``."""
+        return cls(tuple(x.shape), x.dtype)
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the plain tensor in bytes."""
+        return self.numel * self.dtype.itemsize
+
+
+@dataclass(frozen=True, eq=False)
+class Payload:
+    """An encoded tensor: the spec it decodes to, and 1-D parts that go on the wire as they are."""
+
+    spec: TensorSpec
+    parts: tuple[Tensor, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parts, framing not included."""
+        return sum(p.numel() * p.element_size() for p in self.parts)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One sample of a frame.
+
+    ``version`` counts the updates of the key's reference at the sender, this frame's included (0: direct).
+    ``check`` is a 32-bit sum over the reconstruction, so drift is noticed at once.
+    """
+
+    key: int
+    version: int
+    section: int
+    check: int
+
+
+@dataclass(frozen=True, eq=False)
+class Section:
+    """The entries of a frame that share a mode and a codec; their rows are stacked in one payload."""
+
+    mode: Mode
+    codec: str
+    payload: Payload
+
+
+@dataclass(frozen=True, eq=False)
+class Packet:
+    """One self-describing message: ``memory`` and each section's ``codec`` are printable specs.
+
+    ``spec`` is the whole frame's: [entries, *sample shape].
+    """
+
+    spec: TensorSpec
+    memory: str
+    entries: tuple[Entry, ...]
+    sections: tuple[Section, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all payloads, framing not included."""
+        return sum(s.payload.nbytes for s in self.sections)
+
+
+def require(condition: bool, error: Callable[[str], Exception], message: str) -> None:
+    """Raise ``error(message)`` unless ``condition`` holds."""
+    if not condition:
+        raise error(message)
