@@ -142,13 +142,14 @@ class Section:
 
 @dataclass(frozen=True, eq=False)
 class Packet:
-    """One self-describing message: ``memory`` and each section's ``codec`` are printable specs.
+    """One self-describing message: memory, references and each section's codec are printable specs.
 
-    ``spec`` is the whole frame's: [entries, *sample shape].
+    ``spec`` is the whole frame's: [entries, *sample shape]; ``references`` says how states are held.
     """
 
     spec: TensorSpec
     memory: str
+    references: str
     entries: tuple[Entry, ...]
     sections: tuple[Section, ...]
 

@@ -1,0 +1,223 @@
+"""Memories: what the two ends of a channel remember between messages, as three pure functions.
+
+``s`` is the state kept for one key, or ``None`` before the first message. Batched: row i of every argument
+belongs to key i, except under a *shared* memory, whose single state serves all rows.
+
+A *mirrored* memory holds equal state at both ends, so its first message of a key is a keyframe, and its
+functions use no arithmetic that a fused multiply-add or another order of summation could round differently.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from thinwire import spec
+from thinwire.spec import Spec
+from thinwire.types import InputError, PayloadError, require
+
+KEYS = ("sample", "step")
+
+
+@runtime_checkable
+class Memory(Protocol):
+    """The three pure functions, and how their state is kept."""
+
+    @property
+    def mirrored(self) -> bool:
+        """Whether both ends hold equal state."""
+        ...
+
+    @property
+    def shared(self) -> bool:
+        """Whether one state serves every row."""
+        ...
+
+    @property
+    def key(self) -> str:
+        """What a state belongs to: a ``sample``, or a position within the ``step``."""
+        ...
+
+    def residual(self, x: Tensor, s: Tensor | None) -> Tensor:
+        """Return what is worth encoding, given the state."""
+        ...
+
+    def restore(self, y_hat: Tensor, s: Tensor | None) -> Tensor:
+        """Return what the receiver outputs for the decoded residual."""
+        ...
+
+    def advance(self, y_hat: Tensor, s: Tensor | None, y: Tensor | None = None) -> Tensor | None:
+        """Return the next state; ``y``, the true residual, is known to the sender only."""
+        ...
+
+
+@dataclass(frozen=True, repr=False)
+class NoMemory(Spec):
+    """Remember nothing: every message stands alone."""
+
+    mirrored = False
+    shared = False
+    key = "sample"
+
+    def residual(self, x: Tensor, s: Tensor | None) -> Tensor:
+        return x
+
+    def restore(self, y_hat: Tensor, s: Tensor | None) -> Tensor:
+        return y_hat
+
+    def advance(self, y_hat: Tensor, s: Tensor | None, y: Tensor | None = None) -> Tensor | None:
+        return None
+
+
+@dataclass(frozen=True, repr=False)
+class Delta(Spec):
+    """Send the difference to the reference that both ends hold for this sample, or for this place in the step.
+
+    The reference moves by the decoded residual, so errors never accumulate: what a visit dropped is part of
+    the next visit's residual. Source: AQ-SGD (arXiv 2206.01299, its delta by sample); ``key="step"`` is the
+    difference to the step before, which pays only where consecutive steps see the same data.
+
+    >>> Delta(key="step")
+    Delta(key='step')
+    """
+
+    key: str = "sample"
+    mirrored = True
+    shared = False
+
+    def __post_init__(self) -> None:
+        require(self.key in KEYS, InputError, f"a delta is keyed by {' or '.join(KEYS)}, not {self.key!r}")
+
+    def residual(self, x: Tensor, s: Tensor | None) -> Tensor:
+        return x if s is None else x - s
+
+    def restore(self, y_hat: Tensor, s: Tensor | None) -> Tensor:
+        return y_hat if s is None else s + y_hat
+
+    def advance(self, y_hat: Tensor, s: Tensor | None, y: Tensor | None = None) -> Tensor | None:
+        return self.restore(y_hat, s)
+
+
+@dataclass(frozen=True, repr=False)
+class SecondOrderDelta(Spec):
+    """Delta that also extrapolates the last movement, times ``decay``.
+
+    At 1 to 3 bits a decay near 1 feeds quantisation noise back and diverges: the decay is a stability
+    condition, which is why plain ``Delta`` is the default everywhere. State: [2, *shape].
+    """
+
+    decay: float = 0.5
+    key: str = "sample"
+    mirrored = True
+    shared = False
+
+    def __post_init__(self) -> None:
+        require(0 <= self.decay <= 1, InputError, f"decay {self.decay} is not between 0 and 1")
+        require(self.key in KEYS, InputError, f"a delta is keyed by {' or '.join(KEYS)}, not {self.key!r}")
+
+    def residual(self, x: Tensor, s: Tensor | None) -> Tensor:
+        return x if s is None else x - (s[:, 0] + s[:, 1])
+
+    def restore(self, y_hat: Tensor, s: Tensor | None) -> Tensor:
+        return y_hat if s is None else (s[:, 0] + s[:, 1]) + y_hat
+
+    def advance(self, y_hat: Tensor, s: Tensor | None, y: Tensor | None = None) -> Tensor | None:
+        new = self.restore(y_hat, s)
+        move = torch.zeros_like(new) if s is None else (new - s[:, 0]) * self.decay
+        return torch.stack([new, move], dim=1)
+
+
+@dataclass(frozen=True, repr=False)
+class RunningMean(Spec):
+    """Subtract a running mean per channel: what consecutive, different batches really have in common.
+
+    Against the difference of two such batches it halves the energy of the residual, at no state per sample.
+    The mean moves by 2^-shift of its distance to each frame's, a power of two so that no rounding depends on
+    fused arithmetic; the frame's mean is summed in fixed point so that no order of summation matters.
+    State: [channels].
+    """
+
+    shift: int = 2
+    mirrored = True
+    shared = True
+    key = "step"
+
+    def __post_init__(self) -> None:
+        require(0 <= self.shift <= 16, InputError, f"shift {self.shift} is not between 0 and 16")
+
+    def residual(self, x: Tensor, s: Tensor | None) -> Tensor:
+        return x if s is None else x - s
+
+    def restore(self, y_hat: Tensor, s: Tensor | None) -> Tensor:
+        return y_hat if s is None else s + y_hat
+
+    def advance(self, y_hat: Tensor, s: Tensor | None, y: Tensor | None = None) -> Tensor | None:
+        mean = exact_mean(self.restore(y_hat, s))
+        return mean if s is None else s + (mean - s) * 2.0**-self.shift
+
+
+@dataclass(frozen=True, repr=False)
+class ErrorFeedback(Spec):
+    """Add what the codec dropped last time to the next message of the key; the receiver holds nothing.
+
+    Source: error feedback as in 1-bit SGD (Seide et al., 2014) and EF-SGD (arXiv 1901.09847).
+    """
+
+    key: str = "sample"
+    mirrored = False
+    shared = False
+
+    def __post_init__(self) -> None:
+        require(self.key in KEYS, InputError, f"errors are keyed by {' or '.join(KEYS)}, not {self.key!r}")
+
+    def residual(self, x: Tensor, s: Tensor | None) -> Tensor:
+        return x if s is None else x + s
+
+    def restore(self, y_hat: Tensor, s: Tensor | None) -> Tensor:
+        return y_hat
+
+    def advance(self, y_hat: Tensor, s: Tensor | None, y: Tensor | None = None) -> Tensor | None:
+        return None if y is None else y - y_hat
+
+
+@dataclass(frozen=True, repr=False)
+class FirstVisit(Spec):
+    """Remember only that a key was seen: its first message takes the keyframe codec, later ones stand alone."""
+
+    key: str = "sample"
+    mirrored = True
+    shared = False
+
+    def __post_init__(self) -> None:
+        require(self.key in KEYS, InputError, f"visits are keyed by {' or '.join(KEYS)}, not {self.key!r}")
+
+    def residual(self, x: Tensor, s: Tensor | None) -> Tensor:
+        return x
+
+    def restore(self, y_hat: Tensor, s: Tensor | None) -> Tensor:
+        return y_hat
+
+    def advance(self, y_hat: Tensor, s: Tensor | None, y: Tensor | None = None) -> Tensor | None:
+        return y_hat.new_zeros(len(y_hat), 0)
+
+
+def exact_mean(x: Tensor) -> Tensor:
+    """Return the mean over all but the last dimension, the same bits for every order of summation."""
+    fixed = (x.reshape(-1, x.shape[-1]) * 4096.0).round().to(torch.int64)
+    return (fixed.sum(0).to(torch.float64) / (4096.0 * max(1, len(fixed)))).to(torch.float32)
+
+
+REGISTRY: dict[str, type] = {
+    c.__name__: c for c in (NoMemory, Delta, SecondOrderDelta, RunningMean, ErrorFeedback, FirstVisit)
+}
+
+
+def parse_memory(text: str) -> Memory:
+    """Return the memory that a spec such as ``Delta(key='step')`` describes; ``PayloadError`` otherwise."""
+    memory = spec.parse(text, REGISTRY)
+    if not isinstance(memory, Memory):
+        raise PayloadError(f"{text[:80]!r} is not a memory")
+    return memory
