@@ -1,0 +1,251 @@
+"""The configuration of a run: one frozen dataclass, from which options, TOML keys and records all follow.
+
+Every field carries its help text, so the command line, ``--config FILE.toml`` and ``run.json`` cannot drift
+apart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from thinwire.lab import config_checks
+from thinwire.types import InputError
+
+DEFAULT_STEPS = 100
+
+JOB = "Job"
+PIPELINE = "Pipeline and link"
+OPTIMISATION = "Optimisation"
+EVALUATION = "Evaluation and checkpoints"
+MACHINES = "Processes and machines"
+OUTPUT = "Output"
+
+
+def _option(default: Any, panel: str, text: str, *, metavar: str = "", choices: tuple[str, ...] = ()) -> Any:
+    return field(
+        default=default, metadata={"panel": panel, "help": text, "metavar": metavar, "choices": choices}
+    )
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Say everything a run needs; validated when made.
+
+    Errors: ``InputError``, one sentence that names the option, the value and the remedy.
+
+    >>> TrainConfig(recipe="fp32", steps=20).planned_steps
+    20
+    """
+
+    recipe: str = _option(
+        "thinwire",
+        JOB,
+        "What crosses stage boundaries: a name from `thinwire recipes`, parameters as in aqsgd:fw=4,bw=8.",
+        metavar="NAME[:K=V,...]",
+    )
+    model: str = _option(
+        "smollm2-135m",
+        JOB,
+        "smollm2-135m, gpt2-lab, gpt2, gpt2-medium, gpt2-xl, a local Hugging Face folder, or a hub name.",
+        metavar="MODEL",
+    )
+    init: str | None = _option(
+        None,
+        JOB,
+        "'random' starts from random weights; never done silently.",
+        metavar="random",
+        choices=("random",),
+    )
+    data: str = _option(
+        "shakespeare",
+        JOB,
+        "shakespeare, wikitext-2, a UTF-8 text file, or a folder of them.",
+        metavar="DATA",
+    )
+    seq: int = _option(128, JOB, "Tokens in a sample.", metavar="TOKENS")
+    out: str = _option(
+        "runs/train",
+        JOB,
+        "Folder of the run; a run that is there already is replaced, unless --resume is given.",
+        metavar="DIR",
+    )
+
+    stages: int = _option(2, PIPELINE, "Pipeline stages the model is cut into, 2 to 4.", metavar="N")
+    cut: str | None = _option(
+        None, PIPELINE, "Layers of each stage, as in 19,11 (default: balanced by cost).", metavar="N,N,..."
+    )
+    schedule: str = _option(
+        "1f1b",
+        PIPELINE,
+        "gpipe, 1f1b, or interleaved1f1b (4 stages on 2 processes).",
+        metavar="NAME",
+        choices=("gpipe", "1f1b", "interleaved1f1b"),
+    )
+    microbatches: int = _option(4, PIPELINE, "Micro-batches a batch is cut into.", metavar="N")
+    link: str = _option(
+        "none",
+        PIPELINE,
+        "Shape the link: rate per direction and one-way delay, as in 10mbit,30ms[,jitter=2ms][,loss=0.1%].",
+        metavar="SHAPE",
+    )
+
+    steps: int | None = _option(
+        None,
+        OPTIMISATION,
+        f"Optimiser steps (default {DEFAULT_STEPS}, unless --epochs is given).",
+        metavar="N",
+    )
+    epochs: int | None = _option(
+        None,
+        OPTIMISATION,
+        "Passes over the samples; with --steps N: E passes of N/E steps each.",
+        metavar="E",
+    )
+    batch: int = _option(8, OPTIMISATION, "Samples in an optimiser step.", metavar="SAMPLES")
+    lr: float | None = _option(
+        None, OPTIMISATION, "Peak learning rate (default 2e-5; from random weights 1e-3).", metavar="RATE"
+    )
+    lr_schedule: str = _option(
+        "constant",
+        OPTIMISATION,
+        "constant, linear (to zero) or cosine (to zero).",
+        metavar="NAME",
+        choices=("constant", "linear", "cosine"),
+    )
+    warmup: int = _option(0, OPTIMISATION, "Steps of linear warm-up from zero.", metavar="STEPS")
+    weight_decay: float = _option(0.0, OPTIMISATION, "AdamW's decoupled weight decay.", metavar="X")
+    grad_clip: float = _option(
+        1.0, OPTIMISATION, "Largest gradient norm over all stages; 0 is off.", metavar="NORM"
+    )
+    dropout: float = _option(
+        0.0, OPTIMISATION, "Dropout of the model; above 0 it destroys deltas, and warns.", metavar="P"
+    )
+    dtype: str = _option(
+        "auto",
+        OPTIMISATION,
+        "auto (bf16 autocast where the processor has it), fp32 or bf16.",
+        metavar="NAME",
+        choices=("auto", "fp32", "bf16"),
+    )
+    seed: int = _option(0, OPTIMISATION, "Seed of weights, data order and random rounding.", metavar="N")
+
+    eval_samples: int = _option(
+        16,
+        EVALUATION,
+        "Samples in each uncompressed evaluation, held-out and training slice; 0 is off.",
+        metavar="N",
+    )
+    eval_every: int = _option(0, EVALUATION, "Also evaluate every so many steps; 0 is off.", metavar="STEPS")
+    checkpoint_every: int = _option(
+        0, EVALUATION, "Write a checkpoint every so many steps; 0 is off.", metavar="STEPS"
+    )
+    resume: bool = _option(False, EVALUATION, "Go on from the last checkpoint in --out.")
+    save_model: bool = _option(True, EVALUATION, "Write OUT/model/, which from_pretrained loads.")
+
+    host: str = _option(
+        "127.0.0.1",
+        MACHINES,
+        "Address this machine listens on; off loopback it needs a token.",
+        metavar="ADDRESS",
+    )
+    token_file: str | None = _option(
+        None, MACHINES, "File with the shared token of all machines (or set THINWIRE_TOKEN).", metavar="FILE"
+    )
+    deadline: float = _option(
+        60.0, MACHINES, "Seconds to wait for another process before it counts as lost.", metavar="SECONDS"
+    )
+    threads: int = _option(0, MACHINES, "Compute threads of a process; 0 shares the cores out.", metavar="N")
+
+    tensorboard: bool = _option(True, OUTPUT, "Write TensorBoard event files beside the records.")
+    quiet: bool = _option(False, OUTPUT, "No progress display.")
+    json: bool = _option(False, OUTPUT, "Print the run record, and nothing else, on stdout.")
+
+    def __post_init__(self) -> None:
+        for name, value in config_checks.typed(self).items():
+            object.__setattr__(self, name, value)
+        config_checks.check(self)
+
+    @property
+    def ranks(self) -> int:
+        """Processes the run needs: one a stage, or one for two stages when they are interleaved."""
+        return self.stages // 2 if self.schedule == "interleaved1f1b" else self.stages
+
+    @property
+    def planned_steps(self) -> int | None:
+        """Optimiser steps, or ``None`` where the epochs and the data decide."""
+        return DEFAULT_STEPS if self.steps is None and self.epochs is None else self.steps
+
+    @property
+    def learning_rate(self) -> float:
+        """Peak learning rate, the default resolved."""
+        if self.lr is not None:
+            return self.lr
+        return 1e-3 if self.init == "random" or self.model == "gpt2-lab" else 2e-5
+
+    def warnings(self) -> list[str]:
+        """Return what the user should know before the run, one sentence each."""
+        notes = []
+        if self.dropout > 0:
+            notes.append(
+                f"dropout {self.dropout} draws new masks at each visit, which destroys deltas; 0 is the default."
+            )
+        if self.resume and not self.checkpoint_every:
+            notes.append("resumed without --checkpoint-every, so this part of the run writes no checkpoint.")
+        return notes
+
+    def replace(self, **changes: Any) -> TrainConfig:
+        """Return a validated copy with ``changes``."""
+        return dataclasses.replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values, every option by name."""
+        return dataclasses.asdict(self)
+
+    def to_json(self) -> str:
+        """Return one line of JSON."""
+        return json.dumps(self.to_dict())
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], where: str = "the configuration") -> TrainConfig:
+        """Build from plain values; an unknown key is an ``InputError`` that names the nearest option."""
+        for key in values:
+            config_checks.known(key, [f.name for f in dataclasses.fields(cls)], where)
+        return cls(**values)
+
+    @classmethod
+    def from_json(cls, text: str) -> TrainConfig:
+        """Read back what ``to_json`` wrote."""
+        try:
+            values = json.loads(text)
+        except ValueError as e:
+            raise InputError(
+                f"the configuration is not JSON ({e}); pass what TrainConfig.to_json wrote"
+            ) from e
+        if not isinstance(values, dict):
+            raise InputError(f"the configuration is {type(values).__name__}, not an object of options")
+        return cls.from_dict(values)
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """Return the options in a TOML file, keys with ``-`` or ``_``, checked to be known ones.
+
+    Errors: ``InputError`` for a missing or broken file and for unknown keys.
+    """
+    try:
+        values = tomllib.loads(Path(path).read_text("utf-8"))
+    except OSError as e:
+        raise InputError(f"cannot read --config {path}: {e.strerror or e}; give a readable TOML file") from e
+    except ValueError as e:
+        raise InputError(
+            f"--config {path} is not valid TOML: {e}; see docs/run-record.md for an example"
+        ) from e
+    options = {key.replace("-", "_"): value for key, value in values.items()}
+    for key in options:
+        config_checks.known(key, [f.name for f in dataclasses.fields(TrainConfig)], f"--config {path}")
+    return options

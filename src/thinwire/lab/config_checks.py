@@ -1,0 +1,167 @@
+"""Every check of a configuration, in one place. Each refusal is one sentence: option, value, remedy."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import types
+import typing
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from thinwire.types import InputError
+
+if TYPE_CHECKING:
+    from thinwire.lab.config import TrainConfig
+
+MAX_STAGES = 4
+LEAST = {
+    "seq": 2,
+    "microbatches": 1,
+    "batch": 1,
+    "steps": 1,
+    "epochs": 1,
+    "warmup": 0,
+    "eval_samples": 0,
+    "eval_every": 0,
+    "checkpoint_every": 0,
+    "threads": 0,
+    "seed": 0,
+    "weight_decay": 0.0,
+    "grad_clip": 0.0,
+}
+WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+
+
+def flag(name: str) -> str:
+    """Return the command line's spelling of a field."""
+    return "--" + name.replace("_", "-")
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return ``; did you mean X`` for the closest known word, or an empty string."""
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {found[0]}" if found else ""
+
+
+def known(key: str, names: list[str], where: str) -> None:
+    """Raise ``InputError`` unless ``key`` is one of ``names``."""
+    if key not in names:
+        hint = nearest(key, names) or f"; the options are {', '.join(sorted(names))}"
+        raise InputError(f"{where} has the unknown option {key!r}{hint}")
+
+
+def typed(config: TrainConfig) -> dict[str, Any]:
+    """Return every field's value in its declared type; ``InputError`` where it is of another one."""
+    hints = typing.get_type_hints(type(config))
+    return {
+        f.name: _coerce(f.name, getattr(config, f.name), hints[f.name]) for f in dataclasses.fields(config)
+    }
+
+
+def _coerce(name: str, value: Any, hint: Any) -> Any:
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if value is None and type(None) in options:
+        return None
+    want = next(o for o in options if o is not type(None))
+    if want is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, want) or (isinstance(value, bool) and want is not bool):
+        raise InputError(f"{flag(name)} takes {WORDS[want]}, not {value!r}")
+    if want is float and not math.isfinite(value):
+        raise InputError(f"{flag(name)} is {value}; give a finite number")
+    return value
+
+
+def check(config: TrainConfig) -> None:
+    """Raise ``InputError`` for the first option that cannot work."""
+    _choices(config)
+    _ranges(config)
+    _pipeline(config)
+    _counts(config)
+    _specs(config)
+
+
+def _choices(config: TrainConfig) -> None:
+    for f in dataclasses.fields(config):
+        allowed, value = f.metadata["choices"], getattr(config, f.name)
+        if allowed and value is not None and value not in allowed:
+            hint = nearest(str(value), allowed) or f"; it can be {', '.join(allowed)}"
+            raise InputError(f"{flag(f.name)} {value!r} is unknown{hint}")
+
+
+def _ranges(config: TrainConfig) -> None:
+    for name, least in LEAST.items():
+        value = getattr(config, name)
+        if value is not None and value < least:
+            raise InputError(f"{flag(name)} is {value}; it must be at least {least}")
+    for name in ("lr", "deadline"):
+        value = getattr(config, name)
+        if value is not None and value <= 0:
+            raise InputError(f"{flag(name)} is {value}; it must be above 0")
+    if not 0 <= config.dropout < 1:
+        raise InputError(f"--dropout is {config.dropout}; it must be at least 0 and below 1")
+    for name in ("recipe", "model", "data", "out", "host"):
+        if not getattr(config, name).strip():
+            raise InputError(f"{flag(name)} is empty; give a value or leave the option out")
+
+
+def _pipeline(config: TrainConfig) -> None:
+    if not 2 <= config.stages <= MAX_STAGES:
+        raise InputError(f"--stages is {config.stages}; a pipeline here has 2 to {MAX_STAGES} stages")
+    if config.schedule == "interleaved1f1b" and config.stages != 4:
+        raise InputError(
+            f"--schedule interleaved1f1b puts two stages on each of two processes; "
+            f"set --stages 4 instead of {config.stages}"
+        )
+    if config.schedule != "gpipe" and config.microbatches < config.stages:
+        raise InputError(
+            f"--schedule {config.schedule} needs at least as many micro-batches as stages; "
+            f"raise --microbatches from {config.microbatches} to {config.stages} or take --schedule gpipe"
+        )
+    if config.schedule == "interleaved1f1b" and config.microbatches % config.ranks:
+        raise InputError(
+            f"--microbatches is {config.microbatches}; "
+            f"--schedule interleaved1f1b needs a multiple of {config.ranks}"
+        )
+    if config.cut is not None:
+        _cut(config.cut, config.stages)
+
+
+def _cut(cut: str, stages: int) -> None:
+    parts = [p.strip() for p in cut.split(",")]
+    if not all(p.isdecimal() and int(p) > 0 for p in parts):
+        raise InputError(
+            f"--cut {cut!r} is no list of layer counts; write one positive number a stage, as in 19,11"
+        )
+    if len(parts) != stages:
+        raise InputError(f"--cut {cut} names {len(parts)} stages, but --stages is {stages}; make them agree")
+
+
+def _counts(config: TrainConfig) -> None:
+    if config.batch % config.microbatches:
+        fits = -(-config.batch // config.microbatches) * config.microbatches
+        raise InputError(
+            f"--batch {config.batch} does not split into {config.microbatches} equal micro-batches; "
+            f"take --batch {fits} or change --microbatches"
+        )
+    if config.steps is not None and config.epochs is not None and config.steps % config.epochs:
+        below = max(1, config.steps // config.epochs) * config.epochs
+        raise InputError(
+            f"--steps {config.steps} does not split into {config.epochs} equal epochs; take --steps {below}"
+        )
+    if config.planned_steps is not None and config.warmup > config.planned_steps:
+        raise InputError(
+            f"--warmup is {config.warmup} steps, more than the run's {config.planned_steps}; "
+            "lower it or raise --steps"
+        )
+
+
+def _specs(config: TrainConfig) -> None:
+    # Imported here: both bring torch, which a plain `thinwire --help` does not need.
+    from thinwire.links.shaped import LinkShape
+    from thinwire.recipes import parse_recipe
+
+    LinkShape.parse(config.link)
+    parse_recipe(config.recipe)

@@ -1,0 +1,63 @@
+"""TensorBoard event files beside the run record: the same numbers, for people who watch runs there."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+from thinwire.lab.record import StepMetrics
+
+ABSENT = "no TensorBoard event files: tensorboard is not installed (pip install 'thinwire[tensorboard]')."
+
+
+class EventLog:
+    """Write steps as TensorBoard scalars into ``OUT/events``; without tensorboard do nothing, and say so.
+
+    ``note`` is the sentence for the run's notes, or ``None``.
+    """
+
+    def __init__(self, out: str | Path, enabled: bool = True) -> None:
+        self.note: str | None = None
+        self._writer: Any = self._open(Path(out) / "events") if enabled else None
+
+    def _open(self, folder: Path) -> Any:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter(
+                    "ignore"
+                )  # protobuf's and numpy's deprecations are not the user's to fix
+                from torch.utils.tensorboard import SummaryWriter
+
+                return SummaryWriter(str(folder))
+        except ImportError:
+            self.note = ABSENT
+            return None
+
+    def step(self, metrics: StepMetrics) -> None:
+        """Write one step's scalars."""
+        if self._writer is None:
+            return
+        values = {
+            "loss/train": metrics.loss,
+            "loss/heldout": metrics.eval_loss,
+            "optimiser/learning_rate": metrics.lr,
+            "seconds/step": metrics.seconds,
+            "seconds/compute": metrics.compute_s,
+            "seconds/encode": metrics.encode_s,
+            "seconds/decode": metrics.decode_s,
+            "seconds/wait": metrics.wait_s,
+            "bytes/forward": metrics.bytes_forward,
+            "bytes/backward": metrics.bytes_backward,
+        }
+        for name, value in values.items():
+            if value is not None and math.isfinite(value):
+                self._writer.add_scalar(name, value, metrics.step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Flush and close the files. Safe to call twice."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None

@@ -1,0 +1,109 @@
+"""What this machine is and can do: for the run record and for ``thinwire doctor``."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import thinwire
+
+PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pyzmq", "zstandard")
+
+
+def cores() -> int:
+    """Return the processor cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cpu_model() -> str:
+    """Return the processor's name, or its architecture where the system does not tell."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def memory_bytes() -> tuple[int | None, int | None]:
+    """Return the machine's memory and what of it is free now, in bytes; ``None`` where unknown."""
+    found: dict[str, int] = {}
+    try:
+        for line in Path("/proc/meminfo").read_text("utf-8").splitlines():
+            name, _, rest = line.partition(":")
+            if name in ("MemTotal", "MemAvailable"):
+                found[name] = int(rest.split()[0]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    if "MemTotal" not in found and hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        found["MemTotal"] = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return found.get("MemTotal"), found.get("MemAvailable")
+
+
+def bf16_native() -> bool:
+    """Say whether the processor multiplies bfloat16 itself: elsewhere bf16 is slower than fp32."""
+    capabilities = getattr(torch.cpu, "get_capabilities", dict)()
+    if any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16")):
+        return True
+    try:
+        return " bf16 " in Path("/proc/cpuinfo").read_text("utf-8").replace("\n", " ")  # Arm's feature flag
+    except OSError:
+        return False
+
+
+def pick_dtype(asked: str) -> tuple[str, str]:
+    """Return ``fp32`` or ``bf16`` for a ``--dtype``, and the reason in words.
+
+    >>> pick_dtype("fp32")
+    ('fp32', 'as asked')
+    """
+    if asked != "auto":
+        return asked, "as asked"
+    if bf16_native():
+        return "bf16", "the processor has bf16 instructions"
+    return "fp32", "the processor has no bf16 instructions"
+
+
+def versions() -> dict[str, str | None]:
+    """Return the versions of thinwire, Python and the packages a result depends on; ``None`` if absent."""
+    found: dict[str, str | None] = {"thinwire": thinwire.__version__, "python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def peak_rss_bytes() -> int:
+    """Return the largest resident set of this process so far, in bytes; 0 where the system does not tell."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def environment(asked_dtype: str, threads: int) -> dict[str, Any]:
+    """Return the record's ``environment``: versions, machine, the dtype picked and the threads of a rank."""
+    dtype, reason = pick_dtype(asked_dtype)
+    return {
+        "versions": versions(),
+        "machine": {
+            "cpu": cpu_model(),
+            "cores": cores(),
+            "memory_bytes": memory_bytes()[0],
+            "platform": platform.platform(),
+        },
+        "dtype": dtype,
+        "dtype_reason": reason,
+        "threads": threads,
+    }

@@ -1,0 +1,285 @@
+"""The run record, ``run.json`` and ``metrics.jsonl``, written so that any interruption leaves them readable.
+
+The dataclasses are the schema (``docs/run-record.md`` explains every field, and a test keeps the two equal).
+A number that does not exist is ``null``: what was not measured, and a loss that is not finite.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import math
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from thinwire.lab.record_read import build
+from thinwire.types import InputError
+
+SCHEMA = "thinwire-run/1"
+RUN = "run.json"
+METRICS = "metrics.jsonl"
+COMPARE = "compare.json"
+EMULATED = "in-process shaper: no TCP dynamics"
+
+
+@dataclass
+class RecipeInfo:
+    """What crosses the stage boundaries: the name asked for and the printable spec it stands for."""
+
+    name: str
+    spec: str = ""
+
+
+@dataclass
+class LinkInfo:
+    """The link as asked for and as measured: bytes/s and seconds."""
+
+    asked: str = "none"
+    rate_bytes_s: float | None = None
+    delay_s: float | None = None
+    rtt_s: float | None = None
+    emulation: str = "none"
+
+
+@dataclass
+class Totals:
+    """Sums over the training steps."""
+
+    seconds: float = 0.0
+    steps: int = 0
+    tokens: int = 0
+
+
+@dataclass
+class BoundaryBytes:
+    """Bytes sent over one stage boundary in one direction."""
+
+    boundary: str
+    direction: str
+    bytes: int
+
+
+@dataclass
+class Bytes:
+    """Bytes as sent on the links, all headers included; ``raw_*`` is what fp32 tensors would have been."""
+
+    forward: int = 0
+    backward: int = 0
+    control: int = 0
+    evaluation: int = 0
+    raw_forward: int = 0
+    raw_backward: int = 0
+    by_boundary: list[BoundaryBytes] = field(default_factory=list)
+
+
+@dataclass
+class BitsPerValue:
+    """Bits sent for each value that crossed a boundary, metadata included."""
+
+    forward: float | None = None
+    backward: float | None = None
+
+
+@dataclass
+class Loss:
+    """Mean cross-entropy in nats a token; ``train`` by step, the rest by uncompressed evaluation passes."""
+
+    train: list[float] = field(default_factory=list)
+    eval_first: float | None = None
+    eval_final: float | None = None
+    train_eval_first: float | None = None
+    train_eval_final: float | None = None
+
+
+@dataclass
+class Memory:
+    """Largest resident set of each rank, in bytes."""
+
+    peak_rss_bytes: list[int] = field(default_factory=list)
+
+
+@dataclass
+class RunRecord:
+    """Everything one run leaves behind, nested as in ``run.json``.
+
+    >>> RunRecord(recipe=RecipeInfo("fp32")).to_dict()["recipe"]["name"]
+    'fp32'
+    """
+
+    recipe: RecipeInfo
+    config: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    link: LinkInfo = field(default_factory=LinkInfo)
+    totals: Totals = field(default_factory=Totals)
+    bytes: Bytes = field(default_factory=Bytes)
+    bits_per_value: BitsPerValue = field(default_factory=BitsPerValue)
+    loss: Loss = field(default_factory=Loss)
+    memory: Memory = field(default_factory=Memory)
+    status: str = "running"
+    notes: list[str] = field(default_factory=list)
+    started: str = field(
+        default_factory=lambda: datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+    )
+    schema: str = SCHEMA
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values; a number that is not finite becomes ``None``."""
+        plain = _finite(dataclasses.asdict(self))
+        return plain if isinstance(plain, dict) else {}
+
+    @classmethod
+    def from_dict(cls, values: Any, where: str = RUN) -> RunRecord:
+        """Read a record back; ``InputError`` names the field that is missing or of a wrong type."""
+        record = build(cls, values, where)
+        if record.schema != SCHEMA:
+            raise InputError(f"{where} has schema {record.schema!r}; this thinwire reads {SCHEMA!r}")
+        return record
+
+
+@dataclass
+class StepMetrics:
+    """One line of ``metrics.jsonl``, one optimiser step: seconds (``*_s``: means over the ranks) and bytes."""
+
+    step: int
+    loss: float
+    seconds: float
+    compute_s: float
+    encode_s: float
+    decode_s: float
+    wait_s: float
+    bytes_forward: int
+    bytes_backward: int
+    lr: float | None = None
+    eval_loss: float | None = None
+    ranks: list[dict[str, float]] | None = None
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON so that a reader sees the old file or the new one, never a part of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as f:
+            json.dump(_finite(value), f, indent=1, allow_nan=False)
+            f.write("\n")
+            f.flush()
+            os.fsync(f.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+class RunWriter:
+    """Keep ``OUT/run.json`` and ``OUT/metrics.jsonl`` up to date while a run goes on.
+
+    The first ``run.json`` is written at once with status ``running``; ``step`` appends one flushed line;
+    ``close`` writes the final record. ``done_steps`` above 0 goes on from a checkpoint made after that many
+    steps: their lines stay, later ones (written after the checkpoint, before the interruption) are dropped.
+    """
+
+    def __init__(self, out: str | Path, record: RunRecord, done_steps: int = 0) -> None:
+        self.out = Path(out)
+        self.record = record
+        self.out.mkdir(parents=True, exist_ok=True)
+        self._lines: TextIO | None = self._open(done_steps)
+        self.write()
+
+    def _open(self, done_steps: int) -> TextIO:
+        path = self.out / METRICS
+        kept = (
+            [m for m in read_metrics(self.out) if m.step <= done_steps]
+            if done_steps and path.exists()
+            else []
+        )
+        self.record.loss.train = [m.loss for m in kept]
+        lines = path.open("w", encoding="utf-8")
+        for metrics in kept:
+            lines.write(_line(metrics))
+        lines.flush()
+        return lines
+
+    def step(self, metrics: StepMetrics) -> None:
+        """Append one step, readable at once."""
+        if self._lines is None:
+            raise ValueError("the run record is closed")
+        self.record.loss.train.append(metrics.loss)
+        self._lines.write(_line(metrics))
+        self._lines.flush()
+
+    def note(self, text: str) -> None:
+        """Add a warning to the record, once."""
+        if text not in self.record.notes:
+            self.record.notes.append(text)
+
+    def write(self) -> None:
+        """Write ``run.json`` as the record stands."""
+        write_json(self.out / RUN, self.record.to_dict())
+
+    def close(self, status: str) -> None:
+        """Write the final record; ``status`` is done, interrupted or failed. Safe to call twice."""
+        if self._lines is None:
+            return
+        self._lines.close()
+        self._lines = None
+        self.record.status = status
+        self.write()
+
+
+def _line(metrics: StepMetrics) -> str:
+    values = {k: v for k, v in dataclasses.asdict(metrics).items() if v is not None}
+    return json.dumps(_finite(values), allow_nan=False) + "\n"
+
+
+def load_run(path: str | Path) -> RunRecord:
+    """Read ``run.json``, given the file or its folder.
+
+    Errors: ``InputError`` where it is missing, broken or not a run record.
+    """
+    file = Path(path)
+    file = file / RUN if file.is_dir() or file.suffix != ".json" else file
+    return RunRecord.from_dict(read_json(file), str(file))
+
+
+def read_json(file: Path) -> Any:
+    """Read a JSON file; ``InputError`` where it is missing or broken."""
+    try:
+        return json.loads(file.read_text("utf-8"))
+    except OSError as e:
+        raise InputError(f"no run record at {file} ({e.strerror}); give the folder of a run") from e
+    except ValueError as e:
+        raise InputError(f"{file} is not valid JSON ({e}); run it again or leave it out") from e
+
+
+def read_metrics(folder: str | Path) -> list[StepMetrics]:
+    """Read ``metrics.jsonl`` of a run; a last line cut short by a crash is dropped.
+
+    Errors: ``InputError`` for any other line that is not a step.
+    """
+    file = Path(folder) / METRICS
+    try:
+        lines = file.read_text("utf-8").splitlines()
+    except OSError as e:
+        raise InputError(f"no metrics at {file} ({e.strerror}); give the folder of a run") from e
+    except ValueError as e:
+        raise InputError(f"{file} is not UTF-8 text; run it again or leave it out") from e
+    steps = []
+    for number, text in enumerate(lines, 1):
+        try:
+            values = json.loads(text)
+        except ValueError as e:
+            if number == len(lines):
+                break
+            raise InputError(f"line {number} of {file} is not JSON; run it again or leave it out") from e
+        steps.append(build(StepMetrics, values, f"line {number} of {file}"))
+    return steps

@@ -1,0 +1,65 @@
+"""Build dataclasses from JSON values, with errors that name the field."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from typing import Any, TypeVar
+
+from thinwire.types import InputError
+
+T = TypeVar("T")
+
+
+def build(cls: type[T], values: Any, where: str, prefix: str = "") -> T:
+    """Return ``cls`` made from a JSON object. Unknown keys are left out, for records of later versions.
+
+    Errors: ``InputError`` that names ``where`` and the dotted field.
+    """
+    if not isinstance(values, dict):
+        raise InputError(f"{where}: {prefix.rstrip('.') or 'the record'} is not an object; run it again")
+    hints = typing.get_type_hints(cls)
+    kwargs = {}
+    for f in dataclasses.fields(cls):  # type: ignore[arg-type]  # only dataclasses are built
+        name = prefix + f.name
+        if f.name in values:
+            kwargs[f.name] = _value(hints[f.name], values[f.name], where, name)
+        elif f.default is dataclasses.MISSING or (prefix == "" and dataclasses.is_dataclass(hints[f.name])):
+            raise InputError(f"{where} lacks {name!r}, so it is no complete run record; run it again")
+    return cls(**kwargs)
+
+
+def _value(hint: Any, value: Any, where: str, name: str) -> Any:
+    if dataclasses.is_dataclass(hint):
+        return build(typing.cast(type, hint), value, where, name + ".")
+    if isinstance(hint, types.UnionType):
+        if value is None:
+            return None
+        hint = next(h for h in typing.get_args(hint) if h is not type(None))
+    origin = typing.get_origin(hint)
+    if origin is list:
+        _expect(value, list, where, name)
+        (inner,) = typing.get_args(hint)
+        return [_value(inner, v, where, f"{name}[{i}]") for i, v in enumerate(value)]
+    if origin is dict:
+        _expect(value, dict, where, name)
+        return value
+    return _number(value, where, name) if hint is float else _expect(value, hint, where, name)
+
+
+def _number(value: Any, where: str, name: str) -> float:
+    if value is None:  # a loss that was not finite
+        return math.nan
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InputError(f"{where}: {name!r} is {str(value)[:40]!r}, not a number; run it again")
+    return float(value)
+
+
+def _expect(value: Any, kind: type, where: str, name: str) -> Any:
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise InputError(
+            f"{where}: {name!r} is {str(value)[:40]!r}, not of type {kind.__name__}; run it again"
+        )
+    return value
