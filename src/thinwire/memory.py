@@ -74,7 +74,7 @@ class NoMemory(Spec):
 
 @dataclass(frozen=True, repr=False)
 class Delta(Spec):
-    """Send the difference to the reference that both ends hold for this sample, or for this place in the step.
+    """Send the difference to the reference both ends hold for this sample, or this place in the step.
 
     The reference moves by the decoded residual, so errors never accumulate: what a visit dropped is part of
     the next visit's residual. Source: AQ-SGD (arXiv 2206.01299, its delta by sample); ``key="step"`` is the
@@ -185,7 +185,7 @@ class ErrorFeedback(Spec):
 
 @dataclass(frozen=True, repr=False)
 class FirstVisit(Spec):
-    """Remember only that a key was seen: its first message takes the keyframe codec, later ones stand alone."""
+    """Remember only that a key was seen: its first message takes the keyframe codec, the rest stand alone."""
 
     key: str = "sample"
     mirrored = True

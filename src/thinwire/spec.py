@@ -25,7 +25,7 @@ class Spec:
     """Base of frozen dataclasses whose repr reads back through ``parse``."""
 
     def __repr__(self) -> str:
-        shown = []
+        shown: list[str] = []
         for f in fields(self):  # type: ignore[arg-type]  # every Spec is a dataclass
             value = getattr(self, f.name)
             if value != _default(f):
@@ -65,7 +65,11 @@ def _signature(cls: type) -> tuple[str, ...]:
 def _build(node: ast.expr, registry: Mapping[str, type], depth: int) -> Any:
     if isinstance(node, ast.Constant) and isinstance(node.value, (int, float, str, bool)):
         return node.value
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
+    if (
+        isinstance(node, ast.UnaryOp)
+        and isinstance(node.op, ast.USub)
+        and isinstance(node.operand, ast.Constant)
+    ):
         value = node.operand.value
         if isinstance(value, (int, float)):
             return -value

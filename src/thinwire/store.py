@@ -104,7 +104,9 @@ class DiskStore:
         if not self._slots:
             self._layout = layout
         if layout != self._layout:
-            raise InputError(f"a disk store holds rows of {self._layout}, got {layout}; use one store per boundary")
+            raise InputError(
+                f"a disk store holds rows of {self._layout}, got {layout}; use one store per boundary"
+            )
         if key not in self._slots:
             self._slots[key] = self._free.pop() if self._free else len(self._slots)
             self._reserve(self._slots[key] + 1)
@@ -192,9 +194,13 @@ class References:
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Replace everything held by what ``state_dict`` returned."""
         self.drop()
-        for name, shape in state.items():
+        parts: dict[int, dict[int, Tensor]] = {}
+        for name, tensor in state.items():
             key, _, field = name.partition(".")
             if field == "shape":
-                parts = [n for n in state if n.startswith(f"{key}.") and n != name]
-                self._specs[int(key)] = TensorSpec(tuple(shape.tolist()))
-                self.store.put(int(key), tuple(state[n] for n in sorted(parts)))
+                self._specs[int(key)] = TensorSpec(tuple(tensor.tolist()))
+                parts.setdefault(int(key), {})
+            else:
+                parts.setdefault(int(key), {})[int(field)] = tensor
+        for k, held in parts.items():
+            self.store.put(k, tuple(held[i] for i in sorted(held)))

@@ -1,0 +1,315 @@
+"""Channels: a sender and a receiver, the only owners of state, joined by self-describing packets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from thinwire import codecs, memory, spec
+from thinwire.codecs import Codec, Raw, parse_codec
+from thinwire.memory import Memory, NoMemory, parse_memory
+from thinwire.spec import Spec
+from thinwire.store import References, Store
+from thinwire.types import (
+    DesyncError,
+    Entry,
+    InputError,
+    Mode,
+    Packet,
+    PayloadError,
+    Section,
+    TensorSpec,
+    require,
+)
+
+SHARED = 0  # the one key of a shared memory
+
+
+@dataclass(frozen=True, repr=False)
+class Scheme(Spec):
+    """How one direction of a boundary is sent: codec, memory, first visits, and how references are held.
+
+    ``codec`` codes residuals; ``keyframe`` codes a key's first message under a mirrored memory;
+    ``references`` is the form in which both ends keep their state.
+
+    >>> Scheme(memory=memory.Delta())
+    Scheme(memory=Delta())
+    """
+
+    codec: Codec = field(default_factory=Raw)
+    memory: Memory = field(default_factory=NoMemory)
+    keyframe: Codec = field(default_factory=Raw)
+    references: Codec = field(default_factory=Raw)
+
+
+def parse_scheme(text: str) -> Scheme:
+    """Return the scheme that a spec describes; ``PayloadError`` otherwise."""
+    found = spec.parse(text, {**codecs.REGISTRY, **memory.REGISTRY, "Scheme": Scheme})
+    require(isinstance(found, Scheme), PayloadError, f"{text[:80]!r} is not a scheme")
+    return found
+
+
+def checks(x: Tensor) -> list[int]:
+    """Return a 32-bit sum for each row of ``x`` [B, ...], float32: equal bits, equal sums."""
+    words = x.contiguous().view(torch.int32).reshape(len(x), -1)
+    return [v & 0xFFFFFFFF for v in words.sum(1, dtype=torch.int64).tolist()]
+
+
+class Sender:
+    """Encode tensors for one receiver, and remember what it then holds."""
+
+    def __init__(self, scheme: Scheme | None = None, store: Store | None = None) -> None:
+        self.scheme = scheme or Scheme()
+        self._references = References(self.scheme.references, store)
+        self._versions: dict[int, int] = {}  # updates of each key; a reset does not turn them back
+        self._stale: set[int] = set()  # keys whose next message must be a keyframe
+
+    def encode(
+        self,
+        x: Tensor,
+        keys: Sequence[int],
+        slots: Sequence[int] | None = None,
+        *,
+        codec: Codec | None = None,
+        mode: Mode | None = None,
+    ) -> tuple[Packet, Tensor]:
+        """Return the packet for ``x`` and x_hat, the tensor the receiver will output.
+
+        Args: ``x`` [B, ...]; ``keys`` the B sample ids; ``slots`` the B places within the step (default:
+        0..B-1), for memories keyed by step; ``codec`` overrides the scheme's for this message;
+        ``mode=Mode.DIRECT`` sends without touching any reference (evaluation).
+        Errors: ``InputError`` for keys that are not B distinct numbers.
+        """
+        x = x.detach()
+        if len(set(keys)) != len(x) or len(keys) != len(x):
+            raise InputError(f"{len(x)} rows need as many distinct sample ids, got {list(keys)[:8]}")
+        if mode is Mode.DIRECT:
+            return self._direct(x, keys, codec or Raw(), NoMemory())
+        if isinstance(self.scheme.memory, NoMemory):
+            return self._direct(x, keys, codec or self.scheme.codec, NoMemory())
+        held = _state_keys(self.scheme.memory, keys, slots)
+        return self._remembered(x.float(), keys, held, codec or self.scheme.codec)
+
+    def _direct(self, x: Tensor, keys: Sequence[int], codec: Codec, mem: Memory) -> tuple[Packet, Tensor]:
+        payload = codec.encode(x)
+        entries = tuple(Entry(k, 0, 0, 0) for k in keys)
+        sections = (Section(Mode.DIRECT, repr(codec), payload),)
+        return Packet(TensorSpec.of(x), repr(mem), "Raw()", entries, sections), codec.decode(payload)
+
+    def _remembered(
+        self, x: Tensor, keys: Sequence[int], held: Sequence[int], codec: Codec
+    ) -> tuple[Packet, Tensor]:
+        mem, x_hat = self.scheme.memory, torch.empty_like(x)
+        sections: list[Section] = []
+        placed: dict[int, int] = {}
+        for first in (True, False):
+            rows = [i for i, k in enumerate(held) if self._is_new(k) is first]
+            if not rows:
+                continue
+            s = None if first else self._load([held[i] for i in rows])
+            mode = (Mode.KEYFRAME if first else Mode.DELTA) if mem.mirrored else Mode.DIRECT
+            chosen = self.scheme.keyframe if first and mem.mirrored else codec
+            y = mem.residual(_rows(x, rows), s)
+            payload = chosen.encode(y)
+            y_hat = chosen.decode(payload)
+            x_hat[rows] = mem.restore(y_hat, s)
+            self._save([held[i] for i in rows], mem.advance(y_hat, s, y))
+            placed.update((i, len(sections)) for i in rows)
+            sections.append(Section(mode, repr(chosen), payload))
+        for k in dict.fromkeys(held):
+            self._versions[k] = self._versions.get(k, 0) + 1
+        self._stale.difference_update(held)
+        sums = checks(x_hat) if mem.mirrored else [0] * len(x)
+        version = (lambda k: self._versions[k]) if mem.mirrored else (lambda k: 0)
+        entries = tuple(Entry(keys[i], version(held[i]), placed[i], sums[i]) for i in range(len(x)))
+        packet = Packet(TensorSpec.of(x), repr(mem), repr(self.scheme.references), entries, tuple(sections))
+        return packet, x_hat
+
+    def _is_new(self, key: int) -> bool:
+        return key not in self._versions or key in self._stale
+
+    def _load(self, held: Sequence[int]) -> Tensor:
+        return (
+            self._references.load(held[:1])[0] if self.scheme.memory.shared else self._references.load(held)
+        )
+
+    def _save(self, held: Sequence[int], state: Tensor | None) -> None:
+        if state is not None:
+            shared = self.scheme.memory.shared
+            self._references.save(held[:1] if shared else held, state[None] if shared else state)
+
+    def reset(self, keys: Iterable[int] | None = None) -> None:
+        """Forget some keys, or all: their next message is a keyframe."""
+        keys = list(self._versions) if keys is None or self.scheme.memory.shared else list(keys)
+        self._references.drop(keys)
+        self._stale.update(keys)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return references and versions as plain tensors."""
+        return _state_dict(self._references, self._versions)
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take over what ``state_dict`` returned."""
+        self._versions = _load_state_dict(self._references, state)
+        self._stale = set(self._versions) - set(self._references.store.keys())
+
+
+class Receiver:
+    """Decode the packets of one sender, in order. Needs no configuration: packets describe themselves."""
+
+    def __init__(self, store: Store | None = None) -> None:
+        self._references = References(Raw(), store)
+        self._versions: dict[int, int] = {}
+
+    def decode(
+        self, packet: Packet, slots: Sequence[int] | None = None, *, expect: TensorSpec | None = None
+    ) -> Tensor:
+        """Return the tensor a packet stands for, and move the references along.
+
+        Args: ``slots`` as given to the sender; ``expect`` the shape that must come out (its dtype is not
+        compared), which bounds what a hostile packet can make us allocate.
+        Errors: ``PayloadError`` for a packet that does not fit, ``DesyncError`` (with the keys) for a gap, a
+        repetition or a failed check. After an error nothing has changed.
+        """
+        if expect is not None and packet.spec.shape != expect.shape:
+            raise PayloadError(f"a packet for shape {packet.spec.shape} where {expect.shape} is expected")
+        mem = parse_memory(packet.memory)
+        held = _state_keys(mem, [e.key for e in packet.entries], slots)
+        self._check_versions(packet, mem, held)
+        if mem.mirrored:
+            self._hold_as(parse_codec(packet.references))
+        outputs = [self._section(packet, i, mem, held) for i in range(len(packet.sections))]
+        x_hat = _merge(packet, [(rows, x) for rows, x, _ in outputs])
+        if mem.mirrored:
+            self._check_sums(packet, held, x_hat)
+            for rows, _, state in outputs:
+                self._commit(packet, mem, held, rows, state)
+        return x_hat
+
+    def _section(
+        self, packet: Packet, index: int, mem: Memory, held: Sequence[int]
+    ) -> tuple[list[int], Tensor, Tensor | None]:
+        section = packet.sections[index]
+        rows = [i for i, e in enumerate(packet.entries) if e.section == index]
+        if mem.mirrored is (section.mode is Mode.DIRECT):
+            raise PayloadError(f"a section in mode {section.mode.name} under memory {packet.memory}")
+        y_hat = _decode(section)
+        s = None
+        if section.mode is Mode.DELTA:
+            keys = [held[i] for i in rows]
+            s = self._references.load(keys[:1])[0] if mem.shared else self._references.load(keys)
+            self._check_state(mem, s, y_hat)
+        state = mem.advance(y_hat, s) if mem.mirrored else None
+        return rows, mem.restore(y_hat, s), state
+
+    @staticmethod
+    def _check_state(mem: Memory, s: Tensor, y_hat: Tensor) -> None:
+        try:
+            fits = mem.restore(y_hat, s).shape == y_hat.shape
+        except (RuntimeError, IndexError):
+            fits = False
+        require(fits, PayloadError, f"a {type(mem).__name__} packet does not fit the state held for its keys")
+
+    def _check_versions(self, packet: Packet, mem: Memory, held: Sequence[int]) -> None:
+        wrong = []
+        for e, k in zip(packet.entries, held, strict=True):
+            mode, have = packet.sections[e.section].mode, self._versions.get(k, 0)
+            if (mode is Mode.DELTA and e.version != have + 1) or (
+                mode is Mode.KEYFRAME and e.version <= have
+            ):
+                wrong.append((e.key, have + 1, e.version))
+        if wrong and mem.mirrored:
+            key, want, got = wrong[0]
+            raise DesyncError(
+                f"sample {key}: expected version {want}, got {got}; ask the sender for a keyframe",
+                tuple(k for k, _, _ in wrong),
+            )
+
+    def _hold_as(self, codec: Codec) -> None:
+        if codec != self._references.codec:
+            if self._versions:
+                raise PayloadError(
+                    f"a packet holds references as {codec!r}, the ones before as {self._references.codec!r}"
+                )
+            self._references.codec = codec
+
+    def _check_sums(self, packet: Packet, held: Sequence[int], x_hat: Tensor) -> None:
+        sums = checks(x_hat)
+        wrong = tuple(e.key for e, c in zip(packet.entries, sums, strict=True) if e.check != c)
+        if wrong:
+            raise DesyncError(f"sample {wrong[0]}: the reconstruction differs from the sender's", wrong)
+
+    def _commit(
+        self, packet: Packet, mem: Memory, held: Sequence[int], rows: list[int], state: Tensor | None
+    ) -> None:
+        keys = [held[i] for i in rows]
+        if state is not None and keys:
+            self._references.save(keys[:1] if mem.shared else keys, state[None] if mem.shared else state)
+        for i in rows:
+            self._versions[held[i]] = packet.entries[i].version
+
+    def reset(self, keys: Iterable[int] | None = None) -> None:
+        """Forget some keys, or all: only a keyframe of theirs is accepted next."""
+        keys = list(self._versions) if keys is None else list(keys)
+        self._references.drop(keys)
+        for k in keys:
+            self._versions.pop(k, None)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return references and versions as plain tensors."""
+        codec = torch.frombuffer(bytearray(repr(self._references.codec).encode()), dtype=torch.uint8)
+        return {**_state_dict(self._references, self._versions), "codec": codec}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take over what ``state_dict`` returned."""
+        state = dict(state)
+        self._references.codec = parse_codec(bytes(state.pop("codec").tolist()).decode())
+        self._versions = _load_state_dict(self._references, state)
+
+
+def _state_keys(mem: Memory, keys: Sequence[int], slots: Sequence[int] | None) -> list[int]:
+    if mem.shared:
+        return [SHARED] * len(keys)
+    if mem.key == "sample":
+        return list(keys)
+    slots = range(len(keys)) if slots is None else slots
+    require(len(slots) == len(keys), InputError, f"{len(keys)} samples need as many slots, got {len(slots)}")
+    return list(slots)
+
+
+def _rows(x: Tensor, rows: list[int]) -> Tensor:
+    return x if len(rows) == len(x) else x[rows]
+
+
+def _decode(section: Section) -> Tensor:
+    """Decode what came from the wire: whatever a hostile payload trips over is a ``PayloadError``."""
+    codec = parse_codec(section.codec)
+    try:
+        y_hat = codec.decode(section.payload)
+    except (RuntimeError, ValueError, IndexError, TypeError, OverflowError) as e:
+        raise PayloadError(f"a payload does not decode as {section.codec}: {e}") from e
+    if tuple(y_hat.shape) != section.payload.spec.shape:
+        raise PayloadError(f"a payload decodes to {tuple(y_hat.shape)}, not {section.payload.spec.shape}")
+    return y_hat
+
+
+def _merge(packet: Packet, outputs: list[tuple[list[int], Tensor]]) -> Tensor:
+    if len(outputs) == 1:
+        return outputs[0][1]
+    x_hat = outputs[0][1].new_empty(packet.spec.shape)
+    for rows, x in outputs:
+        x_hat[rows] = x
+    return x_hat
+
+
+def _state_dict(references: References, versions: dict[int, int]) -> dict[str, Tensor]:
+    pairs = torch.tensor(list(versions.items()), dtype=torch.int64).reshape(-1, 2)
+    return {"versions": pairs, **references.state_dict()}
+
+
+def _load_state_dict(references: References, state: dict[str, Tensor]) -> dict[int, int]:
+    references.load_state_dict({k: v for k, v in state.items() if k != "versions"})
+    return {int(k): int(v) for k, v in state["versions"].tolist()}
