@@ -1,0 +1,73 @@
+"""Match arriving messages with the futures that wait for them, both in order."""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future
+from threading import Lock
+
+
+def renewed(error: Exception) -> Exception:
+    """Return a copy of ``error``: one instance raised in two threads would mix their tracebacks."""
+    return type(error)(str(error))
+
+
+def failed(error: Exception) -> Future[None]:
+    """Return a future that has already failed with ``error``."""
+    future: Future[None] = Future()
+    future.set_exception(renewed(error))
+    return future
+
+
+class Inbox:
+    """Messages of one link that nobody has asked for yet, or futures that no message has come for.
+
+    >>> box = Inbox()
+    >>> first = box.get()
+    >>> box.put(b"a")
+    >>> first.result()
+    b'a'
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._messages: deque[bytes] = deque()
+        self._waiting: deque[Future[bytes]] = deque()
+        self._error: Exception | None = None
+
+    def put(self, data: bytes) -> None:
+        """Hand ``data`` to the oldest waiting future, or keep it."""
+        with self._lock:
+            taker = self._taker()
+            if taker is None:
+                self._messages.append(data)
+        if taker is not None:  # outside the lock: its callbacks may call get
+            taker.set_result(data)
+
+    def get(self) -> Future[bytes]:
+        """Return a future for the next message; it fails at once after ``fail``, once the kept messages are out."""
+        future: Future[bytes] = Future()
+        with self._lock:
+            if self._messages:
+                future.set_result(self._messages.popleft())
+            elif self._error is not None:
+                future.set_exception(renewed(self._error))
+            else:
+                self._waiting.append(future)
+        return future
+
+    def fail(self, error: Exception) -> None:
+        """Fail every waiting and later future with ``error``; the first error stays."""
+        with self._lock:
+            self._error = self._error or error
+            waiting, self._waiting = self._waiting, deque()
+        for future in waiting:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(renewed(self._error))
+
+    def _taker(self) -> Future[bytes] | None:
+        while self._waiting:
+            future = self._waiting.popleft()
+            if future.set_running_or_notify_cancel():
+                return future
+        return None

@@ -1,0 +1,63 @@
+"""A link inside one process: two ends that hand bytes to each other."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from threading import Lock
+
+from thinwire.links.base import Data, Link, LinkEstimate
+from thinwire.links.inbox import Inbox, failed
+from thinwire.types import LinkError
+
+
+class Loopback:
+    """One end of ``loopback_pair``. No thread: a send completes the other end's receive on the spot."""
+
+    def __init__(self, peer: str) -> None:
+        self._peer = peer
+        self._inbox = Inbox()
+        self._other: Loopback = self
+        self._order = Lock()
+        self._error: LinkError | None = None
+
+    @property
+    def peer(self) -> str:
+        return self._peer
+
+    def send(self, data: Data, label: str = "control") -> Future[None]:
+        if self._error is not None:
+            return failed(self._error)
+        done: Future[None] = Future()
+        with self._order:
+            self._other._inbox.put(bytes(data))
+        done.set_result(None)
+        return done
+
+    def recv(self) -> Future[bytes]:
+        return self._inbox.get()
+
+    def estimate(self) -> LinkEstimate:
+        return LinkEstimate()
+
+    def close(self, timeout: float = 5.0) -> None:
+        self._stop(LinkError(f"this end closed the link to {self.peer}"))
+        self._other._stop(LinkError(f"{self._other.peer} closed the link"))
+
+    def _stop(self, error: LinkError) -> None:
+        self._error = self._error or error
+        self._inbox.fail(self._error)
+
+
+def loopback_pair(first: str = "rank 0", second: str = "rank 1") -> tuple[Link, Link]:
+    """Return the two ends of a link inside this process: the end of ``first``, then the end of ``second``.
+
+    >>> a, b = loopback_pair()
+    >>> done = a.send(b"hello")
+    >>> b.recv().result()
+    b'hello'
+    >>> a.peer
+    'rank 1'
+    """
+    a, b = Loopback(second), Loopback(first)
+    a._other, b._other = b, a
+    return a, b

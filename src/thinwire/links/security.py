@@ -1,0 +1,109 @@
+"""Who may connect: the shared token, the CURVE keys derived from it, and the rule for addresses.
+
+With a token, each end proves that it holds the token before a byte of a message is read, and messages are
+encrypted (CurveZMQ). The same token gives the same keys on every rank; binder and connector have a pair each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import os
+from pathlib import Path
+
+import zmq
+from zmq.utils import z85
+
+from thinwire.types import InputError, require
+
+REMEDY = "set THINWIRE_TOKEN or give --token-file"
+BINDER, CONNECTOR = b"thinwire link 1 binder", b"thinwire link 1 connector"
+ZAP_ENDPOINT = "inproc://zeromq.zap.01"
+MAX_TOKEN = 65536  # bytes; whoever names a model file here by mistake should hear of it
+
+
+def read_token(path: str | Path | None = None) -> bytes | None:
+    """Return the shared token from the file ``path``, else from THINWIRE_TOKEN, else None.
+
+    A trailing newline does not count. Errors: ``InputError`` for an empty token or an unreadable file.
+    """
+    if path is None:
+        text = os.environ.get("THINWIRE_TOKEN")
+        return None if text is None else _checked(text.encode(), "THINWIRE_TOKEN")
+    try:
+        with Path(path).open("rb") as f:
+            token = f.read(MAX_TOKEN + 1)
+    except OSError as e:
+        raise InputError(f"cannot read the token file {path}: {e.strerror}; give a readable file") from e
+    return _checked(token, f"the token file {path}")
+
+
+def _checked(token: bytes, where: str) -> bytes:
+    token = token.strip(b"\r\n")
+    require(
+        bool(token.strip()),
+        InputError,
+        f"{where} is empty; put a long random text there, the same on each rank",
+    )
+    require(
+        len(token) <= MAX_TOKEN,
+        InputError,
+        f"{where} is larger than {MAX_TOKEN} bytes; give a short random text",
+    )
+    return token
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether ``host`` is this machine's loopback address.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("0.0.0.0")
+    (True, False)
+    """
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def check_host(host: str, token: bytes | None) -> None:
+    """Raise ``InputError`` unless links at ``host`` are authenticated or stay on this machine."""
+    if token is None and not is_loopback(host):
+        raise InputError(
+            f"a link at {host} leaves this machine and needs a shared token: {REMEDY} on each rank"
+        )
+    require(
+        token is None or zmq.has("curve"),
+        InputError,
+        "this pyzmq has no CURVE encryption; install the pyzmq wheel",
+    )
+
+
+def key_pair(token: bytes, role: bytes) -> tuple[bytes, bytes]:
+    """Return the public and the secret CURVE key of ``role`` (Z85 text)."""
+    digest = hashlib.blake2b(role, key=hashlib.blake2b(token).digest(), digest_size=32).digest()
+    secret = z85.encode(digest)
+    return zmq.curve_public(secret), secret
+
+
+def secure_binder(socket: zmq.Socket[bytes], token: bytes) -> None:
+    """Make a socket that will bind take only connections that are encrypted to the token's keys."""
+    socket.curve_server = True
+    socket.curve_secretkey = key_pair(token, BINDER)[1]
+    socket.zap_domain = b"thinwire"
+
+
+def secure_connector(socket: zmq.Socket[bytes], token: bytes) -> None:
+    """Make a socket that will connect prove the token and demand the same of the binder."""
+    socket.curve_publickey, socket.curve_secretkey = key_pair(token, CONNECTOR)
+    socket.curve_serverkey = key_pair(token, BINDER)[0]
+
+
+def answer_zap(socket: zmq.Socket[bytes], token: bytes) -> bool:
+    """Answer one authentication request of libzmq (RFC 27) and return whether the key was the token's."""
+    frames = socket.recv_multipart()
+    wanted = z85.decode(key_pair(token, CONNECTOR)[0])
+    good = len(frames) == 7 and frames[5] == b"CURVE" and hmac.compare_digest(frames[6], wanted)
+    status, text = (b"200", b"OK") if good else (b"400", b"wrong token")
+    socket.send_multipart([*frames[:2], status, text, b"", b""])
+    return good

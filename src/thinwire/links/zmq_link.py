@@ -1,0 +1,148 @@
+"""A link over ZeroMQ: one TCP connection for a pair of ranks, which reconnects by itself.
+
+One side binds (ROUTER), the other connects (DEALER) under a name that both know; what comes to the binder's port
+under another name is dropped unread. A message may be lost when the connection breaks: ``Reliable`` repairs that.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+import zmq
+
+from thinwire.links.base import Data, LinkEstimate
+from thinwire.links.security import ZAP_ENDPOINT, check_host, secure_binder, secure_connector
+from thinwire.links.zmq_thread import Pump
+from thinwire.types import InputError
+
+MAX_MESSAGE = 1 << 26  # bytes
+STALL = 8.0  # seconds without a TCP acknowledgement before the kernel gives a connection up
+HIGH_WATER = 256  # messages that libzmq queues; more wait in this process
+
+
+class ZmqLink:
+    """Messages to one peer over TCP; made by ``bind`` or ``connect``.
+
+    A send is done when ZeroMQ has taken the message. Without a token any process of this machine that knows the
+    name can connect; with one, only the holder of the token can, and messages are encrypted.
+    """
+
+    def __init__(self, pump: Pump, host: str, port: int, secure: bool, max_message: int) -> None:
+        self._pump = pump
+        self.host, self.port, self.secure, self.max_message = host, port, secure, max_message
+
+    @classmethod
+    def bind(
+        cls,
+        name: bytes,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        token: bytes | None = None,
+        peer: str = "peer",
+        connect_timeout: float = 60.0,
+        max_message: int = MAX_MESSAGE,
+    ) -> ZmqLink:
+        """Listen at ``host`` for the one peer that calls itself ``name``; port 0 takes a free one.
+
+        Errors: ``InputError`` for an address off loopback without a token, or one that cannot be bound; the
+        link fails with ``LinkError`` when nobody came within ``connect_timeout`` seconds, ``AuthError`` when
+        only holders of a wrong token did.
+        """
+        check_host(host, token)
+        sock = _socket(zmq.ROUTER, host, max_message)
+        sock.router_mandatory = True  # an unknown name is an error, so messages wait for their peer
+        sock.router_handover = True  # a new connection under the name replaces the old, maybe dead one
+        zap = None
+        if token is not None:
+            zap = sock.context.socket(zmq.REP)
+            zap.bind(ZAP_ENDPOINT)
+            secure_binder(sock, token)
+        try:
+            sock.bind(f"tcp://{_bracketed(host)}:{port or '*'}")
+        except zmq.ZMQError as e:
+            sock.context.destroy(linger=0)
+            raise InputError(
+                f"cannot listen at {host}:{port}: {e.strerror}; choose another host or port"
+            ) from e
+        port = int(sock.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+        who = f"{peer} ({host}:{port})"
+        pump = Pump(sock, name, who, zap=zap, token=token, connect_timeout=connect_timeout)
+        return cls(pump, host, port, token is not None, max_message)
+
+    @classmethod
+    def connect(
+        cls,
+        name: bytes,
+        host: str,
+        port: int,
+        *,
+        token: bytes | None = None,
+        peer: str = "peer",
+        connect_timeout: float = 60.0,
+        max_message: int = MAX_MESSAGE,
+    ) -> ZmqLink:
+        """Connect as ``name`` to a binder; returns at once, the connection is made in the background.
+
+        Errors: ``InputError`` for an address off loopback without a token; the link fails with ``LinkError``
+        when there is no connection within ``connect_timeout`` seconds, ``AuthError`` when the token is wrong.
+        """
+        check_host(host, token)
+        sock = _socket(zmq.DEALER, host, max_message)
+        sock.routing_id = name
+        sock.reconnect_ivl, sock.reconnect_ivl_max = 100, 1000  # ms
+        sock.connect_timeout = 3000  # ms
+        if token is not None:
+            secure_connector(sock, token)
+        endpoint = f"tcp://{_bracketed(host)}:{port}"
+        who = f"{peer} ({host}:{port})"
+        try:
+            pump = Pump(sock, name, who, endpoint=endpoint, token=token, connect_timeout=connect_timeout)
+        except zmq.ZMQError as e:
+            sock.context.destroy(linger=0)
+            raise InputError(f"cannot connect to {host}:{port}: {e.strerror}; check the address") from e
+        return cls(pump, host, port, token is not None, max_message)
+
+    @property
+    def peer(self) -> str:
+        return self._pump.peer
+
+    @property
+    def connected(self) -> bool:
+        """Whether the peer was there at least once."""
+        return self._pump.connected.is_set()
+
+    def send(self, data: Data, label: str = "control") -> Future[None]:
+        if len(data) > self.max_message:
+            raise InputError(
+                f"a message of {len(data)} bytes is over the link's limit of {self.max_message}; split it"
+            )
+        return self._pump.send(bytes(data))
+
+    def recv(self) -> Future[bytes]:
+        return self._pump.inbox.get()
+
+    def estimate(self) -> LinkEstimate:
+        return LinkEstimate()
+
+    def redial(self) -> None:
+        """Drop the connection and make a new one, where this end is the connecting one."""
+        self._pump.redial()
+
+    def close(self, timeout: float = 5.0) -> None:
+        self._pump.close(timeout)
+
+
+def _socket(kind: int, host: str, max_message: int) -> zmq.Socket[bytes]:
+    sock = zmq.Context().socket(kind)  # a context each: ZAP and shutdown stay this link's own matter
+    sock.linger = 0
+    sock.maxmsgsize = max_message  # a larger frame breaks the connection before memory is taken for it
+    sock.sndhwm = HIGH_WATER
+    sock.ipv6 = ":" in host
+    sock.setsockopt(zmq.TCP_MAXRT, int(STALL * 1000))
+    sock.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    return sock
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
