@@ -66,7 +66,7 @@ def test_raw_through_a_delta_memory_loses_only_rounding():
 
 
 def test_a_delta_by_sample_beats_direct_coding_and_a_mean_beats_the_step_before():
-    """The two claims the library rests on, on data shaped like activations: samples move little, differ much."""
+    """The two claims the library rests on: a sample moves little, and samples differ much."""
 
     def error(scheme):
         sender, total, norm = Sender(scheme), 0.0, 0.0

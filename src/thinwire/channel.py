@@ -80,7 +80,8 @@ class Sender:
 
         Args: ``x`` [B, ...]; ``keys`` the B sample ids; ``slots`` the B places within the step (default:
         0..B-1), for memories keyed by step; ``codec`` overrides the scheme's for this message;
-        ``mode=Mode.DIRECT`` sends without touching any reference (evaluation).
+        ``mode=Mode.DIRECT`` sends without touching any reference (evaluation), ``mode=Mode.KEYFRAME``
+        whatever the receiver holds (after a ``DesyncError``); both default to ``Raw()``.
         Errors: ``InputError`` for keys that are not B distinct numbers.
         """
         x = x.detach()
@@ -91,7 +92,10 @@ class Sender:
         if isinstance(self.scheme.memory, NoMemory):
             return self._direct(x, keys, codec or self.scheme.codec, NoMemory())
         held = _state_keys(self.scheme.memory, keys, slots)
-        return self._remembered(x.float(), keys, held, codec or self.scheme.codec)
+        if mode is Mode.KEYFRAME:
+            self.reset(held)
+            return self._remembered(x.float(), keys, held, self.scheme.codec, codec or Raw())
+        return self._remembered(x.float(), keys, held, codec or self.scheme.codec, self.scheme.keyframe)
 
     def _direct(self, x: Tensor, keys: Sequence[int], codec: Codec, mem: Memory) -> tuple[Packet, Tensor]:
         payload = codec.encode(x)
@@ -100,7 +104,7 @@ class Sender:
         return Packet(TensorSpec.of(x), repr(mem), "Raw()", entries, sections), codec.decode(payload)
 
     def _remembered(
-        self, x: Tensor, keys: Sequence[int], held: Sequence[int], codec: Codec
+        self, x: Tensor, keys: Sequence[int], held: Sequence[int], codec: Codec, keyframe: Codec
     ) -> tuple[Packet, Tensor]:
         mem, x_hat = self.scheme.memory, torch.empty_like(x)
         sections: list[Section] = []
@@ -111,7 +115,7 @@ class Sender:
                 continue
             s = None if first else self._load([held[i] for i in rows])
             mode = (Mode.KEYFRAME if first else Mode.DELTA) if mem.mirrored else Mode.DIRECT
-            chosen = self.scheme.keyframe if first and mem.mirrored else codec
+            chosen = keyframe if first and mem.mirrored else codec
             y = mem.residual(_rows(x, rows), s)
             payload = chosen.encode(y)
             y_hat = chosen.decode(payload)
@@ -220,12 +224,12 @@ class Receiver:
             if (mode is Mode.DELTA and e.version != have + 1) or (
                 mode is Mode.KEYFRAME and e.version <= have
             ):
-                wrong.append((e.key, have + 1, e.version))
+                wrong.append((e.key, have + 1, e.version, k))
         if wrong and mem.mirrored:
-            key, want, got = wrong[0]
+            key, want, got, _ = wrong[0]
             raise DesyncError(
                 f"sample {key}: expected version {want}, got {got}; ask the sender for a keyframe",
-                tuple(k for k, _, _ in wrong),
+                tuple(w[3] for w in wrong),
             )
 
     def _hold_as(self, codec: Codec) -> None:
@@ -238,9 +242,11 @@ class Receiver:
 
     def _check_sums(self, packet: Packet, held: Sequence[int], x_hat: Tensor) -> None:
         sums = checks(x_hat)
-        wrong = tuple(e.key for e, c in zip(packet.entries, sums, strict=True) if e.check != c)
+        wrong = [i for i, (e, c) in enumerate(zip(packet.entries, sums, strict=True)) if e.check != c]
         if wrong:
-            raise DesyncError(f"sample {wrong[0]}: the reconstruction differs from the sender's", wrong)
+            key = packet.entries[wrong[0]].key
+            message = f"sample {key}: the reconstruction differs from the sender's; ask for a keyframe"
+            raise DesyncError(message, tuple(held[i] for i in wrong))
 
     def _commit(
         self, packet: Packet, mem: Memory, held: Sequence[int], rows: list[int], state: Tensor | None

@@ -48,7 +48,7 @@ class PayloadError(ThinwireError):
 class DesyncError(ThinwireError):
     """The receiver's reference is not the sender's: a gap, a repetition or a failed check.
 
-    ``keys`` are the entries that need a keyframe.
+    ``keys`` are the states to reset at the receiver before a keyframe is asked for.
     """
 
     def __init__(self, message: str, keys: tuple[int, ...] = ()) -> None:

@@ -1,0 +1,288 @@
+"""Compressed pipeline stages: a drop-in for ``torch.distributed.pipelining.PipelineStage`` (torch 2.13).
+
+This file holds everything that depends on how torch's schedules treat a stage. Only public-name methods are
+overridden: ``get_*_ops`` return no operations, because packets travel over thinwire's own links, and
+``*_one_chunk`` first land what the link brought in the buffer the schedule is about to read. The schedules
+themselves stay untouched; ``tests/test_pipeline.py`` holds the conformance test (raw codec: bit-equal).
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
+
+from thinwire import wire
+from thinwire.channel import Receiver, Scheme, Sender
+from thinwire.links.mailbox import Mailbox
+from thinwire.memory import NoMemory
+from thinwire.types import DesyncError, InputError, LinkError, Mode, TensorSpec
+
+FORWARD, BACKWARD = "forward", "backward"
+NAMES = {FORWARD: "activations", BACKWARD: "gradients"}
+TAG = struct.Struct("<cHH")  # direction, destination stage, micro-batch
+RESYNC = struct.Struct("<ccH")  # b"R", direction, the stage asked; body: micro-batch u16
+MAX_RESYNCS = 3
+
+
+class Directions(Protocol):
+    """What a recipe says: one scheme for activations, one for gradients."""
+
+    @property
+    def forward(self) -> Scheme: ...
+    @property
+    def backward(self) -> Scheme: ...
+
+
+class HasMailbox(Protocol):
+    """A connected peer (``thinwire.links.mesh.Peer``)."""
+
+    @property
+    def mailbox(self) -> Mailbox: ...
+
+
+@dataclass
+class Tally:
+    """What one stage did since the last ``take``: seconds by kind, values and packets by direction."""
+
+    compute_s: float = 0.0
+    encode_s: float = 0.0
+    decode_s: float = 0.0
+    wait_s: float = 0.0
+    values: dict[str, int] = field(default_factory=lambda: {FORWARD: 0, BACKWARD: 0})
+    packet_bytes: dict[str, int] = field(default_factory=lambda: {FORWARD: 0, BACKWARD: 0})
+
+    def take(self) -> Tally:
+        """Return a copy and start again from zero."""
+        taken = Tally(**self.__dict__)
+        self.__dict__.update(Tally().__dict__)
+        return taken
+
+
+class CompressedStage(PipelineStage):
+    """A pipeline stage whose neighbours receive compressed changes instead of tensors.
+
+    Takes all arguments of ``PipelineStage``, and by keyword: ``peers``, the connected peers by global rank;
+    ``recipe``, its schemes for both directions; ``deadline`` in seconds for every wait on a neighbour.
+    Before each ``schedule.step`` call ``begin(ids)`` on the first stage: the ids of the batch's samples, by
+    which references are kept; later stages learn them from the packets. Evaluation (``schedule.eval``) sends
+    plain values and touches no reference.
+
+    Errors: ``LinkError`` naming the neighbour that is gone or late; ``PayloadError`` for a packet that does
+    not fit; ``InputError`` where the recipe keeps state by sample and no ids were given.
+    """
+
+    def __init__(
+        self,
+        submodule: nn.Module,
+        stage_index: int,
+        num_stages: int,
+        device: torch.device,
+        *args: Any,
+        peers: Mapping[int, HasMailbox],
+        recipe: Directions,
+        deadline: float = 60.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(submodule, stage_index, num_stages, device, *args, **kwargs)
+        self.tally = Tally()
+        self._peers, self._deadline = peers, deadline
+        self._schemes = {FORWARD: recipe.forward, BACKWARD: recipe.backward}
+        self._senders = {way: Sender(scheme) for way, scheme in self._schemes.items()}
+        self._receivers = {FORWARD: Receiver(), BACKWARD: Receiver()}
+        self._ids: dict[int, list[int]] = {}
+        self._awaited: dict[tuple[str, int], tuple[Tensor, int]] = {}
+        self._sent: dict[tuple[str, int], tuple[list[int], Tensor]] = {}  # for a resync within the step
+        self._pending: dict[int, Future[None]] = {}
+        self._lock = threading.Lock()  # a resync request arrives on a link's thread
+        for way, step in ((FORWARD, 1), (BACKWARD, -1)):
+            neighbour = stage_index + step
+            if 0 <= neighbour < num_stages:
+                self._serve_resyncs(way, neighbour)
+
+    def begin(self, ids: Tensor | Sequence[int], microbatches: int) -> None:
+        """Name the samples of the coming step's batch, in order, before it is cut into micro-batches."""
+        numbers = [int(i) for i in ids]
+        if microbatches < 1 or len(numbers) % microbatches:
+            raise InputError(f"{len(numbers)} sample ids do not divide into {microbatches} micro-batches")
+        size = len(numbers) // microbatches
+        self._ids = {m: numbers[m * size : (m + 1) * size] for m in range(microbatches)}
+
+    # -- what the schedules call ---------------------------------------------------------------------------
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._send_all(super().get_fwd_send_ops(fwd_chunk_id), FORWARD, fwd_chunk_id)
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._send_all(super().get_bwd_send_ops(bwd_chunk_id), BACKWARD, bwd_chunk_id)
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._await_all(super().get_fwd_recv_ops(fwd_chunk_id), FORWARD, fwd_chunk_id)
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._await_all(super().get_bwd_recv_ops(bwd_chunk_id), BACKWARD, bwd_chunk_id)
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        self._land(FORWARD, fwd_chunk_id)
+        with _Timed(self.tally, "compute_s"):
+            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        self._land(BACKWARD, bwd_chunk_id)
+        with _Timed(self.tally, "compute_s"):
+            return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+
+    # -- sending -------------------------------------------------------------------------------------------
+
+    def _send_all(self, ops: list[dist.P2POp], way: str, mb: int) -> list[dist.P2POp]:
+        self._only_one(ops)
+        for op in ops:
+            self._raise_failed(op.peer)
+            with _Timed(self.tally, "encode_s"), self._lock:
+                data, x_hat = self._encode(way, mb, op.tensor)
+            self._post(way, mb, op.peer, data)
+            self.tally.values[way] += x_hat.numel()
+            self.tally.packet_bytes[way] += len(data)
+        return []
+
+    def _only_one(self, ops: list[dist.P2POp]) -> None:
+        if len(ops) > 1:
+            raise InputError(
+                f"stage {self.stage_index} passes {len(ops)} tensors; let it pass one, the hidden state"
+            )
+
+    def _encode(self, way: str, mb: int, x: Tensor) -> tuple[bytes, Tensor]:
+        scheme, ids, slots = self._schemes[way], self._ids_of(way, mb, len(x)), _slots(mb, len(x))
+        mode = None if self.has_backward else Mode.DIRECT
+        packet, x_hat = self._senders[way].encode(x, ids, slots, mode=mode)
+        if mode is None and scheme.memory.mirrored:
+            self._sent[way, mb] = (ids, x_hat)
+        return wire.pack(packet), x_hat
+
+    def _ids_of(self, way: str, mb: int, n: int) -> list[int]:
+        # The first stage's ids are used once, so that a forgotten begin() cannot pass for the last step's.
+        ids = self._ids.pop(mb, None) if self.is_first else self._ids.get(mb)
+        if ids is not None:
+            return ids
+        memory = self._schemes[way].memory
+        if self.has_backward and memory.key == "sample" and not isinstance(memory, NoMemory):
+            raise InputError(
+                "this recipe keeps references by sample: call stage.begin(ids, n) before each step"
+            )
+        return _slots(mb, n)
+
+    def _post(self, way: str, mb: int, peer: int, data: bytes) -> None:
+        to = self.stage_index + (1 if way == FORWARD else -1)
+        label = way if self.has_backward else "evaluation"
+        tag = TAG.pack(way[0].encode(), to, mb)
+        self._pending[peer] = self._peers[peer].mailbox.send(tag, data, label)
+
+    def _raise_failed(self, peer: int) -> None:
+        last = self._pending.get(peer)
+        if last is not None and last.done() and (error := last.exception()) is not None:
+            raise LinkError(str(error)) from error
+
+    # -- receiving -----------------------------------------------------------------------------------------
+
+    def _await_all(self, ops: list[dist.P2POp], way: str, mb: int) -> list[dist.P2POp]:
+        self._only_one(ops)
+        for op in ops:
+            self._awaited[way, mb] = (op.tensor, op.peer)
+        return []
+
+    def _land(self, way: str, mb: int) -> None:
+        """Wait for a packet and decode it into the schedule's buffer; at the pipeline's ends do nothing."""
+        if (way, mb) not in self._awaited:
+            return
+        landing, peer = self._awaited.pop((way, mb))
+        for attempt in range(MAX_RESYNCS + 1):
+            data = self._fetch(way, mb, peer)
+            with _Timed(self.tally, "decode_s"):
+                packet = wire.unpack(data)
+                try:
+                    x_hat = self._receivers[way].decode(
+                        packet, _slots(mb, len(landing)), expect=TensorSpec.of(landing)
+                    )
+                except DesyncError as e:
+                    if attempt == MAX_RESYNCS:
+                        raise
+                    self._receivers[way].reset(e.keys)
+                    self._ask_resync(way, mb, peer)
+                    continue
+                with torch.no_grad():
+                    landing.copy_(x_hat)
+            if way == FORWARD:
+                self._ids[mb] = [e.key for e in packet.entries]
+            return
+
+    def _fetch(self, way: str, mb: int, peer: int) -> bytes:
+        tag = TAG.pack(way[0].encode(), self.stage_index, mb)
+        with _Timed(self.tally, "wait_s"):
+            return self._peers[peer].mailbox.get(tag, self._deadline, f"{NAMES[way]} of micro-batch {mb}")
+
+    # -- resynchronisation: a receiver that lost a reference asks for a keyframe ----------------------------
+
+    def _ask_resync(self, way: str, mb: int, peer: int) -> None:
+        source = self.stage_index - (1 if way == FORWARD else -1)
+        tag = RESYNC.pack(b"R", way[0].encode(), source)
+        self._peers[peer].mailbox.send(tag, struct.pack("<H", mb), "control")
+
+    def _serve_resyncs(self, way: str, neighbour: int) -> None:
+        peer = self.stage_index_to_group_rank[neighbour]
+        if self.group is not None:
+            peer = dist.get_global_rank(self.group, peer)
+        tag = RESYNC.pack(b"R", way[0].encode(), self.stage_index)
+        if peer in self._peers:
+            self._peers[peer].mailbox.on(tag, lambda _tag, body: self._resend(way, peer, body))
+
+    def _resend(self, way: str, peer: int, body: bytes) -> None:
+        (mb,) = struct.unpack("<H", body)
+        with self._lock:
+            ids, x_hat = self._sent[way, mb]
+            packet, _ = self._senders[way].encode(x_hat, ids, _slots(mb, len(ids)), mode=Mode.KEYFRAME)
+        self._post(way, mb, peer, wire.pack(packet))
+
+    # -- checkpoints ---------------------------------------------------------------------------------------
+
+    def reference_state(self) -> dict[str, Tensor]:
+        """Return all references of both directions as plain tensors, ready for safetensors."""
+        ends: dict[str, Sender | Receiver] = {f"send.{w}": s for w, s in self._senders.items()}
+        ends |= {f"recv.{w}": r for w, r in self._receivers.items()}
+        return {f"{name}.{k}": v for name, end in ends.items() for k, v in end.state_dict().items()}
+
+    def load_reference_state(self, state: dict[str, Tensor]) -> None:
+        """Take over what ``reference_state`` returned, at both ends of a boundary or at neither."""
+        for way in (FORWARD, BACKWARD):
+            self._senders[way].load_state_dict(_under(state, f"send.{way}."))
+            self._receivers[way].load_state_dict(_under(state, f"recv.{way}."))
+
+
+class _Timed:
+    """Add the time spent inside to one field of a tally."""
+
+    def __init__(self, tally: Tally, name: str) -> None:
+        self._tally, self._name = tally, name
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        spent = time.perf_counter() - self._start
+        setattr(self._tally, self._name, getattr(self._tally, self._name) + spent)
+
+
+def _slots(mb: int, n: int) -> list[int]:
+    return list(range(mb * n, (mb + 1) * n))
+
+
+def _under(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
