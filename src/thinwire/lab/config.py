@@ -193,7 +193,7 @@ class TrainConfig:
         notes = []
         if self.dropout > 0:
             notes.append(
-                f"dropout {self.dropout} draws new masks at each visit, which destroys deltas; 0 is the default."
+                f"dropout {self.dropout} draws new masks at each visit, so it destroys deltas; use 0."
             )
         if self.resume and not self.checkpoint_every:
             notes.append("resumed without --checkpoint-every, so this part of the run writes no checkpoint.")

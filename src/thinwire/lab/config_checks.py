@@ -160,7 +160,7 @@ def _counts(config: TrainConfig) -> None:
 
 def _specs(config: TrainConfig) -> None:
     # Imported here: both bring torch, which a plain `thinwire --help` does not need.
-    from thinwire.links.shaped import LinkShape
+    from thinwire.links.shape import LinkShape
     from thinwire.recipes import parse_recipe
 
     LinkShape.parse(config.link)

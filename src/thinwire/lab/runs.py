@@ -1,0 +1,111 @@
+"""Find and load finished runs: one run's folder, a comparison's folder, or several of either."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from thinwire.lab.record import (
+    COMPARE,
+    METRICS,
+    RUN,
+    RunRecord,
+    StepMetrics,
+    load_run,
+    read_json,
+    read_metrics,
+)
+from thinwire.types import InputError
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run record with its steps and the name it goes by in tables and plots."""
+
+    label: str
+    record: RunRecord
+    metrics: list[StepMetrics] = field(default_factory=list)
+
+
+def slug(recipe: str) -> str:
+    """Return the folder name of a recipe inside a comparison.
+
+    >>> slug("aqsgd:fw=4,bw=8")
+    'aqsgd-fw4-bw8'
+    """
+    return re.sub(r"[^A-Za-z0-9._+-]+", "-", recipe.strip().replace("=", "")).strip("-.") or "run"
+
+
+def load_runs(paths: Iterable[str | Path]) -> list[Run]:
+    """Load every run under ``paths``, in the order given.
+
+    Errors: ``InputError`` for a path without a run record, and for a broken record.
+    """
+    found: list[tuple[Path, RunRecord]] = []
+    for path in map(Path, paths):
+        found += _load(path)
+    names = [record.recipe.name for _, record in found]
+    return [
+        Run(name if names.count(name) == 1 else f"{name} ({folder.name})", record, _metrics(folder))
+        for name, (folder, record) in zip(names, found, strict=True)
+    ]
+
+
+def _load(path: Path) -> list[tuple[Path, RunRecord]]:
+    if path.name == COMPARE:
+        path = path.parent
+    if path.is_file():
+        return [(path.parent, load_run(path))]
+    if (path / RUN).exists():
+        return [(path, load_run(path))]
+    if (path / COMPARE).exists():
+        records = read_compare(path / COMPARE)
+        return [(path / slug(record.recipe.name), record) for record in records]
+    inner = sorted(p.parent for p in path.glob(f"*/{RUN}"))
+    if not inner:
+        raise InputError(
+            f"{path} holds no {RUN} and no {COMPARE}; give the --out folder of a train, compare or demo"
+        )
+    return [(folder, load_run(folder)) for folder in inner]
+
+
+def read_compare(file: Path) -> list[RunRecord]:
+    """Read ``compare.json``, a list of run records in the order asked."""
+    values = read_json(file)
+    if not isinstance(values, list) or not values:
+        raise InputError(f"{file} is no list of run records; run thinwire compare again")
+    return [RunRecord.from_dict(v, f"{file}, run {i}") for i, v in enumerate(values, 1)]
+
+
+def _metrics(folder: Path) -> list[StepMetrics]:
+    return read_metrics(folder) if (folder / METRICS).exists() else []
+
+
+COMPARED = (
+    "model",
+    "init",
+    "data",
+    "seed",
+    "steps",
+    "epochs",
+    "batch",
+    "seq",
+    "stages",
+    "link",
+    "dtype",
+    "lr",
+)
+
+
+def differences(records: Sequence[RunRecord]) -> list[str]:
+    """Return what makes these runs unequal besides the recipe, one sentence each."""
+    notes = []
+    for key in COMPARED:
+        values = sorted({str(r.config.get(key)) for r in records})
+        if len(values) > 1:
+            notes.append(
+                f"these runs differ in {key} ({', '.join(values)}), so their figures do not compare."
+            )
+    return notes
