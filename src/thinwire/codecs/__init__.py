@@ -7,9 +7,10 @@ from functools import lru_cache
 from thinwire import spec
 from thinwire.codecs.base import Codec, FixedRate, Layout, check_layout, layout_nbytes
 from thinwire.codecs.raw import Cast, Raw
+from thinwire.codecs.uniform import Uniform
 from thinwire.types import PayloadError
 
-REGISTRY: dict[str, type] = {c.__name__: c for c in (Raw, Cast)}
+REGISTRY: dict[str, type] = {c.__name__: c for c in (Raw, Cast, Uniform)}
 
 
 @lru_cache(maxsize=256)

@@ -1,0 +1,90 @@
+"""Which values share a scale: a tensor seen as rows and columns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from thinwire.types import TensorSpec
+
+SHARED_BY = ("tensor", "channel", "token", "group")
+BLOCK = 1 << 16  # values worked on at a time on a CPU, so that temporaries stay in its cache
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A tensor as [rows, width], where each row, each column or the whole has one scale.
+
+    Rows of the last dimension that are no whole number of groups are filled up with zeros.
+    """
+
+    by: str  # "row", "column" or "whole"
+    rows: int
+    width: int
+    scales: int
+    last: int  # length of the last dimension
+    padded: int  # the same, filled up to whole groups
+
+    @classmethod
+    def of(cls, spec: TensorSpec, shared_by: str, group: int) -> Grid:
+        """Return the grid of a tensor whose scales are shared by one of ``SHARED_BY``."""
+        last = spec.shape[-1] if spec.shape else 1
+        outer = math.prod(spec.shape[:-1])
+        if shared_by == "tensor":
+            return cls("whole", outer * last, 1, min(1, outer * last), last, last)
+        if shared_by == "channel":
+            return cls("column", outer, last, last if outer else 0, last, last)
+        width = max(1, last if shared_by == "token" else min(group, last))
+        padded = -(-last // width) * width
+        rows = outer * padded // width
+        return cls("row", rows, width, rows, last, padded)
+
+    def spread(self, x: Tensor) -> Tensor:
+        """Return ``x`` as [rows, width]."""
+        if self.padded != self.last:
+            x = functional.pad(x.reshape(-1, self.last), (0, self.padded - self.last))
+        return x.reshape(self.rows, self.width)
+
+    def gather(self, values: Tensor) -> Tensor:
+        """Return [rows, width] as the flat tensor it was spread from."""
+        if self.padded != self.last:
+            values = values.reshape(-1, self.padded)[:, : self.last]
+        return values.reshape(-1)
+
+    def broadcast(self, scale: Tensor) -> Tensor:
+        """Return ``scale`` [scales] in the shape that multiplies [rows, width]."""
+        return scale[:, None] if self.by == "row" else scale[None, :]
+
+    def block_rows(self, device: torch.device) -> int:
+        """Return how many rows to work on at a time: all of them on an accelerator."""
+        return max(1, BLOCK // max(1, self.width)) if device.type == "cpu" else max(1, self.rows)
+
+    def blocks(self, values: Tensor, scale: Tensor | None = None) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Yield first row, values and broadcast scale of each block of rows."""
+        n = self.block_rows(values.device)
+        wide = values if scale is None else self.broadcast(scale)
+        for at in range(0, self.rows, n):
+            yield at, values[at : at + n], wide[at : at + n] if self.by == "row" else wide
+
+    def peaks(self, values: Tensor) -> Tensor:
+        """Return the largest magnitude that each scale covers, [scales]."""
+        dims = {"row": 1, "column": 0, "whole": (0, 1)}[self.by]
+        parts = [block.abs().amax(dims) for _, block, _ in self.blocks(values)]
+        return torch.cat(parts) if self.by == "row" else torch.stack(parts).amax(0).reshape(-1)
+
+    def means(self, values: Tensor) -> Tensor:
+        """Return the mean magnitude that each scale covers, filling not counted, [scales]."""
+        if self.by != "row":
+            share = 1 / self.rows
+            dims = (0,) if self.by == "column" else (0, 1)
+            parts = [block.abs().mul_(share).sum(dims) for _, block, _ in self.blocks(values)]
+            return torch.stack(parts).sum(0).reshape(-1)
+        mean = torch.cat([block.abs().mul_(1 / self.width).sum(1) for _, block, _ in self.blocks(values)])
+        if self.padded != self.last:
+            mean.view(-1, self.padded // self.width)[:, -1] *= self.width / (self.last % self.width)
+        return mean

@@ -1,0 +1,69 @@
+"""Reproducible randomness without state: a hash of the content picks it, so the same input gives the same bytes.
+
+Nothing here depends on the library version or the device: all of it is integer arithmetic modulo 2**64.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+TABLE = 1 << 18
+_GOLDEN = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
+
+
+def mix(z: Tensor) -> Tensor:
+    """Return a hash of each int64 (finaliser of SplitMix64; Steele, Lea and Flood 2014, "Fast splittable PRNGs")."""
+    z = (z ^ _shift(z, 30)) * _signed(0xBF58476D1CE4E5B9)
+    z = (z ^ _shift(z, 27)) * _signed(0x94D049BB133111EB)
+    return z ^ _shift(z, 31)
+
+
+def fingerprint(x: Tensor, seed: int = 0) -> int:
+    """Return a 63-bit hash of the bits of ``x`` (float32, contiguous), whatever the order of summation."""
+    words = x.flatten().view(torch.int32)
+    even = words.numel() // 2 * 2
+    total = int(words[:even].view(torch.int64).sum()) + int(words[even:].sum(dtype=torch.int64))
+    state = torch.tensor(_signed((total + (seed + 1) * _GOLDEN) & _MASK), dtype=torch.int64)
+    return int(mix(state)) & (_MASK >> 1)
+
+
+def uniforms(key: int, n: int, device: torch.device | str = "cpu") -> Tensor:
+    """Return ``n`` integers in 0..2**32-1, the ``key``-th stream of the generator: int64 [n]."""
+    counter = torch.arange(1, n + 1, dtype=torch.int64, device=device) * _signed(_GOLDEN)
+    return _shift(mix(counter + _signed(key & _MASK)), 32)
+
+
+def add_dither(y: Tensor, key: int, start: int = 0) -> None:
+    """Add noise, uniform in (-1/2, 1/2), to ``y`` (flat float32) in place; ``start`` is the index of ``y[0]``.
+
+    The noise is read from one table of 2**18 evenly spaced values in random order, from an offset that
+    ``key`` gives, anew every 2**18 elements: far cheaper than drawing it, and its mean is exactly zero.
+    """
+    table = _table(y.device.type, y.device.index)
+    done = 0
+    while done < y.numel():
+        lap, at = divmod(start + done, TABLE)
+        n = min(y.numel() - done, TABLE - at)
+        offset = ((key + lap * _GOLDEN) * _GOLDEN & _MASK) >> 46
+        y[done : done + n].add_(table[offset + at : offset + at + n])
+        done += n
+
+
+@lru_cache(maxsize=8)
+def _table(kind: str, index: int | None) -> Tensor:
+    device = torch.device(kind) if index is None else torch.device(kind, index)
+    order = mix(torch.arange(TABLE, dtype=torch.int64)).argsort()
+    values = (order.to(torch.float32) + 0.5) / TABLE - 0.5
+    return torch.cat([values, values]).to(device)  # twice, so that no read wraps
+
+
+def _shift(z: Tensor, by: int) -> Tensor:
+    return (z >> by) & ((1 << (64 - by)) - 1)  # int64 shifts keep the sign; this one is logical
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value

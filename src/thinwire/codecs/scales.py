@@ -1,0 +1,79 @@
+"""Quantiser scales on the wire: positive normal floats of few significant bits, rounded up so that nothing clips.
+
+=========  =====  ===========================================================================================
+format     bytes  a scale is
+=========  =====  ===========================================================================================
+bfloat16   2      8 significant bits, from 2**-100 to 2**120: any gradient, any activation
+float16    2      11 significant bits, from 2**-14 to 65504: values below 2**-15 or so become zero
+e5m3       1      4 significant bits over the 31 octaves below the tensor's largest scale, whose exponent is
+                  one more byte at the end of the part
+=========  =====  ===========================================================================================
+
+A code of at most 8 bits times such a scale has at most 19 significant bits, so the product is exact in float32
+and no scale is denormal: fused or separate multiply-add, on any device, give the same reconstruction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from thinwire.types import PayloadError
+
+
+@dataclass(frozen=True)
+class ScaleFormat:
+    """Width and range of one way to store scales."""
+
+    dtype: torch.dtype
+    mantissa: int  # stored mantissa bits
+    low: float
+    high: float
+
+
+FORMATS = {
+    "bfloat16": ScaleFormat(torch.bfloat16, 7, 2.0**-100, 2.0**120),
+    "float16": ScaleFormat(torch.float16, 10, 2.0**-14, 65504.0),
+    "e5m3": ScaleFormat(torch.uint8, 3, 2.0**-100, 2.0**120),
+}
+OCTAVES = 32 * 8  # codes of one e5m3 byte: 32 octaves of 8 steps
+
+
+def store(scale: Tensor, name: str) -> Tensor:
+    """Return ``scale`` (finite float32 [n], at least 0) in wire form, rounded up within the format's range."""
+    f = FORMATS[name]
+    drop = 23 - f.mantissa
+    ticks = (scale.clamp(f.low, f.high).view(torch.int32) + ((1 << drop) - 1)) >> drop
+    if name != "e5m3":
+        return (ticks << drop).view(torch.float32).clamp_max_(f.high).to(f.dtype)
+    if not scale.numel():
+        return ticks.to(torch.uint8)
+    exponent = ticks.amax() >> 3
+    codes = (ticks - ((exponent + 1) * 8 - OCTAVES)).clamp_min_(0)
+    return torch.cat([codes, exponent.reshape(1)]).to(torch.uint8)
+
+
+def load(stored: Tensor, name: str) -> Tensor:
+    """Return the scales of a wire form as float32 [n]; ``PayloadError`` for a value that ``store`` never writes."""
+    f = FORMATS[name]
+    if name == "e5m3":
+        ticks = stored[:-1].to(torch.int32) + ((stored[-1:].to(torch.int32) + 1) * 8 - OCTAVES)
+        ticks = ticks.clamp_(_ticks(f.low), _ticks(f.high))
+        return (ticks << 20).view(torch.float32)
+    scale = stored.to(torch.float32)
+    if scale.numel():
+        low, high = torch.aminmax(scale)
+        if not bool((low >= f.low) & (high <= f.high)):  # false for NaN too
+            raise PayloadError(f"a {name} scale lies outside {f.low:g}..{f.high:g}")
+    return scale
+
+
+def stored_numel(n: int, name: str) -> int:
+    """Return the elements that ``n`` scales take in wire form."""
+    return n + 1 if name == "e5m3" and n else n
+
+
+def _ticks(power_of_two: float) -> int:
+    return int(torch.tensor(power_of_two).view(torch.int32)) >> 20

@@ -1,0 +1,146 @@
+"""Uniform quantisation: an integer code of 1 to 8 bits a value, times a shared scale."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from thinwire.codecs import scales
+from thinwire.codecs.base import Layout, check_layout, layout_nbytes
+from thinwire.codecs.bits import pack, packed_nbytes, unpack
+from thinwire.codecs.grid import SHARED_BY, Grid
+from thinwire.codecs.noise import add_dither, fingerprint
+from thinwire.spec import Spec
+from thinwire.types import InputError, Payload, TensorSpec, require
+
+ROUNDINGS = ("nearest", "stochastic")
+_ROUNDER = (
+    1.5 * 2**23
+)  # a float32 here has a unit step: adding it rounds, and leaves the integer in the low byte
+
+
+@dataclass(frozen=True, repr=False)
+class Uniform(Spec):
+    """Code each value as an integer of ``bits`` bits times a scale that ``scale`` says who shares.
+
+    The levels are symmetric: -top..top with top = 2**(bits-1) - 1, zero among them; with 1 bit they are -1 and
+    1. A scale belongs to the ``tensor``, to each ``channel`` (index of the last dimension, over all others, as
+    in AQ-SGD), to each ``token`` (row of the last dimension) or to each ``group`` of ``group`` consecutive
+    values in a row. It is the largest magnitude over ``top``; with 1 bit and nearest rounding, the mean
+    magnitude (Bernstein et al. 2018, "signSGD"). ``clip`` below 1 shrinks it, so outliers saturate.
+
+    ``nearest`` rounding errs by at most half a scale. ``stochastic`` is unbiased (with ``clip=1``), and still
+    a pure function of the values and ``seed``. ``scale_dtype``: see ``thinwire.codecs.scales``; magnitudes above
+    top times its largest scale saturate.
+
+    Any shape, any float dtype (computed in float32). Errors: ``InputError`` for a NaN or an infinity, noticed
+    in the scales.
+
+    >>> x = torch.tensor([[0.0, 1.0, -3.0, 2.2]])
+    >>> codec = Uniform(bits=3, group=4)
+    >>> codec.decode(codec.encode(x))
+    tensor([[ 0.,  1., -3.,  2.]])
+    """
+
+    bits: int = 4
+    scale: str = "group"
+    group: int = 32
+    rounding: str = "nearest"
+    seed: int = 0
+    scale_dtype: str = "bfloat16"
+    clip: float = 1.0
+
+    def __post_init__(self) -> None:
+        require(self.bits in range(1, 9), InputError, f"bits={self.bits} is not in 1..8")
+        require(self.group >= 1, InputError, f"group={self.group} is not a positive number of values")
+        require(0 < self.clip <= 1, InputError, f"clip={self.clip} is not in (0, 1]")
+        _one_of("scale", self.scale, SHARED_BY)
+        _one_of("rounding", self.rounding, ROUNDINGS)
+        _one_of("scale_dtype", self.scale_dtype, tuple(scales.FORMATS))
+
+    @property
+    def top(self) -> int:
+        """The largest level, in scales."""
+        return max(1, 2 ** (self.bits - 1) - 1)
+
+    def encode(self, x: Tensor) -> Payload:
+        codes, stored = self.quantise(x)
+        return Payload(TensorSpec.of(x), (pack(codes, self.bits), stored))
+
+    def decode(self, payload: Payload) -> Tensor:
+        check_layout(payload, self.layout(payload.spec))
+        packed, stored = payload.parts
+        return self.dequantise(unpack(packed, self.bits, payload.spec.numel), stored, payload.spec)
+
+    def layout(self, spec: TensorSpec) -> Layout:
+        codes = (torch.uint8, packed_nbytes(spec.numel, self.bits))
+        return codes, self.scale_layout(spec)
+
+    def nbytes(self, spec: TensorSpec) -> int:
+        return layout_nbytes(self.layout(spec))
+
+    def scale_layout(self, spec: TensorSpec) -> tuple[torch.dtype, int]:
+        """Return dtype and length of the stored scales."""
+        n = self._grid(spec).scales
+        return scales.FORMATS[self.scale_dtype].dtype, scales.stored_numel(n, self.scale_dtype)
+
+    def quantise(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the codes of ``x``, uint8 [numel], level -top being 0, and its scales in wire form."""
+        grid = self._grid(TensorSpec.of(x))
+        values = grid.spread(x.detach().to(torch.float32).contiguous())
+        stored = scales.store(self._steps(values, grid), self.scale_dtype)
+        codes = self._codes(values, grid, scales.load(stored, self.scale_dtype))
+        return grid.gather(codes), stored
+
+    def dequantise(self, codes: Tensor, stored: Tensor, spec: TensorSpec) -> Tensor:
+        """Return the tensor of ``spec`` that ``codes`` (uint8 [numel]) and scales in wire form stand for."""
+        grid = self._grid(spec)
+        values = grid.spread(codes.reshape(spec.shape))
+        x = torch.empty(values.shape, dtype=torch.float32, device=codes.device)
+        for at, block, step in grid.blocks(values, scales.load(stored, self.scale_dtype)):
+            levels = block * 2 - 1 if self.bits == 1 else block - self.top  # modulo 256, then read as signed
+            torch.mul(levels.view(torch.int8), step, out=x[at : at + len(block)])
+        if spec.dtype == torch.float16:
+            x.clamp_(-65504.0, 65504.0)  # a scale that was rounded up may reach just above
+        return grid.gather(x).to(spec.dtype).reshape(spec.shape)
+
+    def _grid(self, spec: TensorSpec) -> Grid:
+        return Grid.of(spec, self.scale, self.group)
+
+    def _steps(self, values: Tensor, grid: Grid) -> Tensor:
+        """Return the wanted scales: float32 [scales], finite."""
+        if not values.numel():
+            return values.new_zeros(grid.scales)
+        mean = self.bits == 1 and self.rounding == "nearest"
+        steps = (grid.means(values) if mean else grid.peaks(values)).mul_(self.clip / self.top)
+        if not bool(steps.amax().isfinite()):
+            raise InputError(
+                "a NaN or infinite value cannot be quantised; look for the overflow that made it"
+            )
+        return steps
+
+    def _codes(self, values: Tensor, grid: Grid, step: Tensor) -> Tensor:
+        codes = torch.empty(values.shape, dtype=torch.uint8, device=values.device)
+        dither = self.rounding == "stochastic"
+        key = fingerprint(values, self.seed) if dither else 0
+        scratch = torch.empty_like(values[: grid.block_rows(values.device)])
+        inverse = (step if self.bits > 1 else step * 2).reciprocal()
+        for at, block, factor in grid.blocks(values, inverse):
+            y = torch.mul(block, factor, out=scratch[: len(block)])
+            if dither:
+                add_dither(y.view(-1), key, at * grid.width)
+            self._round(y, codes[at : at + len(block)])
+        return codes
+
+    def _round(self, y: Tensor, codes: Tensor) -> None:
+        if self.bits == 1:
+            codes.copy_(y >= 0)
+        else:
+            y.clamp_(-self.top, self.top).add_(_ROUNDER + self.top)
+            codes.copy_(y.view(torch.int32))  # keeps the low byte
+
+
+def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
+    require(value in choices, InputError, f"{name}={value!r} is not one of {', '.join(choices)}")
