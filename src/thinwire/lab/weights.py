@@ -1,0 +1,77 @@
+"""Reading single tensors of a safetensors folder, and random weights that do not depend on the cut."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from thinwire.types import InputError, MissingExtra
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+
+class Weights:
+    """The tensors of a Hugging Face folder, read by name one at a time, so that a stage opens only its own.
+
+    ``InputError`` for a folder without safetensors, or with a broken or missing file.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.files = self._index()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.files
+
+    def read(self, name: str) -> Tensor:
+        """Return a copy of one tensor as float32."""
+        if name not in self.files:
+            raise InputError(f"the weights in {self.folder} lack tensor {name!r}; fetch the model again")
+        with self._open(self.files[name]) as file:
+            tensor: Tensor = file.get_tensor(name)
+        # A copy: a parameter that shares the mapped file would be paged in and out with it.
+        return tensor.to(torch.float32, copy=True)
+
+    def _index(self) -> dict[str, str]:
+        index = self.folder / INDEX
+        if index.is_file():
+            try:
+                return dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+            except (ValueError, KeyError, TypeError) as e:
+                raise InputError(f"{index} is not a safetensors index; fetch the model again") from e
+        if not (self.folder / SINGLE).is_file():
+            raise InputError(
+                f"{self.folder} has no safetensors weights; convert it with save_pretrained, "
+                "or use --init random"
+            )
+        with self._open(SINGLE) as file:
+            return dict.fromkeys(file.keys(), SINGLE)
+
+    def _open(self, name: str) -> Any:
+        try:
+            from safetensors import SafetensorError, safe_open
+        except ImportError as e:
+            raise MissingExtra("reading weights needs safetensors; run pip install 'thinwire[lm]'") from e
+        try:
+            return safe_open(self.folder / name, framework="pt")
+        except (OSError, SafetensorError) as e:
+            raise InputError(f"cannot read weights {self.folder / name} ({e}); fetch the model again") from e
+
+
+def initialise(model: Any, module: nn.Module, seed: int, part: str) -> None:
+    """Give ``module`` (on the meta device) random values by the model's own rules, in place.
+
+    The generator is seeded by ``seed`` and the name of the part, so a layer gets the same values whatever
+    stage it is in; the caller's random state is left as it was.
+    """
+    digest = hashlib.sha256(f"{seed}/{part}".encode()).digest()
+    module.to_empty(device="cpu")
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+        module.apply(model._init_weights)
