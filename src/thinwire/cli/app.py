@@ -1,0 +1,55 @@
+"""The program: its commands and what they share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import thinwire
+from thinwire.cli.compare import compare
+from thinwire.cli.demo import demo
+from thinwire.cli.doctor import doctor
+from thinwire.cli.errors import Program
+from thinwire.cli.recipes import recipes
+from thinwire.cli.report import report
+from thinwire.cli.train import train
+
+EXIT_CODES = (
+    "Exit codes: 0 done, 2 bad input, 3 a peer or link lost, 4 an invalid measurement, 130 interrupted."
+)
+
+app = typer.Typer(
+    name="thinwire",
+    cls=Program,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    add_completion=False,
+    epilog=EXIT_CODES,
+)
+
+TRAINING, LOOKING = "Train", "Look"
+app.command(rich_help_panel=TRAINING)(train)
+app.command(rich_help_panel=TRAINING)(compare)
+app.command(rich_help_panel=TRAINING)(demo)
+app.command(rich_help_panel=LOOKING)(report)
+app.command(rich_help_panel=LOOKING)(recipes)
+app.command(rich_help_panel=LOOKING)(doctor)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"thinwire {thinwire.__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+]
+
+
+@app.callback()
+def program(version: Version = False) -> None:
+    """Fine-tune models across slow links by sending compressed changes instead of state."""

@@ -1,0 +1,87 @@
+"""``thinwire compare``: several recipes, one after another, on the same seed and data order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from thinwire.cli.options import is_leader, with_config
+from thinwire.cli.output import print_json, print_runs, tell
+from thinwire.lab.config import TrainConfig
+from thinwire.lab.record import COMPARE, load_run, write_json
+from thinwire.lab.report import write_report
+from thinwire.lab.runs import load_runs, slug
+from thinwire.types import InputError, ThinwireError
+
+Recipes = Annotated[
+    list[str],
+    typer.Argument(metavar="RECIPE...", help="Recipes to run, in this order; the ratios are against fp32."),
+]
+
+
+@with_config(defaults={"out": "runs/compare"}, without=("recipe",))
+def compare(recipes: Recipes, given: dict[str, Any]) -> None:
+    """Run several recipes on the same seed and data order, and show what each costs and wins.
+
+    Leaves one folder a recipe in OUT, OUT/compare.json and OUT/report.html.
+
+    [bold]Examples[/bold]
+
+    thinwire compare fp32 direct:bits=4 thinwire --model gpt2-lab --link 10mbit,30ms --steps 60 --epochs 3
+    """
+    run_all(configs_of(recipes, given), Path(given["out"]))
+
+
+def configs_of(recipes: list[str], given: dict[str, Any]) -> list[TrainConfig]:
+    """Return a configuration a recipe, all checked before the first one runs."""
+    names = [r.strip() for r in recipes]
+    folders = [slug(name) for name in names]
+    for i, folder in enumerate(folders):
+        if folder in folders[:i]:
+            raise InputError(f"the recipe {names[i]!r} is given twice; name each one once")
+    if len(names) < 2:
+        raise InputError(f"compare needs two recipes or more, not only {names[0]!r}; add fp32, or use train")
+    return [
+        TrainConfig.from_dict(given | {"recipe": name, "out": str(Path(given["out"]) / folder)})
+        for name, folder in zip(names, folders, strict=True)
+    ]
+
+
+def run_all(configs: list[TrainConfig], out: Path) -> None:
+    """Run every configuration, keep ``compare.json`` up to date, then print the table and write the report.
+
+    Errors: the failing run's, with its recipe named; what finished before stays readable.
+    """
+    from thinwire.lab.launch import launch
+
+    records: list[dict[str, Any]] = []
+    for i, config in enumerate(configs, 1):
+        if is_leader() and not config.quiet:
+            tell(f"[{i}/{len(configs)}] {config.recipe}")
+        try:
+            folder = launch(config)
+        except ThinwireError as e:
+            raise _named(e, config.recipe, len(records), len(configs)) from e
+        if is_leader():
+            records.append(load_run(folder).to_dict())
+            write_json(out / COMPARE, records)
+    if is_leader():
+        _finish(configs[0], out, records)
+
+
+def _named(error: ThinwireError, recipe: str, done: int, asked: int) -> ThinwireError:
+    named = ThinwireError(f"recipe {recipe} failed after {done} of {asked} runs: {error}")
+    named.exit_code = error.exit_code
+    return named
+
+
+def _finish(config: TrainConfig, out: Path, records: list[dict[str, Any]]) -> None:
+    runs = load_runs([out])
+    report = write_report(runs, out / "report.html")
+    if config.json:
+        print_json(records)
+        return
+    print_runs(runs)
+    tell(f"report: {report}")

@@ -1,0 +1,65 @@
+"""The one place where an outcome becomes an exit code and a sentence on stderr.
+
+0 done, 2 bad input, 3 a peer or link lost, 4 an invalid measurement, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from thinwire.types import ThinwireError
+
+BAD_INPUT = 2
+INTERRUPTED = 130
+UsageError = typer.BadParameter.__mro__[1]  # Typer carries its own copy of Click in later versions
+
+
+class Program(TyperGroup):
+    """A group of commands that ends every failure in one sentence and its exit code."""
+
+    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        code = guarded(lambda: super(Program, self).main(*args, standalone_mode=False, **extra))
+        if standalone_mode:
+            sys.exit(code)
+        return code
+
+
+def guarded(call: Callable[[], Any]) -> int:
+    """Run ``call`` and return the exit code; unexpected errors pass through with their traceback."""
+    try:
+        result = call()
+    except ThinwireError as e:
+        return _say(str(e), e.exit_code)
+    except UsageError as e:
+        return _say(_usage(e), BAD_INPUT)
+    except (KeyboardInterrupt, typer.Abort):
+        return _say("interrupted", INTERRUPTED)
+    except OSError as e:
+        if e.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        where = e.filename or "the output folder"
+        return _say(f"the disk is full: cannot write {where}; free space or choose another --out", BAD_INPUT)
+    code = result if isinstance(result, int) else 0
+    return _say("interrupted", code) if code == INTERRUPTED else code
+
+
+def _usage(error: Any) -> str:
+    """Return Typer's message as one sentence that ends with where to look."""
+    command = getattr(getattr(error, "ctx", None), "command_path", "thinwire")
+    return f"{' '.join(error.format_message().split()).rstrip('.')}; see {command} --help"
+
+
+def _say(sentence: str, code: int) -> int:
+    if os.environ.get("THINWIRE_DEBUG") == "1" and sys.exc_info()[0] is not None:
+        traceback.print_exc()
+    sys.stderr.write(f"thinwire: {sentence}\n")
+    sys.stderr.flush()
+    return code

@@ -1,0 +1,86 @@
+"""Command-line options made from the fields of ``TrainConfig``: one list of names, defaults and help texts."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+import types
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from thinwire.lab.config import JOB, TrainConfig, read_toml
+from thinwire.lab.config_checks import flag
+
+FIELDS = {f.name: f for f in dataclasses.fields(TrainConfig)}
+_HINTS = typing.get_type_hints(TrainConfig)
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", metavar="FILE.toml", help="Read options from a TOML file first.", rich_help_panel=JOB
+    ),
+]
+Command = Callable[..., None]
+
+
+def with_config(
+    defaults: Mapping[str, Any] | None = None, without: tuple[str, ...] = (), only: tuple[str, ...] = ()
+) -> Callable[[Command], Command]:
+    """Add an option for each field of ``TrainConfig`` to a command.
+
+    The command's parameter ``given`` receives the options that were given, over ``--config``'s file, over
+    ``defaults``; what nobody gave is left to ``TrainConfig``. ``only`` takes these fields and no file.
+    """
+    base = dict(defaults or {})
+    names = [n for n in FIELDS if n not in without and (not only or n in only)]
+
+    def decorate(command: Command) -> Command:
+        def run(**arguments: Any) -> None:
+            file = arguments.pop("config", None)
+            given = {n: v for n in names if (v := arguments.pop(n)) is not None}
+            command(given=base | (read_toml(file) if file else {}) | given, **arguments)
+
+        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "given"]
+        parameters = own + ([] if only else [_parameter("config", ConfigFile)])
+        parameters += [_parameter(n, _annotation(n, base)) for n in names]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in parameters}
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        return run
+
+    return decorate
+
+
+def _parameter(name: str, annotation: Any) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=None, annotation=annotation)
+
+
+def _annotation(name: str, defaults: Mapping[str, Any]) -> Any:
+    f = FIELDS[name]
+    default = defaults.get(name, f.default)
+    text = f.metadata["help"].replace("[", r"\[")
+    if default is not None and not isinstance(default, bool):
+        text += rf" [dim]\[default: {default}][/dim]"
+    declared = flag(name)
+    if isinstance(f.default, bool):
+        declared += "/--no-" + name.replace("_", "-") if f.default else ""
+    option = typer.Option(
+        declared, help=text, metavar=f.metadata["metavar"] or None, rich_help_panel=f.metadata["panel"]
+    )
+    return Annotated[_plain(_HINTS[name]) | None, option]
+
+
+def _plain(hint: Any) -> Any:
+    if isinstance(hint, types.UnionType):
+        return next(h for h in typing.get_args(hint) if h is not type(None))
+    return hint
+
+
+def is_leader() -> bool:
+    """Say whether this process speaks for the run: always, except as a later rank under torchrun."""
+    return os.environ.get("RANK", "0") == "0"

