@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from thinwire.lab.families import meta_model
@@ -43,7 +44,8 @@ def save_stage(stage: Stage, folder: Path, rank: int, world: int) -> Path:
         save_file(tensors, part, metadata={"format": "pt"})
         part.replace(target)
     except (OSError, SafetensorError) as e:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink()
         raise InputError(f"cannot write {target} ({e}); free space or give another --out") from e
     return target
 

@@ -47,8 +47,8 @@ def resolve_model(
 
     ``init`` is ``"random"`` or None: pretrained weights, or an error where there are none, never silently
     random (``gpt2-lab`` has no pretrained weights and always starts from random ones). ``corpus`` is needed
-    where a tokenizer is trained on the data. ``dropout`` replaces every dropout rate of the config; None keeps
-    the config's own. ``InputError`` names what is missing and the remedy.
+    where a tokenizer is trained on the data. ``dropout`` replaces every dropout rate of the config; None
+    keeps the config's own. ``InputError`` names what is missing and the remedy.
     """
     require(
         init in (None, "random"), InputError, f"init {init!r} is unknown; leave it out or use --init random"

