@@ -12,6 +12,13 @@ def renewed(error: Exception) -> Exception:
     return type(error)(str(error))
 
 
+def pending() -> Future[None]:
+    """Return the future of a send: a message that was queued cannot be cancelled."""
+    future: Future[None] = Future()
+    future.set_running_or_notify_cancel()
+    return future
+
+
 def failed(error: Exception) -> Future[None]:
     """Return a future that has already failed with ``error``."""
     future: Future[None] = Future()
@@ -45,7 +52,7 @@ class Inbox:
             taker.set_result(data)
 
     def get(self) -> Future[bytes]:
-        """Return a future for the next message; it fails at once after ``fail``, once the kept messages are out."""
+        """Return a future for the next message; after ``fail`` it fails once the kept messages are out."""
         future: Future[bytes] = Future()
         with self._lock:
             if self._messages:

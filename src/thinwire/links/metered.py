@@ -15,7 +15,7 @@ UNLABELLED = "unlabelled"
 
 
 def wire_bytes(nbytes: int, secure: bool = False) -> int:
-    """Return the bytes that a message of ``nbytes`` takes in its TCP stream (ZMTP 3 frame, CURVE box included).
+    """Return the bytes of a message in its TCP stream: ZMTP 3 frame and, if ``secure``, CURVE box included.
 
     >>> wire_bytes(100), wire_bytes(1000), wire_bytes(100, secure=True)
     (102, 1009, 135)

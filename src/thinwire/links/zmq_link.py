@@ -1,7 +1,8 @@
 """A link over ZeroMQ: one TCP connection for a pair of ranks, which reconnects by itself.
 
-One side binds (ROUTER), the other connects (DEALER) under a name that both know; what comes to the binder's port
-under another name is dropped unread. A message may be lost when the connection breaks: ``Reliable`` repairs that.
+One side binds (ROUTER), the other connects (DEALER) under a name that both know; what comes to the binder's
+port under another name is dropped unread. A message may be lost when the connection breaks: ``Reliable``
+repairs that.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from concurrent.futures import Future
 import zmq
 
 from thinwire.links.base import Data, LinkEstimate
+from thinwire.links.metered import CURVE_OVERHEAD
 from thinwire.links.security import ZAP_ENDPOINT, check_host, secure_binder, secure_connector
 from thinwire.links.zmq_thread import Pump
 from thinwire.types import InputError
@@ -23,8 +25,8 @@ HIGH_WATER = 256  # messages that libzmq queues; more wait in this process
 class ZmqLink:
     """Messages to one peer over TCP; made by ``bind`` or ``connect``.
 
-    A send is done when ZeroMQ has taken the message. Without a token any process of this machine that knows the
-    name can connect; with one, only the holder of the token can, and messages are encrypted.
+    A send is done when ZeroMQ has taken the message. Without a token any process of this machine that knows
+    the name can connect; with one, only the holder of the token can, and messages are encrypted.
     """
 
     def __init__(self, pump: Pump, host: str, port: int, secure: bool, max_message: int) -> None:
@@ -136,7 +138,8 @@ class ZmqLink:
 def _socket(kind: int, host: str, max_message: int) -> zmq.Socket[bytes]:
     sock = zmq.Context().socket(kind)  # a context each: ZAP and shutdown stay this link's own matter
     sock.linger = 0
-    sock.maxmsgsize = max_message  # a larger frame breaks the connection before memory is taken for it
+    # a larger frame breaks the connection before memory is taken for it
+    sock.maxmsgsize = max_message + CURVE_OVERHEAD
     sock.sndhwm = HIGH_WATER
     sock.ipv6 = ":" in host
     sock.setsockopt(zmq.TCP_MAXRT, int(STALL * 1000))

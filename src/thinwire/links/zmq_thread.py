@@ -11,7 +11,7 @@ from time import monotonic
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from thinwire.links.inbox import Inbox, failed, renewed
+from thinwire.links.inbox import Inbox, failed, pending, renewed
 from thinwire.links.security import REMEDY, answer_zap
 from thinwire.types import AuthError, LinkError
 
@@ -20,7 +20,7 @@ REFUSALS = (
 )
 REDIAL = 2.5  # seconds without a new attempt after which a connector dials afresh
 BURST = 64  # messages moved in one turn, so that neither direction starves the other
-BLOCKED = 0.002  # seconds before a message that found no room is offered again
+BLOCKED = 2  # milliseconds before a message that found no room is offered again
 MECHANISM_MISMATCH = (
     0x11000002  # one end has a token, the other has none (ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
 )
@@ -55,6 +55,7 @@ class Pump:
         self._monitor = sock.get_monitor_socket(WATCHED)
         if endpoint is not None:  # after the monitor, which would miss the first handshake otherwise
             sock.connect(endpoint)
+        self._address = [name] if endpoint is None else []  # a ROUTER's first frame; it stays off the wire
         self._lock = threading.Lock()
         self._outbox: deque[tuple[bytes, Future[None]]] = deque()
         self.error: LinkError | None = None
@@ -73,7 +74,7 @@ class Pump:
 
     def send(self, data: bytes) -> Future[None]:
         """Queue one message; the future is done when ZeroMQ has taken it."""
-        future: Future[None] = Future()
+        future = pending()
         with self._lock:
             if self.error is not None:
                 return failed(self.error)
@@ -116,7 +117,7 @@ class Pump:
             self._shut()
 
     def _turn(self, poller: zmq.Poller) -> bool:
-        ready = dict(poller.poll(self._pause() * 1000))
+        ready = dict(poller.poll(self._pause()))
         if self._wake_out.fileno() in ready:
             self._wake_out.recv(4096)
         if self._monitor in ready:
@@ -129,8 +130,10 @@ class Pump:
         self._check_connection()
         return self.error is None and not (self._linger and (not self._outbox or monotonic() > self._linger))
 
-    def _pause(self) -> float:
-        return BLOCKED if self._outbox else 0.25
+    def _pause(self) -> int:
+        if not self._outbox:
+            return 250
+        return BLOCKED if self.connected.is_set() else 10 * BLOCKED
 
     def _receive(self) -> None:
         for _ in range(BURST):
@@ -196,7 +199,7 @@ class Pump:
             self._fail(
                 AuthError(
                     f"nobody with the right token connected as {self.peer} within {self._patience:g} s, and "
-                    f"{self.refused} connections were refused: {REMEDY} to the same text on each rank"
+                    f"{self.refused} connections were refused: {REMEDY}, the same on each rank"
                 )
             )
         self._fail(LinkError(f"{self.peer} did not connect within {self._patience:g} s"))
@@ -216,8 +219,7 @@ class Pump:
             self.error = self.error or error
             outbox, self._outbox = self._outbox, deque()
         for _, future in outbox:
-            if future.set_running_or_notify_cancel():
-                future.set_exception(renewed(self.error))
+            future.set_exception(renewed(self.error))
         self.inbox.fail(self.error)
 
     def _shut(self) -> None:

@@ -1,0 +1,113 @@
+"""Messages filed by tag, so that each part of a program waits for its own and for nothing else."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from thinwire.links.base import Data, Link
+from thinwire.links.inbox import renewed
+from thinwire.types import InputError, LinkError, PayloadError, require
+
+Handler = Callable[[bytes, bytes], None]  # tag, body
+MAX_TAG = 255  # bytes
+
+
+class Mailbox:
+    """Send and receive tagged messages over one link; a thread reads and files what comes.
+
+    On the wire: u8 length of the tag, tag, body. A failure of the link wakes every waiter at once; what was
+    filed before can still be had. Messages that nobody gets stay in memory.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._filed: defaultdict[bytes, deque[bytes]] = defaultdict(deque)
+        self._handlers: dict[bytes, Handler] = {}
+        self._changed = threading.Condition()
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name=f"mailbox of {self.peer}", daemon=True)
+        self._thread.start()
+
+    @property
+    def peer(self) -> str:
+        return self._link.peer
+
+    @property
+    def error(self) -> Exception | None:
+        """Why the link failed, or None."""
+        return self._error
+
+    def send(self, tag: bytes, body: Data, label: str = "control") -> Future[None]:
+        """Send ``body`` to the peer's waiter or handler for ``tag`` (1 to 255 bytes); never blocks."""
+        require(0 < len(tag) <= MAX_TAG, InputError, f"a tag has 1 to {MAX_TAG} bytes, not {len(tag)}")
+        return self._link.send(b"".join((bytes((len(tag),)), tag, body)), label)
+
+    def get(self, tag: bytes, timeout: float, what: str) -> bytes:
+        """Return the next message with this tag, waiting ``timeout`` seconds at most.
+
+        ``what`` is for the ``LinkError`` of a deadline: "waited 60 s for WHAT from rank 1 (127.0.0.1:4567)".
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._filed.get(tag) or self._error is not None, timeout)
+            if self._filed.get(tag):
+                return self._take(tag)
+            if self._error is not None:
+                raise renewed(self._error)
+        raise LinkError(f"waited {timeout:g} s for {what} from {self.peer}")
+
+    def on(self, prefix: bytes, handler: Handler) -> None:
+        """Call ``handler(tag, body)`` on the reader thread for tags with this prefix, the longest that fits.
+
+        Messages that came before are handled at once. A handler that raises fails the mailbox.
+        """
+        with self._changed:
+            waiting = [(t, self._filed.pop(t)) for t in list(self._filed) if t.startswith(prefix)]
+            for tag, bodies in waiting:
+                for body in bodies:
+                    handler(tag, body)
+            self._handlers[prefix] = handler
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Flush and close the link; waiters get a ``LinkError``. Safe to call twice."""
+        self._link.close(timeout)
+        self._fail(LinkError(f"this end closed the link to {self.peer}"))
+        if threading.current_thread() is not self._thread:
+            self._thread.join(10.0)
+
+    def _take(self, tag: bytes) -> bytes:
+        filed = self._filed[tag]
+        body = filed.popleft()
+        if not filed:
+            del self._filed[tag]  # tags are often used once
+        return body
+
+    def _run(self) -> None:
+        try:
+            while self._error is None:
+                self._file(self._link.recv().result())
+        except Exception as e:  # any: a reader that dies in silence leaves its waiters to their deadlines
+            self._fail(e)
+
+    def _file(self, message: bytes) -> None:
+        size = 1 + message[0] if message else 0
+        require(1 < size <= len(message), PayloadError, f"a message from {self.peer} has no tag")
+        tag, body = message[1:size], message[size:]
+        with self._changed:
+            handler = self._handler(tag)
+            if handler is None:
+                self._filed[tag].append(body)
+                self._changed.notify_all()
+        if handler is not None:
+            handler(tag, body)
+
+    def _handler(self, tag: bytes) -> Handler | None:
+        fitting = [p for p in self._handlers if tag.startswith(p)]
+        return self._handlers[max(fitting, key=len)] if fitting else None
+
+    def _fail(self, error: Exception) -> None:
+        with self._changed:
+            self._error = self._error or error
+            self._changed.notify_all()

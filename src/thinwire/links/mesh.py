@@ -1,0 +1,140 @@
+"""Connect every rank with every other: one stack of links a pair, found through a store.
+
+The lower rank of a pair listens and publishes its address, the higher one connects::
+
+    Mailbox(Reliable(Shaped(Metered(ZmqLink))))
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from time import monotonic
+from typing import Any, Protocol
+
+from thinwire.links.mailbox import Mailbox
+from thinwire.links.metered import Metered
+from thinwire.links.reliable import MAX_SEGMENT, Reliable
+from thinwire.links.security import check_host
+from thinwire.links.segment import label_of
+from thinwire.links.shape import LinkShape
+from thinwire.links.shaped import Shaped
+from thinwire.links.zmq_link import ZmqLink
+from thinwire.types import InputError, LinkError, require
+
+EVERYWHERE = ("0.0.0.0", "::")
+
+
+class Store(Protocol):
+    """What is needed of a ``torch.distributed`` store."""
+
+    def set(self, key: str, value: str) -> None:
+        """Publish a value."""
+        ...
+
+    def get(self, key: str) -> bytes:
+        """Return a value, waiting for it up to the store's own timeout."""
+        ...
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One other rank: where to send, and what is known of the way there."""
+
+    rank: int
+    mailbox: Mailbox
+    reliable: Reliable
+    shaped: Shaped
+    meter: Metered
+
+    @property
+    def name(self) -> str:
+        """``rank 1 (127.0.0.1:4567)``."""
+        return self.mailbox.peer
+
+    @contextmanager
+    def lifted(self) -> Iterator[None]:
+        """Send to this peer at full speed inside the block: for traffic outside the experiment."""
+        with self.shaped.lifted():
+            yield
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Flush for at most ``timeout`` seconds and close the whole stack."""
+        self.mailbox.close(timeout)
+
+
+def connect_mesh(
+    rank: int,
+    world: int,
+    store: Store,
+    host: str = "127.0.0.1",
+    token: bytes | None = None,
+    shape: LinkShape | None = None,
+    deadline: float = 20.0,
+    connect_timeout: float = 60.0,
+    advertise: str | None = None,
+    seed: int = 0,
+    prefix: str = "thinwire/links",
+) -> dict[int, Peer]:
+    """Return a connected peer for every other rank; all ranks call this, with one ``world`` and ``token``.
+
+    ``host`` is the address to listen at, ``advertise`` the one that others use to get there (default: the
+    same). ``shape`` is applied to what this rank sends. ``deadline``: seconds of silence after which a peer
+    is lost.
+
+    Errors: ``InputError`` for an address off loopback without a token; ``LinkError`` that names the rank that
+    did not come within ``connect_timeout`` seconds; ``AuthError`` for a wrong token.
+    """
+    require(0 <= rank < world, InputError, f"rank {rank} is not one of the {world} ranks 0 to {world - 1}")
+    check_host(host, token)
+    if advertise is None and host in EVERYWHERE:
+        raise InputError(f"others cannot reach {host}; also say by which address they reach this rank")
+    options: dict[str, Any] = {"token": token, "connect_timeout": connect_timeout, "max_message": MAX_SEGMENT}
+    end = monotonic() + connect_timeout
+    peers: dict[int, Peer] = {}
+
+    def add(other: int, link: ZmqLink) -> None:
+        draw = seed * world * world + rank * world + other  # each direction has its own jitter and loss
+        peers[other] = _stack(other, link, shape or LinkShape(), draw, deadline, connect_timeout)
+
+    try:
+        for other in range(rank + 1, world):
+            name = secrets.token_hex(16)  # known to those who can read the store
+            link = ZmqLink.bind(name.encode(), host, peer=f"rank {other}", **options)
+            add(other, link)
+            store.set(f"{prefix}/{rank}-{other}", json.dumps([advertise or host, link.port, name]))
+        for other in range(rank):
+            at, port, name = _address(store, f"{prefix}/{other}-{rank}", other, end - monotonic())
+            add(other, ZmqLink.connect(name.encode(), at, port, peer=f"rank {other}", **options))
+        for peer in peers.values():
+            peer.reliable.wait_alive(max(0.1, end - monotonic()))
+    except BaseException:
+        for peer in peers.values():
+            peer.close(0.0)
+        raise
+    return peers
+
+
+def _stack(rank: int, link: ZmqLink, shape: LinkShape, seed: int, deadline: float, first: float) -> Peer:
+    meter = Metered(link, label_of)
+    shaped = Shaped(meter, shape, seed)
+    # the link below knows better why nobody came (wrong token?), so it gives up first
+    reliable = Reliable(shaped, deadline, first_deadline=first + 5.0)
+    return Peer(rank, Mailbox(reliable), reliable, shaped, meter)
+
+
+def _address(store: Store, key: str, rank: int, timeout: float) -> tuple[str, int, str]:
+    try:
+        wait = getattr(store, "wait", None)
+        if wait is not None:  # torch stores: get alone waits for the store's timeout, not for ours
+            wait([key], timedelta(seconds=max(0.1, timeout)))
+        host, port, name = json.loads(store.get(key))
+    except (RuntimeError, TimeoutError, KeyError) as e:
+        raise LinkError(f"waited {timeout:.0f} s for rank {rank} to publish its address, in vain") from e
+    except (ValueError, TypeError) as e:
+        raise LinkError(f"the address that rank {rank} published cannot be read") from e
+    return host, port, name

@@ -1,0 +1,145 @@
+"""The shape of a slow link, a value that reads from text, and the timetable it gives to messages."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from thinwire.types import InputError, require
+
+SEGMENT = 1448  # bytes of payload in one TCP segment: MTU 1500 less IPv4, TCP and time-stamp headers
+RATES = {"kbit": 125.0, "mbit": 125e3, "gbit": 125e6}  # bytes/s
+TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}  # seconds
+EXAMPLE = "write it like 10mbit,30ms,jitter=2ms,loss=0.1%"
+_NUMBER = re.compile(r"(\d+(?:\.\d*)?|\.\d+)([a-z%]*)")
+
+
+@dataclass(frozen=True)
+class LinkShape:
+    """Rate per direction, one-way delay, jitter and loss of a link; the default is a link left as it is.
+
+    >>> LinkShape.parse("10mbit,30ms,jitter=2ms")
+    LinkShape(rate=1250000.0, delay=0.03, jitter=0.002, loss=0.0)
+    >>> str(LinkShape(rate=125e6, loss=0.001)), str(LinkShape())
+    ('1gbit,loss=0.1%', 'none')
+    """
+
+    rate: float | None = None  # bytes/s
+    delay: float = 0.0  # seconds, one way
+    jitter: float = 0.0  # seconds; each message is late by up to this much more, evenly drawn, order kept
+    loss: float = 0.0  # probability that a segment is lost
+
+    def __post_init__(self) -> None:
+        require(
+            self.rate is None or 0 < self.rate < math.inf,
+            InputError,
+            f"a link rate of {self.rate} bytes/s is not above zero; {EXAMPLE}",
+        )
+        for name in ("delay", "jitter"):
+            value = getattr(self, name)
+            require(
+                0 <= value < math.inf,
+                InputError,
+                f"a link {name} of {value} s is not zero or more; {EXAMPLE}",
+            )
+        require(0 <= self.loss < 1, InputError, f"a link loss of {self.loss:.4g} is not in [0, 1); {EXAMPLE}")
+
+    @property
+    def is_none(self) -> bool:
+        """Whether the link is left as it is."""
+        return self == LinkShape()
+
+    @classmethod
+    def parse(cls, text: str) -> LinkShape:
+        """Read ``none``, or rate (kbit, mbit, gbit), one-way delay (us, ms, s), jitter=, loss= in any order.
+
+        Errors: ``InputError`` that names the part that is wrong.
+        """
+        if text.strip().lower() == "none":
+            return cls()
+        found: dict[str, float] = {}
+        for part in text.lower().split(","):
+            key, value = _part(part.strip(), text)
+            require(
+                key not in found,
+                InputError,
+                f"{part.strip()!r} in link {text!r} is a second {key}; {EXAMPLE}",
+            )
+            found[key] = value
+        return cls(**found)
+
+    def __str__(self) -> str:
+        parts = [] if self.rate is None else [_rate_text(self.rate)]
+        parts += [] if not self.delay else [_time_text(self.delay)]
+        parts += [] if not self.jitter else [f"jitter={_time_text(self.jitter)}"]
+        parts += [] if not self.loss else [f"loss={_digits(self.loss * 100)}%"]
+        return ",".join(parts) or "none"
+
+
+def _part(part: str, text: str) -> tuple[str, float]:
+    key, equals, rest = part.rpartition("=")
+    m = _NUMBER.fullmatch(rest.strip())
+    if m is not None and (not equals or key in ("rate", "delay", "jitter", "loss")):
+        number, unit = float(m[1]), m[2]
+        if unit in RATES and key in ("", "rate"):
+            require(number > 0, InputError, f"the rate {part!r} in link {text!r} is zero; {EXAMPLE}")
+            return "rate", number * RATES[unit]
+        if unit in TIMES and key in ("", "delay", "jitter"):
+            return key or "delay", number * TIMES[unit]
+        if key == "loss" and unit in ("%", ""):
+            return "loss", number / 100 if unit else number
+    raise InputError(f"cannot read {part!r} in link {text!r}; {EXAMPLE}")
+
+
+def _digits(x: float) -> str:
+    return f"{x:.12f}".rstrip("0").rstrip(".")
+
+
+def _rate_text(rate: float) -> str:
+    unit = next((u for u in ("gbit", "mbit") if rate >= RATES[u]), "kbit")
+    return _digits(rate / RATES[unit]) + unit
+
+
+def _time_text(seconds: float) -> str:
+    unit = next((u for u in ("s", "ms") if seconds >= TIMES[u]), "us")
+    return _digits(seconds / TIMES[unit]) + unit
+
+
+class Timetable:
+    """When each message of one direction arrives: a serialiser at the shape's rate, then propagation.
+
+    A message holds the line for size / rate seconds, first come, first served; it arrives when its last
+    byte has left and the delay and its jitter have passed, never before an earlier one. Every segment of
+    ``SEGMENT`` bytes is lost with probability ``loss``; lost segments hold the line once more, and a
+    message that lost any is one round trip late.
+    """
+
+    def __init__(self, shape: LinkShape, seed: int = 0) -> None:
+        self.shape = shape
+        self._rng = np.random.default_rng(seed)
+        self._line_free = 0.0
+        self._last = 0.0
+
+    def arrival(self, now: float, nbytes: int, shaped: bool = True) -> float:
+        """Return when a message of ``nbytes`` sent at ``now`` arrives; not ``shaped``: at once, in order."""
+        due = self._crossing(now, nbytes) if shaped else now
+        self._last = max(self._last, due)
+        return self._last
+
+    def _crossing(self, now: float, nbytes: int) -> float:
+        shape, resent = self.shape, self._resent(nbytes)
+        start = max(now, self._line_free)
+        self._line_free = start + ((nbytes + resent * SEGMENT) / shape.rate if shape.rate else 0.0)
+        late = 2 * shape.delay if resent else 0.0
+        jitter = shape.jitter * self._rng.random() if shape.jitter else 0.0
+        return self._line_free + shape.delay + jitter + late
+
+    def _resent(self, nbytes: int) -> int:
+        total, lost = 0, math.ceil(nbytes / SEGMENT)
+        while self.shape.loss and lost:  # a segment sent again can be lost again
+            lost = int(self._rng.binomial(lost, self.shape.loss))
+            total += lost
+        return total

@@ -1,0 +1,161 @@
+"""A link made slow: rate, delay, jitter and loss of another link, in this process."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from time import monotonic
+
+from thinwire.links.base import Data, Link, LinkEstimate
+from thinwire.links.inbox import failed, pending
+from thinwire.links.metered import redial, wire_bytes
+from thinwire.links.shape import LinkShape, Timetable
+from thinwire.types import LinkError
+
+
+@dataclass(frozen=True)
+class Lateness:
+    """How far behind its timetable a shaped link delivered: what the emulation itself adds, in seconds."""
+
+    messages: int = 0
+    mean: float = 0.0
+    worst: float = 0.0
+
+
+@dataclass
+class _Waiting:
+    due: float
+    data: bytes
+    label: str
+    done: Future[None]
+
+
+class Shaped:
+    """Delay what is sent over ``link`` as ``shape`` says; each direction is shaped by its sender.
+
+    The model is a serialiser, a FIFO of any length and a propagation delay (see ``Timetable``). There are
+    no TCP dynamics in it: no slow start, no idle restart, no congestion control, no drops from a full
+    queue, and loss costs line time and one round trip. Bytes are messages with their frame headers; TCP and
+    IP headers are free. Sending never blocks; a send is done when ``link`` has it. ``seed`` draws jitter
+    and loss.
+    """
+
+    def __init__(
+        self, link: Link, shape: LinkShape, seed: int = 0, clock: Callable[[], float] = monotonic
+    ) -> None:
+        self.shape = shape
+        self._link = link
+        self._clock = clock
+        self._secure = bool(getattr(link, "secure", False))
+        self._timetable = Timetable(shape, seed)
+        self._queue: deque[_Waiting] = deque()
+        self._changed = threading.Condition()
+        self._lifts = 0
+        self._sending = False  # a message has left the queue and is being handed over
+        self._closed: LinkError | None = None
+        self._messages, self._late, self._worst = 0, 0.0, 0.0
+        self._thread: threading.Thread | None = None
+        if not shape.is_none:
+            self._thread = threading.Thread(target=self._run, name=f"shaper to {self.peer}", daemon=True)
+            self._thread.start()
+
+    @property
+    def peer(self) -> str:
+        return self._link.peer
+
+    @property
+    def lateness(self) -> Lateness:
+        """How exact the emulation was so far."""
+        with self._changed:
+            return Lateness(self._messages, self._late / max(1, self._messages), self._worst)
+
+    @contextmanager
+    def lifted(self) -> Iterator[None]:
+        """Send without shaping inside the block, still in order: for traffic outside the experiment.
+
+        A message sent so waits for earlier shaped ones. Only this end's sends are concerned.
+        """
+        with self._changed:
+            self._lifts += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._lifts -= 1
+
+    def send(self, data: Data, label: str = "control") -> Future[None]:
+        if self._thread is None:
+            return self._link.send(data, label)
+        with self._changed:
+            if self._closed is not None:
+                return failed(self._closed)
+            size = wire_bytes(len(data), self._secure)
+            due = self._timetable.arrival(self._clock(), size, not self._lifts)
+            waiting = _Waiting(due, bytes(data), label, pending())
+            self._queue.append(waiting)
+            if len(self._queue) == 1:
+                self._changed.notify_all()
+        return waiting.done
+
+    def recv(self) -> Future[bytes]:
+        return self._link.recv()
+
+    def estimate(self) -> LinkEstimate:
+        return self._link.estimate()
+
+    def redial(self) -> None:
+        """Ask the link below for a new connection, where it can make one."""
+        redial(self._link)
+
+    def close(self, timeout: float = 5.0) -> None:
+        end = monotonic() + timeout
+        with self._changed:
+            self._changed.wait_for(lambda: not (self._queue or self._sending), timeout)
+            self._closed = self._closed or LinkError(f"this end closed the link to {self.peer}")
+            dropped, self._queue = self._queue, deque()
+            self._changed.notify_all()
+        for waiting in dropped:
+            waiting.done.set_exception(LinkError(str(self._closed)))
+        if self._thread is not None:
+            self._thread.join(10.0)
+        self._link.close(max(0.0, end - monotonic()))
+
+    def _run(self) -> None:
+        while (waiting := self._next()) is not None:
+            sent = self._link.send(waiting.data, waiting.label)
+            sent.add_done_callback(partial(_pass_on, waiting.done))
+            with self._changed:
+                self._sending = False
+                self._changed.notify_all()
+
+    def _next(self) -> _Waiting | None:
+        with self._changed:
+            while self._closed is None:
+                if not self._queue:
+                    self._changed.wait()
+                    continue
+                late = self._clock() - self._queue[0].due
+                if late >= 0:
+                    self._note(late)
+                    self._sending = True
+                    return self._queue.popleft()
+                self._changed.wait(-late)
+        return None
+
+    def _note(self, late: float) -> None:
+        self._messages += 1
+        self._late += late
+        self._worst = max(self._worst, late)
+
+
+def _pass_on(done: Future[None], source: Future[None]) -> None:
+    error = source.exception()
+    if error is None:
+        done.set_result(None)
+    else:
+        done.set_exception(error)
