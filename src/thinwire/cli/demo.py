@@ -34,7 +34,5 @@ def demo(given: dict[str, Any]) -> None:
     """
     configs = configs_of(RECIPES, given)
     if not given.get("json"):
-        tell(
-            f"three runs of {given['steps']} steps over a link of {given['link']}; about five minutes on two cores"
-        )
+        tell(f"three runs of {given['steps']} steps over a link of {given['link']}, one after another")
     run_all(configs, Path(given["out"]))

@@ -9,7 +9,7 @@ import errno
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import typer
@@ -19,14 +19,29 @@ from thinwire.types import ThinwireError
 
 BAD_INPUT = 2
 INTERRUPTED = 130
-UsageError = typer.BadParameter.__mro__[1]  # Typer carries its own copy of Click in later versions
+UsageError: type[Exception] = typer.BadParameter.__mro__[
+    1
+]  # Typer carries its own copy of Click in later versions
 
 
 class Program(TyperGroup):
     """A group of commands that ends every failure in one sentence and its exit code."""
 
-    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
-        code = guarded(lambda: super(Program, self).main(*args, standalone_mode=False, **extra))
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        run = super().main
+        code = guarded(
+            lambda: run(
+                args, prog_name, complete_var, False, windows_expand_args=windows_expand_args, **extra
+            )
+        )
         if standalone_mode:
             sys.exit(code)
         return code
@@ -54,7 +69,8 @@ def guarded(call: Callable[[], Any]) -> int:
 def _usage(error: Any) -> str:
     """Return Typer's message as one sentence that ends with where to look."""
     command = getattr(getattr(error, "ctx", None), "command_path", "thinwire")
-    return f"{' '.join(error.format_message().split()).rstrip('.')}; see {command} --help"
+    text = " ".join(error.format_message().split()).replace(". Did", ", did").rstrip(".?")
+    return f"{text}; see {command} --help"
 
 
 def _say(sentence: str, code: int) -> int:

@@ -1,12 +1,10 @@
-"""Command-line options made from the fields of ``TrainConfig``: one list of names, defaults and help texts."""
+"""Command-line options made from ``TrainConfig``'s fields: one list of names, defaults and help texts."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 import os
-import types
-import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,10 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from thinwire.lab.config import JOB, TrainConfig, read_toml
-from thinwire.lab.config_checks import flag
+from thinwire.lab.config_checks import flag, from_text
 
 FIELDS = {f.name: f for f in dataclasses.fields(TrainConfig)}
-_HINTS = typing.get_type_hints(TrainConfig)
 ConfigFile = Annotated[
     Path | None,
     typer.Option(
@@ -41,7 +38,7 @@ def with_config(
     def decorate(command: Command) -> Command:
         def run(**arguments: Any) -> None:
             file = arguments.pop("config", None)
-            given = {n: v for n in names if (v := arguments.pop(n)) is not None}
+            given = {n: from_text(TrainConfig, n, v) for n in names if (v := arguments.pop(n)) is not None}
             command(given=base | (read_toml(file) if file else {}) | given, **arguments)
 
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "given"]
@@ -72,13 +69,8 @@ def _annotation(name: str, defaults: Mapping[str, Any]) -> Any:
     option = typer.Option(
         declared, help=text, metavar=f.metadata["metavar"] or None, rich_help_panel=f.metadata["panel"]
     )
-    return Annotated[_plain(_HINTS[name]) | None, option]
-
-
-def _plain(hint: Any) -> Any:
-    if isinstance(hint, types.UnionType):
-        return next(h for h in typing.get_args(hint) if h is not type(None))
-    return hint
+    # Numbers come in as text, so that one place, TrainConfig's, refuses wrong ones in one wording.
+    return Annotated[bool | None if isinstance(f.default, bool) else str | None, option]
 
 
 def is_leader() -> bool:

@@ -24,11 +24,12 @@ def train(given: dict[str, Any]) -> None:
 
     thinwire train --recipe direct:bits=4 --link 10mbit,30ms --steps 60 --epochs 3
 
-    torchrun --nnodes 2 --nproc-per-node 1 --rdzv-endpoint HOST:29500 -m thinwire train --host ADDRESS --token-file t
+    torchrun --nnodes 2 --nproc-per-node 1 --rdzv-endpoint HOST:29500 -m thinwire train --host ADDRESS
     """
+    config = TrainConfig.from_dict(given)
+    # After the checks: a wrong option is refused before the engine is even imported.
     from thinwire.lab.launch import launch
 
-    config = TrainConfig.from_dict(given)
     out = launch(config)
     if not is_leader():
         return

@@ -61,10 +61,9 @@ def typed(config: TrainConfig) -> dict[str, Any]:
 
 
 def _coerce(name: str, value: Any, hint: Any) -> Any:
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    if value is None and type(None) in options:
+    want = _plain(hint)
+    if value is None and want is not hint:
         return None
-    want = next(o for o in options if o is not type(None))
     if want is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, want) or (isinstance(value, bool) and want is not bool):
@@ -72,6 +71,23 @@ def _coerce(name: str, value: Any, hint: Any) -> Any:
     if want is float and not math.isfinite(value):
         raise InputError(f"{flag(name)} is {value}; give a finite number")
     return value
+
+
+def from_text(cls: type, name: str, text: Any) -> Any:
+    """Return an option's text in its field's type; flags come as they are."""
+    want = _plain(typing.get_type_hints(cls)[name])
+    if not isinstance(text, str) or want is str:
+        return text
+    try:
+        return want(text)
+    except ValueError as e:
+        raise InputError(f"{flag(name)} takes {WORDS[want]}, not {text!r}") from e
+
+
+def _plain(hint: Any) -> Any:
+    if isinstance(hint, types.UnionType):
+        return next(h for h in typing.get_args(hint) if h is not type(None))
+    return hint
 
 
 def check(config: TrainConfig) -> None:
