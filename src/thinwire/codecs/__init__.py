@@ -6,11 +6,27 @@ from functools import lru_cache
 
 from thinwire import spec
 from thinwire.codecs.base import Codec, FixedRate, Layout, check_layout, layout_nbytes
+from thinwire.codecs.entropy import Entropy
+from thinwire.codecs.inner import fixed_layout, is_fixed_rate
 from thinwire.codecs.raw import Cast, Raw
+from thinwire.codecs.sparse import HardThreshold, RandomK, TopK
+from thinwire.codecs.transform import ChannelMean, Hadamard, Sink
 from thinwire.codecs.uniform import Uniform
 from thinwire.types import PayloadError
 
-REGISTRY: dict[str, type] = {c.__name__: c for c in (Raw, Cast, Uniform)}
+_CODECS: tuple[type, ...] = (
+    Raw,
+    Cast,
+    Uniform,
+    TopK,
+    RandomK,
+    HardThreshold,
+    Hadamard,
+    ChannelMean,
+    Sink,
+    Entropy,
+)
+REGISTRY: dict[str, type] = {c.__name__: c for c in _CODECS}
 
 
 @lru_cache(maxsize=256)
@@ -31,11 +47,21 @@ def parse_codec(text: str) -> Codec:
 __all__ = [
     "REGISTRY",
     "Cast",
+    "ChannelMean",
     "Codec",
+    "Entropy",
     "FixedRate",
+    "Hadamard",
+    "HardThreshold",
     "Layout",
+    "RandomK",
     "Raw",
+    "Sink",
+    "TopK",
+    "Uniform",
     "check_layout",
+    "fixed_layout",
+    "is_fixed_rate",
     "layout_nbytes",
     "parse_codec",
 ]

@@ -100,13 +100,17 @@ def _unpack(packed: Tensor, bits: int, n: int, planes: int, width: int) -> Tenso
         raise PayloadError(f"{packed.numel()} bytes of {packed.dtype} do not hold {n} codes of {bits} bits")
     if planes == 1:
         return packed
-    words = packed.reshape(width, m)
+    words, mask = packed.reshape(width, m), (1 << bits) - 1
     codes = torch.empty(planes * m, dtype=torch.uint8, device=packed.device)
     for k in range(planes):
         plane = codes[k * m : (k + 1) * m]
         byte, shift = divmod(k * bits, 8)
+        if not shift:
+            torch.bitwise_and(words[byte], mask, out=plane)
+            continue
         torch.bitwise_right_shift(words[byte], shift, out=plane)
         if shift + bits > 8:
             plane.add_(words[byte + 1], alpha=1 << (8 - shift))
-        plane.bitwise_and_((1 << bits) - 1)
+        if shift + bits != 8:
+            plane.bitwise_and_(mask)
     return codes[:n]

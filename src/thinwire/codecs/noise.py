@@ -1,4 +1,4 @@
-"""Reproducible randomness without state: a hash of the content picks it, so the same input gives the same bytes.
+"""Reproducible randomness without state: a hash of the content picks it, so equal inputs give equal bytes.
 
 Nothing here depends on the library version or the device: all of it is integer arithmetic modulo 2**64.
 """
@@ -10,25 +10,34 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-TABLE = 1 << 18
+TABLE = 1 << 16
 _GOLDEN = 0x9E3779B97F4A7C15
+_MIX1, _MIX2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
 
 
 def mix(z: Tensor) -> Tensor:
-    """Return a hash of each int64 (finaliser of SplitMix64; Steele, Lea and Flood 2014, "Fast splittable PRNGs")."""
-    z = (z ^ _shift(z, 30)) * _signed(0xBF58476D1CE4E5B9)
-    z = (z ^ _shift(z, 27)) * _signed(0x94D049BB133111EB)
+    """Return a hash of each int64: the finaliser of SplitMix64 (Steele et al. 2014, "Fast splittable...")."""
+    z = (z ^ _shift(z, 30)) * _signed(_MIX1)
+    z = (z ^ _shift(z, 27)) * _signed(_MIX2)
     return z ^ _shift(z, 31)
 
 
+def mix_int(z: int) -> int:
+    """Return the hash of one unsigned 64-bit number."""
+    z = ((z ^ (z >> 30)) * _MIX1) & _MASK
+    z = ((z ^ (z >> 27)) * _MIX2) & _MASK
+    return z ^ (z >> 31)
+
+
 def fingerprint(x: Tensor, seed: int = 0) -> int:
-    """Return a 63-bit hash of the bits of ``x`` (float32, contiguous), whatever the order of summation."""
-    words = x.flatten().view(torch.int32)
+    """Return a 64-bit hash of ``seed`` and the bits of ``x`` (float32), whatever the order of summation."""
+    words = x.reshape(-1).view(torch.int32)
     even = words.numel() // 2 * 2
-    total = int(words[:even].view(torch.int64).sum()) + int(words[even:].sum(dtype=torch.int64))
-    state = torch.tensor(_signed((total + (seed + 1) * _GOLDEN) & _MASK), dtype=torch.int64)
-    return int(mix(state)) & (_MASK >> 1)
+    total = int(words[:even].view(torch.int64).sum())
+    if even < words.numel():
+        total += int(words[even])
+    return mix_int((total + (seed + 1) * _GOLDEN) & _MASK)
 
 
 def uniforms(key: int, n: int, device: torch.device | str = "cpu") -> Tensor:
@@ -38,18 +47,18 @@ def uniforms(key: int, n: int, device: torch.device | str = "cpu") -> Tensor:
 
 
 def add_dither(y: Tensor, key: int, start: int = 0) -> None:
-    """Add noise, uniform in (-1/2, 1/2), to ``y`` (flat float32) in place; ``start`` is the index of ``y[0]``.
+    """Add noise uniform in (-1/2, 1/2) to ``y`` (flat float32) in place; ``start`` is the index of ``y[0]``.
 
-    The noise is read from one table of 2**18 evenly spaced values in random order, from an offset that
-    ``key`` gives, anew every 2**18 elements: far cheaper than drawing it, and its mean is exactly zero.
+    The noise is read from one table of 2**16 evenly spaced values in random order, from an offset that
+    ``key`` gives, anew every 2**16 elements: far cheaper than drawing it, and its mean is exactly zero.
     """
     table = _table(y.device.type, y.device.index)
     done = 0
     while done < y.numel():
         lap, at = divmod(start + done, TABLE)
         n = min(y.numel() - done, TABLE - at)
-        offset = ((key + lap * _GOLDEN) * _GOLDEN & _MASK) >> 46
-        y[done : done + n].add_(table[offset + at : offset + at + n])
+        first = mix_int((key + lap * _GOLDEN) & _MASK) % TABLE + at
+        y[done : done + n].add_(table[first : first + n])
         done += n
 
 

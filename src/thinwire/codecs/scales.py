@@ -1,4 +1,4 @@
-"""Quantiser scales on the wire: positive normal floats of few significant bits, rounded up so that nothing clips.
+"""Quantiser scales on the wire: positive normal floats of few significant bits, rounded up: nothing clips.
 
 =========  =====  ===========================================================================================
 format     bytes  a scale is
@@ -9,12 +9,13 @@ e5m3       1      4 significant bits over the 31 octaves below the tensor's larg
                   one more byte at the end of the part
 =========  =====  ===========================================================================================
 
-A code of at most 8 bits times such a scale has at most 19 significant bits, so the product is exact in float32
-and no scale is denormal: fused or separate multiply-add, on any device, give the same reconstruction.
+A code of at most 8 bits times such a scale has at most 19 significant bits, so the product is exact in
+float32, and none is denormal: fused or separate multiply-add, on any device, give the same reconstruction.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -42,7 +43,7 @@ OCTAVES = 32 * 8  # codes of one e5m3 byte: 32 octaves of 8 steps
 
 
 def store(scale: Tensor, name: str) -> Tensor:
-    """Return ``scale`` (finite float32 [n], at least 0) in wire form, rounded up within the format's range."""
+    """Return ``scale`` (float32 [n], finite, not negative) in wire form, rounded up within the range."""
     f = FORMATS[name]
     drop = 23 - f.mantissa
     ticks = (scale.clamp(f.low, f.high).view(torch.int32) + ((1 << drop) - 1)) >> drop
@@ -56,18 +57,23 @@ def store(scale: Tensor, name: str) -> Tensor:
 
 
 def load(stored: Tensor, name: str) -> Tensor:
-    """Return the scales of a wire form as float32 [n]; ``PayloadError`` for a value that ``store`` never writes."""
+    """Return the scales of a wire form, float32 [n]; ``PayloadError`` for one that ``store`` never writes."""
     f = FORMATS[name]
-    if name == "e5m3":
-        ticks = stored[:-1].to(torch.int32) + ((stored[-1:].to(torch.int32) + 1) * 8 - OCTAVES)
-        ticks = ticks.clamp_(_ticks(f.low), _ticks(f.high))
-        return (ticks << 20).view(torch.float32)
-    scale = stored.to(torch.float32)
-    if scale.numel():
+    scale = expand(stored, name)
+    if scale.numel() and name != "e5m3":  # every e5m3 byte is a scale
         low, high = torch.aminmax(scale)
         if not bool((low >= f.low) & (high <= f.high)):  # false for NaN too
             raise PayloadError(f"a {name} scale lies outside {f.low:g}..{f.high:g}")
     return scale
+
+
+def expand(stored: Tensor, name: str) -> Tensor:
+    """Return the scales of a trusted wire form, float32 [n]."""
+    if name != "e5m3":
+        return stored.to(torch.float32)
+    f = FORMATS[name]
+    ticks = stored[:-1].to(torch.int32) + ((stored[-1:].to(torch.int32) + 1) * 8 - OCTAVES)
+    return (ticks.clamp_(_ticks(f.low), _ticks(f.high)) << 20).view(torch.float32)
 
 
 def stored_numel(n: int, name: str) -> int:
@@ -76,4 +82,4 @@ def stored_numel(n: int, name: str) -> int:
 
 
 def _ticks(power_of_two: float) -> int:
-    return int(torch.tensor(power_of_two).view(torch.int32)) >> 20
+    return (127 + int(math.log2(power_of_two))) * 8

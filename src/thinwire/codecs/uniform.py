@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -25,15 +26,15 @@ _ROUNDER = (
 class Uniform(Spec):
     """Code each value as an integer of ``bits`` bits times a scale that ``scale`` says who shares.
 
-    The levels are symmetric: -top..top with top = 2**(bits-1) - 1, zero among them; with 1 bit they are -1 and
-    1. A scale belongs to the ``tensor``, to each ``channel`` (index of the last dimension, over all others, as
-    in AQ-SGD), to each ``token`` (row of the last dimension) or to each ``group`` of ``group`` consecutive
-    values in a row. It is the largest magnitude over ``top``; with 1 bit and nearest rounding, the mean
-    magnitude (Bernstein et al. 2018, "signSGD"). ``clip`` below 1 shrinks it, so outliers saturate.
+    The levels are symmetric: -top..top with top = 2**(bits-1) - 1, zero among them; with 1 bit they are -1
+    and 1. A scale belongs to the ``tensor``, to each ``channel`` (index of the last dimension, over all
+    others, as in AQ-SGD), to each ``token`` (row of the last dimension) or to each ``group`` of ``group``
+    consecutive values in a row. It is the largest magnitude over ``top``; with 1 bit and nearest rounding
+    the mean magnitude (Bernstein et al. 2018, "signSGD"). ``clip`` below 1 shrinks it: outliers saturate.
 
-    ``nearest`` rounding errs by at most half a scale. ``stochastic`` is unbiased (with ``clip=1``), and still
-    a pure function of the values and ``seed``. ``scale_dtype``: see ``thinwire.codecs.scales``; magnitudes above
-    top times its largest scale saturate.
+    ``nearest`` rounding errs by at most half a scale. ``stochastic`` is unbiased (with ``clip=1``), and
+    still a pure function of the values and ``seed``. For ``scale_dtype`` see ``thinwire.codecs.scales``;
+    magnitudes above top times its largest scale saturate.
 
     Any shape, any float dtype (computed in float32). Errors: ``InputError`` for a NaN or an infinity, noticed
     in the scales.
@@ -90,8 +91,10 @@ class Uniform(Spec):
         """Return the codes of ``x``, uint8 [numel], level -top being 0, and its scales in wire form."""
         grid = self._grid(TensorSpec.of(x))
         values = grid.spread(x.detach().to(torch.float32).contiguous())
-        stored = scales.store(self._steps(values, grid), self.scale_dtype)
-        codes = self._codes(values, grid, scales.load(stored, self.scale_dtype))
+        steps, peak = self._steps(values, grid)
+        stored = scales.store(steps, self.scale_dtype)
+        clips = self.clip < 1 or peak > scales.FORMATS[self.scale_dtype].high
+        codes = self._codes(values, grid, scales.expand(stored, self.scale_dtype), clips)
         return grid.gather(codes), stored
 
     def dequantise(self, codes: Tensor, stored: Tensor, spec: TensorSpec) -> Tensor:
@@ -109,19 +112,20 @@ class Uniform(Spec):
     def _grid(self, spec: TensorSpec) -> Grid:
         return Grid.of(spec, self.scale, self.group)
 
-    def _steps(self, values: Tensor, grid: Grid) -> Tensor:
-        """Return the wanted scales: float32 [scales], finite."""
+    def _steps(self, values: Tensor, grid: Grid) -> tuple[Tensor, float]:
+        """Return the wanted scales, float32 [scales], and the largest of them."""
         if not values.numel():
-            return values.new_zeros(grid.scales)
+            return values.new_zeros(grid.scales), 0.0
         mean = self.bits == 1 and self.rounding == "nearest"
         steps = (grid.means(values) if mean else grid.peaks(values)).mul_(self.clip / self.top)
-        if not bool(steps.amax().isfinite()):
+        peak = float(steps.amax())
+        if not math.isfinite(peak):
             raise InputError(
                 "a NaN or infinite value cannot be quantised; look for the overflow that made it"
             )
-        return steps
+        return steps, peak
 
-    def _codes(self, values: Tensor, grid: Grid, step: Tensor) -> Tensor:
+    def _codes(self, values: Tensor, grid: Grid, step: Tensor, clips: bool) -> Tensor:
         codes = torch.empty(values.shape, dtype=torch.uint8, device=values.device)
         dither = self.rounding == "stochastic"
         key = fingerprint(values, self.seed) if dither else 0
@@ -131,6 +135,8 @@ class Uniform(Spec):
             y = torch.mul(block, factor, out=scratch[: len(block)])
             if dither:
                 add_dither(y.view(-1), key, at * grid.width)
+            if clips or dither:
+                y.clamp_(-self.top, self.top)
             self._round(y, codes[at : at + len(block)])
         return codes
 
@@ -138,8 +144,7 @@ class Uniform(Spec):
         if self.bits == 1:
             codes.copy_(y >= 0)
         else:
-            y.clamp_(-self.top, self.top).add_(_ROUNDER + self.top)
-            codes.copy_(y.view(torch.int32))  # keeps the low byte
+            codes.copy_(y.add_(_ROUNDER + self.top).view(torch.int32))  # keeps the low byte
 
 
 def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:

@@ -1,0 +1,49 @@
+"""What codecs that are built of other codecs share."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thinwire.codecs.base import Codec, FixedRate, Layout
+from thinwire.types import InputError, Payload, PayloadError, TensorSpec
+
+
+def is_fixed_rate(codec: Codec) -> bool:
+    """Return whether the payload sizes of ``codec`` and all codecs inside it follow from the spec alone."""
+    return isinstance(codec, FixedRate) and all(is_fixed_rate(c) for c in _members(codec))
+
+
+def fixed_layout(codec: Codec, spec: TensorSpec) -> Layout:
+    """Return the layout of a fixed-rate codec; ``InputError`` for any other."""
+    if not isinstance(codec, FixedRate) or not is_fixed_rate(codec):
+        raise InputError(f"{codec} has no fixed payload size; use one that has, such as Uniform(bits=4)")
+    return codec.layout(spec)
+
+
+def decode_as(codec: Codec, spec: TensorSpec, parts: tuple[Tensor, ...]) -> Tensor:
+    """Decode ``parts`` that ``codec`` made of a tensor of ``spec``."""
+    return codec.decode(Payload(spec, parts))
+
+
+def head(payload: Payload, dtype: torch.dtype, n: int) -> Tensor:
+    """Return the first part of a payload; ``PayloadError`` unless it is ``n`` values of ``dtype``."""
+    part = payload.parts[0] if payload.parts else None
+    if part is None or part.dtype != dtype or part.shape != (n,):
+        found = "nothing" if part is None else f"{part.numel()} values of {part.dtype}"
+        raise PayloadError(f"payload for {payload.spec.shape} begins with {found}, expected {n} of {dtype}")
+    return part
+
+
+def require_codec(name: str, value: Any) -> None:
+    """Raise ``InputError`` unless ``value`` is a codec."""
+    if not isinstance(value, Codec):
+        raise InputError(f"{name}={value!r} is not a codec; give one such as Uniform(bits=4)")
+
+
+def _members(codec: Any) -> list[Codec]:
+    values = [getattr(codec, f.name) for f in fields(codec)] if is_dataclass(codec) else []
+    return [v for v in values if isinstance(v, Codec)]

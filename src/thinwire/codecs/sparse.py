@@ -1,0 +1,209 @@
+"""Sparse codecs: some values travel, the others decode to zero.
+
+Where the receiver cannot know which, their indices go first: as increasing int32, or as a mask of one bit a
+value where that is smaller, which is where more than one value in 32 is kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from thinwire.codecs.base import Codec, Layout, layout_nbytes
+from thinwire.codecs.bits import pack, packed_nbytes, unpack
+from thinwire.codecs.inner import decode_as, fixed_layout, head, require_codec
+from thinwire.codecs.noise import fingerprint, uniforms
+from thinwire.codecs.raw import Raw
+from thinwire.spec import Spec
+from thinwire.types import InputError, Payload, PayloadError, TensorSpec, require
+
+MAX_NUMEL = 2**31 - 1
+
+
+@dataclass(frozen=True, repr=False)
+class TopK(Spec):
+    """Keep the largest magnitudes: ``ratio`` of all values, at least one; code them by ``values``.
+
+    Aji and Heafield 2017, "Sparse communication for distributed gradient descent"; use with error feedback.
+
+    >>> import torch
+    >>> codec = TopK(ratio=0.5)
+    >>> codec.decode(codec.encode(torch.tensor([1.0, -4.0, 0.5, 3.0])))
+    tensor([ 0., -4.,  0.,  3.])
+    """
+
+    ratio: float
+    values: Codec = Raw()  # noqa: RUF009 -- frozen
+
+    def __post_init__(self) -> None:
+        _check(self.ratio, self.values)
+
+    def encode(self, x: Tensor) -> Payload:
+        flat = _flat(x)
+        k = _count(self.ratio, flat.numel())
+        index = flat.abs().topk(k, sorted=False).indices.sort().values
+        return _payload(x, index, self.values)
+
+    def decode(self, payload: Payload) -> Tensor:
+        n = payload.spec.numel
+        k = _count(self.ratio, n)
+        dtype, length = _index_layout(k, n)
+        index = _indices(head(payload, dtype, length), n)
+        if index.numel() != k:
+            raise PayloadError(f"a mask marks {index.numel()} values, expected {k}")
+        return _scatter(payload, index, self.values)
+
+    def layout(self, spec: TensorSpec) -> Layout:
+        k = _count(self.ratio, spec.numel)
+        return _index_layout(k, spec.numel), *fixed_layout(self.values, _vector(k, spec))
+
+    def nbytes(self, spec: TensorSpec) -> int:
+        k = _count(self.ratio, spec.numel)
+        return layout_nbytes((_index_layout(k, spec.numel),)) + self.values.nbytes(_vector(k, spec))
+
+
+@dataclass(frozen=True, repr=False)
+class RandomK(Spec):
+    """Keep ``ratio`` of all values, one at random out of each of as many equal runs; code them by ``values``.
+
+    Which ones, both ends compute from the eight bytes that go first, a hash of the content and ``seed``: no
+    indices travel. ``unbiased`` multiplies the kept values by the length of their run, so the expectation of
+    the decoded tensor is the tensor (Stich et al. 2018, "Sparsified SGD with memory"); leave it off with
+    error feedback.
+
+    >>> import torch
+    >>> RandomK(ratio=0.25).nbytes(TensorSpec((8, 8)))
+    72
+    """
+
+    ratio: float
+    seed: int = 0
+    values: Codec = Raw()  # noqa: RUF009 -- frozen
+    unbiased: bool = False
+
+    def __post_init__(self) -> None:
+        _check(self.ratio, self.values)
+
+    def encode(self, x: Tensor) -> Payload:
+        flat = _flat(x)
+        key = fingerprint(flat.to(torch.float32), self.seed) >> 1  # a positive int64
+        index, run = self._choose(key, flat.numel(), x.device)
+        kept = flat[index]
+        if self.unbiased:
+            kept = kept * run.to(kept.dtype)
+        nonce = torch.tensor([key], dtype=torch.int64, device=x.device)
+        return Payload(TensorSpec.of(x), (nonce, *self.values.encode(kept).parts))
+
+    def decode(self, payload: Payload) -> Tensor:
+        key = int(head(payload, torch.int64, 1))
+        index, _ = self._choose(key, payload.spec.numel, payload.parts[0].device)
+        return _scatter(payload, index, self.values)
+
+    def layout(self, spec: TensorSpec) -> Layout:
+        k = _count(self.ratio, spec.numel)
+        return (torch.int64, 1), *fixed_layout(self.values, _vector(k, spec))
+
+    def nbytes(self, spec: TensorSpec) -> int:
+        return 8 + self.values.nbytes(_vector(_count(self.ratio, spec.numel), spec))
+
+    def _choose(self, key: int, n: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return the indices that ``key`` stands for, increasing, and the length of the run of each."""
+        _fits(n)
+        k = _count(self.ratio, n)
+        edge = torch.arange(k + 1, dtype=torch.int64, device=device) * n // max(1, k)
+        run = edge[1:] - edge[:-1]
+        return edge[:-1] + (uniforms(key, k, device) * run >> 32), run
+
+
+@dataclass(frozen=True, repr=False)
+class HardThreshold(Spec):
+    """Keep the values of magnitude ``threshold`` and above, however many; code them by ``values``.
+
+    Sahu et al. 2021, "Rethinking gradient sparsification as total error minimization".
+
+    >>> import torch
+    >>> codec = HardThreshold(threshold=1.0)
+    >>> codec.decode(codec.encode(torch.tensor([0.5, -2.0])))
+    tensor([ 0., -2.])
+    """
+
+    threshold: float
+    values: Codec = Raw()  # noqa: RUF009 -- frozen
+
+    def __post_init__(self) -> None:
+        require_codec("values", self.values)
+        require(
+            0 <= self.threshold < float("inf"), InputError, f"threshold={self.threshold} is not 0 or more"
+        )
+
+    def encode(self, x: Tensor) -> Payload:
+        return _payload(x, (_flat(x).abs() >= self.threshold).nonzero().flatten(), self.values)
+
+    def decode(self, payload: Payload) -> Tensor:
+        if not payload.parts:
+            raise PayloadError("a sparse payload without indices")
+        return _scatter(payload, _indices(payload.parts[0], payload.spec.numel), self.values)
+
+    def nbytes(self, spec: TensorSpec) -> int:
+        return packed_nbytes(spec.numel, 1) + self.values.nbytes(_vector(spec.numel, spec))
+
+
+def _check(ratio: float, values: Codec) -> None:
+    require_codec("values", values)
+    require(
+        0 < ratio <= 1, InputError, f"ratio={ratio} is not in (0, 1]; give the share of the values to keep"
+    )
+
+
+def _fits(n: int) -> None:
+    require(
+        n <= MAX_NUMEL, InputError, f"a sparse codec indexes at most {MAX_NUMEL} values, got {n}; cut it up"
+    )
+
+
+def _flat(x: Tensor) -> Tensor:
+    _fits(x.numel())
+    return x.detach().reshape(-1)
+
+
+def _count(ratio: float, n: int) -> int:
+    return min(n, max(1, round(ratio * n)))
+
+
+def _vector(k: int, spec: TensorSpec) -> TensorSpec:
+    return TensorSpec((k,), spec.dtype)
+
+
+def _index_layout(k: int, n: int) -> tuple[torch.dtype, int]:
+    mask = packed_nbytes(n, 1)
+    return (torch.uint8, mask) if mask < 4 * k else (torch.int32, k)
+
+
+def _payload(x: Tensor, index: Tensor, values: Codec) -> Payload:
+    kept = values.encode(_flat(x)[index]).parts
+    dtype, _ = _index_layout(index.numel(), x.numel())
+    if dtype == torch.int32:
+        return Payload(TensorSpec.of(x), (index.to(torch.int32), *kept))
+    mask = torch.zeros(x.numel(), dtype=torch.uint8, device=x.device).index_fill_(0, index, 1)
+    return Payload(TensorSpec.of(x), (pack(mask, 1), *kept))
+
+
+def _indices(part: Tensor, n: int) -> Tensor:
+    """Return the indices of a list or mask, int64, increasing and below ``n``; else ``PayloadError``."""
+    if part.dtype == torch.uint8:
+        return unpack(part, 1, n).nonzero().flatten()
+    if part.dtype != torch.int32 or part.dim() != 1:
+        raise PayloadError(f"indices of {part.dtype} and shape {tuple(part.shape)}, expected int32 or a mask")
+    index = part.to(torch.int64)
+    if index.numel() and not bool((index[0] >= 0) & (index[-1] < n) & (index[1:] > index[:-1]).all()):
+        raise PayloadError(f"indices that are not increasing within 0..{n - 1}")
+    return index
+
+
+def _scatter(payload: Payload, index: Tensor, values: Codec) -> Tensor:
+    spec = payload.spec
+    kept = decode_as(values, _vector(index.numel(), spec), payload.parts[1:])
+    flat = torch.zeros(spec.numel, dtype=spec.dtype, device=kept.device)
+    return flat.index_copy_(0, index, kept).reshape(spec.shape)

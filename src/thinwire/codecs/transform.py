@@ -1,0 +1,188 @@
+"""Transforms: make a tensor easier to code, and undo it to the same bits on every device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from thinwire.codecs.base import Codec, Layout, layout_nbytes
+from thinwire.codecs.inner import decode_as, fixed_layout, head, require_codec
+from thinwire.codecs.uniform import Uniform
+from thinwire.spec import Spec
+from thinwire.types import InputError, Payload, TensorSpec, require
+
+
+@dataclass(frozen=True, repr=False)
+class Hadamard(Spec):
+    """Mix each ``block`` consecutive values of a row by a Hadamard matrix, then code them by ``inner``.
+
+    An outlier is spread over its block, which suits a coarse quantiser. ``block`` is a power of two; what is
+    left of a row after whole blocks stays as it is. The factor 1/block is on the encoder's side, so decoding
+    is additions and subtractions in a fixed order: the same bits everywhere. Ashkboos et al. 2024, "QuaRot".
+
+    >>> import torch
+    >>> codec = Hadamard(Uniform(bits=2), block=4)
+    >>> codec.encode(torch.tensor([0.0, 0.0, 8.0, 0.0])).parts[1]
+    tensor([2.], dtype=torch.bfloat16)
+    >>> codec.decode(codec.encode(torch.tensor([0.0, 0.0, 8.0, 0.0])))
+    tensor([0., 0., 8., 0.])
+    """
+
+    inner: Codec
+    block: int = 32
+
+    def __post_init__(self) -> None:
+        require_codec("inner", self.inner)
+        power = self.block >= 2 and not self.block & (self.block - 1)
+        require(power and self.block <= 4096, InputError, f"block={self.block} is no power of two in 2..4096")
+
+    def encode(self, x: Tensor) -> Payload:
+        mixed = self._mix(x.detach().to(torch.float32), 1 / self.block)
+        return Payload(TensorSpec.of(x), self.inner.encode(mixed).parts)
+
+    def decode(self, payload: Payload) -> Tensor:
+        mixed = decode_as(self.inner, _single(payload.spec), payload.parts)
+        return _to(self._mix(mixed, 1.0), payload.spec.dtype)
+
+    def layout(self, spec: TensorSpec) -> Layout:
+        return fixed_layout(self.inner, _single(spec))
+
+    def nbytes(self, spec: TensorSpec) -> int:
+        return self.inner.nbytes(_single(spec))
+
+    def _mix(self, x: Tensor, factor: float) -> Tensor:
+        last = x.shape[-1] if x.dim() else 0
+        whole = last // self.block * self.block
+        if not whole or not x.numel():
+            return x
+        y = _butterflies(x[..., :whole].reshape(-1, self.block), factor).reshape(*x.shape[:-1], whole)
+        return y if whole == last else torch.cat([y, x[..., whole:]], -1)
+
+
+@dataclass(frozen=True, repr=False)
+class ChannelMean(Spec):
+    """Send each channel's mean (over all but the last dimension) as float16, and the rest by ``inner``.
+
+    A few constant outlier channels carry most of the energy of a language model's hidden state.
+
+    >>> import torch
+    >>> codec = ChannelMean(Uniform(bits=2))
+    >>> codec.decode(codec.encode(torch.tensor([[100.0, 1.0], [100.0, 3.0]])))
+    tensor([[100.,   1.],
+            [100.,   3.]])
+    """
+
+    inner: Codec
+
+    def __post_init__(self) -> None:
+        require_codec("inner", self.inner)
+
+    def encode(self, x: Tensor) -> Payload:
+        y = x.detach().to(torch.float32)
+        rows = y.reshape(-1, _channels(x.shape)) if y.numel() else y.new_zeros((1, _channels(x.shape)))
+        mean = rows.mean(0).clamp_(-65504.0, 65504.0).to(torch.float16)
+        return Payload(TensorSpec.of(x), (mean, *self.inner.encode(y - mean).parts))
+
+    def decode(self, payload: Payload) -> Tensor:
+        mean = head(payload, torch.float16, _channels(payload.spec.shape))
+        rest = decode_as(self.inner, _single(payload.spec), payload.parts[1:])
+        return _to(rest + mean, payload.spec.dtype)
+
+    def layout(self, spec: TensorSpec) -> Layout:
+        return (torch.float16, _channels(spec.shape)), *fixed_layout(self.inner, _single(spec))
+
+    def nbytes(self, spec: TensorSpec) -> int:
+        return 2 * _channels(spec.shape) + self.inner.nbytes(_single(spec))
+
+
+@dataclass(frozen=True, repr=False)
+class Sink(Spec):
+    """Code the first ``positions`` of each sequence by ``first``, the others by ``inner``.
+
+    ``x`` is [batch, sequence, ..., channels]; a tensor of fewer than three dimensions has no sequence and
+    goes to ``inner`` whole. The first token of a sequence draws the attention nothing else wants, and
+    carries nearly all of the hidden state's energy (Xiao et al. 2023, "Efficient streaming language models
+    with attention sinks"). ``first`` must have a fixed rate, so the receiver knows which parts are its own.
+
+    >>> import torch
+    >>> x = torch.ones(2, 5, 4)
+    >>> x[:, 0] *= 1000
+    >>> codec = Sink(Uniform(bits=3))
+    >>> bool((codec.decode(codec.encode(x)) - x).abs().max() < 4)
+    True
+    """
+
+    inner: Codec
+    first: Codec = Uniform(bits=8)  # noqa: RUF009 -- frozen
+    positions: int = 1
+
+    def __post_init__(self) -> None:
+        require_codec("inner", self.inner)
+        require_codec("first", self.first)
+        require(self.positions >= 1, InputError, f"positions={self.positions} is not 1 or more")
+        fixed_layout(self.first, TensorSpec((1, 1, 1)))
+
+    def encode(self, x: Tensor) -> Payload:
+        spec = TensorSpec.of(x)
+        if x.dim() < 3:
+            return Payload(spec, self.inner.encode(x).parts)
+        lead, rest = x.detach()[:, : self.positions], x.detach()[:, self.positions :]
+        return Payload(spec, self.first.encode(lead).parts + self.inner.encode(rest).parts)
+
+    def decode(self, payload: Payload) -> Tensor:
+        spec = payload.spec
+        if len(spec.shape) < 3:
+            return decode_as(self.inner, spec, payload.parts)
+        lead, rest = self._split(spec)
+        n = len(fixed_layout(self.first, lead))
+        first = decode_as(self.first, lead, payload.parts[:n])
+        return torch.cat([first, decode_as(self.inner, rest, payload.parts[n:])], 1)
+
+    def layout(self, spec: TensorSpec) -> Layout:
+        if len(spec.shape) < 3:
+            return fixed_layout(self.inner, spec)
+        lead, rest = self._split(spec)
+        return fixed_layout(self.first, lead) + fixed_layout(self.inner, rest)
+
+    def nbytes(self, spec: TensorSpec) -> int:
+        if len(spec.shape) < 3:
+            return self.inner.nbytes(spec)
+        lead, rest = self._split(spec)
+        return layout_nbytes(fixed_layout(self.first, lead)) + self.inner.nbytes(rest)
+
+    def _split(self, spec: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
+        batch, length, *others = spec.shape
+        lead = min(self.positions, length)
+        return (
+            TensorSpec((batch, lead, *others), spec.dtype),
+            TensorSpec((batch, length - lead, *others), spec.dtype),
+        )
+
+
+def _single(spec: TensorSpec) -> TensorSpec:
+    return TensorSpec(spec.shape, torch.float32)
+
+
+def _channels(shape: tuple[int, ...]) -> int:
+    return shape[-1] if shape else 1
+
+
+def _to(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return (x.clamp(-65504.0, 65504.0) if dtype == torch.float16 else x).to(dtype)
+
+
+def _butterflies(rows: Tensor, factor: float) -> Tensor:
+    """Return ``factor`` times the Hadamard transform of each row of [n, power of two]."""
+    y = rows.t().contiguous()  # blocks along the columns: every butterfly then adds whole contiguous rows
+    if factor != 1.0:
+        y *= factor
+    z = torch.empty_like(y)
+    half = len(y) // 2
+    while half:
+        pairs, out = y.view(-1, 2, half, y.shape[1]), z.view(-1, 2, half, y.shape[1])
+        torch.add(pairs[:, 0], pairs[:, 1], out=out[:, 0])
+        torch.sub(pairs[:, 0], pairs[:, 1], out=out[:, 1])
+        y, z, half = z, y, half // 2
+    return y.t()
