@@ -12,12 +12,14 @@ from thinwire.lab.data import Corpus
 from thinwire.lab.families import family_of, import_transformers
 from thinwire.lab.smollm import smollm_folder
 from thinwire.lab.tokenizer import LAB_VOCAB, packaged_gpt2, trained_bpe
+from thinwire.lab.weights import Weights
 from thinwire.types import InputError, require
 
 GPT2_SHAPES = {"gpt2": (12, 768, 12), "gpt2-medium": (24, 1024, 16), "gpt2-xl": (48, 1600, 25)}
 PRESETS = ("smollm2-135m", "gpt2-lab", *GPT2_SHAPES)
 DROPOUTS = ("attn_pdrop", "resid_pdrop", "embd_pdrop", "attention_dropout", "hidden_dropout", "dropout")
-FILES = ["*.json", "*.safetensors", "*.txt", "*.model"]
+TEXT_FILES = ["*.json", "*.jinja", "*.txt", "*.model"]
+WEIGHT_FILES = ["model*.safetensors"]  # not the second copies some repositories hold under other names
 
 
 @dataclass(frozen=True)
@@ -121,22 +123,14 @@ def _pretrained(name: str, init: str | None) -> ModelSource:
     config = _config(folder, name)
     weights = None if init == "random" else folder
     if weights is not None:
-        _check_weights(weights, name)
+        Weights(weights)  # a folder without usable ones is refused here, before any rank starts
     return ModelSource(name, family_of(config).name, config, _tokenizer(folder), weights)
-
-
-def _check_weights(folder: Path, name: str) -> None:
-    require(
-        any(folder.glob("*.safetensors")),
-        InputError,
-        f"model {name!r} has no safetensors weights; convert it with save_pretrained, or use --init random",
-    )
 
 
 def _config(folder: Path, name: str) -> Any:
     transformers = import_transformers()
     try:
-        config = transformers.AutoConfig.from_pretrained(folder)
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as e:
         raise InputError(
             f"model {name!r} has no readable config.json in {folder}; give a Hugging Face folder"
@@ -152,7 +146,7 @@ def _config(folder: Path, name: str) -> Any:
 def _tokenizer(folder: Path) -> Any:
     transformers = import_transformers()
     try:
-        return transformers.AutoTokenizer.from_pretrained(folder)
+        return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise InputError(f"no tokenizer could be read from {folder}; put its tokenizer.json there") from e
 
@@ -163,7 +157,7 @@ def _download(name: str, weights: bool) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
-    patterns = FILES if weights else [p for p in FILES if p != "*.safetensors"]
+    patterns = TEXT_FILES + (WEIGHT_FILES if weights else [])
     try:
         return Path(snapshot_download(name, allow_patterns=patterns))
     except HFValidationError as e:
