@@ -1,10 +1,10 @@
 """Entropy coding of what another codec wrote, by Zstandard (RFC 8878): its Huffman stage on the codes.
 
 Each part becomes bytes of its own: one tag byte (bit 7: compressed; the rest: the part's dtype), then a
-frame, or the part as it was where that is not larger. Codes go into a frame in the aligned form (see ``bits``), and
-uncompressed in the dense one. A frame states its size, which is checked before anything is allocated: against
-what the inner codec could have written for the spec, and against ``FREE + RATIO * length``, beyond which the
-encoder does not compress either.
+frame, or the part as it was where that is not larger. Codes go into a frame in the aligned form (see
+``bits``), and uncompressed in the dense one. A frame states its size, which is checked before anything is
+allocated: against what the inner codec could have written for the spec, and against
+``FREE + RATIO * length``, beyond which the encoder does not compress either.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from thinwire.codecs.raw import Raw
 from thinwire.spec import Spec
 from thinwire.types import InputError, Payload, PayloadError, TensorSpec, require
 
-MAX_NUMEL = 2**31 - 1
+MAX_NUMEL = 2**28  # a few bytes may stand for a whole tensor, so its size needs a bound of its own
 
 
 @dataclass(frozen=True, repr=False)
@@ -53,7 +53,7 @@ class TopK(Spec):
         index = _indices(head(payload, dtype, length), n)
         if index.numel() != k:
             raise PayloadError(f"a mask marks {index.numel()} values, expected {k}")
-        return _scatter(payload, index, self.values)
+        return _scatter(payload.spec, index, _kept(payload, k, self.values))
 
     def layout(self, spec: TensorSpec) -> Layout:
         k = _count(self.ratio, spec.numel)
@@ -92,14 +92,16 @@ class RandomK(Spec):
         index, run = self._choose(key, flat.numel(), x.device)
         kept = flat[index]
         if self.unbiased:
-            kept = kept * run.to(kept.dtype)
+            limit = torch.finfo(kept.dtype).max
+            kept = (kept * run).clamp_(-limit, limit)
         nonce = torch.tensor([key], dtype=torch.int64, device=x.device)
         return Payload(TensorSpec.of(x), (nonce, *self.values.encode(kept).parts))
 
     def decode(self, payload: Payload) -> Tensor:
         key = int(head(payload, torch.int64, 1))
-        index, _ = self._choose(key, payload.spec.numel, payload.parts[0].device)
-        return _scatter(payload, index, self.values)
+        kept = _kept(payload, _count(self.ratio, payload.spec.numel), self.values)
+        index, _ = self._choose(key, payload.spec.numel, kept.device)
+        return _scatter(payload.spec, index, kept)
 
     def layout(self, spec: TensorSpec) -> Layout:
         k = _count(self.ratio, spec.numel)
@@ -110,7 +112,6 @@ class RandomK(Spec):
 
     def _choose(self, key: int, n: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return the indices that ``key`` stands for, increasing, and the length of the run of each."""
-        _fits(n)
         k = _count(self.ratio, n)
         edge = torch.arange(k + 1, dtype=torch.int64, device=device) * n // max(1, k)
         run = edge[1:] - edge[:-1]
@@ -144,7 +145,8 @@ class HardThreshold(Spec):
     def decode(self, payload: Payload) -> Tensor:
         if not payload.parts:
             raise PayloadError("a sparse payload without indices")
-        return _scatter(payload, _indices(payload.parts[0], payload.spec.numel), self.values)
+        index = _indices(payload.parts[0], payload.spec.numel)
+        return _scatter(payload.spec, index, _kept(payload, index.numel(), self.values))
 
     def nbytes(self, spec: TensorSpec) -> int:
         return packed_nbytes(spec.numel, 1) + self.values.nbytes(_vector(spec.numel, spec))
@@ -157,14 +159,11 @@ def _check(ratio: float, values: Codec) -> None:
     )
 
 
-def _fits(n: int) -> None:
-    require(
-        n <= MAX_NUMEL, InputError, f"a sparse codec indexes at most {MAX_NUMEL} values, got {n}; cut it up"
-    )
-
-
 def _flat(x: Tensor) -> Tensor:
-    _fits(x.numel())
+    n = x.numel()
+    require(
+        n <= MAX_NUMEL, InputError, f"a sparse codec takes at most {MAX_NUMEL} values, got {n}; cut them up"
+    )
     return x.detach().reshape(-1)
 
 
@@ -202,8 +201,15 @@ def _indices(part: Tensor, n: int) -> Tensor:
     return index
 
 
-def _scatter(payload: Payload, index: Tensor, values: Codec) -> Tensor:
-    spec = payload.spec
-    kept = decode_as(values, _vector(index.numel(), spec), payload.parts[1:])
+def _kept(payload: Payload, k: int, values: Codec) -> Tensor:
+    """Return the ``k`` values that were kept."""
+    if payload.spec.numel > MAX_NUMEL:
+        raise PayloadError(
+            f"a sparse payload for {payload.spec.numel} values, at most {MAX_NUMEL} are allowed"
+        )
+    return decode_as(values, _vector(k, payload.spec), payload.parts[1:])
+
+
+def _scatter(spec: TensorSpec, index: Tensor, kept: Tensor) -> Tensor:
     flat = torch.zeros(spec.numel, dtype=spec.dtype, device=kept.device)
     return flat.index_copy_(0, index, kept).reshape(spec.shape)

@@ -83,12 +83,12 @@ class ChannelMean(Spec):
         y = x.detach().to(torch.float32)
         rows = y.reshape(-1, _channels(x.shape)) if y.numel() else y.new_zeros((1, _channels(x.shape)))
         mean = rows.mean(0).clamp_(-65504.0, 65504.0).to(torch.float16)
-        return Payload(TensorSpec.of(x), (mean, *self.inner.encode(y - mean).parts))
+        return Payload(TensorSpec.of(x), (mean, *self.inner.encode((y - mean).reshape(x.shape)).parts))
 
     def decode(self, payload: Payload) -> Tensor:
         mean = head(payload, torch.float16, _channels(payload.spec.shape))
         rest = decode_as(self.inner, _single(payload.spec), payload.parts[1:])
-        return _to(rest + mean, payload.spec.dtype)
+        return _to((rest + mean).reshape(payload.spec.shape), payload.spec.dtype)
 
     def layout(self, spec: TensorSpec) -> Layout:
         return (torch.float16, _channels(spec.shape)), *fixed_layout(self.inner, _single(spec))
@@ -175,9 +175,9 @@ def _to(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _butterflies(rows: Tensor, factor: float) -> Tensor:
     """Return ``factor`` times the Hadamard transform of each row of [n, power of two]."""
-    y = rows.t().contiguous()  # blocks along the columns: every butterfly then adds whole contiguous rows
-    if factor != 1.0:
-        y *= factor
+    # Blocks along the columns: every butterfly then adds whole contiguous rows.
+    y = torch.empty((rows.shape[1], rows.shape[0]), dtype=rows.dtype, device=rows.device)
+    torch.mul(rows.t(), factor, out=y)
     z = torch.empty_like(y)
     half = len(y) // 2
     while half:

@@ -1,0 +1,88 @@
+"""Example instances of every registered codec, and tensors to try them on."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from thinwire.codecs import (
+    Cast,
+    ChannelMean,
+    Codec,
+    Entropy,
+    Hadamard,
+    HardThreshold,
+    RandomK,
+    Raw,
+    Sink,
+    TopK,
+    Uniform,
+)
+
+EXAMPLES: dict[str, list[Codec]] = {
+    "Raw": [Raw()],
+    "Cast": [Cast("float16"), Cast("bfloat16"), Cast("float32")],
+    "Uniform": [
+        *[Uniform(bits=b, group=8) for b in range(1, 9)],
+        *[Uniform(bits=4, scale=s) for s in ("tensor", "channel", "token")],
+        *[Uniform(bits=b, rounding="stochastic", seed=3) for b in (1, 2, 4, 8)],
+        *[Uniform(bits=3, scale_dtype=d) for d in ("float16", "e5m3")],
+        Uniform(bits=1, scale="channel", scale_dtype="e5m3"),
+        Uniform(bits=3, clip=0.8),
+        Uniform(bits=4, group=5),
+    ],
+    "TopK": [TopK(ratio=0.01), TopK(ratio=0.3, values=Uniform(bits=8)), TopK(ratio=1.0, values=Cast())],
+    "RandomK": [
+        RandomK(ratio=0.05),
+        RandomK(ratio=0.4, seed=2, values=Uniform(bits=4)),
+        RandomK(ratio=0.3, unbiased=True),
+    ],
+    "HardThreshold": [
+        HardThreshold(threshold=1.0),
+        HardThreshold(threshold=3.0, values=Uniform(bits=6)),
+        HardThreshold(threshold=0.0),
+    ],
+    "Hadamard": [
+        Hadamard(Raw(), block=4),
+        Hadamard(Uniform(bits=4), block=16),
+        Hadamard(Entropy(Uniform(bits=3))),
+    ],
+    "ChannelMean": [ChannelMean(Uniform(bits=2)), ChannelMean(Hadamard(Uniform(bits=4), block=8))],
+    "Sink": [
+        Sink(Uniform(bits=3)),
+        Sink(ChannelMean(Uniform(bits=2)), first=Cast(), positions=2),
+        Sink(HardThreshold(threshold=1.0), first=Raw()),
+    ],
+    "Entropy": [
+        *[Entropy(Uniform(bits=b)) for b in range(1, 9)],
+        Entropy(Uniform(bits=3, scale_dtype="e5m3", rounding="stochastic")),
+        Entropy(TopK(ratio=0.1)),
+        Entropy(HardThreshold(threshold=1.0), level=3),
+        Entropy(Sink(ChannelMean(Uniform(bits=4)))),
+    ],
+}
+
+CODECS = [codec for examples in EXAMPLES.values() for codec in examples]
+
+SHAPES = [
+    (),
+    (1,),
+    (7,),
+    (0,),
+    (0, 5),
+    (3, 0),
+    (1, 1),
+    (5, 33),
+    (2, 3, 40),
+    (2, 0, 4),
+    (2, 7, 2, 16),
+    (4, 64, 48),
+]
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+def tensor(shape: tuple[int, ...], dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    """Return normal values with a few outliers."""
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(shape, generator=g)
+    return (x * (1 + 20 * (torch.rand(shape, generator=g) < 0.01))).to(dtype)
