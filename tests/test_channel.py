@@ -198,8 +198,10 @@ def test_a_full_disk_is_one_sentence(monkeypatch, tmp_path):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.posix_fallocate", full)
+    store = DiskStore(tmp_path)
     with pytest.raises(InputError, match=r"no room for \d+ bytes of references on disk"):
-        DiskStore(tmp_path).put(1, (torch.zeros(4),))
+        store.put(1, (torch.zeros(4),))
+    store.close()
 
 
 def test_wrong_arguments():

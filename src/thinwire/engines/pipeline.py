@@ -43,11 +43,14 @@ class Directions(Protocol):
     def backward(self) -> Scheme: ...
 
 
-class HasMailbox(Protocol):
-    """A connected peer (``thinwire.links.mesh.Peer``)."""
+class Neighbour(Protocol):
+    """A connected peer (``thinwire.links.Peer``)."""
 
     @property
     def mailbox(self) -> Mailbox: ...
+    def wire_bytes(self, tag: bytes, nbytes: int) -> int:
+        """Return the bytes on the wire of a message of ``nbytes`` with this tag, all headers included."""
+        ...
 
 
 @dataclass
@@ -59,7 +62,7 @@ class Tally:
     decode_s: float = 0.0
     wait_s: float = 0.0
     values: dict[str, int] = field(default_factory=lambda: {FORWARD: 0, BACKWARD: 0})
-    packet_bytes: dict[str, int] = field(default_factory=lambda: {FORWARD: 0, BACKWARD: 0})
+    wire_bytes: dict[str, int] = field(default_factory=lambda: {FORWARD: 0, BACKWARD: 0})
 
     def take(self) -> Tally:
         """Return a copy and start again from zero."""
@@ -88,7 +91,7 @@ class CompressedStage(PipelineStage):
         num_stages: int,
         device: torch.device,
         *args: Any,
-        peers: Mapping[int, HasMailbox],
+        peers: Mapping[int, Neighbour],
         recipe: Directions,
         deadline: float = 60.0,
         **kwargs: Any,
@@ -151,7 +154,6 @@ class CompressedStage(PipelineStage):
                 data, x_hat = self._encode(way, mb, op.tensor)
             self._post(way, mb, op.peer, data)
             self.tally.values[way] += x_hat.numel()
-            self.tally.packet_bytes[way] += len(data)
         return []
 
     def _only_one(self, ops: list[dist.P2POp]) -> None:
@@ -185,6 +187,7 @@ class CompressedStage(PipelineStage):
         label = way if self.has_backward else "evaluation"
         tag = TAG.pack(way[0].encode(), to, mb)
         self._pending[peer] = self._peers[peer].mailbox.send(tag, data, label)
+        self.tally.wire_bytes[way] += self._peers[peer].wire_bytes(tag, len(data))
 
     def _raise_failed(self, peer: int) -> None:
         last = self._pending.get(peer)

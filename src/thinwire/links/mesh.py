@@ -17,10 +17,10 @@ from time import monotonic
 from typing import Any, Protocol
 
 from thinwire.links.mailbox import Mailbox
-from thinwire.links.metered import Metered
-from thinwire.links.reliable import MAX_SEGMENT, Reliable
+from thinwire.links.metered import Metered, wire_bytes
+from thinwire.links.reliable import MAX_SEGMENT, PIECE, Reliable
 from thinwire.links.security import check_host
-from thinwire.links.segment import label_of
+from thinwire.links.segment import HEADER, label_of
 from thinwire.links.shape import LinkShape
 from thinwire.links.shaped import Shaped
 from thinwire.links.zmq_link import ZmqLink
@@ -55,6 +55,12 @@ class Peer:
     def name(self) -> str:
         """``rank 1 (127.0.0.1:4567)``."""
         return self.mailbox.peer
+
+    def wire_bytes(self, tag: bytes, nbytes: int) -> int:
+        """Return what a message of ``nbytes`` under ``tag`` puts on the wire, headers included, if sent once."""
+        whole, rest = divmod(1 + len(tag) + nbytes, PIECE)
+        pieces = [PIECE] * whole + ([rest] if rest or not whole else [])
+        return sum(wire_bytes(HEADER + n, self.meter.secure) for n in pieces)
 
     @contextmanager
     def lifted(self) -> Iterator[None]:

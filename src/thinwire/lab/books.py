@@ -1,0 +1,199 @@
+"""The books of a run: rank 0 turns reports into the run record, metrics, event files and the display."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thinwire.lab.event_log import EventLog
+from thinwire.lab.job import Job
+from thinwire.lab.machine import environment, peak_rss_bytes
+from thinwire.lab.progress import Progress
+from thinwire.lab.record import (
+    EMULATED,
+    BoundaryBytes,
+    LinkInfo,
+    RecipeInfo,
+    RunRecord,
+    RunWriter,
+    StepMetrics,
+)
+from thinwire.lab.setup import World, pick_threads
+from thinwire.lab.telemetry import WAYS, StepReport
+
+LABELS = (*WAYS, "control", "evaluation")
+SHARES = ("compute_s", "encode_s", "decode_s", "wait_s")
+
+
+class Books:
+    """Keep rank 0's record; on other ranks only count what this rank sent."""
+
+    def __init__(self, job: Job, world: World) -> None:
+        self.job, self.world = job, world
+        self.values = dict.fromkeys(WAYS, 0)
+        self.before: dict[str, Any] = {}  # this rank's totals from before a resume
+        self._seconds: list[float] = []
+        self._owner = world.rank == 0
+        self._eval_loss: float | None = None
+        if self._owner:
+            config = job.config
+            self.progress = Progress(job.recipe.name, job.steps, config.quiet)
+            self.record = _new_record(job)
+            self.writer = RunWriter(config.out, self.record)
+            self.events = EventLog(config.out, config.tensorboard)
+            for note in job.notes:
+                self.note(note)
+
+    def phase(self, text: str) -> None:
+        """Say what is happening."""
+        if self._owner:
+            self.progress.phase(text)
+
+    def note(self, text: str) -> None:
+        """Warn, on the display and in the record."""
+        if self._owner:
+            self.progress.note(text)
+            self.writer.note(text)
+
+    def took(self, seconds: float) -> None:
+        """Remember the duration of a step, in order."""
+        self._seconds.append(seconds)
+
+    def step(self, reports: list[StepReport], lr: float) -> None:
+        """Book one step from every rank's report."""
+        own = reports[0]
+        loss = next(r.loss for r in reports if r.loss is not None)
+        mean = {name: sum(getattr(r, name) for r in reports) / len(reports) for name in SHARES}
+        metrics = StepMetrics(
+            own.step,
+            loss,
+            self._seconds[-1],
+            **mean,
+            bytes_forward=sum(r.bytes["forward"] for r in reports),
+            bytes_backward=sum(r.bytes["backward"] for r in reports),
+            lr=lr,
+            ranks=[{name: getattr(r, name) for name in SHARES} for r in reports],
+        )
+        for r in reports:
+            for way in WAYS:
+                self.values[way] += r.values[way]
+        self.writer.step(metrics)
+        self.events.step(metrics)
+        self.progress.step(vars(metrics))
+
+    def evaluated(self, when: str, heldout: float | None, seen: float | None) -> None:
+        """Book an evaluation: ``first``, ``final`` or one on the way."""
+        loss = self.record.loss
+        if when == "first":
+            loss.eval_first, loss.train_eval_first = heldout, seen
+        elif when == "final":
+            loss.eval_final, loss.train_eval_final = heldout, seen
+        elif heldout is not None:
+            self.writer.note(f"held-out loss at {when}: {heldout:.4f}")
+        self.writer.write()
+
+    def totals(self, world: World) -> dict[str, Any]:
+        """Return this rank's counts from the start of the run, as plain values."""
+        sent: dict[str, int] = dict.fromkeys(LABELS, 0)
+        boundaries: dict[str, int] = {}
+        rtt = None
+        for rank, peer in world.peers.items():
+            for label, traffic in peer.meter.snapshot().sent.items():
+                known = label if label in sent else "control"
+                sent[known] += traffic.nbytes
+                if label in WAYS:
+                    pair = f"{min(rank, world.rank)}-{max(rank, world.rank)}"
+                    boundaries[f"{pair} {label}"] = boundaries.get(f"{pair} {label}", 0) + traffic.nbytes
+            rtt = rtt or peer.reliable.estimate().rtt
+        now = {
+            "sent": sent,
+            "boundaries": boundaries,
+            "values": self.values,
+            "seconds": sum(self._seconds),
+            "rss": peak_rss_bytes(),
+            "rtt": rtt,
+        }
+        return _sum(self.before, now)
+
+    def resumed(self, step: int, totals: dict[str, Any]) -> None:
+        """Go on from a checkpoint made after ``step`` steps, with its totals."""
+        self.before = totals
+        if self._owner:
+            loss, notes = self.record.loss, self.record.notes
+            self.events.close()
+            self.writer.close("running")
+            loss.eval_first, loss.train_eval_first = totals.get("eval_first") or (None, None)
+            self.writer = RunWriter(self.job.config.out, self.record, step)
+            self.events = EventLog(self.job.config.out, self.job.config.tensorboard)
+            notes.append(f"resumed after step {step}")
+
+    def finish(self, totals: list[dict[str, Any]] | None) -> None:
+        """Book the counts of all ranks at the end of training."""
+        if totals is None:
+            return
+        record, sent = self.record, record_bytes(totals)
+        counts = record.bytes
+        counts.forward, counts.backward = sent["forward"], sent["backward"]
+        counts.control, counts.evaluation = sent["control"], sent["evaluation"]
+        values = totals[0]["values"]
+        counts.raw_forward, counts.raw_backward = 4 * values["forward"], 4 * values["backward"]
+        counts.by_boundary = [
+            BoundaryBytes(*name.split(" ", 1), bytes=n)  # type: ignore[misc, arg-type]  # "0-1 forward"
+            for name, n in sorted(_merged(t["boundaries"] for t in totals).items())
+        ]
+        for way in WAYS:
+            bits = 8 * sent[way] / values[way] if values[way] else None
+            setattr(record.bits_per_value, way, bits)
+        record.totals.steps = self.job.steps
+        record.totals.tokens = self.job.steps * self.job.config.batch * self.job.config.seq
+        record.totals.seconds = totals[0]["seconds"]
+        record.memory.peak_rss_bytes = [t["rss"] for t in totals]
+        record.link.rtt_s = totals[0]["rtt"]
+        self.writer.write()
+
+    def close(self, status: str, why: str = "") -> None:
+        """Close record, event files and display; the first call counts."""
+        if self._owner:
+            if why and status == "failed":
+                self.record.notes.append(why)
+            self.writer.close(status)
+            self.events.close()
+            self.progress.close()
+
+
+def _new_record(job: Job) -> RunRecord:
+    shape = job.shape
+    link = LinkInfo(
+        job.config.link, shape.rate, shape.delay or None, None, "none" if shape.is_none else EMULATED
+    )
+    return RunRecord(
+        recipe=RecipeInfo(job.config.recipe, job.recipe.spec),
+        config=job.config.to_dict(),
+        environment=environment(job.config.dtype, pick_threads(job.config)),
+        link=link,
+    )
+
+
+def record_bytes(totals: list[dict[str, Any]]) -> dict[str, int]:
+    """Return the bytes of each traffic class, summed over the ranks that sent them."""
+    return _merged(t["sent"] for t in totals)
+
+
+def _merged(counts: Any) -> dict[str, int]:
+    out: dict[str, int] = {}
+    for each in counts:
+        for k, n in each.items():
+            out[k] = out.get(k, 0) + n
+    return out
+
+
+def _sum(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """Add the counts of the part before a resume."""
+    if not before:
+        return now
+    return now | {
+        "sent": _merged([before["sent"], now["sent"]]),
+        "boundaries": _merged([before["boundaries"], now["boundaries"]]),
+        "values": now["values"] if before is now else _merged([before["values"], now["values"]]),
+        "seconds": before["seconds"] + now["seconds"],
+        "rss": max(before["rss"], now["rss"]),
+    }

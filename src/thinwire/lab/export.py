@@ -1,0 +1,82 @@
+"""The trained model, gathered into one Hugging Face folder."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+from thinwire.engines.pipeline import CompressedStage
+from thinwire.lab.checkpoint import finish_model, save_stage, shard_name
+from thinwire.lab.job import Job
+from thinwire.lab.setup import Autocast, World
+from thinwire.lab.split import Stage
+from thinwire.lab.telemetry import Telemetry
+
+PIECE = 1 << 22  # bytes of a shard in one message
+MARK = ".writing"
+
+
+def export_model(job: Job, world: World, stages: list[CompressedStage], telemetry: Telemetry) -> Path:
+    """Write every stage's shard to ``OUT/model`` of rank 0, and what makes it a model there.
+
+    Ranks on one file system write their shards in place; others send theirs over the link.
+    """
+    folder = Path(job.config.out) / "model"
+    folder.mkdir(parents=True, exist_ok=True)
+    shared = _sharing(folder, world, telemetry)
+    n = job.config.stages
+    for stage in stages:
+        save_stage(_module(stage), folder, stage.stage_index, n)
+    telemetry.agree(b"W", 0, "the stages to be saved")
+    for index in range(n):
+        owner = index % world.size
+        if not shared[owner]:
+            _send_shard(folder / shard_name(index, n), owner, world, telemetry, job.config.deadline)
+    if world.rank == 0:
+        finish_model(folder, job.source, n)
+    telemetry.agree(b"X", 0, "the model to be complete")
+    return folder
+
+
+def _module(stage: CompressedStage) -> Stage:
+    if not isinstance(stage.submod, Autocast):
+        raise TypeError(f"stage {stage.stage_index} was not made by build_stages")
+    return stage.submod.stage
+
+
+def _sharing(folder: Path, world: World, telemetry: Telemetry) -> list[bool]:
+    """Return for each rank whether it sees rank 0's folder: whether it finds the mark rank 0 left there."""
+    mark = telemetry.spread(
+        b"M", _leave_mark(folder) if world.rank == 0 else None, "the mark of the model folder"
+    )
+    file = folder / MARK
+    seen = telemetry.agree(b"M", file.is_file() and file.read_text() == mark, "the state of the model folder")
+    if world.rank == 0:
+        file.unlink()
+    return [bool(s) for s in seen]
+
+
+def _leave_mark(folder: Path) -> str:
+    mark = secrets.token_hex(16)
+    (folder / MARK).write_text(mark)
+    return mark
+
+
+def _send_shard(file: Path, owner: int, world: World, telemetry: Telemetry, deadline: float) -> None:
+    """Bring one shard from its owner to rank 0 by pieces; the owner waits for each, to hold but one."""
+    if world.rank == owner:
+        size = file.stat().st_size
+        telemetry.send(0, b"Q", size)
+        mailbox = world.peers[0].mailbox
+        with file.open("rb") as f:
+            while piece := f.read(PIECE):
+                mailbox.send(b"P", piece, "control").result()
+    elif world.rank == 0:
+        left = int(telemetry.get(owner, b"Q", "the size of its part of the model"))
+        temporary = file.with_suffix(".part")
+        with temporary.open("wb") as f:
+            while left > 0:
+                piece = world.peers[owner].mailbox.get(b"P", deadline, "a part of the model")
+                f.write(piece)
+                left -= len(piece)
+        temporary.replace(file)

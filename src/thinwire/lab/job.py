@@ -1,0 +1,101 @@
+"""What a run needs before its first process starts: recipe, link, model, cut, samples, all checked."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thinwire.lab.batches import Batches, pack
+from thinwire.lab.cache import cache_folder
+from thinwire.lab.config import TrainConfig
+from thinwire.lab.cuts import counted_costs, cut_layers
+from thinwire.lab.data import Corpus, load_corpus
+from thinwire.lab.models import ModelSource, resolve_model
+from thinwire.lab.tokenizer import tokenise
+from thinwire.links.shape import LinkShape
+from thinwire.recipes import Recipe, parse_recipe
+from thinwire.types import InputError, require
+
+MAX_TOKENS = 4_000_000  # of the training text; a run that could use more is not a laptop's
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run, resolved. ``train`` and ``heldout`` are token blocks [N, seq + 1]; a block's row is its id."""
+
+    config: TrainConfig
+    recipe: Recipe
+    shape: LinkShape
+    source: ModelSource
+    cut: list[range]
+    train: Tensor
+    heldout: Tensor
+    batches: Batches
+    notes: tuple[str, ...]
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps of the whole run."""
+        return len(self.batches)
+
+    def eval_blocks(self) -> tuple[Tensor, Tensor]:
+        """Return the held-out blocks and the slice of the visited training blocks that are evaluated.
+
+        Whole batches, at most ``eval_samples`` rounded up: the schedule's buffers have one size.
+        """
+        batch = self.config.batch
+        wanted = -(-self.config.eval_samples // batch) * batch
+        seen = self.train[self.batches.samples()]
+        return tuple(b[: min(wanted, len(b) // batch * batch)] for b in (self.heldout, seen))  # type: ignore[return-value]
+
+
+def prepare(config: TrainConfig) -> Job:
+    """Resolve a configuration; ``InputError`` for whatever does not fit, before anything is started."""
+    recipe, shape = parse_recipe(config.recipe), LinkShape.parse(config.link)
+    corpus = _corpus(config.data)
+    source = resolve_model(config.model, config.init, corpus, config.dropout)
+    require(
+        config.seq <= source.max_seq,
+        InputError,
+        f"--seq {config.seq} is more than the {source.max_seq} positions of {config.model}; use fewer",
+    )
+    cut = cut_layers(counted_costs(source.config), config.stages, config.cut)
+    train = pack(_tokens(source.tokenizer, corpus, "train"), config.seq)
+    heldout = pack(_tokens(source.tokenizer, corpus, "heldout"), config.seq)
+    batches = Batches(len(train), config.batch, config.planned_steps, config.epochs, config.seed, config.seq)
+    if config.eval_samples:
+        require(
+            len(heldout) >= config.batch,
+            InputError,
+            f"the held-out text has {len(heldout)} blocks of {config.seq} tokens, a batch is {config.batch}; "
+            "use a longer text, a smaller --batch or --seq, or --eval-samples 0",
+        )
+    notes = (*config.warnings(), *source.notes)
+    return Job(config, recipe, shape, source, cut, train, heldout, batches, notes)
+
+
+@lru_cache(maxsize=4)
+def _corpus(name: str) -> Corpus:
+    return load_corpus(name)
+
+
+def _tokens(tokenizer: Any, corpus: Corpus, part: str) -> Tensor:
+    """Return the token ids of one part of a corpus, kept in the cache folder: tokenising costs seconds."""
+    vocabulary = hashlib.blake2b(repr(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()
+    name = hashlib.blake2b(f"{corpus.digest}:{part}:{vocabulary}:{MAX_TOKENS}".encode()).hexdigest()[:32]
+    file = cache_folder() / "tokens" / f"{name}.safetensors"
+    from safetensors.torch import load_file, save_file
+
+    if file.is_file():
+        return load_file(file)["tokens"].to(torch.int64)
+    tokens = tokenise(tokenizer, getattr(corpus, part), MAX_TOKENS)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_suffix(f".{id(tokens)}.tmp")
+    save_file({"tokens": tokens.to(torch.int32)}, temporary)
+    temporary.replace(file)
+    return tokens

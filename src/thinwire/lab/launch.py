@@ -1,0 +1,166 @@
+"""Start the ranks of a run on this machine and watch over them, or join as one rank under torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import IO
+
+import torch.distributed as dist
+
+from thinwire import types
+from thinwire.lab.config import TrainConfig
+from thinwire.lab.job import prepare
+from thinwire.lab.record import RUN, load_run, write_json
+from thinwire.types import InputError, LinkError, ThinwireError
+
+GRACE = 10.0  # seconds for ranks to leave by themselves once one has failed
+POLL = 0.1
+
+
+def under_torchrun() -> bool:
+    """Say whether this process is one rank that somebody else started."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ and "MASTER_ADDR" in os.environ
+
+
+def launch(config: TrainConfig) -> Path:
+    """Run ``config`` and return its folder.
+
+    Under torchrun this process is one of the ranks; elsewhere it starts them all and waits.
+    Errors: what the first failing rank raised; ``LinkError`` naming a rank that died; ``KeyboardInterrupt``
+    once all ranks have stopped. No process is left behind.
+    """
+    if under_torchrun():
+        from thinwire.lab.train import run_rank
+
+        run_rank(config)
+        return Path(config.out)
+    prepare(config)
+    store = dist.TCPStore(
+        "127.0.0.1",
+        0,
+        None,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=config.deadline),
+    )
+    ranks = [_start(config, rank, store.port) for rank in range(config.ranks)]
+    try:
+        _watch(ranks)
+    except BaseException as error:
+        _stop(ranks, signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
+        _close_record(Path(config.out), error)
+        raise
+    finally:
+        _stop(ranks, signal.SIGKILL)
+    return Path(config.out)
+
+
+def _start(config: TrainConfig, rank: int, port: int) -> subprocess.Popen[str]:
+    environment = os.environ | {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(config.ranks),
+        "LOCAL_WORLD_SIZE": str(config.ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "THINWIRE_CONFIG": config.to_json(),
+    }
+    # A session of its own: a Ctrl-C reaches the launcher alone, which passes it on once. The open stdin tells
+    # a rank that its launcher is gone; stdout carries its error, if it has one, as a line of JSON.
+    return subprocess.Popen(
+        [sys.executable, "-m", "thinwire.lab.worker"],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def _watch(ranks: list[subprocess.Popen[str]]) -> None:
+    """Wait for all ranks; raise for the one that failed first, once the others had time to say why."""
+    failed_at: float | None = None
+    died: dict[int, float] = {}
+    while any(p.poll() is None for p in ranks):
+        for i, p in enumerate(ranks):
+            if p.returncode and i not in died:
+                died[i] = time.monotonic()
+        if died:
+            failed_at = failed_at or min(died.values())
+            # A killed rank says nothing, and the others would only wait for it.
+            if time.monotonic() - failed_at > (0.0 if _killed(ranks) else GRACE):
+                break
+        time.sleep(POLL)
+    if any(p.returncode for p in ranks):
+        raise _reason(ranks)
+
+
+def _killed(ranks: list[subprocess.Popen[str]]) -> bool:
+    return any(p.returncode is not None and p.returncode < 0 for p in ranks)
+
+
+def _reason(ranks: list[subprocess.Popen[str]]) -> BaseException:
+    for i, p in enumerate(ranks):
+        if p.returncode is not None and p.returncode < 0:
+            name = signal.Signals(-p.returncode).name
+            return LinkError(f"rank {i} was ended by {name}; --resume goes on from the last checkpoint")
+    errors = [e for p in ranks if p.returncode and (e := _error(p.stdout))]
+    if any(isinstance(e, KeyboardInterrupt) for e in errors):
+        return KeyboardInterrupt()
+    # One rank's own trouble makes the others lose a peer: the cause is the more telling.
+    causes = [e for e in errors if not isinstance(e, LinkError)]
+    found = next(iter(causes + errors), None)
+    if found is not None:
+        return found
+    i, code = next((i, p.returncode) for i, p in enumerate(ranks) if p.returncode)
+    return ThinwireError(f"rank {i} failed with exit code {code}; its messages are above")
+
+
+def _error(stream: IO[str] | None) -> BaseException | None:
+    for line in (stream.read() if stream else "").splitlines():
+        try:
+            said = json.loads(line)
+            name, text = said["error"], said["text"]
+        except (ValueError, KeyError, TypeError):
+            continue
+        if name == "KeyboardInterrupt":
+            return KeyboardInterrupt()
+        cls = getattr(types, name, ThinwireError)
+        return cls(text) if issubclass(cls, ThinwireError) else ThinwireError(text)
+    return None
+
+
+def _stop(ranks: list[subprocess.Popen[str]], how: signal.Signals) -> None:
+    for p in ranks:
+        if p.poll() is None:
+            p.send_signal(how)
+    end = time.monotonic() + GRACE
+    while any(p.poll() is None for p in ranks) and time.monotonic() < end:
+        time.sleep(POLL)
+    for p in ranks:
+        if p.poll() is None:
+            p.kill()
+        p.wait()
+        for stream in (p.stdin, p.stdout):
+            if stream:
+                stream.close()
+
+
+def _close_record(out: Path, error: BaseException) -> None:
+    """Mark a record that its rank could not close itself."""
+    try:
+        record = load_run(out)
+    except InputError:
+        return
+    if record.status == "running":
+        record.status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        record.notes.append(str(error) or "interrupted")
+        write_json(out / RUN, record.to_dict())

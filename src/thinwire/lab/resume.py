@@ -1,0 +1,126 @@
+"""Checkpoints of a running job: weights, optimiser and references of every rank, all of one step or none."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from thinwire.engines.pipeline import CompressedStage
+from thinwire.lab.config import TrainConfig
+from thinwire.lab.record import write_json
+from thinwire.types import InputError
+
+FOLDER = "checkpoints"
+KEPT = 2  # a rank may die while it writes the newest one
+# Options that a resumed run may change.
+FREE = {"out", "resume", "json", "quiet", "checkpoint_every", "eval_every", "deadline", "threads"}
+FREE |= {"host", "token_file", "tensorboard", "save_model", "link"}
+
+
+def steps_saved(out: Path, rank: int) -> list[int]:
+    """Return the steps of which this rank has a whole checkpoint, ascending."""
+    found = (Path(out) / FOLDER).glob(f"step-*/rank-{rank}.json")
+    return sorted(int(f.parent.name.removeprefix("step-")) for f in found)
+
+
+def save(
+    out: Path,
+    step: int,
+    rank: int,
+    stages: list[CompressedStage],
+    optimiser: torch.optim.Optimizer,
+    config: TrainConfig,
+    totals: dict[str, Any],
+) -> None:
+    """Write this rank's checkpoint after ``step`` steps. The JSON file comes last and makes it count."""
+    folder = Path(out) / FOLDER / f"step-{step:08d}"
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {f"optimiser.{k}": v for k, v in _optimiser_state(optimiser).items()}
+    state["rng"] = torch.get_rng_state()
+    for i, stage in enumerate(stages):
+        state |= {f"stage{i}.{k}": v.detach().contiguous() for k, v in stage.submod.state_dict().items()}
+        state |= {f"references{i}.{k}": v.contiguous() for k, v in stage.reference_state().items()}
+    temporary = folder / f".rank-{rank}.tmp"
+    # Stages and references may share storage (tied heads, rows of one frame); the file may not.
+    save_file({k: v.clone() for k, v in state.items()}, temporary)
+    temporary.replace(folder / f"rank-{rank}.safetensors")
+    write_json(folder / f"rank-{rank}.json", {"step": step, "config": config.to_dict(), "totals": totals})
+    for old in steps_saved(out, rank)[:-KEPT]:
+        _drop(Path(out) / FOLDER / f"step-{old:08d}", rank)
+
+
+def _drop(folder: Path, rank: int) -> None:
+    (folder / f"rank-{rank}.json").unlink(missing_ok=True)
+    (folder / f"rank-{rank}.safetensors").unlink(missing_ok=True)
+    if not any(folder.iterdir()):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def load(
+    out: Path,
+    step: int,
+    rank: int,
+    stages: list[CompressedStage],
+    optimiser: torch.optim.Optimizer,
+    config: TrainConfig,
+) -> dict[str, Any]:
+    """Take over this rank's checkpoint of ``step`` and return the totals saved with it.
+
+    Errors: ``InputError`` where the checkpoint is of another configuration or cannot be read.
+    """
+    folder = Path(out) / FOLDER / f"step-{step:08d}"
+    try:
+        saved = json.loads((folder / f"rank-{rank}.json").read_text("utf-8"))
+        state = load_file(folder / f"rank-{rank}.safetensors")
+    except (OSError, ValueError) as e:
+        raise InputError(
+            f"the checkpoint in {folder} cannot be read ({e}); remove it to go on from an older one"
+        ) from e
+    _check_same(saved["config"], config)
+    for i, stage in enumerate(stages):
+        stage.submod.load_state_dict(_under(state, f"stage{i}."))
+        stage.load_reference_state(_under(state, f"references{i}."))
+    _load_optimiser(optimiser, _under(state, "optimiser."))
+    torch.set_rng_state(state["rng"])
+    totals: dict[str, Any] = saved["totals"]
+    return totals
+
+
+def _check_same(saved: dict[str, Any], config: TrainConfig) -> None:
+    now = config.to_dict()
+    # Without epochs the order of the data does not depend on where the run ends, so it may be made longer.
+    free = FREE if config.epochs else FREE | {"steps"}
+    for key, value in saved.items():
+        if key not in free and now.get(key) != value:
+            raise InputError(
+                f"--resume: the checkpoint was made with {key} {value!r}, this run asks for "
+                f"{now.get(key)!r}; use the same or another --out"
+            )
+
+
+def _optimiser_state(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return the optimiser's state by position of the parameter: tensors only, no pickle."""
+    return {
+        f"{i}.{name}": torch.as_tensor(value)
+        for i, slots in optimiser.state_dict()["state"].items()
+        for name, value in slots.items()
+    }
+
+
+def _load_optimiser(optimiser: torch.optim.Optimizer, flat: dict[str, Tensor]) -> None:
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in flat.items():
+        index, _, name = key.partition(".")
+        state.setdefault(int(index), {})[name] = value
+    groups = optimiser.state_dict()["param_groups"]
+    optimiser.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _under(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}

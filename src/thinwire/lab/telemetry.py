@@ -1,0 +1,107 @@
+"""What the ranks of a run tell each other beside tensors: step reports, gradient norms, losses.
+
+Rank 0 keeps the books. A step's reports are read one step late, so that nobody waits for them.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from thinwire.engines.pipeline import BACKWARD, FORWARD, CompressedStage, Tally
+from thinwire.lab.setup import World
+from thinwire.types import PayloadError
+
+WAYS = (FORWARD, BACKWARD)
+
+
+@dataclass
+class StepReport:
+    """One rank's share of a step: seconds by kind, values and bytes by direction, perhaps the loss."""
+
+    rank: int
+    step: int
+    loss: float | None = None
+    compute_s: float = 0.0
+    encode_s: float = 0.0
+    decode_s: float = 0.0
+    wait_s: float = 0.0
+    values: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WAYS, 0))
+    bytes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WAYS, 0))
+
+    def add(self, tally: Tally) -> None:
+        """Add what one stage did."""
+        for name in ("compute_s", "encode_s", "decode_s", "wait_s"):
+            setattr(self, name, getattr(self, name) + getattr(tally, name))
+        for way in WAYS:
+            self.values[way] += tally.values[way]
+            self.bytes[way] += tally.wire_bytes[way]
+
+
+class Telemetry:
+    """Exchange small messages with every other rank, each with a deadline."""
+
+    def __init__(self, world: World, deadline: float) -> None:
+        self.world, self._deadline = world, deadline
+
+    def send(self, rank: int, tag: bytes, value: Any) -> None:
+        self.world.peers[rank].mailbox.send(tag, json.dumps(value).encode(), "control")
+
+    def get(self, rank: int, tag: bytes, what: str) -> Any:
+        data = self.world.peers[rank].mailbox.get(tag, self._deadline, what)
+        try:
+            return json.loads(data)
+        except ValueError as e:
+            raise PayloadError(f"rank {rank} sent something else than {what}") from e
+
+    def gather(self, tag: bytes, value: Any, what: str) -> list[Any] | None:
+        """Send ``value`` to rank 0; there return everybody's, by rank."""
+        if self.world.rank:
+            self.send(0, tag, value)
+            return None
+        return [value] + [self.get(r, tag, what) for r in range(1, self.world.size)]
+
+    def spread(self, tag: bytes, value: Any, what: str) -> Any:
+        """Send rank 0's ``value`` to everybody and return it."""
+        if self.world.rank:
+            return self.get(0, tag, what)
+        for r in range(1, self.world.size):
+            self.send(r, tag, value)
+        return value
+
+    def agree(self, tag: bytes, value: Any, what: str) -> list[Any]:
+        """Return every rank's ``value``, by rank, on every rank."""
+        found: list[Any] = self.spread(tag + b">", self.gather(tag + b"<", value, what), what)
+        return found
+
+    def squared_norm(self, own: float) -> float:
+        """Return the sum of every rank's squared gradient norm.
+
+        Rank 0, the last to finish its backward pass, has the others' by then and passes the sum on ahead of
+        its next activations: nobody's compute waits for a round trip.
+        """
+        packed = [struct.pack("<d", own).hex()]
+        parts = self.gather(b"N<", packed, "the gradient norm")
+        total = sum(struct.unpack("<d", bytes.fromhex(p[0]))[0] for p in parts) if parts else 0.0
+        sent = self.spread(b"N>", struct.pack("<d", total).hex(), "the gradient norm")
+        return float(struct.unpack("<d", bytes.fromhex(sent))[0])
+
+    def report(self, report: StepReport) -> None:
+        """Send a step's report to rank 0, which keeps its own."""
+        if self.world.rank:
+            self.send(0, b"S", asdict(report))
+
+    def reports(self, own: StepReport) -> list[StepReport]:
+        """On rank 0: return every rank's report of the step that ``own`` is of."""
+        others = [self.get(r, b"S", f"the report of step {own.step}") for r in range(1, self.world.size)]
+        return [own] + [StepReport(**o) for o in others]
+
+
+def report_of(rank: int, step: int, loss: float | None, stages: list[CompressedStage]) -> StepReport:
+    """Return this rank's report of a step and start the stages' tallies again."""
+    report = StepReport(rank, step, loss)
+    for stage in stages:
+        report.add(stage.tally.take())
+    return report

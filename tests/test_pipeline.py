@@ -1,0 +1,126 @@
+"""The stage against torch's own: conformance for every schedule, and what only ours can do."""
+
+import pytest
+import torch
+
+from thinwire.engines.pipeline import CompressedStage
+from thinwire.types import InputError
+from toy import RECIPES, Toy, batches, in_processes, joined
+
+STEPS = 20
+
+
+def conform(rank, world, port, schedule):
+    """Train the same model with torch's stage and ours; evaluate in between; return losses and counters."""
+    with joined(rank, world, port) as peers:
+        out = {"plain": Toy(rank, world, schedule).train(STEPS)}
+        for name, recipe in RECIPES.items():
+            before = {p: peers[p].meter.snapshot() for p in peers}
+            toy = Toy(rank, world, schedule, peers, recipe)
+            out[name] = toy.train(STEPS)
+            sent = {}
+            for p in peers:
+                for label, traffic in (peers[p].meter.snapshot() - before[p]).sent.items():
+                    sent[label] = sent.get(label, 0) + traffic.nbytes
+            tallies = [s.tally.take() for s in toy.stages]
+            out[f"{name} bytes"] = [sent, [t.wire_bytes for t in tallies], [t.values for t in tallies]]
+        ids = next(iter(batches(1)))
+        plain, ours = Toy(rank, world, schedule), Toy(rank, world, schedule, peers, RECIPES["delta"])
+        out["eval plain"] = plain.step(ids, train=False)
+        out["eval ours"] = ours.step(ids, train=False)
+        mixed, straight = [], []
+        for i in batches(6):
+            mixed.append(ours.step(i))
+            ours.step(ids, train=False)
+        again = Toy(rank, world, schedule, peers, RECIPES["delta"])
+        straight = [again.step(i) for i in batches(6)]
+        out["undisturbed"] = [mixed, straight]
+    return out
+
+
+@pytest.fixture(
+    scope="module", params=[("gpipe", 2), ("1f1b", 2), ("interleaved1f1b", 2), ("1f1b", 4)], ids=str
+)
+def trained(request):
+    schedule, world = request.param
+    return in_processes(world, conform, schedule)
+
+
+def test_raw_is_bit_equal_to_the_stock_stage(trained):
+    assert None not in trained[-1]["plain"]
+    assert trained[-1]["raw"] == trained[-1]["plain"]
+    assert trained[-1]["plain"][-1] < trained[-1]["plain"][0] - 0.02
+
+
+@pytest.mark.parametrize("recipe", ["direct8", "delta", "step"])
+def test_compressed_training_stays_close(trained, recipe):
+    plain, ours = trained[-1]["plain"], trained[-1][recipe]
+    bound = 1e-3 if recipe == "direct8" else 2e-2
+    assert ours != plain
+    assert max(abs(a - b) for a, b in zip(plain, ours, strict=True)) < bound
+
+
+def test_bytes_by_the_stage_are_the_meters(trained):
+    for rank in trained:
+        for recipe in RECIPES:
+            sent, tallies, _ = rank[f"{recipe} bytes"]
+            for way in ("forward", "backward"):
+                assert sum(t[way] for t in tallies) == sent.get(way, 0)
+
+
+def test_compression_shows_on_the_wire(trained):
+    for rank in trained:
+        for way in ("forward", "backward"):
+            raw, _, values = rank["raw bytes"]
+            small = rank["direct8 bytes"][0]
+            if way in raw:
+                assert raw[way] >= 4 * sum(v[way] for v in values)
+                assert small[way] < 0.55 * raw[way]  # these frames are tiny; headers weigh
+
+
+def test_evaluation_is_uncompressed_and_disturbs_nothing(trained):
+    last = trained[-1]
+    assert last["eval ours"] == last["eval plain"]
+    mixed, straight = last["undisturbed"]
+    assert mixed == straight
+
+
+def lose_references(rank, world, port):
+    """Let a receiver forget its references in mid-run: a stage that came back without them."""
+    with joined(rank, world, port) as peers:
+        out = {}
+        for name, forget in (("whole", False), ("lost", True)):
+            toy = Toy(rank, world, "1f1b", peers, RECIPES["delta"])
+            losses = []
+            for i, ids in enumerate(batches(8)):
+                if forget and i == 5 and rank == 1:
+                    toy.stages[0]._receivers["forward"].reset()
+                losses.append(toy.step(ids))
+            out[name] = losses
+    return out
+
+
+def test_lost_references_are_asked_for_again_and_change_nothing():
+    last = in_processes(2, lose_references)[-1]
+    assert None not in last["lost"]
+    assert last["lost"] == last["whole"]
+
+
+def forget_ids(rank, world, port):
+    with joined(rank, world, port) as peers:
+        stage = Toy(rank, world, "gpipe", peers, RECIPES["delta"]).stages[0]
+        assert isinstance(stage, CompressedStage)
+        texts = []
+        for call in (lambda: stage.begin(torch.arange(7), 4), lambda: stage._ids_of("forward", 0, 2)):
+            try:
+                stage.has_backward = True
+                call()
+            except InputError as e:
+                texts.append(str(e))
+    return texts
+
+
+def test_missing_sample_ids_are_one_sentence():
+    first = in_processes(2, forget_ids)[0]
+    assert first[0].startswith("7 sample ids do not divide into 4 micro-batches")
+    assert "call stage.begin(ids, n)" in first[1]
