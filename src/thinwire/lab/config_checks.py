@@ -175,9 +175,11 @@ def _counts(config: TrainConfig) -> None:
 
 
 def _specs(config: TrainConfig) -> None:
-    # Imported here: both bring torch, which a plain `thinwire --help` does not need.
+    # Imported here, because a reader of records needs none of them.
+    from thinwire.links.security import check_host, read_token
     from thinwire.links.shape import LinkShape
     from thinwire.recipes import parse_recipe
 
     LinkShape.parse(config.link)
     parse_recipe(config.recipe)
+    check_host(config.host, read_token(config.token_file))

@@ -1,0 +1,206 @@
+"""Tables, headline and report, from synthetic records."""
+
+from __future__ import annotations
+
+import dataclasses
+import html.parser
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from run_records import write_run
+from thinwire.lab import plots
+from thinwire.lab.record import COMPARE, write_json
+from thinwire.lab.report import report_html, write_report
+from thinwire.lab.runs import Run, load_runs, slug
+from thinwire.lab.summary import cells, headline, summary_rows, summary_table
+from thinwire.types import InputError
+
+THREE = (("fp32", (32.0, 32.0), 3.5), ("step-delta", (8.0, 8.0), 3.51), ("thinwire", (3.0, 2.5), 3.502))
+
+
+@pytest.fixture
+def compared(tmp_path: Path) -> Path:
+    records = [write_run(tmp_path / slug(n), n, b, f) for n, b, f in THREE]
+    write_json(tmp_path / COMPARE, [r.to_dict() for r in records])
+    return tmp_path
+
+
+def changed(run: Run, **loss: float) -> Run:
+    record = dataclasses.replace(run.record, loss=dataclasses.replace(run.record.loss, **loss))
+    return dataclasses.replace(run, record=record)
+
+
+def test_loading_by_comparison_by_folder_and_by_file(compared: Path):
+    assert [r.label for r in load_runs([compared])] == ["fp32", "step-delta", "thinwire"]
+    assert load_runs([compared / COMPARE]) == load_runs([compared])
+    (compared / COMPARE).unlink()
+    assert [r.label for r in load_runs([compared])] == ["fp32", "step-delta", "thinwire"]
+    several = load_runs([compared / "thinwire", compared / "fp32" / "run.json"])
+    assert [r.label for r in several] == ["thinwire", "fp32"]
+    assert len(several[0].metrics) == 21
+
+
+def test_equal_names_are_told_apart(tmp_path: Path):
+    write_run(tmp_path / "a", "fp32")
+    write_run(tmp_path / "b", "fp32")
+    assert [r.label for r in load_runs([tmp_path / "a", tmp_path / "b"])] == ["fp32 (a)", "fp32 (b)"]
+
+
+def test_nothing_to_load(tmp_path: Path):
+    with pytest.raises(InputError, match="holds no run"):
+        load_runs([tmp_path])
+    (tmp_path / COMPARE).write_text("[]")
+    with pytest.raises(InputError, match="no list of run records"):
+        load_runs([tmp_path])
+    with pytest.raises(InputError, match="no runs to report"):
+        report_html([])
+
+
+def test_the_numbers_of_a_row(compared: Path):
+    runs = load_runs([compared])
+    base, _, ours = summary_rows(runs)
+    b, o = runs[0].record, runs[2].record
+    assert base.baseline and base.fewer == base.faster == 1.0
+    assert ours.sent == o.bytes.forward + o.bytes.backward + o.bytes.control
+    assert ours.fewer == pytest.approx(base.sent / ours.sent)
+    assert ours.faster == pytest.approx(b.totals.seconds / o.totals.seconds)
+    assert cells(ours)[3] == "3.0 + 2.5 = 5.5"
+
+
+def test_headline_says_what_the_numbers_say(compared: Path):
+    runs = load_runs([compared])
+    ours = summary_rows(runs)[2]
+    assert headline(runs) == (
+        f"thinwire sent {ours.fewer:.1f}× fewer bytes and was {ours.faster:.1f}× faster than fp32, "
+        "at the same held-out loss (+0.1%)."
+    )
+
+
+def test_headline_is_honest_when_worse(compared: Path):
+    fp32, _, ours = load_runs([compared])
+    assert "at a 8.6% higher held-out loss" in headline([fp32, changed(ours, eval_final=3.8)])
+    assert "at a 14.3% lower held-out loss" in headline([fp32, changed(ours, eval_final=3.0)])
+    slow = dataclasses.replace(ours.record, totals=dataclasses.replace(fp32.record.totals, seconds=1e4))
+    assert "slower than fp32" in headline([fp32, dataclasses.replace(ours, record=slow)])
+    more = dataclasses.replace(ours.record, bytes=dataclasses.replace(ours.record.bytes, control=10**9))
+    assert re.search(r"sent \d+\.\d+× the bytes", headline([fp32, dataclasses.replace(ours, record=more)]))
+
+
+def test_headline_of_one_run_and_of_a_run_without_evaluation(compared: Path):
+    fp32, _, ours = load_runs([compared])
+    assert headline([ours]).startswith("thinwire: 21 steps sent 4.") and "5.5 bits a value" in headline(
+        [ours]
+    )
+    assert "no held-out loss" in headline([fp32, changed(ours, eval_final=None)])
+
+
+def test_terminal_table_fits_a_terminal(compared: Path):
+    console = Console(width=110, record=True, quiet=False, file=(compared / "out.txt").open("w"))
+    console.print(summary_table(load_runs([compared])))
+    text = console.export_text()
+    console.file.close()
+    assert "step-delta" in text and "3.741 → 3.502" in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+class Page(html.parser.HTMLParser):
+    """Collects what a page would load, and checks that its tags are closed in order."""
+
+    VOID = frozenset({"meta", "br", "img", "link", "input", "hr"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.links: list[str] = []
+        self.ids: list[str] = []
+        self.tags: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag not in self.VOID:
+            self.open.append(tag)
+        for name, value in attrs:
+            if name in ("src", "href", "xlink:href", "data", "action"):
+                self.links.append(value or "")
+            if name == "id":
+                self.ids.append(value or "")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.handle_endtag(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open.pop() == tag
+
+
+def parsed(text: str) -> Page:
+    page = Page()
+    page.feed(text)
+    page.close()
+    return page
+
+
+def test_report_is_one_valid_page_that_loads_nothing(compared: Path):
+    path = write_report(load_runs([compared]), compared / "report.html")
+    text = path.read_text("utf-8")
+    page = parsed(text)
+    assert page.open == []
+    assert all(link.startswith("#") for link in page.links)
+    assert not re.search(r"https?:|@import|<script|//", re.sub(r"<!--.*?-->", "", text))
+    assert page.tags.count("svg") == 5
+    assert len(page.ids) == len(set(page.ids))
+    assert {f"#{i}" for i in page.ids} >= set(page.links)
+
+
+def test_report_follows_the_theme(compared: Path):
+    text = report_html(load_runs([compared]))
+    assert "prefers-color-scheme: dark" in text
+    assert "#0101" not in text and "#0102" not in text and "#0103" not in text
+    used = set(re.findall(r"var\((--\w+)\)", text))
+    assert used <= set(re.findall(r"(--\w+):", text))
+
+
+def test_report_shows_the_table_s_numbers_and_the_notes(compared: Path):
+    runs = load_runs([compared])
+    runs[1].record.notes.append("mind <the> gap & more")
+    runs[2].record.config["seed"] = 7
+    text = report_html(runs)
+    for row in summary_rows(runs):
+        for cell in cells(row)[1:]:
+            assert f"<td>{cell}</td>" in text
+    assert "step-delta: mind &lt;the&gt; gap &amp; more" in text
+    assert "these runs differ in seed (0, 7)" in text
+    assert "no TCP dynamics" in text
+
+
+def test_report_of_an_interrupted_run_without_metrics(tmp_path: Path):
+    write_run(tmp_path, "fp32", status="interrupted")
+    (tmp_path / "metrics.jsonl").unlink()
+    text = report_html(load_runs([tmp_path]))
+    parsed(text)
+    assert "did not finish (interrupted)" in text
+
+
+def test_report_of_long_runs_hostile_names_and_three_stages(tmp_path: Path):
+    for i in range(10):
+        write_run(tmp_path / str(i), f"x<b>$a_{i}$", steps=90, boundaries=2)
+    runs = load_runs([tmp_path])
+    text = report_html(runs)
+    parsed(text)
+    assert "<b>$a" not in text
+    assert len(set(plots.series_order(runs))) == 10
+
+
+def test_step_parts_add_up_to_the_step(compared: Path):
+    for run in load_runs([compared]):
+        seconds = sum(m.seconds for m in run.metrics) / len(run.metrics)
+        assert sum(plots.step_parts(run)) == pytest.approx(seconds)
+
+
+def test_slug():
+    assert slug("aqsgd:fw=4,bw=8") == "aqsgd-fw4-bw8"
+    assert slug("../../etc") == "etc"
+    assert slug("...") == "run"
