@@ -7,9 +7,11 @@ from functools import lru_cache
 from thinwire import spec
 from thinwire.codecs.base import Codec, FixedRate, Layout, check_layout, layout_nbytes
 from thinwire.codecs.entropy import Entropy
+from thinwire.codecs.fixpoint import FixedPoint
 from thinwire.codecs.inner import fixed_layout, is_fixed_rate
 from thinwire.codecs.raw import Cast, Raw
 from thinwire.codecs.sparse import HardThreshold, RandomK, TopK
+from thinwire.codecs.tiles import TileAdaptive
 from thinwire.codecs.transform import ChannelMean, Hadamard, Sink
 from thinwire.codecs.uniform import Uniform
 from thinwire.types import PayloadError
@@ -25,6 +27,8 @@ _CODECS: tuple[type, ...] = (
     ChannelMean,
     Sink,
     Entropy,
+    FixedPoint,
+    TileAdaptive,
 )
 REGISTRY: dict[str, type] = {c.__name__: c for c in _CODECS}
 
@@ -50,6 +54,7 @@ __all__ = [
     "ChannelMean",
     "Codec",
     "Entropy",
+    "FixedPoint",
     "FixedRate",
     "Hadamard",
     "HardThreshold",
@@ -57,6 +62,7 @@ __all__ = [
     "RandomK",
     "Raw",
     "Sink",
+    "TileAdaptive",
     "TopK",
     "Uniform",
     "check_layout",
