@@ -10,11 +10,13 @@ from thinwire.codecs import (
     ChannelMean,
     Codec,
     Entropy,
+    FixedPoint,
     Hadamard,
     HardThreshold,
     RandomK,
     Raw,
     Sink,
+    TileAdaptive,
     TopK,
     Uniform,
 )
@@ -59,6 +61,12 @@ EXAMPLES: dict[str, list[Codec]] = {
         Entropy(TopK(ratio=0.1)),
         Entropy(HardThreshold(threshold=1.0), level=3),
         Entropy(Sink(ChannelMean(Uniform(bits=4)))),
+    ],
+    "FixedPoint": [*[FixedPoint(bits=b) for b in (1, 2, 4, 8)], FixedPoint(bits=6, scale_dtype="bfloat16")],
+    "TileAdaptive": [
+        TileAdaptive(),
+        TileAdaptive(tile=16, high=8, low=2, share=0.5),
+        TileAdaptive(tile=4, share=0.0, threshold=1.0),
     ],
 }
 
