@@ -24,7 +24,7 @@ from thinwire.types import InputError, MissingExtra, Payload, PayloadError, Tens
 
 FREE = 1 << 24  # bytes a frame of any length may grow to
 RATIO = 256
-MAX_PARTS = 32
+MAX_PARTS = 16  # as many as a packet may hold
 _COMPRESSED = 0x80
 _DTYPES = (
     torch.uint8,

@@ -161,9 +161,7 @@ def _check(ratio: float, values: Codec) -> None:
 
 def _flat(x: Tensor) -> Tensor:
     n = x.numel()
-    require(
-        n <= MAX_NUMEL, InputError, f"a sparse codec takes at most {MAX_NUMEL} values, got {n}; cut them up"
-    )
+    require(n <= MAX_NUMEL, InputError, f"a sparse codec takes up to {MAX_NUMEL} values, got {n}; cut them")
     return x.detach().reshape(-1)
 
 
