@@ -141,7 +141,7 @@ class RunRecord:
 
 @dataclass
 class StepMetrics:
-    """One line of ``metrics.jsonl``, one optimiser step: seconds (``*_s``: means over the ranks) and bytes."""
+    """One line of ``metrics.jsonl``, one optimiser step: bytes and seconds (``*_s``: means over ranks)."""
 
     step: int
     loss: float
