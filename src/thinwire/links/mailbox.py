@@ -101,7 +101,13 @@ class Mailbox:
                 self._filed[tag].append(body)
                 self._changed.notify_all()
         if handler is not None:
+            self._handle(handler, tag, body)
+
+    def _handle(self, handler: Handler, tag: bytes, body: bytes) -> None:
+        try:
             handler(tag, body)
+        except Exception as e:
+            raise LinkError(f"the handler of {tag!r} from {self.peer} failed: {e}") from e
 
     def _handler(self, tag: bytes) -> Handler | None:
         fitting = [p for p in self._handlers if tag.startswith(p)]

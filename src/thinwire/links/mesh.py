@@ -26,6 +26,7 @@ from thinwire.links.shaped import Shaped
 from thinwire.links.zmq_link import ZmqLink
 from thinwire.types import InputError, LinkError, require
 
+GRACE = 5.0  # seconds
 EVERYWHERE = ("0.0.0.0", "::")
 
 
@@ -117,7 +118,8 @@ def connect_mesh(
             at, port, name = _address(store, f"{prefix}/{other}-{rank}", other, end - monotonic())
             add(other, ZmqLink.connect(name.encode(), at, port, peer=f"rank {other}", **options))
         for peer in peers.values():
-            peer.reliable.wait_alive(max(0.1, end - monotonic()))
+            # the link below gives up first, because it knows better why nobody came (a wrong token?)
+            peer.reliable.wait_alive(max(0.0, end - monotonic()) + GRACE)
     except BaseException:
         for peer in peers.values():
             peer.close(0.0)
@@ -128,8 +130,7 @@ def connect_mesh(
 def _stack(rank: int, link: ZmqLink, shape: LinkShape, seed: int, deadline: float, first: float) -> Peer:
     meter = Metered(link, label_of)
     shaped = Shaped(meter, shape, seed)
-    # the link below knows better why nobody came (wrong token?), so it gives up first
-    reliable = Reliable(shaped, deadline, first_deadline=first + 5.0)
+    reliable = Reliable(shaped, deadline, first_deadline=first + GRACE)
     return Peer(rank, Mailbox(reliable), reliable, shaped, meter)
 
 

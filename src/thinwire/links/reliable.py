@@ -22,6 +22,7 @@ PIECE = 1 << 17  # bytes of a message in one segment: a lost one is cheap, and h
 ACK_DELAY = 0.005  # seconds that an acknowledgement waits for others, or for data to ride on
 HEARTBEAT = 1.0  # seconds
 FIRST_TRIPS = 4  # heartbeats answered with the next one at once, so there is an estimate from the start
+FAREWELL = 0.5  # seconds to hand over the last words
 PATIENCE = 2.0  # seconds, at least, before a NACK is repeated
 ASLEEP = 2.0  # seconds between two turns of the thread above which this process, not the peer, was stopped
 LIMIT = 1 << 31  # bytes
@@ -123,17 +124,17 @@ class Reliable:
             return self._estimator.estimate(monotonic())
 
     def close(self, timeout: float = 5.0) -> None:
-        end = monotonic() + timeout
         with self._lock:
             first, self._closing = not self._closing, True
             self._settled.wait_for(lambda: not self._out or self._error is not None, timeout)
             if first and self._error is None:
                 self._control(Kind.BYE)
             self._stopped = True
-            gone = self._error is not None
+            # all is acknowledged, so only the farewell is on its way; the peer may be gone before it gets there
+            grace = 0.0 if self._error is not None else FAREWELL + 2 * (self._estimator.smoothed or 0.0)
         self._wake.set()
         self._thread.join(10.0)
-        self._link.close(0.0 if gone else max(0.5, end - monotonic()))
+        self._link.close(grace)
         self._fail(self._closed_here())
 
     def _sent_at(self) -> float | None:

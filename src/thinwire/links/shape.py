@@ -12,7 +12,7 @@ from thinwire.types import InputError, require
 
 SEGMENT = 1448  # bytes of payload in one TCP segment: MTU 1500 less IPv4, TCP and time-stamp headers
 RATES = {"kbit": 125.0, "mbit": 125e3, "gbit": 125e6}  # bytes/s
-TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}  # seconds
+TIMES = {"us": 1e6, "ms": 1e3, "s": 1.0}  # in a second; a divisor keeps 200us equal to 2e-4
 EXAMPLE = "write it like 10mbit,30ms,jitter=2ms,loss=0.1%"
 _NUMBER = re.compile(r"(\d+(?:\.\d*)?|\.\d+)([a-z%]*)")
 
@@ -88,7 +88,7 @@ def _part(part: str, text: str) -> tuple[str, float]:
             require(number > 0, InputError, f"the rate {part!r} in link {text!r} is zero; {EXAMPLE}")
             return "rate", number * RATES[unit]
         if unit in TIMES and key in ("", "delay", "jitter"):
-            return key or "delay", number * TIMES[unit]
+            return key or "delay", number / TIMES[unit]
         if key == "loss" and unit in ("%", ""):
             return "loss", number / 100 if unit else number
     raise InputError(f"cannot read {part!r} in link {text!r}; {EXAMPLE}")
@@ -104,8 +104,8 @@ def _rate_text(rate: float) -> str:
 
 
 def _time_text(seconds: float) -> str:
-    unit = next((u for u in ("s", "ms") if seconds >= TIMES[u]), "us")
-    return _digits(seconds / TIMES[unit]) + unit
+    unit = next((u for u in ("s", "ms") if seconds * TIMES[u] >= 1), "us")
+    return _digits(seconds * TIMES[unit]) + unit
 
 
 class Timetable:

@@ -18,7 +18,7 @@ from thinwire.types import AuthError, LinkError
 REFUSALS = (
     5  # handshakes that must break off before a connector blames the token: one may be a cut connection
 )
-REDIAL = 2.5  # seconds without a new attempt after which a connector dials afresh
+REDIAL = 1.0  # seconds without a new attempt after which a connector dials afresh
 BURST = 64  # messages moved in one turn, so that neither direction starves the other
 BLOCKED = 2  # milliseconds before a message that found no room is offered again
 MECHANISM_MISMATCH = (
@@ -60,6 +60,7 @@ class Pump:
         self._outbox: deque[tuple[bytes, Future[None]]] = deque()
         self.error: LinkError | None = None
         self.refused = 0  # handshakes that failed
+        self._about_token = token is not None  # whether a token is the likely reason
         self.connected = threading.Event()
         self._patience = connect_timeout
         self._give_up = monotonic() + connect_timeout
@@ -181,9 +182,10 @@ class Pump:
 
     def _refuse(self, kind: int, value: int) -> None:
         self.refused += 1
+        mismatch = kind == _Event.HANDSHAKE_FAILED_PROTOCOL and value == MECHANISM_MISMATCH
+        self._about_token = self._about_token or mismatch
         if self._endpoint is None or self.connected.is_set():
             return  # a binder must not die because a stranger knocks
-        mismatch = kind == _Event.HANDSHAKE_FAILED_PROTOCOL and value == MECHANISM_MISMATCH
         if kind == _Event.HANDSHAKE_FAILED_AUTH or mismatch or (self._token and self.refused >= REFUSALS):
             self._fail(
                 AuthError(f"{self.peer} refused this rank's token: {REMEDY} to the same text on each rank")
@@ -195,14 +197,17 @@ class Pump:
             self._dial()
         if self.connected.is_set() or now < self._give_up:
             return
-        if self.refused and self._token:
+        if self.refused and self._about_token:
             self._fail(
                 AuthError(
                     f"nobody with the right token connected as {self.peer} within {self._patience:g} s, and "
                     f"{self.refused} connections were refused: {REMEDY}, the same on each rank"
                 )
             )
-        self._fail(LinkError(f"{self.peer} did not connect within {self._patience:g} s"))
+        text = f"{self.peer} did not connect within {self._patience:g} s"
+        if self.refused:
+            text += f", and {self.refused} connections broke off: {REMEDY} if the other ranks have one"
+        self._fail(LinkError(text))
 
     def _dial(self) -> None:
         self._redial_now, self._redial_at = False, monotonic() + REDIAL

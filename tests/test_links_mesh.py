@@ -1,0 +1,143 @@
+"""Ranks that find each other through a store: in threads, and as processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from time import sleep
+
+import pytest
+import torch.distributed as dist
+
+from thinwire.links import LinkShape, Peer, connect_mesh
+from thinwire.types import AuthError, InputError, LinkError
+
+LONG = 30.0
+
+
+def _mesh(world: int, tokens: list[bytes | None] | None = None, **options: object) -> list[dict[int, Peer]]:
+    store = dist.HashStore()
+    tokens = tokens or [None] * world
+    with ThreadPoolExecutor(world) as pool:
+        made = [
+            pool.submit(connect_mesh, r, world, store, token=tokens[r], **options)  # type: ignore[arg-type]
+            for r in range(world)
+        ]
+        return [m.result(60) for m in made]
+
+
+def _close(ranks: list[dict[int, Peer]]) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        for peer in [p for r in ranks for p in r.values()]:
+            pool.submit(peer.close)
+
+
+def test_every_rank_reaches_every_other_and_nothing_is_left() -> None:
+    before = threading.active_count()
+    ranks = _mesh(3)
+    for me, peers in enumerate(ranks):
+        assert sorted(peers) == [r for r in range(3) if r != me]
+        for other, peer in peers.items():
+            assert peer.rank == other
+            assert peer.name.startswith(f"rank {other} (127.0.0.1:")
+            peer.mailbox.send(b"hello", b"%d to %d" % (me, other), "forward")
+    for me, peers in enumerate(ranks):
+        for other, peer in peers.items():
+            assert peer.mailbox.get(b"hello", LONG, "hello") == b"%d to %d" % (other, me)
+            assert peer.meter.sent["forward"].messages == peer.meter.received["forward"].messages == 1
+    _close(ranks)
+    assert threading.active_count() == before
+
+
+def test_shape_and_token_apply() -> None:
+    token = b"a shared secret"
+    ranks = _mesh(2, [token, token], shape=LinkShape(1e6, 0.03))
+    a, b = ranks[0][1], ranks[1][0]
+    assert a.meter.secure
+    assert a.shaped.shape == LinkShape(1e6, 0.03)
+    for _ in range(10):
+        a.mailbox.send(b"x", bytes(20_000), "forward")
+    for _ in range(10):
+        b.mailbox.get(b"x", LONG, "x")
+    for _ in range(300):
+        if (seen := a.reliable.estimate()).rate is not None:
+            break
+        sleep(0.01)
+    assert seen.rate == pytest.approx(1e6, rel=0.4)
+    assert seen.rtt is not None and seen.rtt >= 0.06
+    with a.lifted():
+        a.mailbox.send(b"eval", bytes(1000), "evaluation")
+    assert len(b.mailbox.get(b"eval", LONG, "evaluation")) == 1000
+    _close(ranks)
+
+
+def test_a_wrong_token_is_an_auth_error_on_both_sides_and_leaves_nothing() -> None:
+    before, store = threading.active_count(), dist.HashStore()
+    with ThreadPoolExecutor(2) as pool:
+        made = [
+            pool.submit(connect_mesh, r, 2, store, token=t, connect_timeout=4.0)
+            for r, t in enumerate([b"right", b"wrong"])
+        ]
+        for r, m in enumerate(made):
+            with pytest.raises(AuthError, match=f"rank {1 - r} .*THINWIRE_TOKEN"):
+                m.result(60)
+    assert threading.active_count() == before
+
+
+def test_a_rank_that_does_not_come_is_named() -> None:
+    with pytest.raises(LinkError, match=r"rank 1 \(127.0.0.1:\d+\)"):
+        connect_mesh(0, 2, dist.HashStore(), connect_timeout=0.3)
+    with pytest.raises(LinkError, match="rank 0 to publish its address"):
+        connect_mesh(1, 2, dist.HashStore(), connect_timeout=0.3)
+
+
+@pytest.mark.parametrize(
+    "published", ["", "{}", '["127.0.0.1"]', '["127.0.0.1", "x", "n"]', '["8.8.8.8", 1, "n"]']
+)
+def test_a_strange_address_in_the_store_is_refused(published: str) -> None:
+    store = dist.HashStore()
+    store.set("thinwire/links/0-1", published)
+    with pytest.raises((LinkError, InputError)):
+        connect_mesh(1, 2, store, connect_timeout=0.3)
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(InputError, match="rank 2"):
+        connect_mesh(2, 2, dist.HashStore())
+    with pytest.raises(InputError, match="THINWIRE_TOKEN"):
+        connect_mesh(0, 2, dist.HashStore(), host="192.0.2.1")
+    with pytest.raises(InputError, match=r"cannot reach 0\.0\.0\.0"):
+        connect_mesh(0, 2, dist.HashStore(), host="0.0.0.0", token=b"t")
+    assert connect_mesh(0, 1, dist.HashStore()) == {}
+
+
+RANK = """
+import sys
+import torch.distributed as dist
+from thinwire.links import LinkShape, connect_mesh
+rank = int(sys.argv[1])
+peers = connect_mesh(rank, 2, dist.FileStore(sys.argv[2], 2), shape=LinkShape.parse("100mbit,5ms"))
+box = peers[1 - rank].mailbox
+box.send(b"x", bytes([rank]) * 300_000, "forward")
+got = box.get(b"x", 30.0, "the body")
+peers[1 - rank].close()
+print(len(got), got[0])
+"""
+
+
+def test_two_processes(tmp_path: Path) -> None:
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", RANK, str(r), str(tmp_path / "store")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for r in range(2)
+    ]
+    for r, process in enumerate(ranks):
+        out, err = process.communicate(timeout=120)
+        assert (process.returncode, out, err) == (0, f"300000 {1 - r}\n", "")
