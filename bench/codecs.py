@@ -1,7 +1,7 @@
 """Measure encode and decode of every kind of codec: GB/s of float32 input on one core.
 
-Run ``python -m bench.codecs [--megabytes 1 4 32] [--rounds 15]``. The codecs take turns, round after round, so a noisy
-machine disturbs them alike; medians are reported. Writes ``bench/results/codecs.json``.
+Run ``python -m bench.codecs [--megabytes 1 4 32] [--rounds 15]``. The codecs take turns, round after round, so a
+noisy machine disturbs them alike; medians are reported. Writes ``bench/results/codecs.json``.
 """
 
 from __future__ import annotations

@@ -204,6 +204,13 @@ def test_compare_names_the_recipe_that_failed(launches: list[TrainConfig], tmp_p
     assert [r["recipe"]["name"] for r in json.loads((tmp_path / "compare.json").read_text())] == ["fp32"]
 
 
+def test_a_failed_compare_leaves_no_earlier_one(launches: list[TrainConfig], tmp_path: Path):
+    assert invoke("compare", "fp32", "thinwire", "--out", str(tmp_path)).exit_code == 0
+    assert invoke("compare", "bf16", "fp32", "--out", str(tmp_path)).exit_code == 3
+    assert not (tmp_path / "compare.json").exists()
+    assert not (tmp_path / "report.html").exists()
+
+
 def test_an_interrupted_compare_keeps_what_finished(launches: list[TrainConfig], tmp_path: Path):
     result = invoke("compare", "fp32", "direct:bits=2", "--out", str(tmp_path))
     assert result.exit_code == 130
@@ -224,6 +231,13 @@ def test_report_says_where_it_is(tmp_path: Path):
     assert result.exit_code == 0
     assert f"report: {tmp_path / 'r.html'}" in result.stderr
     assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
+
+
+def test_a_path_that_cannot_be_written(tmp_path: Path):
+    write_run(tmp_path / "a", "fp32")
+    result = invoke("report", str(tmp_path / "a"), "--out", str(tmp_path / "a" / "run.json" / "r.html"))
+    assert result.exit_code == 2
+    assert "run.json" in one_sentence(result.stderr)
 
 
 def test_recipes_lists_the_registry():

@@ -13,6 +13,7 @@ from run_records import metrics_of
 from thinwire.lab import machine
 from thinwire.lab.event_log import ABSENT, EventLog
 from thinwire.lab.progress import Progress, megabytes
+from thinwire.lab.record import Evaluation
 
 
 class Terminal(io.StringIO):
@@ -66,6 +67,7 @@ def test_event_files_hold_the_metrics(tmp_path: Path):
     log = EventLog(tmp_path)
     for metrics in metrics_of(3, (3.0, 2.5)):
         log.step(dataclasses.replace(metrics, loss=float("nan")) if metrics.step == 2 else metrics)
+    log.evaluated(Evaluation(3, 3.5, None))
     log.close()
     log.close()
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -73,6 +75,8 @@ def test_event_files_hold_the_metrics(tmp_path: Path):
     events = EventAccumulator(str(tmp_path / "events")).Reload()
     assert [e.step for e in events.Scalars("loss/train")] == [1, 3]
     assert [e.step for e in events.Scalars("bytes/forward")] == [1, 2, 3]
+    assert [(e.step, e.value) for e in events.Scalars("loss/heldout")] == [(3, 3.5)]
+    assert "loss/train_slice" not in events.Tags()["scalars"]
 
 
 def test_without_tensorboard_a_note_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

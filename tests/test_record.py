@@ -20,6 +20,7 @@ from thinwire.lab.machine import environment
 from thinwire.lab.record import (
     METRICS,
     RUN,
+    Evaluation,
     RecipeInfo,
     RunRecord,
     RunWriter,
@@ -96,6 +97,26 @@ def test_resume_keeps_the_lines_before_the_checkpoint(tmp_path: Path):
     writer.close("done")
     assert read_metrics(tmp_path) == [*before[:4], again]
     assert load_run(tmp_path).loss.train == [m.loss for m in [*before[:4], again]]
+
+
+def test_a_resume_that_fails_early_costs_no_numbers(tmp_path: Path):
+    write_run(tmp_path, "fp32", steps=6, status="interrupted")
+    before = read_metrics(tmp_path)
+    record = RunRecord(recipe=RecipeInfo("fp32"), config={"resume": True})
+    RunWriter(tmp_path, record).close("running")
+    assert read_metrics(tmp_path) == before
+    writer = RunWriter(tmp_path, record, done_steps=4)
+    assert record.loss.train == [m.loss for m in before[:4]]
+    writer.step(before[4])
+    assert read_metrics(tmp_path) == before[:5]
+    writer.close("done")
+
+
+def test_evaluations_on_the_way_are_kept(tmp_path: Path):
+    writer = RunWriter(tmp_path, RunRecord(recipe=RecipeInfo("fp32")))
+    writer.record.loss.evaluations.append(Evaluation(10, 3.5, None))
+    writer.close("done")
+    assert load_run(tmp_path).loss.evaluations == [Evaluation(10, 3.5, None)]
 
 
 def test_a_new_run_replaces_the_old_lines(tmp_path: Path):

@@ -15,6 +15,7 @@ from thinwire.lab.report import write_report
 from thinwire.lab.runs import load_runs, slug
 from thinwire.types import InputError, ThinwireError
 
+REPORT = "report.html"
 Recipes = Annotated[
     list[str],
     typer.Argument(metavar="RECIPE...", help="Recipes to run, in this order; the ratios are against fp32."),
@@ -57,6 +58,9 @@ def run_all(configs: list[TrainConfig], out: Path) -> None:
     from thinwire.lab.launch import launch
 
     records: list[dict[str, Any]] = []
+    if is_leader():
+        for stale in (COMPARE, REPORT):  # of an earlier comparison, which must not pass for this one's
+            (out / stale).unlink(missing_ok=True)
     for i, config in enumerate(configs, 1):
         if is_leader() and not config.quiet:
             tell(f"[{i}/{len(configs)}] {config.recipe}")
@@ -79,7 +83,7 @@ def _named(error: ThinwireError, recipe: str, done: int, asked: int) -> Thinwire
 
 def _finish(config: TrainConfig, out: Path, records: list[dict[str, Any]]) -> None:
     runs = load_runs([out])
-    report = write_report(runs, out / "report.html")
+    report = write_report(runs, out / REPORT)
     if config.json:
         print_json(records)
         return

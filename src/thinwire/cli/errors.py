@@ -58,12 +58,19 @@ def guarded(call: Callable[[], Any]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return _say("interrupted", INTERRUPTED)
     except OSError as e:
-        if e.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        where = e.filename or "the output folder"
-        return _say(f"the disk is full: cannot write {where}; free space or choose another --out", BAD_INPUT)
+        return _say(_file(e), BAD_INPUT)
     code = result if isinstance(result, int) else 0
     return _say("interrupted", code) if code == INTERRUPTED else code
+
+
+def _file(error: OSError) -> str:
+    """Return a sentence for a full disk or a file that cannot be used; raise what is neither."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = error.filename or "the output folder"
+        return f"the disk is full: cannot write {where}; free space or choose another --out"
+    if error.filename is None:
+        raise error
+    return f"cannot use {error.filename}: {error.strerror}; choose another path"
 
 
 def _usage(error: Any) -> str:

@@ -2,48 +2,61 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
 
 from thinwire.cli.output import print_json
+
+if TYPE_CHECKING:
+    from thinwire.recipes import RecipeInfo
 
 Json = Annotated[bool, typer.Option("--json", help="Print the list as JSON, and nothing else, on stdout.")]
 
 
 def recipes(json: Json = False) -> None:
-    """List the recipes: name, parameters with their defaults, what each does and where it comes from."""
-    rows = [_plain(name, info) for name, info in _registry().items()]
+    """List the recipes: what each sends, its parameters with their defaults, and where it comes from.
+
+    [bold]Examples[/bold]
+
+    thinwire train --recipe direct:bits=4
+
+    thinwire compare fp32 aqsgd:fw=4,bw=8 thinwire
+    """
+    from thinwire.recipes import RECIPES
+
+    rows = [_plain(info) for info in RECIPES.values()]
     if json:
         print_json(rows)
         return
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 1, 0))
-    for column in ("recipe", "parameters", "what it sends", "source"):
-        table.add_column(column, overflow="fold")
+    console = Console()
     for row in rows:
-        parameters = ", ".join(f"{k}={v}" for k, v in row["parameters"].items()) or "–"
-        table.add_row(f"[bold]{row['name']}[/bold]", parameters, row["summary"], row["source"])
-    Console().print(table)
+        console.print(f"[bold]{escape(row['name'])}[/bold]  {escape(row['summary'])}")
+        console.print(Padding(f"[dim]{escape(row['source'])}[/dim]", (0, 0, 0, 2)))
+        if row["parameters"]:
+            console.print(Padding(_parameters(row["parameters"]), (0, 0, 0, 2)))
+        console.print()
 
 
-def _registry() -> dict[str, Any]:
-    from thinwire.recipes import RECIPES
-
-    return dict(RECIPES)
-
-
-def _plain(name: str, info: Any) -> dict[str, Any]:
-    values = (
-        dataclasses.asdict(info)
-        if dataclasses.is_dataclass(info) and not isinstance(info, type)
-        else vars(info)
-    )
+def _plain(info: RecipeInfo) -> dict[str, Any]:
     return {
-        "name": name,
-        "parameters": dict(values.get("parameters") or {}),
-        "summary": str(values.get("summary") or ""),
-        "source": str(values.get("source") or ""),
+        "name": info.name,
+        "summary": info.summary,
+        "source": info.source,
+        "parameters": {
+            name: {"default": p.default, "values": p.values, "meaning": p.meaning}
+            for name, p in info.parameters.items()
+        },
     }
+
+
+def _parameters(parameters: dict[str, dict[str, Any]]) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for name, p in parameters.items():
+        default = name if p["default"] is None else f"{name}={p['default']}"
+        table.add_row(f"[cyan]{escape(default)}[/cyan]", escape(f"{p['meaning']}: {p['values']}"))
+    return table

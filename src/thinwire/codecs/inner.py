@@ -38,6 +38,12 @@ def head(payload: Payload, dtype: torch.dtype, n: int) -> Tensor:
     return part
 
 
+def writable(x: Tensor, parts: tuple[Tensor, ...]) -> Tensor:
+    """Return ``x``, or a copy where it shares memory with one of ``parts``: a payload is never written to."""
+    own = x.untyped_storage().data_ptr()
+    return x.clone() if any(p.untyped_storage().data_ptr() == own for p in parts) else x
+
+
 def require_codec(name: str, value: Any) -> None:
     """Raise ``InputError`` unless ``value`` is a codec."""
     if not isinstance(value, Codec):

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from thinwire.codecs.base import Codec, Layout, layout_nbytes
-from thinwire.codecs.inner import decode_as, fixed_layout, head, require_codec
+from thinwire.codecs.grid import BLOCK
+from thinwire.codecs.inner import decode_as, fixed_layout, head, require_codec, writable
 from thinwire.codecs.uniform import Uniform
 from thinwire.spec import Spec
 from thinwire.types import InputError, Payload, TensorSpec, require
@@ -88,7 +89,8 @@ class ChannelMean(Spec):
     def decode(self, payload: Payload) -> Tensor:
         mean = head(payload, torch.float16, _channels(payload.spec.shape))
         rest = decode_as(self.inner, _single(payload.spec), payload.parts[1:])
-        return _to((rest + mean).reshape(payload.spec.shape), payload.spec.dtype)
+        rest = writable(rest, payload.parts).reshape(-1, mean.numel()).add_(mean)
+        return _to(rest.reshape(payload.spec.shape), payload.spec.dtype)
 
     def layout(self, spec: TensorSpec) -> Layout:
         return (torch.float16, _channels(spec.shape)), *fixed_layout(self.inner, _single(spec))
@@ -175,9 +177,18 @@ def _to(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _butterflies(rows: Tensor, factor: float) -> Tensor:
     """Return ``factor`` times the Hadamard transform of each row of [n, power of two]."""
-    # Blocks along the columns: every butterfly then adds whole contiguous rows.
-    y = torch.empty((rows.shape[1], rows.shape[0]), dtype=rows.dtype, device=rows.device)
-    torch.mul(rows.t(), factor, out=y)
+    out = torch.empty(rows.shape, dtype=rows.dtype, device=rows.device)
+    step = max(1, BLOCK // rows.shape[1]) if rows.device.type == "cpu" else len(rows)
+    for at in range(0, len(rows), step):
+        some = rows[at : at + step]
+        # Blocks along the columns: every butterfly then adds whole contiguous rows.
+        y = torch.empty((rows.shape[1], len(some)), dtype=rows.dtype, device=rows.device).copy_(some.t())
+        out[at : at + step].copy_(_stages(y.mul_(factor) if factor != 1.0 else y).t())
+    return out
+
+
+def _stages(y: Tensor) -> Tensor:
+    """Return the Hadamard transform of each column; overwrites ``y``."""
     z = torch.empty_like(y)
     half = len(y) // 2
     while half:
@@ -185,4 +196,4 @@ def _butterflies(rows: Tensor, factor: float) -> Tensor:
         torch.add(pairs[:, 0], pairs[:, 1], out=out[:, 0])
         torch.sub(pairs[:, 0], pairs[:, 1], out=out[:, 1])
         y, z, half = z, y, half // 2
-    return y.t()
+    return y

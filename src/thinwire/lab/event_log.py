@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from thinwire.lab.record import StepMetrics
+from thinwire.lab.record import Evaluation, StepMetrics
 
 ABSENT = "no TensorBoard event files: tensorboard is not installed (pip install 'thinwire[tensorboard]')."
 
@@ -25,9 +26,8 @@ class EventLog:
     def _open(self, folder: Path) -> Any:
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter(
-                    "ignore"
-                )  # protobuf's and numpy's deprecations are not the user's to fix
+                # The deprecations of protobuf and numpy are not the user's to fix.
+                warnings.simplefilter("ignore")
                 from torch.utils.tensorboard import SummaryWriter
 
                 return SummaryWriter(str(folder))
@@ -37,11 +37,8 @@ class EventLog:
 
     def step(self, metrics: StepMetrics) -> None:
         """Write one step's scalars."""
-        if self._writer is None:
-            return
         values = {
             "loss/train": metrics.loss,
-            "loss/heldout": metrics.eval_loss,
             "optimiser/learning_rate": metrics.lr,
             "seconds/step": metrics.seconds,
             "seconds/compute": metrics.compute_s,
@@ -51,9 +48,20 @@ class EventLog:
             "bytes/forward": metrics.bytes_forward,
             "bytes/backward": metrics.bytes_backward,
         }
+        self._write(values, metrics.step)
+
+    def evaluated(self, evaluation: Evaluation) -> None:
+        """Write the losses of an evaluation."""
+        self._write(
+            {"loss/heldout": evaluation.heldout, "loss/train_slice": evaluation.train}, evaluation.step
+        )
+
+    def _write(self, values: Mapping[str, float | None], step: int) -> None:
+        if self._writer is None:
+            return
         for name, value in values.items():
             if value is not None and math.isfinite(value):
-                self._writer.add_scalar(name, value, metrics.step)
+                self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
     def close(self) -> None:

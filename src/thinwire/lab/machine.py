@@ -49,7 +49,7 @@ def memory_bytes() -> tuple[int | None, int | None]:
 
 def bf16_native() -> bool:
     """Say whether the processor multiplies bfloat16 itself: elsewhere bf16 is slower than fp32."""
-    capabilities = getattr(torch.cpu, "get_capabilities", dict)()
+    capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     if any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16")):
         return True
     try:
@@ -101,7 +101,7 @@ def environment(asked_dtype: str, threads: int) -> dict[str, Any]:
             "cpu": cpu_model(),
             "cores": cores(),
             "memory_bytes": memory_bytes()[0],
-            "platform": platform.platform(),
+            "platform": f"{platform.system()} {platform.machine()}",
         },
         "dtype": dtype,
         "dtype_reason": reason,

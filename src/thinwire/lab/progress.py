@@ -25,8 +25,8 @@ def megabytes(n: float) -> str:
 class Progress:
     """Show loss, step time, bytes a step and the time left; rank 0 of a run owns one.
 
-    On a terminal with Rich installed it is a live bar; elsewhere a plain line at the first step, the last, and
-    every ten seconds between them. ``quiet`` shows nothing but notes.
+    On a terminal with Rich installed it is a live bar; elsewhere a plain line at the first step, at
+    the last, and every ten seconds between them. ``quiet`` shows nothing but notes.
     """
 
     def __init__(self, name: str, steps: int, quiet: bool = False) -> None:

@@ -84,6 +84,15 @@ class BitsPerValue:
 
 
 @dataclass
+class Evaluation:
+    """An uncompressed evaluation on the way, after ``step`` steps."""
+
+    step: int
+    heldout: float | None = None
+    train: float | None = None
+
+
+@dataclass
 class Loss:
     """Mean cross-entropy in nats a token; ``train`` by step, the rest by uncompressed evaluation passes."""
 
@@ -92,6 +101,7 @@ class Loss:
     eval_final: float | None = None
     train_eval_first: float | None = None
     train_eval_final: float | None = None
+    evaluations: list[Evaluation] = field(default_factory=list)
 
 
 @dataclass
@@ -153,7 +163,6 @@ class StepMetrics:
     bytes_forward: int
     bytes_backward: int
     lr: float | None = None
-    eval_loss: float | None = None
     ranks: list[dict[str, float]] | None = None
 
 
@@ -184,7 +193,8 @@ class RunWriter:
     """Keep ``OUT/run.json`` and ``OUT/metrics.jsonl`` up to date while a run goes on.
 
     The first ``run.json`` is written at once with status ``running``; ``step`` appends one flushed line;
-    ``close`` writes the final record. ``done_steps`` above 0 goes on from a checkpoint made after that many
+    ``close`` writes the final record. A new run empties ``metrics.jsonl`` at once, one whose configuration
+    says ``resume`` at its first step, so that a checkpoint which does not load costs no numbers. ``done_steps`` above 0 goes on from a checkpoint made after that many
     steps: their lines stay, later ones (written after the checkpoint, before the interruption) are dropped.
     """
 
@@ -192,30 +202,30 @@ class RunWriter:
         self.out = Path(out)
         self.record = record
         self.out.mkdir(parents=True, exist_ok=True)
-        self._lines: TextIO | None = self._open(done_steps)
+        self._lines: TextIO | None = None
+        self._closed = False
+        there = done_steps and (self.out / METRICS).exists()
+        self._kept = [m for m in read_metrics(self.out) if m.step <= done_steps] if there else []
+        self.record.loss.train = [m.loss for m in self._kept]
+        if not record.config.get("resume"):
+            self._open()
         self.write()
 
-    def _open(self, done_steps: int) -> TextIO:
-        path = self.out / METRICS
-        kept = (
-            [m for m in read_metrics(self.out) if m.step <= done_steps]
-            if done_steps and path.exists()
-            else []
-        )
-        self.record.loss.train = [m.loss for m in kept]
-        lines = path.open("w", encoding="utf-8")
-        for metrics in kept:
-            lines.write(_line(metrics))
-        lines.flush()
-        return lines
+    def _open(self) -> TextIO:
+        if self._lines is None:
+            self._lines = (self.out / METRICS).open("w", encoding="utf-8")
+            self._lines.writelines(map(_line, self._kept))
+            self._lines.flush()
+        return self._lines
 
     def step(self, metrics: StepMetrics) -> None:
         """Append one step, readable at once."""
-        if self._lines is None:
+        if self._closed:
             raise ValueError("the run record is closed")
+        lines = self._open()
         self.record.loss.train.append(metrics.loss)
-        self._lines.write(_line(metrics))
-        self._lines.flush()
+        lines.write(_line(metrics))
+        lines.flush()
 
     def note(self, text: str) -> None:
         """Add a warning to the record, once."""
@@ -228,10 +238,12 @@ class RunWriter:
 
     def close(self, status: str) -> None:
         """Write the final record; ``status`` is done, interrupted or failed. Safe to call twice."""
-        if self._lines is None:
+        if self._closed:
             return
-        self._lines.close()
-        self._lines = None
+        self._closed = True
+        if self._lines is not None:
+            self._lines.close()
+            self._lines = None
         self.record.status = status
         self.write()
 

@@ -130,7 +130,7 @@ class Run:
             run(*inputs, target=block[:, 1:].contiguous(), losses=losses)
         else:
             run(*inputs)
-        return sum(float(v) for v in losses) / len(losses) if losses else None
+        return sum(v.detach().item() for v in losses) / len(losses) if losses else None
 
     def _clip(self) -> None:
         limit = self.config.grad_clip
