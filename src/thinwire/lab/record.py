@@ -1,177 +1,35 @@
-"""The run record, ``run.json`` and ``metrics.jsonl``, written so that any interruption leaves them readable.
-
-The dataclasses are the schema (``docs/run-record.md`` explains every field, and a test keeps the two equal).
-A number that does not exist is ``null``: what was not measured, and a loss that is not finite.
-"""
+"""The run record, ``run.json`` and ``metrics.jsonl``, written so that any interruption leaves them readable."""
 
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import json
-import math
 import os
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
 from thinwire.lab.record_read import build
+from thinwire.lab.record_schema import (
+    EMULATED,
+    SCHEMA,
+    BitsPerValue,
+    BoundaryBytes,
+    Bytes,
+    Evaluation,
+    LinkInfo,
+    Loss,
+    Memory,
+    RecipeInfo,
+    RunRecord,
+    StepMetrics,
+    Totals,
+    finite,
+)
 from thinwire.types import InputError
 
-SCHEMA = "thinwire-run/1"
 RUN = "run.json"
 METRICS = "metrics.jsonl"
 COMPARE = "compare.json"
-EMULATED = "in-process shaper: no TCP dynamics"
-
-
-@dataclass
-class RecipeInfo:
-    """What crosses the stage boundaries: the name asked for and the printable spec it stands for."""
-
-    name: str
-    spec: str = ""
-
-
-@dataclass
-class LinkInfo:
-    """The link as asked for and as measured: bytes/s and seconds."""
-
-    asked: str = "none"
-    rate_bytes_s: float | None = None
-    delay_s: float | None = None
-    rtt_s: float | None = None
-    emulation: str = "none"
-
-
-@dataclass
-class Totals:
-    """Sums over the training steps."""
-
-    seconds: float = 0.0
-    steps: int = 0
-    tokens: int = 0
-
-
-@dataclass
-class BoundaryBytes:
-    """Bytes sent over one stage boundary in one direction."""
-
-    boundary: str
-    direction: str
-    bytes: int
-
-
-@dataclass
-class Bytes:
-    """Bytes as sent on the links, all headers included; ``raw_*`` is what fp32 tensors would have been."""
-
-    forward: int = 0
-    backward: int = 0
-    control: int = 0
-    evaluation: int = 0
-    raw_forward: int = 0
-    raw_backward: int = 0
-    by_boundary: list[BoundaryBytes] = field(default_factory=list)
-
-
-@dataclass
-class BitsPerValue:
-    """Bits sent for each value that crossed a boundary, metadata included."""
-
-    forward: float | None = None
-    backward: float | None = None
-
-
-@dataclass
-class Evaluation:
-    """An uncompressed evaluation on the way, after ``step`` steps."""
-
-    step: int
-    heldout: float | None = None
-    train: float | None = None
-
-
-@dataclass
-class Loss:
-    """Mean cross-entropy in nats a token; ``train`` by step, the rest by uncompressed evaluation passes."""
-
-    train: list[float] = field(default_factory=list)
-    eval_first: float | None = None
-    eval_final: float | None = None
-    train_eval_first: float | None = None
-    train_eval_final: float | None = None
-    evaluations: list[Evaluation] = field(default_factory=list)
-
-
-@dataclass
-class Memory:
-    """Largest resident set of each rank, in bytes."""
-
-    peak_rss_bytes: list[int] = field(default_factory=list)
-
-
-@dataclass
-class RunRecord:
-    """Everything one run leaves behind, nested as in ``run.json``.
-
-    >>> RunRecord(recipe=RecipeInfo("fp32")).to_dict()["recipe"]["name"]
-    'fp32'
-    """
-
-    recipe: RecipeInfo
-    config: dict[str, Any] = field(default_factory=dict)
-    environment: dict[str, Any] = field(default_factory=dict)
-    link: LinkInfo = field(default_factory=LinkInfo)
-    totals: Totals = field(default_factory=Totals)
-    bytes: Bytes = field(default_factory=Bytes)
-    bits_per_value: BitsPerValue = field(default_factory=BitsPerValue)
-    loss: Loss = field(default_factory=Loss)
-    memory: Memory = field(default_factory=Memory)
-    status: str = "running"
-    notes: list[str] = field(default_factory=list)
-    started: str = field(
-        default_factory=lambda: datetime.datetime.now().astimezone().isoformat(timespec="seconds")
-    )
-    schema: str = SCHEMA
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values; a number that is not finite becomes ``None``."""
-        plain = _finite(dataclasses.asdict(self))
-        return plain if isinstance(plain, dict) else {}
-
-    @classmethod
-    def from_dict(cls, values: Any, where: str = RUN) -> RunRecord:
-        """Read a record back; ``InputError`` names the field that is missing or of a wrong type."""
-        record = build(cls, values, where)
-        if record.schema != SCHEMA:
-            raise InputError(f"{where} has schema {record.schema!r}; this thinwire reads {SCHEMA!r}")
-        return record
-
-
-@dataclass
-class StepMetrics:
-    """One line of ``metrics.jsonl``, one optimiser step: bytes and seconds (``*_s``: means over ranks)."""
-
-    step: int
-    loss: float
-    seconds: float
-    compute_s: float
-    encode_s: float
-    decode_s: float
-    wait_s: float
-    bytes_forward: int
-    bytes_backward: int
-    lr: float | None = None
-    ranks: list[dict[str, float]] | None = None
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -180,7 +38,7 @@ def write_json(path: Path, value: Any) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("w", encoding="utf-8") as f:
-            json.dump(_finite(value), f, indent=1, allow_nan=False)
+            json.dump(finite(value), f, indent=1, allow_nan=False)
             f.write("\n")
             f.flush()
             os.fsync(f.fileno())
@@ -194,8 +52,9 @@ class RunWriter:
 
     The first ``run.json`` is written at once with status ``running``; ``step`` appends one flushed line;
     ``close`` writes the final record. A new run empties ``metrics.jsonl`` at once, one whose configuration
-    says ``resume`` at its first step, so that a checkpoint which does not load costs no numbers. ``done_steps`` above 0 goes on from a checkpoint made after that many
-    steps: their lines stay, later ones (written after the checkpoint, before the interruption) are dropped.
+    says ``resume`` at its first step, so that a checkpoint which does not load costs no numbers.
+    ``done_steps`` above 0 goes on from a checkpoint made after that many steps: their lines stay, later ones
+    (written after the checkpoint, before the interruption) are dropped.
     """
 
     def __init__(self, out: str | Path, record: RunRecord, done_steps: int = 0) -> None:
@@ -250,7 +109,7 @@ class RunWriter:
 
 def _line(metrics: StepMetrics) -> str:
     values = {k: v for k, v in dataclasses.asdict(metrics).items() if v is not None}
-    return json.dumps(_finite(values), allow_nan=False) + "\n"
+    return json.dumps(finite(values), allow_nan=False) + "\n"
 
 
 def load_run(path: str | Path) -> RunRecord:
@@ -295,3 +154,28 @@ def read_metrics(folder: str | Path) -> list[StepMetrics]:
             raise InputError(f"line {number} of {file} is not JSON; run it again or leave it out") from e
         steps.append(build(StepMetrics, values, f"line {number} of {file}"))
     return steps
+
+
+__all__ = [
+    "COMPARE",
+    "EMULATED",
+    "METRICS",
+    "RUN",
+    "SCHEMA",
+    "BitsPerValue",
+    "BoundaryBytes",
+    "Bytes",
+    "Evaluation",
+    "LinkInfo",
+    "Loss",
+    "Memory",
+    "RecipeInfo",
+    "RunRecord",
+    "RunWriter",
+    "StepMetrics",
+    "Totals",
+    "load_run",
+    "read_json",
+    "read_metrics",
+    "write_json",
+]
