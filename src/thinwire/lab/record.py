@@ -1,4 +1,4 @@
-"""The run record, ``run.json`` and ``metrics.jsonl``, written so that any interruption leaves them readable."""
+"""The run record: ``run.json`` and ``metrics.jsonl``, written so that they survive any interruption."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ class RunRecord:
         return plain if isinstance(plain, dict) else {}
 
     @classmethod
-    def from_dict(cls, values: Any, where: str = RUN) -> RunRecord:
+    def from_dict(cls, values: Any, where: str = "run.json") -> RunRecord:
         """Read a record back; ``InputError`` names the field that is missing or of a wrong type."""
         record = build(cls, values, where)
         if record.schema != SCHEMA:
