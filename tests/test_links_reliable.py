@@ -1,4 +1,4 @@
-"""The reliable link under faults of messages (an injecting link), connections and bytes (a proxy), processes."""
+"""The reliable link under faults: of messages (an injecting link), connections (a proxy), processes."""
 
 from __future__ import annotations
 

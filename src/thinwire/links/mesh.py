@@ -58,7 +58,7 @@ class Peer:
         return self.mailbox.peer
 
     def wire_bytes(self, tag: bytes, nbytes: int) -> int:
-        """Return what a message of ``nbytes`` under ``tag`` puts on the wire, headers included, if sent once."""
+        """Return the wire bytes of a message of ``nbytes`` under ``tag``, headers included, if sent once."""
         whole, rest = divmod(1 + len(tag) + nbytes, PIECE)
         pieces = [PIECE] * whole + ([rest] if rest or not whole else [])
         return sum(wire_bytes(HEADER + n, self.meter.secure) for n in pieces)

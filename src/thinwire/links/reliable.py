@@ -23,7 +23,7 @@ ACK_DELAY = 0.005  # seconds that an acknowledgement waits for others, or for da
 HEARTBEAT = 1.0  # seconds
 FIRST_TRIPS = 4  # heartbeats answered with the next one at once, so there is an estimate from the start
 FAREWELL = 0.5  # seconds to hand over the last words
-PATIENCE = 2.0  # seconds, at least, before a NACK is repeated
+PATIENCE = 0.5  # seconds, at least, before a NACK is repeated
 ASLEEP = 2.0  # seconds between two turns of the thread above which this process, not the peer, was stopped
 LIMIT = 1 << 31  # bytes
 MAX_SEGMENT = PIECE + HEADER
@@ -130,7 +130,7 @@ class Reliable:
             if first and self._error is None:
                 self._control(Kind.BYE)
             self._stopped = True
-            # all is acknowledged, so only the farewell is on its way; the peer may be gone before it gets there
+            # all is acknowledged, so only the farewell is on its way, and the peer may be gone by then
             grace = 0.0 if self._error is not None else FAREWELL + 2 * (self._estimator.smoothed or 0.0)
         self._wake.set()
         self._thread.join(10.0)
