@@ -12,6 +12,8 @@ from rich.console import Console
 from thinwire.lab.runs import Run
 from thinwire.lab.summary import headline, summary_table
 
+PLAIN_WIDTH = 120  # columns where nobody's terminal says otherwise
+
 
 def print_json(value: Any) -> None:
     """Print one JSON document on stdout, and nothing else."""
@@ -20,7 +22,7 @@ def print_json(value: Any) -> None:
 
 def print_runs(runs: Sequence[Run]) -> None:
     """Print the table of ``runs`` and what it means."""
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     console.print()
     console.print(summary_table(runs))
     console.print()

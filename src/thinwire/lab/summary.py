@@ -157,6 +157,16 @@ COLUMNS = (
 )
 
 
+BITS = 3
+TWO_LINES = {
+    "× fewer": "×\nfewer",
+    "× faster": "×\nfaster",
+    "bits a value, fw + bw": "bits,\nfw+bw",
+    "held-out loss": "held-out\nloss",
+    "training slice": "training\nslice",
+}
+
+
 def cells(row: Row) -> list[str]:
     """Return a row as text, in the order of ``COLUMNS``."""
     name = row.label if row.status == "done" else f"{row.label} ({row.status})"
@@ -183,13 +193,15 @@ def _bits(row: Row) -> str:
 
 
 def summary_table(runs: Sequence[Run]) -> Table:
-    """Return the table for a terminal, as a Rich renderable."""
+    """Return the table for a terminal, as a Rich renderable of at most 80 columns for short names."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for i, name in enumerate(COLUMNS):
-        header = name.replace(", ", ",\n").replace("loss", "\nloss").replace("g s", "g\ns")
-        table.add_column(header, justify="left" if i == 0 else "right", no_wrap=True)
+        header = TWO_LINES.get(name, name)
+        table.add_column(header, justify="left" if i == 0 else "right", no_wrap=i > 0, overflow="fold")
     for row in summary_rows(runs):
-        table.add_row(*cells(row), style="" if row.baseline else "bold" if row.label == "thinwire" else "")
+        shown = cells(row)
+        shown[BITS] = shown[BITS].rsplit(" ", 1)[-1]
+        table.add_row(*shown, style="" if row.baseline else "bold" if row.label == "thinwire" else "")
     return table
