@@ -14,11 +14,12 @@ def main() -> int:
     """Run the rank described by the environment; return its exit code."""
     threading.Thread(target=_leave_with_launcher, daemon=True).start()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    from thinwire.lab.config import TrainConfig
-    from thinwire.lab.train import run_rank
     from thinwire.types import ThinwireError
 
     try:
+        from thinwire.lab.config import TrainConfig
+        from thinwire.lab.train import run_rank
+
         run_rank(TrainConfig.from_json(os.environ["THINWIRE_CONFIG"]))
     except KeyboardInterrupt:
         return _say("KeyboardInterrupt", "interrupted", 130)
@@ -39,7 +40,8 @@ def _say(name: str, text: str, code: int) -> int:
 
 def _leave_with_launcher() -> None:
     """End this rank when its launcher is gone, however that happened: its end of stdin closes."""
-    sys.stdin.buffer.read()
+    while os.read(0, 1):  # not sys.stdin: its lock would be held when the interpreter ends
+        pass
     os._exit(3)
 
 
