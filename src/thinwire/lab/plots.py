@@ -209,7 +209,7 @@ def boundary_bytes(runs: Sequence[Run]) -> str:
     labels: list[str] = []
     bars: list[tuple[float, str, float]] = []
     for run, number in zip(runs, order, strict=True):
-        for b in run.record.bytes.by_boundary:
+        for b in sorted(run.record.bytes.by_boundary, key=lambda b: (b.boundary, b.direction != "forward")):
             arrow = "→" if b.direction == "forward" else "←"
             labels.append(f"{run.label}  {b.boundary.replace('-', arrow)}")
             bars.append((float(b.bytes), series_colour(number), 1.0 if b.direction == "forward" else 0.55))
