@@ -1,7 +1,9 @@
 """Measure encode and decode of every kind of codec: GB/s of float32 input on one core.
 
-Run ``python -m bench.codecs [--megabytes 1 4 32] [--rounds 15]``. The codecs take turns, round after round, so a
-noisy machine disturbs them alike; medians are reported. Writes ``bench/results/codecs.json``.
+Run ``python -m bench.codecs [--megabytes 1 4 32] [--rounds 15]``. The codecs take turns, round after round,
+so a noisy machine disturbs them alike; medians are reported. A large tensor is made and dropped first, as in
+any process that trains: only then does the C library stop returning every freed megabyte to the kernel, whose
+page faults would cost more than the codecs. Writes ``bench/results/codecs.json``.
 """
 
 from __future__ import annotations
@@ -141,6 +143,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     torch.set_num_threads(1)
+    torch.zeros(31 << 18)  # 31 MB, dropped at once: see above
     codecs = [parse_codec(spec) for spec in CODECS]
     rows = []
     for megabytes in args.megabytes:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from codec_examples import tensor
-from thinwire.codecs import Uniform, grid, scales
+from thinwire.codecs import Uniform, scales, scratch
 from thinwire.codecs.grid import Grid
 from thinwire.types import InputError, Payload, PayloadError, TensorSpec
 
@@ -100,7 +100,7 @@ def test_working_in_blocks_changes_nothing(
     x = tensor((500, 7, 80)).round(decimals=2)
     whole = codec.encode(x)
     y = codec.decode(whole)
-    monkeypatch.setattr(grid, "BLOCK", 3000)
+    monkeypatch.setattr(scratch, "BLOCK", 3000)
     if bits > 1 or rounding == "stochastic":  # means depend on the order of summation
         assert torch.equal(codec.encode(x).parts[0], whole.parts[0])
     assert torch.equal(codec.decode(whole), y)

@@ -13,6 +13,7 @@ an entropy coder can model.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -78,6 +79,12 @@ def _planes(bits: int) -> int:
     return 8 // math.gcd(8, bits)
 
 
+@lru_cache(maxsize=256)
+def _byte(value: int) -> Tensor:
+    """Return a number as a tensor; to wrap it at each use would double the time of a small plane."""
+    return torch.tensor(value, dtype=torch.uint8)
+
+
 def _pack(codes: Tensor, bits: int, planes: int, width: int) -> Tensor:
     n = codes.numel()
     m = -(-n // planes)
@@ -90,7 +97,7 @@ def _pack(codes: Tensor, bits: int, planes: int, width: int) -> Tensor:
         # A sum of disjoint bits is their union, and uint8 drops what overflows: shift, mask and or in one.
         out[byte, : plane.numel()].add_(plane, alpha=1 << shift)
         if shift + bits > 8:
-            out[byte + 1, : plane.numel()].add_(plane >> (8 - shift))
+            out[byte + 1, : plane.numel()].add_(plane >> _byte(8 - shift))
     return out.flatten()
 
 
@@ -100,7 +107,7 @@ def _unpack(packed: Tensor, bits: int, n: int, planes: int, width: int) -> Tenso
         raise PayloadError(f"{packed.numel()} bytes of {packed.dtype} do not hold {n} codes of {bits} bits")
     if planes == 1:
         return packed
-    words, mask = packed.reshape(width, m), (1 << bits) - 1
+    words, mask = packed.reshape(width, m), _byte((1 << bits) - 1)
     codes = torch.empty(planes * m, dtype=torch.uint8, device=packed.device)
     for k in range(planes):
         plane = codes[k * m : (k + 1) * m]
@@ -108,7 +115,7 @@ def _unpack(packed: Tensor, bits: int, n: int, planes: int, width: int) -> Tenso
         if not shift:
             torch.bitwise_and(words[byte], mask, out=plane)
             continue
-        torch.bitwise_right_shift(words[byte], shift, out=plane)
+        torch.bitwise_right_shift(words[byte], _byte(shift), out=plane)
         if shift + bits > 8:
             plane.add_(words[byte + 1], alpha=1 << (8 - shift))
         if shift + bits != 8:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from thinwire.codecs.scratch import block_rows, scratch
 from thinwire.types import TensorSpec
 
 SHARED_BY = ("tensor", "channel", "token", "group")
-BLOCK = 1 << 18  # values worked on at a time on a CPU, so that temporaries stay in its cache
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,9 @@ class Grid:
         """Return ``scale`` [scales] in the shape that multiplies [rows, width]."""
         return scale[:, None] if self.by == "row" else scale[None, :]
 
-    def block_rows(self, device: torch.device) -> int:
-        """Return how many rows to work on at a time: all of them on an accelerator."""
-        return max(1, BLOCK // max(1, self.width)) if device.type == "cpu" else max(1, self.rows)
-
     def blocks(self, values: Tensor, scale: Tensor | None = None) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Yield first row, values and broadcast scale of each block of rows."""
-        n = self.block_rows(values.device)
+        n = block_rows(self.rows, self.width, values.device)
         wide = values if scale is None else self.broadcast(scale)
         for at in range(0, self.rows, n):
             yield at, values[at : at + n], wide[at : at + n] if self.by == "row" else wide
@@ -76,7 +72,8 @@ class Grid:
         parts = []
         for _, block, _ in self.blocks(values):
             # Magnitudes are ordered as their bits are, NaN on top, and integers reduce faster.
-            bits = block.view(torch.int32) & 0x7FFFFFFF
+            bits = scratch(tuple(block.shape), torch.int32, block.device)
+            torch.bitwise_and(block.view(torch.int32), 0x7FFFFFFF, out=bits)
             parts.append(bits.amax(1) if self.by == "row" else bits.amax(0))
         if self.by == "row":
             return torch.cat(parts).view(torch.float32)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from thinwire.codecs.base import Codec, Layout, layout_nbytes
-from thinwire.codecs.grid import BLOCK
 from thinwire.codecs.inner import decode_as, fixed_layout, head, require_codec, writable
+from thinwire.codecs.scratch import block_rows, scratch
 from thinwire.codecs.uniform import Uniform
 from thinwire.spec import Spec
 from thinwire.types import InputError, Payload, TensorSpec, require
@@ -89,8 +89,9 @@ class ChannelMean(Spec):
     def decode(self, payload: Payload) -> Tensor:
         mean = head(payload, torch.float16, _channels(payload.spec.shape))
         rest = decode_as(self.inner, _single(payload.spec), payload.parts[1:])
-        rest = writable(rest, payload.parts).reshape(-1, mean.numel()).add_(mean)
-        return _to(rest.reshape(payload.spec.shape), payload.spec.dtype)
+        rest = writable(rest, payload.parts)
+        rest = rest.add_(mean) if rest.dim() else rest.add_(mean[0])
+        return _to(rest, payload.spec.dtype)
 
     def layout(self, spec: TensorSpec) -> Layout:
         return (torch.float16, _channels(spec.shape)), *fixed_layout(self.inner, _single(spec))
@@ -178,18 +179,18 @@ def _to(x: Tensor, dtype: torch.dtype) -> Tensor:
 def _butterflies(rows: Tensor, factor: float) -> Tensor:
     """Return ``factor`` times the Hadamard transform of each row of [n, power of two]."""
     out = torch.empty(rows.shape, dtype=rows.dtype, device=rows.device)
-    step = max(1, BLOCK // rows.shape[1]) if rows.device.type == "cpu" else len(rows)
+    step = block_rows(len(rows), rows.shape[1], rows.device)
     for at in range(0, len(rows), step):
         some = rows[at : at + step]
         # Blocks along the columns: every butterfly then adds whole contiguous rows.
-        y = torch.empty((rows.shape[1], len(some)), dtype=rows.dtype, device=rows.device).copy_(some.t())
+        y = scratch((rows.shape[1], len(some)), rows.dtype, rows.device).copy_(some.t())
         out[at : at + step].copy_(_stages(y.mul_(factor) if factor != 1.0 else y).t())
     return out
 
 
 def _stages(y: Tensor) -> Tensor:
     """Return the Hadamard transform of each column; overwrites ``y``."""
-    z = torch.empty_like(y)
+    z = scratch(tuple(y.shape), y.dtype, y.device, slot=1)
     half = len(y) // 2
     while half:
         pairs, out = y.view(-1, 2, half, y.shape[1]), z.view(-1, 2, half, y.shape[1])

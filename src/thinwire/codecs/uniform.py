@@ -13,10 +13,14 @@ from thinwire.codecs.base import Layout, check_layout, layout_nbytes
 from thinwire.codecs.bits import pack, packed_nbytes, unpack
 from thinwire.codecs.grid import SHARED_BY, Grid
 from thinwire.codecs.noise import add_dither, fingerprint
+from thinwire.codecs.scratch import scratch
 from thinwire.spec import Spec
 from thinwire.types import InputError, Payload, TensorSpec, require
 
 ROUNDINGS = ("nearest", "stochastic")
+DITHER_STAYS_INSIDE = (
+    5  # bits up to which the noise, short of 1/2, cannot lift the top value to the next level
+)
 _ROUNDER = (
     1.5 * 2**23
 )  # a float32 here has a unit step: adding it rounds, and leaves the integer in the low byte
@@ -103,8 +107,11 @@ class Uniform(Spec):
         values = grid.spread(codes.reshape(spec.shape))
         x = torch.empty(values.shape, dtype=torch.float32, device=codes.device)
         for at, block, step in grid.blocks(values, scales.load(stored, self.scale_dtype)):
-            levels = block * 2 - 1 if self.bits == 1 else block - self.top  # modulo 256, then read as signed
-            torch.mul(levels.view(torch.int8), step, out=x[at : at + len(block)])
+            levels = scratch(tuple(block.shape), torch.uint8, block.device)
+            torch.sub(block, self.top, out=levels)  # modulo 256, to be read as signed
+            if self.bits == 1:
+                levels.add_(block)
+            x[at : at + len(block)].copy_(levels.view(torch.int8)).mul_(step)
         if spec.dtype == torch.float16:
             x.clamp_(-65504.0, 65504.0)  # a scale that was rounded up may reach just above
         return grid.gather(x).to(spec.dtype).reshape(spec.shape)
@@ -129,13 +136,12 @@ class Uniform(Spec):
         codes = torch.empty(values.shape, dtype=torch.uint8, device=values.device)
         dither = self.rounding == "stochastic"
         key = fingerprint(values, self.seed) if dither else 0
-        scratch = torch.empty_like(values[: grid.block_rows(values.device)])
         inverse = (step if self.bits > 1 else step * 2).reciprocal()
         for at, block, factor in grid.blocks(values, inverse):
-            y = torch.mul(block, factor, out=scratch[: len(block)])
+            y = torch.mul(block, factor, out=scratch(tuple(block.shape), torch.float32, block.device))
             if dither:
                 add_dither(y.view(-1), key, at * grid.width)
-            if clips or dither:
+            if clips or (dither and self.bits > DITHER_STAYS_INSIDE):
                 y.clamp_(-self.top, self.top)
             self._round(y, codes[at : at + len(block)])
         return codes
