@@ -140,8 +140,8 @@ def _address(store: Store, key: str, rank: int, timeout: float) -> tuple[str, in
         if wait is not None:  # torch stores: get alone waits for the store's timeout, not for ours
             wait([key], timedelta(seconds=max(0.1, timeout)))
         host, port, name = json.loads(store.get(key))
+        return str(host), int(port), str(name)
     except (RuntimeError, TimeoutError, KeyError) as e:
         raise LinkError(f"waited {timeout:.0f} s for rank {rank} to publish its address, in vain") from e
     except (ValueError, TypeError) as e:
         raise LinkError(f"the address that rank {rank} published cannot be read") from e
-    return host, port, name
