@@ -145,7 +145,7 @@ def parse_recipe(text: str) -> Recipe:
     ``MissingExtra`` where the recipe needs a package that is not installed.
 
     >>> parse_recipe("direct:bits=4").spec
-    'forward=Scheme(codec=Uniform()), backward=Scheme(codec=Uniform())'
+    'forward=Scheme(Uniform()), backward=Scheme(Uniform())'
     """
     if text.startswith("forward="):
         return _parse_spec(text)
@@ -238,7 +238,7 @@ def step_delta(
     """Send the difference to what stood in the same place of the previous step.
 
     Source: the student paper: INT8 differences to the previous step, 75 % fewer bytes [quoted]. Differences
-    both ways, since 75 % needs 8 bits of 32 in both; an uncompressed first step; one scale a tensor [derived].
+    both ways, since 75 % needs 8 bits of 32 in both; an uncompressed first step; a scale a tensor [derived].
     Consecutive steps see different samples: the difference has twice the variance of the tensor about its
     mean, so at equal bits a code of the centred tensor is better [derived].
     """
@@ -304,8 +304,8 @@ def tahquant(
     """Send activations by ``TileAdaptive``, which remembers nothing, and gradients in plain low bits.
 
     Source: TAH-Quant (He et al. 2025, arXiv 2506.01352) [second-hand]: 80 % of the tiles at 4 bits and 20 %
-    at 3, about 4.41 bits a value with all metadata; gradients by a plain quantiser of 6 to 8 bits. A scale and
-    a zero-point of 16 bits a tile make 4.41 with tiles of 64; a gradient scale a channel is our reading
+    at 3, about 4.41 bits a value with all metadata; gradients by a plain quantiser of 6 to 8 bits. A scale
+    and a zero-point of 16 bits a tile make 4.41 with tiles of 64; a gradient scale a channel is our reading
     [derived].
     """
     return Scheme(TileAdaptive(tile, high, low, share, threshold)), Scheme(Uniform(bw, scale))
@@ -326,9 +326,7 @@ def thinwire(
     bw: Annotated[int, _bits("a gradient")] = 3,
     group: Annotated[int, GROUP] = 32,
     rounding: Annotated[str, replace(ROUNDING, meaning="how gradients are rounded")] = "nearest",
-    scales: Annotated[
-        str, Parameter("how a scale is stored", choices=("e5m3", "bfloat16", "float16"))
-    ] = "e5m3",
+    scales: Annotated[str, Parameter("how a scale is stored", choices=("e5m3", "bfloat16"))] = "e5m3",
     entropy: Annotated[int, _flag("entropy-code the codes")] = 1,
     sink: Annotated[int, Parameter("positions in front coded at 8 bits at a first visit", 0, 64)] = 1,
     mean: Annotated[int, _flag("send the channels' means apart at a first visit")] = 1,
