@@ -11,6 +11,7 @@ from thinwire.lab.progress import Progress
 from thinwire.lab.record import (
     EMULATED,
     BoundaryBytes,
+    Evaluation,
     LinkInfo,
     RecipeInfo,
     RunRecord,
@@ -33,7 +34,7 @@ class Books:
         self.before: dict[str, Any] = {}  # this rank's totals from before a resume
         self._seconds: list[float] = []
         self._owner = world.rank == 0
-        self._eval_loss: float | None = None
+        self._rtt: float | None = None
         if self._owner:
             config = job.config
             self.progress = Progress(job.recipe.name, job.steps, config.quiet)
@@ -58,6 +59,12 @@ class Books:
         """Remember the duration of a step, in order."""
         self._seconds.append(seconds)
 
+    def watch_links(self) -> None:
+        """Remember the round trip measured so far. Called between steps: other ranks may evaluate already
+        when this one ends its last step, and evaluation is not shaped."""
+        trips = [peer.reliable.estimate().rtt for peer in self.world.peers.values()]
+        self._rtt = min((t for t in trips if t is not None), default=self._rtt)
+
     def step(self, reports: list[StepReport], lr: float) -> None:
         """Book one step from every rank's report."""
         own = reports[0]
@@ -80,22 +87,22 @@ class Books:
         self.events.step(metrics)
         self.progress.step(vars(metrics))
 
-    def evaluated(self, when: str, heldout: float | None, seen: float | None) -> None:
-        """Book an evaluation: ``first``, ``final`` or one on the way."""
+    def evaluated(self, step: int, heldout: float | None, seen: float | None) -> None:
+        """Book an evaluation after ``step`` steps: the first, the final or one on the way."""
         loss = self.record.loss
-        if when == "first":
+        if step == 0:
             loss.eval_first, loss.train_eval_first = heldout, seen
-        elif when == "final":
+        elif step == self.job.steps:
             loss.eval_final, loss.train_eval_final = heldout, seen
-        elif heldout is not None:
-            self.writer.note(f"held-out loss at {when}: {heldout:.4f}")
+        elif heldout is not None and seen is not None:
+            loss.evaluations.append(Evaluation(step, heldout, seen))
+            self.events.evaluated(loss.evaluations[-1])
         self.writer.write()
 
     def totals(self, world: World) -> dict[str, Any]:
         """Return this rank's counts from the start of the run, as plain values."""
         sent: dict[str, int] = dict.fromkeys(LABELS, 0)
         boundaries: dict[str, int] = {}
-        rtt = None
         for rank, peer in world.peers.items():
             for label, traffic in peer.meter.snapshot().sent.items():
                 known = label if label in sent else "control"
@@ -103,28 +110,30 @@ class Books:
                 if label in WAYS:
                     pair = f"{min(rank, world.rank)}-{max(rank, world.rank)}"
                     boundaries[f"{pair} {label}"] = boundaries.get(f"{pair} {label}", 0) + traffic.nbytes
-            rtt = rtt or peer.reliable.estimate().rtt
         now = {
             "sent": sent,
             "boundaries": boundaries,
             "values": self.values,
             "seconds": sum(self._seconds),
             "rss": peak_rss_bytes(),
-            "rtt": rtt,
+            "rtt": self._rtt,
         }
+        if self._owner:
+            loss = self.record.loss
+            now["eval_first"] = [loss.eval_first, loss.train_eval_first]
+            now["evaluations"] = [vars(e) for e in loss.evaluations]
         return _sum(self.before, now)
 
     def resumed(self, step: int, totals: dict[str, Any]) -> None:
         """Go on from a checkpoint made after ``step`` steps, with its totals."""
         self.before = totals
         if self._owner:
-            loss, notes = self.record.loss, self.record.notes
-            self.events.close()
+            loss = self.record.loss
+            loss.eval_first, loss.train_eval_first = totals["eval_first"]
+            loss.evaluations = [Evaluation(**e) for e in totals["evaluations"]]
             self.writer.close("running")
-            loss.eval_first, loss.train_eval_first = totals.get("eval_first") or (None, None)
             self.writer = RunWriter(self.job.config.out, self.record, step)
-            self.events = EventLog(self.job.config.out, self.job.config.tensorboard)
-            notes.append(f"resumed after step {step}")
+            self.note(f"resumed after step {step}")
 
     def finish(self, totals: list[dict[str, Any]] | None) -> None:
         """Book the counts of all ranks at the end of training."""
@@ -193,7 +202,7 @@ def _sum(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     return now | {
         "sent": _merged([before["sent"], now["sent"]]),
         "boundaries": _merged([before["boundaries"], now["boundaries"]]),
-        "values": now["values"] if before is now else _merged([before["values"], now["values"]]),
+        "values": _merged([before["values"], now["values"]]),
         "seconds": before["seconds"] + now["seconds"],
         "rss": max(before["rss"], now["rss"]),
     }

@@ -74,10 +74,10 @@ class Run:
         """Train, evaluate, save."""
         done = self._resume()
         if not done:
-            self._evaluate("first")
+            self._evaluate(0)
         self.telemetry.agree(b"go", 0, "the start of training")
         self._steps(done)
-        self._evaluate("final")
+        self._evaluate(self.job.steps)
         self.books.finish(self._final_reports())
         if self.config.save_model:
             self.books.phase("saving the model")
@@ -85,6 +85,7 @@ class Run:
 
     def _steps(self, done: int) -> None:
         for step, ids in enumerate(self.job.batches.starting_at(done), done + 1):
+            self.books.watch_links()
             start = time.perf_counter()
             report = self._step(step, ids)
             self._collect()
@@ -97,7 +98,7 @@ class Run:
         every, last = self.config.eval_every, step == self.job.steps
         if every and step % every == 0 and not last:
             self._collect()
-            self._evaluate(f"step {step}")
+            self._evaluate(step)
         every = self.config.checkpoint_every
         if every and step % every == 0:
             self._collect()
@@ -154,10 +155,11 @@ class Run:
             self.books.step(reports, lr)
         self._last_report = None
 
-    def _evaluate(self, when: str) -> None:
+    def _evaluate(self, step: int) -> None:
+        """Evaluate after ``step`` steps, on held-out text and on a slice of what the run trains on."""
         if not self.config.eval_samples:
             return
-        self.books.phase(f"evaluating ({when})")
+        self.books.phase("evaluating")
         heldout, seen = self.job.eval_blocks()
         with self._unshaped(), torch.no_grad():
             losses = [self._mean_loss(blocks) for blocks in (heldout, seen)]
@@ -165,7 +167,7 @@ class Run:
             s.tally.take()
         found = self.telemetry.gather(b"E", losses, "the evaluation losses")
         if found:
-            self.books.evaluated(when, *found[-1])
+            self.books.evaluated(step, *found[-1])
 
     def _mean_loss(self, blocks: Tensor) -> float | None:
         losses = [self._through(self.schedule.eval, b) for b in blocks.split(self.config.batch)]
@@ -179,6 +181,9 @@ class Run:
             for peer in self.world.peers.values():
                 stack.enter_context(peer.lifted())
             yield
+        self.telemetry.agree(b"U", 0, "the end of the evaluation")
+        for peer in self.world.peers.values():
+            peer.reliable.forget_estimate()  # what was measured meanwhile is another link's
 
     def _resume(self) -> int:
         """Load the newest checkpoint that every rank has; return its step, or 0."""

@@ -123,6 +123,11 @@ class Reliable:
         with self._lock:
             return self._estimator.estimate(monotonic())
 
+    def forget_estimate(self) -> None:
+        """Measure anew: the link is another one from now on."""
+        with self._lock:
+            self._estimator = Estimator()
+
     def close(self, timeout: float = 5.0) -> None:
         with self._lock:
             first, self._closing = not self._closing, True
