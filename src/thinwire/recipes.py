@@ -64,13 +64,9 @@ class Parameter:
     @property
     def values(self) -> str:
         """The values it takes, in words."""
-        return (
-            " or ".join(self.choices) or f"{'a whole number' if self.whole else 'a number'} in {self.range}"
-        )
-
-    @property
-    def range(self) -> str:
-        return f"{self.low:g}..{self.high:g}"
+        if self.choices:
+            return f"{', '.join(self.choices[:-1])} or {self.choices[-1]}"
+        return f"{'a whole number' if self.whole else 'a number'} in {self.low:g}..{self.high:g}"
 
     def read(self, text: str) -> Value:
         """Return the value that ``text`` stands for; text that stands for none comes back as it is."""

@@ -18,12 +18,10 @@ from thinwire.spec import Spec
 from thinwire.types import InputError, Payload, TensorSpec, require
 
 ROUNDINGS = ("nearest", "stochastic")
-DITHER_STAYS_INSIDE = (
-    5  # bits up to which the noise, short of 1/2, cannot lift the top value to the next level
-)
-_ROUNDER = (
-    1.5 * 2**23
-)  # a float32 here has a unit step: adding it rounds, and leaves the integer in the low byte
+# Bits up to which noise, always short of 1/2, cannot lift the top value to the next level.
+DITHER_STAYS_INSIDE = 5
+# A float32 of this size has a unit step: adding it rounds, and leaves the integer in the low byte.
+_ROUNDER = 1.5 * 2**23
 
 
 @dataclass(frozen=True, repr=False)

@@ -110,7 +110,7 @@ class Books:
                 if label in WAYS:
                     pair = f"{min(rank, world.rank)}-{max(rank, world.rank)}"
                     boundaries[f"{pair} {label}"] = boundaries.get(f"{pair} {label}", 0) + traffic.nbytes
-        now = {
+        now: dict[str, Any] = {
             "sent": sent,
             "boundaries": boundaries,
             "values": self.values,
