@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import threading
 from itertools import product
 
 import pytest
 import torch
 
 from codec_examples import tensor
-from thinwire.codecs import Uniform, scales, scratch
+from thinwire.codecs import Hadamard, Uniform, scales, scratch
 from thinwire.codecs.grid import Grid
 from thinwire.types import InputError, Payload, PayloadError, TensorSpec
 
@@ -224,3 +225,20 @@ def test_wrong_options_name_the_value(wrong: dict[str, object]) -> None:
     (name, value), *_ = wrong.items()
     with pytest.raises(InputError, match=f"{name}={value!r}"):
         Uniform(**wrong)  # type: ignore[arg-type]
+
+
+def test_memory_first_used_in_inference_mode_serves_training_too() -> None:
+    x = tensor((16, 64))
+    codec = Hadamard(Uniform(bits=3, rounding="stochastic", seed=77))
+    results = []
+
+    def evaluate_then_train() -> None:
+        with torch.inference_mode():
+            results.append(codec.decode(codec.encode(x)).clone())
+        results.append(codec.decode(codec.encode(x)))
+
+    thread = threading.Thread(target=evaluate_then_train)  # a new thread has kept no memory yet
+    thread.start()
+    thread.join(60)
+    assert len(results) == 2, "the second use failed"
+    assert torch.equal(*results)

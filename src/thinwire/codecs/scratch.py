@@ -30,5 +30,6 @@ def scratch(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, sl
         return torch.empty(shape, dtype=dtype, device=device)
     slots: dict[int, Tensor] = _kept.__dict__.setdefault("slots", {})
     if slot not in slots or slots[slot].numel() < nbytes:
-        slots[slot] = torch.empty(nbytes, dtype=torch.uint8)
+        with torch.inference_mode(False):  # what is made in that mode may not be written to outside it
+            slots[slot] = torch.empty(nbytes, dtype=torch.uint8)
     return slots[slot][:nbytes].view(dtype).view(shape)
