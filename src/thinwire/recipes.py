@@ -326,8 +326,8 @@ def thinwire(
     entropy: Annotated[int, _flag("entropy-code the codes")] = 1,
     sink: Annotated[int, Parameter("positions in front coded at 8 bits at a first visit", 0, 64)] = 1,
     mean: Annotated[int, _flag("send the channels' means apart at a first visit")] = 1,
-    fclip: Annotated[float, replace(CLIP, meaning=f"{CLIP.meaning}, for deltas")] = 1.0,
-    bclip: Annotated[float, replace(CLIP, meaning=f"{CLIP.meaning}, for gradients")] = 1.0,
+    fclip: Annotated[float, replace(CLIP, meaning=f"{CLIP.meaning}, for deltas")] = 0.6,
+    bclip: Annotated[float, replace(CLIP, meaning=f"{CLIP.meaning}, for gradients")] = 0.8,
     gdelta: Annotated[int, _flag("send gradients as deltas by sample too")] = 0,
     refs: Annotated[str, Parameter("how references are held", choices=tuple(REFERENCES))] = "int8",
 ) -> Pair:

@@ -1,0 +1,115 @@
+"""What is a delta worth? Real activations through every memory, at 2, 4 and 8 bits.
+
+Run ``python -m bench.deltas`` (``make bench-deltas``), about three minutes. SmolLM2-135M with its pretrained
+weights is fine-tuned on Shakespeare in one process (nothing is sent); the hidden states and their gradients
+at the cut pass through channels as they would between machines. Position 0, the attention sink, is left out
+of the errors: it carries most of the energy. Writes ``bench/results/deltas.json``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thinwire.channel import Scheme, Sender
+from thinwire.codecs import Uniform
+from thinwire.lab.config import TrainConfig
+from thinwire.lab.job import prepare
+from thinwire.lab.loss import next_token_loss
+from thinwire.lab.machine import environment
+from thinwire.lab.record import write_json
+from thinwire.lab.split import build_stage
+from thinwire.memory import Delta, Memory, NoMemory, RunningMean
+
+RESULTS = Path(__file__).parent / "results" / "deltas.json"
+CONFIG = TrainConfig(steps=24, epochs=3, batch=4, microbatches=1, seq=128, eval_samples=0)
+MEMORIES: dict[str, Memory] = {
+    "direct": NoMemory(),
+    "running mean": RunningMean(),
+    "delta to the previous step": Delta("step"),
+    "delta by sample": Delta(),
+}
+BITS = (2, 4, 8)
+Frame = tuple[Tensor, Tensor]
+
+
+def capture() -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Fine-tune, and return for each step the sample ids, the hidden states and their gradients."""
+    job = prepare(CONFIG)
+    lower, upper = (build_stage(job.source, job.cut, i, CONFIG.seed) for i in (0, 1))
+    parameters = [*lower.parameters(), *upper.parameters()]
+    optimiser = torch.optim.AdamW(parameters, CONFIG.learning_rate, weight_decay=0.0, fused=True)
+    steps = []
+    for ids in job.batches:
+        block = job.train[ids]
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden = lower(block[:, :-1])
+        seen = hidden.detach().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = upper(seen)
+        next_token_loss(logits, block[:, 1:]).backward()
+        if seen.grad is None:
+            raise RuntimeError("no gradient reached the boundary")
+        hidden.backward(seen.grad)
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimiser.step()
+        optimiser.zero_grad()
+        steps.append((ids, seen.detach().clone(), seen.grad.clone()))
+    return steps
+
+
+def energy(steps: list[tuple[Tensor, Tensor, Tensor]], which: int, memory: Memory) -> float:
+    """Return the residual's share of the energy over the last epoch, position 0 left out."""
+    sender, residual, total = Sender(Scheme(memory=memory)), 0.0, 0.0
+    for i, step in enumerate(steps):
+        ids, x = step[0].tolist(), step[which]
+        if i >= 2 * len(steps) // 3:
+            residual += (x - predicted(sender, memory, x, ids))[:, 1:].square().sum().item()
+            total += x[:, 1:].square().sum().item()
+        sender.encode(x, ids)
+    return residual / total
+
+
+def predicted(sender: Sender, memory: Memory, x: Tensor, ids: list[int]) -> Tensor:
+    """Return what both ends would know of ``x`` beforehand: what a residual of zeros decodes to."""
+    if isinstance(memory, NoMemory):
+        return torch.zeros_like(x)
+    probe = Sender(sender.scheme)
+    probe.load_state_dict(sender.state_dict())
+    return probe.encode(x, ids, codec=Uniform(bits=2, clip=1e-6, scale="tensor"))[1]
+
+
+def error(steps: list[tuple[Tensor, Tensor, Tensor]], which: int, memory: Memory, bits: int) -> float:
+    """Return |x_hat - x| / |x| over the last epoch of a closed loop, position 0 left out."""
+    code = Uniform(bits=bits, group=32)
+    sender, wrong, total = Sender(Scheme(code, memory, Uniform(bits=8))), 0.0, 0.0
+    for i, step in enumerate(steps):
+        x = step[which]
+        _, x_hat = sender.encode(x, step[0].tolist())
+        if i >= 2 * len(steps) // 3:
+            wrong += (x_hat - x)[:, 1:].square().sum().item()
+            total += x[:, 1:].square().sum().item()
+    return float((wrong / total) ** 0.5)
+
+
+def main() -> None:
+    """Measure and write."""
+    steps = capture()
+    rows: list[dict[str, Any]] = []
+    for which, name in ((1, "activations"), (2, "gradients")):
+        for label, memory in MEMORIES.items():
+            errors = {str(b): error(steps, which, memory, b) for b in BITS}
+            rows.append(
+                {"of": name, "memory": label, "energy": energy(steps, which, memory), "error": errors}
+            )
+    job = {k: getattr(CONFIG, k) for k in ("model", "data", "steps", "epochs", "batch", "seq", "seed")}
+    write_json(
+        RESULTS, {"job": job, "environment": environment("bf16", torch.get_num_threads()), "rows": rows}
+    )
+
+
+if __name__ == "__main__":
+    main()

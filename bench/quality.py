@@ -1,0 +1,136 @@
+"""Does compression cost quality? Every recipe on SmolLM2-135M: three epochs, three seeds.
+
+Run ``python -m bench.quality`` (``make bench-quality``); about an hour on two quiet cores. A cell is one run:
+recipe, learning rate, seed. Finished cells are kept, so it goes on where it was stopped. Every recipe gets
+the same search: three learning rates on the first seed, the best of which (lowest held-out loss) runs on the
+other seeds. The link is not shaped, because the losses do not depend on it. A frozen model goes through the
+same check as a control, which it must fail. Records: ``bench/results/quality/``; the verdict:
+``bench/results/quality.json``; the tables come from there (``python -m bench.pages``).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from thinwire.lab.config import TrainConfig
+from thinwire.lab.launch import launch
+from thinwire.lab.record import load_run, write_json
+from thinwire.lab.runs import slug
+
+RESULTS = Path(__file__).parent / "results"
+CELLS = RESULTS / "quality"
+RECIPES = ("fp32", "thinwire", "tahquant", "aqsgd", "direct:bits=4", "aqsgd-code", "step-delta", "bf16")
+RATES = (2e-5, 5e-5, 1e-4)
+SEEDS = (0, 1, 2)
+JOB: dict[str, Any] = {
+    "model": "smollm2-135m",
+    "data": "shakespeare",
+    "steps": 24,
+    "epochs": 3,
+    "batch": 4,
+    "microbatches": 4,
+    "seq": 128,
+    "eval_samples": 32,
+    "save_model": False,
+    "tensorboard": False,
+}
+# Of fp32's losses: held-out within 0.5 % and within 5 % of what fp32 gained; a training slice within 1.5 %.
+HELDOUT, GAIN, SLICE, BITS = 0.005, 0.05, 0.015, 5.5
+
+
+def cell(recipe: str, rate: float, seed: int) -> dict[str, Any]:
+    """Return the run record of one cell, running it unless it is there."""
+    file = CELLS / f"{slug(recipe)}-lr{rate:g}-seed{seed}.json"
+    if not file.exists():
+        print(f"{file.stem} ...", file=sys.stderr, flush=True)
+        with tempfile.TemporaryDirectory() as out:
+            job = JOB | {"recipe": recipe, "lr": rate, "seed": seed, "out": out, "quiet": True}
+            record = load_run(launch(TrainConfig(**job))).to_dict()
+        record["config"]["out"] = "runs/quality"
+        write_json(file, record)
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found
+
+
+def search(recipe: str) -> tuple[float, list[dict[str, Any]]]:
+    """Return the recipe's best learning rate and its records by seed."""
+    tried = {rate: cell(recipe, rate, SEEDS[0]) for rate in RATES}
+    best = min(tried, key=lambda rate: tried[rate]["loss"]["eval_final"])
+    return best, [cell(recipe, best, seed) for seed in SEEDS]
+
+
+def bits(record: dict[str, Any]) -> float:
+    """Return bits a value, forward plus backward, metadata and headers included."""
+    both = record["bits_per_value"]
+    return float(both["forward"] + both["backward"])
+
+
+def check(losses: dict[str, float], fp32: dict[str, float]) -> dict[str, Any]:
+    """Hold mean losses against fp32's: three bounds, each as measured and whether it is met."""
+    heldout = losses["eval_final"] / fp32["eval_final"] - 1
+    gain = (losses["eval_final"] - fp32["eval_final"]) / (fp32["eval_first"] - fp32["eval_final"])
+    part = losses["train_eval_final"] / fp32["train_eval_final"] - 1
+    met = heldout <= HELDOUT and gain <= GAIN and part <= SLICE
+    return {"heldout": heldout, "of_gain": gain, "train_slice": part, "met": met}
+
+
+def mean_losses(records: list[dict[str, Any]]) -> dict[str, float]:
+    """Return the mean of each evaluation loss over the seeds."""
+    names = ("eval_first", "eval_final", "train_eval_first", "train_eval_final")
+    return {n: statistics.fmean(r["loss"][n] for r in records) for n in names}
+
+
+def summary(found: dict[str, tuple[float, list[dict[str, Any]]]]) -> dict[str, Any]:
+    """Return the verdict on every recipe and on the frozen control."""
+    fp32 = mean_losses(found["fp32"][1])
+    rows = []
+    for recipe, (rate, records) in found.items():
+        losses = mean_losses(records)
+        by_seed = [
+            check(mean_losses([r]), mean_losses([f])) for r, f in zip(records, found["fp32"][1], strict=True)
+        ]
+        rows.append(
+            {
+                "recipe": recipe,
+                "spec": records[0]["recipe"]["spec"],
+                "learning_rate": rate,
+                "bits": statistics.fmean(bits(r) for r in records),
+                "bits_forward": statistics.fmean(r["bits_per_value"]["forward"] for r in records),
+                "bits_backward": statistics.fmean(r["bits_per_value"]["backward"] for r in records),
+                "losses": losses,
+                "eval_final_by_seed": [r["loss"]["eval_final"] for r in records],
+                "check": check(losses, fp32),
+                "check_by_seed": by_seed,
+            }
+        )
+    frozen = {"eval_final": fp32["eval_first"], "train_eval_final": fp32["train_eval_first"]}
+    bounds = {"heldout": HELDOUT, "of_gain": GAIN, "train_slice": SLICE, "bits": BITS}
+    environment = found["fp32"][1][0]["environment"]
+    job = {k: v for k, v in JOB.items() if k not in ("save_model", "tensorboard")}
+    return {
+        "job": job | {"rates": RATES, "seeds": SEEDS},
+        "environment": environment,
+        "bounds": bounds,
+        "frozen": check(frozen, fp32),
+        "recipes": rows,
+    }
+
+
+def main() -> None:
+    """Run what is missing and write the verdict."""
+    if shutil.disk_usage(RESULTS).free < 1e9:
+        raise SystemExit("less than 1 GB of disk is free; the runs need scratch space")
+    found = {}
+    for recipe in RECIPES:
+        found[recipe] = search(recipe)
+        write_json(RESULTS / "quality.json", summary(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""The founding student paper, redone: GPT-2 small's shape, WikiText-2, fp32 against the INT8 step delta.
+
+Run ``python -m bench.student`` (``make bench-student``) with THINWIRE_DATA set; about twenty minutes. The
+weights are random at the start, because GPT-2's are in no package index. Each variant is one run of 200 steps
+in two processes over a link of 100 Mbit/s and 5 ms. Finished runs are kept. Writes
+``bench/results/student/`` and, from them, ``bench/results/student.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from thinwire.lab.config import TrainConfig
+from thinwire.lab.launch import launch
+from thinwire.lab.record import load_run, read_metrics, write_json
+from thinwire.lab.runs import slug
+
+RESULTS = Path(__file__).parent / "results"
+RECIPES = ("fp32", "step-delta", "direct:bits=8")
+JOB: dict[str, Any] = {
+    "model": "gpt2",
+    "init": "random",
+    "data": "wikitext-2",
+    "steps": 200,
+    "batch": 4,
+    "microbatches": 4,
+    "seq": 64,
+    "lr": 3e-4,
+    "warmup": 20,
+    "link": "100mbit,5ms",
+    "eval_samples": 32,
+    "save_model": False,
+    "tensorboard": False,
+}
+
+
+def run(recipe: str) -> dict[str, Any]:
+    """Return the record of one variant with its seconds by step, running it unless it is there."""
+    file = RESULTS / "student" / f"{slug(recipe)}.json"
+    if not file.exists():
+        print(f"{recipe} ...", file=sys.stderr, flush=True)
+        with tempfile.TemporaryDirectory() as out:
+            launch(TrainConfig(**JOB, recipe=recipe, out=out, quiet=True))
+            record = load_run(out).to_dict()
+            record["seconds_by_step"] = [m.seconds for m in read_metrics(out)]
+        record["config"]["out"] = "runs/student"
+        write_json(file, record)
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found
+
+
+def row(record: dict[str, Any]) -> dict[str, Any]:
+    """Return what the paper's tables compare, as measured."""
+    sent, loss = record["bytes"], record["loss"]
+    return {
+        "recipe": record["recipe"]["name"],
+        "bytes": sent["forward"] + sent["backward"],
+        "raw_bytes": sent["raw_forward"] + sent["raw_backward"],
+        "median_step_s": median(record["seconds_by_step"]),
+        "train_loss_last10": sum(loss["train"][-10:]) / 10,
+        "eval_first": loss["eval_first"],
+        "eval_final": loss["eval_final"],
+    }
+
+
+def main() -> None:
+    """Run what is missing and write the comparison."""
+    records = [run(recipe) for recipe in RECIPES]
+    rows = [row(r) for r in records]
+    notes = sorted({n for r in records for n in r["notes"]})
+    environment = records[0]["environment"]
+    write_json(
+        RESULTS / "student.json", {"job": JOB, "environment": environment, "notes": notes, "rows": rows}
+    )
+
+
+if __name__ == "__main__":
+    main()
