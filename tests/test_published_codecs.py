@@ -93,6 +93,15 @@ def test_tiles_decode_to_integers_times_the_scale_rounded_once(outlier):
     assert torch.equal(out, exact.float())
 
 
+def test_the_models_autocast_does_not_reach_into_a_codec():
+    x = activations()
+    plain, out = TileAdaptive().encode(x), TileAdaptive().decode(TileAdaptive().encode(x))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = TileAdaptive().encode(x)
+        assert torch.equal(TileAdaptive().decode(mixed), out)
+    assert all(torch.equal(a, b) for a, b in zip(plain.parts, mixed.parts, strict=True))
+
+
 def test_zeros_stay_zero_in_a_tile_with_an_offset_range():
     x = activations(outlier=1.0).clamp_min(0)
     assert (TileAdaptive(threshold=1e9).decode(TileAdaptive(threshold=1e9).encode(x))[x == 0] == 0).all()

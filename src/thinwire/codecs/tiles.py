@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -14,11 +13,11 @@ from thinwire.codecs import scales
 from thinwire.codecs.base import Layout, check_layout, layout_nbytes
 from thinwire.codecs.bits import pack, packed_nbytes, unpack
 from thinwire.codecs.grid import Grid
+from thinwire.codecs.scratch import block_rows, scratch
 from thinwire.spec import Spec
 from thinwire.types import InputError, Payload, PayloadError, TensorSpec, require
 
 SCALE = "bfloat16"
-BLOCK = 1 << 17  # values worked on at a time on a CPU
 ZERO_TOP = 32767  # zero-points are int16: with a code and an 8-bit scale still exact in float32
 _ROUNDER = 1.5 * 2**23  # adding it rounds to an integer, and leaves that in the low byte
 _TINY = 1e-30  # keeps log(0) out of the entropy
@@ -72,36 +71,45 @@ class TileAdaptive(Spec):
         spec = TensorSpec.of(x)
         grid = self._grid(spec)
         tiles = grid.spread(x.detach().to(torch.float32).contiguous())
-        entropy, lonely = self._describe(tiles)
-        is_low = self._spiky(entropy, spec, grid)
-        codes, stored, zeros, pivots = self._quantise(tiles, is_low, lonely)
+        entropy, lonely, least, most = self._describe(tiles, grid)
+        is_low, rows = self._spiky(entropy, spec, grid), _where(lonely)
+        turned, pivots = _turn(tiles.index_select(0, rows))
+        if len(rows):
+            least.index_copy_(0, rows, turned.amin(1))
+            most.index_copy_(0, rows, turned.amax(1))
+        stored = scales.store(self._steps(least, most, is_low), SCALE)
+        inverse = scales.load(stored, SCALE).reciprocal_()
+        zeros = (least * inverse).round_().clamp_(-ZERO_TOP, ZERO_TOP)
+        codes = self._round(tiles, inverse, zeros)
+        if len(rows):
+            codes.index_copy_(0, rows, self._round(turned, inverse[rows], zeros[rows]))
         high = codes.index_select(0, _where(~is_low))
         low = codes.index_select(0, _where(is_low)).clamp_max_(2**self.low - 1)
         parts = (
             pack(high.flatten(), self.high),
             pack(low.flatten(), self.low),
             stored,
-            zeros,
+            zeros.to(torch.int16),
             pack(is_low.view(torch.uint8), 1),
             pack(lonely.view(torch.uint8), 1),
-            pack(pivots, _bits(grid.width)),
+            pack(pivots.to(torch.uint8), _bits(grid.width)),
         )
         return Payload(spec, parts)
 
     def decode(self, payload: Payload) -> Tensor:
         spec = payload.spec
         grid = self._grid(spec)
-        is_low, turned = self._masks(payload, grid)
+        is_low, lonely = self._masks(payload, grid)
         _, _, stored, zeros, _, _, packed = payload.parts
         codes, step = self._codes(payload, is_low, grid), scales.load(stored, SCALE)
-        pivots = unpack(packed, _bits(grid.width), int(turned.sum())).to(torch.int64)
-        x, used = torch.empty(codes.shape, dtype=torch.float32, device=codes.device), 0
-        for at in _blocks(codes):
-            y = torch.add(codes[at], zeros[at, None], out=x[at])  # integers: exact
-            if (rows := _where(turned[at])).numel():
-                y.index_copy_(0, rows, _unturn(codes[at], zeros[at], rows, pivots[used : used + len(rows)]))
-                used += len(rows)
-            y.mul_(step[at, None])
+        x = torch.empty(codes.shape, dtype=torch.float32, device=codes.device)
+        for at, block, factor in grid.blocks(codes, step):
+            end = at + len(block)
+            torch.add(block, zeros[at:end, None], out=x[at:end]).mul_(factor)  # integers: exact
+        if len(rows := _where(lonely)):
+            pivots = unpack(packed, _bits(grid.width), len(rows)).to(torch.int64)
+            turned = _unturn(codes.index_select(0, rows), zeros[rows], pivots)
+            x.index_copy_(0, rows, turned.mul_(step[rows, None]))
         if spec.dtype == torch.float16:
             x.clamp_(-65504.0, 65504.0)
         return grid.gather(x).to(spec.dtype).reshape(spec.shape)
@@ -113,7 +121,10 @@ class TileAdaptive(Spec):
         low = unpack(payload.parts[1], self.low, lows * grid.width)
         order = torch.cat([_where(~is_low), _where(is_low)])
         place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
-        return torch.cat([high, low]).view(grid.rows, grid.width).index_select(0, place)
+        shape, device = (grid.rows, grid.width), order.device
+        both = scratch(shape, torch.uint8, device, slot=2)
+        torch.cat([high, low], out=both.view(-1))
+        return torch.index_select(both, 0, place, out=scratch(shape, torch.uint8, device, slot=3))
 
     def nbytes(self, spec: TensorSpec) -> int:
         grid = self._grid(spec)
@@ -144,20 +155,24 @@ class TileAdaptive(Spec):
         per_sample = grid.rows // samples if samples else 0
         return samples * (per_sample - math.ceil(per_sample * self.share - 1e-9))
 
-    def _describe(self, tiles: Tensor) -> tuple[Tensor, Tensor]:
-        """Return each tile's entropy, float32 [tiles], and whether it has a lone outlier, bool [tiles]."""
-        entropy, below = tiles.new_empty(len(tiles)), tiles.new_empty(len(tiles), dtype=torch.int32)
-        scratch = _scratch(tiles, 2)
-        for at in _blocks(tiles):
-            size, spare = (t[: len(tiles[at])] for t in scratch)
-            torch.abs(tiles[at], out=size)
-            total, bound = size.sum(1), size.amax(1, keepdim=True).div_(self.threshold)
+    def _describe(self, tiles: Tensor, grid: Grid) -> tuple[Tensor, ...]:
+        """Return of each tile its entropy, whether it has a lone outlier, its least and its largest value."""
+        found = []
+        for _, block, _ in grid.blocks(tiles):
+            least, most = block.amin(1), block.amax(1)
+            size = torch.abs(block, out=scratch(tuple(block.shape), torch.float32, block.device))
+            bound = torch.maximum(-least, most).div_(self.threshold)
             # As positive floats are ordered like their bits: -1 for every magnitude below the bound.
-            signs = torch.sub(size.view(torch.int32), bound.view(torch.int32), out=spare.view(torch.int32))
-            torch.sum(signs.bitwise_right_shift_(31), 1, dtype=torch.int32, out=below[at])
-            moment = torch.log(size.clamp_min_(_TINY), out=spare).mul_(size).sum(1)
-            torch.sub(total.clamp_min_(_TINY).log(), moment.div_(total), out=entropy[at])
-        return entropy, below == 1 - tiles.shape[1]  # all but the largest itself
+            signs = scratch(tuple(block.shape), torch.int32, block.device, slot=1)
+            torch.sub(size.view(torch.int32), bound.view(torch.int32)[:, None], out=signs)
+            below = signs.bitwise_right_shift_(31).sum(1, dtype=torch.int32)
+            total = size.sum(1).clamp_min_(_TINY)
+            moment = torch.log(size.clamp_min_(_TINY), out=signs.view(torch.float32)).mul_(size).sum(1)
+            found.append((total.log().sub_(moment.div_(total)), below == 1 - grid.width, least, most))
+        if not found:
+            empty = tiles.new_empty(0)
+            return empty, empty.to(torch.bool), empty, empty
+        return tuple(torch.cat(column) for column in zip(*found, strict=True))
 
     def _spiky(self, entropy: Tensor, spec: TensorSpec, grid: Grid) -> Tensor:
         """Return which tiles get ``low`` bits: those of least entropy in each sample, bool [tiles]."""
@@ -167,25 +182,27 @@ class TileAdaptive(Spec):
             is_low.view(samples, -1).scatter_(1, least, True)
         return is_low
 
-    def _quantise(self, tiles: Tensor, is_low: Tensor, lonely: Tensor) -> tuple[Tensor, ...]:
-        """Return codes uint8 [tiles, width], scales in wire form, zero-points int16 [tiles], and pivots."""
-        codes = torch.empty(tiles.shape, dtype=torch.uint8, device=tiles.device)
-        stored = torch.empty(len(tiles), dtype=scales.FORMATS[SCALE].dtype, device=tiles.device)
-        zeros = torch.empty(len(tiles), dtype=torch.int16, device=tiles.device)
-        pivots, (scratch,) = [codes[:0, 0]], _scratch(tiles, 1)
+    def _steps(self, least: Tensor, most: Tensor, is_low: Tensor) -> Tensor:
+        """Return the wanted scales: a tile's range over its levels, and no less than its zero-point needs."""
         levels = torch.where(is_low, 2.0**self.low - 1, 2.0**self.high - 1)
-        for at in _blocks(tiles):
-            y, pivot = _turn(tiles[at], lonely[at])
-            pivots.append(pivot)
-            least = y.amin(1)
-            stored[at] = scales.store(_steps(least, y.amax(1), levels[at]), SCALE)
-            inverse = stored[at].to(torch.float32).reciprocal_()
-            zero = least.mul_(inverse).round_().clamp_(-ZERO_TOP, ZERO_TOP)
-            zeros[at] = zero
-            y = torch.mul(y, inverse[:, None], out=scratch[: len(y)]).sub_(zero[:, None])
+        steps = torch.maximum(most / levels - least / levels, torch.maximum(-least, most) / ZERO_TOP)
+        if len(steps) and not bool(steps.amax().isfinite()):
+            raise InputError(
+                "a NaN or infinite value cannot be quantised; look for the overflow that made it"
+            )
+        return steps
+
+    def _round(self, tiles: Tensor, inverse: Tensor, zeros: Tensor) -> Tensor:
+        """Return the codes, uint8 [tiles, width]."""
+        codes = torch.empty(tiles.shape, dtype=torch.uint8, device=tiles.device)
+        n = block_rows(len(tiles), tiles.shape[1], tiles.device)
+        for at in range(0, len(tiles), n):
+            part = slice(at, at + n)
+            y = scratch(tuple(tiles[part].shape), torch.float32, tiles.device)
+            torch.mul(tiles[part], inverse[part, None], out=y).sub_(zeros[part, None])
             y.clamp_(0, 2**self.high - 1).add_(_ROUNDER)
-            codes[at].copy_(y.view(torch.int32))  # keeps the low byte
-        return codes, stored, zeros, torch.cat(pivots)
+            codes[part].copy_(y.view(torch.int32))  # keeps the low byte
+        return codes
 
     def _masks(self, payload: Payload, grid: Grid) -> tuple[Tensor, Tensor]:
         """Return the two masks of a payload whose parts fit them; ``PayloadError`` otherwise."""
@@ -209,47 +226,23 @@ def _where(mask: Tensor) -> Tensor:
     return mask.nonzero()[:, 0]
 
 
-def _blocks(tiles: Tensor) -> Iterator[slice]:
-    """Yield runs of tiles whose temporaries stay in a processor's cache."""
-    n = max(1, BLOCK // tiles.shape[1]) if tiles.device.type == "cpu" else max(1, len(tiles))
-    for at in range(0, len(tiles), n):
-        yield slice(at, at + n)
-
-
-def _scratch(tiles: Tensor, n: int) -> list[Tensor]:
-    """Return ``n`` tensors of the largest block: memory that is reused costs no page faults."""
-    rows = next((at.stop for at in _blocks(tiles)), 0)
-    return [torch.empty_like(tiles[:rows]) for _ in range(n)]
-
-
-def _steps(least: Tensor, most: Tensor, levels: Tensor) -> Tensor:
-    """Return the wanted scales: each tile's range over its levels, and no less than its zero-point needs."""
-    steps = torch.maximum(most / levels - least / levels, torch.maximum(-least, most).div_(ZERO_TOP))
-    if not bool(steps.amax().isfinite()):
-        raise InputError("a NaN or infinite value cannot be quantised; look for the overflow that made it")
-    return steps
-
-
-def _turn(tiles: Tensor, lonely: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the tiles, the lonely ones turned, and where their outliers were, uint8 [lonely]."""
-    rows = _where(lonely)
-    if not rows.numel():
-        return tiles, rows.to(torch.uint8)
-    chosen, width = tiles.index_select(0, rows), tiles.shape[1]
-    pivots = chosen.abs().argmax(1)
+def _turn(tiles: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the transform of ``tiles`` [n, width], outliers first, and where they were, int64 [n]."""
+    if not len(tiles):
+        return tiles, torch.empty(0, dtype=torch.int64, device=tiles.device)
+    pivots, width = tiles.abs().argmax(1), tiles.shape[1]
     # The transform's norm is all on this side, a power of two: decoding is a sum of integers.
-    turned = torch.mm(_swap(chosen, pivots), _hadamard(width).to(tiles.device)).mul_(1 / width)
-    return tiles.index_copy(0, rows, turned), pivots.to(torch.uint8)
+    return _transform(_swap(tiles, pivots)).mul_(1 / width), pivots
 
 
-def _unturn(codes: Tensor, zeros: Tensor, rows: Tensor, pivots: Tensor) -> Tensor:
-    """Return tiles ``rows`` turned back, in units of their scales.
+def _unturn(codes: Tensor, zeros: Tensor, pivots: Tensor) -> Tensor:
+    """Return the tiles that were turned to ``codes`` and ``zeros``, in units of their scales.
 
     Codes of at most 8 bits times -1 or 1: exact in any order of summation, and in any precision of a matmul.
     """
     width = codes.shape[1]
-    x = torch.mm(codes.index_select(0, rows).to(torch.float32), _hadamard(width).to(codes.device))
-    x[:, 0] += zeros[rows].to(torch.float32) * width  # a constant's transform is all in the first place
+    x = _transform(codes.to(torch.float32))
+    x[:, 0] += zeros.to(torch.float32) * width  # a constant's transform is all in the first place
     return _swap(x, pivots)
 
 
@@ -259,6 +252,12 @@ def _swap(tiles: Tensor, pivots: Tensor) -> Tensor:
     tiles.scatter_(1, pivots[:, None], first)
     tiles[:, :1] = pivot
     return tiles
+
+
+def _transform(tiles: Tensor) -> Tensor:
+    """Return the unnormalised Hadamard transform of each row of ``tiles`` [n, width], float32."""
+    with torch.autocast(tiles.device.type, enabled=False):  # a sender may run inside the model's autocast
+        return torch.mm(tiles, _hadamard(tiles.shape[1]).to(tiles.device))
 
 
 @lru_cache(maxsize=8)
