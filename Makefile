@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: help demo test check bench docs setup clean
+.PHONY: help demo test check bench bench-quality bench-deltas bench-student pages docs setup clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -36,6 +36,18 @@ check: setup  ## Lint, formatting, types
 
 bench: setup  ## Measure the codecs: encode and decode in GB/s a core
 	$(BIN)/python -m bench.codecs
+
+bench-quality: setup  ## Every recipe against fp32 on SmolLM2-135M, three seeds (an hour; goes on where it stopped)
+	$(BIN)/python -m bench.quality
+
+bench-deltas: setup  ## What each kind of delta is worth on real activations (three minutes)
+	$(BIN)/python -m bench.deltas
+
+bench-student: setup  ## The student paper's comparison (twenty minutes; needs THINWIRE_DATA)
+	$(BIN)/python -m bench.student
+
+pages: setup  ## Write the tables and figures of the docs from bench/results/
+	$(BIN)/python -m bench.pages
 
 docs: setup  ## Build the documentation into site/
 	$(BIN)/mkdocs build --strict --quiet

@@ -1,0 +1,186 @@
+"""Write the tables and figures of README and docs from the committed results; no number is typed by hand.
+
+Run ``python -m bench.pages`` after a study; ``--check`` only says whether a page differs from its results
+(a test does that). A table stands between ``<!-- table:NAME -->`` and ``<!-- end -->``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "bench" / "results"
+FIGURES = ROOT / "docs" / "figures"
+PAGES = ("README.md", "docs/results.md", "docs/student-paper.md")
+MARK = re.compile(r"<!-- table:([a-z-]+) -->\n.*?<!-- end -->", re.DOTALL)
+Rows = Iterator[list[str]]
+
+
+def results(name: str) -> Any:
+    """Return one committed result, or None where the study has not run yet."""
+    file = RESULTS / f"{name}.json"
+    return json.loads(file.read_text("utf-8")) if file.exists() else None
+
+
+def table(head: list[str], rows: Rows) -> str:
+    """Return a Markdown table, numbers to the right."""
+    body = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([f"| {' | '.join(head)} |", f"|---|{'---:|' * (len(head) - 1)}", *body])
+
+
+def percent(x: float) -> str:
+    return f"{100 * x:+.2f} %"
+
+
+def demo(runs: list[dict[str, Any]]) -> str:
+    """The runs of the demo side by side."""
+    base = runs[0]
+
+    def rows() -> Rows:
+        for r in runs:
+            sent = sum(r["bytes"][k] for k in ("forward", "backward", "control"))
+            all_fp32 = sum(base["bytes"][k] for k in ("forward", "backward", "control"))
+            step, slowest = (x["totals"]["seconds"] / x["totals"]["steps"] for x in (r, base))
+            bits = r["bits_per_value"]
+            yield [
+                f"`{r['recipe']['name']}`",
+                f"{sent / 1e6:.2f} MB",
+                f"{all_fp32 / sent:.1f}×",
+                f"{bits['forward'] + bits['backward']:.1f}",
+                f"{step:.2f} s",
+                f"{slowest / step:.2f}×",
+                f"{r['loss']['eval_first']:.3f} → {r['loss']['eval_final']:.3f}",
+            ]
+
+    head = ["recipe", "sent", "fewer", "bits a value, fw + bw", "a step", "faster", "held-out loss"]
+    return table(head, rows())
+
+
+def quality(found: dict[str, Any]) -> str:
+    """Every recipe against fp32: bits, losses, the three bounds."""
+
+    def rows() -> Rows:
+        for r in found["recipes"]:
+            c, losses = r["check"], r["losses"]
+            yield [
+                f"`{r['recipe']}`",
+                f"{r['learning_rate']:g}",
+                f"{r['bits']:.2f}",
+                f"{losses['eval_final']:.4f}",
+                percent(c["heldout"]),
+                percent(c["of_gain"]),
+                f"{losses['train_eval_final']:.4f}",
+                percent(c["train_slice"]),
+                "yes" if c["met"] else "no",
+            ]
+        c = found["frozen"]
+        yield ["frozen model (control)", "", "0", "", *map(percent, (c["heldout"], c["of_gain"])), "",
+               percent(c["train_slice"]), "yes" if c["met"] else "no"]  # fmt: skip
+
+    head = ["recipe", "learning rate", "bits fw + bw", "held-out", "against fp32", "of fp32's gain",
+            "train slice", "against fp32", "within bounds"]  # fmt: skip
+    return table(head, rows())
+
+
+def student(found: dict[str, Any]) -> str:
+    """The student paper's comparison, as measured here."""
+    base = found["rows"][0]
+
+    def rows() -> Rows:
+        for r in found["rows"]:
+            yield [
+                f"`{r['recipe']}`",
+                f"{r['bytes'] / 1e6:.1f} MB",
+                f"{100 * (1 - r['bytes'] / r['raw_bytes']):.1f} %",
+                f"{r['median_step_s']:.3f} s",
+                f"{base['median_step_s'] / r['median_step_s']:.2f}×",
+                f"{r['train_loss_last10']:.4f}",
+                f"{r['eval_first']:.3f} → {r['eval_final']:.4f}",
+            ]
+
+    head = ["recipe", "sent", "fewer bytes than fp32", "median step", "faster", "train loss, last 10 steps",
+            "held-out loss"]  # fmt: skip
+    return table(head, rows())
+
+
+def deltas(found: dict[str, Any]) -> str:
+    """What each memory leaves to send, and the error at equal bits."""
+
+    def rows() -> Rows:
+        for r in found["rows"]:
+            yield [
+                r["of"],
+                r["memory"],
+                f"{r['energy']:.4f}",
+                *(f"{r['error'][b]:.4f}" for b in ("2", "4", "8")),
+            ]
+
+    return table(["of", "memory", "residual's energy", "error, 2 bits", "4 bits", "8 bits"], rows())
+
+
+def codecs(found: dict[str, Any]) -> str:
+    """Speed of the codecs at the smallest size measured."""
+
+    smallest = min(r["input_bytes"] for r in found["rows"])
+
+    def rows() -> Rows:
+        for r in found["rows"]:
+            if r["input_bytes"] == smallest:
+                speeds = (r[f"{k}_gb_s"] for k in ("encode", "decode", "both"))
+                yield [f"`{r['codec']}`", f"{r['bits_per_value']:.2f}", *(f"{s:.2f}" for s in speeds)]
+
+    return table(["codec", "bits a value", "encode, GB/s", "decode, GB/s", "both, GB/s"], rows())
+
+
+TABLES: dict[str, Callable[[Any], str]] = {
+    "demo": demo,
+    "quality": quality,
+    "student": student,
+    "deltas": deltas,
+    "codecs": codecs,
+}
+
+
+def filled(text: str) -> str:
+    """Return a page with every marked table made anew."""
+
+    def one(match: re.Match[str]) -> str:
+        name = match[1]
+        found = results(name)
+        body = "*Not measured yet.*" if found is None else TABLES[name](found)
+        return f"<!-- table:{name} -->\n{body}\n<!-- end -->"
+
+    return MARK.sub(one, text)
+
+
+def main() -> int:
+    """Write the pages, or with ``--check`` name those that are out of date."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
+    stale = []
+    for name in PAGES:
+        path = ROOT / name
+        text = path.read_text("utf-8")
+        if filled(text) != text:
+            stale.append(name)
+            if not check:
+                path.write_text(filled(text), "utf-8")
+    if check and stale:
+        print(f"out of date: {', '.join(stale)}; run python -m bench.pages", file=sys.stderr)
+        return 1
+    if not check:
+        from bench.figures import draw_all
+
+        draw_all(FIGURES)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
