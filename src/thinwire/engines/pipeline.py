@@ -1,9 +1,11 @@
 """Compressed pipeline stages: a drop-in for ``torch.distributed.pipelining.PipelineStage`` (torch 2.13).
 
-This file holds everything that depends on how torch's schedules treat a stage. Only public-name methods are
-overridden: ``get_*_ops`` return no operations, because packets travel over thinwire's own links, and
-``*_one_chunk`` first land what the link brought in the buffer the schedule is about to read. The schedules
-themselves stay untouched; ``tests/test_pipeline.py`` holds the conformance test (raw codec: bit-equal).
+This file holds everything that depends on how torch's schedules treat a stage. ``get_*_ops`` return no
+operations, because packets travel over thinwire's own links, and ``*_one_chunk`` first land what the link
+brought in the buffer the schedule is about to read. Of torch's private methods only the two of the vote
+before a first step or evaluation are overridden: through the process group it would have neither the links'
+encryption nor their deadlines. The schedules themselves stay untouched; ``tests/test_pipeline.py`` holds the
+conformance test (raw codec: bit-equal).
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import struct
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -20,17 +22,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.stage import InferenceMode
 
 from thinwire import wire
 from thinwire.channel import Receiver, Scheme, Sender
 from thinwire.links.mailbox import Mailbox
 from thinwire.memory import NoMemory
+from thinwire.store import Store, TensorStore
 from thinwire.types import DesyncError, InputError, LinkError, Mode, TensorSpec
 
 FORWARD, BACKWARD = "forward", "backward"
 NAMES = {FORWARD: "activations", BACKWARD: "gradients"}
 TAG = struct.Struct("<cHH")  # direction, destination stage, micro-batch
 RESYNC = struct.Struct("<ccH")  # b"R", direction, the stage asked; body: micro-batch u16
+VOTE = struct.Struct("<ccH")  # b"V", direction, destination stage; body: whether all stages so far are static
 MAX_RESYNCS = 3
 
 
@@ -75,7 +80,8 @@ class CompressedStage(PipelineStage):
     """A pipeline stage whose neighbours receive compressed changes instead of tensors.
 
     Takes all arguments of ``PipelineStage``, and by keyword: ``peers``, the connected peers by global rank;
-    ``recipe``, its schemes for both directions; ``deadline`` in seconds for every wait on a neighbour.
+    ``recipe``, its schemes for both directions; ``deadline`` in seconds for every wait on a neighbour;
+    ``store``, which makes the places where references live (memory; ``DiskStore`` for more than that holds).
     Before each ``schedule.step`` call ``begin(ids)`` on the first stage: the ids of the batch's samples, by
     which references are kept; later stages learn them from the packets. Evaluation (``schedule.eval``) sends
     plain values and touches no reference.
@@ -94,14 +100,15 @@ class CompressedStage(PipelineStage):
         peers: Mapping[int, Neighbour],
         recipe: Directions,
         deadline: float = 60.0,
+        store: Callable[[], Store] = TensorStore,
         **kwargs: Any,
     ) -> None:
         super().__init__(submodule, stage_index, num_stages, device, *args, **kwargs)
         self.tally = Tally()
         self._peers, self._deadline = peers, deadline
         self._schemes = {FORWARD: recipe.forward, BACKWARD: recipe.backward}
-        self._senders = {way: Sender(scheme) for way, scheme in self._schemes.items()}
-        self._receivers = {FORWARD: Receiver(), BACKWARD: Receiver()}
+        self._senders = {way: Sender(scheme, store()) for way, scheme in self._schemes.items()}
+        self._receivers = {FORWARD: Receiver(store()), BACKWARD: Receiver(store())}
         self._ids: dict[int, list[int]] = {}
         self._awaited: dict[tuple[str, int], tuple[Tensor, int]] = {}
         self._sent: dict[tuple[str, int], tuple[list[int], Tensor]] = {}  # for a resync within the step
@@ -253,6 +260,34 @@ class CompressedStage(PipelineStage):
             ids, x_hat = self._sent[way, mb]
             packet, _ = self._senders[way].encode(x_hat, ids, _slots(mb, len(ids)), mode=Mode.KEYFRAME)
         self._post(way, mb, peer, wire.pack(packet))
+
+    # -- the vote: do all stages know their shapes, or must the first micro-batch tell them? -----------------
+
+    def _warmup_forward_vote(self, has_backward: bool, received_acc: Tensor | None = None) -> Tensor:
+        static = not InferenceMode.needs_dynamic(self._user_meta, has_backward)
+        if not self.is_first:
+            static = self._vote(FORWARD, self.stage_index - 1, received_acc) and static
+        self._pass_vote(FORWARD, self.stage_index + 1, static)
+        return torch.tensor([int(static)], dtype=torch.int32)
+
+    def _warmup_backward_result(self, received_result: Tensor | None = None) -> Tensor:
+        static = self._vote(BACKWARD, self.stage_index + (not self.is_last), received_result)
+        self._pass_vote(BACKWARD, self.stage_index - 1, static)
+        return torch.tensor([int(static)], dtype=torch.int32)
+
+    def _vote(self, way: str, source: int, known: Tensor | None) -> bool:
+        if self._is_same_rank(source):
+            if known is None:
+                raise InputError(f"stage {source} is on this rank too, but the schedule has no vote of it")
+            return bool(known.item())
+        tag = VOTE.pack(b"V", way[0].encode(), self.stage_index)
+        peer = self._peers[self._resolve_peer_global_rank(source)]
+        return peer.mailbox.get(tag, self._deadline, f"the start of stage {source}") == b"\1"
+
+    def _pass_vote(self, way: str, to: int, static: bool) -> None:
+        if 0 <= to < self.num_stages and not self._is_same_rank(to):
+            tag = VOTE.pack(b"V", way[0].encode(), to)
+            self._peers[self._resolve_peer_global_rank(to)].mailbox.send(tag, bytes([static]), "control")
 
     # -- checkpoints ---------------------------------------------------------------------------------------
 

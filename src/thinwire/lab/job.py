@@ -21,8 +21,6 @@ from thinwire.links.shape import LinkShape
 from thinwire.recipes import Recipe, parse_recipe
 from thinwire.types import InputError, require
 
-MAX_TOKENS = 4_000_000  # of the training text; a run that could use more is not a laptop's
-
 
 @dataclass(frozen=True)
 class Job:
@@ -87,13 +85,13 @@ def _corpus(name: str) -> Corpus:
 def _tokens(tokenizer: Any, corpus: Corpus, part: str) -> Tensor:
     """Return the token ids of one part of a corpus, kept in the cache folder: tokenising costs seconds."""
     vocabulary = hashlib.blake2b(repr(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()
-    name = hashlib.blake2b(f"{corpus.digest}:{part}:{vocabulary}:{MAX_TOKENS}".encode()).hexdigest()[:32]
+    name = hashlib.blake2b(f"{corpus.digest}:{part}:{vocabulary}".encode()).hexdigest()[:32]
     file = cache_folder() / "tokens" / f"{name}.safetensors"
     from safetensors.torch import load_file, save_file
 
     if file.is_file():
         return load_file(file)["tokens"].to(torch.int64)
-    tokens = tokenise(tokenizer, getattr(corpus, part), MAX_TOKENS)
+    tokens = tokenise(tokenizer, getattr(corpus, part))
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_suffix(f".{id(tokens)}.tmp")
     save_file({"tokens": tokens.to(torch.int32)}, temporary)
