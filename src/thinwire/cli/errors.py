@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 import traceback
@@ -15,6 +14,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from thinwire.lab.files import file_trouble
 from thinwire.types import ThinwireError
 
 BAD_INPUT = 2
@@ -64,13 +64,10 @@ def guarded(call: Callable[[], Any]) -> int:
 
 
 def _file(error: OSError) -> str:
-    """Return a sentence for a full disk or a file that cannot be used; raise what is neither."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        where = error.filename or "the output folder"
-        return f"the disk is full: cannot write {where}; free space or choose another --out"
-    if error.filename is None:
+    sentence = file_trouble(error)
+    if sentence is None:
         raise error
-    return f"cannot use {error.filename}: {error.strerror}; choose another path"
+    return sentence
 
 
 def _usage(error: Any) -> str:

@@ -154,6 +154,18 @@ class TrainConfig:
         "Address this machine listens on; off loopback it needs a token.",
         metavar="ADDRESS",
     )
+    port: int = _option(
+        0,
+        MACHINES,
+        "First port to listen on; each further pair of processes takes the next. 0 takes free ones.",
+        metavar="PORT",
+    )
+    advertise: str | None = _option(
+        None,
+        MACHINES,
+        "Address by which the others reach this machine (default: --host); PORT if a router maps it.",
+        metavar="HOST[:PORT]",
+    )
     token_file: str | None = _option(
         None, MACHINES, "File with the shared token of all machines (or set THINWIRE_TOKEN).", metavar="FILE"
     )

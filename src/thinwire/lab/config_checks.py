@@ -27,6 +27,7 @@ LEAST = {
     "eval_every": 0,
     "checkpoint_every": 0,
     "threads": 0,
+    "port": 0,
     "seed": 0,
     "weight_decay": 0.0,
     "grad_clip": 0.0,
@@ -118,8 +119,9 @@ def _ranges(config: TrainConfig) -> None:
             raise InputError(f"{flag(name)} is {value}; it must be above 0")
     if not 0 <= config.dropout < 1:
         raise InputError(f"--dropout is {config.dropout}; it must be at least 0 and below 1")
-    for name in ("recipe", "model", "data", "out", "host"):
-        if not getattr(config, name).strip():
+    for name in ("recipe", "model", "data", "out", "host", "advertise"):
+        value = getattr(config, name)
+        if value is not None and not value.strip():
             raise InputError(f"{flag(name)} is empty; give a value or leave the option out")
 
 
@@ -183,3 +185,20 @@ def _specs(config: TrainConfig) -> None:
     LinkShape.parse(config.link)
     parse_recipe(config.recipe)
     check_host(config.host, read_token(config.token_file))
+    _addresses(config)
+
+
+def _addresses(config: TrainConfig) -> None:
+    from thinwire.links.mesh import EVERYWHERE, MAX_PORT, pair_number, parse_address
+
+    shown, mapped = parse_address(config.advertise or config.host)
+    if shown in EVERYWHERE:
+        raise InputError(f"others cannot reach {shown}; give the address by which they do as --advertise")
+    if mapped is not None and not config.port:
+        raise InputError(f"--advertise {config.advertise} names a port that leads to --port; give both")
+    last = pair_number(config.ranks - 2, config.ranks - 1, config.ranks)
+    for name, first in (("port", config.port), ("advertise", mapped or 0)):
+        if first + last >= MAX_PORT:
+            raise InputError(
+                f"--{name} {first} is too high for {last + 1} in a row; take one below {MAX_PORT - last}"
+            )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -42,24 +43,35 @@ def launch(config: TrainConfig) -> Path:
         run_rank(config)
         return Path(config.out)
     prepare(config)
-    store = dist.TCPStore(
-        "127.0.0.1",
-        0,
-        None,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=config.deadline),
-    )
-    ranks = [_start(config, rank, store.port) for rank in range(config.ranks)]
+    store = _loopback_store(config.deadline)
+    ranks: list[subprocess.Popen[str]] = []
+    started = time.time()
     try:
+        for rank in range(config.ranks):
+            ranks.append(_start(config, rank, store.port))
         _watch(ranks)
     except BaseException as error:
         _stop(ranks, signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
-        _close_record(Path(config.out), error)
+        _close_record(Path(config.out), error, started)
         raise
     finally:
         _stop(ranks, signal.SIGKILL)
     return Path(config.out)
+
+
+def _loopback_store(timeout: float) -> dist.TCPStore:
+    """Return a store that listens on loopback only; by itself torch's listens on every address."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    return dist.TCPStore(
+        "127.0.0.1",
+        port,
+        None,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=timeout),
+        master_listen_fd=listener.detach(),
+    )
 
 
 def _start(config: TrainConfig, rank: int, port: int) -> subprocess.Popen[str]:
@@ -75,14 +87,19 @@ def _start(config: TrainConfig, rank: int, port: int) -> subprocess.Popen[str]:
     }
     # A session of its own: a Ctrl-C reaches the launcher alone, which passes it on once. The open stdin tells
     # a rank that its launcher is gone; stdout carries its error, if it has one, as a line of JSON.
-    return subprocess.Popen(
-        [sys.executable, "-m", "thinwire.lab.worker"],
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    # A Ctrl-C while it starts waits until the rank can answer it: the mask is inherited.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-m", "thinwire.lab.worker"],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def _watch(ranks: list[subprocess.Popen[str]]) -> None:
@@ -111,7 +128,7 @@ def _reason(ranks: list[subprocess.Popen[str]]) -> BaseException:
     for i, p in enumerate(ranks):
         if p.returncode is not None and p.returncode < 0:
             name = signal.Signals(-p.returncode).name
-            return LinkError(f"rank {i} was ended by {name}; --resume goes on from the last checkpoint")
+            return LinkError(f"rank {i} was ended by {name}; start again, with --resume from a checkpoint")
     errors = [e for p in ranks if p.returncode and (e := _error(p.stdout))]
     if any(isinstance(e, KeyboardInterrupt) for e in errors):
         return KeyboardInterrupt()
@@ -154,13 +171,17 @@ def _stop(ranks: list[subprocess.Popen[str]], how: signal.Signals) -> None:
                 stream.close()
 
 
-def _close_record(out: Path, error: BaseException) -> None:
-    """Mark a record that its rank could not close itself."""
+def _close_record(out: Path, error: BaseException, started: float) -> None:
+    """Mark this run's record where its rank could not, or did not know why it had to stop."""
+    why = str(error) or "interrupted"
     try:
+        if (out / RUN).stat().st_mtime < started:
+            return  # an earlier run's
         record = load_run(out)
-    except InputError:
-        return
-    if record.status == "running":
-        record.status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        record.notes.append(str(error) or "interrupted")
+        if record.status == "running":
+            record.status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        if why not in record.notes:
+            record.notes.append(why)
         write_json(out / RUN, record.to_dict())
+    except (InputError, OSError):  # no record, or no room for one: the error itself says more
+        return

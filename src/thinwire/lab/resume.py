@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from thinwire.engines.pipeline import CompressedStage
 from thinwire.lab.config import TrainConfig
+from thinwire.lab.files import REMEDY
 from thinwire.lab.record import write_json
 from thinwire.types import InputError
 
@@ -20,7 +22,7 @@ FOLDER = "checkpoints"
 KEPT = 2  # a rank may die while it writes the newest one
 # Options that a resumed run may change.
 FREE = {"out", "resume", "json", "quiet", "checkpoint_every", "eval_every", "deadline", "threads"}
-FREE |= {"host", "token_file", "tensorboard", "save_model", "link"}
+FREE |= {"host", "port", "advertise", "token_file", "tensorboard", "save_model", "link"}
 
 
 def steps_saved(out: Path, rank: int) -> list[int]:
@@ -46,13 +48,21 @@ def save(
     for i, stage in enumerate(stages):
         state |= {f"stage{i}.{k}": v.detach().contiguous() for k, v in stage.submod.state_dict().items()}
         state |= {f"references{i}.{k}": v.contiguous() for k, v in stage.reference_state().items()}
-    temporary = folder / f".rank-{rank}.tmp"
-    # Stages and references may share storage (tied heads, rows of one frame); the file may not.
-    save_file({k: v.clone() for k, v in state.items()}, temporary)
-    temporary.replace(folder / f"rank-{rank}.safetensors")
+    _write_state(state, folder / f"rank-{rank}.safetensors")
     write_json(folder / f"rank-{rank}.json", {"step": step, "config": config.to_dict(), "totals": totals})
     for old in steps_saved(out, rank)[:-KEPT]:
         _drop(Path(out) / FOLDER / f"step-{old:08d}", rank)
+
+
+def _write_state(state: dict[str, Tensor], file: Path) -> None:
+    temporary = file.with_suffix(".tmp")
+    try:
+        # Stages and references may share storage (tied heads, rows of one frame); the file may not.
+        save_file({k: v.clone() for k, v in state.items()}, temporary)
+        temporary.replace(file)
+    except (OSError, SafetensorError) as e:
+        temporary.unlink(missing_ok=True)
+        raise InputError(f"cannot write the checkpoint {file} ({e}); {REMEDY}") from e
 
 
 def _drop(folder: Path, rank: int) -> None:
@@ -77,19 +87,29 @@ def load(
     folder = Path(out) / FOLDER / f"step-{step:08d}"
     try:
         saved = json.loads((folder / f"rank-{rank}.json").read_text("utf-8"))
+        _check_same(saved["config"], config)
         state = load_file(folder / f"rank-{rank}.safetensors")
-    except (OSError, ValueError) as e:
+        _restore(state, stages, optimiser)
+        totals: dict[str, Any] = dict(saved["totals"])
+        return totals
+    except InputError:
+        raise
+    # RuntimeError, KeyError, TypeError: a whole file with something else in it
+    except (OSError, SafetensorError, ValueError, RuntimeError, KeyError, TypeError) as e:
+        why = " ".join(str(e).split())[:200]
         raise InputError(
-            f"the checkpoint in {folder} cannot be read ({e}); remove it to go on from an older one"
+            f"the checkpoint in {folder} cannot be read ({why}); remove it to go on from an older one"
         ) from e
-    _check_same(saved["config"], config)
+
+
+def _restore(
+    state: dict[str, Tensor], stages: list[CompressedStage], optimiser: torch.optim.Optimizer
+) -> None:
     for i, stage in enumerate(stages):
         stage.submod.load_state_dict(_under(state, f"stage{i}."))
         stage.load_reference_state(_under(state, f"references{i}."))
     _load_optimiser(optimiser, _under(state, "optimiser."))
     torch.set_rng_state(state["rng"])
-    totals: dict[str, Any] = saved["totals"]
-    return totals
 
 
 def _check_same(saved: dict[str, Any], config: TrainConfig) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -19,7 +20,7 @@ from thinwire.lab.machine import cores, pick_dtype
 from thinwire.lab.split import Stage, build_stage
 from thinwire.links.mesh import Peer, connect_mesh
 from thinwire.links.security import read_token
-from thinwire.types import InputError, LinkError, require
+from thinwire.types import InputError, LinkError, ThinwireError, require
 
 
 @dataclass
@@ -36,6 +37,11 @@ class World:
             peer.close()
         dist.destroy_process_group()
 
+    def abandon(self) -> None:
+        """Close all links without a wait: the others hear at once that this rank is leaving."""
+        for peer in self.peers.values():
+            peer.close(0.0)
+
 
 def join(job: Job) -> World:
     """Join the process group that the environment describes, and connect to every other rank."""
@@ -48,18 +54,53 @@ def join(job: Job) -> World:
         f"torchrun started {size}; change --stages or torchrun's --nnodes and --nproc-per-node",
     )
     timeout = timedelta(seconds=max(config.deadline, 60.0))
+    # torch's stages want a process group to exist. All traffic goes over our own links, so gloo need not
+    # connect anything, and its one listening socket stays on loopback.
+    os.environ["TORCH_GLOO_LAZY_INIT"] = "1"
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
     try:
-        # The schedules ask gloo for a few 4-byte votes at the start of training and of each evaluation.
         store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=timeout))
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
-    except (RuntimeError, ValueError) as e:
+        return World(rank, size, _connect(job, rank, size, dist.PrefixStore("thinwire", store)))
+    except (RuntimeError, ValueError) as e:  # of torch's store; ours are ThinwireErrors
+        if isinstance(e, ThinwireError):
+            raise
         master = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-        raise LinkError(f"rank {rank} could not meet the other ranks at {master}: {str(e)[:200]}") from e
-    store = dist.PrefixStore("thinwire", store)
-    peers = connect_mesh(
-        rank, size, store, host=config.host, token=read_token(config.token_file), shape=job.shape
+        why = " ".join(str(e).split())[:200]
+        raise LinkError(f"rank {rank} could not meet the other ranks at {master} ({why}); start all") from e
+
+
+def _connect(job: Job, rank: int, size: int, store: dist.Store) -> dict[int, Peer]:
+    config = job.config
+    return connect_mesh(
+        rank,
+        size,
+        store,
+        host=config.host,
+        token=read_token(config.token_file),
+        shape=job.shape,
+        deadline=silence(config.deadline),
+        connect_timeout=config.deadline,
+        advertise=config.advertise,
+        port=config.port,
     )
-    return World(rank, size, peers)
+
+
+def silence(deadline: float) -> float:
+    """Return the seconds of silence after which a link counts as lost.
+
+    Less than the deadline of a wait, which a slow but living peer may need.
+
+    >>> silence(60.0), silence(10.0), silence(180.0)
+    (20.0, 10.0, 60.0)
+    """
+    return max(min(20.0, deadline), deadline / 3)
+
+
+def loopback_interface() -> str:
+    """Return the name of this machine's loopback interface."""
+    names = [name for _, name in socket.if_nameindex()]
+    return next((name for name in ("lo", "lo0") if name in names), names[0])
 
 
 class Autocast(nn.Module):

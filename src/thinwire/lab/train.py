@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from torch import Tensor
 from thinwire.lab import resume
 from thinwire.lab.books import Books
 from thinwire.lab.config import TrainConfig
+from thinwire.lab.config_checks import flag
 from thinwire.lab.export import export_model
 from thinwire.lab.job import Job, prepare
 from thinwire.lab.setup import World, build_schedule, build_stages, join, pick_threads
@@ -31,19 +33,42 @@ def run_rank(config: TrainConfig) -> None:
     job = prepare(config)
     torch.manual_seed(config.seed)
     world = join(job)
+    try:
+        same_everywhere(job, world)
+        _with_books(job, world)
+    except BaseException:
+        world.abandon()  # or the others would wait for this rank until the links' deadline
+        raise
+    world.close()
+
+
+def _with_books(job: Job, world: World) -> None:
     books = Books(job, world)
     try:
         Run(job, world, books).go()
         books.close("done")
-    except KeyboardInterrupt:
-        books.close("interrupted")
+    except (KeyboardInterrupt, SystemExit) as e:
+        books.close("interrupted" if isinstance(e, KeyboardInterrupt) else "failed")
         raise
     except BaseException as e:
         books.close("failed", str(e))
         raise
-    finally:
-        books.close("failed")
-    world.close()
+
+
+def same_everywhere(job: Job, world: World) -> None:
+    """Raise ``InputError`` unless all ranks were started with the same options and hold the same text."""
+    tokens = hashlib.blake2b(job.train.numpy().tobytes() + job.heldout.numpy().tobytes(), digest_size=16)
+    mine = {k: v for k, v in job.config.to_dict().items() if k not in resume.FREE}
+    mine |= {"link": job.config.link, "resume": job.config.resume, "save_model": job.config.save_model}
+    mine |= {name: getattr(job.config, name) for name in ("checkpoint_every", "eval_every")}
+    mine |= {"data": tokens.hexdigest()}
+    ranks = Telemetry(world, job.config.deadline).agree(b"K", mine, "its options")
+    for rank, other in enumerate(ranks):
+        for name, value in ranks[0].items():
+            if other.get(name) != value:
+                what = f"{value!r} on rank 0 but {other.get(name)!r} on rank {rank}"
+                what = f"not the same text on rank 0 and rank {rank}" if name == "data" else what
+                raise InputError(f"{flag(name)} is {what}; start all ranks with the same")
 
 
 class Run:

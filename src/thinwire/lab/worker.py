@@ -9,11 +9,32 @@ import sys
 import threading
 import traceback
 
+from thinwire.lab.files import file_trouble
+
 
 def main() -> int:
     """Run the rank described by the environment; return its exit code."""
-    threading.Thread(target=_leave_with_launcher, daemon=True).start()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    report = os.dup(1)  # for the one line of JSON; what libraries print must not get in its way
+    os.dup2(2, 1)
+    name, text, code = _outcome()
+    if code:
+        os.write(report, json.dumps({"error": name, "text": text}).encode() + b"\n")
+    return code
+
+
+def _outcome() -> tuple[str, str, int]:
+    """Run, and return the error's class, its sentence and the exit code."""
+    try:
+        threading.Thread(target=_leave_with_launcher, daemon=True).start()
+        signal.signal(signal.SIGTERM, _leave)
+        # The launcher blocked it while it started this process, so that a Ctrl-C meanwhile arrives here.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        return _run()
+    except KeyboardInterrupt:
+        return "KeyboardInterrupt", "interrupted", 130
+
+
+def _run() -> tuple[str, str, int]:
     from thinwire.types import ThinwireError
 
     try:
@@ -21,21 +42,25 @@ def main() -> int:
         from thinwire.lab.train import run_rank
 
         run_rank(TrainConfig.from_json(os.environ["THINWIRE_CONFIG"]))
-    except KeyboardInterrupt:
-        return _say("KeyboardInterrupt", "interrupted", 130)
     except ThinwireError as e:
-        return _say(type(e).__name__, str(e), e.exit_code)
-    except OSError as e:
-        return _say("InputError", f"{e.strerror}: {e.filename}; free space or choose another --out", 2)
+        return type(e).__name__, str(e), e.exit_code
     except Exception as e:  # a rank must always say why it left
-        traceback.print_exc()
-        return _say("ThinwireError", f"rank {os.environ['RANK']}: {type(e).__name__}: {e}", 3)
-    return 0
+        sentence = file_trouble(e) if isinstance(e, OSError) else None
+        if sentence is not None:
+            return "InputError", sentence, 2
+        if os.environ.get("THINWIRE_DEBUG") == "1":
+            traceback.print_exc()
+        why = " ".join(f"{type(e).__name__}: {e}".split())
+        return (
+            "ThinwireError",
+            f"rank {os.environ['RANK']} failed ({why}); THINWIRE_DEBUG=1 shows where",
+            3,
+        )
+    return "", "", 0
 
 
-def _say(name: str, text: str, code: int) -> int:
-    print(json.dumps({"error": name, "text": text}), flush=True)
-    return code
+def _leave(*_: object) -> None:
+    sys.exit(143)
 
 
 def _leave_with_launcher() -> None:
@@ -46,6 +71,9 @@ def _leave_with_launcher() -> None:
 
 
 if __name__ == "__main__":
-    code = main()
+    try:
+        code = main()
+    except SystemExit:  # SIGTERM
+        code = 143
     sys.stderr.flush()
     os._exit(code)  # torch's gloo threads can abort an ordinary interpreter exit

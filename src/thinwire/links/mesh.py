@@ -27,6 +27,7 @@ from thinwire.links.zmq_link import ZmqLink
 from thinwire.types import InputError, LinkError, require
 
 GRACE = 5.0  # seconds
+MAX_PORT = 65536
 EVERYWHERE = ("0.0.0.0", "::")
 
 
@@ -84,21 +85,24 @@ def connect_mesh(
     deadline: float = 20.0,
     connect_timeout: float = 60.0,
     advertise: str | None = None,
+    port: int = 0,
     seed: int = 0,
     prefix: str = "thinwire/links",
 ) -> dict[int, Peer]:
     """Return a connected peer for every other rank; all ranks call this, with one ``world`` and ``token``.
 
     ``host`` is the address to listen at, ``advertise`` the one that others use to get there (default: the
-    same). ``shape`` is applied to what this rank sends. ``deadline``: seconds of silence after which a peer
-    is lost.
+    same). ``port``, unless 0, is that of the first pair, each later one takes the next; ``advertise`` may
+    name the port, as in ``HOST:PORT``, that a router maps to it. ``shape`` is applied to what this rank
+    sends. ``deadline``: seconds of silence after which a peer is lost.
 
     Errors: ``InputError`` for an address off loopback without a token; ``LinkError`` that names the rank that
     did not come within ``connect_timeout`` seconds; ``AuthError`` for a wrong token.
     """
     require(0 <= rank < world, InputError, f"rank {rank} is not one of the {world} ranks 0 to {world - 1}")
     check_host(host, token)
-    if advertise is None and host in EVERYWHERE:
+    shown, mapped = parse_address(advertise or host)
+    if shown in EVERYWHERE:
         raise InputError(f"others cannot reach {host}; also say by which address they reach this rank")
     options: dict[str, Any] = {"token": token, "connect_timeout": connect_timeout, "max_message": MAX_SEGMENT}
     end = monotonic() + connect_timeout
@@ -111,9 +115,11 @@ def connect_mesh(
     try:
         for other in range(rank + 1, world):
             name = secrets.token_hex(16)  # known to those who can read the store
-            link = ZmqLink.bind(name.encode(), host, peer=f"rank {other}", **options)
+            pair = pair_number(rank, other, world)
+            link = ZmqLink.bind(name.encode(), host, port and port + pair, peer=f"rank {other}", **options)
             add(other, link)
-            store.set(f"{prefix}/{rank}-{other}", json.dumps([advertise or host, link.port, name]))
+            shown_port = link.port if mapped is None else mapped + pair
+            store.set(f"{prefix}/{rank}-{other}", json.dumps([shown, shown_port, name]))
         for other in range(rank):
             at, port, name = _address(store, f"{prefix}/{other}-{rank}", other, end - monotonic())
             add(other, ZmqLink.connect(name.encode(), at, port, peer=f"rank {other}", **options))
@@ -125,6 +131,33 @@ def connect_mesh(
             peer.close(0.0)
         raise
     return peers
+
+
+def pair_number(low: int, high: int, world: int) -> int:
+    """Number the pairs of ranks from 0: 0-1, 0-2, ..., 1-2, ...
+
+    >>> [pair_number(*pair, world=3) for pair in ((0, 1), (0, 2), (1, 2))]
+    [0, 1, 2]
+    """
+    return low * (2 * world - low - 1) // 2 + high - low - 1
+
+
+def parse_address(text: str) -> tuple[str, int | None]:
+    """Split ``HOST`` or ``HOST:PORT``; an IPv6 address with a port stands in brackets.
+
+    >>> parse_address("example.org:5000"), parse_address("::1"), parse_address("[::1]:5000")
+    (('example.org', 5000), ('::1', None), ('::1', 5000))
+    """
+    host, colon, port = text.rpartition(":")
+    if not colon or (":" in host and not host.startswith("[")) or text.endswith("]"):
+        return text.strip("[]"), None
+    require(
+        bool(host) and port.isdecimal() and 0 < int(port) < MAX_PORT,
+        InputError,
+        f"the address {text!r} is not HOST or HOST:PORT with a port below {MAX_PORT}; write it like "
+        "192.0.2.7:5000",
+    )
+    return host.strip("[]"), int(port)
 
 
 def _stack(rank: int, link: ZmqLink, shape: LinkShape, seed: int, deadline: float, first: float) -> Peer:

@@ -1,0 +1,21 @@
+"""What an operating system's refusal of a file means, in one sentence."""
+
+from __future__ import annotations
+
+import errno
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+REMEDY = "free space or choose another --out"
+
+
+def file_trouble(error: OSError) -> str | None:
+    """Return a sentence for a full disk or a file that cannot be used; ``None`` where it is about neither.
+
+    >>> file_trouble(OSError(errno.ENOSPC, "No space left on device", "runs/a/run.json"))
+    'the disk is full: cannot write runs/a/run.json; free space or choose another --out'
+    """
+    if error.errno in FULL:
+        return f"the disk is full: cannot write {error.filename or 'the output folder'}; {REMEDY}"
+    if error.filename is None:
+        return None
+    return f"cannot use {error.filename}: {error.strerror}; choose another path"
