@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -14,11 +15,15 @@ from thinwire.memory import Memory, NoMemory, parse_memory
 from thinwire.spec import Spec
 from thinwire.store import References, Store
 from thinwire.types import (
+    MAX_KEY,
+    WRONG_VALUES,
     DesyncError,
     Entry,
     InputError,
+    MissingExtra,
     Mode,
     Packet,
+    Payload,
     PayloadError,
     Section,
     TensorSpec,
@@ -26,6 +31,7 @@ from thinwire.types import (
 )
 
 SHARED = 0  # the one key of a shared memory
+Update = tuple[list[int], list[Payload]]  # keys, and the states to keep for them, coded
 
 
 @dataclass(frozen=True, repr=False)
@@ -54,7 +60,7 @@ def parse_scheme(text: str) -> Scheme:
 
 def checks(x: Tensor) -> list[int]:
     """Return a 32-bit sum for each row of ``x`` [B, ...], float32: equal bits, equal sums."""
-    words = x.contiguous().view(torch.int32).reshape(len(x), -1)
+    words = x.contiguous().view(torch.int32).reshape(len(x), math.prod(x.shape[1:]))
     return [v & 0xFFFFFFFF for v in words.sum(1, dtype=torch.int64).tolist()]
 
 
@@ -82,11 +88,13 @@ class Sender:
         0..B-1), for memories keyed by step; ``codec`` overrides the scheme's for this message;
         ``mode=Mode.DIRECT`` sends without touching any reference (evaluation), ``mode=Mode.KEYFRAME``
         whatever the receiver holds (after a ``DesyncError``); both default to ``Raw()``.
-        Errors: ``InputError`` for keys that are not B distinct numbers.
+        Errors: ``InputError`` for keys that are not B distinct numbers below 2**63, at least one.
         """
         x = x.detach()
-        if len(set(keys)) != len(x) or len(keys) != len(x):
+        if not len(set(keys)) == len(keys) == len(x) > 0:
             raise InputError(f"{len(x)} rows need as many distinct sample ids, got {list(keys)[:8]}")
+        if not 0 <= min(keys) <= max(keys) < MAX_KEY:
+            raise InputError(f"sample ids are numbers from 0 to 2**63 - 1, got {min(keys)} to {max(keys)}")
         if mode is Mode.DIRECT:
             return self._direct(x, keys, codec or Raw(), NoMemory())
         if isinstance(self.scheme.memory, NoMemory):
@@ -183,15 +191,34 @@ class Receiver:
         mem = parse_memory(packet.memory)
         held = _state_keys(mem, [e.key for e in packet.entries], slots)
         self._check_versions(packet, mem, held)
+        try:  # whatever a hostile packet trips over in here is a PayloadError
+            x_hat, updates = self._decode(packet, mem, held)
+        except MissingExtra:
+            raise
+        except WRONG_VALUES as e:
+            raise PayloadError(f"a packet does not decode: {e}") from e
+        for keys, states in updates:
+            self._references.put(keys, states)
         if mem.mirrored:
-            self._hold_as(parse_codec(packet.references))
+            self._versions.update((k, e.version) for k, e in zip(held, packet.entries, strict=True))
+        return x_hat
+
+    def _decode(self, packet: Packet, mem: Memory, held: Sequence[int]) -> tuple[Tensor, list[Update]]:
+        """Return the tensor, and by which references it is to be remembered; changes nothing."""
+        if mem.mirrored:
+            self._hold_as(packet)
         outputs = [self._section(packet, i, mem, held) for i in range(len(packet.sections))]
         x_hat = _merge(packet, [(rows, x) for rows, x, _ in outputs])
-        if mem.mirrored:
-            self._check_sums(packet, held, x_hat)
-            for rows, _, state in outputs:
-                self._commit(packet, mem, held, rows, state)
-        return x_hat
+        if not mem.mirrored:
+            return x_hat, []
+        self._check_sums(packet, held, x_hat)
+        return x_hat, [self._update(mem, [held[i] for i in rows], state) for rows, _, state in outputs]
+
+    def _update(self, mem: Memory, keys: list[int], state: Tensor | None) -> Update:
+        if state is None:
+            return [], []
+        keys, state = (keys[:1], state[None]) if mem.shared else (keys, state)
+        return keys, self._references.encode(state)
 
     def _section(
         self, packet: Packet, index: int, mem: Memory, held: Sequence[int]
@@ -205,23 +232,16 @@ class Receiver:
         if section.mode is Mode.DELTA:
             keys = [held[i] for i in rows]
             s = self._references.load(keys[:1])[0] if mem.shared else self._references.load(keys)
-            self._check_state(mem, s, y_hat)
-        state = mem.advance(y_hat, s) if mem.mirrored else None
-        return rows, mem.restore(y_hat, s), state
-
-    @staticmethod
-    def _check_state(mem: Memory, s: Tensor, y_hat: Tensor) -> None:
-        try:
-            fits = mem.restore(y_hat, s).shape == y_hat.shape
-        except (RuntimeError, IndexError):
-            fits = False
-        require(fits, PayloadError, f"a {type(mem).__name__} packet does not fit the state held for its keys")
+        x_hat = mem.restore(y_hat, s)
+        if x_hat.shape != y_hat.shape:  # would otherwise be stretched to fit
+            raise PayloadError(f"a packet of {packet.memory} does not fit the state held for its keys")
+        return rows, x_hat, mem.advance(y_hat, s) if mem.mirrored else None
 
     def _check_versions(self, packet: Packet, mem: Memory, held: Sequence[int]) -> None:
         wrong = []
         for e, k in zip(packet.entries, held, strict=True):
             mode, have = packet.sections[e.section].mode, self._versions.get(k, 0)
-            if (mode is Mode.DELTA and e.version != have + 1) or (
+            if (mode is Mode.DELTA and (not have or e.version != have + 1)) or (
                 mode is Mode.KEYFRAME and e.version <= have
             ):
                 wrong.append((e.key, have + 1, e.version, k))
@@ -232,7 +252,10 @@ class Receiver:
                 tuple(w[3] for w in wrong),
             )
 
-    def _hold_as(self, codec: Codec) -> None:
+    def _hold_as(self, packet: Packet) -> None:
+        if packet.spec.dtype != torch.float32:
+            raise PayloadError(f"values to remember are float32, not {packet.spec.dtype}")
+        codec = parse_codec(packet.references)
         if codec != self._references.codec:
             if self._versions:
                 raise PayloadError(
@@ -247,15 +270,6 @@ class Receiver:
             key = packet.entries[wrong[0]].key
             message = f"sample {key}: the reconstruction differs from the sender's; ask for a keyframe"
             raise DesyncError(message, tuple(held[i] for i in wrong))
-
-    def _commit(
-        self, packet: Packet, mem: Memory, held: Sequence[int], rows: list[int], state: Tensor | None
-    ) -> None:
-        keys = [held[i] for i in rows]
-        if state is not None and keys:
-            self._references.save(keys[:1] if mem.shared else keys, state[None] if mem.shared else state)
-        for i in rows:
-            self._versions[held[i]] = packet.entries[i].version
 
     def reset(self, keys: Iterable[int] | None = None) -> None:
         """Forget some keys, or all: only a keyframe of theirs is accepted next."""
@@ -291,12 +305,7 @@ def _rows(x: Tensor, rows: list[int]) -> Tensor:
 
 
 def _decode(section: Section) -> Tensor:
-    """Decode what came from the wire: whatever a hostile payload trips over is a ``PayloadError``."""
-    codec = parse_codec(section.codec)
-    try:
-        y_hat = codec.decode(section.payload)
-    except (RuntimeError, ValueError, IndexError, TypeError, OverflowError) as e:
-        raise PayloadError(f"a payload does not decode as {section.codec}: {e}") from e
+    y_hat = parse_codec(section.codec).decode(section.payload)
     if tuple(y_hat.shape) != section.payload.spec.shape:
         raise PayloadError(f"a payload decodes to {tuple(y_hat.shape)}, not {section.payload.spec.shape}")
     return y_hat

@@ -10,15 +10,21 @@ Only registered names, keywords, numbers, strings, booleans and nested specs are
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields
 from functools import lru_cache
 from typing import Any
 
-from thinwire.types import PayloadError
+from thinwire.types import WRONG_VALUES, PayloadError
 
 MAX_LENGTH = 512  # characters; a spec travels in every packet, and a hostile one must not cost time
 MAX_DEPTH = 8
+# Names, numbers, plain strings and calls: Python's parser, which warns about some texts, sees nothing else.
+_TOKENS = re.compile(
+    r"""(?:(?>[A-Za-z_]\w*+|\d++(?:\.\d*+)?+(?:[eE][+-]?\d++)?+(?![\w.])|'[^'\\\n]*+'|[(),=-]|\ ))*+""",
+    re.ASCII,
+)
 
 
 class Spec:
@@ -50,6 +56,8 @@ def parse(text: str, registry: Mapping[str, type]) -> Any:
     """
     if len(text) > MAX_LENGTH:
         raise PayloadError(f"a spec of {len(text)} characters is longer than {MAX_LENGTH}")
+    if not _TOKENS.fullmatch(text):
+        raise PayloadError(f"not a spec: {text[:80]!r}")
     try:
         tree = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as e:
@@ -83,6 +91,8 @@ def _build(node: ast.expr, registry: Mapping[str, type], depth: int) -> Any:
 
 def _call(cls: type, node: ast.Call, registry: Mapping[str, type], depth: int) -> Any:
     names = _signature(cls)
+    if len(node.args) > len(names):
+        raise PayloadError(f"{cls.__name__} takes {len(names)} arguments; got {len(node.args)}")
     kwargs = dict(zip(names, (_build(a, registry, depth + 1) for a in node.args), strict=False))
     for k in node.keywords:
         if k.arg is None or k.arg not in names or k.arg in kwargs:
@@ -90,5 +100,5 @@ def _call(cls: type, node: ast.Call, registry: Mapping[str, type], depth: int) -
         kwargs[k.arg] = _build(k.value, registry, depth + 1)
     try:
         return cls(**kwargs)
-    except (TypeError, ValueError) as e:
+    except WRONG_VALUES as e:
         raise PayloadError(f"{cls.__name__}: {e}") from e

@@ -101,8 +101,8 @@ class DiskStore:
 
     def put(self, key: int, parts: Parts) -> None:
         layout = tuple((p.dtype, p.numel()) for p in parts)
-        if not self._slots:
-            self._layout = layout
+        if not self._slots and layout != self._layout:
+            self._layout, self._capacity = layout, 0  # rows of another size: the file holds another number
         if layout != self._layout:
             raise InputError(
                 f"a disk store holds rows of {self._layout}, got {layout}; use one store per boundary"
@@ -173,14 +173,24 @@ class References:
 
     def save(self, keys: Sequence[int], states: Tensor) -> None:
         """Keep row i of ``states`` under key i."""
-        for key, row in zip(keys, states.split(1), strict=True):
-            payload = self.codec.encode(row)
+        self.put(keys, self.encode(states))
+
+    def encode(self, states: Tensor) -> list[Payload]:
+        """Return each row of ``states`` as it would be held."""
+        return [self.codec.encode(row) for row in states.split(1)]
+
+    def put(self, keys: Sequence[int], payloads: Sequence[Payload]) -> None:
+        """Keep what ``encode`` returned."""
+        for key, payload in zip(keys, payloads, strict=True):
             self._specs[key] = payload.spec
             self.store.put(key, tuple(p.clone() for p in payload.parts))
 
     def drop(self, keys: Iterable[int] | None = None) -> None:
         """Forget some keys, or all."""
-        self.store.drop(keys)
+        gone = list(self._specs) if keys is None else list(keys)
+        self.store.drop(None if keys is None else gone)
+        for k in gone:
+            self._specs.pop(k, None)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return everything held as plain tensors, ready for safetensors."""

@@ -70,6 +70,12 @@ class MeasurementError(ThinwireError):
     exit_code = 4
 
 
+# What wrong values make Python, numpy and torch raise; from the wire, it becomes a PayloadError.
+# Running out of memory is not among them: that must be prevented, not reported.
+WRONG_VALUES = (TypeError, ValueError, ArithmeticError, AttributeError, LookupError, RuntimeError)
+MAX_KEY = 1 << 63  # keys of samples are below it: references are saved by them as signed numbers
+
+
 class Mode(enum.IntEnum):
     """How one entry of a frame relates to the receiver's reference."""
 

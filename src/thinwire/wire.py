@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 import zlib
 
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.types import Entry, Mode, Packet, Payload, PayloadError, Section, TensorSpec, require
+from thinwire.types import MAX_KEY, Entry, Mode, Packet, Payload, PayloadError, Section, TensorSpec, require
 
 MAGIC = b"TW"
 VERSION = 1
@@ -94,11 +95,11 @@ def unpack(data: bytes | bytearray | memoryview, max_nbytes: int = MAX_NBYTES) -
     )
     require(0 < sections <= MAX_SECTIONS, PayloadError, f"a packet of {sections} sections")
     spec = TensorSpec(reader.unpack(struct.Struct(f"<{dimensions}I")), _dtype(dtype))
-    require(spec.shape[0] == n, PayloadError, f"{n} entries for a tensor of shape {spec.shape}")
+    require(0 < n == spec.shape[0], PayloadError, f"{n} entries for a tensor of shape {spec.shape}")
+    # Zeros count as ones: an empty tensor could still claim any number of rows or channels.
+    nbytes = math.prod(max(1, d) for d in spec.shape) * spec.dtype.itemsize
     require(
-        spec.nbytes <= max_nbytes,
-        PayloadError,
-        f"a packet for {spec.nbytes} bytes is over the limit of {max_nbytes}",
+        nbytes <= max_nbytes, PayloadError, f"a packet for {nbytes} bytes is over the limit of {max_nbytes}"
     )
     memory, references = reader.text(), reader.text()
     entries = _entries(reader, n, sections)
@@ -115,10 +116,15 @@ def _dtype(code: int) -> torch.dtype:
 
 def _entries(reader: _Reader, n: int, sections: int) -> tuple[Entry, ...]:
     raw = np.frombuffer(reader.take(n * ENTRY.itemsize), dtype=ENTRY)
+    used = np.unique(raw["section"])
     require(
-        n == 0 or int(raw["section"].max()) < sections,
+        len(used) == sections and int(used[-1]) < sections,
         PayloadError,
-        "an entry names a section that is not there",
+        "entries and sections of a packet do not match",
+    )
+    keys = np.unique(raw["key"])
+    require(
+        len(keys) == n and int(keys[-1]) < MAX_KEY, PayloadError, "keys of a packet that are not distinct"
     )
     return tuple(Entry(k, v, s, c) for k, v, c, s in raw.tolist())
 
