@@ -1,7 +1,8 @@
 """Does compression cost quality? Every recipe on SmolLM2-135M: three epochs, three seeds.
 
-Run ``python -m bench.quality`` (``make bench-quality``); about an hour on two quiet cores. A cell is one run:
-recipe, learning rate, seed. Finished cells are kept, so it goes on where it was stopped. Every recipe gets
+Run ``python -m bench.quality`` (``make bench-quality``); about an hour and a half on two quiet cores. Given names
+of recipes, it runs their cells and no more, so that two processes can share the work: losses do not depend on
+the clock, and one run fills the other's pipeline bubbles. A cell is one run: recipe, learning rate, seed. Finished cells are kept, so it goes on where it was stopped. Every recipe gets
 the same search: three learning rates on the first seed, the best of which (lowest held-out loss) runs on the
 other seeds. The link is not shaped, because the losses do not depend on it. A frozen model goes through the
 same check as a control, which it must fail. Records: ``bench/results/quality/``; the verdict:
@@ -15,7 +16,6 @@ import shutil
 import statistics
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -123,18 +123,16 @@ def summary(found: dict[str, tuple[float, list[dict[str, Any]]]]) -> dict[str, A
     }
 
 
-def main() -> None:
-    """Run what is missing and write the verdict."""
+def main(recipes: list[str]) -> None:
+    """Run what is missing of ``recipes``; with none given, of all, and write the verdict."""
     if shutil.disk_usage(RESULTS).free < 1e9:
         raise SystemExit("less than 1 GB of disk is free; the runs need scratch space")
-    # Two runs at a time: losses do not depend on the clock, and one fills the other's pipeline bubbles.
-    with ThreadPoolExecutor(2) as pool:
-        searches = {recipe: pool.submit(search, recipe) for recipe in RECIPES}
-        found = {}
-        for recipe, search_of in searches.items():
-            found[recipe] = search_of.result()
+    found = {}
+    for recipe in recipes or RECIPES:
+        found[recipe] = search(recipe)
+        if not recipes:
             write_json(RESULTS / "quality.json", summary(found))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
