@@ -1,12 +1,13 @@
 """Does compression cost quality? Every recipe on SmolLM2-135M: three epochs, three seeds.
 
-Run ``python -m bench.quality`` (``make bench-quality``); about an hour and a half on two quiet cores. Given names
-of recipes, it runs their cells and no more, so that two processes can share the work: losses do not depend on
-the clock, and one run fills the other's pipeline bubbles. A cell is one run: recipe, learning rate, seed. Finished cells are kept, so it goes on where it was stopped. Every recipe gets
-the same search: three learning rates on the first seed, the best of which (lowest held-out loss) runs on the
-other seeds. The link is not shaped, because the losses do not depend on it. A frozen model goes through the
-same check as a control, which it must fail. Records: ``bench/results/quality/``; the verdict:
-``bench/results/quality.json``; the tables come from there (``python -m bench.pages``).
+Run ``python -m bench.quality`` (``make bench-quality``); about an hour and a half on two quiet cores.
+Given names of recipes, it runs their cells and no more, so that two processes can share the work: losses
+do not depend on the clock, and one run fills the other's pipeline bubbles. A cell is one run: recipe,
+learning rate, seed. Finished cells are kept, so it goes on where it was stopped. Every recipe gets the same
+search: three learning rates on the first seed, the best of which (lowest held-out loss) runs on the other
+seeds. The link is not shaped. A frozen model goes through the same check as a control, which it must fail.
+Records: ``bench/results/quality/``; the verdict: ``bench/results/quality.json``; the tables come from there
+(``python -m bench.pages``).
 """
 
 from __future__ import annotations
