@@ -84,7 +84,7 @@ def test_replace_validates():
 def test_unknown_keys_name_the_nearest():
     with pytest.raises(InputError, match="'recipee'; did you mean recipe"):
         TrainConfig.from_dict({"recipee": "fp32"})
-    with pytest.raises(InputError, match="the options are batch, "):
+    with pytest.raises(InputError, match="the options are advertise, batch, "):
         TrainConfig.from_dict({"xyzzy": 1})
 
 
