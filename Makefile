@@ -37,13 +37,13 @@ check: setup  ## Lint, formatting, types
 bench: setup  ## Measure the codecs: encode and decode in GB/s a core
 	$(BIN)/python -m bench.codecs
 
-bench-quality: setup  ## Every recipe against fp32 on SmolLM2-135M, three seeds (an hour; goes on where it stopped)
+bench-quality: setup  ## Every recipe against fp32 on SmolLM2-135M, three seeds (90 minutes; goes on where it stopped)
 	$(BIN)/python -m bench.quality
 
 bench-deltas: setup  ## What each kind of delta is worth on real activations (three minutes)
 	$(BIN)/python -m bench.deltas
 
-bench-student: setup  ## The student paper's comparison (twenty minutes; needs THINWIRE_DATA)
+bench-student: setup  ## The student paper's comparison (fifteen minutes; needs THINWIRE_DATA)
 	$(BIN)/python -m bench.student
 
 pages: setup  ## Write the tables and figures of the docs from bench/results/

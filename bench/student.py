@@ -1,6 +1,6 @@
 """The founding student paper, redone: GPT-2 small's shape, WikiText-2, fp32 against the INT8 step delta.
 
-Run ``python -m bench.student`` (``make bench-student``) with THINWIRE_DATA set; about twenty minutes. The
+Run ``python -m bench.student`` (``make bench-student``) with THINWIRE_DATA set; about fifteen minutes. The
 weights are random at the start, because GPT-2's are in no package index. Each variant is one run of 200 steps
 in two processes over a link of 100 Mbit/s and 5 ms. Finished runs are kept. Writes
 ``bench/results/student/`` and, from them, ``bench/results/student.json``.
@@ -27,8 +27,8 @@ JOB: dict[str, Any] = {
     "init": "random",
     "data": "wikitext-2",
     "steps": 200,
-    "batch": 4,
-    "microbatches": 4,
+    "batch": 2,
+    "microbatches": 2,
     "seq": 64,
     "lr": 3e-4,
     "warmup": 20,

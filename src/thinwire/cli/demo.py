@@ -14,11 +14,12 @@ DEMO: dict[str, Any] = {
     "model": "smollm2-135m",
     "data": "shakespeare",
     "link": "10mbit,30ms",
-    "steps": 21,
+    "steps": 18,
     "epochs": 3,
     "batch": 4,
     "microbatches": 4,
     "seq": 128,
+    "eval_samples": 8,
     "out": "runs/demo",
 }
 SHOWN = ("model", "data", "link", "steps", "epochs", "seed", "out", "json", "quiet")
@@ -28,7 +29,7 @@ SHOWN = ("model", "data", "link", "steps", "epochs", "seed", "out", "json", "qui
 def demo(given: dict[str, Any]) -> None:
     """Fine-tune SmolLM2-135M on Shakespeare over a home uplink: fp32, a published recipe, and ours.
 
-    Three runs of 21 steps in two processes on this machine, over a link shaped to 10 Mbit/s and 30 ms; about
+    Three runs of 18 steps in two processes on this machine, over a link shaped to 10 Mbit/s and 30 ms; about
     five minutes on two cores. Ends with a table and OUT/report.html.
     """
     *others, ours = configs_of(RECIPES, given)
