@@ -203,8 +203,8 @@ def record(out: Path) -> dict[str, Any]:
 
 
 def sentence(command: Command) -> str:
-    """Return the one line on a failed command's stderr."""
-    lines = command.err.strip().splitlines()
+    """Return the one line on a failed command's stderr, beside notes."""
+    lines = [line for line in command.err.strip().splitlines() if ": note: " not in line]
     assert len(lines) == 1, command.err
     assert lines[0].startswith("thinwire: ")
     return lines[0].removeprefix("thinwire: ")

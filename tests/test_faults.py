@@ -234,7 +234,7 @@ def test_a_killed_rank_ends_the_run(spawned):
     os.kill(ranks[1], signal.SIGKILL)
     start = time.monotonic()
     assert command.wait() == 3
-    assert time.monotonic() - start < DEAD
+    assert time.monotonic() - start < DEAD / 2  # the launcher sees it at once
     assert "rank 1 was ended by SIGKILL" in sentence(command)
     gone(ranks, 5)
     assert record(out)["status"] == "failed"

@@ -106,7 +106,7 @@ def _watch(ranks: list[subprocess.Popen[str]]) -> None:
     """Wait for all ranks; raise for the one that failed first, once the others had time to say why."""
     failed_at: float | None = None
     died: dict[int, float] = {}
-    while any(p.poll() is None for p in ranks):
+    while None in [p.poll() for p in ranks]:  # a list: each of them must be asked
         for i, p in enumerate(ranks):
             if p.returncode and i not in died:
                 died[i] = time.monotonic()

@@ -222,7 +222,9 @@ class Run:
                 f"--resume: no checkpoint of all ranks in {out}; leave --resume out to start anew"
             )
         step = max(common)
-        self.books.resumed(step, resume.load(out, step, rank, self.stages, self.optimiser, self.config))
+        totals = resume.load(out, step, rank, self.stages, self.optimiser, self.config)
+        self.telemetry.agree(b"L", step, "the checkpoint to be loaded")
+        self.books.resumed(step, totals)
         return step
 
     def _final_reports(self) -> list[dict[str, Any]] | None:
