@@ -1,0 +1,72 @@
+"""The script of the README: run as a user runs it, and shown as it is."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = ROOT / "examples" / "own_loop.py"
+
+
+def code_lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.strip() and not line.strip().startswith("#")]
+
+
+def test_it_is_short() -> None:
+    assert len(code_lines(SCRIPT.read_text())) <= 20
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as s:
+        return int(s.getsockname()[1])
+
+
+def run(folder: Path, world: int = 2) -> list[str]:
+    """Run the script in two processes; return what each said."""
+    common = {k: v for k, v in os.environ.items() if not k.startswith(("TORCHELASTIC", "THINWIRE"))}
+    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world)}
+    common |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(SCRIPT)],
+            env=common | {"RANK": str(r)},
+            cwd=folder,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for r in range(world)
+    ]
+    try:
+        said = [p.communicate(timeout=200) for p in ranks]
+    finally:
+        for p in ranks:
+            p.kill()
+            p.wait()
+    assert [p.returncode for p in ranks] == [0] * world, said
+    return [out for out, _ in said]
+
+
+def test_two_processes_train_with_it(tmp_path: Path) -> None:
+    pytest.importorskip("zstandard")
+    first, last = run(tmp_path)
+    assert "[]" in first
+    losses = [ast.literal_eval(found) for found in re.findall(r"\[.+\]", last)]
+    means = [sum(step) / len(step) for step in losses]
+    assert len(means) == 12
+    assert means[-1] < means[0] - 2  # from near ln 256 down: gradients came through, first and later visits
+
+
+def test_the_readme_shows_it_as_it_is() -> None:
+    text = (ROOT / "README.md").read_text()
+    blocks = re.findall(r'```python title="own_loop"\n(.*?)```', text, re.DOTALL)
+    assert len(blocks) == 1, "README.md needs one block marked own_loop"
+    assert blocks[0] == SCRIPT.read_text()
