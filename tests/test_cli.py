@@ -221,7 +221,7 @@ def test_demo_is_the_job_of_the_documentation(launches: list[TrainConfig], tmp_p
     assert invoke("demo", "--out", str(tmp_path)).exit_code == 0
     assert [c.recipe for c in launches] == ["fp32", "step-delta", "thinwire"]
     for config in launches:
-        assert (config.link, config.steps, config.epochs) == ("10mbit,30ms", 21, 3)
+        assert (config.link, config.steps, config.epochs) == ("10mbit,30ms", 18, 3)
     assert DEMO["out"] == "runs/demo"
 
 
