@@ -58,6 +58,12 @@ def test_specs_read_back(mem):
     assert parse_scheme(repr(scheme)) == scheme
 
 
+def test_a_memory_alone_in_a_scheme_reads_back_as_a_memory():
+    assert parse_scheme(repr(Scheme(memory=Delta()))) == Scheme(memory=Delta())
+    with pytest.raises(PayloadError, match="is no codec"):
+        parse_scheme("Scheme(Delta())")
+
+
 def test_raw_through_a_delta_memory_loses_only_rounding():
     sender, receiver = Sender(Scheme(memory=Delta())), Receiver()
     for x, ids in walk():

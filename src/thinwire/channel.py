@@ -50,6 +50,13 @@ class Scheme(Spec):
     keyframe: Codec = field(default_factory=Raw)
     references: Codec = field(default_factory=Raw)
 
+    def __post_init__(self) -> None:
+        for name, kind in (("codec", Codec), ("memory", Memory), ("keyframe", Codec), ("references", Codec)):
+            if not isinstance(getattr(self, name), kind):
+                raise InputError(
+                    f"{name}={getattr(self, name)!r} is no {kind.__name__.lower()}; see the recipes"
+                )
+
 
 def parse_scheme(text: str) -> Scheme:
     """Return the scheme that a spec describes; ``PayloadError`` otherwise."""

@@ -32,11 +32,11 @@ class Spec:
 
     def __repr__(self) -> str:
         shown: list[str] = []
-        for f in fields(self):  # type: ignore[arg-type]  # every Spec is a dataclass
+        for i, f in enumerate(fields(self)):  # type: ignore[arg-type]  # every Spec is a dataclass
             value = getattr(self, f.name)
             if value != _default(f):
                 text = repr(value)
-                shown.append(text if isinstance(value, Spec) and not shown else f"{f.name}={text}")
+                shown.append(text if isinstance(value, Spec) and not i else f"{f.name}={text}")
         return f"{type(self).__name__}({', '.join(shown)})"
 
     __str__ = __repr__

@@ -1,0 +1,119 @@
+"""What a user may rely on: the public names, what importing them costs, and examples that run."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+import subprocess
+import sys
+import tomllib
+import types as python_types
+from pathlib import Path
+
+import pytest
+import torch
+
+import thinwire
+
+ROOT = Path(__file__).parents[1]
+OPTIONAL = ("transformers", "tokenizers", "zstandard", "typer", "rich", "matplotlib", "safetensors", "gguf")
+MODULES = sorted(m.name for m in pkgutil.walk_packages(thinwire.__path__, "thinwire."))
+
+PUBLIC = [
+    "AuthError",
+    "CompressedStage",
+    "DesyncError",
+    "InputError",
+    "LinkError",
+    "LinkShape",
+    "MeasurementError",
+    "MissingExtra",
+    "PayloadError",
+    "Receiver",
+    "Recipe",
+    "Scheme",
+    "Sender",
+    "ThinwireError",
+    "__version__",
+    "connect_mesh",
+    "parse_recipe",
+    "read_token",
+]
+
+
+def test_the_public_names_are_these() -> None:
+    assert thinwire.__all__ == PUBLIC == sorted(PUBLIC)
+    assert set(PUBLIC) <= set(dir(thinwire))
+    for name in PUBLIC:
+        assert name == "__version__" or getattr(thinwire, name).__module__.startswith("thinwire.")
+    with pytest.raises(AttributeError, match="no attribute 'Sendr'"):
+        thinwire.Sendr  # noqa: B018
+
+
+def test_every_error_is_public() -> None:
+    from thinwire import types
+
+    errors = {n for n, v in vars(types).items() if isinstance(v, type) and issubclass(v, types.ThinwireError)}
+    assert errors <= set(PUBLIC)
+
+
+def test_the_version_is_the_package_s() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert thinwire.__version__ == project["version"]
+
+
+def imported(statement: str) -> set[str]:
+    """Return the top-level modules that a fresh interpreter holds after ``statement``."""
+    code = f"import sys; {statement}; print(*{{m.partition('.')[0] for m in sys.modules}})"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    return set(run.stdout.split())
+
+
+def test_importing_everything_public_needs_no_extra() -> None:
+    found = imported("from thinwire import *")
+    assert {"thinwire", "torch", "numpy", "zmq"} <= found
+    assert not found & set(OPTIONAL)
+
+
+def test_import_alone_loads_nothing() -> None:
+    found = imported("import thinwire")
+    assert "thinwire" in found
+    assert not found & {*OPTIONAL, "torch", "numpy", "zmq"}
+
+
+def test_sender_and_receiver_in_five_lines() -> None:
+    recipe = thinwire.parse_recipe("direct:bits=8")
+    sender, receiver = thinwire.Sender(recipe.forward), thinwire.Receiver()
+    x = torch.randn(2, 3, 32)
+    packet, x_hat = sender.encode(x, keys=[7, 9])
+    assert torch.equal(receiver.decode(packet), x_hat)
+    assert (x - x_hat).abs().max() < 0.02 * x.abs().max()
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_examples_in_docstrings_run(name: str) -> None:
+    if name.endswith("__main__"):
+        return
+    module = load(name)
+    result = doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert result.failed == 0
+
+
+def load(name: str) -> python_types.ModuleType:
+    """Import a module; skip where an extra is missing, and only then."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as e:
+        if (e.name or "").partition(".")[0] in (*OPTIONAL, "tensorboard"):
+            pytest.skip(f"{name} needs {e.name}")
+        raise
+    except thinwire.MissingExtra as e:
+        pytest.skip(str(e))
+
+
+def test_there_are_examples_to_run() -> None:
+    names = ("thinwire.types", "thinwire.channel", "thinwire.codecs.uniform", "thinwire.links.shape")
+    for name in names:
+        assert doctest.testmod(importlib.import_module(name)).attempted
