@@ -161,6 +161,7 @@ class StepMetrics:
 
 
 def finite(value: Any) -> Any:
+    """Return plain values with ``None`` for every number that JSON cannot hold."""
     if isinstance(value, dict):
         return {k: finite(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):

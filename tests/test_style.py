@@ -1,0 +1,171 @@
+"""The house rules that a reader relies on, checked over the whole package."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import mean, median
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SRC = ROOT / "src" / "thinwire"
+FILES = sorted(SRC.rglob("*.py"))
+TREES = {path: ast.parse(path.read_text()) for path in FILES}
+EVERYTHING = [
+    p
+    for folder in ("src", "tests", "bench", "docs", "examples", ".ci")
+    for p in sorted((ROOT / folder).rglob("*"))
+    if p.suffix in {".py", ".md", ".toml", ".json", ".sh", ""} and p.is_file() and p.stat().st_size < 1 << 20
+] + [
+    ROOT / n
+    for n in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile", "pyproject.toml", "mkdocs.yml")
+]
+
+MAY_PRINT = {"cli", "lab/fetch.py", "lab/worker.py"}  # programs; the library's words go into exceptions
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Named = Function | ast.ClassDef
+
+
+def of(path: Path) -> str:
+    return path.relative_to(SRC).as_posix()
+
+
+def functions() -> Iterator[tuple[str, Function]]:
+    for path, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, Function):
+                yield f"{of(path)}:{node.lineno} {node.name}", node
+
+
+def length(node: Named) -> int:
+    return (node.end_lineno or 0) - node.lineno + 1
+
+
+def calls(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield node.lineno, ast.unparse(node.func)
+
+
+def test_files_are_short() -> None:
+    lines = {of(p): len(p.read_text().splitlines()) for p in FILES}
+    assert {n: k for n, k in lines.items() if k > 400} == {}
+    assert median(k for k in lines.values() if k) <= 130
+
+
+def test_functions_are_short() -> None:
+    lengths = {name: length(node) for name, node in functions()}
+    assert {n: k for n, k in lengths.items() if k > 60} == {}
+    assert mean(lengths.values()) <= 15
+
+
+def test_no_file_is_a_drawer() -> None:
+    assert [p for p in FILES if re.search("utils?$|helpers?$|manager$|common$|misc$", p.stem)] == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=of)
+def test_forbidden_statements(path: Path) -> None:
+    """No ``assert`` (gone under -O), no pickle in any dress, no evaluation of text, no bare print."""
+    tree = TREES[path]
+    asserts = [n.lineno for n in ast.walk(tree) if isinstance(n, ast.Assert)]
+    modules = {
+        a.name for n in ast.walk(tree) if isinstance(n, ast.Import | ast.ImportFrom) for a in n.names
+    } | {str(n.module) for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+    forbidden = {"eval", "exec", "torch.load", "torch.save", "np.load", "numpy.load", "marshal.loads"}
+    may_print = of(path) in MAY_PRINT or of(path).partition("/")[0] in MAY_PRINT
+    wrong = [c for c in calls(tree) if c[1] in forbidden or (c[1] == "print" and not may_print)]
+    objects = [c for c in calls(tree) if re.search(r"_object(_list)?$", c[1])]  # torch's collectives pickle
+    assert not asserts and not wrong and not objects
+    assert not modules & {"pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+
+
+def public() -> Iterator[tuple[str, Named]]:
+    """Yield what a user may call: all that stands in a module under a public name."""
+    for path, tree in TREES.items():
+        for node in tree.body:
+            if isinstance(node, Named) and not node.name.startswith("_"):
+                yield f"{of(path)}:{node.lineno} {node.name}", node
+
+
+def first_line(node: Named | ast.Module) -> str:
+    return (ast.get_docstring(node) or "").split("\n", 1)[0]
+
+
+def test_modules_say_what_they_are() -> None:
+    for path, tree in TREES.items():
+        if tree.body:
+            assert re.search(r"[.:]$", first_line(tree) or ""), f"{of(path)}: {first_line(tree)!r}"
+
+
+def test_public_names_say_what_they_do() -> None:
+    missing = [name for name, node in public() if not first_line(node)]
+    assert missing == []
+    ends = [f"{name}: {first_line(node)}" for name, node in public() if not first_line(node).endswith(".")]
+    assert ends == []
+
+
+def test_functions_speak_in_the_imperative() -> None:
+    """``Return``, not ``Returns``: a third person or a gerund at the start is a sign of another style."""
+    word = re.compile(r"[A-Z][a-z]+(s|ing)\b")
+    fine = {
+        "Pass",
+        "Process",
+        "Address",
+        "Express",
+        "Access",
+        "Discuss",
+        "Press",
+        "Compress",
+        "Bring",
+        "Focus",
+    }
+    odd = [
+        f"{name}: {first_line(node)}"
+        for name, node in public()
+        if isinstance(node, Function) and (found := word.match(first_line(node))) and found[0] not in fine
+    ]
+    assert odd == []
+
+
+def test_every_public_method_of_the_core_is_explained() -> None:
+    """Where a protocol explains a method, once is enough; so are two lines that explain themselves."""
+    explained = {"encode", "decode", "nbytes", "layout", "residual", "restore", "advance", "estimate", "peer"}
+    explained |= {"get", "put", "drop", "keys", "close", "send", "recv"}
+    core = ("channel.py", "store.py", "types.py", "codecs/base.py", "links/base.py")
+    classes = [
+        (of(path), node)
+        for path, tree in TREES.items()
+        if of(path) in core
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+    ]
+    methods = [(file, m) for file, node in classes for m in node.body if isinstance(m, Function)]
+    bare = [
+        f"{file}:{m.lineno} {m.name}"
+        for file, m in methods
+        if not (m.name.startswith("_") or m.name in explained or length(m) <= 3 or first_line(m))
+    ]
+    assert len(methods) > 30
+    assert bare == []
+
+
+def test_no_machine_paths_and_no_strangers_names() -> None:
+    """Nothing committed points at one developer's machine."""
+    marks = re.compile(r"(?<![\w.])/(work|home|root|Users|opt)/\w|(?<![\w.])/tmp/\w")
+    found = [
+        f"{path.relative_to(ROOT)}: {m[0]}"
+        for path in EVERYTHING
+        if path.exists() and "__pycache__" not in path.parts
+        for m in marks.finditer(path.read_text(errors="ignore"))
+    ]
+    assert found == []
+
+
+def test_the_rules_catch_what_they_forbid(tmp_path: Path) -> None:
+    """The checks above would be worth nothing if they could not see."""
+    assert list(calls(ast.parse("torch.load(x)"))) == [(1, "torch.load")]
+    assert length(next(iter(ast.parse("def f():\n    pass\n").body))) == 2  # type: ignore[arg-type]
+    assert len(FILES) > 50 and len(list(functions())) > 300
