@@ -133,10 +133,12 @@ def test_the_saved_model_is_the_evaluated_one(plain: tuple[Command, Path]):
 
 
 def test_eight_bits_stay_within_a_thousandth_of_fp32(job: list[Any], tmp_path: Path):
+    """At a tenth of the default rate: at 1e-3 without a warm-up single steps overshoot, and differ by more."""
     losses = {}
     for recipe in ("fp32", "direct:bits=8"):
         out = tmp_path / recipe.split(":")[0]
         args = [*job, "--recipe", recipe, "--steps", 20, "--eval-samples", 0, "--no-save-model", "--quiet"]
+        args += ["--lr", 1e-4]
         ranks = warm().ranks(out, *args, "--out", out / "out")
         assert [r.wait() for r in ranks] == [0, 0], ranks[0].err + ranks[1].err
         losses[recipe] = record(out / "out")["loss"]["train"]
@@ -166,7 +168,6 @@ BAD: dict[str, tuple[list[str], str]] = {
     "batch": (["--batch", "5"], "--batch 5"),
     "host": (["--host", "192.0.2.7"], "THINWIRE_TOKEN"),
     "port": (["--port", "70000"], "70000"),
-    "port in use": (["--port", "{used}"], "{used}"),
     "advertised address": (["--advertise", "example.org:port"], "example.org:port"),
     "advertised port": (["--advertise", "127.0.0.1:5000"], "--port"),
     "everywhere": (["--host", "0.0.0.0", "--token-file", "{place}/token"], "--advertise"),
@@ -194,12 +195,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_is_one_sentence_and_leaves_nothing(job: list[Any], place: Path, tmp_path: Path, name: str):
     arguments, word = BAD[name]
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        names = {"place": place, "used": taken.getsockname()[1]}
-        given = [a.format(**names) for a in arguments]
-        command = warm().run(tmp_path, *job, "--quiet", "--out", tmp_path / "out", *given)
+    given = [a.format(place=place) for a in arguments]
+    command = warm().run(tmp_path, *job, "--quiet", "--out", tmp_path / "out", *given)
     assert command.code == 2, command.err
-    assert word.format(**names) in sentence(command)
+    assert word in sentence(command)
     assert command.out == ""
     assert not (tmp_path / "out").exists()
 
@@ -219,18 +218,28 @@ def test_a_hub_name_without_a_network_is_refused_in_bounded_time(job: list[Any],
         thread = threading.Thread(target=hold, daemon=True)
         thread.start()
         start = time.monotonic()
-        command = warm().run(
+        command = cold(
             tmp_path,
-            *(*job, "--model", "someone/something", "--out", tmp_path / "out"),
+            *(
+                sys.executable,
+                "-m",
+                "thinwire",
+                *job,
+                "--model",
+                "someone/something",
+                "--out",
+                tmp_path / "out",
+            ),
             HF_ENDPOINT=f"http://127.0.0.1:{silent.getsockname()[1]}",
-            HF_HUB_ETAG_TIMEOUT=2,
-            HF_HUB_DOWNLOAD_TIMEOUT=2,
             HF_HOME=tmp_path / "hub",
+            HF_HUB_OFFLINE=0,
         )
+        command.wait()
         silent.shutdown(socket.SHUT_RDWR)
         thread.join(10)
         for s in held:
             s.close()
+    assert held, "nobody asked the hub"
     assert command.code == 2
     assert "someone/something" in sentence(command)
     assert time.monotonic() - start < 60

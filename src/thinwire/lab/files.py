@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import errno
+import os
+from pathlib import Path
+
+from thinwire.types import InputError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 REMEDY = "free space or choose another --out"
@@ -19,3 +23,13 @@ def file_trouble(error: OSError) -> str | None:
     if error.filename is None:
         return None
     return f"cannot use {error.filename}: {error.strerror}; choose another path"
+
+
+def check_out(folder: str | Path) -> None:
+    """Raise ``InputError`` where ``folder`` could not be made or written; make nothing."""
+    path = Path(folder)
+    there = next((p for p in (path, *path.parents) if p.exists()), Path())
+    if not there.is_dir():
+        raise InputError(f"cannot write --out {path}: {there} is a file; choose another --out")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise InputError(f"cannot write --out {path}: {there} is not writable; choose another --out")

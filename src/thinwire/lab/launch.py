@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from thinwire import types
 from thinwire.lab.config import TrainConfig
+from thinwire.lab.files import check_out
 from thinwire.lab.job import prepare
 from thinwire.lab.record import RUN, load_run, write_json
 from thinwire.types import InputError, LinkError, ThinwireError
@@ -42,6 +43,7 @@ def launch(config: TrainConfig) -> Path:
 
         run_rank(config)
         return Path(config.out)
+    check_out(config.out)
     prepare(config)
     store = _loopback_store(config.deadline)
     ranks: list[subprocess.Popen[str]] = []
@@ -112,16 +114,16 @@ def _watch(ranks: list[subprocess.Popen[str]]) -> None:
                 died[i] = time.monotonic()
         if died:
             failed_at = failed_at or min(died.values())
-            # A killed rank says nothing, and the others would only wait for it.
-            if time.monotonic() - failed_at > (0.0 if _killed(ranks) else GRACE):
+            # A lost peer may be another's fault, which that one is about to tell; other failures say it all.
+            if any(_certain(p) for p in ranks) or time.monotonic() - failed_at > GRACE:
                 break
         time.sleep(POLL)
     if any(p.returncode for p in ranks):
         raise _reason(ranks)
 
 
-def _killed(ranks: list[subprocess.Popen[str]]) -> bool:
-    return any(p.returncode is not None and p.returncode < 0 for p in ranks)
+def _certain(p: subprocess.Popen[str]) -> bool:
+    return p.returncode not in (None, 0, LinkError.exit_code)
 
 
 def _reason(ranks: list[subprocess.Popen[str]]) -> BaseException:

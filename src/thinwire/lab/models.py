@@ -17,6 +17,7 @@ from thinwire.types import InputError, require
 
 GPT2_SHAPES = {"gpt2": (12, 768, 12), "gpt2-medium": (24, 1024, 16), "gpt2-xl": (48, 1600, 25)}
 PRESETS = ("smollm2-135m", "gpt2-lab", *GPT2_SHAPES)
+HUB_TIMEOUT = 10.0  # seconds
 DROPOUTS = ("attn_pdrop", "resid_pdrop", "embd_pdrop", "attention_dropout", "hidden_dropout", "dropout")
 TEXT_FILES = ["*.json", "*.jinja", "*.txt", "*.model"]
 WEIGHT_FILES = ["model*.safetensors"]  # not the second copies some repositories hold under other names
@@ -159,7 +160,7 @@ def _download(name: str, weights: bool) -> Path:
 
     patterns = TEXT_FILES + (WEIGHT_FILES if weights else [])
     try:
-        return Path(snapshot_download(name, allow_patterns=patterns))
+        return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=not _hub_answers(name)))
     except HFValidationError as e:
         raise InputError(
             f"model {name!r} is neither a preset ({', '.join(PRESETS)}), a folder nor a hub name; "
@@ -173,6 +174,22 @@ def _download(name: str, weights: bool) -> Path:
             f"model {name!r} is no folder here and could not be fetched from the Hugging Face hub "
             f"({type(e).__name__}); check name and network, {remedy}"
         ) from e
+
+
+def _hub_answers(name: str) -> bool:
+    """Say whether the hub answers within ``HUB_TIMEOUT``: its download waits for ever for a silent one."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        HfApi().model_info(name, timeout=HUB_TIMEOUT)
+    except HFValidationError:
+        raise
+    except HfHubHTTPError:  # an answer, if not the one hoped for: the download says what is wrong
+        return True
+    except Exception:  # no network, in the words of whichever HTTP library the hub's package uses
+        return False
+    return True
 
 
 def _with_dropout(source: ModelSource, dropout: float | None) -> ModelSource:

@@ -12,8 +12,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any, Protocol
 
 from thinwire.links.mailbox import Mailbox
@@ -27,6 +26,7 @@ from thinwire.links.zmq_link import ZmqLink
 from thinwire.types import InputError, LinkError, require
 
 GRACE = 5.0  # seconds
+POLL = 0.05  # seconds
 MAX_PORT = 65536
 EVERYWHERE = ("0.0.0.0", "::")
 
@@ -169,9 +169,13 @@ def _stack(rank: int, link: ZmqLink, shape: LinkShape, seed: int, deadline: floa
 
 def _address(store: Store, key: str, rank: int, timeout: float) -> tuple[str, int, str]:
     try:
-        wait = getattr(store, "wait", None)
-        if wait is not None:  # torch stores: get alone waits for the store's timeout, not for ours
-            wait([key], timedelta(seconds=max(0.1, timeout)))
+        check = getattr(store, "check", None)
+        end = monotonic() + max(0.1, timeout)
+        # torch's stores: get alone waits for the store's own timeout, and no signal gets through meanwhile
+        while check is not None and not check([key]):
+            if monotonic() > end:
+                raise TimeoutError
+            sleep(POLL)
         host, port, name = json.loads(store.get(key))
         return str(host), int(port), str(name)
     except (RuntimeError, TimeoutError, KeyError) as e:
