@@ -13,7 +13,7 @@ from thinwire import codecs, memory, spec
 from thinwire.codecs import Codec, Raw, parse_codec
 from thinwire.memory import Memory, NoMemory, parse_memory
 from thinwire.spec import Spec
-from thinwire.store import References, Store
+from thinwire.store import References, Store, check_holds
 from thinwire.types import (
     MAX_KEY,
     WRONG_VALUES,
@@ -56,6 +56,7 @@ class Scheme(Spec):
                 raise InputError(
                     f"{name}={getattr(self, name)!r} is no {kind.__name__.lower()}; see the recipes"
                 )
+        check_holds(self.references)
 
 
 def parse_scheme(text: str) -> Scheme:
@@ -103,20 +104,20 @@ class Sender:
         if not 0 <= min(keys) <= max(keys) < MAX_KEY:
             raise InputError(f"sample ids are numbers from 0 to 2**63 - 1, got {min(keys)} to {max(keys)}")
         if mode is Mode.DIRECT:
-            return self._direct(x, keys, codec or Raw(), NoMemory())
+            return self._direct(x, keys, codec or Raw())
         if isinstance(self.scheme.memory, NoMemory):
-            return self._direct(x, keys, codec or self.scheme.codec, NoMemory())
+            return self._direct(x, keys, codec or self.scheme.codec)
         held = _state_keys(self.scheme.memory, keys, slots)
         if mode is Mode.KEYFRAME:
             self.reset(held)
             return self._remembered(x.float(), keys, held, self.scheme.codec, codec or Raw())
         return self._remembered(x.float(), keys, held, codec or self.scheme.codec, self.scheme.keyframe)
 
-    def _direct(self, x: Tensor, keys: Sequence[int], codec: Codec, mem: Memory) -> tuple[Packet, Tensor]:
+    def _direct(self, x: Tensor, keys: Sequence[int], codec: Codec) -> tuple[Packet, Tensor]:
         payload = codec.encode(x)
         entries = tuple(Entry(k, 0, 0, 0) for k in keys)
         sections = (Section(Mode.DIRECT, repr(codec), payload),)
-        return Packet(TensorSpec.of(x), repr(mem), "Raw()", entries, sections), codec.decode(payload)
+        return Packet(TensorSpec.of(x), "NoMemory()", "Raw()", entries, sections), codec.decode(payload)
 
     def _remembered(
         self, x: Tensor, keys: Sequence[int], held: Sequence[int], codec: Codec, keyframe: Codec
@@ -128,7 +129,7 @@ class Sender:
             rows = [i for i, k in enumerate(held) if self._is_new(k) is first]
             if not rows:
                 continue
-            s = None if first else self._load([held[i] for i in rows])
+            s = None if first else self._load([held[i] for i in rows], x.device)
             mode = (Mode.KEYFRAME if first else Mode.DELTA) if mem.mirrored else Mode.DIRECT
             chosen = keyframe if first and mem.mirrored else codec
             y = mem.residual(_rows(x, rows), s)
@@ -150,10 +151,10 @@ class Sender:
     def _is_new(self, key: int) -> bool:
         return key not in self._versions or key in self._stale
 
-    def _load(self, held: Sequence[int]) -> Tensor:
-        return (
-            self._references.load(held[:1])[0] if self.scheme.memory.shared else self._references.load(held)
-        )
+    def _load(self, held: Sequence[int], device: torch.device) -> Tensor:
+        shared = self.scheme.memory.shared
+        states = self._references.load(held[:1] if shared else held, device)
+        return states[0] if shared else states
 
     def _save(self, held: Sequence[int], state: Tensor | None) -> None:
         if state is not None:
@@ -238,7 +239,8 @@ class Receiver:
         s = None
         if section.mode is Mode.DELTA:
             keys = [held[i] for i in rows]
-            s = self._references.load(keys[:1])[0] if mem.shared else self._references.load(keys)
+            s = self._references.load(keys[:1] if mem.shared else keys, y_hat.device)
+            s = s[0] if mem.shared else s
         x_hat = mem.restore(y_hat, s)
         if x_hat.shape != y_hat.shape:  # would otherwise be stretched to fit
             raise PayloadError(f"a packet of {packet.memory} does not fit the state held for its keys")
@@ -268,6 +270,10 @@ class Receiver:
                 raise PayloadError(
                     f"a packet holds references as {codec!r}, the ones before as {self._references.codec!r}"
                 )
+            try:
+                check_holds(codec)
+            except InputError as e:
+                raise PayloadError(str(e)) from e
             self._references.codec = codec
 
     def _check_sums(self, packet: Packet, held: Sequence[int], x_hat: Tensor) -> None:

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from thinwire.codecs import Codec, Raw
+from thinwire.codecs import Cast, Codec, Entropy, Raw, Uniform
 from thinwire.types import InputError, Payload, TensorSpec
 
 Parts = tuple[Tensor, ...]
@@ -53,7 +53,7 @@ class TensorStore:
         return self._parts.get(key)
 
     def put(self, key: int, parts: Parts) -> None:
-        self._parts[key] = tuple(p.to(self._device) if self._device else p for p in parts)
+        self._parts[key] = tuple(p.detach().clone().to(self._device or p.device) for p in parts)
 
     def drop(self, keys: Iterable[int] | None = None) -> None:
         for k in self.keys() if keys is None else keys:
@@ -123,7 +123,7 @@ class DiskStore:
             return
         capacity = max(rows, 2 * self._capacity, self.GROWTH)
         try:
-            os.posix_fallocate(self._file.fileno(), 0, capacity * self.row_nbytes)
+            _allocate(self._file.fileno(), capacity * self.row_nbytes)
         except OSError as e:
             raise InputError(
                 f"no room for {capacity * self.row_nbytes} bytes of references on disk ({e.strerror}); "
@@ -150,6 +150,25 @@ class DiskStore:
         self._slots.clear()
 
 
+def _allocate(file: int, nbytes: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, 0, nbytes)
+    else:  # macOS: writing is the only way to reserve
+        os.pwrite(file, bytes(nbytes - os.fstat(file).st_size), os.fstat(file).st_size)
+
+
+def check_holds(codec: Codec) -> None:
+    """Raise ``InputError`` unless both ends *encode* the same bits with ``codec``, on whatever processor.
+
+    Any codec decodes alike everywhere; one that adds up floats or takes logarithms may not encode alike.
+    """
+    inner = codec.inner if isinstance(codec, Entropy) else codec
+    if not isinstance(inner, (Raw, Cast)) and not (isinstance(inner, Uniform) and inner.bits > 1):
+        raise InputError(
+            f"references cannot be held as {codec!r}; take Raw, Cast or Uniform of 2 bits or more"
+        )
+
+
 class References:
     """The states of one channel end: a store, and the codec that says how they are held (fp32, fp16, int8).
 
@@ -161,15 +180,15 @@ class References:
         self.store: Store = store if store is not None else TensorStore()
         self._specs: dict[int, TensorSpec] = {}
 
-    def load(self, keys: Sequence[int]) -> Tensor:
-        """Return the states of ``keys``, stacked. Errors: ``KeyError`` for a key that holds none."""
-        return torch.cat([self._one(k) for k in keys])
+    def load(self, keys: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
+        """Return the states of ``keys``, stacked, on ``device``. Errors: ``KeyError`` where there is none."""
+        return torch.cat([self._one(k, device) for k in keys])
 
-    def _one(self, key: int) -> Tensor:
+    def _one(self, key: int, device: torch.device | str) -> Tensor:
         parts = self.store.get(key)
         if parts is None:
             raise KeyError(key)
-        return self.codec.decode(Payload(self._specs[key], parts))
+        return self.codec.decode(Payload(self._specs[key], tuple(p.to(device) for p in parts)))
 
     def save(self, keys: Sequence[int], states: Tensor) -> None:
         """Keep row i of ``states`` under key i."""
@@ -183,7 +202,7 @@ class References:
         """Keep what ``encode`` returned."""
         for key, payload in zip(keys, payloads, strict=True):
             self._specs[key] = payload.spec
-            self.store.put(key, tuple(p.clone() for p in payload.parts))
+            self.store.put(key, payload.parts)
 
     def drop(self, keys: Iterable[int] | None = None) -> None:
         """Forget some keys, or all."""

@@ -33,6 +33,8 @@ def mix_int(z: int) -> int:
 def fingerprint(x: Tensor, seed: int = 0) -> int:
     """Return a 64-bit hash of ``seed`` and the bits of ``x`` (float32), whatever the order of summation."""
     words = x.reshape(-1).view(torch.int32)
+    if words.storage_offset() % 2:  # a wider view must start on its own boundary
+        words = words.clone()
     even = words.numel() // 2 * 2
     total = int(words[:even].view(torch.int64).sum())
     if even < words.numel():

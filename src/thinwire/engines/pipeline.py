@@ -10,6 +10,7 @@ conformance test (raw codec: bit-equal).
 
 from __future__ import annotations
 
+import json
 import struct
 import threading
 import time
@@ -22,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining._utils import _StageBackwardMeta, _StageForwardMeta, _TensorMeta
 from torch.distributed.pipelining.stage import InferenceMode
 
 from thinwire import wire
@@ -29,7 +31,7 @@ from thinwire.channel import Receiver, Scheme, Sender
 from thinwire.links.mailbox import Mailbox
 from thinwire.memory import NoMemory
 from thinwire.store import Store, TensorStore
-from thinwire.types import DesyncError, InputError, LinkError, Mode, TensorSpec
+from thinwire.types import DesyncError, InputError, LinkError, Mode, PayloadError, TensorSpec
 
 FORWARD, BACKWARD = "forward", "backward"
 NAMES = {FORWARD: "activations", BACKWARD: "gradients"}
@@ -159,7 +161,7 @@ class CompressedStage(PipelineStage):
             self._raise_failed(op.peer)
             with _Timed(self.tally, "encode_s"), self._lock:
                 data, x_hat = self._encode(way, mb, op.tensor)
-            self._post(way, mb, op.peer, data)
+                self._post(way, mb, op.peer, data)
             self.tally.values[way] += x_hat.numel()
         return []
 
@@ -182,8 +184,11 @@ class CompressedStage(PipelineStage):
         ids = self._ids.pop(mb, None) if self.is_first else self._ids.get(mb)
         if ids is not None:
             return ids
-        memory = self._schemes[way].memory
-        if self.has_backward and memory.key == "sample" and not isinstance(memory, NoMemory):
+        # Either direction's: the ids that go out with the activations come back as keys of the gradients.
+        by_sample = any(
+            s.memory.key == "sample" and not isinstance(s.memory, NoMemory) for s in self._schemes.values()
+        )
+        if self.has_backward and by_sample:
             raise InputError(
                 "this recipe keeps references by sample: call stage.begin(ids, n) before each step"
             )
@@ -217,7 +222,7 @@ class CompressedStage(PipelineStage):
         for attempt in range(MAX_RESYNCS + 1):
             data = self._fetch(way, mb, peer)
             with _Timed(self.tally, "decode_s"):
-                packet = wire.unpack(data)
+                packet = wire.unpack(data, max_nbytes=max(4, landing.element_size()) * landing.numel())
                 try:
                     x_hat = self._receivers[way].decode(
                         packet, _slots(mb, len(landing)), expect=TensorSpec.of(landing)
@@ -257,9 +262,11 @@ class CompressedStage(PipelineStage):
     def _resend(self, way: str, peer: int, body: bytes) -> None:
         (mb,) = struct.unpack("<H", body)
         with self._lock:
+            if (way, mb) not in self._sent:
+                return  # nothing of ours; the asker's deadline names us
             ids, x_hat = self._sent[way, mb]
             packet, _ = self._senders[way].encode(x_hat, ids, _slots(mb, len(ids)), mode=Mode.KEYFRAME)
-        self._post(way, mb, peer, wire.pack(packet))
+            self._post(way, mb, peer, wire.pack(packet))
 
     # -- the vote: do all stages know their shapes, or must the first micro-batch tell them? -----------------
 
@@ -289,13 +296,37 @@ class CompressedStage(PipelineStage):
             tag = VOTE.pack(b"V", way[0].encode(), to)
             self._peers[self._resolve_peer_global_rank(to)].mailbox.send(tag, bytes([static]), "control")
 
+    def _send_meta(self, meta: Any, dst_stage: int) -> None:
+        """Tell a neighbour the shapes that the first micro-batch showed; torch itself would pickle them."""
+        way = FORWARD if isinstance(meta, _StageForwardMeta) else BACKWARD
+        found = meta.forward_metas if way == FORWARD else meta.backward_metas
+        rows = [m and (list(m.shape), list(m.stride), wire.CODES[m.dtype], m.requires_grad) for m in found]
+        tag = VOTE.pack(b"M", way[0].encode(), dst_stage)
+        peer = self._peers[self._resolve_peer_global_rank(dst_stage)]
+        peer.mailbox.send(tag, json.dumps(rows).encode(), "control")
+
+    def _recv_meta(self, src_stage: int) -> Any:
+        way = FORWARD if src_stage < self.stage_index else BACKWARD
+        tag = VOTE.pack(b"M", way[0].encode(), self.stage_index)
+        peer = self._peers[self._resolve_peer_global_rank(src_stage)]
+        data = peer.mailbox.get(tag, self._deadline, f"the shapes that stage {src_stage} passes")
+        try:
+            metas = tuple(
+                row and _TensorMeta(torch.Size(row[0]), tuple(row[1]), wire.DTYPES[row[2]], bool(row[3]))
+                for row in json.loads(data)
+            )
+        except (ValueError, TypeError, IndexError, KeyError) as e:
+            raise PayloadError(f"stage {src_stage} sent something else than the shapes it passes") from e
+        return _StageForwardMeta(metas) if way == FORWARD else _StageBackwardMeta(metas)
+
     # -- checkpoints ---------------------------------------------------------------------------------------
 
     def reference_state(self) -> dict[str, Tensor]:
         """Return all references of both directions as plain tensors, ready for safetensors."""
         ends: dict[str, Sender | Receiver] = {f"send.{w}": s for w, s in self._senders.items()}
         ends |= {f"recv.{w}": r for w, r in self._receivers.items()}
-        return {f"{name}.{k}": v for name, end in ends.items() for k, v in end.state_dict().items()}
+        with self._lock:
+            return {f"{name}.{k}": v for name, end in ends.items() for k, v in end.state_dict().items()}
 
     def load_reference_state(self, state: dict[str, Tensor]) -> None:
         """Take over what ``reference_state`` returned, at both ends of a boundary or at neither."""
