@@ -1,0 +1,117 @@
+"""The documentation: it builds, its links lead somewhere, its code runs, its commands and bytes are real."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from thinwire import wire
+from thinwire.channel import Scheme, Sender
+from thinwire.codecs import Uniform
+from thinwire.lab.config import TrainConfig
+from thinwire.lab.config_checks import flag
+from thinwire.memory import Delta
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def named(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def test_it_builds_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    pages = list(tmp_path.rglob("*.html"))
+    assert len(pages) > 10
+    for page in pages:  # nothing is fetched when a page is opened
+        assert not re.search(r'(?:src|href)="https?://[^"]+\.(?:js|css|woff2?)"', page.read_text()), page
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_links_lead_to_files(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text())
+    missing = [link for link in links if not (page.parent / link).exists()]
+    assert missing == []
+
+
+@pytest.mark.parametrize("name", ["index.md", "recipes.md"])
+def test_python_in_the_docs_runs(name: str) -> None:
+    blocks = [code for kind, code in BLOCK.findall((ROOT / "docs" / name).read_text()) if kind == "python"]
+    assert blocks
+    for code in blocks:
+        exec(compile(code, name, "exec"), {})
+
+
+def commands() -> list[tuple[str, str]]:
+    """Return every command line with thinwire in it, continued lines joined, by page."""
+    found = []
+    for page in PAGES:
+        for _, code in BLOCK.findall(page.read_text()):
+            for line in code.replace("\\\n", " ").splitlines():
+                line = line.partition("#")[0]
+                if re.search(r"(^|[\s/])thinwire (train|compare|report|doctor|recipes|demo)\b", line):
+                    found.append((named(page), line))
+    return found
+
+
+def test_commands_in_the_docs_have_only_real_options() -> None:
+    known = {flag(name) for name in TrainConfig.__dataclass_fields__} | {"--config"}
+    lines = commands()
+    assert len(lines) >= 8
+    for page, line in lines:
+        own = line[line.rindex("thinwire ") :]
+        assert set(re.findall(r"--[a-z-]+", own)) <= known, f"{page}: {line}"
+
+
+def test_recipes_in_the_docs_are_read() -> None:
+    from thinwire.recipes import parse_recipe
+
+    for _, line in commands():
+        if (found := re.search(r"--recipe (\S+)", line)) is not None:
+            parse_recipe(found[1])
+        if "thinwire compare" in line:
+            for word in line.partition("compare ")[2].partition(" --")[0].split():
+                parse_recipe(word)
+
+
+def test_the_example_of_the_wire_format_is_real() -> None:
+    page = (ROOT / "docs" / "wire-format.md").read_text()
+    example = next(code for _, code in BLOCK.findall(page) if code.startswith("54 57"))
+    told = b"".join(
+        bytes.fromhex(re.match(r"(?:[0-9a-f]{2} )*[0-9a-f]{2}", line)[0]) for line in example.splitlines()
+    )  # type: ignore[index]
+    sender, x = Sender(Scheme(Uniform(bits=4), Delta())), torch.tensor([[1.0, -2.0, 0.5]])
+    sender.encode(x, [5])
+    packet, _ = sender.encode(x + torch.tensor([[0.0, 0.5, -0.25]]), [5])
+    assert told == wire.pack(packet)
+    assert f"{len(told)} bytes" in page
+
+
+def test_the_tables_of_the_wire_format_are_complete() -> None:
+    from thinwire.links.segment import HEADER, LABELS, Kind
+
+    page = (ROOT / "docs" / "wire-format.md").read_text()
+    codes = ", ".join(f"{i} {str(d).removeprefix('torch.')}" for i, d in enumerate(wire.DTYPES))
+    assert codes in page
+    assert all(f"| {k.value} | {k.name} |" in page for k in Kind)
+    assert ", ".join(f"{i} {name}" for i, name in enumerate(LABELS)) in page
+    assert f"{HEADER} bytes of header" in page and f"Packet, version {wire.VERSION}" in page
+
+
+def test_every_module_of_the_core_is_on_the_map() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    src = ROOT / "src" / "thinwire"
+    names = {p.stem for d in ("codecs", "links") for p in (src / d).glob("*.py")} | {
+        p.stem for p in src.glob("*.py")
+    }
+    assert {n for n in names if not n.startswith("__") and not re.search(rf"\b{n}\b", page)} == set()
