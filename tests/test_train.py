@@ -133,7 +133,7 @@ def test_the_saved_model_is_the_evaluated_one(plain: tuple[Command, Path]):
 
 
 def test_eight_bits_stay_within_a_thousandth_of_fp32(job: list[Any], tmp_path: Path):
-    """At a tenth of the default rate: at 1e-3 without warm-up a single step overshoots and differs by more."""
+    """At a tenth of the default rate: at 1e-3 without warm-up single steps overshoot and differ by more."""
     losses = {}
     for recipe in ("fp32", "direct:bits=8"):
         out = tmp_path / recipe.split(":")[0]
