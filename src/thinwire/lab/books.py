@@ -135,6 +135,12 @@ class Books:
             self.writer = RunWriter(self.job.config.out, self.record, step)
             self.note(f"resumed after step {step}")
 
+    def emulation(self, lateness: float) -> None:
+        """Book how late the shaped links delivered, on average, in seconds."""
+        if self._owner and not self.job.shape.is_none:
+            self.record.link.lateness_s = lateness
+            self.writer.write()
+
     def finish(self, totals: list[dict[str, Any]] | None) -> None:
         """Book the counts of all ranks at the end of training."""
         if totals is None:
@@ -162,7 +168,7 @@ class Books:
     def close(self, status: str, why: str = "") -> None:
         """Close record, event files and display; the first call counts."""
         if self._owner:
-            if why and status == "failed":
+            if why and status in ("failed", "invalid"):
                 self.record.notes.append(why)
             self.writer.close(status)
             self.events.close()
@@ -172,7 +178,10 @@ class Books:
 def _new_record(job: Job) -> RunRecord:
     shape = job.shape
     link = LinkInfo(
-        job.config.link, shape.rate, shape.delay or None, None, "none" if shape.is_none else EMULATED
+        job.config.link,
+        shape.rate,
+        shape.delay or None,
+        emulation="none" if shape.is_none else EMULATED,
     )
     return RunRecord(
         recipe=RecipeInfo(job.config.recipe, job.recipe.spec),

@@ -23,6 +23,8 @@ def export_model(job: Job, world: World, stages: list[CompressedStage], telemetr
     """
     folder = Path(job.config.out) / "model"
     folder.mkdir(parents=True, exist_ok=True)
+    if world.rank == 0:
+        _remove_shards(folder)
     shared = _sharing(folder, world, telemetry)
     n = job.config.stages
     for stage in stages:
@@ -32,10 +34,16 @@ def export_model(job: Job, world: World, stages: list[CompressedStage], telemetr
         owner = index % world.size
         if not shared[owner]:
             _send_shard(folder / shard_name(index, n), owner, world, telemetry, job.config.deadline)
+    # No barrier behind this: a rank may leave once its own part is with rank 0, which can take minutes.
     if world.rank == 0:
         finish_model(folder, job.source, n)
-    telemetry.agree(b"X", 0, "the model to be complete")
     return folder
+
+
+def _remove_shards(folder: Path) -> None:
+    """Remove the parts of an earlier model, which may have been cut into more of them."""
+    for old in folder.glob("model-*-of-*.safetensors"):
+        old.unlink()
 
 
 def _module(stage: CompressedStage) -> Stage:

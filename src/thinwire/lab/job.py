@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -40,6 +40,12 @@ class Job:
     def steps(self) -> int:
         """Optimiser steps of the whole run."""
         return len(self.batches)
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of the samples, training and held-out."""
+        raw = self.train.numpy().tobytes() + self.heldout.numpy().tobytes()
+        return hashlib.blake2b(raw, digest_size=16).hexdigest()
 
     def eval_blocks(self) -> tuple[Tensor, Tensor]:
         """Return the held-out blocks and the slice of the visited training blocks that are evaluated.

@@ -66,6 +66,8 @@ class RunWriter:
         there = done_steps and (self.out / METRICS).exists()
         self._kept = [m for m in read_metrics(self.out) if m.step <= done_steps] if there else []
         self.record.loss.train = [m.loss for m in self._kept]
+        # A run that is to be resumed may yet be refused, which must not cost the record that is there.
+        self._held = bool(record.config.get("resume")) and not done_steps
         if not record.config.get("resume"):
             self._open()
         self.write()
@@ -93,10 +95,11 @@ class RunWriter:
 
     def write(self) -> None:
         """Write ``run.json`` as the record stands."""
-        write_json(self.out / RUN, self.record.to_dict())
+        if not self._held:
+            write_json(self.out / RUN, self.record.to_dict())
 
     def close(self, status: str) -> None:
-        """Write the final record; ``status`` is done, interrupted or failed. Safe to call twice."""
+        """Write the final record; ``status`` is done, interrupted, failed or invalid. Safe to call twice."""
         if self._closed:
             return
         self._closed = True

@@ -36,6 +36,7 @@ class LinkInfo:
     delay_s: float | None = None
     rtt_s: float | None = None
     emulation: str = "none"
+    lateness_s: float | None = None
 
 
 @dataclass

@@ -31,6 +31,12 @@ def steps_saved(out: Path, rank: int) -> list[int]:
     return sorted(int(f.parent.name.removeprefix("step-")) for f in found)
 
 
+def clear(out: Path, rank: int) -> None:
+    """Remove this rank's checkpoints: those of an earlier run in the same folder are not this run's."""
+    for step in steps_saved(out, rank):
+        _drop(Path(out) / FOLDER / f"step-{step:08d}", rank)
+
+
 def save(
     out: Path,
     step: int,
@@ -38,9 +44,13 @@ def save(
     stages: list[CompressedStage],
     optimiser: torch.optim.Optimizer,
     config: TrainConfig,
+    data: str,
     totals: dict[str, Any],
 ) -> None:
-    """Write this rank's checkpoint after ``step`` steps. The JSON file comes last and makes it count."""
+    """Write this rank's checkpoint after ``step`` steps. The JSON file comes last and makes it count.
+
+    ``data`` is the digest of the samples, whose ids are the keys of the references.
+    """
     folder = Path(out) / FOLDER / f"step-{step:08d}"
     folder.mkdir(parents=True, exist_ok=True)
     state = {f"optimiser.{k}": v for k, v in _optimiser_state(optimiser).items()}
@@ -49,7 +59,8 @@ def save(
         state |= {f"stage{i}.{k}": v.detach().contiguous() for k, v in stage.submod.state_dict().items()}
         state |= {f"references{i}.{k}": v.contiguous() for k, v in stage.reference_state().items()}
     _write_state(state, folder / f"rank-{rank}.safetensors")
-    write_json(folder / f"rank-{rank}.json", {"step": step, "config": config.to_dict(), "totals": totals})
+    meta = {"step": step, "config": config.to_dict(), "data": data, "totals": totals}
+    write_json(folder / f"rank-{rank}.json", meta)
     for old in steps_saved(out, rank)[:-KEPT]:
         _drop(Path(out) / FOLDER / f"step-{old:08d}", rank)
 
@@ -79,6 +90,7 @@ def load(
     stages: list[CompressedStage],
     optimiser: torch.optim.Optimizer,
     config: TrainConfig,
+    data: str,
 ) -> dict[str, Any]:
     """Take over this rank's checkpoint of ``step`` and return the totals saved with it.
 
@@ -88,6 +100,8 @@ def load(
     try:
         saved = json.loads((folder / f"rank-{rank}.json").read_text("utf-8"))
         _check_same(saved["config"], config)
+        if saved["data"] != data:
+            raise InputError(f"--resume: the text of --data {config.data} has changed since; restore it")
         state = load_file(folder / f"rank-{rank}.safetensors")
         _restore(state, stages, optimiser)
         totals: dict[str, Any] = dict(saved["totals"])
@@ -114,8 +128,9 @@ def _restore(
 
 def _check_same(saved: dict[str, Any], config: TrainConfig) -> None:
     now = config.to_dict()
-    # Without epochs the order of the data does not depend on where the run ends, so it may be made longer.
-    free = FREE if config.epochs else FREE | {"steps"}
+    # Where neither the order of the data nor the learning rate depends on where the run ends, it may move.
+    fixed = config.epochs or config.lr_schedule != "constant"
+    free = FREE if fixed else FREE | {"steps"}
     for key, value in saved.items():
         if key not in free and now.get(key) != value:
             raise InputError(

@@ -83,6 +83,7 @@ def _connect(job: Job, rank: int, size: int, store: dist.Store) -> dict[int, Pee
         connect_timeout=config.deadline,
         advertise=config.advertise,
         port=config.port,
+        seed=config.seed,
     )
 
 
@@ -92,9 +93,9 @@ def silence(deadline: float) -> float:
     Less than the deadline of a wait, which a slow but living peer may need.
 
     >>> silence(60.0), silence(10.0), silence(180.0)
-    (20.0, 10.0, 60.0)
+    (20.0, 10.0, 20.0)
     """
-    return max(min(20.0, deadline), deadline / 3)
+    return min(20.0, deadline)
 
 
 def loopback_interface() -> str:

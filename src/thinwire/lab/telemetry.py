@@ -6,7 +6,6 @@ Rank 0 keeps the books. A step's reports are read one step late, so that nobody 
 from __future__ import annotations
 
 import json
-import struct
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -82,11 +81,8 @@ class Telemetry:
         Rank 0, the last to finish its backward pass, has the others' by then and passes the sum on ahead of
         its next activations: nobody's compute waits for a round trip.
         """
-        packed = [struct.pack("<d", own).hex()]
-        parts = self.gather(b"N<", packed, "the gradient norm")
-        total = sum(struct.unpack("<d", bytes.fromhex(p[0]))[0] for p in parts) if parts else 0.0
-        sent = self.spread(b"N>", struct.pack("<d", total).hex(), "the gradient norm")
-        return float(struct.unpack("<d", bytes.fromhex(sent))[0])
+        parts = self.gather(b"N<", own, "the gradient norm")
+        return float(self.spread(b"N>", sum(parts or ()), "the gradient norm"))
 
     def report(self, report: StepReport) -> None:
         """Send a step's report to rank 0, which keeps its own."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
 import time
 from collections.abc import Iterator
@@ -21,7 +20,10 @@ from thinwire.lab.export import export_model
 from thinwire.lab.job import Job, prepare
 from thinwire.lab.setup import World, build_schedule, build_stages, join, pick_threads
 from thinwire.lab.telemetry import StepReport, Telemetry, report_of
-from thinwire.types import InputError
+from thinwire.types import InputError, MeasurementError
+
+LATENESS = 0.1  # of the link's delay: mean lateness of its messages above which a run is no measurement
+MIN_LATENESS = 0.01  # seconds; a scheduler's turn on a busy machine
 
 
 def run_rank(config: TrainConfig) -> None:
@@ -51,17 +53,16 @@ def _with_books(job: Job, world: World) -> None:
         books.close("interrupted" if isinstance(e, KeyboardInterrupt) else "failed")
         raise
     except BaseException as e:
-        books.close("failed", str(e))
+        books.close("invalid" if isinstance(e, MeasurementError) else "failed", str(e))
         raise
 
 
 def same_everywhere(job: Job, world: World) -> None:
     """Raise ``InputError`` unless all ranks were started with the same options and hold the same text."""
-    tokens = hashlib.blake2b(job.train.numpy().tobytes() + job.heldout.numpy().tobytes(), digest_size=16)
     mine = {k: v for k, v in job.config.to_dict().items() if k not in resume.FREE}
     mine |= {"link": job.config.link, "resume": job.config.resume, "save_model": job.config.save_model}
     mine |= {name: getattr(job.config, name) for name in ("checkpoint_every", "eval_every")}
-    mine |= {"data": tokens.hexdigest()}
+    mine |= {"data": job.digest}
     ranks = Telemetry(world, job.config.deadline).agree(b"K", mine, "its options")
     for rank, other in enumerate(ranks):
         for name, value in ranks[0].items():
@@ -104,9 +105,11 @@ class Run:
         self._steps(done)
         self._evaluate(self.job.steps)
         self.books.finish(self._final_reports())
+        late = self._lateness()
         if self.config.save_model:
             self.books.phase("saving the model")
             export_model(self.job, self.world, self.stages, self.telemetry)
+        self._check(late)
 
     def _steps(self, done: int) -> None:
         for step, ids in enumerate(self.job.batches.starting_at(done), done + 1):
@@ -128,10 +131,19 @@ class Run:
         if every and step % every == 0:
             self._collect()
             self.books.phase("writing a checkpoint")
-            totals = self.books.totals(self.world)
-            resume.save(
-                Path(self.config.out), step, self.world.rank, self.stages, self.optimiser, self.config, totals
-            )
+            self._save_checkpoint(step)
+
+    def _save_checkpoint(self, step: int) -> None:
+        resume.save(
+            Path(self.config.out),
+            step,
+            self.world.rank,
+            self.stages,
+            self.optimiser,
+            self.config,
+            self.job.digest,
+            self.books.totals(self.world),
+        )
 
     def _step(self, step: int, ids: Tensor) -> StepReport:
         block = self.job.train[ids]
@@ -139,12 +151,13 @@ class Run:
             self.stages[0].begin(ids, self.config.microbatches)
         loss = self._through(self.schedule.step, block)
         start = time.perf_counter()
-        self._clip()
+        waited = self._clip()
         self._set_lr(step)
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         report = report_of(self.world.rank, step, loss, self.stages)
-        report.compute_s += time.perf_counter() - start
+        report.compute_s += time.perf_counter() - start - waited
+        report.wait_s += waited
         self.telemetry.report(report)
         return report
 
@@ -158,15 +171,19 @@ class Run:
             run(*inputs)
         return sum(v.detach().item() for v in losses) / len(losses) if losses else None
 
-    def _clip(self) -> None:
+    def _clip(self) -> float:
+        """Scale the gradients down to the norm allowed over all ranks; return the seconds waited for them."""
         limit = self.config.grad_clip
         if not limit:
-            return
+            return 0.0
         grads = [p.grad for p in self.parameters if p.grad is not None]
         own = torch.nn.utils.get_total_norm(grads).item() if grads else 0.0
+        start = time.perf_counter()
         norm = math.sqrt(self.telemetry.squared_norm(own * own))
+        waited = time.perf_counter() - start
         if norm > limit and math.isfinite(norm):
             torch._foreach_mul_(grads, limit / (norm + 1e-6))
+        return waited
 
     def _set_lr(self, step: int) -> None:
         for group in self.optimiser.param_groups:
@@ -186,9 +203,12 @@ class Run:
             return
         self.books.phase("evaluating")
         heldout, seen = self.job.eval_blocks()
+        for s in self.stages:
+            s.submod.eval()
         with self._unshaped(), torch.no_grad():
             losses = [self._mean_loss(blocks) for blocks in (heldout, seen)]
         for s in self.stages:
+            s.submod.train()
             s.tally.take()
         found = self.telemetry.gather(b"E", losses, "the evaluation losses")
         if found:
@@ -212,9 +232,10 @@ class Run:
 
     def _resume(self) -> int:
         """Load the newest checkpoint that every rank has; return its step, or 0."""
-        if not self.config.resume:
-            return 0
         out, rank = Path(self.config.out), self.world.rank
+        if not self.config.resume:
+            resume.clear(out, rank)
+            return 0
         saved = self.telemetry.agree(b"C", resume.steps_saved(out, rank), "the list of checkpoints")
         common = set(saved[0]).intersection(*saved[1:])
         if not common:
@@ -222,10 +243,31 @@ class Run:
                 f"--resume: no checkpoint of all ranks in {out}; leave --resume out to start anew"
             )
         step = max(common)
-        totals = resume.load(out, step, rank, self.stages, self.optimiser, self.config)
+        if step > self.job.steps:
+            raise InputError(
+                f"--resume: the checkpoint is of step {step}, the run of {self.job.steps}; raise --steps"
+            )
+        job = self.job
+        totals = resume.load(out, step, rank, self.stages, self.optimiser, job.config, job.digest)
         self.telemetry.agree(b"L", step, "the checkpoint to be loaded")
         self.books.resumed(step, totals)
         return step
+
+    def _lateness(self) -> float:
+        """Return the mean lateness of the rank whose shaped links kept their times worst, in seconds."""
+        own = max((p.shaped.lateness.mean for p in self.world.peers.values()), default=0.0)
+        worst: float = max(self.telemetry.agree(b"Y", own, "the lateness of its links"))
+        self.books.emulation(worst)
+        return worst
+
+    def _check(self, worst: float) -> None:
+        """Raise ``MeasurementError`` where the emulated link was not the one that was asked for."""
+        allowed = max(MIN_LATENESS, LATENESS * self.job.shape.delay)
+        if worst > allowed:
+            raise MeasurementError(
+                f"the shaped link ran {1e3 * worst:.1f} ms late on average, more than {1e3 * allowed:.1f}; "
+                "the machine is too busy for this measurement, so end other work and run it again"
+            )
 
     def _final_reports(self) -> list[dict[str, Any]] | None:
         return self.telemetry.gather(b"Z", self.books.totals(self.world), "the final counts")
