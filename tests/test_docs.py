@@ -28,7 +28,8 @@ def named(path: Path) -> str:
 
 def test_it_builds_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    # Not --quiet: it makes --strict blind to warnings.
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
     pages = list(tmp_path.rglob("*.html"))
