@@ -55,7 +55,9 @@ def test_raw_is_bit_equal_to_the_stock_stage(trained):
 @pytest.mark.parametrize("recipe", ["direct8", "delta", "step"])
 def test_compressed_training_stays_close(trained, recipe):
     plain, ours = trained[-1]["plain"], trained[-1][recipe]
-    bound = 1e-3 if recipe == "direct8" else 2e-2
+    # 1e-3 for the one boundary of two stages; four stages quantise three times on the way.
+    boundaries = len([r for r in trained if r["raw bytes"][0].get("forward")])
+    bound = (1e-3 if boundaries == 1 else 3e-3) if recipe == "direct8" else 2e-2
     assert ours != plain
     assert max(abs(a - b) for a, b in zip(plain, ours, strict=True)) < bound
 
