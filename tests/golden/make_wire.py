@@ -24,7 +24,8 @@ SCHEMES = {
     "second-order": "Scheme(Uniform(bits=2), memory=SecondOrderDelta(decay=0.25), references=Cast())",
     "running-mean": "Scheme(Uniform(bits=4), memory=RunningMean())",
     "error-feedback": "Scheme(TopK(ratio=0.1), memory=ErrorFeedback())",
-    "first-visit": "Scheme(Uniform(scale_dtype='e5m3'), memory=FirstVisit(), keyframe=Cast(dtype='bfloat16'))",
+    "first-visit": "Scheme(Uniform(scale_dtype='e5m3'), memory=FirstVisit(),"
+    " keyframe=Cast(dtype='bfloat16'))",
     "sink": "Scheme(Uniform(bits=2), memory=Delta(), keyframe=Sink(ChannelMean(Uniform())),"
     " references=Uniform(bits=8))",
 }
