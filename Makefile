@@ -50,7 +50,7 @@ pages: setup  ## Write the tables and figures of the docs from bench/results/
 	$(BIN)/python -m bench.pages
 
 docs: setup  ## Build the documentation into site/
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/mkdocs build --strict
 
 clean:  ## Remove what the other commands made, the virtual environment included
 	rm -rf $(VENV) build site runs src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

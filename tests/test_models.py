@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from thinwire.lab import models, smollm
-from thinwire.lab.checkpoint import finish_model, restore_stage, save_stage, shard_name
+from thinwire.lab.checkpoint import finish_model, save_stage, shard_name
 from thinwire.lab.cuts import LayerCosts, counted_costs, cut_layers
 from thinwire.lab.data import Corpus
 from thinwire.lab.loss import next_token_loss
@@ -165,20 +165,6 @@ def test_building_a_stage_leaves_the_random_state_alone():
     before = torch.get_rng_state()
     build_stage(make_source(make_config("llama"), None), even(4, 2), 0)
     assert torch.equal(before, torch.get_rng_state())
-
-
-def test_a_stage_is_restored_in_place(tmp_path):
-    source, cut = make_source(make_config("gpt2", tied=True), None), even(4, 2)
-    saved, other = (build_stage(source, cut, 1, seed=s) for s in (1, 2))
-    save_stage(saved, tmp_path, 1, 2)
-    held = list(other.parameters())
-    restore_stage(other, tmp_path, 1, 2)
-    for a, b in zip(saved.parameters(), held, strict=True):
-        assert torch.equal(a, b)
-    with pytest.raises(InputError, match="stage 0 of 2"):
-        restore_stage(other, tmp_path, 0, 2)
-    with pytest.raises(InputError, match="stage 1 of 2"):
-        restore_stage(build_stage(source, cut, 0), tmp_path, 1, 2)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])

@@ -39,7 +39,7 @@ class Raw(Spec):
 
 @dataclass(frozen=True, repr=False)
 class Cast(Spec):
-    """Send the values as ``dtype``, one of float32, float16 and bfloat16; float16 saturates at its largest value.
+    """Send the values as ``dtype``: float32, float16 (which saturates at its largest value) or bfloat16.
 
     >>> import torch
     >>> Cast("bfloat16").nbytes(TensorSpec((4, 8)))

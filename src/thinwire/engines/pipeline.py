@@ -59,6 +59,10 @@ class Neighbour(Protocol):
         """Return the bytes on the wire of a message of ``nbytes`` with this tag, all headers included."""
         ...
 
+    def arrived(self) -> int:
+        """Return the bytes received so far, heartbeats and the like left out."""
+        ...
+
 
 @dataclass
 class Tally:
@@ -82,7 +86,8 @@ class CompressedStage(PipelineStage):
     """A pipeline stage whose neighbours receive compressed changes instead of tensors.
 
     Takes all arguments of ``PipelineStage``, and by keyword: ``peers``, the connected peers by global rank;
-    ``recipe``, its schemes for both directions; ``deadline`` in seconds for every wait on a neighbour;
+    ``recipe``, its schemes for both directions; ``deadline``, the seconds without any data after which a
+    wait on a neighbour fails;
     ``store``, which makes the places where references live (memory; ``DiskStore`` for more than that holds).
     Before each ``schedule.step`` call ``begin(ids)`` on the first stage: the ids of the batch's samples, by
     which references are kept; later stages learn them from the packets. Evaluation (``schedule.eval``) sends
@@ -241,8 +246,15 @@ class CompressedStage(PipelineStage):
 
     def _fetch(self, way: str, mb: int, peer: int) -> bytes:
         tag = TAG.pack(way[0].encode(), self.stage_index, mb)
+        what, source = f"{NAMES[way]} of micro-batch {mb}", self._peers[peer]
         with _Timed(self.tally, "wait_s"):
-            return self._peers[peer].mailbox.get(tag, self._deadline, f"{NAMES[way]} of micro-batch {mb}")
+            while True:
+                before = source.arrived()
+                try:
+                    return source.mailbox.get(tag, self._deadline, what)
+                except LinkError:  # what still arrives, if slowly, is not late
+                    if source.mailbox.error is not None or source.arrived() == before:
+                        raise
 
     # -- resynchronisation: a receiver that lost a reference asks for a keyframe ----------------------------
 

@@ -8,8 +8,6 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-import torch
-
 from thinwire.lab.families import meta_model
 from thinwire.lab.models import ModelSource
 from thinwire.lab.split import Stage
@@ -50,26 +48,6 @@ def save_stage(stage: Stage, folder: Path, rank: int, world: int) -> Path:
             part.unlink()
         raise InputError(f"cannot write {target} ({e}); free space or give another --out") from e
     return target
-
-
-def restore_stage(stage: Stage, folder: Path, rank: int, world: int) -> None:
-    """Copy a shard that ``save_stage`` wrote back into the stage's parameters, in place.
-
-    The parameters stay the same objects, so an optimiser that holds them goes on. ``InputError`` if the shard
-    is missing or another stage's.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    path = folder / shard_name(rank, world)
-    names = stage.original_names()
-    try:
-        with safe_open(path, framework="pt") as file, torch.no_grad():
-            for name, p in stage.named_parameters():
-                p.copy_(file.get_tensor(names[name]))
-    except (OSError, SafetensorError, RuntimeError) as e:
-        raise InputError(
-            f"cannot restore stage {rank} of {world} from {path} ({e}); start without --resume"
-        ) from e
 
 
 def finish_model(folder: Path, source: ModelSource, world: int) -> None:

@@ -170,7 +170,10 @@ class TrainConfig:
         None, MACHINES, "File with the shared token of all machines (or set THINWIRE_TOKEN).", metavar="FILE"
     )
     deadline: float = _option(
-        60.0, MACHINES, "Seconds to wait for another process before it counts as lost.", metavar="SECONDS"
+        180.0,
+        MACHINES,
+        "Seconds without data after which a wait for a living process fails; a dead one is noticed in 20.",
+        metavar="SECONDS",
     )
     threads: int = _option(0, MACHINES, "Compute threads of a process; 0 shares the cores out.", metavar="N")
 

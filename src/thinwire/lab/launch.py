@@ -119,19 +119,21 @@ def _watch(ranks: list[subprocess.Popen[str]]) -> None:
                 break
         time.sleep(POLL)
     if any(p.returncode for p in ranks):
-        raise _reason(ranks)
+        raise _reason(sorted(range(len(ranks)), key=lambda i: died.get(i, time.monotonic())), ranks)
 
 
 def _certain(p: subprocess.Popen[str]) -> bool:
     return p.returncode not in (None, 0, LinkError.exit_code)
 
 
-def _reason(ranks: list[subprocess.Popen[str]]) -> BaseException:
-    for i, p in enumerate(ranks):
+def _reason(order: list[int], ranks: list[subprocess.Popen[str]]) -> BaseException:
+    """Return the error to show, given the ranks in the order in which they ended."""
+    for i in order:
+        p = ranks[i]
         if p.returncode is not None and p.returncode < 0:
             name = signal.Signals(-p.returncode).name
             return LinkError(f"rank {i} was ended by {name}; start again, with --resume from a checkpoint")
-    errors = [e for p in ranks if p.returncode and (e := _error(p.stdout))]
+    errors = [e for i in order if ranks[i].returncode and (e := _error(ranks[i].stdout))]
     if any(isinstance(e, KeyboardInterrupt) for e in errors):
         return KeyboardInterrupt()
     # One rank's own trouble makes the others lose a peer: the cause is the more telling.
@@ -139,7 +141,7 @@ def _reason(ranks: list[subprocess.Popen[str]]) -> BaseException:
     found = next(iter(causes + errors), None)
     if found is not None:
         return found
-    i, code = next((i, p.returncode) for i, p in enumerate(ranks) if p.returncode)
+    i, code = next((i, ranks[i].returncode) for i in order if ranks[i].returncode)
     return ThinwireError(f"rank {i} failed with exit code {code}; its messages are above")
 
 

@@ -64,6 +64,10 @@ class Peer:
         pieces = [PIECE] * whole + ([rest] if rest or not whole else [])
         return sum(wire_bytes(HEADER + n, self.meter.secure) for n in pieces)
 
+    def arrived(self) -> int:
+        """Return the bytes received so far, heartbeats and acknowledgements left out."""
+        return sum(t.nbytes for label, t in self.meter.received.items() if label != "control")
+
     @contextmanager
     def lifted(self) -> Iterator[None]:
         """Send to this peer at full speed inside the block: for traffic outside the experiment."""
