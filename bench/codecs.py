@@ -41,7 +41,11 @@ CODECS = (
     "Entropy(Uniform(bits=3, scale_dtype='e5m3'))",
     "ChannelMean(Uniform(bits=4))",
     "Hadamard(Uniform(bits=4))",
-    "Sink(ChannelMean(Entropy(Uniform(bits=4))))",
+    "Sink(ChannelMean(Entropy(Uniform(scale_dtype='e5m3'))))",  # thinwire: first visits, deltas, gradients
+    "Entropy(Uniform(bits=2, scale_dtype='e5m3', clip=0.6))",
+    "Entropy(Uniform(bits=3, scale_dtype='e5m3', clip=0.8))",
+    "FixedPoint()",
+    "TileAdaptive()",
     "TopK(ratio=0.01)",
     "RandomK(ratio=0.01)",
     "HardThreshold(threshold=3.0)",
