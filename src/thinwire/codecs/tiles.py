@@ -167,8 +167,10 @@ class TileAdaptive(Spec):
             torch.sub(size.view(torch.int32), bound.view(torch.int32)[:, None], out=signs)
             below = signs.bitwise_right_shift_(31).sum(1, dtype=torch.int32)
             total = size.sum(1).clamp_min_(_TINY)
-            moment = torch.log(size.clamp_min_(_TINY), out=signs.view(torch.float32)).mul_(size).sum(1)
-            found.append((total.log().sub_(moment.div_(total)), below == 1 - grid.width, least, most))
+            # A float's bits, read as a number, are its logarithm to within 0.09: enough to rank tiles by.
+            logs = torch.mul(size.view(torch.int32), 2.0**-23, out=signs.view(torch.float32))
+            moment = logs.mul_(size).sum(1).div_(total).sub_(127)
+            found.append((total.log2().sub_(moment), below == 1 - grid.width, least, most))
         if not found:
             empty = tiles.new_empty(0)
             return empty, empty.to(torch.bool), empty, empty
