@@ -183,6 +183,26 @@ def test_a_rank_that_freezes_while_others_evaluate_is_named(job: list[Any], tmp_
         stop(*ranks)
 
 
+def test_a_machine_too_busy_for_the_link_is_no_measurement(job: list[Any], tmp_path: Path):
+    """A rank that is stopped for seconds delivers late, as one that gets no processor; the model is kept."""
+    out = tmp_path / "out"
+    shape = ("--recipe", "fp32", "--steps", 9, "--link", "2mbit,20ms")
+    ranks = warm().ranks(tmp_path, *job, *shape, "--out", out, "--save-model")
+    try:
+        for step in (2, 4):
+            reached(out, step, *ranks)
+            ranks[0].signal(signal.SIGSTOP)
+            time.sleep(4.0)
+            ranks[0].signal(signal.SIGCONT)
+        assert [r.wait() for r in ranks] == [4, 4]
+        assert "ms late on average" in sentence(ranks[0])
+    finally:
+        stop(*ranks)
+    assert record(out)["status"] == "invalid"
+    assert record(out)["link"]["lateness_s"] > 0.01
+    assert (out / "model" / "model.safetensors.index.json").exists()
+
+
 def test_wrong_tokens_stop_both_ranks_before_anything_is_trained(job: list[Any], tmp_path: Path):
     ranks = warm().ranks(
         tmp_path,

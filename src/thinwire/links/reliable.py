@@ -173,7 +173,7 @@ class Reliable:
     def _ping(self) -> None:
         now = monotonic()
         self._ping_at = now + self._heartbeat
-        silent = int((now - self._heard) * 1e3) if self._peer_session is not None else 0
+        silent = int(max(0.0, now - self._heard) * 1e3) if self._peer_session is not None else 0
         self._control(Kind.PING, PING.pack(int(now * 1e6), min(silent, 0xFFFFFFFF)))
 
     # the thread
@@ -289,7 +289,7 @@ class Reliable:
         now = monotonic()
         with self._lock:
             if now - self._turned > ASLEEP + self._heartbeat:
-                self._heard += now - self._turned
+                self._heard = min(now, self._heard + now - self._turned)  # the peer may have spoken since
             self._turned = now
             if self._ack_at is not None and now >= self._ack_at:
                 self._control(Kind.ACK)
