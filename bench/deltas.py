@@ -25,7 +25,7 @@ from thinwire.lab.split import build_stage
 from thinwire.memory import Delta, Memory, NoMemory, RunningMean
 
 RESULTS = Path(__file__).parent / "results" / "deltas.json"
-CONFIG = TrainConfig(steps=24, epochs=3, batch=4, microbatches=1, seq=128, eval_samples=0)
+CONFIG = TrainConfig(steps=24, epochs=3, batch=4, microbatches=4, seq=128, eval_samples=0)
 MEMORIES: dict[str, Memory] = {
     "direct": NoMemory(),
     "running mean": RunningMean(),
