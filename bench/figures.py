@@ -35,7 +35,8 @@ def _json(name: str) -> Any:
 def draw_student() -> Any:
     """Loss against steps and against bytes, and the energy of each delta."""
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(12, 3.4))
-    runs = [_json(f"student/{f.name}") for f in sorted((RESULTS / "student").glob("*.json"))]
+    files = sorted((RESULTS / "student").glob("*.json"))
+    runs = [r for r in (_json(f"student/{f.name}") for f in files) if "loss" in r]
     for colour, r in zip(COLOURS, runs, strict=False):
         loss, steps = r["loss"]["train"], len(r["loss"]["train"])
         sent = (r["bytes"]["forward"] + r["bytes"]["backward"]) / steps / 1e6
