@@ -32,17 +32,24 @@ def _json(name: str) -> Any:
     return json.loads((RESULTS / name).read_text("utf-8"))
 
 
+def smooth(values: list[float], window: int = 10) -> list[float]:
+    """Return the mean of each value and those before it, ``window`` at most."""
+    parts = [values[max(0, i + 1 - window) : i + 1] for i in range(len(values))]
+    return [sum(p) / len(p) for p in parts]
+
+
 def draw_student() -> Any:
     """Loss against steps and against bytes, and the energy of each delta."""
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(12, 3.4))
     files = sorted((RESULTS / "student").glob("*.json"))
     runs = [r for r in (_json(f"student/{f.name}") for f in files) if "loss" in r]
     for colour, r in zip(COLOURS, runs, strict=False):
-        loss, steps = r["loss"]["train"], len(r["loss"]["train"])
+        loss = smooth(r["loss"]["train"])
+        steps = len(loss)
         sent = (r["bytes"]["forward"] + r["bytes"]["backward"]) / steps / 1e6
         left.plot(range(1, steps + 1), loss, color=colour, lw=1, label=r["recipe"]["name"])
         middle.plot([sent * (i + 1) for i in range(steps)], loss, color=colour, lw=1)
-    left.set(xlabel="step", ylabel="training loss, nats a token")
+    left.set(xlabel="step", ylabel="training loss, mean of 10 steps")
     left.legend(frameon=False)
     middle.set(xlabel="sent, MB", xscale="log")
     rows = [r for r in _json("deltas.json")["rows"] if r["of"] == "activations"]
@@ -63,6 +70,8 @@ def draw_quality() -> Any:
             [r["bits"]], [sum(losses) / len(losses)], color=colour, s=60, label=r["recipe"], marker="_"
         )
     axes.set(xscale="log", xlabel="bits a value, forward + backward", ylabel="held-out loss, nats a token")
+    axes.set_xticks([5, 10, 20, 30, 64], ["5", "10", "20", "30", "64"])
+    axes.minorticks_off()
     axes.legend(frameon=False, fontsize=8)
     figure.tight_layout()
     return figure
