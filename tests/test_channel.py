@@ -3,23 +3,13 @@
 import pytest
 import torch
 
+from packets import INT8, MEMORIES
 from thinwire import codecs, memory, wire
 from thinwire.channel import Receiver, Scheme, Sender, parse_scheme
 from thinwire.codecs import Cast, Raw, Uniform
-from thinwire.memory import Delta, ErrorFeedback, FirstVisit, NoMemory, RunningMean, SecondOrderDelta
+from thinwire.memory import Delta, ErrorFeedback, RunningMean
 from thinwire.store import DiskStore, TensorStore
 from thinwire.types import DesyncError, InputError, Mode, PayloadError, TensorSpec
-
-MEMORIES = [
-    NoMemory(),
-    Delta(),
-    Delta("step"),
-    SecondOrderDelta(0.25),
-    RunningMean(),
-    ErrorFeedback(),
-    FirstVisit(),
-]
-INT8 = Uniform(bits=8, group=16)
 
 
 def walk(steps=6, rows=3, shape=(5, 32), seed=0):

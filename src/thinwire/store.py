@@ -233,3 +233,8 @@ class References:
                 parts.setdefault(int(key), {})[int(field)] = tensor
         for k, held in parts.items():
             self.store.put(k, tuple(held[i] for i in sorted(held)))
+
+
+def under(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the entries of ``state`` whose names begin with ``prefix``, named without it."""
+    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}

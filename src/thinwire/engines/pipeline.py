@@ -30,7 +30,7 @@ from thinwire import wire
 from thinwire.channel import Receiver, Scheme, Sender
 from thinwire.links.mailbox import Mailbox
 from thinwire.memory import NoMemory
-from thinwire.store import Store, TensorStore
+from thinwire.store import Store, TensorStore, under
 from thinwire.types import DesyncError, InputError, LinkError, Mode, PayloadError, TensorSpec
 
 FORWARD, BACKWARD = "forward", "backward"
@@ -343,8 +343,8 @@ class CompressedStage(PipelineStage):
     def load_reference_state(self, state: dict[str, Tensor]) -> None:
         """Take over what ``reference_state`` returned, at both ends of a boundary or at neither."""
         for way in (FORWARD, BACKWARD):
-            self._senders[way].load_state_dict(_under(state, f"send.{way}."))
-            self._receivers[way].load_state_dict(_under(state, f"recv.{way}."))
+            self._senders[way].load_state_dict(under(state, f"send.{way}."))
+            self._receivers[way].load_state_dict(under(state, f"recv.{way}."))
 
 
 class _Timed:
@@ -363,7 +363,3 @@ class _Timed:
 
 def _slots(mb: int, n: int) -> list[int]:
     return list(range(mb * n, (mb + 1) * n))
-
-
-def _under(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}

@@ -16,6 +16,7 @@ from thinwire.engines.pipeline import CompressedStage
 from thinwire.lab.config import TrainConfig
 from thinwire.lab.files import REMEDY
 from thinwire.lab.record import write_json
+from thinwire.store import under
 from thinwire.types import InputError
 
 FOLDER = "checkpoints"
@@ -120,9 +121,9 @@ def _restore(
     state: dict[str, Tensor], stages: list[CompressedStage], optimiser: torch.optim.Optimizer
 ) -> None:
     for i, stage in enumerate(stages):
-        stage.submod.load_state_dict(_under(state, f"stage{i}."))
-        stage.load_reference_state(_under(state, f"references{i}."))
-    _load_optimiser(optimiser, _under(state, "optimiser."))
+        stage.submod.load_state_dict(under(state, f"stage{i}."))
+        stage.load_reference_state(under(state, f"references{i}."))
+    _load_optimiser(optimiser, under(state, "optimiser."))
     torch.set_rng_state(state["rng"])
 
 
@@ -155,7 +156,3 @@ def _load_optimiser(optimiser: torch.optim.Optimizer, flat: dict[str, Tensor]) -
         state.setdefault(int(index), {})[name] = value
     groups = optimiser.state_dict()["param_groups"]
     optimiser.load_state_dict({"state": state, "param_groups": groups})
-
-
-def _under(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
