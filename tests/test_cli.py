@@ -86,7 +86,8 @@ def test_every_option_reaches_the_configuration(launches: list[TrainConfig], tmp
         "eval_samples": 4, "eval_every": 5, "checkpoint_every": 6, "resume": True, "save_model": False,
         "host": "127.0.0.2", "port": 5000, "advertise": "127.0.0.3", "token_file": str(tmp_path / "token"),
         "deadline": 30.0, "threads": 1,
-        "tensorboard": False, "quiet": True, "json": True,
+        "tensorboard": False, "quiet": True, "json": True, "emulate": True, "congestion": "bbr",
+        "references": "disk", "lora": 8, "relay": "127.0.0.1:7000",
     }  # fmt: skip
     value = values[name]
     (tmp_path / "token").write_text("a long enough shared token")

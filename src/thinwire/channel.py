@@ -88,14 +88,15 @@ class Sender:
         slots: Sequence[int] | None = None,
         *,
         codec: Codec | None = None,
+        keyframe: Codec | None = None,
         mode: Mode | None = None,
     ) -> tuple[Packet, Tensor]:
         """Return the packet for ``x`` and x_hat, the tensor the receiver will output.
 
         Args: ``x`` [B, ...]; ``keys`` the B sample ids; ``slots`` the B places within the step (default:
-        0..B-1), for memories keyed by step; ``codec`` overrides the scheme's for this message;
-        ``mode=Mode.DIRECT`` sends without touching any reference (evaluation), ``mode=Mode.KEYFRAME``
-        whatever the receiver holds (after a ``DesyncError``); both default to ``Raw()``.
+        0..B-1), for memories keyed by step; ``codec`` and ``keyframe`` override the scheme's for this
+        message; ``mode=Mode.DIRECT`` sends without touching any reference (evaluation),
+        ``mode=Mode.KEYFRAME`` whatever the receiver holds (after a ``DesyncError``); both default to ``Raw()``.
         Errors: ``InputError`` for keys that are not B distinct numbers below 2**63, at least one.
         """
         x = x.detach()
@@ -111,7 +112,9 @@ class Sender:
         if mode is Mode.KEYFRAME:
             self.reset(held)
             return self._remembered(x.float(), keys, held, self.scheme.codec, codec or Raw())
-        return self._remembered(x.float(), keys, held, codec or self.scheme.codec, self.scheme.keyframe)
+        return self._remembered(
+            x.float(), keys, held, codec or self.scheme.codec, keyframe or self.scheme.keyframe
+        )
 
     def _direct(self, x: Tensor, keys: Sequence[int], codec: Codec) -> tuple[Packet, Tensor]:
         payload = codec.encode(x)

@@ -78,7 +78,10 @@ class TrainConfig:
 
     stages: int = _option(2, PIPELINE, "Pipeline stages the model is cut into, 2 to 4.", metavar="N")
     cut: str | None = _option(
-        None, PIPELINE, "Layers of each stage, as in 19,11 (default: balanced by cost).", metavar="N,N,..."
+        None,
+        PIPELINE,
+        "Layers of each stage, as in 19,11; 'measured' times every machine (default: balanced by cost).",
+        metavar="N,N,...",
     )
     schedule: str = _option(
         "1f1b",
@@ -91,8 +94,27 @@ class TrainConfig:
     link: str = _option(
         "none",
         PIPELINE,
-        "Shape the link: rate per direction and one-way delay, as in 10mbit,30ms[,jitter=2ms][,loss=0.1%].",
+        "Shape the link: rate per direction and one-way delay, as in 10mbit,30ms[,jitter=2ms][,loss=0.1%]; "
+        "with --emulate also trace:FILE.",
         metavar="SHAPE",
+    )
+    emulate: bool = _option(
+        False,
+        PIPELINE,
+        "Shape the link below the kernel's TCP, each process in a network namespace of its own (Linux).",
+    )
+    congestion: str = _option(
+        "cubic",
+        PIPELINE,
+        "TCP congestion control of emulated links.",
+        metavar="NAME",
+        choices=("cubic", "bbr"),
+    )
+    references: str = _option(
+        "memory",
+        PIPELINE,
+        "Where references live: memory, or disk[:FOLDER][,memory=SIZE] for more than memory holds.",
+        metavar="PLACE",
     )
 
     steps: int | None = _option(
@@ -120,6 +142,12 @@ class TrainConfig:
     )
     warmup: int = _option(0, OPTIMISATION, "Steps of linear warm-up from zero.", metavar="STEPS")
     weight_decay: float = _option(0.0, OPTIMISATION, "AdamW's decoupled weight decay.", metavar="X")
+    lora: int = _option(
+        0,
+        OPTIMISATION,
+        "Train low-rank adapters of this rank instead of all weights; 0 is off.",
+        metavar="RANK",
+    )
     grad_clip: float = _option(
         1.0, OPTIMISATION, "Largest gradient norm over all stages; 0 is off.", metavar="NORM"
     )
@@ -165,6 +193,12 @@ class TrainConfig:
         MACHINES,
         "Address by which the others reach this machine (default: --host); PORT if a router maps it.",
         metavar="HOST[:PORT]",
+    )
+    relay: str | None = _option(
+        None,
+        MACHINES,
+        "A running `thinwire relay`, for ranks that can only dial out; all ranks give the same.",
+        metavar="HOST:PORT",
     )
     token_file: str | None = _option(
         None, MACHINES, "File with the shared token of all machines (or set THINWIRE_TOKEN).", metavar="FILE"

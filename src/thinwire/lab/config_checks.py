@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from thinwire.lab.config import TrainConfig
 
 MAX_STAGES = 4
+MEASURED = "measured"  # a cut by what each machine's layers take
 LEAST = {
     "seq": 2,
     "microbatches": 1,
@@ -27,6 +28,7 @@ LEAST = {
     "eval_every": 0,
     "checkpoint_every": 0,
     "threads": 0,
+    "lora": 0,
     "port": 0,
     "seed": 0,
     "weight_decay": 0.0,
@@ -148,6 +150,8 @@ def _pipeline(config: TrainConfig) -> None:
 
 
 def _cut(cut: str, stages: int) -> None:
+    if cut == MEASURED:
+        return
     parts = [p.strip() for p in cut.split(",")]
     if not all(p.isdecimal() and int(p) > 0 for p in parts):
         raise InputError(

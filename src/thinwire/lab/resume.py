@@ -24,6 +24,7 @@ KEPT = 2  # a rank may die while it writes the newest one
 # Options that a resumed run may change.
 FREE = {"out", "resume", "json", "quiet", "checkpoint_every", "eval_every", "deadline", "threads"}
 FREE |= {"host", "port", "advertise", "token_file", "tensorboard", "save_model", "link"}
+FREE |= {"emulate", "congestion", "references", "relay"}
 
 
 def steps_saved(out: Path, rank: int) -> list[int]:
