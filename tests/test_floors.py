@@ -27,11 +27,12 @@ ALLOWED: dict[str, set[str]] = {
     "channel": F0 | F1 | {"memory", "store"},
     "links": {"types", "links"},
     "policies": F0 | F1 | {"policies"},
-    "engines": F0 | F1 | F2 | LINKS,  # not each other
+    "boundary": F0 | F1 | F2 | LINKS,
+    "engines": F0 | F1 | F2 | LINKS | {"boundary"},  # not each other
     "assets": F0 | F1 | F2 | LINKS,
     "recipes": F0 | F1 | F2,
-    "lab": F0 | F1 | F2 | LINKS | {"policies", "engines", "assets", "recipes", "lab", "__init__"},
-    "cli": F0 | F1 | F2 | LINKS | {"policies", "engines", "assets", "recipes", "lab", "cli", "__init__"},
+    "lab": F0 | F1 | F2 | LINKS | {"boundary", "policies", "engines", "assets", "recipes", "lab", "__init__"},
+    "cli": F0 | F1 | F2 | LINKS | {"boundary", "policies", "engines", "assets", "recipes", "lab", "cli", "__init__"},
     "__main__": {"cli"},
     "__init__": F0 | F1 | F2 | LINKS | {"engines", "recipes"},
 }

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from thinwire.codecs import Uniform
 from thinwire.engines.pipeline import CompressedStage
 from thinwire.types import InputError
 from toy import RECIPES, Toy, batches, in_processes, joined
@@ -24,6 +25,11 @@ def conform(rank, world, port, schedule):
                     sent[label] = sent.get(label, 0) + traffic.nbytes
             tallies = [s.tally.take() for s in toy.stages]
             out[f"{name} bytes"] = [sent, [t.wire_bytes for t in tallies], [t.values for t in tallies]]
+        beside = Toy(rank, world, schedule, peers, RECIPES["delta"], overlap=True)
+        out["beside"] = beside.train(STEPS)
+        for s in beside.stages:
+            s.end()
+        out["beside bytes"] = [s.tally.take().wire_bytes for s in beside.stages]
         ids = next(iter(batches(1)))
         plain, ours = Toy(rank, world, schedule), Toy(rank, world, schedule, peers, RECIPES["delta"])
         out["eval plain"] = plain.step(ids, train=False)
@@ -70,6 +76,12 @@ def test_bytes_by_the_stage_are_the_meters(trained):
                 assert sum(t[way] for t in tallies) == sent.get(way, 0)
 
 
+def test_codecs_on_threads_of_their_own_change_nothing(trained):
+    for rank in trained:
+        assert rank["beside"] == rank["delta"]
+        assert rank["beside bytes"] == rank["delta bytes"][1]
+
+
 def test_compression_shows_on_the_wire(trained):
     for rank in trained:
         for way in ("forward", "backward"):
@@ -87,6 +99,36 @@ def test_evaluation_is_uncompressed_and_disturbs_nothing(trained):
     assert mixed == straight
 
 
+class Coarse:
+    """What a policy may choose: other codecs for a while."""
+
+    def __init__(self, direct=False):
+        self.codec, self.keyframe, self.direct = Uniform(2), Uniform(4), direct
+
+
+def change_codecs(rank, world, port):
+    """Let both senders change their codecs in mid-run; nobody else is told."""
+    with joined(rank, world, port) as peers:
+        toy = Toy(rank, world, "1f1b", peers, RECIPES["delta"])
+        losses, bytes_ = [], []
+        for i, ids in enumerate(batches(12)):
+            choice = None if i < 4 else Coarse(direct=i >= 8)
+            for way in ("forward", "backward"):
+                toy.stages[0].follow(way, choice)
+            losses.append(toy.step(ids))
+            toy.stages[0].end()
+            bytes_.append(sum(toy.stages[0].tally.take().wire_bytes.values()))
+    return [losses, bytes_]
+
+
+def test_a_sender_changes_its_codecs_between_two_packets():
+    ranks = in_processes(2, change_codecs)
+    losses = ranks[-1][0]
+    assert losses[-1] < losses[0]
+    for _, sent in ranks:
+        assert max(sent[5:8]) < 0.9 * min(sent[1:4])  # 2 bits where the recipe has 4 and 8
+
+
 def lose_references(rank, world, port):
     """Let a receiver forget its references in mid-run: a stage that came back without them."""
     with joined(rank, world, port) as peers:
@@ -96,7 +138,7 @@ def lose_references(rank, world, port):
             losses = []
             for i, ids in enumerate(batches(8)):
                 if forget and i == 5 and rank == 1:
-                    toy.stages[0]._receivers["forward"].reset()
+                    toy.stages[0]._in["forward"].receiver.reset()
                 losses.append(toy.step(ids))
             out[name] = losses
     return out
@@ -113,7 +155,7 @@ def forget_ids(rank, world, port):
         stage = Toy(rank, world, "gpipe", peers, RECIPES["delta"]).stages[0]
         assert isinstance(stage, CompressedStage)
         texts = []
-        for call in (lambda: stage.begin(torch.arange(7), 4), lambda: stage._ids_of("forward", 0, 2)):
+        for call in (lambda: stage.begin(torch.arange(7), 4), lambda: stage._ids_of(0, 2)):
             try:
                 stage.has_backward = True
                 call()

@@ -96,7 +96,8 @@ class Sender:
         Args: ``x`` [B, ...]; ``keys`` the B sample ids; ``slots`` the B places within the step (default:
         0..B-1), for memories keyed by step; ``codec`` and ``keyframe`` override the scheme's for this
         message; ``mode=Mode.DIRECT`` sends without touching any reference (evaluation),
-        ``mode=Mode.KEYFRAME`` whatever the receiver holds (after a ``DesyncError``); both default to ``Raw()``.
+        ``mode=Mode.KEYFRAME`` whatever the receiver holds (after a ``DesyncError``); both default to
+        ``Raw()``.
         Errors: ``InputError`` for keys that are not B distinct numbers below 2**63, at least one.
         """
         x = x.detach()

@@ -9,7 +9,8 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from thinwire.engines.pipeline import BACKWARD, FORWARD, CompressedStage, Tally
+from thinwire.boundary import BACKWARD, FORWARD, Tally
+from thinwire.engines.pipeline import CompressedStage
 from thinwire.lab.setup import World
 from thinwire.types import PayloadError
 
@@ -99,5 +100,6 @@ def report_of(rank: int, step: int, loss: float | None, stages: list[CompressedS
     """Return this rank's report of a step and start the stages' tallies again."""
     report = StepReport(rank, step, loss)
     for stage in stages:
+        stage.end()
         report.add(stage.tally.take())
     return report

@@ -209,6 +209,7 @@ class Run:
             losses = [self._mean_loss(blocks) for blocks in (heldout, seen)]
         for s in self.stages:
             s.submod.train()
+            s.end()
             s.tally.take()
         found = self.telemetry.gather(b"E", losses, "the evaluation losses")
         if found:
