@@ -13,6 +13,8 @@ from thinwire.types import InputError, require
 SEGMENT = 1448  # bytes of payload in one TCP segment: MTU 1500 less IPv4, TCP and time-stamp headers
 RATES = {"kbit": 125.0, "mbit": 125e3, "gbit": 125e6}  # bytes/s
 TIMES = {"us": 1e6, "ms": 1e3, "s": 1.0}  # in a second; a divisor keeps 200us equal to 2e-4
+SIZES = {"b": 1.0, "kb": 1e3, "mb": 1e6}  # bytes
+PARTS = {"rate": "rate", "delay": "time", "jitter": "time", "loss": "share"}  # what may be said of a link
 EXAMPLE = "write it like 10mbit,30ms,jitter=2ms,loss=0.1%"
 _NUMBER = re.compile(r"(\d+(?:\.\d*)?|\.\d+)([a-z%]*)")
 
@@ -60,52 +62,78 @@ class LinkShape:
         """
         if text.strip().lower() == "none":
             return cls()
-        found: dict[str, float] = {}
-        for part in text.lower().split(","):
-            key, value = _part(part.strip(), text)
-            require(
-                key not in found,
-                InputError,
-                f"{part.strip()!r} in link {text!r} is a second {key}; {EXAMPLE}",
-            )
-            found[key] = value
-        return cls(**found)
+        return cls(**read_parts(text, PARTS))
 
     def __str__(self) -> str:
-        parts = [] if self.rate is None else [_rate_text(self.rate)]
-        parts += [] if not self.delay else [_time_text(self.delay)]
-        parts += [] if not self.jitter else [f"jitter={_time_text(self.jitter)}"]
-        parts += [] if not self.loss else [f"loss={_digits(self.loss * 100)}%"]
+        parts = [] if self.rate is None else [rate_text(self.rate)]
+        parts += [] if not self.delay else [time_text(self.delay)]
+        parts += [] if not self.jitter else [f"jitter={time_text(self.jitter)}"]
+        parts += [] if not self.loss else [f"loss={digits(self.loss * 100)}%"]
         return ",".join(parts) or "none"
 
 
-def _part(part: str, text: str) -> tuple[str, float]:
-    key, equals, rest = part.rpartition("=")
-    m = _NUMBER.fullmatch(rest.strip())
-    if m is not None and (not equals or key in ("rate", "delay", "jitter", "loss")):
+def read_parts(text: str, kinds: dict[str, str], example: str = EXAMPLE) -> dict[str, float]:
+    """Read comma-separated ``key=value`` parts; a bare rate is ``rate=``, a bare time ``delay=``.
+
+    ``kinds`` names the keys and what each takes: a rate, time, share or size. Returns bytes/s, seconds,
+    a fraction or bytes by key. Errors: ``InputError`` that names the part, and ends with ``example``.
+
+    >>> read_parts("2kbit,up=1mbit", {"rate": "rate", "up": "rate"})
+    {'rate': 250.0, 'up': 125000.0}
+    """
+    found: dict[str, float] = {}
+    for part in text.lower().split(","):
+        key, value = _part(part.strip(), text, kinds, example)
+        require(
+            key not in found,
+            InputError,
+            f"{part.strip()!r} in link {text!r} is a second {key}; {example}",
+        )
+        found[key] = value
+    return found
+
+
+def _part(part: str, text: str, kinds: dict[str, str], example: str) -> tuple[str, float]:
+    key, equals, rest = part.partition("=")
+    m = _NUMBER.fullmatch(rest.strip() if equals else key)
+    if m is not None:
         number, unit = float(m[1]), m[2]
-        if unit in RATES and key in ("", "rate"):
-            require(number > 0, InputError, f"the rate {part!r} in link {text!r} is zero; {EXAMPLE}")
-            return "rate", number * RATES[unit]
-        if unit in TIMES and key in ("", "delay", "jitter"):
-            return key or "delay", number / TIMES[unit]
-        if key == "loss" and unit in ("%", ""):
-            return "loss", number / 100 if unit else number
-    raise InputError(f"cannot read {part!r} in link {text!r}; {EXAMPLE}")
+        key = key.strip() if equals else "rate" if unit in RATES else "delay" if unit in TIMES else ""
+        value = _value(kinds.get(key, ""), number, unit)
+        if value is not None:
+            zero = kinds[key] in ("rate", "size") and not value
+            require(not zero, InputError, f"the {key} {part!r} in link {text!r} is zero; {example}")
+            return key, value
+    raise InputError(f"cannot read {part!r} in link {text!r}; {example}")
 
 
-def _digits(x: float) -> str:
+def _value(kind: str, number: float, unit: str) -> float | None:
+    if kind == "rate" and unit in RATES:
+        return number * RATES[unit]
+    if kind == "time" and unit in TIMES:
+        return number / TIMES[unit]
+    if kind == "size" and unit in SIZES:
+        return number * SIZES[unit]
+    if kind == "share" and unit in ("%", ""):
+        return number / 100 if unit else number
+    return None
+
+
+def digits(x: float) -> str:
+    """Write a number in plain decimals, without an exponent or trailing zeros."""
     return f"{x:.12f}".rstrip("0").rstrip(".")
 
 
-def _rate_text(rate: float) -> str:
+def rate_text(rate: float) -> str:
+    """Write a rate [bytes/s] as ``LinkShape.parse`` reads it."""
     unit = next((u for u in ("gbit", "mbit") if rate >= RATES[u]), "kbit")
-    return _digits(rate / RATES[unit]) + unit
+    return digits(rate / RATES[unit]) + unit
 
 
-def _time_text(seconds: float) -> str:
+def time_text(seconds: float) -> str:
+    """Write a time [s] as ``LinkShape.parse`` reads it."""
     unit = next((u for u in ("s", "ms") if seconds * TIMES[u] >= 1), "us")
-    return _digits(seconds * TIMES[unit]) + unit
+    return digits(seconds * TIMES[unit]) + unit
 
 
 class Timetable:

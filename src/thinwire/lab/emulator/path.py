@@ -1,0 +1,198 @@
+"""When each packet arrives: the emulator's model of time, without sockets and without a clock of its own.
+
+Every rank has an uplink and a downlink; between them, packets take the propagation delay::
+
+    sender ─▶ queue ─▶ uplink ─▶ loss ─▶ delay + jitter ─▶ queue ─▶ downlink ─▶ receiver
+
+A line sends one packet after another, each for nbytes / rate seconds. A downlink takes bytes as they come
+from an uplink (cut-through): one that is as fast adds nothing, but two senders to a rank share it. In front
+of each line is a queue limited in bytes that drops what does not fit; an idle line takes any packet.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from random import Random
+from typing import Any
+
+from thinwire.lab.emulator.profile import Profile, one_way
+from thinwire.lab.emulator.trace import Rate
+
+ROUNDING = 0.5  # bytes; a queue's content is a time multiplied by a rate
+
+
+@dataclass(frozen=True)
+class Count:
+    """How much went one way."""
+
+    packets: int = 0  # as offered: with segmentation offload, one holds many segments
+    segments: int = 0
+    nbytes: int = 0  # on the wire, headers of every segment included
+
+
+@dataclass(frozen=True)
+class LineCounts:
+    """What became of the packets of one line."""
+
+    passed: Count  # up: left the rank, lost ones included; down: delivered
+    dropped: Count  # found the queue full
+    lost: Count  # lost on the way after an uplink; none on a downlink
+
+
+@dataclass(frozen=True)
+class RankCounts:
+    """What a rank's two lines have carried so far."""
+
+    up: LineCounts
+    down: LineCounts
+
+
+class _Tally:
+    __slots__ = ("nbytes", "packets", "segments")
+
+    def __init__(self) -> None:
+        self.packets = self.segments = self.nbytes = 0
+
+    def add(self, segments: int, nbytes: int) -> None:
+        self.packets += 1
+        self.segments += segments
+        self.nbytes += nbytes
+
+    def frozen(self) -> Count:
+        return Count(self.packets, self.segments, self.nbytes)
+
+
+class _Line:
+    """A serialiser behind a queue."""
+
+    def __init__(self, rate: Rate, limit: float) -> None:
+        self.rate, self.limit = rate, limit
+        self.free = -math.inf  # when all it holds has left
+        self.passed, self.dropped, self.lost = _Tally(), _Tally(), _Tally()
+
+    def finish(self, head: float, tail: float, nbytes: int) -> float:
+        """Return when a packet has left whose bytes come from ``head`` to ``tail``; infinity: dropped."""
+        begin = self.free if self.free > head else head
+        end = self.rate.finish(begin, nbytes)
+        if end <= tail:
+            end = tail
+        elif begin > head and self.rate.between(tail, end) > self.limit + ROUNDING:
+            return math.inf
+        self.free = end
+        return end
+
+    def counts(self) -> LineCounts:
+        return LineCounts(self.passed.frozen(), self.dropped.frozen(), self.lost.frozen())
+
+
+class _Way:
+    """What happens between one rank's uplink and another's downlink."""
+
+    def __init__(self, a: Profile, b: Profile, rng: Random) -> None:
+        self._ends, self._rng = (a, b), rng
+        self._jitter = (a.jitter + b.jitter) / 2
+        self._fixed = a.trace is None and b.trace is None
+        self._delay, self._loss = one_way(a, b), (a.loss_at(0) + b.loss_at(0)) / 2
+        self._last = -math.inf
+
+    def loses(self, time: float, segments: int) -> bool:
+        """Draw whether any of a packet's segments is lost: an offloaded packet is lost as a whole."""
+        a, b = self._ends
+        loss = self._loss if self._fixed else (a.loss_at(time) + b.loss_at(time)) / 2
+        return loss > 0 and self._rng.random() < 1 - (1 - loss) ** segments
+
+    def delay(self, time: float) -> float:
+        """Return how long what leaves at ``time`` is under way; it never overtakes."""
+        delay = self._delay if self._fixed else one_way(*self._ends, time)
+        if self._jitter:
+            delay += self._jitter * self._rng.random()
+        self._last = max(self._last, time + delay)
+        return self._last - time
+
+
+class Network:
+    """All ranks' lines and what is under way between them, in the time of the caller's clock.
+
+    Calls must come in order of time. Traces begin at ``start``. The same calls with the same ``seed`` give
+    the same losses and jitter.
+
+    >>> net = Network([Profile.parse("8kbit,50ms")] * 2)
+    >>> net.offer(0.0, source=0, destination=1, nbytes=100, segments=1, packet=b"...")
+    True
+    >>> [(round(due, 6), rank) for due, rank, packet in net.deliver(1.0)]
+    [(0.15, 1)]
+    """
+
+    def __init__(self, profiles: Sequence[Profile], seed: int = 0, start: float = 0.0) -> None:
+        self._start = start
+        self._up = [_Line(p.uplink, p.limit(p.uplink)) for p in profiles]
+        self._down = [_Line(p.downlink, p.limit(p.downlink)) for p in profiles]
+        self._ways = [
+            [_Way(a, b, Random(f"{seed} {i} {j}")) for j, b in enumerate(profiles)]
+            for i, a in enumerate(profiles)
+        ]
+        self._offered = 0
+        self._under_way: list[tuple[float, int, float, int, int, int, Any]] = []  # a heap, by arrival
+        self._leaving: list[deque[tuple[float, int, int, Any]]] = [deque() for _ in profiles]
+
+    def offer(
+        self, now: float, source: int, destination: int, nbytes: int, segments: int, packet: Any
+    ) -> bool:
+        """Send a packet of ``nbytes`` on the wire in ``segments``; False: dropped by the queue, or lost."""
+        now -= self._start
+        line = self._up[source]
+        begin = line.free if line.free > now else now
+        end = line.finish(now, now, nbytes)
+        if end == math.inf:
+            line.dropped.add(segments, nbytes)
+            return False
+        line.passed.add(segments, nbytes)
+        way = self._ways[source][destination]
+        if way.loses(end, segments):
+            line.lost.add(segments, nbytes)
+            return False
+        delay = way.delay(end)
+        self._offered += 1  # equal times: in the order offered
+        item = (end + delay, self._offered, begin + delay, destination, nbytes, segments, packet)
+        heappush(self._under_way, item)
+        return True
+
+    def next(self) -> float | None:
+        """Return when ``deliver`` should be called again; None: nothing is under way."""
+        due = self._under_way[0][0] if self._under_way else math.inf
+        for waiting in self._leaving:
+            if waiting and waiting[0][0] < due:
+                due = waiting[0][0]
+        return None if due == math.inf else due + self._start
+
+    def deliver(self, now: float) -> list[tuple[float, int, Any]]:
+        """Return what is due until ``now``: due time, destination, packet; in order for each destination."""
+        now -= self._start
+        self._arrive(now)
+        due: list[tuple[float, int, Any]] = []
+        for rank, waiting in enumerate(self._leaving):
+            passed = self._down[rank].passed
+            while waiting and waiting[0][0] <= now:
+                time, nbytes, segments, packet = waiting.popleft()
+                passed.add(segments, nbytes)
+                due.append((time + self._start, rank, packet))
+        return due
+
+    def _arrive(self, now: float) -> None:
+        under_way = self._under_way
+        while under_way and under_way[0][0] <= now:
+            tail, _, head, rank, nbytes, segments, packet = heappop(under_way)
+            line = self._down[rank]
+            end = line.finish(head, tail, nbytes)
+            if end == math.inf:
+                line.dropped.add(segments, nbytes)
+            else:
+                self._leaving[rank].append((end, nbytes, segments, packet))
+
+    def counts(self) -> list[RankCounts]:
+        """Return what every rank's lines have carried, dropped and lost since the start."""
+        return [RankCounts(up.counts(), down.counts()) for up, down in zip(self._up, self._down, strict=True)]
