@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from time import monotonic, sleep
 from typing import Any, Protocol
 
+from thinwire.links.kernel import KernelCounts
 from thinwire.links.mailbox import Mailbox
 from thinwire.links.metered import Metered, wire_bytes
 from thinwire.links.reliable import MAX_SEGMENT, PIECE, Reliable
@@ -52,6 +53,7 @@ class Peer:
     reliable: Reliable
     shaped: Shaped
     meter: Metered
+    kernel: KernelCounts
 
     @property
     def name(self) -> str:
@@ -168,7 +170,7 @@ def _stack(rank: int, link: ZmqLink, shape: LinkShape, seed: int, deadline: floa
     meter = Metered(link, label_of)
     shaped = Shaped(meter, shape, seed)
     reliable = Reliable(shaped, deadline, first_deadline=first + GRACE)
-    return Peer(rank, Mailbox(reliable), reliable, shaped, meter)
+    return Peer(rank, Mailbox(reliable), reliable, shaped, meter, KernelCounts(link.port, link.binds))
 
 
 def _address(store: Store, key: str, rank: int, timeout: float) -> tuple[str, int, str]:

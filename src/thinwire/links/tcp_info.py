@@ -1,23 +1,35 @@
 """Counters that the kernel keeps of this process's own TCP connections: what really went out (Linux).
 
-Needs no privilege and sees sockets that C++ code opened. ``bytes_sent`` includes retransmissions; with 52
-bytes of header a segment (IPv4 20, TCP 20, time stamps 12) it matched emulator and queue counters to 0.01
-%. SYN, FIN and SACK blocks are not in it.
+Needs no privilege and sees sockets that C++ code opened. ``bytes_sent`` includes retransmissions; with the
+headers of each segment it matched emulator and queue counters to 0.01 %. SYN, FIN and SACK blocks are not
+in it.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import stat
 import struct
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-TCP_INFO = 11  # linux/tcp.h; the constant of the socket module exists on Linux only
+TCP_INFO = 11  # linux/tcp.h; the constants of the socket module exist on Linux only
+TCP_CONGESTION = 13
 MIN_LENGTH = 216  # bytes of struct tcp_info up to bytes_retrans (Linux 4.19)
-HEADERS = 52  # bytes a segment
+TIME_STAMPS = 1  # bit of tcpi_options
+IPV4, IPV6, TCP, TIME_STAMP = 20, 40, 20, 12  # bytes of header
+UNMEASURED = 0xFFFFFFFF  # microseconds: the kernel's word for no round trip yet
 _DESCRIPTORS = Path("/proc/self/fd")
+
+
+class Place(NamedTuple):
+    """A socket of this process: its descriptor, and the inode that tells it from a later one there."""
+
+    descriptor: int
+    inode: int
 
 
 @dataclass(frozen=True)
@@ -31,14 +43,22 @@ class TcpInfo:
     bytes_received: int
     segments_out: int
     segments_in: int
-    rtt: float  # smoothed, queues included
-    min_rtt: float
+    rtt: float | None  # smoothed, queues included; None before the first
+    min_rtt: float | None
     delivery_rate: float  # newest; too low after short transfers, and kept when idle
+    app_limited: bool  # the delivery rate is what the program sent, not what the way could carry
+    headers: int  # bytes of headers that a segment carries
+    congestion: str  # the congestion control's name: cubic, bbr
 
     @property
     def wire_out(self) -> int:
-        """Estimate of bytes sent as IPv4 packets."""
-        return self.bytes_sent + HEADERS * self.segments_out
+        """Estimate of bytes sent as IP packets."""
+        return self.bytes_sent + self.headers * self.segments_out
+
+    @property
+    def wire_in(self) -> int:
+        """Estimate of bytes received as IP packets, those that came twice left out."""
+        return self.bytes_received + self.headers * self.segments_in
 
 
 def supported() -> bool:
@@ -50,6 +70,7 @@ def read(sock: socket.socket) -> TcpInfo | None:
     """Return the counters of a connected TCP socket, or None where the system does not tell."""
     try:
         raw = sock.getsockopt(socket.IPPROTO_TCP, TCP_INFO, 256)
+        control = sock.getsockopt(socket.IPPROTO_TCP, TCP_CONGESTION, 16)
         local, remote = sock.getsockname()[:2], sock.getpeername()[:2]
     except OSError:
         return None
@@ -60,6 +81,7 @@ def read(sock: socket.socket) -> TcpInfo | None:
     segs_out, segs_in, _, min_rtt_us = struct.unpack_from("<4I", raw, 136)
     delivery = struct.unpack_from("<Q", raw, 160)[0]
     sent, again = struct.unpack_from("<2Q", raw, 200)
+    ipv4 = ":" not in remote[0] or remote[0].startswith("::ffff:")  # or mapped to IPv6
     return TcpInfo(
         local,
         remote,
@@ -68,9 +90,12 @@ def read(sock: socket.socket) -> TcpInfo | None:
         received,
         segs_out,
         segs_in,
-        rtt_us * 1e-6,
-        min_rtt_us * 1e-6,
+        rtt_us * 1e-6 if rtt_us else None,
+        min_rtt_us * 1e-6 if min_rtt_us != UNMEASURED else None,
         float(delivery),
+        app_limited=bool(raw[7] & 1),
+        headers=(IPV4 if ipv4 else IPV6) + TCP + (TIME_STAMP if raw[5] & TIME_STAMPS else 0),
+        congestion=control.split(b"\0")[0].decode("ascii", "replace"),
     )
 
 
@@ -81,17 +106,35 @@ def connections(port: int | None = None) -> list[TcpInfo] | None:
     """
     if not supported():
         return None
-    found = [info for fd in _DESCRIPTORS.iterdir() if (info := _of_descriptor(fd)) is not None]
+    found = [info for place in sockets() if (info := read_at(place)) is not None]
     return [i for i in found if port is None or port in (i.local[1], i.remote[1])]
 
 
-def _of_descriptor(path: Path) -> TcpInfo | None:
+def sockets() -> list[Place]:
+    """Return where this process's sockets are; ``[]`` where that cannot be seen."""
+    found = []
+    for path in _DESCRIPTORS.iterdir() if supported() else ():
+        try:
+            status = path.stat()
+        except OSError:  # closed meanwhile
+            continue
+        if stat.S_ISSOCK(status.st_mode):
+            found.append(Place(int(path.name), status.st_ino))
+    return found
+
+
+def read_at(place: Place) -> TcpInfo | None:
+    """Return the counters of the TCP socket that is still at ``place``, or None.
+
+    The descriptor is borrowed for the length of the call alone: a copy kept longer would hold the connection
+    open after its owner closed it, and the peer would not learn of the end.
+    """
     try:
-        if not str(path.readlink()).startswith("socket:"):
-            return None
-        copy = socket.socket(fileno=os.dup(int(path.name)))  # closing the copy leaves the owner's alone
+        copy = socket.socket(fileno=os.dup(place.descriptor))  # closing the copy leaves the owner's alone
     except OSError:  # closed meanwhile
         return None
     with copy:
+        if os.fstat(copy.fileno()).st_ino != place.inode:  # the number is another file's by now
+            return None
         inet = copy.family in (socket.AF_INET, socket.AF_INET6)
         return read(copy) if inet and copy.type == socket.SOCK_STREAM else None

@@ -29,8 +29,9 @@ class ZmqLink:
     the name can connect; with one, only the holder of the token can, and messages are encrypted.
     """
 
-    def __init__(self, pump: Pump, host: str, port: int, secure: bool, max_message: int) -> None:
+    def __init__(self, pump: Pump, host: str, port: int, secure: bool, max_message: int, binds: bool) -> None:
         self._pump = pump
+        self.binds = binds  # the port is this end's own
         self.host, self.port, self.secure, self.max_message = host, port, secure, max_message
 
     @classmethod
@@ -70,7 +71,7 @@ class ZmqLink:
         port = int(sock.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
         who = f"{peer} ({host}:{port})"
         pump = Pump(sock, name, who, zap=zap, token=token, connect_timeout=connect_timeout)
-        return cls(pump, host, port, token is not None, max_message)
+        return cls(pump, host, port, token is not None, max_message, binds=True)
 
     @classmethod
     def connect(
@@ -103,7 +104,7 @@ class ZmqLink:
         except zmq.ZMQError as e:
             sock.context.destroy(linger=0)
             raise InputError(f"cannot connect to {host}:{port}: {e.strerror}; check the address") from e
-        return cls(pump, host, port, token is not None, max_message)
+        return cls(pump, host, port, token is not None, max_message, binds=False)
 
     @property
     def peer(self) -> str:
