@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from thinwire.types import InputError, require
 
 SEGMENT = 1448  # bytes of payload in one TCP segment: MTU 1500 less IPv4, TCP and time-stamp headers
 RATES = {"kbit": 125.0, "mbit": 125e3, "gbit": 125e6}  # bytes/s
-TIMES = {"us": 1e6, "ms": 1e3, "s": 1.0}  # in a second; a divisor keeps 200us equal to 2e-4
+TIMES = {"us": 1e6, "ms": 1e3, "s": 1.0}  # in a second
 SIZES = {"b": 1.0, "kb": 1e3, "mb": 1e6}  # bytes
 PARTS = {"rate": "rate", "delay": "time", "jitter": "time", "loss": "share"}  # what may be said of a link
 EXAMPLE = "write it like 10mbit,30ms,jitter=2ms,loss=0.1%"
@@ -97,7 +98,7 @@ def _part(part: str, text: str, kinds: dict[str, str], example: str) -> tuple[st
     key, equals, rest = part.partition("=")
     m = _NUMBER.fullmatch(rest.strip() if equals else key)
     if m is not None:
-        number, unit = float(m[1]), m[2]
+        number, unit = Decimal(m[1]), m[2]
         key = key.strip() if equals else "rate" if unit in RATES else "delay" if unit in TIMES else ""
         value = _value(kinds.get(key, ""), number, unit)
         if value is not None:
@@ -107,15 +108,15 @@ def _part(part: str, text: str, kinds: dict[str, str], example: str) -> tuple[st
     raise InputError(f"cannot read {part!r} in link {text!r}; {example}")
 
 
-def _value(kind: str, number: float, unit: str) -> float | None:
+def _value(kind: str, number: Decimal, unit: str) -> float | None:
     if kind == "rate" and unit in RATES:
-        return number * RATES[unit]
+        return float(number * Decimal(RATES[unit]))
     if kind == "time" and unit in TIMES:
-        return number / TIMES[unit]
+        return float(number / Decimal(TIMES[unit]))
     if kind == "size" and unit in SIZES:
-        return number * SIZES[unit]
+        return float(number * Decimal(SIZES[unit]))
     if kind == "share" and unit in ("%", ""):
-        return number / 100 if unit else number
+        return float(number / 100 if unit else number)
     return None
 
 

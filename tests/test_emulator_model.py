@@ -1,0 +1,263 @@
+"""The emulator's model of time: rates that vary, and packets between ranks."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import defaultdict
+from fractions import Fraction
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from thinwire.lab.emulator.path import Network
+from thinwire.lab.emulator.profile import Profile, one_way, profiles
+from thinwire.lab.emulator.trace import Row, Trace, VaryingRate
+
+STEP = Trace((Row(0, 1e6, 2e6, 0.01), Row(1, 1e5, 2e5, 0.03, 0.5)), period=2.0, name="step")
+
+
+# Rates that vary
+
+
+@st.composite
+def varying(draw: st.DrawFn) -> VaryingRate:
+    gaps = draw(st.lists(st.integers(1, 50), min_size=1, max_size=6))
+    times = [sum(gaps[:i]) / 10 for i in range(len(gaps))]
+    rates = [float(draw(st.integers(1, 10**6))) for _ in gaps]
+    return VaryingRate(tuple(times), tuple(rates), sum(gaps) / 10)
+
+
+def walk(line: VaryingRate, begin: float, nbytes: int) -> float:
+    """Find the finish from change to change, in exact fractions: slow and plain."""
+    times, period = [Fraction(round(10 * t), 10) for t in line.times], Fraction(round(10 * line.period), 10)
+    time, left = Fraction(round(100 * begin), 100), Fraction(nbytes)
+    while True:
+        cycle, rest = divmod(time, period)
+        i = bisect_right(times, rest) - 1
+        end = cycle * period + [*times[1:], period][i]
+        fits = (end - time) * int(line.rates[i])
+        if left <= fits:
+            return float(time + left / int(line.rates[i]))
+        time, left = end, left - fits
+
+
+TIMES = st.integers(0, 10**4).map(lambda n: n / 100)
+
+
+@settings(deadline=None)
+@given(varying(), TIMES, st.integers(1, 10**6))
+def test_finish_is_what_walking_finds(line: VaryingRate, begin: float, nbytes: int) -> None:
+    nbytes = min(nbytes, int(50 * line.period * line.mean) + 1)
+    end = line.finish(begin, nbytes)
+    assert end == pytest.approx(walk(line, begin, nbytes), rel=1e-9, abs=1e-9)
+    assert line.between(begin, end) == pytest.approx(nbytes, rel=1e-6, abs=1e-3)
+
+
+@settings(deadline=None)
+@given(varying(), TIMES, st.integers(1, 10**6), st.integers(1, 10**6), st.integers(0, 1000))
+def test_finish_adds_up_and_never_goes_back(
+    line: VaryingRate, begin: float, first: int, second: int, later: int
+) -> None:
+    once = line.finish(begin, first + second)
+    assert line.finish(line.finish(begin, first), second) == pytest.approx(once, rel=1e-9, abs=1e-9)
+    assert begin < line.finish(begin, first) < once
+    assert line.finish(begin + later / 100, first) >= line.finish(begin, first) - 1e-9
+
+
+# The network
+
+
+Offer = tuple[float, int, int, int]
+
+
+def run(net: Network, offers: list[Offer], between: bool = True) -> list[tuple[float, int, int]]:
+    """Offer packets (time, source, destination, bytes), deliver at every event; due, destination, number."""
+    got: list[tuple[float, int, int]] = []
+
+    def until(limit: float) -> None:
+        while (due := net.next()) is not None and due <= limit:
+            got.extend(net.deliver(due))
+
+    for number, (time, source, destination, nbytes) in enumerate(offers):
+        if between:
+            until(time)
+        net.offer(time, source, destination, nbytes, 1 + nbytes // 1500, number)
+    until(math.inf)
+    return got
+
+
+@st.composite
+def traffic(draw: st.DrawFn) -> tuple[list[Profile], list[Offer]]:
+    """Any links, and packets in order of time."""
+    ranks = draw(st.integers(2, 4))
+    rate = st.none() | st.integers(10**3, 10**7).map(float)
+    profile = st.builds(
+        Profile,
+        up=rate,
+        down=rate,
+        delay=st.sampled_from([0.0, 1e-3, 0.05]),
+        jitter=st.sampled_from([0.0, 0.02]),
+        loss=st.sampled_from([0.0, 0.2]),
+        queue=st.none() | st.integers(100, 10**5),
+    )
+    trace = st.just(Profile(trace=STEP))
+    links = draw(st.lists(profile | trace, min_size=ranks, max_size=ranks))
+    packet = st.tuples(
+        st.sampled_from([0.0, 0.0, 1e-3, 0.1]),
+        st.integers(0, ranks - 1),
+        st.integers(1, ranks - 1),
+        st.integers(1, 65000),
+    )
+    offers, time = [], 0.0
+    for gap, source, step, nbytes in draw(st.lists(packet, max_size=60)):
+        time += gap
+        offers.append((time, source, (source + step) % ranks, nbytes))
+    return links, offers
+
+
+@settings(deadline=None)
+@given(traffic(), st.integers(0, 3))
+def test_every_packet_is_delivered_dropped_or_lost(
+    traffic: tuple[list[Profile], list[Offer]], seed: int
+) -> None:
+    links, offers = traffic
+    net = Network(links, seed)
+    got = run(net, offers)
+    up, down = [c.up for c in net.counts()], [c.down for c in net.counts()]
+    assert len({number for *_, number in got}) == len(got) == sum(c.passed.packets for c in down)
+    for what in ("packets", "segments", "nbytes"):
+        offered = {"packets": len(offers), "segments": sum(1 + n // 1500 for *_, n in offers)}
+        offered["nbytes"] = sum(n for *_, n in offers)
+        total = lambda side, fate, what=what: sum(getattr(getattr(c, fate), what) for c in side)  # noqa: E731
+        assert total(up, "passed") + total(up, "dropped") == offered[what]
+        arrived = total(up, "passed") - total(up, "lost")
+        assert total(down, "passed") + total(down, "dropped") == arrived
+    assert all(c.lost.packets == 0 for c in down)
+    assert net.next() is None
+
+
+@settings(deadline=None)
+@given(traffic())
+def test_packets_of_a_pair_keep_their_order_and_their_delay(
+    traffic: tuple[list[Profile], list[Offer]],
+) -> None:
+    links, offers = traffic
+    last: dict[tuple[int, int], tuple[float, int]] = {}
+    for due, rank, number in run(Network(links), offers):
+        time, source, destination, _ = offers[number]
+        assert destination == rank
+        least = one_way(links[source], links[rank], time) if not links[source].trace else 0.0
+        if links[rank].trace is None:
+            assert due >= time + least - 1e-9
+        before = last.get((source, rank), (0.0, -1))
+        assert before <= (due, number)
+        last[source, rank] = (due, number)
+
+
+@settings(deadline=None)
+@given(traffic())
+def test_no_window_of_a_downlink_holds_more_than_its_rate(traffic: tuple[list[Profile], list[Offer]]) -> None:
+    links, offers = traffic
+    arrivals: dict[int, list[tuple[float, int]]] = defaultdict(list)
+    for due, rank, number in run(Network(links), offers):
+        arrivals[rank].append((due, offers[number][3]))
+    for rank, at in arrivals.items():
+        line = links[rank].downlink
+        assert all(a <= b for (a, _), (b, _) in pairwise(at))
+        for i in range(len(at)):
+            sent = 0
+            for due, nbytes in at[i + 1 :]:
+                sent += nbytes
+                assert line.finish(at[i][0], sent) <= due + 1e-6
+
+
+@settings(deadline=None)
+@given(traffic())
+def test_when_it_is_called_changes_nothing(traffic: tuple[list[Profile], list[Offer]]) -> None:
+    """A relay that is late delivers late, but computes the same due times."""
+    links, offers = traffic
+    punctual = run(Network(links), offers)
+    late = Network(links)
+    for number, (time, source, destination, nbytes) in enumerate(offers):
+        late.offer(time, source, destination, nbytes, 1 + nbytes // 1500, number)
+    assert sorted(late.deliver(1e9)) == sorted(punctual)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 3000)), max_size=80), st.integers(1, 8000))
+def test_drop_tail_is_exact(packets: list[tuple[int, int]], queue: int) -> None:
+    """Against a count of the bytes that wait, of which 100 leave a tick; an idle line takes any packet."""
+    net = Network([Profile(up=100.0, queue=queue)] * 2)
+    waiting = tick = 0
+    for gap, nbytes in packets:
+        tick += gap
+        waiting = max(0, waiting - 100 * gap)
+        fits = not waiting or waiting + nbytes <= queue
+        assert net.offer(float(tick), 0, 1, nbytes, 1, None) == fits
+        waiting += nbytes if fits else 0
+
+
+def test_an_idle_link_takes_exactly_its_time() -> None:
+    net = Network(profiles(["up=1mbit,down=2mbit,30ms", "1=none"], 2), start=1e6)
+    assert run(net, [(1e6 + 3, 0, 1, 1250)]) == [(pytest.approx(1e6 + 3 + 0.01 + 0.015, abs=1e-9), 1, 0)]
+    assert run(net, [(1e6 + 9, 1, 0, 1250)]) == [(pytest.approx(1e6 + 9 + 0.005 + 0.015, abs=1e-9), 0, 0)]
+
+
+def test_a_trace_begins_with_the_network() -> None:
+    net = Network([Profile(loss=0.0, trace=STEP), Profile(delay=0.01)], start=1e6)
+    first, second = run(net, [(1e6, 0, 1, 1000), (1e6 + 0.9999, 0, 1, 10100)])
+    assert first[0] == pytest.approx(1e6 + 0.001 + 0.01, abs=1e-9)
+    assert second[0] == pytest.approx(
+        1e6 + 1.1 + 0.02, abs=1e-4
+    )  # 100 bytes before the drop, the rest at a tenth
+
+
+def test_one_sender_is_not_slowed_by_an_equal_downlink_and_two_share_it() -> None:
+    burst = [(0.0, source, 0, 1000) for _ in range(20) for source in (1, 2)]
+    one = run(Network([Profile.parse("8mbit,10ms")] * 3), burst[::2])
+    both = run(Network([Profile.parse("8mbit,10ms")] * 3), burst)
+    assert [due for due, *_ in one] == pytest.approx([0.01 + 0.001 * (i + 1) for i in range(20)])
+    assert [due for due, *_ in both] == pytest.approx([0.01 + 0.001 * (i + 1) for i in range(40)])
+    assert [number % 2 for *_, number in both] == [0, 1] * 20
+
+
+def test_the_nearer_sender_arrives_first_though_it_sent_later() -> None:
+    net = Network([Profile(delay=0.2), Profile(), Profile(down=1e4)])
+    assert run(net, [(0.0, 0, 2, 100), (0.05, 1, 2, 100)]) == [
+        (pytest.approx(0.06), 2, 1),
+        (pytest.approx(0.11), 2, 0),
+    ]
+
+
+def test_a_downlink_s_queue_drops_what_two_senders_overfill() -> None:
+    links = [Profile.parse("8mbit,10ms,queue=5kB"), Profile.parse("8mbit,10ms"), Profile.parse("8mbit,10ms")]
+    net = Network(links)
+    got = run(net, [(0.0, source, 0, 1000) for _ in range(30) for source in (1, 2)])
+    dropped = net.counts()[0].down.dropped.packets
+    assert dropped == 60 - len(got) > 10
+    assert max(due for due, *_ in got) <= 0.01 + 0.03 + 0.005 + 1e-9
+
+
+def test_losses_and_jitter_are_as_often_and_as_large_as_asked_and_the_same_again() -> None:
+    offers = [(i * 0.1, 0, 1, 1000) for i in range(4000)]
+    links = [Profile(delay=0.02, jitter=0.05, loss=0.1)] * 2
+    net = Network(links, seed=5)
+    got = run(net, offers)
+    assert 300 < net.counts()[0].up.lost.packets < 500
+    late = [due - offers[number][0] for due, _, number in got]
+    assert 0.02 <= min(late) < 0.021
+    assert 0.069 < max(late) <= 0.07
+    assert run(Network(links, seed=5), offers) == got != run(Network(links, seed=6), offers)
+
+
+def test_a_packet_is_lost_when_any_of_its_segments_is() -> None:
+    net = Network([Profile(loss=0.02)] * 2, seed=1)
+    for i in range(2000):
+        net.offer(float(i), 0, 1, 66000, 44, None)
+    expected = 2000 * (1 - 0.98**44)
+    lost = net.counts()[0].up.lost
+    assert lost.packets == pytest.approx(expected, rel=0.08)
+    assert lost.segments == 44 * lost.packets
