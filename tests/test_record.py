@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import types
 import typing
 from pathlib import Path
 
@@ -192,6 +193,8 @@ def test_keys_of_later_versions_are_ignored(tmp_path: Path):
 def keys_of(cls: type, prefix: str = "") -> set[str]:
     found = set()
     for name, hint in typing.get_type_hints(cls).items():
+        if isinstance(hint, types.UnionType):  # what may be left out
+            hint = next(h for h in typing.get_args(hint) if h is not type(None))
         inner = typing.get_args(hint)[0] if typing.get_origin(hint) is list else hint
         if dataclasses.is_dataclass(inner):
             dotted = f"{prefix}{name}[]." if inner is not hint else f"{prefix}{name}."

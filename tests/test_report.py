@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from run_records import write_run
-from thinwire.lab import plots
+from thinwire.lab import drawing, plots
 from thinwire.lab.record import COMPARE, write_json
 from thinwire.lab.report import report_html, write_report
 from thinwire.lab.runs import Run, load_runs, slug
@@ -191,7 +191,7 @@ def test_report_of_long_runs_hostile_names_and_three_stages(tmp_path: Path):
     text = report_html(runs)
     parsed(text)
     assert "<b>$a" not in text
-    assert len(set(plots.series_order(runs))) == 10
+    assert len(set(drawing.series_order(runs))) == 10
 
 
 def test_step_parts_add_up_to_the_step(compared: Path):

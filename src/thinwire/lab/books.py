@@ -6,17 +6,21 @@ from typing import Any
 
 from thinwire.lab.event_log import EventLog
 from thinwire.lab.job import Job
+from thinwire.lab.linkwatch import LinkWatch, added
 from thinwire.lab.machine import environment, peak_rss_bytes
 from thinwire.lab.progress import Progress
 from thinwire.lab.record import (
     EMULATED,
     BoundaryBytes,
+    Decision,
     Evaluation,
     LinkInfo,
+    LinkMetrics,
     RecipeInfo,
     RunRecord,
     RunWriter,
     StepMetrics,
+    WireCounts,
 )
 from thinwire.lab.setup import World, pick_threads
 from thinwire.lab.telemetry import WAYS, StepReport
@@ -35,6 +39,7 @@ class Books:
         self._seconds: list[float] = []
         self._owner = world.rank == 0
         self._rtt: float | None = None
+        self.links = LinkWatch(world)
         if self._owner:
             config = job.config
             self.progress = Progress(job.recipe.name, job.steps, config.quiet)
@@ -59,9 +64,10 @@ class Books:
         """Remember the duration of a step, in order."""
         self._seconds.append(seconds)
 
-    def watch_links(self) -> None:
-        """Remember the round trip measured so far. Called between steps: other ranks may evaluate already
-        when this one ends its last step, and evaluation is not shaped."""
+    def start_step(self) -> None:
+        """Count what the links carry from here, and remember the round trip measured so far. Between steps:
+        other ranks may evaluate already when this one ends its last step, and evaluation is not shaped."""
+        self.links.start_step()
         trips = [peer.reliable.estimate().rtt for peer in self.world.peers.values()]
         self._rtt = min((t for t in trips if t is not None), default=self._rtt)
 
@@ -70,15 +76,18 @@ class Books:
         own = reports[0]
         loss = next(r.loss for r in reports if r.loss is not None)
         mean = {name: sum(getattr(r, name) for r in reports) / len(reports) for name in SHARES}
+        sent = {way: sum(r.bytes[way] for r in reports) for way in WAYS}
+        values = {way: sum(r.values[way] for r in reports) for way in WAYS}
         metrics = StepMetrics(
             own.step,
             loss,
             self._seconds[-1],
             **mean,
-            bytes_forward=sum(r.bytes["forward"] for r in reports),
-            bytes_backward=sum(r.bytes["backward"] for r in reports),
+            **{f"bytes_{way}": sent[way] for way in WAYS},  # type: ignore[arg-type]  # by name
+            **{f"bits_{way}": 8 * sent[way] / values[way] for way in WAYS if values[way]},  # type: ignore[arg-type]
             lr=lr,
             ranks=[{name: getattr(r, name) for name in SHARES} for r in reports],
+            links=[LinkMetrics(**link) for r in reports for link in r.links],
         )
         for r in reports:
             for way in WAYS:
@@ -86,6 +95,12 @@ class Books:
         self.writer.step(metrics)
         self.events.step(metrics)
         self.progress.step(vars(metrics))
+
+    def decided(self, decisions: list[Decision]) -> None:
+        """Book what a policy changed."""
+        if decisions:
+            self.record.decisions += decisions
+            self.writer.write()
 
     def evaluated(self, step: int, heldout: float | None, seen: float | None) -> None:
         """Book an evaluation after ``step`` steps: the first, the final or one on the way."""
@@ -117,11 +132,13 @@ class Books:
             "seconds": sum(self._seconds),
             "rss": peak_rss_bytes(),
             "rtt": self._rtt,
+            "wire": self.links.totals(),
         }
         if self._owner:
             loss = self.record.loss
             now["eval_first"] = [loss.eval_first, loss.train_eval_first]
             now["evaluations"] = [vars(e) for e in loss.evaluations]
+            now["decisions"] = [vars(d) for d in self.record.decisions]
         return _sum(self.before, now)
 
     def resumed(self, step: int, totals: dict[str, Any]) -> None:
@@ -131,6 +148,7 @@ class Books:
             loss = self.record.loss
             loss.eval_first, loss.train_eval_first = totals["eval_first"]
             loss.evaluations = [Evaluation(**e) for e in totals["evaluations"]]
+            self.record.decisions = [Decision(**d) for d in totals["decisions"]]
             self.writer.close("running")
             self.writer = RunWriter(self.job.config.out, self.record, step)
             self.note(f"resumed after step {step}")
@@ -163,6 +181,7 @@ class Books:
         record.totals.seconds = totals[0]["seconds"]
         record.memory.peak_rss_bytes = [t["rss"] for t in totals]
         record.link.rtt_s = totals[0]["rtt"]
+        record.wire = [WireCounts(**counts) for t in totals for counts in t["wire"]]
         self.writer.write()
 
     def close(self, status: str, why: str = "") -> None:
@@ -214,4 +233,5 @@ def _sum(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
         "values": _merged([before["values"], now["values"]]),
         "seconds": before["seconds"] + now["seconds"],
         "rss": max(before["rss"], now["rss"]),
+        "wire": added(before["wire"], now["wire"]),
     }

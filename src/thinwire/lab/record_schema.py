@@ -17,6 +17,7 @@ from thinwire.types import InputError
 
 SCHEMA = "thinwire-run/1"
 EMULATED = "in-process shaper: no TCP dynamics"
+KERNEL = "network namespaces: the kernel's TCP over an emulated link"
 
 
 @dataclass
@@ -37,6 +38,7 @@ class LinkInfo:
     rtt_s: float | None = None
     emulation: str = "none"
     lateness_s: float | None = None
+    emulator: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -68,6 +70,36 @@ class Bytes:
     raw_forward: int = 0
     raw_backward: int = 0
     by_boundary: list[BoundaryBytes] = field(default_factory=list)
+
+
+@dataclass
+class WireCounts:
+    """What one rank sent to another in training: by our own count, and what the kernel made of it."""
+
+    source: int
+    destination: int
+    payload_bytes: int
+    wire_bytes: int | None = None
+    retransmitted_bytes: int | None = None
+    rtt_s: float | None = None
+    min_rtt_s: float | None = None
+    delivery_bytes_s: float | None = None
+    congestion: str | None = None
+    counted: str = ""
+
+
+@dataclass
+class Decision:
+    """What a policy chose for one direction of one boundary after a step, and why."""
+
+    step: int
+    boundary: str
+    direction: str
+    choice: str
+    bits: float
+    reason: str
+    rate_bytes_s: float | None = None
+    rtt_s: float | None = None
 
 
 @dataclass
@@ -123,6 +155,8 @@ class RunRecord:
     bits_per_value: BitsPerValue = field(default_factory=BitsPerValue)
     loss: Loss = field(default_factory=Loss)
     memory: Memory = field(default_factory=Memory)
+    wire: list[WireCounts] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
     status: str = "running"
     notes: list[str] = field(default_factory=list)
     started: str = field(
@@ -145,6 +179,22 @@ class RunRecord:
 
 
 @dataclass
+class LinkMetrics:
+    """One direction between two ranks in one step: bytes sent, and what was known of the link after it."""
+
+    source: int
+    destination: int
+    payload_bytes: int
+    rate_bytes_s: float | None = None
+    rtt_s: float | None = None
+    age_s: float | None = None
+    wire_bytes: int | None = None
+    retransmitted_bytes: int | None = None
+    kernel_rtt_s: float | None = None
+    delivery_bytes_s: float | None = None
+
+
+@dataclass
 class StepMetrics:
     """One line of ``metrics.jsonl``, one optimiser step: bytes and seconds (``*_s``: means over ranks)."""
 
@@ -157,8 +207,11 @@ class StepMetrics:
     wait_s: float
     bytes_forward: int
     bytes_backward: int
+    bits_forward: float | None = None
+    bits_backward: float | None = None
     lr: float | None = None
     ranks: list[dict[str, float]] | None = None
+    links: list[LinkMetrics] | None = None
 
 
 def finite(value: Any) -> Any:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import thinwire
-from thinwire.lab import plots
+from thinwire.lab import plots, plots_link
+from thinwire.lab.drawing import PARTS, SERIES, series_order
 from thinwire.lab.progress import megabytes
 from thinwire.lab.report_details import details, notes
 from thinwire.lab.report_style import CSS
@@ -97,9 +98,9 @@ def _dot(variable: str, box: bool = False) -> str:
 def _table(runs: Sequence[Run]) -> str:
     head = "".join(f"<th>{html.escape(c)}</th>" for c in COLUMNS)
     rows = []
-    for row, number in zip(summary_rows(runs), plots.series_order(runs), strict=True):
+    for row, number in zip(summary_rows(runs), series_order(runs), strict=True):
         first, *rest = cells(row)
-        name = _dot(f"--s{number % plots.SERIES}") + html.escape(first)
+        name = _dot(f"--s{number % SERIES}") + html.escape(first)
         kind = ' class="ours"' if number == 1 else ""
         rows.append(
             f"<tr{kind}><td>{name}</td>" + "".join(f"<td>{html.escape(c)}</td>" for c in rest) + "</tr>"
@@ -124,12 +125,16 @@ def _card(title: str, text: str, body: str) -> str:
 
 def _figures(runs: Sequence[Run]) -> str:
     timed = [run for run in runs if run.metrics]
+    followed = plots_link.changing(runs)
     cards = [
         _figure("Loss against steps", "What compression costs in progress.", plots.loss_by_step, runs),
         _figure("Loss against time", "What it wins on this link.", plots.loss_by_seconds, timed),
         _figure("Loss against bytes sent", "The same curves, by traffic.", plots.loss_by_bytes, timed),
         _figure("Where a step's time goes", "", plots.step_time, timed, _parts_legend()),
         _figure("Bytes by boundary and direction", "", plots.boundary_bytes, runs),
+        _figure("The link over time", "Rate as the senders estimated it.", plots_link.bandwidth, followed),
+        _figure("Bits over time", "What was sent a value, everything included.", plots_link.bits, followed),
+        _figure("Waiting over time", "What the link cost.", plots_link.waiting, followed),
         _memory(runs),
     ]
     return _legend(runs) + f'<div class="grid">{"".join(cards)}</div>'
@@ -145,14 +150,14 @@ def _legend(runs: Sequence[Run]) -> str:
     if len(runs) < 2:
         return ""
     chips = "".join(
-        f"<span>{_dot(f'--s{number % plots.SERIES}')}{html.escape(run.label)}</span>"
-        for run, number in zip(runs, plots.series_order(runs), strict=True)
+        f"<span>{_dot(f'--s{number % SERIES}')}{html.escape(run.label)}</span>"
+        for run, number in zip(runs, series_order(runs), strict=True)
     )
     return f'<div class="legend">{chips}</div>'
 
 
 def _parts_legend() -> str:
-    chips = "".join(f"<span>{_dot(f'--p{i}', box=True)}{name}</span>" for i, name in enumerate(plots.PARTS))
+    chips = "".join(f"<span>{_dot(f'--p{i}', box=True)}{name}</span>" for i, name in enumerate(PARTS))
     return f'<div class="legend">{chips}</div>'
 
 

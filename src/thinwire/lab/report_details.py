@@ -39,6 +39,8 @@ def details(runs: Sequence[Run]) -> str:
             ),
             _fold("Link", _link(runs)),
             _fold("Traffic", _traffic(runs)),
+            _fold("On the wire", [row for run in runs for row in _wire(run)]),
+            _fold("What the policy chose", [row for run in runs for row in _decisions(run)]),
             _fold("Configuration", _configuration(runs)),
             _fold("Environment", list(_flat(first.environment))),
         ]
@@ -60,6 +62,7 @@ def _link(runs: Sequence[Run]) -> list[tuple[str, str]]:
         rows.append(("rate, each direction", f"{megabytes(link.rate_bytes_s)}/s"))
     if link.delay_s is not None:
         rows.append(("one-way delay", f"{link.delay_s * 1e3:.1f} ms"))
+    rows += _flat(link.emulator)
     for run in runs:
         if run.record.link.rtt_s is not None:
             rows.append((f"round trip measured, {run.label}", f"{run.record.link.rtt_s * 1e3:.1f} ms"))
@@ -77,6 +80,27 @@ def _traffic(runs: Sequence[Run]) -> list[tuple[str, str]]:
         )
         rows.append((run.label, text))
     return rows
+
+
+def _wire(run: Run) -> list[tuple[str, str]]:
+    rows = []
+    for w in run.record.wire:
+        text = f"payload {megabytes(w.payload_bytes)}"
+        if w.wire_bytes is not None:
+            again = megabytes(w.retransmitted_bytes or 0)
+            text += f", as IP packets {megabytes(w.wire_bytes)}, sent again {again}"
+        if w.min_rtt_s is not None and w.rtt_s is not None:
+            text += f", round trip {1e3 * w.min_rtt_s:.1f} ms at least, {1e3 * w.rtt_s:.1f} ms at the end"
+        text += f", {w.congestion}" if w.congestion else ""
+        rows.append((f"{run.label}, rank {w.source} → {w.destination}", f"{text} ({w.counted})"))
+    return rows
+
+
+def _decisions(run: Run) -> list[tuple[str, str]]:
+    return [
+        (f"{run.label}, after step {d.step}, {d.boundary} {d.direction}", f"{d.bits:.1f} bits: {d.reason}")
+        for d in run.record.decisions
+    ]
 
 
 def _configuration(runs: Sequence[Run]) -> list[tuple[str, str]]:

@@ -30,6 +30,7 @@ class StepReport:
     wait_s: float = 0.0
     values: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WAYS, 0))
     bytes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WAYS, 0))
+    links: list[dict[str, Any]] = field(default_factory=list)  # LinkMetrics
 
     def add(self, tally: Tally) -> None:
         """Add what one stage did."""

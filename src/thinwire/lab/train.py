@@ -6,6 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from thinwire.lab import resume
+from thinwire.lab.autopilot import Autopilot
 from thinwire.lab.books import Books
 from thinwire.lab.config import TrainConfig
 from thinwire.lab.config_checks import flag
@@ -86,6 +88,8 @@ class Run:
             self.parameters, self.config.learning_rate, weight_decay=self.config.weight_decay, fused=True
         )
         self.telemetry = Telemetry(world, self.config.deadline)
+        policy = job.recipe.policy
+        self.autopilot = policy and Autopilot(job, policy, world, self.stages, self.telemetry)
         self._last_report: StepReport | None = None
 
     @property
@@ -101,6 +105,7 @@ class Run:
         done = self._resume()
         if not done:
             self._evaluate(0)
+        self._take_bearings(done)
         self.telemetry.agree(b"go", 0, "the start of training")
         self._steps(done)
         self._evaluate(self.job.steps)
@@ -112,10 +117,11 @@ class Run:
         self._check(late)
 
     def _steps(self, done: int) -> None:
-        for step, ids in enumerate(self.job.batches.starting_at(done), done + 1):
-            self.books.watch_links()
+        batches = chain(self.job.batches.starting_at(done), [torch.empty(0, dtype=torch.int64)])
+        for step, (ids, upcoming) in enumerate(pairwise(batches), done + 1):
+            self.books.start_step()
             start = time.perf_counter()
-            report = self._step(step, ids)
+            report = self._step(step, ids, upcoming)
             self._collect()
             self.books.took(time.perf_counter() - start)
             self._last_report = report
@@ -127,6 +133,7 @@ class Run:
         if every and step % every == 0 and not last:
             self._collect()
             self._evaluate(step)
+            self._take_bearings(step)
         every = self.config.checkpoint_every
         if every and step % every == 0:
             self._collect()
@@ -145,10 +152,10 @@ class Run:
             self.books.totals(self.world),
         )
 
-    def _step(self, step: int, ids: Tensor) -> StepReport:
+    def _step(self, step: int, ids: Tensor, upcoming: Tensor) -> StepReport:
         block = self.job.train[ids]
         if self.has_first:
-            self.stages[0].begin(ids, self.config.microbatches)
+            self.stages[0].begin(ids, self.config.microbatches, upcoming)
         loss = self._through(self.schedule.step, block)
         start = time.perf_counter()
         waited = self._clip()
@@ -158,6 +165,7 @@ class Run:
         report = report_of(self.world.rank, step, loss, self.stages)
         report.compute_s += time.perf_counter() - start - waited
         report.wait_s += waited
+        report.links = self.books.links.end_step()
         self.telemetry.report(report)
         return report
 
@@ -195,7 +203,16 @@ class Run:
             reports = self.telemetry.reports(self._last_report)
             lr = learning_rate(self.config, self._last_report.step, self.job.steps)
             self.books.step(reports, lr)
+            if self.autopilot:
+                self.books.decided(self.autopilot.decide(self._last_report.step, reports))
         self._last_report = None
+
+    def _take_bearings(self, step: int) -> None:
+        """Let the policy, if there is one, measure the links and decide before the next step."""
+        if self.autopilot:
+            self.autopilot.measure()
+            if self.world.rank == 0:
+                self.books.decided(self.autopilot.decide(step))
 
     def _evaluate(self, step: int) -> None:
         """Evaluate after ``step`` steps, on held-out text and on a slice of what the run trains on."""
