@@ -193,7 +193,8 @@ def _specs(config: TrainConfig) -> None:
 
 
 def _addresses(config: TrainConfig) -> None:
-    from thinwire.links.mesh import EVERYWHERE, MAX_PORT, pair_number, parse_address
+    from thinwire.links.address import MAX_PORT, parse_address
+    from thinwire.links.mesh import EVERYWHERE, pair_number
 
     shown, mapped = parse_address(config.advertise or config.host)
     if shown in EVERYWHERE:

@@ -15,9 +15,12 @@ from dataclasses import dataclass
 from time import monotonic, sleep
 from typing import Any, Protocol
 
+from thinwire.links.address import Route, parse_address
+from thinwire.links.handshake import INSTANCE
 from thinwire.links.kernel import KernelCounts
 from thinwire.links.mailbox import Mailbox
 from thinwire.links.metered import Metered, wire_bytes
+from thinwire.links.relayed import RelayedLink, check_relay, relayed_link
 from thinwire.links.reliable import MAX_SEGMENT, PIECE, Reliable
 from thinwire.links.security import check_host
 from thinwire.links.segment import HEADER, label_of
@@ -28,8 +31,9 @@ from thinwire.types import InputError, LinkError, require
 
 GRACE = 5.0  # seconds
 POLL = 0.05  # seconds
-MAX_PORT = 65536
 EVERYWHERE = ("0.0.0.0", "::")
+AnyLink = ZmqLink | RelayedLink
+Made = tuple[int, AnyLink]  # the other rank, and the link to it
 
 
 class Store(Protocol):
@@ -84,7 +88,7 @@ class Peer:
 def connect_mesh(
     rank: int,
     world: int,
-    store: Store,
+    store: Store | None,
     host: str = "127.0.0.1",
     token: bytes | None = None,
     shape: LinkShape | None = None,
@@ -94,6 +98,7 @@ def connect_mesh(
     port: int = 0,
     seed: int = 0,
     prefix: str = "thinwire/links",
+    relay: str | None = None,
 ) -> dict[int, Peer]:
     """Return a connected peer for every other rank; all ranks call this, with one ``world`` and ``token``.
 
@@ -102,33 +107,32 @@ def connect_mesh(
     name the port, as in ``HOST:PORT``, that a router maps to it. ``shape`` is applied to what this rank
     sends. ``deadline``: seconds of silence after which a peer is lost.
 
-    Errors: ``InputError`` for an address off loopback without a token; ``LinkError`` that names the rank that
-    did not come within ``connect_timeout`` seconds; ``AuthError`` for a wrong token.
+    ``relay``, as ``HOST:PORT`` or ``HOST:PORT/RUN``, is where a ``thinwire relay`` runs: this rank dials out
+    to it, and store, host, port and advertise are not used. Two runs with one token need two names.
+
+    Errors: ``InputError`` for an address off loopback, or a relay, without a token; ``LinkError`` that names
+    the rank that did not come within ``connect_timeout`` seconds; ``AuthError`` for a wrong token.
     """
     require(0 <= rank < world, InputError, f"rank {rank} is not one of the {world} ranks 0 to {world - 1}")
-    check_host(host, token)
-    shown, mapped = parse_address(advertise or host)
-    if shown in EVERYWHERE:
-        raise InputError(f"others cannot reach {host}; also say by which address they reach this rank")
-    options: dict[str, Any] = {"token": token, "connect_timeout": connect_timeout, "max_message": MAX_SEGMENT}
     end = monotonic() + connect_timeout
     peers: dict[int, Peer] = {}
 
-    def add(other: int, link: ZmqLink) -> None:
+    def add(other: int, link: AnyLink) -> None:
         draw = seed * world * world + rank * world + other  # each direction has its own jitter and loss
         peers[other] = _stack(other, link, shape or LinkShape(), draw, deadline, connect_timeout)
 
+    if relay is not None:
+        links = _relayed(rank, world, Route.parse(relay), check_relay(token), end)
+    else:
+        options: dict[str, Any] = {
+            "token": token,
+            "connect_timeout": connect_timeout,
+            "max_message": MAX_SEGMENT,
+        }
+        links = _direct(rank, world, store, (host, port), advertise, prefix, end, options)
     try:
-        for other in range(rank + 1, world):
-            name = secrets.token_hex(16)  # known to those who can read the store
-            pair = pair_number(rank, other, world)
-            link = ZmqLink.bind(name.encode(), host, port and port + pair, peer=f"rank {other}", **options)
+        for other, link in links:
             add(other, link)
-            shown_port = link.port if mapped is None else mapped + pair
-            store.set(f"{prefix}/{rank}-{other}", json.dumps([shown, shown_port, name]))
-        for other in range(rank):
-            at, port, name = _address(store, f"{prefix}/{other}-{rank}", other, end - monotonic())
-            add(other, ZmqLink.connect(name.encode(), at, port, peer=f"rank {other}", **options))
         for peer in peers.values():
             # the link below gives up first, because it knows better why nobody came (a wrong token?)
             peer.reliable.wait_alive(max(0.0, end - monotonic()) + GRACE)
@@ -148,29 +152,51 @@ def pair_number(low: int, high: int, world: int) -> int:
     return low * (2 * world - low - 1) // 2 + high - low - 1
 
 
-def parse_address(text: str) -> tuple[str, int | None]:
-    """Split ``HOST`` or ``HOST:PORT``; an IPv6 address with a port stands in brackets.
-
-    >>> parse_address("example.org:5000"), parse_address("::1"), parse_address("[::1]:5000")
-    (('example.org', 5000), ('::1', None), ('::1', 5000))
-    """
-    host, colon, port = text.rpartition(":")
-    if not colon or (":" in host and not host.startswith("[")) or text.endswith("]"):
-        return text.strip("[]"), None
-    require(
-        bool(host) and port.isdecimal() and 0 < int(port) < MAX_PORT,
-        InputError,
-        f"the address {text!r} is not HOST or HOST:PORT with a port below {MAX_PORT}; write it like "
-        "192.0.2.7:5000",
-    )
-    return host.strip("[]"), int(port)
+def _relayed(rank: int, world: int, route: Route, token: bytes, end: float) -> Iterator[Made]:
+    """Make the links of ``rank`` through a relay: first those where it listens, which wait for nobody."""
+    instance = secrets.token_bytes(INSTANCE)
+    for other in (*range(rank + 1, world), *range(rank)):
+        options: dict[str, Any] = {"instance": instance, "max_message": MAX_SEGMENT}
+        options["connect_timeout"] = max(1.0, end - monotonic())
+        yield other, relayed_link(route, token, rank, other, **options)
 
 
-def _stack(rank: int, link: ZmqLink, shape: LinkShape, seed: int, deadline: float, first: float) -> Peer:
+def _direct(
+    rank: int,
+    world: int,
+    store: Store | None,
+    at: tuple[str, int],
+    advertise: str | None,
+    prefix: str,
+    end: float,
+    options: dict[str, Any],
+) -> Iterator[Made]:
+    """Make the links of ``rank`` to the addresses that the ranks publish in the store."""
+    host, port = at
+    check_host(host, options["token"])
+    shown, mapped = parse_address(advertise or host)
+    if shown in EVERYWHERE:
+        raise InputError(f"others cannot reach {host}; also say by which address they reach this rank")
+    if store is None:
+        raise InputError("without a relay the ranks meet at a store; pass one to connect_mesh")
+    for other in range(rank + 1, world):
+        name = secrets.token_hex(16)  # known to those who can read the store
+        pair = pair_number(rank, other, world)
+        link = ZmqLink.bind(name.encode(), host, port and port + pair, peer=f"rank {other}", **options)
+        yield other, link
+        shown_port = link.port if mapped is None else mapped + pair
+        store.set(f"{prefix}/{rank}-{other}", json.dumps([shown, shown_port, name]))
+    for other in range(rank):
+        address, number, name = _address(store, f"{prefix}/{other}-{rank}", other, end - monotonic())
+        yield other, ZmqLink.connect(name.encode(), address, number, peer=f"rank {other}", **options)
+
+
+def _stack(rank: int, link: AnyLink, shape: LinkShape, seed: int, deadline: float, first: float) -> Peer:
     meter = Metered(link, label_of)
     shaped = Shaped(meter, shape, seed)
     reliable = Reliable(shaped, deadline, first_deadline=first + GRACE)
-    return Peer(rank, Mailbox(reliable), reliable, shaped, meter, KernelCounts(link.port, link.binds))
+    kernel = link.kernel_counts() if isinstance(link, RelayedLink) else KernelCounts(link.port, link.binds)
+    return Peer(rank, Mailbox(reliable), reliable, shaped, meter, kernel)
 
 
 def _address(store: Store, key: str, rank: int, timeout: float) -> tuple[str, int, str]:

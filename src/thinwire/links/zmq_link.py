@@ -43,10 +43,13 @@ class ZmqLink:
         *,
         token: bytes | None = None,
         peer: str = "peer",
+        via: str | None = None,
         connect_timeout: float = 60.0,
         max_message: int = MAX_MESSAGE,
     ) -> ZmqLink:
         """Listen at ``host`` for the one peer that calls itself ``name``; port 0 takes a free one.
+
+        ``via``: what errors say in place of the address, where that leads to a tunnel.
 
         Errors: ``InputError`` for an address off loopback without a token, or one that cannot be bound; the
         link fails with ``LinkError`` when nobody came within ``connect_timeout`` seconds, ``AuthError`` when
@@ -69,7 +72,7 @@ class ZmqLink:
                 f"cannot listen at {host}:{port}: {e.strerror}; choose another host or port"
             ) from e
         port = int(sock.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
-        who = f"{peer} ({host}:{port})"
+        who = f"{peer} ({via or f'{host}:{port}'})"
         pump = Pump(sock, name, who, zap=zap, token=token, connect_timeout=connect_timeout)
         return cls(pump, host, port, token is not None, max_message, binds=True)
 
@@ -82,6 +85,7 @@ class ZmqLink:
         *,
         token: bytes | None = None,
         peer: str = "peer",
+        via: str | None = None,
         connect_timeout: float = 60.0,
         max_message: int = MAX_MESSAGE,
     ) -> ZmqLink:
@@ -98,7 +102,7 @@ class ZmqLink:
         if token is not None:
             secure_connector(sock, token)
         endpoint = f"tcp://{_bracketed(host)}:{port}"
-        who = f"{peer} ({host}:{port})"
+        who = f"{peer} ({via or f'{host}:{port}'})"
         try:
             pump = Pump(sock, name, who, endpoint=endpoint, token=token, connect_timeout=connect_timeout)
         except zmq.ZMQError as e:

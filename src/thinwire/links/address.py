@@ -1,0 +1,57 @@
+"""Addresses as users write them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from thinwire.types import InputError, require
+
+MAX_PORT = 65536
+RELAY_PORT = 7000  # of a relay, where nobody says otherwise
+
+
+def parse_address(text: str) -> tuple[str, int | None]:
+    """Split ``HOST`` or ``HOST:PORT``; an IPv6 address with a port stands in brackets.
+
+    >>> parse_address("example.org:5000"), parse_address("::1"), parse_address("[::1]:5000")
+    (('example.org', 5000), ('::1', None), ('::1', 5000))
+    """
+    host, colon, port = text.rpartition(":")
+    if not colon or (":" in host and not host.startswith("[")) or text.endswith("]"):
+        return text.strip("[]"), None
+    require(
+        bool(host) and port.isdecimal() and 0 < int(port) < MAX_PORT,
+        InputError,
+        f"the address {text!r} is not HOST or HOST:PORT with a port below {MAX_PORT}; write it like "
+        "192.0.2.7:5000",
+    )
+    return host.strip("[]"), int(port)
+
+
+@dataclass(frozen=True)
+class Route:
+    """Where a relay is, and the name that keeps this run apart from others through it with the same token.
+
+    >>> Route.parse("relay.example.org:7001/second")
+    Route(host='relay.example.org', port=7001, run='second')
+    """
+
+    host: str
+    port: int = RELAY_PORT
+    run: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Route:
+        """Read ``HOST[:PORT][/RUN]``; ``InputError`` for anything else."""
+        place, _, run = text.partition("/")
+        host, port = parse_address(place.strip())
+        require(
+            bool(host) and not any(c.isspace() for c in text),
+            InputError,
+            f"the relay {text!r} is not HOST:PORT or HOST:PORT/RUN; write it like 192.0.2.9:{RELAY_PORT}",
+        )
+        return cls(host, port or RELAY_PORT, run)
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"relay {host}:{self.port}"

@@ -1,0 +1,265 @@
+"""A way through a relay: connections on loopback, spliced to ones that this process dialled.
+
+ZeroMQ, its encryption and all above stay as they are between two ranks that reach each other. The lower rank
+of a pair keeps one idle connection to the relay, registered under the pair's name; the higher one dials. When
+a connection breaks, ZeroMQ makes a new one, and that goes through the relay again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from time import monotonic
+from typing import Any, TypeVar
+
+from thinwire.links.address import Route
+from thinwire.links.handshake import (
+    ANSWER,
+    BUSY,
+    CALL,
+    GO,
+    HELLO,
+    INSTANCE,
+    MAGIC,
+    NONCE,
+    PING,
+    PONG,
+    Request,
+    Role,
+    Verdict,
+    answered,
+    ask,
+)
+from thinwire.links.stream import Stream, open_stream, serve_streams, splice
+from thinwire.types import AuthError, LinkError
+
+LOOPBACK = "127.0.0.1"
+CONNECT = 10.0  # seconds to reach the relay, and for each of its answers
+MATCH = 20.0  # seconds for its verdict: it may wait for the other rank meanwhile
+QUIET = 10.0  # seconds without a word from the relay after which a waiting connection counts as dead
+UNREACHED = 20.0  # seconds: a relay runs before the ranks do
+PAUSE = 0.5  # seconds between two attempts
+GRACE = 5.0  # seconds
+T = TypeVar("T")
+
+
+class Tunnel:
+    """One end of a pair's way through a relay: a thread that dials, splices, and dials again after a cut.
+
+    A listening end leads to ``port`` on loopback; a dialling one listens there, at a free port. ``wait`` must
+    have returned before the tunnel is used. ``name`` and ``instance``: see ``handshake.Request``.
+    """
+
+    def __init__(
+        self, route: Route, key: bytes, request: Request, peer: str, port: int = 0, timeout: float = 60.0
+    ) -> None:
+        self.port = port
+        self.route, self._key, self._request, self._peer = route, key, request, peer
+        self._timeout, self._end = timeout, monotonic() + timeout
+        self._ready: Future[None] = Future()
+        self._partner: bytes | None = None  # the one instance of the other rank that this end talks to
+        self._first: Stream | None = None  # a dialling end's connection before there is anything to carry
+        self._carried: dict[asyncio.Task[None], int] = {}  # and the local port of its connection to the relay
+        self._linger = 0.0
+        self._stop = asyncio.Event()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=f"tunnel to {peer}", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until this end is registered at the relay or, if it dials, connected to the other rank.
+
+        Errors: ``AuthError`` if relay and rank do not hold the same token, ``LinkError`` that names the relay
+        if it cannot be reached, or the rank if it did not come in time.
+        """
+        try:
+            self._ready.result(self._timeout + MATCH + CONNECT)
+        except BaseException:
+            self.close(0.0)
+            raise
+
+    @property
+    def ports(self) -> set[int]:
+        """Local ports of the connections to the relay that carry this link's bytes now."""
+        return {port for port in list(self._carried.values()) if port}
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Pass on what the link has sent for at most ``timeout`` seconds, then close everything."""
+        self._linger = timeout
+        with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+            self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(timeout + 10.0)
+
+    # the thread
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._main())
+
+    async def _main(self) -> None:
+        work = asyncio.ensure_future(self._offer() if self._request.role is Role.LISTEN else self._answer())
+        stop = asyncio.ensure_future(self._stop.wait())
+        await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
+        if work.done() and not self._ready.done():
+            self._ready.set_exception(work.exception() or LinkError(f"the tunnel to {self._peer} ended"))
+        work.cancel()
+        if self._carried:
+            await asyncio.wait(set(self._carried), timeout=self._linger)
+        if self._first is not None:
+            self._first.close()
+
+    async def _offer(self) -> None:
+        """Keep one connection waiting at the relay; when the other rank is put through, carry it."""
+        while True:
+            far = await self._admitted()
+            self._settle()
+            try:
+                called = await self._called(far)
+            except OSError:
+                called = False
+            if called:
+                self._carry(self._inward(far), far.port)
+            else:
+                far.close()
+                await asyncio.sleep(PAUSE)
+
+    async def _called(self, far: Stream) -> bool:
+        """Answer pings until the relay puts the other rank through; return whether it is the right one."""
+        try:
+            while (word := await far.take(1, QUIET)) == PING:
+                await far.put(PONG, CONNECT)
+            if word != CALL:
+                return False
+            instance = await far.take(INSTANCE, CONNECT)
+            self._partner = self._partner or instance
+            good = self._partner == instance
+            await far.put(GO if good else BUSY, CONNECT)
+            return good
+        except asyncio.CancelledError:
+            far.close()
+            raise
+
+    async def _inward(self, far: Stream) -> None:
+        try:
+            near = await open_stream(LOOPBACK, self.port, CONNECT)
+        except OSError:  # the link is closing
+            far.close()
+            return
+        await splice(near, far)
+
+    async def _answer(self) -> None:
+        """Listen on loopback, once the other rank has come to the relay, and carry what connects."""
+        self._first = await self._admitted()
+        server = await serve_streams(LOOPBACK, 0, lambda near: self._carry(self._outward(near)))
+        self.port = server.sockets[0].getsockname()[1]
+        self._settle()
+        try:
+            await self._stop.wait()
+        finally:
+            server.close()
+
+    async def _outward(self, near: Stream) -> None:
+        far, self._first = self._first, None
+        try:
+            if far is None or far.ended.is_set():
+                far = await _unless(near.ended, self._admitted())
+            if far is None:
+                return
+            task = asyncio.current_task()
+            if task is not None:
+                self._carried[task] = far.port
+            await splice(near, far)
+        finally:
+            near.close()
+
+    def _carry(self, work: Coroutine[Any, Any, None], port: int = 0) -> None:
+        task = self._loop.create_task(work)
+        self._carried[task] = port
+        task.add_done_callback(lambda t: self._carried.pop(t, None))
+
+    def _settle(self) -> None:
+        if not self._ready.done():
+            self._ready.set_result(None)
+
+    # the relay
+
+    async def _admitted(self) -> Stream:
+        """Return a connection that is registered or put through; before the first, give up in time."""
+        reached = monotonic()
+        while True:
+            try:
+                verdict, stream = await self._knock()
+                reached = monotonic()
+                if verdict in (Verdict.WAITING, Verdict.MATCHED):
+                    return stream
+                stream.close()
+                error, over = LinkError(self._why(verdict)), reached >= self._end
+            except LinkError as e:
+                now = monotonic()
+                late = now >= self._end or now - reached > UNREACHED
+                error, over = e, late or isinstance(e, AuthError)
+            if over and not self._ready.done():
+                raise error
+            await asyncio.sleep(PAUSE)
+
+    async def _knock(self) -> tuple[Verdict, Stream]:
+        """Ask the relay once; ``LinkError`` where it does not answer, ``AuthError`` for a wrong token."""
+        try:
+            stream = await open_stream(self.route.host, self.route.port, CONNECT)
+        except (OSError, UnicodeError) as e:
+            why = getattr(e, "strerror", None) or "no answer"
+            raise LinkError(f"the {self.route} cannot be reached: {why}; is it running?") from e
+        try:
+            hello = await stream.take(HELLO, CONNECT)
+            if not hello.startswith(MAGIC):
+                raise ConnectionAbortedError
+            asking = ask(self._key, hello, secrets.token_bytes(NONCE), self._request)
+            await stream.put(asking, CONNECT)
+            try:
+                data = await stream.take(ANSWER, self._patience())
+            except TimeoutError:
+                if self._request.role is Role.DIAL:
+                    return Verdict.ABSENT, stream
+                raise
+            verdict = answered(self._key, hello, asking, data)
+        except OSError as e:
+            stream.close()
+            raise LinkError(f"the {self.route} broke off or is no thinwire relay; check the address") from e
+        except BaseException:
+            stream.close()
+            raise
+        if verdict is None or verdict is Verdict.REFUSED:
+            stream.close()
+            raise AuthError(
+                f"the {self.route} and this rank do not hold the same token: give the relay the ranks' "
+                "token, or the pass that thinwire relay --show-pass makes of it"
+            )
+        return verdict, stream
+
+    def _patience(self) -> float:
+        return MATCH if self._ready.done() else min(MATCH, max(PAUSE, self._end - monotonic()))
+
+    def _why(self, verdict: Verdict) -> str:
+        return {
+            Verdict.ABSENT: f"{self._peer} did not come within {self._timeout:g} s",
+            Verdict.FULL: f"the {self.route} has no room for more connections; raise its --max-connections",
+        }.get(
+            verdict,
+            f"another process has this rank's place in a run through the {self.route}; end that one, or "
+            "name the runs apart: --relay HOST:PORT/NAME",
+        )
+
+
+async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """Return what ``work`` returns, or None if ``event`` comes first."""
+    working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        working.cancel()
+        waiting.cancel()
