@@ -15,7 +15,7 @@ ROOT = "thinwire"
 # prefix of a module's name here; a new module must be given a floor before this test passes.
 F0 = {"types", "spec", "wire"}
 F1 = {"codecs"}
-F2 = {"memory", "store", "channel"}
+F2 = {"memory", "store", "slot_file", "disk_store", "channel"}
 LINKS = {"links"}
 ALLOWED: dict[str, set[str]] = {
     "types": set(),
@@ -24,15 +24,26 @@ ALLOWED: dict[str, set[str]] = {
     "codecs": F0 | {"codecs"},
     "memory": F0 | F1,
     "store": F0 | F1,
+    "slot_file": set(),
+    "disk_store": {"types", "store", "slot_file"},
     "channel": F0 | F1 | {"memory", "store"},
     "links": {"types", "links"},
     "policies": F0 | F1 | {"policies"},
-    "boundary": F0 | F1 | F2 | LINKS,
-    "engines": F0 | F1 | F2 | LINKS | {"boundary"},  # not each other
+    "boundary": F0 | F1 | F2 | LINKS | {"policies"},
+    "engines": F0 | F1 | F2 | LINKS | {"policies", "boundary"},  # not each other
     "assets": F0 | F1 | F2 | LINKS,
-    "recipes": F0 | F1 | F2,
-    "lab": F0 | F1 | F2 | LINKS | {"boundary", "policies", "engines", "assets", "recipes", "lab", "__init__"},
-    "cli": F0 | F1 | F2 | LINKS | {"boundary", "policies", "engines", "assets", "recipes", "lab", "cli", "__init__"},
+    "registry": F0 | F1 | F2 | {"policies"},
+    "recipes": F0 | F1 | F2 | {"policies", "registry"},
+    "lab": F0
+    | F1
+    | F2
+    | LINKS
+    | {"boundary", "policies", "engines", "assets", "registry", "recipes", "lab", "__init__"},
+    "cli": F0
+    | F1
+    | F2
+    | LINKS
+    | {"boundary", "policies", "engines", "assets", "recipes", "lab", "cli", "__init__"},
     "__main__": {"cli"},
     "__init__": F0 | F1 | F2 | LINKS | {"engines", "recipes"},
 }

@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
-import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import wraps
-from typing import Annotated, Any, ParamSpec, get_type_hints
+from dataclasses import replace
+from typing import Annotated
 
 from thinwire.channel import Scheme, parse_scheme
 from thinwire.codecs import (
@@ -28,110 +25,15 @@ from thinwire.codecs import (
     Uniform,
 )
 from thinwire.memory import Delta, FirstVisit, NoMemory
+from thinwire.policies.base import Policy
+from thinwire.policies.ladder import BF16, EXACT, Rung
+from thinwire.policies.rate import HideBehindCompute
+from thinwire.registry import RECIPES, Parameter, Recipe, RecipeInfo, Value, register
 from thinwire.types import InputError, MissingExtra, PayloadError, require
 
-P = ParamSpec("P")
-Value = int | float | str | None
+__all__ = ["RECIPES", "Parameter", "Recipe", "RecipeInfo", "parse_recipe"]
+
 Pair = tuple[Scheme, Scheme]
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """A scheme for activations, one for gradients, and the name they go by."""
-
-    name: str
-    forward: Scheme
-    backward: Scheme
-    summary: str = field(default="", compare=False)
-
-    @property
-    def spec(self) -> str:
-        """Both schemes, printed so that ``parse_recipe`` reads them back."""
-        return f"forward={self.forward!r}, backward={self.backward!r}"
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A knob of a recipe: what it does, which values it takes, and its default."""
-
-    meaning: str
-    low: float = 0
-    high: float = 1
-    choices: tuple[str, ...] = ()
-    whole: bool = True
-    default: Value = None
-
-    @property
-    def values(self) -> str:
-        """The values it takes, in words."""
-        if self.choices:
-            return f"{', '.join(self.choices[:-1])} or {self.choices[-1]}"
-        return f"{'a whole number' if self.whole else 'a number'} in {self.low:g}..{self.high:g}"
-
-    def read(self, text: str) -> Value:
-        """Return the value that ``text`` stands for; text that stands for none comes back as it is."""
-        if self.choices:
-            return text
-        try:
-            return int(text) if self.whole else float(text)
-        except ValueError:
-            return text
-
-    def accepts(self, value: Value) -> bool:
-        if self.choices or isinstance(value, str):
-            return value in self.choices
-        if value is None:
-            return self.default is None
-        return self.low <= value <= self.high and (not self.whole or value == int(value))
-
-
-@dataclass(frozen=True)
-class RecipeInfo:
-    """What is known of a recipe before it is built."""
-
-    name: str
-    summary: str
-    source: str
-    parameters: dict[str, Parameter]
-    build: Callable[..., Recipe] = field(repr=False)
-
-
-RECIPES: dict[str, RecipeInfo] = {}
-
-
-def _recipe(name: str, summary: str, source: str) -> Callable[[Callable[P, Pair]], Callable[P, Recipe]]:
-    """Register a function that returns the two schemes, with its parameters checked, as a recipe."""
-
-    def register(schemes: Callable[P, Pair]) -> Callable[P, Recipe]:
-        signature, parameters = inspect.signature(schemes), _parameters(schemes)
-
-        @wraps(schemes)
-        def build(*args: P.args, **kwargs: P.kwargs) -> Recipe:
-            given = signature.bind(*args, **kwargs).arguments
-            _check(name, parameters, given)
-            shown = [f"{k}={v}" for k, v in given.items() if v != parameters[k].default]
-            return Recipe(f"{name}:{','.join(shown)}" if shown else name, *schemes(*args, **kwargs), summary)
-
-        RECIPES[name] = RecipeInfo(name, summary, source, parameters, build)
-        return build
-
-    return register
-
-
-def _parameters(schemes: Callable[..., Pair]) -> dict[str, Parameter]:
-    hints = get_type_hints(schemes, include_extras=True)
-    return {
-        k: replace(hints[k].__metadata__[0], default=p.default)
-        for k, p in inspect.signature(schemes).parameters.items()
-    }
-
-
-def _check(name: str, parameters: Mapping[str, Parameter], given: Mapping[str, Any]) -> None:
-    for k, value in given.items():
-        if not parameters[k].accepts(value):
-            raise InputError(
-                f"{name}: {k}={value} is not {parameters[k].values}; {k} is {parameters[k].meaning}"
-            )
 
 
 def parse_recipe(text: str) -> Recipe:
@@ -192,19 +94,19 @@ GROUP = Parameter("how many neighbouring values share a scale", 1, 4096)
 SCALE = Parameter("what shares a scale", choices=("tensor", "channel", "token", "group"))
 
 
-@_recipe("fp32", "Everything as it is: the baseline.", "none")
+@register("fp32", "Everything as it is: the baseline.", "none")
 def fp32() -> Pair:
     """Send tensors uncompressed, 32 bits a value for float32."""
     return Scheme(), Scheme()
 
 
-@_recipe("bf16", "Everything cast to bfloat16.", "common practice")
+@register("bf16", "Everything cast to bfloat16.", "common practice")
 def bf16() -> Pair:
     """Send the upper half of each float32: 16 bits a value, 8 of them significant."""
     return Scheme(Cast("bfloat16")), Scheme(Cast("bfloat16"))
 
 
-@_recipe(
+@register(
     "direct", "Quantised as it is, nothing remembered.", "the baseline DirectQ of AQ-SGD, arXiv 2206.01299"
 )
 def direct(
@@ -222,7 +124,7 @@ def direct(
     return Scheme(forward), Scheme(backward)
 
 
-@_recipe(
+@register(
     "step-delta",
     "INT8 difference to the step before, the first step uncompressed.",
     "the student paper this project began with",
@@ -242,7 +144,7 @@ def step_delta(
     return scheme, scheme
 
 
-@_recipe(
+@register(
     "aqsgd",
     "AQ-SGD as published: first visits in full, then deltas by sample; gradients direct.",
     "arXiv 2206.01299, algorithm and theorem",
@@ -261,7 +163,7 @@ def aqsgd(
     return Scheme(forward, Delta()), Scheme(backward)
 
 
-@_recipe(
+@register(
     "aqsgd-code",
     "AQ-SGD as its released code does it: fixed point, first epoch uncompressed both ways.",
     "DS3Lab/AC-SGD at 95a0f2e",
@@ -281,7 +183,7 @@ def aqsgd_code(
     return forward, Scheme(FixedPoint(bw, "bfloat16"), FirstVisit())
 
 
-@_recipe(
+@register(
     "tahquant",
     "TAH-Quant: tiles of 3 or 4 bits by entropy, outliers turned away; gradients direct.",
     "arXiv 2506.01352",
@@ -311,7 +213,7 @@ REFERENCES: dict[str, Codec] = {"int8": Uniform(8), "float16": Cast("float16"), 
 CLIP = Parameter("the share of a group's peak that the top level stands for", 0.05, 1, whole=False)
 
 
-@_recipe(
+@register(
     "thinwire",
     "Ours: coded first visits, deltas by sample, cheap gradients, all entropy-coded.",
     "docs/recipes.md; builds on arXiv 2206.01299",
@@ -339,10 +241,7 @@ def thinwire(
     memory, unless ``gdelta``. Codes have a one-byte scale a group and pass through an entropy coder.
     Errors: ``MissingExtra`` without zstandard, unless ``entropy=0``.
     """
-    if entropy and importlib.util.find_spec("zstandard") is None:
-        raise MissingExtra(
-            "recipe thinwire needs zstandard: pip install 'thinwire[entropy]', or take thinwire:entropy=0"
-        )
+    _need_zstandard("thinwire", entropy)
 
     def coded(bits: int, rounding: str = "nearest", clip: float = 1.0) -> Codec:
         code = Uniform(bits, group=group, rounding=rounding, scale_dtype=scales, clip=clip)
@@ -357,3 +256,44 @@ def thinwire(
         gradient, Delta() if gdelta else NoMemory(), gradient if gdelta else Raw(), held if gdelta else Raw()
     )
     return Scheme(coded(fw, clip=fclip), Delta(), keyframe, held), backward
+
+
+def _need_zstandard(recipe: str, entropy: int) -> None:
+    if entropy and importlib.util.find_spec("zstandard") is None:
+        raise MissingExtra(
+            f"recipe {recipe} needs zstandard: pip install 'thinwire[entropy]', or take {recipe}:entropy=0"
+        )
+
+
+STEPS = ((5, 3), (6, 4), (8, 6)), (4, 5, 6, 8)  # bits: of a first visit and a delta; of a gradient
+CLIPS = {2: 0.6, 3: 0.8, 4: 0.9}  # of a group's peak: best for Gaussian values; more bits bear none
+
+
+@register("auto", "Ours, with as many bits as hide behind compute, step by step.", "docs/auto.md")
+def auto(
+    first: Annotated[int, _bits("an activation at its first visit, at least")] = 4,
+    fw: Annotated[int, _bits("an activation's delta, at least")] = 2,
+    bw: Annotated[int, _bits("a gradient, at least")] = 3,
+    tolerance: Annotated[
+        float, Parameter("how much longer a step may be, a direction", 0, 0.5, whole=False)
+    ] = 0.02,
+    entropy: Annotated[int, _flag("entropy-code the codes")] = 1,
+    refs: Annotated[str, Parameter("how references are held", choices=tuple(REFERENCES))] = "int8",
+) -> tuple[Scheme, Scheme, Policy]:
+    """Send as ``thinwire`` with these bits, the floor, or finer where link and compute leave room for it.
+
+    See ``HideBehindCompute`` for the rule. Finer rungs end in bf16 and in values as they are, which pass by
+    the references. Errors: ``MissingExtra`` without zstandard, unless ``entropy=0``.
+    """
+    _need_zstandard("auto", entropy)
+
+    def ours(**bits: int) -> Recipe:
+        clips = {"fclip": CLIPS.get(bits.get("fw", 0), 1.0), "bclip": CLIPS.get(bits.get("bw", 0), 1.0)}
+        return thinwire(entropy=entropy, refs=refs, **bits, **clips)  # type: ignore[arg-type]
+
+    floor = ours(first=first, fw=fw, bw=bw)
+    schemes = [floor.forward] + [ours(first=max(a, first), fw=b).forward for a, b in STEPS[0] if b > fw]
+    forward = [Rung.of(s.codec, s.keyframe) for s in schemes]
+    backward = [Rung.of(ours(bw=b).backward.codec) for b in (bw, *(b for b in STEPS[1] if b > bw))]
+    policy = HideBehindCompute((*forward, BF16, EXACT), (*backward, BF16, EXACT), tolerance)
+    return floor.forward, floor.backward, policy

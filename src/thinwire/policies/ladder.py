@@ -1,0 +1,54 @@
+"""Ladders: the ways to send that a policy chooses among, from the coarsest to the exact one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from thinwire.codecs import Cast, Codec, Raw
+
+SHAPE = (4, 64, 256)  # of the Gaussian values by which a rung's bits are foretold
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One way to send, and the bits a value it should take.
+
+    ``first`` counts for first visits, where ``keyframe`` codes, ``bits`` for all others. A ``direct`` rung
+    passes by any memory.
+    """
+
+    codec: Codec
+    keyframe: Codec | None
+    bits: float
+    first: float
+    direct: bool = False
+
+    @classmethod
+    def of(cls, codec: Codec, keyframe: Codec | None = None, direct: bool = False) -> Rung:
+        """Make a rung, its bits those of Gaussian values; entropy coding makes real ones differ."""
+        return cls(codec, keyframe, gaussian_bits(codec), gaussian_bits(keyframe or codec), direct)
+
+    def expected(self, fresh: float) -> float:
+        """Return bits a value where a share ``fresh`` of the values are first visits."""
+        return fresh * self.first + (1 - fresh) * self.bits
+
+
+BF16, EXACT = Rung(Cast("bfloat16"), None, 16, 16, True), Rung(Raw(), None, 32, 32, True)
+
+
+def gaussian_bits(codec: Codec) -> float:
+    """Return the bits a value that ``codec`` takes for Gaussian values: the same number every time.
+
+    >>> gaussian_bits(Cast("bfloat16"))
+    16.0
+    """
+    return _gaussian_bits(codec)  # type: ignore[arg-type]  # every codec is frozen, so it hashes
+
+
+@lru_cache(maxsize=128)
+def _gaussian_bits(codec: Codec) -> float:
+    x = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0))
+    return 8 * codec.encode(x).nbytes / x.numel()
