@@ -274,11 +274,12 @@ def test_tokens_stop_near_the_limit(tokenizer):
         tokenise(tokenizer, "")
 
 
-def test_dropout_is_zero_unless_asked_and_then_warned_about():
-    assert resolve_model("gpt2-lab", None, CORPUS).config.resid_pdrop == 0.0
+def test_dropout_is_zero_unless_asked_and_never_of_attention():
+    plain = resolve_model("gpt2-lab", None, CORPUS)
+    assert plain.config.resid_pdrop == plain.dropout == 0.0 and plain.notes == ()
     kept = resolve_model("gpt2-lab", None, CORPUS, dropout=None)
-    assert kept.config.attn_pdrop == 0.1
-    assert any("independent dropout masks destroy deltas" in note for note in kept.notes)
+    assert (kept.config.attn_pdrop, kept.config.resid_pdrop, kept.dropout) == (0.0, 0.1, 0.1)
+    assert any("drawn by sample" in note for note in kept.notes)
     assert resolve_model("gpt2-lab", None, CORPUS, dropout=0.3).config.embd_pdrop == 0.3
     with pytest.raises(InputError, match="dropout 2"):
         resolve_model("gpt2-lab", None, CORPUS, dropout=2.0)

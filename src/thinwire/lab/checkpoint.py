@@ -1,4 +1,4 @@
-"""Stages to a folder that ``from_pretrained`` loads."""
+"""Stages to a folder that ``from_pretrained`` loads, and adapters to one that peft does."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from thinwire.lab.families import meta_model
+from torch import Tensor
+
+from thinwire.lab.families import family_of, meta_model
+from thinwire.lab.lora import adapter_config, adapters, merged
 from thinwire.lab.models import ModelSource
 from thinwire.lab.split import Stage
 from thinwire.lab.weights import INDEX
 from thinwire.types import InputError, MissingExtra
+
+ADAPTERS = "adapter_model.safetensors"
 
 
 def shard_name(rank: int, world: int) -> str:
@@ -27,21 +32,27 @@ def shard_name(rank: int, world: int) -> str:
 def save_stage(stage: Stage, folder: Path, rank: int, world: int) -> Path:
     """Write the stage's parameters under their original names as shard ``rank`` of ``world``; return it.
 
-    ``rank`` is the stage's index. The file appears complete or not at all. ``InputError`` where the disk is
-    full or the folder cannot be written.
+    ``rank`` is the stage's index; adapters are merged in. The file appears complete or not at all.
+    ``InputError`` where the disk is full or the folder cannot be written.
     """
+    return _write(merged(stage), folder / shard_name(rank, world))
+
+
+def save_adapters(stage: Stage, folder: Path, rank: int, world: int) -> Path:
+    """Write the stage's adapters alone, in peft's names, as shard ``rank`` of ``world``; return it."""
+    return _write(adapters(stage), folder / shard_name(rank, world))
+
+
+def _write(tensors: dict[str, Tensor], target: Path) -> Path:
     try:
         from safetensors import SafetensorError
         from safetensors.torch import save_file
     except ImportError as e:
         raise MissingExtra("saving a model needs safetensors; run pip install 'thinwire[lm]'") from e
-    names = stage.original_names()
-    tensors = {names[n]: p.detach().cpu().contiguous() for n, p in stage.named_parameters()}
-    target = folder / shard_name(rank, world)
     part = target.with_suffix(".part")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, part, metadata={"format": "pt"})
+        target.parent.mkdir(parents=True, exist_ok=True)
+        save_file({n: t.cpu().contiguous() for n, t in tensors.items()}, part, metadata={"format": "pt"})
         part.replace(target)
     except (OSError, SafetensorError) as e:
         with suppress(OSError):
@@ -71,14 +82,51 @@ def _write_index(folder: Path, world: int) -> None:
 
     where: dict[str, str] = {}
     total = 0
-    for name in (shard_name(rank, world) for rank in range(world)):
-        if not (folder / name).is_file():
-            raise InputError(f"{folder} lacks {name}; save every stage before the model is finished")
+    for name in _shards(folder, world):
         with safe_open(folder / name, framework="pt") as file:
             where.update(dict.fromkeys(file.keys(), name))
         total += (folder / name).stat().st_size
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
     (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _shards(folder: Path, world: int) -> list[str]:
+    """Return the names of the shards; ``InputError`` for the first that is missing."""
+    names = [shard_name(rank, world) for rank in range(world)]
+    for name in names:
+        if not (folder / name).is_file():
+            raise InputError(f"{folder} lacks {name}; save every stage before the model is finished")
+    return names
+
+
+def finish_adapters(folder: Path, source: ModelSource, rank: int, world: int) -> None:
+    """Make ``world`` shards of adapters of ``rank`` the one file that ``PeftModel.from_pretrained`` reads.
+
+    ``InputError`` if a shard is missing or the folder cannot be written.
+    """
+    from safetensors.torch import load_file
+
+    shards = _shards(folder, world)
+    try:
+        whole = {name: t for shard in shards for name, t in load_file(folder / shard).items()}
+        _write(whole, folder / ADAPTERS)
+        for shard in shards:
+            (folder / shard).unlink()
+        config = adapter_config(family_of(source.config), rank, base=source.base)
+        config.inference_mode = True
+        config.save_pretrained(folder)
+    except OSError as e:
+        raise InputError(
+            f"cannot write {folder} ({e.strerror or e}); free space or give another --out"
+        ) from e
+
+
+def remove_adapters(folder: Path) -> None:
+    """Remove the adapters of an earlier run: they are not this run's."""
+    for name in (ADAPTERS, "adapter_config.json"):
+        (folder / name).unlink(missing_ok=True)
+    with suppress(OSError):  # there is none, or the user keeps something there
+        folder.rmdir()
 
 
 def _write_config(folder: Path, source: ModelSource) -> None:

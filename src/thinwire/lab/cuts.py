@@ -43,7 +43,7 @@ def measured_costs(config: Any, batch: int, seq: int, repeats: int = 3) -> Layer
     from thinwire.lab.split import probe
 
     x = torch.randn(batch, seq, config.hidden_size)
-    layer, head = probe(config, layers=1, last=False), probe(config, layers=0, last=True)
+    layer, head = probe(config, range(1), last=False), probe(config, range(0), last=True)
     per_layer = _time(layer, x, repeats)
     return LayerCosts((per_layer,) * config.num_hidden_layers, _time(head, x, repeats))
 

@@ -1,12 +1,20 @@
-"""The trained model, gathered into one Hugging Face folder."""
+"""The trained model, gathered into one Hugging Face folder, and its adapters into another."""
 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 
 from thinwire.engines.pipeline import CompressedStage
-from thinwire.lab.checkpoint import finish_model, save_stage, shard_name
+from thinwire.lab.checkpoint import (
+    finish_adapters,
+    finish_model,
+    remove_adapters,
+    save_adapters,
+    save_stage,
+    shard_name,
+)
 from thinwire.lab.job import Job
 from thinwire.lab.setup import Autocast, World
 from thinwire.lab.split import Stage
@@ -17,26 +25,44 @@ MARK = ".writing"
 
 
 def export_model(job: Job, world: World, stages: list[CompressedStage], telemetry: Telemetry) -> Path:
-    """Write every stage's shard to ``OUT/model`` of rank 0, and what makes it a model there.
+    """Write the whole model to ``OUT/model`` of rank 0, and adapters also to ``OUT/adapter``."""
+    out, n, rank = Path(job.config.out), job.config.stages, job.config.lora
+    model = _gather(out / "model", save_stage, job, world, stages, telemetry)
+    adapter = _gather(out / "adapter", save_adapters, job, world, stages, telemetry) if rank else None
+    # No barrier behind this: a rank may leave once its own part is with rank 0, which can take minutes.
+    if world.rank == 0:
+        finish_model(model, job.source, n)
+        if adapter:
+            finish_adapters(adapter, job.source, rank, n)
+        else:
+            remove_adapters(out / "adapter")
+    return model
+
+
+def _gather(
+    folder: Path,
+    save: Callable[[Stage, Path, int, int], Path],
+    job: Job,
+    world: World,
+    stages: list[CompressedStage],
+    telemetry: Telemetry,
+) -> Path:
+    """Bring what ``save`` writes of every stage to ``folder`` of rank 0.
 
     Ranks on one file system write their shards in place; others send theirs over the link.
     """
-    folder = Path(job.config.out) / "model"
     folder.mkdir(parents=True, exist_ok=True)
     if world.rank == 0:
         _remove_shards(folder)
     shared = _sharing(folder, world, telemetry)
     n = job.config.stages
     for stage in stages:
-        save_stage(_module(stage), folder, stage.stage_index, n)
+        save(_module(stage), folder, stage.stage_index, n)
     telemetry.agree(b"W", 0, "the stages to be saved")
     for index in range(n):
         owner = index % world.size
         if not shared[owner]:
             _send_shard(folder / shard_name(index, n), owner, world, telemetry, job.config.deadline)
-    # No barrier behind this: a rank may leave once its own part is with rank 0, which can take minutes.
-    if world.rank == 0:
-        finish_model(folder, job.source, n)
     return folder
 
 

@@ -10,6 +10,9 @@ import torch
 
 from thinwire.types import InputError, MissingExtra
 
+LLAMA_LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+GPT2_LINEARS = ("c_attn", "c_proj", "c_fc")
+
 
 @dataclass(frozen=True)
 class Family:
@@ -21,10 +24,13 @@ class Family:
     embed: str
     norm: str
     position: str | None = None  # a learned position embedding, added on the first stage only
+    drop: str | None = None  # dropout of the embeddings, on the first stage only
+    linears: tuple[str, ...] = LLAMA_LINEARS  # those of attention and MLP, which adapters may adapt
+    fan_in_fan_out: bool = False  # whether their weights are stored [in, out]
 
 
 LLAMA = Family("llama", "model", "layers", "embed_tokens", "norm")
-GPT2 = Family("gpt2", "transformer", "h", "wte", "ln_f", "wpe")
+GPT2 = Family("gpt2", "transformer", "h", "wte", "ln_f", "wpe", "drop", GPT2_LINEARS, fan_in_fan_out=True)
 
 # Only types whose forward pass does nothing between these parts: a scaled embedding (Gemma) or a multiplier
 # inside the model (Granite) would be applied again at every stage.

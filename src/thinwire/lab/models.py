@@ -16,9 +16,12 @@ from thinwire.lab.weights import Weights
 from thinwire.types import InputError, require
 
 GPT2_SHAPES = {"gpt2": (12, 768, 12), "gpt2-medium": (24, 1024, 16), "gpt2-xl": (48, 1600, 25)}
-PRESETS = ("smollm2-135m", "gpt2-lab", *GPT2_SHAPES)
+SMOLLM = "smollm2-135m"
+PRESETS = (SMOLLM, "gpt2-lab", *GPT2_SHAPES)
 HUB_TIMEOUT = 10.0  # seconds
-DROPOUTS = ("attn_pdrop", "resid_pdrop", "embd_pdrop", "attention_dropout", "hidden_dropout", "dropout")
+DROPOUTS = ("resid_pdrop", "embd_pdrop", "hidden_dropout", "dropout")
+# The attention kernels draw these masks inside, where they cannot be made equal from visit to visit.
+ATTENTION_DROPOUTS = ("attn_pdrop", "attention_dropout")
 TEXT_FILES = ["*.json", "*.jinja", "*.txt", "*.model"]
 WEIGHT_FILES = ["model*.safetensors"]  # not the second copies some repositories hold under other names
 
@@ -38,6 +41,18 @@ class ModelSource:
     notes: tuple[str, ...] = ()
 
     @property
+    def base(self) -> str | None:
+        """What ``from_pretrained`` takes for these weights; None for random ones."""
+        if self.weights is None:
+            return None
+        return str(self.weights) if self.name == SMOLLM else self.name
+
+    @property
+    def dropout(self) -> float:
+        """Largest dropout rate of the config, that of attention probabilities left out."""
+        return max((_rate(self.config, field) for field in DROPOUTS), default=0.0)
+
+    @property
     def max_seq(self) -> int:
         """Longest sequence the model has positions for, in tokens."""
         return int(self.config.max_position_embeddings)
@@ -50,8 +65,9 @@ def resolve_model(
 
     ``init`` is ``"random"`` or None: pretrained weights, or an error where there are none, never silently
     random (``gpt2-lab`` has no pretrained weights and always starts from random ones). ``corpus`` is needed
-    where a tokenizer is trained on the data. ``dropout`` replaces every dropout rate of the config; None
-    keeps the config's own. ``InputError`` names what is missing and the remedy.
+    where a tokenizer is trained on the data. ``dropout`` replaces every dropout rate of the config, None
+    keeps the config's own; that of attention probabilities is always 0. ``InputError`` names what is missing
+    and the remedy.
     """
     require(
         init in (None, "random"), InputError, f"init {init!r} is unknown; leave it out or use --init random"
@@ -115,7 +131,7 @@ def _try(make: Callable[[], Any]) -> Any | None:
 def _pretrained(name: str, init: str | None) -> ModelSource:
     """Return the source for a folder: SmolLM2's converted one, a local one or one downloaded from the hub."""
     local = Path(name).expanduser()
-    if name == "smollm2-135m":
+    if name == SMOLLM:
         folder = smollm_folder()
     elif local.is_dir():
         folder = local
@@ -196,18 +212,25 @@ def _with_dropout(source: ModelSource, dropout: float | None) -> ModelSource:
     require(
         dropout is None or 0.0 <= dropout < 1.0,
         InputError,
-        f"dropout {dropout} is not in [0, 1); use 0 with deltas",
+        f"dropout {dropout} is not in [0, 1); use 0 for none",
     )
     config = copy.deepcopy(source.config)
-    rates = [field for field in DROPOUTS if isinstance(getattr(config, field, None), (int, float))]
-    if dropout is not None:
-        for field in rates:
+    for field in (f for f in (*DROPOUTS, *ATTENTION_DROPOUTS) if hasattr(config, f)):
+        if field in ATTENTION_DROPOUTS:
+            setattr(config, field, 0.0)
+        elif dropout is not None:
             setattr(config, field, dropout)
-    largest = max((float(getattr(config, field)) for field in rates), default=0.0)
-    if largest == 0.0:
-        return replace(source, config=config)
+    source = replace(source, config=config)
+    rate = source.dropout if dropout is None else dropout
+    if not rate:
+        return source
     note = (
-        f"dropout is {largest:g}: independent dropout masks destroy deltas between visits of a sample; "
-        "use 0 unless nothing is sent as a delta"
+        f"dropout {rate:g} is drawn by sample, with the same mask at each visit, so that deltas stay small; "
+        "attention probabilities are not dropped"
     )
-    return replace(source, config=config, notes=(*source.notes, note))
+    return replace(source, notes=(*source.notes, note))
+
+
+def _rate(config: Any, field: str) -> float:
+    value = getattr(config, field, 0.0)
+    return float(value) if isinstance(value, (int, float)) else 0.0

@@ -58,12 +58,11 @@ class Stage(nn.Module):
 
     def original_names(self) -> dict[str, str]:
         """Return parameter name here -> name in the unsplit model."""
-        prefix = f"{self.family.base}.{self.family.layers}."
-        return {
-            name: self._original(name.removeprefix("model."), prefix) for name, _ in self.named_parameters()
-        }
+        return {name: self.original_name(name) for name, _ in self.named_parameters()}
 
-    def _original(self, name: str, prefix: str) -> str:
+    def original_name(self, name: str) -> str:
+        """Return the name in the unsplit model of a parameter or module here."""
+        name, prefix = name.removeprefix("model."), f"{self.family.base}.{self.family.layers}."
         if not name.startswith(prefix):
             return name
         index, _, rest = name.removeprefix(prefix).partition(".")
@@ -90,9 +89,9 @@ def build_stage(source: ModelSource, cut: Sequence[range], index: int, seed: int
     return _finished(stage)
 
 
-def probe(config: Any, layers: int, last: bool) -> Stage:
-    """Return a stage of the first ``layers`` layers with random weights and no embedding, to measure it."""
-    stage = _skeleton(config, range(layers), first=False, last=last)
+def probe(config: Any, layers: range, last: bool) -> Stage:
+    """Return a stage of these layers with random weights and no embedding, to measure it."""
+    stage = _skeleton(config, layers, first=False, last=last)
     _randomise(stage, config, seed=0)
     return _finished(stage)
 
@@ -112,6 +111,8 @@ def _skeleton(config: Any, layers: range, first: bool, last: bool) -> Stage:
         setattr(base, family.embed, nn.Identity())
         if family.position:
             setattr(base, family.position, _NoPosition())
+        if family.drop:
+            setattr(base, family.drop, nn.Identity())
     if not last:
         setattr(base, family.norm, nn.Identity())
         model.lm_head = nn.Identity()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +72,15 @@ def initialise(model: Any, module: nn.Module, seed: int, part: str) -> None:
     The generator is seeded by ``seed`` and the name of the part, so a layer gets the same values whatever
     stage it is in; the caller's random state is left as it was.
     """
-    digest = hashlib.sha256(f"{seed}/{part}".encode()).digest()
     module.to_empty(device="cpu")
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    with seeded(seed, part), torch.no_grad():
         module.apply(model._init_weights)
+
+
+@contextmanager
+def seeded(seed: int, part: str) -> Iterator[None]:
+    """Let random numbers depend on ``seed`` and the name of the ``part`` alone, and nothing later on them."""
+    digest = hashlib.sha256(f"{seed}/{part}".encode()).digest()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+        yield
