@@ -9,22 +9,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinwire.links.estimate import Estimator
-from thinwire.links.segment import HEADER, LABELS, NACK, RANGE, Kind, label_of, pack, parse
-from thinwire.links.window import MAX_AHEAD, ReceiveWindow, Sample, SendWindow
+from thinwire.links.segment import HEADER, LABELS, NACK, RANGE, TICKS, Kind, label_of, pack, parse, ticks
+from thinwire.links.window import MAX_AHEAD, ReceiveWindow, Run, SendWindow
 from thinwire.types import LinkError, PayloadError
 
 
-def _pack(body: bytes = b"body", label: str = "forward", hold: float = 0.0) -> bytes:
-    return pack(Kind.DATA, label, body, session=7, number=3, ack=2, repair=1, hold=hold)
+def _pack(body: bytes = b"body", label: str = "forward", arrived: int = 9) -> bytes:
+    return pack(Kind.DATA, label, body, session=7, number=3, ack=2, repair=1, arrived=arrived)
 
 
 def test_a_segment_reads_back() -> None:
-    s = parse(_pack(hold=0.01))
+    s = parse(_pack(arrived=ticks(0.01)))
     assert (s.kind, s.label, bytes(s.body)) == (Kind.DATA, "forward", b"body")
-    assert (s.session, s.number, s.ack, s.repair, s.hold) == (7, 3, 2, 1, 100)
-    assert parse(_pack(hold=1e9)).hold == 0xFFFF
-    assert len(_pack(b"")) == HEADER == 24
+    assert (s.session, s.number, s.ack, s.repair, s.arrived) == (7, 3, 2, 1, 10_000)
+    assert ticks(TICKS * 1e-6 + 3e-6) == 3  # clocks begin again
+    assert len(_pack(b"")) == HEADER == 26
 
 
 def test_the_label_is_readable_below() -> None:
@@ -34,7 +33,7 @@ def test_the_label_is_readable_below() -> None:
     assert label_of(b"short") == label_of(b"\xff" * HEADER) == "other"
 
 
-@given(st.integers(0, 27), st.integers(1, 255))
+@given(st.integers(0, 29), st.integers(1, 255))
 def test_any_changed_byte_is_noticed(at: int, flip: int) -> None:
     data = bytearray(_pack())
     data[at] ^= flip
@@ -87,7 +86,7 @@ def test_a_lossy_line_in_order_is_repaired_without_a_needless_resend(
                     resends += 1
                     put(n, sent.kind, bytes(sent.body))
                 out.repair = repair
-        out.acknowledge(into.got, 0.0, 0.0)
+        out.acknowledge(into.got)
         if not out:
             break
     assert b"".join(got) == bytes(range(count))
@@ -128,7 +127,7 @@ def test_hostile_numbers_cost_neither_time_nor_memory() -> None:
         with pytest.raises(PayloadError):
             out.again(_view(bad))
     with pytest.raises(LinkError):
-        out.acknowledge(2, 0.0, 0.0)
+        out.acknowledge(2)
     into.note(0xFFFFFFFF, 0)
     assert len(into.nack(0.0, 1.0) or b"") == NACK.size + RANGE.size
     assert into.accept(MAX_AHEAD + 1, Kind.DATA, _view(b"far")) == []
@@ -138,33 +137,29 @@ def test_hostile_numbers_cost_neither_time_nor_memory() -> None:
         small.accept(2, Kind.DATA, _view(b"34"))
 
 
-def test_acknowledgements_complete_sends_and_measure_the_rate() -> None:
+def test_acknowledgements_complete_sends_and_say_what_arrived() -> None:
     out = SendWindow(1 << 30)
     first: Future[None] = Future()
     second: Future[None] = Future()
     out.add(Kind.DATA, "forward", _view(bytes(10_000)), first, 1.0)
-    out.add(Kind.DATA, "forward", _view(bytes(20_000)), second, 1.0)
-    assert out.flight == 30_000
-    assert out.acknowledge(1, 2.0, 0.5) == ([first], Sample(10_000, 0.5))
-    assert out.acknowledge(1, 2.0, 0.5) == ([], None)
-    assert out.acknowledge(2, 4.0, 0.0) == ([second], Sample(30_000, 3.0))
-    assert (len(out), out.flight) == (0, 0)
-    out.add(Kind.DATA, "forward", _view(bytes(10)), None, 1.0)
-    assert out.acknowledge(3, 9.0, 0.0)[1] is None  # too small to tell
-    out.add(Kind.DATA, "forward", _view(bytes(10_000)), first, None)
+    out.add(Kind.MORE, "forward", _view(bytes(20_000)), None, 1.5)
+    out.add(Kind.DATA, "forward", _view(bytes(30_000)), second, 2.0)
+    assert (out.flight, out.oldest()) == (60_000, (HEADER + 10_000, 1.0))
+    assert out.acknowledge(1) == ([first], Run(HEADER + 10_000, 1.0, 1.0))
+    assert out.acknowledge(1) == ([], None)
+    assert out.acknowledge(3) == ([second], Run(2 * HEADER + 50_000, 1.5, 2.0))
+    assert (len(out), out.flight, out.oldest()) == (0, 0, None)
+    out.add(Kind.DATA, "forward", _view(bytes(10)), None, None)
+    assert out.oldest() is None  # sent before there was a peer: its time says nothing
+    out.add(Kind.DATA, "forward", _view(bytes(10)), None, 3.0)
+    assert out.acknowledge(5) == ([], Run(2 * HEADER + 20, clean=False))
+    out.add(Kind.DATA, "forward", _view(bytes(10)), first, 4.0)
+    out.again(_view(NACK.pack(1, 0) + RANGE.pack(6, 1)))
     assert out.drain() == [first]
 
 
-def test_the_estimate_withstands_outliers() -> None:
-    e = Estimator()
-    assert e.estimate(0.0).rate is e.estimate(0.0).rtt is e.estimate(0.0).age is None
-    for trip in (0.5, 0.06, 0.4):
-        e.round_trip(trip, 10.0)
-    for _ in range(5):
-        e.delivered(Sample(20_000, 0.06 + 20_000 / 1.25e6), 11.0)
-    e.delivered(Sample(20_000, 10.0), 12.0)  # a cut
-    e.delivered(Sample(5_000, 0.01), 12.0)  # faster than light
-    got = e.estimate(13.0)
-    assert got.rate == pytest.approx(1.25e6)
-    assert (got.rtt, got.age) == (0.06, 1.0)
-    assert e.smoothed is not None and 0.06 < e.smoothed < 0.5
+def test_what_was_sent_again_is_no_measurement() -> None:
+    out = SendWindow(1 << 30)
+    out.add(Kind.DATA, "forward", _view(bytes(10)), None, 1.0)
+    out.again(_view(NACK.pack(1, 0) + RANGE.pack(1, 1)))
+    assert out.acknowledge(1) == ([], Run(HEADER + 10, clean=False))

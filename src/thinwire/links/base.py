@@ -15,7 +15,10 @@ class LinkEstimate:
 
     rate: float | None = None  # bytes/s
     rtt: float | None = None  # seconds
-    age: float | None = None  # seconds since the newest measurement
+    age: float | None = None  # seconds since the measurement that the rate rests on, or the newest round trip
+    lower_bound: bool = (
+        False  # the messages were too small to tell more than that the rate is at least so much
+    )
 
 
 class Link(Protocol):

@@ -13,6 +13,7 @@ from thinwire.types import InputError, LinkError, PayloadError, require
 
 Handler = Callable[[bytes, bytes], None]  # tag, body
 MAX_TAG = 255  # bytes
+FILLER = b"\0filler"  # the tag of messages that are sent for the sending's sake; dropped on arrival
 
 
 class Mailbox:
@@ -25,7 +26,7 @@ class Mailbox:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._filed: defaultdict[bytes, deque[bytes]] = defaultdict(deque)
-        self._handlers: dict[bytes, Handler] = {}
+        self._handlers: dict[bytes, Handler] = {FILLER: lambda tag, body: None}
         self._changed = threading.Condition()
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name=f"mailbox of {self.peer}", daemon=True)

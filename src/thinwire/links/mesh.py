@@ -10,12 +10,15 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic, sleep
 from typing import Any, Protocol
 
+from thinwire.links import probe as probes
 from thinwire.links.address import Route, parse_address
+from thinwire.links.base import LinkEstimate
 from thinwire.links.handshake import INSTANCE
 from thinwire.links.kernel import KernelCounts
 from thinwire.links.mailbox import Mailbox
@@ -73,6 +76,10 @@ class Peer:
     def arrived(self) -> int:
         """Return the bytes received so far, heartbeats and acknowledgements left out."""
         return sum(t.nbytes for label, t in self.meter.received.items() if label != "control")
+
+    def probe(self, nbytes: int = probes.NBYTES, seconds: float = probes.SECONDS) -> Future[LinkEstimate]:
+        """Measure the idle link to this peer with at most ``nbytes`` and about ``seconds`` of line time."""
+        return probes.probe(self.mailbox, self.reliable, nbytes, seconds)
 
     @contextmanager
     def lifted(self) -> Iterator[None]:

@@ -14,7 +14,7 @@ from thinwire.links.base import Data, Link, LinkEstimate
 from thinwire.links.estimate import Estimator
 from thinwire.links.inbox import Inbox, failed, pending, renewed
 from thinwire.links.metered import redial
-from thinwire.links.segment import HEADER, PING, PONG, Kind, Segment, pack, parse
+from thinwire.links.segment import HEADER, PING, PONG, TICK, Kind, Segment, pack, parse, ticks
 from thinwire.links.window import ReceiveWindow, SendWindow
 from thinwire.types import LinkError, PayloadError
 
@@ -70,6 +70,7 @@ class Reliable:
         now = monotonic()
         self._heard = self._turned = now
         self._ping_at = now
+        self._idled = now  # when the newest heartbeat left that was behind nothing
         self._redialled = now
         self._ack_at: float | None = None  # when the acknowledgement is due
         self._arrived_at = now  # when the newest data came
@@ -121,12 +122,19 @@ class Reliable:
 
     def estimate(self) -> LinkEstimate:
         with self._lock:
-            return self._estimator.estimate(monotonic())
+            return self._estimator.estimate(monotonic(), self._out.oldest())
+
+    @property
+    def idle(self) -> bool:
+        """Whether the peer has acknowledged everything."""
+        return not self._out
 
     def forget_estimate(self) -> None:
         """Measure anew: the link is another one from now on."""
         with self._lock:
-            self._estimator = Estimator()
+            self._estimator = Estimator(monotonic())
+            if self._error is None and not self._closing:
+                self._ping()
 
     def close(self, timeout: float = 5.0) -> None:
         with self._lock:
@@ -153,7 +161,6 @@ class Reliable:
     # sending
 
     def _emit(self, kind: Kind, label: str, body: Data, number: int) -> None:
-        now = monotonic()
         data = pack(
             kind,
             label,
@@ -162,7 +169,7 @@ class Reliable:
             number=number,
             ack=self._in.got,
             repair=self._out.repair,
-            hold=now - self._arrived_at,
+            arrived=ticks(self._arrived_at),
         )
         self._ack_at = None  # it rides on this one
         self._link.send(data, label)
@@ -173,6 +180,7 @@ class Reliable:
     def _ping(self) -> None:
         now = monotonic()
         self._ping_at = now + self._heartbeat
+        self._idled = self._idled if self._out else now
         silent = int(max(0.0, now - self._heard) * 1e3) if self._peer_session is not None else 0
         self._control(Kind.PING, PING.pack(int(now * 1e6), min(silent, 0xFFFFFFFF)))
 
@@ -250,11 +258,13 @@ class Reliable:
             raise LinkError(f"{self.peer} was restarted in the middle of the exchange; start all ranks again")
 
     def _acknowledged(self, segment: Segment, now: float) -> None:
-        done, sample = self._out.acknowledge(segment.ack, now, segment.hold * 1e-4)
-        if sample is not None:
-            self._estimator.delivered(sample, now)
+        done, run = self._out.acknowledge(segment.ack)
+        if run is not None:
+            self._estimator.delivered(run, segment.arrived, now)
         if not self._out:
             self._settled.notify_all()
+            if now - self._idled >= self._heartbeat:
+                self._ping()  # on an idle line: behind data it measures the queue
         for future in done:
             future.set_result(None)
 
@@ -265,15 +275,15 @@ class Reliable:
 
     def _on_ping(self, segment: Segment) -> None:
         clock, silent = PING.unpack(segment.body)
-        self._control(Kind.PONG, PONG.pack(clock))
+        self._control(Kind.PONG, PONG.pack(clock, ticks(self._heard)))
         if (
             silent * 1e-3 > self.deadline / 4
         ):  # we hear the peer, it does not hear us: the connection is broken
             self._redial()
 
     def _on_pong(self, segment: Segment) -> None:
-        now = monotonic()
-        self._estimator.round_trip(now - PONG.unpack(segment.body)[0] * 1e-6, now)
+        clock, arrived = PONG.unpack(segment.body)
+        self._estimator.round_trip(clock * TICK, arrived, monotonic())
         if self._estimator.trips < FIRST_TRIPS:
             self._ping()
 

@@ -6,17 +6,17 @@ arrived is known as soon as anything sent after it does: nothing is sent again m
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from thinwire.links.segment import NACK, RANGE, Kind
+from thinwire.links.segment import HEADER, NACK, RANGE, Kind
 from thinwire.types import LinkError, PayloadError, require
 
 MAX_RANGES = 64  # in one NACK; the rest is asked for later
 MAX_ASKED = 4096  # numbers in one NACK
 MAX_AHEAD = 4096  # segments kept beyond a gap; later ones are dropped and asked for again
-MIN_SAMPLE = 4096  # bytes; less says nothing about a rate
 
 
 @dataclass
@@ -28,22 +28,17 @@ class Sent:
     body: memoryview
     done: Future[None] | None  # of the message, on its last segment
     at: float | None  # seconds, when it was sent first; None where that says nothing about the rate
-    flight: int  # bytes not acknowledged just after it was sent, its own included
     repair: int = 0  # the round in which it was sent again last
-
-    def sample(self, now: float) -> Sample | None:
-        """Return what its acknowledgement at ``now`` says of the rate, if anything."""
-        if self.at is None or self.repair or self.flight < MIN_SAMPLE:
-            return None
-        return Sample(self.flight, now - self.at)
 
 
 @dataclass(frozen=True)
-class Sample:
-    """One measurement of the rate: ``nbytes`` took ``seconds``, one round trip included."""
+class Run:
+    """Segments that were acknowledged together: what can be measured by them."""
 
-    nbytes: int
-    seconds: float
+    nbytes: int  # headers included
+    first: float = -math.inf  # seconds, when the first and the last of them were sent
+    last: float = -math.inf
+    clean: bool = True  # none of them was sent twice, or before there was a peer
 
 
 class SendWindow:
@@ -66,22 +61,21 @@ class SendWindow:
         """Keep a segment and return its number."""
         self.top += 1
         self.flight += len(body)
-        self._sent[self.top] = Sent(kind, label, body, done, now, self.flight)
+        self._sent[self.top] = Sent(kind, label, body, done, now)
         return self.top
 
-    def acknowledge(self, ack: int, now: float, hold: float) -> tuple[list[Future[None]], Sample | None]:
-        """Forget all up to ``ack``; return the sends that are done and a rate sample, if this was one."""
+    def acknowledge(self, ack: int) -> tuple[list[Future[None]], Run | None]:
+        """Forget all up to ``ack``; return the sends that are done, and the run if this was news."""
         require(ack <= self.top, LinkError, f"an acknowledgement of {ack}, but {self.top} segments were sent")
-        done: list[Future[None]] = []
-        sample = None
-        for number in range(self._acked + 1, ack + 1):
-            sent = self._sent.pop(number)
-            self.flight -= len(sent.body)
-            if sent.done is not None:
-                done.append(sent.done)
-            sample = sent.sample(now - hold)
+        run = [self._sent.pop(number) for number in range(self._acked + 1, ack + 1)]
         self._acked = max(self._acked, ack)
-        return done, sample
+        self.flight -= sum(len(sent.body) for sent in run)
+        return [sent.done for sent in run if sent.done is not None], _run(run)
+
+    def oldest(self) -> tuple[int, float] | None:
+        """Return size and departure of the segment that waits longest; None where that says nothing."""
+        sent = self._sent.get(self._acked + 1)
+        return None if sent is None or sent.at is None else (HEADER + len(sent.body), sent.at)
 
     def again(self, body: memoryview) -> tuple[int, list[tuple[int, Sent]]]:
         """Return a NACK's repair round and the segments it asks for, less those on their way again already.
@@ -183,6 +177,16 @@ class ReceiveWindow:
         if kind == Kind.DATA:
             whole.append(b"".join(self._parts))
             self._parts, self._size = [], 0
+
+
+def _run(segments: list[Sent]) -> Run | None:
+    if not segments:
+        return None
+    nbytes = sum(HEADER + len(sent.body) for sent in segments)
+    first, last = segments[0].at, segments[-1].at
+    if first is None or last is None or any(sent.repair for sent in segments):
+        return Run(nbytes, clean=False)
+    return Run(nbytes, first, last)
 
 
 def _ranges(numbers: list[int]) -> list[tuple[int, int]]:
