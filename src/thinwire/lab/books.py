@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from thinwire.lab.emulator.profile import profiles
 from thinwire.lab.event_log import EventLog
 from thinwire.lab.job import Job
 from thinwire.lab.linkwatch import LinkWatch, added
@@ -11,6 +12,7 @@ from thinwire.lab.machine import environment, peak_rss_bytes
 from thinwire.lab.progress import Progress
 from thinwire.lab.record import (
     EMULATED,
+    KERNEL,
     BoundaryBytes,
     Decision,
     Evaluation,
@@ -84,7 +86,7 @@ class Books:
             self._seconds[-1],
             **mean,
             **{f"bytes_{way}": sent[way] for way in WAYS},  # type: ignore[arg-type]  # by name
-            **{f"bits_{way}": 8 * sent[way] / values[way] for way in WAYS if values[way]},  # type: ignore[arg-type]
+            **{f"bits_{way}": 8 * sent[way] / values[way] for way in WAYS if values[way]},
             lr=lr,
             ranks=[{name: getattr(r, name) for name in SHARES} for r in reports],
             links=[LinkMetrics(**link) for r in reports for link in r.links],
@@ -195,19 +197,21 @@ class Books:
 
 
 def _new_record(job: Job) -> RunRecord:
-    shape = job.shape
-    link = LinkInfo(
-        job.config.link,
-        shape.rate,
-        shape.delay or None,
-        emulation="none" if shape.is_none else EMULATED,
-    )
     return RunRecord(
         recipe=RecipeInfo(job.config.recipe, job.recipe.spec),
         config=job.config.to_dict(),
         environment=environment(job.config.dtype, pick_threads(job.config)),
-        link=link,
+        link=_link(job),
     )
+
+
+def _link(job: Job) -> LinkInfo:
+    config, shape = job.config, job.shape
+    if config.emulate:
+        first = profiles(config.link.split(";"), config.ranks)[0]
+        return LinkInfo(config.link, first.up, first.delay, emulation=KERNEL)
+    emulation = "none" if shape.is_none else EMULATED
+    return LinkInfo(config.link, shape.rate, shape.delay or None, emulation=emulation)
 
 
 def record_bytes(totals: list[dict[str, Any]]) -> dict[str, int]:

@@ -95,7 +95,7 @@ class TrainConfig:
         "none",
         PIPELINE,
         "Shape the link: rate per direction and one-way delay, as in 10mbit,30ms[,jitter=2ms][,loss=0.1%]; "
-        "with --emulate also trace:FILE.",
+        "with --emulate also trace:FILE, up=, down=, queue=, and 0=...;1=... for each rank.",
         metavar="SHAPE",
     )
     emulate: bool = _option(

@@ -182,14 +182,35 @@ def _counts(config: TrainConfig) -> None:
 
 def _specs(config: TrainConfig) -> None:
     # Imported here, because a reader of records needs none of them.
+    from thinwire.links.address import Route
+    from thinwire.links.relayed import check_relay
     from thinwire.links.security import check_host, read_token
     from thinwire.links.shape import LinkShape
     from thinwire.recipes import parse_recipe
 
-    LinkShape.parse(config.link)
+    if config.emulate:
+        _emulated(config)
+    else:
+        LinkShape.parse(config.link)
     parse_recipe(config.recipe)
-    check_host(config.host, read_token(config.token_file))
+    token = read_token(config.token_file)
+    if config.relay is not None:
+        Route.parse(config.relay)
+        check_relay(token)
+        return  # nobody reaches this machine, so its addresses do not matter
+    check_host(config.host, token)
     _addresses(config)
+
+
+def _emulated(config: TrainConfig) -> None:
+    from thinwire.lab.emulator.profile import profiles
+
+    profiles(config.link.split(";"), config.ranks)
+    for name in ("relay", "advertise"):
+        if getattr(config, name) is not None:
+            raise InputError(
+                f"--emulate gives every process an address of its own; leave {flag(name)} out, or --emulate"
+            )
 
 
 def _addresses(config: TrainConfig) -> None:

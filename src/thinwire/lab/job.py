@@ -24,7 +24,10 @@ from thinwire.types import InputError, require
 
 @dataclass(frozen=True)
 class Job:
-    """A run, resolved. ``train`` and ``heldout`` are token blocks [N, seq + 1]; a block's row is its id."""
+    """A run, resolved. ``train`` and ``heldout`` are token blocks [N, seq + 1]; a block's row is its id.
+
+    ``shape`` is for the in-process shaper: none where the network itself is emulated.
+    """
 
     config: TrainConfig
     recipe: Recipe
@@ -60,7 +63,8 @@ class Job:
 
 def prepare(config: TrainConfig) -> Job:
     """Resolve a configuration; ``InputError`` for whatever does not fit, before anything is started."""
-    recipe, shape = parse_recipe(config.recipe), LinkShape.parse(config.link)
+    recipe = parse_recipe(config.recipe)
+    shape = LinkShape() if config.emulate else LinkShape.parse(config.link)
     corpus = _corpus(config.data)
     source = resolve_model(config.model, config.init, corpus, config.dropout)
     require(

@@ -5,20 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
-import subprocess
-import sys
 import time
-from datetime import timedelta
 from pathlib import Path
 from typing import IO
-
-import torch.distributed as dist
 
 from thinwire import types
 from thinwire.lab.config import TrainConfig
 from thinwire.lab.files import check_out
 from thinwire.lab.job import prepare
+from thinwire.lab.places import Rank, place_of
 from thinwire.lab.record import RUN, load_run, write_json
 from thinwire.types import InputError, LinkError, ThinwireError
 
@@ -26,9 +21,10 @@ GRACE = 10.0  # seconds for ranks to leave by themselves once one has failed
 POLL = 0.1
 
 
-def under_torchrun() -> bool:
-    """Say whether this process is one rank that somebody else started."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ and "MASTER_ADDR" in os.environ
+def under_torchrun(config: TrainConfig) -> bool:
+    """Say whether this process is one rank that somebody else started: torchrun, or a user with a relay."""
+    needed = {"RANK", "WORLD_SIZE"} | ({"MASTER_ADDR"} if config.relay is None else set())
+    return needed <= os.environ.keys()
 
 
 def launch(config: TrainConfig) -> Path:
@@ -38,73 +34,31 @@ def launch(config: TrainConfig) -> Path:
     Errors: what the first failing rank raised; ``LinkError`` naming a rank that died; ``KeyboardInterrupt``
     once all ranks have stopped. No process is left behind.
     """
-    if under_torchrun():
+    if under_torchrun(config):
         from thinwire.lab.train import run_rank
 
         run_rank(config)
         return Path(config.out)
     check_out(config.out)
     prepare(config)
-    store = _loopback_store(config.deadline)
-    ranks: list[subprocess.Popen[str]] = []
-    started = time.time()
-    try:
-        for rank in range(config.ranks):
-            ranks.append(_start(config, rank, store.port))
-        _watch(ranks)
-    except BaseException as error:
-        _stop(ranks, signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
-        _close_record(Path(config.out), error, started)
-        raise
-    finally:
-        _stop(ranks, signal.SIGKILL)
-    return Path(config.out)
+    out, started = Path(config.out), time.time()
+    ranks: list[Rank] = []
+    with place_of(config) as place:
+        try:
+            for rank in range(config.ranks):
+                ranks.append(place.start(config, rank))
+            _watch(ranks)
+        except BaseException as error:
+            _stop(ranks, signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
+            _close_record(out, error, started)
+            raise
+        finally:
+            _stop(ranks, signal.SIGKILL)
+        place.book(out)
+    return out
 
 
-def _loopback_store(timeout: float) -> dist.TCPStore:
-    """Return a store that listens on loopback only; by itself torch's listens on every address."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    port = listener.getsockname()[1]
-    return dist.TCPStore(
-        "127.0.0.1",
-        port,
-        None,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=timeout),
-        master_listen_fd=listener.detach(),
-    )
-
-
-def _start(config: TrainConfig, rank: int, port: int) -> subprocess.Popen[str]:
-    environment = os.environ | {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(config.ranks),
-        "LOCAL_WORLD_SIZE": str(config.ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "THINWIRE_CONFIG": config.to_json(),
-    }
-    # A session of its own: a Ctrl-C reaches the launcher alone, which passes it on once. The open stdin tells
-    # a rank that its launcher is gone; stdout carries its error, if it has one, as a line of JSON.
-    # A Ctrl-C while it starts waits until the rank can answer it: the mask is inherited.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        return subprocess.Popen(
-            [sys.executable, "-m", "thinwire.lab.worker"],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-
-
-def _watch(ranks: list[subprocess.Popen[str]]) -> None:
+def _watch(ranks: list[Rank]) -> None:
     """Wait for all ranks; raise for the one that failed first, once the others had time to say why."""
     failed_at: float | None = None
     died: dict[int, float] = {}
@@ -122,11 +76,11 @@ def _watch(ranks: list[subprocess.Popen[str]]) -> None:
         raise _reason(sorted(range(len(ranks)), key=lambda i: died.get(i, time.monotonic())), ranks)
 
 
-def _certain(p: subprocess.Popen[str]) -> bool:
+def _certain(p: Rank) -> bool:
     return p.returncode not in (None, 0, LinkError.exit_code)
 
 
-def _reason(order: list[int], ranks: list[subprocess.Popen[str]]) -> BaseException:
+def _reason(order: list[int], ranks: list[Rank]) -> BaseException:
     """Return the error to show, given the ranks in the order in which they ended."""
     for i in order:
         p = ranks[i]
@@ -159,7 +113,7 @@ def _error(stream: IO[str] | None) -> BaseException | None:
     return None
 
 
-def _stop(ranks: list[subprocess.Popen[str]], how: signal.Signals) -> None:
+def _stop(ranks: list[Rank], how: signal.Signals) -> None:
     for p in ranks:
         if p.poll() is None:
             p.send_signal(how)

@@ -1,0 +1,155 @@
+"""Where a run's ranks live: on this machine, or on emulated machines with a network between them."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import torch.distributed as dist
+
+from thinwire.lab.config import TrainConfig
+from thinwire.lab.emulator.lift import CONTROL, serve
+from thinwire.lab.emulator.profile import profiles
+from thinwire.lab.record import RUN, load_run, write_json
+from thinwire.types import MeasurementError
+
+Rank = subprocess.Popen[str]
+
+
+class Place(AbstractContextManager["Place"], Protocol):
+    """Starts the ranks of one run."""
+
+    def start(self, config: TrainConfig, rank: int) -> Rank:
+        """Start one rank: ``thinwire.lab.worker``, its error on stdout, ended by the end of its stdin."""
+        ...
+
+    def book(self, out: Path) -> None:
+        """Complete the record of a run that has ended; ``MeasurementError`` if it measured nothing valid."""
+        ...
+
+
+def place_of(config: TrainConfig) -> Place:
+    """Return where the ranks of ``config`` are to live."""
+    return Emulated(config) if config.emulate else Here(config)
+
+
+class Here(ExitStack):
+    """This machine: loopback, with a store of the launcher's for the ranks to meet at."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        super().__init__()
+        self._store = _loopback_store(config.deadline)
+
+    def start(self, config: TrainConfig, rank: int) -> Rank:
+        rendezvous = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(self._store.port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+        }
+        command, options = _command(_environment(config, rank, config.to_dict(), rendezvous))
+        with _Deaf():
+            return subprocess.Popen(command, **options)
+
+    def book(self, out: Path) -> None:
+        pass
+
+
+class Emulated(ExitStack):
+    """A network namespace a rank, and between them links of ``config``'s shape under the kernel's TCP."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        from thinwire.lab.emulator.session import Emulation
+
+        super().__init__()
+        shapes = profiles(config.link.split(";"), config.ranks)
+        self._net = Emulation(shapes, config.congestion, config.seed)
+        self._token = os.environ.get("THINWIRE_TOKEN") or secrets.token_hex(16)  # these links leave loopback
+
+    def __enter__(self) -> Self:
+        self.enter_context(self._net)
+        self._net.check()
+        return self
+
+    def start(self, config: TrainConfig, rank: int) -> Rank:
+        near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.callback(near.close)
+        more = self._net.environment(rank) | {"GLOO_SOCKET_IFNAME": "lo", CONTROL: str(far.fileno())}
+        if config.token_file is None:
+            more["THINWIRE_TOKEN"] = self._token
+        own = config.to_dict() | {"host": self._net.address(rank)}
+        command, options = _command(_environment(config, rank, own, more))
+        with far, _Deaf():
+            process = self._net.popen(rank, command, pass_fds=[far.fileno()], **options)
+        threading.Thread(
+            target=serve, args=(near, self._net), name=f"lifts of rank {rank}", daemon=True
+        ).start()
+        return process
+
+    def book(self, out: Path) -> None:
+        record = load_run(out)
+        record.link.emulator = self._net.describe()
+        record.link.lateness_s = self._net.lateness().mean
+        try:
+            self._net.verdict()
+        except MeasurementError as e:
+            record.status = "invalid"
+            record.notes.append(str(e))
+            raise
+        finally:
+            write_json(out / RUN, record.to_dict())
+
+
+class _Deaf:
+    """Let a Ctrl-C wait until the process that is started inside can answer it: the mask is inherited.
+
+    Ranks have a session of their own: a Ctrl-C reaches the launcher alone, which passes it on once.
+    """
+
+    def __enter__(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+    def __exit__(self, *_: object) -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def _environment(
+    config: TrainConfig, rank: int, own: Mapping[str, Any], more: Mapping[str, str]
+) -> dict[str, str]:
+    environment = {k: v for k, v in os.environ.items() if k != "TORCHELASTIC_USE_AGENT_STORE"}
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": config.ranks}
+    environment |= {**more, **{k: str(v) for k, v in place.items()}}
+    # However many machines it plays, this one's cores are shared by all ranks.
+    return environment | {"LOCAL_WORLD_SIZE": str(config.ranks), "THINWIRE_CONFIG": json.dumps(own)}
+
+
+def _command(environment: dict[str, str]) -> tuple[list[str], dict[str, Any]]:
+    # The open stdin tells a rank that its launcher is gone; stdout carries its error as a line of JSON.
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    options = pipes | {"env": environment, "start_new_session": True}
+    return [sys.executable, "-m", "thinwire.lab.worker"], options
+
+
+def _loopback_store(timeout: float) -> dist.TCPStore:
+    """Return a store that listens on loopback only; by itself torch's listens on every address."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    return dist.TCPStore(
+        "127.0.0.1",
+        port,
+        None,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=timeout),
+        master_listen_fd=listener.detach(),
+    )
