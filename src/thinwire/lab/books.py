@@ -85,8 +85,10 @@ class Books:
             loss,
             self._seconds[-1],
             **mean,
-            **{f"bytes_{way}": sent[way] for way in WAYS},  # type: ignore[arg-type]  # by name
-            **{f"bits_{way}": 8 * sent[way] / values[way] for way in WAYS if values[way]},
+            bytes_forward=sent["forward"],
+            bytes_backward=sent["backward"],
+            bits_forward=_bits(sent["forward"], values["forward"]),
+            bits_backward=_bits(sent["backward"], values["backward"]),
             lr=lr,
             ranks=[{name: getattr(r, name) for name in SHARES} for r in reports],
             links=[LinkMetrics(**link) for r in reports for link in r.links],
@@ -176,8 +178,7 @@ class Books:
             for name, n in sorted(_merged(t["boundaries"] for t in totals).items())
         ]
         for way in WAYS:
-            bits = 8 * sent[way] / values[way] if values[way] else None
-            setattr(record.bits_per_value, way, bits)
+            setattr(record.bits_per_value, way, _bits(sent[way], values[way]))
         record.totals.steps = self.job.steps
         record.totals.tokens = self.job.steps * self.job.config.batch * self.job.config.seq
         record.totals.seconds = totals[0]["seconds"]
@@ -194,6 +195,10 @@ class Books:
             self.writer.close(status)
             self.events.close()
             self.progress.close()
+
+
+def _bits(nbytes: int, values: int) -> float | None:
+    return 8 * nbytes / values if values else None
 
 
 def _new_record(job: Job) -> RunRecord:
