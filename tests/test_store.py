@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from thinwire.codecs import Cast, Codec, Entropy, Raw, Uniform
-from thinwire.store import DiskStore, Parts, References, Store, TensorStore
-from thinwire.types import InputError
+from thinwire.disk_store import DiskStore
+from thinwire.store import Parts, References, Store, TensorStore, splits
+from thinwire.types import TensorSpec
 
 KINDS = ["as it is", "host", "disk"]
 
@@ -76,62 +75,21 @@ def test_values_of_no_bytes_are_still_there(store: Store) -> None:
     assert equal(store.get(1), (torch.empty(0),)) and store.get(2) is None
 
 
-@settings(max_examples=150, deadline=None)
-@given(
-    st.lists(
-        st.tuples(st.sampled_from(["put", "put", "drop", "all"]), st.integers(0, 9), st.integers(0, 99)),
-        max_size=40,
-    )
-)
-def test_a_disk_store_does_what_a_dictionary_does(steps: list[tuple[str, int, int]]) -> None:
-    disk, plain = DiskStore(), TensorStore()
-    disk.GROWTH = 2
-    for what, key, seed in steps:
-        for s in (disk, plain):
-            if what == "put":
-                s.put(key, parts(seed))
-            else:
-                s.drop([key] if what == "drop" else None)
-    try:
-        assert sorted(disk.keys()) == sorted(plain.keys())
-        assert all(equal(disk.get(k), plain.get(k)) for k in range(10))
-    finally:
-        disk.close()
+def test_what_came_out_stays_as_it_is(store: Store) -> None:
+    store.put(1, parts(1))
+    got = store.get(1)
+    store.put(1, parts(2))
+    store.drop()
+    store.put(3, parts(3))
+    assert equal(got, parts(1))
 
 
-def test_rows_of_another_size_fit_once_the_store_is_empty(tmp_path: Path) -> None:
-    """The file then holds fewer rows than before, and has to grow."""
-    disk = DiskStore(tmp_path)
-    disk.GROWTH = 2
-    for key in range(2):
-        disk.put(key, parts(key, 4))
-    with pytest.raises(InputError, match="one store per boundary"):
-        disk.put(2, parts(2, 5000))
-    disk.drop()
-    for key in range(5):
-        disk.put(key, parts(key, 5000))
-    assert all(equal(disk.get(key), parts(key, 5000)) for key in range(5))
-    disk.close()
-
-
-def test_a_disk_store_leaves_no_file_and_shares_none(tmp_path: Path) -> None:
-    a, b = DiskStore(tmp_path), DiskStore(tmp_path)
-    a.put(1, parts(1))
-    b.put(1, parts(2))
-    assert equal(a.get(1), parts(1)) and equal(b.get(1), parts(2))
-    a.close()
-    b.close()
-    assert not list(tmp_path.iterdir())
-
-
-def test_what_a_disk_store_returns_is_a_copy(tmp_path: Path) -> None:
-    disk = DiskStore(tmp_path)
-    disk.put(1, parts(1))
-    got = disk.get(1)
-    assert got is not None
-    got[2].zero_()
-    assert equal(disk.get(1), parts(1))
-    disk.close()
+def test_expecting_keys_changes_nothing(store: Store) -> None:
+    for key in range(4):
+        store.put(key, parts(key))
+    store.prefetch([3, 77, 1, 3])
+    assert store.keys() == [0, 1, 2, 3] and store.get(77) is None
+    assert all(equal(store.get(key), parts(key)) for key in (3, 1, 0, 2))
 
 
 # -- references: the same for every store and form ---------------------------------------------------------
@@ -182,12 +140,50 @@ def test_int8_references_take_about_a_quarter_of_the_bytes() -> None:
     assert nbytes(Uniform(bits=8)) < 0.27 * nbytes(Raw())
 
 
-def test_references_of_changing_size_go_to_memory_and_not_to_disk(tmp_path: Path) -> None:
+def test_references_of_changing_size_fit_too(store: Store) -> None:
     pytest.importorskip("zstandard")
+    form = Entropy(Uniform())
+    held = References(form, store)
     g = torch.Generator().manual_seed(0)
     x = torch.randn(2, 4, 32, generator=g) * torch.tensor([1.0, 0.0]).reshape(2, 1, 1)
-    References(Entropy(Uniform())).save([1, 2], x)
-    disk = DiskStore(tmp_path)
-    with pytest.raises(InputError, match="one store per boundary"):
-        References(Entropy(Uniform()), disk).save([1, 2], x)
-    disk.close()
+    each = torch.cat([form.decode(form.encode(row)) for row in x.split(1)])
+    for keys in ([1, 2], [2, 1]):  # then each row where the other was
+        held.save(keys, x)
+        assert torch.equal(held.load(keys), each)
+
+
+EVERY_FORM = [
+    *FORMS,
+    Uniform(bits=8),
+    Uniform(bits=4, group=16),
+    Uniform(bits=8, scale="token"),
+    Uniform(bits=8, scale="channel"),
+    Uniform(bits=8, scale="tensor"),
+    Uniform(bits=8, scale_dtype="e5m3"),
+    Uniform(bits=8, rounding="stochastic"),
+    Uniform(bits=8, group=24, scale_dtype="float16", clip=0.7),
+    Entropy(Uniform(bits=8)),
+]
+
+
+@pytest.mark.parametrize("shape", [(5, 40), (7,), (3, 2, 33), ()], ids=repr)
+@pytest.mark.parametrize("form", EVERY_FORM, ids=repr)
+def test_a_sample_is_held_alike_whatever_its_batch(form: Codec, shape: tuple[int, ...]) -> None:
+    """Else its references would depend on the shuffle; bytes, and what they stand for."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn((6, *shape), generator=g) * torch.logspace(-12, 12, 6).reshape(6, *[1] * len(shape))
+    alone, batch = References(form), References(form)
+    for i in range(6):
+        alone.save([i], x[i : i + 1])
+    batch.save([0, 1, 2, 3], x[:4])
+    batch.save([5, 4], x[[5, 4]])
+    for key in range(6):
+        assert equal(batch.store.get(key), alone.store.get(key))
+    each = torch.cat([alone.load([k]) for k in (4, 1, 5)])
+    assert torch.equal(batch.load([4, 1, 5]), each)
+
+
+def test_the_usual_forms_are_coded_in_one_go() -> None:
+    spec = TensorSpec((1, 16, 64))
+    assert all(splits(form, spec) for form in FORMS)
+    assert not any(splits(form, spec) for form in (Uniform(), Uniform(bits=8, scale="tensor")))

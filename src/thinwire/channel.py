@@ -165,6 +165,10 @@ class Sender:
             shared = self.scheme.memory.shared
             self._references.save(held[:1] if shared else held, state[None] if shared else state)
 
+    def prefetch(self, keys: Iterable[int]) -> None:
+        """Expect these keys' next messages soon: a store on disk begins to read. From any thread."""
+        self._references.prefetch(keys)
+
     def reset(self, keys: Iterable[int] | None = None) -> None:
         """Forget some keys, or all: their next message is a keyframe."""
         keys = list(self._versions) if keys is None or self.scheme.memory.shared else list(keys)
@@ -287,6 +291,10 @@ class Receiver:
             key = packet.entries[wrong[0]].key
             message = f"sample {key}: the reconstruction differs from the sender's; ask for a keyframe"
             raise DesyncError(message, tuple(held[i] for i in wrong))
+
+    def prefetch(self, keys: Iterable[int]) -> None:
+        """Expect these keys' next packets soon: a store on disk begins to read. From any thread."""
+        self._references.prefetch(keys)
 
     def reset(self, keys: Iterable[int] | None = None) -> None:
         """Forget some keys, or all: only a keyframe of theirs is accepted next."""

@@ -1,12 +1,8 @@
-"""Stores: where references live between two visits, on the device, in host memory or in a file."""
+"""Stores: where references live between two visits; in memory here, on disk in ``disk_store``."""
 
 from __future__ import annotations
 
-import mmap
-import os
-import tempfile
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -22,11 +18,15 @@ class Store(Protocol):
     """A map from keys to the encoded parts of one reference."""
 
     def get(self, key: int) -> Parts | None:
-        """Return the parts kept under ``key``, or ``None``."""
+        """Return the parts kept under ``key``, not to be written to, or ``None``."""
         ...
 
     def put(self, key: int, parts: Parts) -> None:
         """Keep a copy of ``parts`` under ``key``."""
+        ...
+
+    def prefetch(self, keys: Iterable[int]) -> None:
+        """Expect ``get`` of these keys soon, in this order; those not held are no error. Returns at once."""
         ...
 
     def drop(self, keys: Iterable[int] | None = None) -> None:
@@ -53,7 +53,10 @@ class TensorStore:
         return self._parts.get(key)
 
     def put(self, key: int, parts: Parts) -> None:
-        self._parts[key] = tuple(p.detach().clone().to(self._device or p.device) for p in parts)
+        self._parts[key] = tuple(p.detach().to(self._device or p.device, copy=True) for p in parts)
+
+    def prefetch(self, keys: Iterable[int]) -> None:
+        pass
 
     def drop(self, keys: Iterable[int] | None = None) -> None:
         for k in self.keys() if keys is None else keys:
@@ -66,97 +69,6 @@ class TensorStore:
         self._parts.clear()
 
 
-class DiskStore:
-    """Keep parts as fixed rows of one memory-mapped file in ``folder``; the file goes with the store.
-
-    Space is reserved before it is mapped, so a full disk is an ``InputError`` and never a bus error.
-    Every reference must have the layout of the first.
-    """
-
-    GROWTH = 64  # rows added at least when the file is full
-
-    def __init__(self, folder: Path | str | None = None) -> None:
-        self._file = tempfile.TemporaryFile(prefix="thinwire-references-", dir=folder)  # noqa: SIM115
-        self._map: mmap.mmap | None = None
-        self._layout: tuple[tuple[torch.dtype, int], ...] = ()
-        self._slots: dict[int, int] = {}
-        self._free: list[int] = []
-        self._capacity = 0
-
-    @property
-    def row_nbytes(self) -> int:
-        return sum(dtype.itemsize * n for dtype, n in self._layout)
-
-    def get(self, key: int) -> Parts | None:
-        if key not in self._slots:
-            return None
-        if self._map is None:  # rows of zero bytes need no file
-            return tuple(torch.empty(n, dtype=dtype) for dtype, n in self._layout)
-        at, parts = self._slots[key] * self.row_nbytes, []
-        for dtype, n in self._layout:
-            row = bytearray(self._map[at : at + n * dtype.itemsize])
-            parts.append(torch.frombuffer(row, dtype=dtype) if row else torch.empty(0, dtype=dtype))
-            at += len(row)
-        return tuple(parts)
-
-    def put(self, key: int, parts: Parts) -> None:
-        layout = tuple((p.dtype, p.numel()) for p in parts)
-        if not self._slots and layout != self._layout:
-            self._layout, self._capacity = layout, 0  # rows of another size: the file holds another number
-        if layout != self._layout:
-            raise InputError(
-                f"a disk store holds rows of {self._layout}, got {layout}; use one store per boundary"
-            )
-        if key not in self._slots:
-            self._slots[key] = self._free.pop() if self._free else len(self._slots)
-            self._reserve(self._slots[key] + 1)
-        if self._map is None:
-            return
-        at = self._slots[key] * self.row_nbytes
-        for p in parts:
-            raw = p.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
-            self._map[at : at + len(raw)] = raw
-            at += len(raw)
-
-    def _reserve(self, rows: int) -> None:
-        if rows <= self._capacity or not self.row_nbytes:
-            return
-        capacity = max(rows, 2 * self._capacity, self.GROWTH)
-        try:
-            _allocate(self._file.fileno(), capacity * self.row_nbytes)
-        except OSError as e:
-            raise InputError(
-                f"no room for {capacity * self.row_nbytes} bytes of references on disk ({e.strerror}); "
-                "free space there or choose another folder"
-            ) from e
-        if self._map is not None:
-            self._map.close()
-        self._map = mmap.mmap(self._file.fileno(), capacity * self.row_nbytes)
-        self._capacity = capacity
-
-    def drop(self, keys: Iterable[int] | None = None) -> None:
-        for k in self.keys() if keys is None else keys:
-            if k in self._slots:
-                self._free.append(self._slots.pop(k))
-
-    def keys(self) -> list[int]:
-        return list(self._slots)
-
-    def close(self) -> None:
-        if self._map is not None:
-            self._map.close()
-            self._map = None
-        self._file.close()
-        self._slots.clear()
-
-
-def _allocate(file: int, nbytes: int) -> None:
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(file, 0, nbytes)
-    else:  # macOS: writing is the only way to reserve
-        os.pwrite(file, bytes(nbytes - os.fstat(file).st_size), os.fstat(file).st_size)
-
-
 def check_holds(codec: Codec) -> None:
     """Raise ``InputError`` unless both ends *encode* the same bits with ``codec``, on whatever processor.
 
@@ -167,6 +79,18 @@ def check_holds(codec: Codec) -> None:
         raise InputError(
             f"references cannot be held as {codec!r}; take Raw, Cast or Uniform of 2 bits or more"
         )
+
+
+def splits(codec: Codec, spec: TensorSpec) -> bool:
+    """Return whether each part of a payload is those of the tensor's rows, coded alone, one after another.
+
+    >>> splits(Uniform(8), TensorSpec((1, 4, 32))), splits(Uniform(8, "channel"), TensorSpec((1, 4, 32)))
+    (True, False)
+    """
+    if not isinstance(codec, Uniform):
+        return isinstance(codec, (Raw, Cast))
+    own_scales = codec.scale in ("token", "group") and codec.scale_dtype != "e5m3" and len(spec.shape) > 1
+    return own_scales and codec.bits == 8 and codec.rounding == "nearest"
 
 
 class References:
@@ -182,21 +106,39 @@ class References:
 
     def load(self, keys: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
         """Return the states of ``keys``, stacked, on ``device``. Errors: ``KeyError`` where there is none."""
-        return torch.cat([self._one(k, device) for k in keys])
+        specs = [self._specs[k] for k in keys]
+        rows = [self._parts(k) for k in keys]
+        if specs.count(specs[0]) == len(specs) and splits(self.codec, specs[0]):
+            rows = [tuple(torch.cat(column) for column in zip(*rows, strict=True))]
+            specs = [_times(specs[0], len(keys))]
+        return torch.cat(
+            [
+                self.codec.decode(Payload(spec, tuple(p.to(device) for p in parts)))
+                for spec, parts in zip(specs, rows, strict=True)
+            ]
+        )
 
-    def _one(self, key: int, device: torch.device | str) -> Tensor:
+    def _parts(self, key: int) -> Parts:
         parts = self.store.get(key)
         if parts is None:
             raise KeyError(key)
-        return self.codec.decode(Payload(self._specs[key], tuple(p.to(device) for p in parts)))
+        return parts
+
+    def prefetch(self, keys: Iterable[int]) -> None:
+        """Expect ``load`` of these keys soon; a store on disk begins to read them."""
+        self.store.prefetch(keys)
 
     def save(self, keys: Sequence[int], states: Tensor) -> None:
         """Keep row i of ``states`` under key i."""
         self.put(keys, self.encode(states))
 
     def encode(self, states: Tensor) -> list[Payload]:
-        """Return each row of ``states`` as it would be held."""
-        return [self.codec.encode(row) for row in states.split(1)]
+        """Return each row of ``states`` as it would be held, whatever the other rows are."""
+        n, spec = len(states), _times(TensorSpec.of(states), 1)
+        if not splits(self.codec, spec):
+            return [self.codec.encode(row) for row in states.split(1)]
+        columns = [p.reshape(n, p.numel() // n) for p in self.codec.encode(states).parts]
+        return [Payload(spec, parts) for parts in zip(*columns, strict=True)]
 
     def put(self, keys: Sequence[int], payloads: Sequence[Payload]) -> None:
         """Keep what ``encode`` returned."""
@@ -238,3 +180,7 @@ class References:
 def under(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """Return the entries of ``state`` whose names begin with ``prefix``, named without it."""
     return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+
+
+def _times(spec: TensorSpec, rows: int) -> TensorSpec:
+    return TensorSpec((rows, *spec.shape[1:]), spec.dtype)
