@@ -89,8 +89,11 @@ class RateMeter:
 
     def measured(self, now: float) -> tuple[float, bool, float] | None:
         """Return the rate in bytes/s, whether it is a floor only, and its age in seconds; None before any."""
-        found = _quantile(self._recent(now))
-        return None if found is None else (found.rate, found.floor, now - found.at)
+        bursts = self._recent(now)
+        found = _quantile(bursts)
+        if found is None:
+            return None
+        return found.rate, found.floor, now - max(b.at for b in bursts if b.floor == found.floor)
 
     def _recent(self, now: float) -> list[Burst]:
         bursts = list(self._bursts)
