@@ -160,10 +160,16 @@ class _View:
         while rising:
             k = min(rising, key=lambda k: (levels[k], self.sites[k].is_forward))
             levels[k] += 1
-            if levels[k] == len(self.policy.ladder(self.sites[k])) or self.seconds(tuple(levels)) > limit:
+            top = len(self.policy.ladder(self.sites[k])) - 1
+            if levels[k] > top or not self._bears(tuple(levels), k, limit):
                 levels[k] -= 1
                 rising.remove(k)
         return tuple(levels)
+
+    def _bears(self, levels: Levels, k: int, limit: float) -> bool:
+        """Say whether the step bears these rungs: all of them together, and the one at site ``k``."""
+        alone = self.seconds((*levels[:k], 0, *levels[k + 1 :])) * (1 + self.policy.tolerance)
+        return self.seconds(levels) <= min(limit, alone)
 
     def _is_held(self, site: Site) -> bool:
         return site.rate is None or (site.age or 0.0) > self.policy.max_age
