@@ -132,4 +132,5 @@ def test_what_follows_from_the_options():
 
 def test_warnings():
     assert TrainConfig().warnings() == []
-    assert "dropout 0.1" in TrainConfig(dropout=0.1).warnings()[0]
+    assert "random weights" in TrainConfig(model="gpt2-lab", lora=4).warnings()[0]
+    assert TrainConfig(lora=4).warnings() == [] and TrainConfig(lora=4).learning_rate == 2e-4

@@ -2,11 +2,16 @@
 
 import copy
 import json
+import shutil
 from itertools import pairwise
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
 
+from launchers import record, sentence, warm
+from test_faults import write_text
 from test_models import IDS, even, make_config, make_source, run, save_unsplit, whole_logits
 from thinwire.lab import lora
 from thinwire.lab.checkpoint import finish_adapters, finish_model, remove_adapters, save_adapters, save_stage
@@ -149,3 +154,91 @@ def test_without_peft_the_extra_is_named(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r"thinwire\[lora\]"):
         lora.require_peft()
+
+
+# Whole runs
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    text = write_text(tmp_path_factory.mktemp("data") / "text.txt", lines=1200)
+    return [
+        *("train", "--model", "gpt2-lab", "--data", text, "--batch", 4, "--microbatches", 2, "--seq", 32),
+        *("--eval-samples", 4, "--threads", 1, "--dtype", "fp32", "--no-tensorboard", "--quiet"),
+        *("--lora", 4, "--dropout", 0.1, "--lr", 1e-2),
+    ]
+
+
+def go(place, *args):
+    ranks = warm().ranks(place, *args)
+    assert [r.wait() for r in ranks] == [0, 0], ranks[0].err + ranks[1].err
+
+
+@pytest.fixture(scope="module")
+def whole(job, tmp_path_factory):
+    place = tmp_path_factory.mktemp("whole")
+    go(place, *job, "--steps", 8, "--checkpoint-every", 4, "--out", place / "out")
+    return place / "out"
+
+
+def test_a_run_learns_by_its_adapters_and_says_what_they_stand_on(whole):
+    found = record(whole)
+    assert found["config"]["lora"] == 4 and found["loss"]["eval_final"] < found["loss"]["eval_first"]
+    assert any("random weights" in note for note in found["notes"])
+    assert {"adapter_config.json", "adapter_model.safetensors"} == {
+        f.name for f in (whole / "adapter").iterdir()
+    }
+
+
+def test_the_saved_model_is_the_evaluated_one(whole):
+    from thinwire.lab.config import TrainConfig
+    from thinwire.lab.job import prepare
+
+    saved = record(whole)
+    blocks = prepare(TrainConfig.from_dict(saved["config"])).eval_blocks()[0]
+    model = transformers.AutoModelForCausalLM.from_pretrained(whole / "model").eval()
+    loss = next_token_loss(whole_logits(model, blocks[:, :-1]), blocks[:, 1:]).item()
+    assert loss == pytest.approx(saved["loss"]["eval_final"], rel=1e-4)
+
+
+def test_checkpoints_hold_adapters_alone(whole):
+    names = []
+    for rank in range(2):
+        file = whole / "checkpoints" / "step-00000008" / f"rank-{rank}.safetensors"
+        with safe_open(file, framework="pt") as f:
+            names += [n for n in f.keys() if n.startswith("stage0.")]  # noqa: SIM118  # no mapping
+    assert len(names) == 2 * 4 * 4 and all(".lora_" in n for n in names)
+
+
+def test_a_resumed_run_is_the_undisturbed_one(job, whole, tmp_path):
+    """Masks included: they depend on the sample, not on how long the process has run."""
+    place = tmp_path / "out"
+    go(tmp_path, *job, "--steps", 4, "--checkpoint-every", 4, "--no-save-model", "--out", place)
+    go(tmp_path, *job, "--steps", 8, "--checkpoint-every", 4, "--resume", "--out", place)
+    assert record(place)["loss"]["train"] == record(whole)["loss"]["train"]
+    again = load_file(place / "adapter" / "adapter_model.safetensors")
+    for name, tensor in load_file(whole / "adapter" / "adapter_model.safetensors").items():
+        assert torch.equal(again[name], tensor)
+
+
+@pytest.mark.parametrize(("changed", "words"), [(("--lora", 2), "lora 4"), (("--lora", 0), "lora 4")])
+def test_another_rank_is_not_resumed(job, whole, tmp_path, changed, words):
+    place = tmp_path / "out"
+    shutil.copytree(whole, place)
+    ranks = warm().ranks(tmp_path, *job, *changed, "--steps", 8, "--resume", "--out", place)
+    assert [r.wait() for r in ranks] == [2, 2]
+    assert words in ranks[0].err and "--resume" in ranks[0].err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--lora", "-1"], "--lora is -1"),
+        (["--lora", "257"], "--lora 257 is more than the 256"),
+        (["--lora", "0.5"], "--lora"),
+    ],
+)
+def test_ranks_that_make_no_sense_are_refused(job, tmp_path, options, words):
+    command = warm().run(tmp_path, *job, *options, "--out", tmp_path / "out")
+    assert command.code == 2
+    assert words in sentence(command)

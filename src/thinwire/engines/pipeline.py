@@ -63,6 +63,7 @@ class CompressedStage(PipelineStage):
     wait on a neighbour fails;
     ``store``, which makes the places where references live (memory; ``DiskStore`` for more than that holds).
     ``overlap``: encode and decode on threads of their own, beside the compute.
+    ``on_samples``, which is told the ids of a micro-batch's samples before its forward pass in training.
     Before each ``schedule.step`` call ``begin(ids)`` on the first stage: the ids of the batch's samples, by
     which references are kept; later stages learn them from the packets. After each step call ``end`` before
     reading ``tally``. ``follow`` changes a direction's codecs between two packets, because packets describe
@@ -84,9 +85,11 @@ class CompressedStage(PipelineStage):
         deadline: float = 60.0,
         store: Callable[[], Store] = TensorStore,
         overlap: bool = False,
+        on_samples: Callable[[Sequence[int]], None] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(submodule, stage_index, num_stages, device, *args, **kwargs)
+        self._on_samples = on_samples
         self.tally = Tally()
         self._peers, self._deadline = peers, deadline
         schemes = {FORWARD: recipe.forward, BACKWARD: recipe.backward}
@@ -141,6 +144,8 @@ class CompressedStage(PipelineStage):
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         self._land(FORWARD, fwd_chunk_id)
+        if self._on_samples is not None and self.has_backward:
+            self._on_samples(self._ids.get(fwd_chunk_id, ()))
         with Timed(self.tally, "compute_s"):
             return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 

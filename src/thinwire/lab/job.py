@@ -13,8 +13,10 @@ from torch import Tensor
 from thinwire.lab.batches import Batches, pack
 from thinwire.lab.cache import cache_folder
 from thinwire.lab.config import TrainConfig
+from thinwire.lab.config_checks import MEASURED
 from thinwire.lab.cuts import counted_costs, cut_layers
 from thinwire.lab.data import Corpus, load_corpus
+from thinwire.lab.lora import require_peft
 from thinwire.lab.models import ModelSource, resolve_model
 from thinwire.lab.tokenizer import tokenise
 from thinwire.links.shape import LinkShape
@@ -72,7 +74,10 @@ def prepare(config: TrainConfig) -> Job:
         InputError,
         f"--seq {config.seq} is more than the {source.max_seq} positions of {config.model}; use fewer",
     )
-    cut = cut_layers(counted_costs(source.config), config.stages, config.cut)
+    _check_trained(config, source)
+    cut = cut_layers(
+        counted_costs(source.config), config.stages, None if config.cut == MEASURED else config.cut
+    )
     train = pack(_tokens(source.tokenizer, corpus, "train"), config.seq)
     heldout = pack(_tokens(source.tokenizer, corpus, "heldout"), config.seq)
     batches = Batches(len(train), config.batch, config.planned_steps, config.epochs, config.seed, config.seq)
@@ -85,6 +90,24 @@ def prepare(config: TrainConfig) -> Job:
         )
     notes = (*config.warnings(), *source.notes)
     return Job(config, recipe, shape, source, cut, train, heldout, batches, notes)
+
+
+def _check_trained(config: TrainConfig, source: ModelSource) -> None:
+    """Raise ``InputError`` for adapters or dropout that this model cannot have."""
+    if config.lora:
+        require_peft()
+        width = source.config.hidden_size
+        require(
+            config.lora <= width,
+            InputError,
+            f"--lora {config.lora} is more than the {width} channels of {config.model}; 4 to 64 are usual",
+        )
+    require(
+        not config.dropout or config.lora > 0 or source.dropout > 0.0,
+        InputError,
+        f"--dropout {config.dropout} has nothing to drop: models of type {source.config.model_type} have "
+        "dropout of attention probabilities alone, which cannot be drawn by sample; use 0, or --lora",
+    )
 
 
 @lru_cache(maxsize=4)

@@ -1,4 +1,7 @@
-"""Checkpoints of a running job: weights, optimiser and references of every rank, all of one step or none."""
+"""Checkpoints of a running job: what is trained, optimiser, references; of every rank and one step or none.
+
+Frozen weights are not in them: with adapters a checkpoint holds the adapters alone.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from torch import Tensor
 from thinwire.engines.pipeline import CompressedStage
 from thinwire.lab.config import TrainConfig
 from thinwire.lab.files import REMEDY
+from thinwire.lab.job import Job
 from thinwire.lab.record import write_json
 from thinwire.store import under
 from thinwire.types import InputError
@@ -36,35 +40,94 @@ def steps_saved(out: Path, rank: int) -> list[int]:
 def clear(out: Path, rank: int) -> None:
     """Remove this rank's checkpoints: those of an earlier run in the same folder are not this run's."""
     for step in steps_saved(out, rank):
-        _drop(Path(out) / FOLDER / f"step-{step:08d}", rank)
+        _drop(_folder(out, step), rank)
 
 
-def save(
-    out: Path,
-    step: int,
-    rank: int,
-    stages: list[CompressedStage],
-    optimiser: torch.optim.Optimizer,
-    config: TrainConfig,
-    data: str,
-    totals: dict[str, Any],
-) -> None:
-    """Write this rank's checkpoint after ``step`` steps. The JSON file comes last and makes it count.
+class Checkpoints:
+    """One rank's checkpoints of a job, from its stages and their optimiser and back into them."""
 
-    ``data`` is the digest of the samples, whose ids are the keys of the references.
-    """
-    folder = Path(out) / FOLDER / f"step-{step:08d}"
-    folder.mkdir(parents=True, exist_ok=True)
-    state = {f"optimiser.{k}": v for k, v in _optimiser_state(optimiser).items()}
-    state["rng"] = torch.get_rng_state()
-    for i, stage in enumerate(stages):
-        state |= {f"stage{i}.{k}": v.detach().contiguous() for k, v in stage.submod.state_dict().items()}
-        state |= {f"references{i}.{k}": v.contiguous() for k, v in stage.reference_state().items()}
-    _write_state(state, folder / f"rank-{rank}.safetensors")
-    meta = {"step": step, "config": config.to_dict(), "data": data, "totals": totals}
-    write_json(folder / f"rank-{rank}.json", meta)
-    for old in steps_saved(out, rank)[:-KEPT]:
-        _drop(Path(out) / FOLDER / f"step-{old:08d}", rank)
+    def __init__(
+        self, job: Job, rank: int, stages: list[CompressedStage], optimiser: torch.optim.Optimizer
+    ) -> None:
+        self._job, self._rank = job, rank
+        self._stages, self._optimiser = stages, optimiser
+        self._out = Path(job.config.out)
+
+    def save(self, step: int, totals: dict[str, Any]) -> None:
+        """Write the state after ``step`` steps. The JSON file comes last and makes it count."""
+        folder, rank = _folder(self._out, step), self._rank
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_state(self._state(), folder / f"rank-{rank}.safetensors")
+        write_json(folder / f"rank-{rank}.json", {"step": step, "totals": totals} | self._origin())
+        for old in steps_saved(self._out, rank)[:-KEPT]:
+            _drop(_folder(self._out, old), rank)
+
+    def _origin(self) -> dict[str, Any]:
+        job = self._job
+        # The samples' ids are the keys of the references, so their text must be the same too.
+        return {"config": job.config.to_dict(), "data": job.digest, "cut": [len(part) for part in job.cut]}
+
+    def _state(self) -> dict[str, Tensor]:
+        state = {f"optimiser.{k}": v for k, v in _optimiser_state(self._optimiser).items()}
+        state["rng"] = torch.get_rng_state()
+        for i, stage in enumerate(self._stages):
+            state |= {f"stage{i}.{k}": p.detach().contiguous() for k, p in _trained(stage).items()}
+            state |= {f"references{i}.{k}": v.contiguous() for k, v in stage.reference_state().items()}
+        return state
+
+    def load(self, step: int) -> dict[str, Any]:
+        """Take over the checkpoint of ``step`` and return the totals saved with it.
+
+        Errors: ``InputError`` where the checkpoint is of another configuration or cannot be read.
+        """
+        folder, rank, config = _folder(self._out, step), self._rank, self._job.config
+        try:
+            saved = json.loads((folder / f"rank-{rank}.json").read_text("utf-8"))
+            _check_same(saved["config"], config)
+            if saved["data"] != self._job.digest:
+                raise InputError(f"--resume: the text of --data {config.data} has changed since; restore it")
+            self._restore(load_file(folder / f"rank-{rank}.safetensors"))
+            totals: dict[str, Any] = dict(saved["totals"])
+            return totals
+        except InputError:
+            raise
+        # RuntimeError, KeyError, TypeError: a whole file with something else in it
+        except (OSError, SafetensorError, ValueError, RuntimeError, KeyError, TypeError) as e:
+            why = " ".join(str(e).split())[:200]
+            raise InputError(
+                f"the checkpoint in {folder} cannot be read ({why}); remove it to go on from an older one"
+            ) from e
+
+    def _restore(self, state: dict[str, Tensor]) -> None:
+        for i, stage in enumerate(self._stages):
+            saved, trained = under(state, f"stage{i}."), _trained(stage)
+            if saved.keys() != trained.keys():
+                raise ValueError(
+                    f"it holds {len(saved)} trained tensors of stage {stage.stage_index}, "
+                    f"not the {len(trained)} of this run"
+                )
+            stage.submod.load_state_dict(saved, strict=False)
+            stage.load_reference_state(under(state, f"references{i}."))
+        _load_optimiser(self._optimiser, under(state, "optimiser."))
+        torch.set_rng_state(state["rng"])
+
+
+def saved_cut(out: Path, rank: int) -> list[int] | None:
+    """Return the layers of each stage in this rank's newest checkpoint, or None without a readable one."""
+    steps = steps_saved(out, rank)
+    try:
+        meta = json.loads((_folder(out, steps[-1]) / f"rank-{rank}.json").read_text("utf-8"))
+        return [int(size) for size in meta["cut"]]
+    except (IndexError, OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _folder(out: Path, step: int) -> Path:
+    return Path(out) / FOLDER / f"step-{step:08d}"
+
+
+def _trained(stage: CompressedStage) -> dict[str, Tensor]:
+    return {name: p for name, p in stage.submod.named_parameters() if p.requires_grad}
 
 
 def _write_state(state: dict[str, Tensor], file: Path) -> None:
@@ -83,49 +146,6 @@ def _drop(folder: Path, rank: int) -> None:
     (folder / f"rank-{rank}.safetensors").unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # another rank's files are still there, or it was quicker
         folder.rmdir()
-
-
-def load(
-    out: Path,
-    step: int,
-    rank: int,
-    stages: list[CompressedStage],
-    optimiser: torch.optim.Optimizer,
-    config: TrainConfig,
-    data: str,
-) -> dict[str, Any]:
-    """Take over this rank's checkpoint of ``step`` and return the totals saved with it.
-
-    Errors: ``InputError`` where the checkpoint is of another configuration or cannot be read.
-    """
-    folder = Path(out) / FOLDER / f"step-{step:08d}"
-    try:
-        saved = json.loads((folder / f"rank-{rank}.json").read_text("utf-8"))
-        _check_same(saved["config"], config)
-        if saved["data"] != data:
-            raise InputError(f"--resume: the text of --data {config.data} has changed since; restore it")
-        state = load_file(folder / f"rank-{rank}.safetensors")
-        _restore(state, stages, optimiser)
-        totals: dict[str, Any] = dict(saved["totals"])
-        return totals
-    except InputError:
-        raise
-    # RuntimeError, KeyError, TypeError: a whole file with something else in it
-    except (OSError, SafetensorError, ValueError, RuntimeError, KeyError, TypeError) as e:
-        why = " ".join(str(e).split())[:200]
-        raise InputError(
-            f"the checkpoint in {folder} cannot be read ({why}); remove it to go on from an older one"
-        ) from e
-
-
-def _restore(
-    state: dict[str, Tensor], stages: list[CompressedStage], optimiser: torch.optim.Optimizer
-) -> None:
-    for i, stage in enumerate(stages):
-        stage.submod.load_state_dict(under(state, f"stage{i}."))
-        stage.load_reference_state(under(state, f"references{i}."))
-    _load_optimiser(optimiser, under(state, "optimiser."))
-    torch.set_rng_state(state["rng"])
 
 
 def _check_same(saved: dict[str, Any], config: TrainConfig) -> None:

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
 from thinwire.engines.pipeline import CompressedStage
+from thinwire.lab.dropout import seed_dropout
 from thinwire.lab.job import Job
+from thinwire.lab.lora import add_adapters
 from thinwire.lab.loss import next_token_loss
 from thinwire.lab.machine import cores, pick_dtype
 from thinwire.lab.split import Stage, build_stage
@@ -127,7 +129,10 @@ def build_stages(job: Job, world: World) -> list[CompressedStage]:
     logits = torch.empty(rows, config.seq, job.source.config.vocab_size, device="meta")
     stages = []
     for index in range(world.rank, config.stages, world.size):
-        module = Autocast(build_stage(job.source, job.cut, index, config.seed), bf16)
+        part = build_stage(job.source, job.cut, index, config.seed)
+        if config.lora:
+            add_adapters(part, config.lora, config.seed, config.dropout)
+        module = Autocast(part, bf16)
         first, last = index == 0, index == config.stages - 1
         stages.append(
             CompressedStage(
@@ -142,6 +147,7 @@ def build_stages(job: Job, world: World) -> list[CompressedStage]:
                 peers=world.peers,
                 recipe=job.recipe,
                 deadline=config.deadline,
+                on_samples=seed_dropout(part, config.seed).set,
             )
         )
     return stages

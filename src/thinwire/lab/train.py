@@ -83,10 +83,11 @@ class Run:
         books.phase("loading the model")
         self.stages = build_stages(job, world)
         self.schedule = build_schedule(job, self.stages)
-        self.parameters = [p for s in self.stages for p in s.submod.parameters()]
+        self.parameters = [p for s in self.stages for p in s.submod.parameters() if p.requires_grad]
         self.optimiser = torch.optim.AdamW(
             self.parameters, self.config.learning_rate, weight_decay=self.config.weight_decay, fused=True
         )
+        self.checkpoints = resume.Checkpoints(job, world.rank, self.stages, self.optimiser)
         self.telemetry = Telemetry(world, self.config.deadline)
         policy = job.recipe.policy
         self.autopilot = policy and Autopilot(job, policy, world, self.stages, self.telemetry)
@@ -141,16 +142,7 @@ class Run:
             self._save_checkpoint(step)
 
     def _save_checkpoint(self, step: int) -> None:
-        resume.save(
-            Path(self.config.out),
-            step,
-            self.world.rank,
-            self.stages,
-            self.optimiser,
-            self.config,
-            self.job.digest,
-            self.books.totals(self.world),
-        )
+        self.checkpoints.save(step, self.books.totals(self.world))
 
     def _step(self, step: int, ids: Tensor, upcoming: Tensor) -> StepReport:
         block = self.job.train[ids]
@@ -265,8 +257,7 @@ class Run:
             raise InputError(
                 f"--resume: the checkpoint is of step {step}, the run of {self.job.steps}; raise --steps"
             )
-        job = self.job
-        totals = resume.load(out, step, rank, self.stages, self.optimiser, job.config, job.digest)
+        totals = self.checkpoints.load(step)
         self.telemetry.agree(b"L", step, "the checkpoint to be loaded")
         self.books.resumed(step, totals)
         return step
