@@ -1,0 +1,84 @@
+"""How late the relay was: an emulated delay is true only as far as packets leave when they are due."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, log2
+
+MIN_LIMIT = 1e-3  # seconds
+SHARE = 0.05  # of the one-way delay
+_STEPS = 8  # a doubling
+_FLOOR = 1e-6  # seconds; the histogram's first bin
+_BINS = 30 * _STEPS  # up to 18 minutes
+
+
+def limit(delay: float) -> float:
+    """Return the mean lateness [s] above which a run across a one-way ``delay`` [s] is invalid.
+
+    >>> limit(0.05), limit(0.0)
+    (0.0025, 0.001)
+    """
+    return max(MIN_LIMIT, SHARE * delay)
+
+
+@dataclass(frozen=True)
+class Lateness:
+    """By how much [s] packets were delivered after they were due."""
+
+    packets: int = 0
+    mean: float = 0.0
+    p99: float = 0.0  # an upper bound, 9 % coarse
+    worst: float = 0.0
+    worst_second: float = 0.0  # the highest mean within one second
+    seconds: int = 0  # in which packets were delivered
+    late_seconds: int = 0  # of these, with a mean above the limit
+
+
+class LatenessMeter:
+    """Add up lateness packet by packet; ``limit`` [s] decides which seconds count as late."""
+
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+        self._packets, self._sum, self._worst = 0, 0.0, 0.0
+        self._bins = [0] * _BINS
+        self._second, self._second_packets, self._second_sum = 0, 0, 0.0
+        self._seconds, self._late_seconds, self._worst_second = 0, 0, 0.0
+
+    def add(self, now: float, late: float) -> None:
+        """Count a packet delivered at ``now``, ``late`` seconds after it was due."""
+        if int(now) != self._second:
+            self._close_second()
+            self._second = int(now)
+        self._packets += 1
+        self._sum += late
+        self._second_packets += 1
+        self._second_sum += late
+        if late > self._worst:
+            self._worst = late
+        bin_ = ceil(log2(late / _FLOOR) * _STEPS) if late > _FLOOR else 0
+        self._bins[bin_ if bin_ < _BINS else -1] += 1
+
+    def _close_second(self) -> None:
+        if self._second_packets:
+            mean = self._second_sum / self._second_packets
+            self._seconds += 1
+            self._late_seconds += mean > self._limit
+            self._worst_second = max(self._worst_second, mean)
+        self._second_packets, self._second_sum = 0, 0.0
+
+    def summary(self) -> Lateness:
+        """Return what was measured so far."""
+        self._close_second()
+        n = self._packets
+        mean = self._sum / n if n else 0.0
+        return Lateness(
+            n, mean, self._p99(), self._worst, self._worst_second, self._seconds, self._late_seconds
+        )
+
+    def _p99(self) -> float:
+        above = self._packets * 0.01
+        for i in range(_BINS - 1, -1, -1):
+            above -= self._bins[i]
+            if above < 0:
+                return min(self._worst, _FLOOR * 2.0 ** (i / _STEPS))
+        return 0.0

@@ -1,0 +1,263 @@
+"""The relay: a process that holds all ranks' devices and passes packets on when the model says so.
+
+``session`` starts it as ``python -m thinwire.lab.emulator.relay CONTROL``, with its orders as JSON on stdin
+and a socket for requests. It makes the namespaces itself, so that no other process has to leave its own,
+and they live only as long as it does. It ends when told to, or when its owner is gone, and then kills what is
+still inside.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+from thinwire.lab.emulator import namespaces
+from thinwire.lab.emulator.lateness import LatenessMeter
+from thinwire.lab.emulator.namespaces import RankNamespace
+from thinwire.lab.emulator.orphans import sweep
+from thinwire.lab.emulator.packets import LARGEST, destination, on_the_wire
+from thinwire.lab.emulator.path import Network
+from thinwire.lab.emulator.profile import Profile
+from thinwire.lab.emulator.syscalls import (
+    CLONE_NEWNET,
+    PR_SET_PDEATHSIG,
+    PR_SET_TIMERSLACK,
+    Timer,
+    prctl,
+    setns,
+)
+from thinwire.lab.emulator.trace import Row, Trace
+from thinwire.types import InputError, ThinwireError
+
+ONLY_ONE = "\0thinwire-emulation"  # an abstract address: the kernel frees it when the relay ends
+BATCH = 32  # packets read from a device before others have their turn
+PRIORITY = 50  # of SCHED_FIFO's 1 to 99
+NICE = -10
+
+
+class OwnerGone(Exception):
+    """The process that wanted the emulation has ended."""
+
+
+class Relay:
+    """Move packets between the devices of ``ranks`` in the time of ``profiles``."""
+
+    def __init__(self, ranks: list[RankNamespace], profiles: list[Profile], seed: int, limit: float) -> None:
+        self._ranks, self._profiles, self._seed, self._limit = ranks, profiles, seed, limit
+        self._poll, self._timer, self._armed = select.epoll(), Timer(), 0.0
+        self._rank_of = {r.tun: i for i, r in enumerate(ranks)}
+        for fd in (self._timer.fileno(), *self._rank_of):
+            self._poll.register(fd, select.EPOLLIN)
+        self.restart()
+
+    def restart(self, clean: bool = False) -> None:
+        """Begin anew: traces from their first row, empty queues, counters at zero; what is under way is lost.
+
+        ``clean``: without loss and jitter, until the next restart.
+        """
+        profiles = self._profiles
+        if clean:
+            profiles = [dataclasses.replace(p, loss=0.0, jitter=0.0) for p in profiles]
+        self._start = time.monotonic()
+        self._cpu, self._waited = time.process_time(), _run_queue()
+        self._network = Network(profiles, self._seed, self._start)
+        self._late = LatenessMeter(self._limit)
+        self._foreign = self._refused = 0
+
+    def run(self, control: socket.socket) -> None:
+        """Relay until ``control`` says stop. Errors: ``OwnerGone``."""
+        self._poll.register(control.fileno(), select.EPOLLIN)
+        while True:
+            for fd, _ in self._poll.poll():
+                if fd in self._rank_of:
+                    self._read(fd)
+                elif fd == control.fileno():
+                    if not self._answer(control):
+                        return
+                else:
+                    self._timer.clear()
+                    self._armed = 0.0
+            self._deliver()
+
+    def _read(self, fd: int) -> None:
+        source, ranks = self._rank_of[fd], len(self._ranks)
+        for _ in range(BATCH):
+            try:
+                packet = os.read(fd, LARGEST)
+            except BlockingIOError:
+                return
+            target = destination(packet)
+            if not 0 <= target < ranks:
+                self._foreign += 1
+                continue
+            nbytes, segments = on_the_wire(packet)
+            self._network.offer(time.monotonic(), source, target, nbytes, segments, packet)
+
+    def _deliver(self) -> None:
+        for due, rank, packet in self._network.deliver(time.monotonic()):
+            try:
+                os.write(self._ranks[rank].tun, packet)
+            except OSError:  # its command took the device down
+                self._refused += 1
+            now = time.monotonic()
+            self._late.add(now, now - due)
+        due_next = self._network.next()
+        if due_next is not None and due_next != self._armed:
+            self._timer.set(due_next)
+            self._armed = due_next
+
+    def _answer(self, control: socket.socket) -> bool:
+        """Answer one request; return whether to go on."""
+        request = control.recv(4096)
+        if not request:
+            raise OwnerGone
+        asked = json.loads(request)
+        if asked["ask"] == "socket":
+            setns(self._ranks[asked["rank"]].net, CLONE_NEWNET)
+            with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as made:
+                socket.send_fds(control, [b"{}"], [made.fileno()])
+            return True
+        if asked["ask"] == "restart":
+            self.restart(asked["clean"])
+        control.send(json.dumps(self.state()).encode())
+        return bool(asked["ask"] != "stop")
+
+    def state(self) -> dict[str, Any]:
+        """Return counters, lateness and processor use since the start, as JSON values."""
+        wall = time.monotonic() - self._start
+        wait, runs = (now - then for now, then in zip(_run_queue(), self._waited, strict=True))
+        return {
+            "start": self._start,
+            "seconds": wall,
+            "cpu_share": (time.process_time() - self._cpu) / max(wall, 1e-9),
+            "lateness": dataclasses.asdict(self._late.summary()),
+            "run_queue_wait": wait / max(runs, 1),
+            "counters": [dataclasses.asdict(c) for c in self._network.counts()],
+            "not_between_ranks": self._foreign,
+            "refused": self._refused,
+        }
+
+
+def _run_queue() -> tuple[float, int]:
+    """Return how long [s] this process was ready but not running, and how often it ran, so far."""
+    try:
+        with open("/proc/self/schedstat", encoding="ascii") as f:  # noqa: PTH123
+            _, waited, runs = f.read().split()
+    except (OSError, ValueError):
+        return 0.0, 0
+    return int(waited) * 1e-9, int(runs)
+
+
+def _hurry() -> str:
+    """Get the best scheduling that this system allows, and return its name."""
+    prctl(PR_SET_TIMERSLACK, 1)
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(PRIORITY))
+        return f"SCHED_FIFO {PRIORITY}"
+    except OSError:
+        pass
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, NICE)
+        return f"nice {NICE}"
+    except OSError:
+        return f"nice {os.getpriority(os.PRIO_PROCESS, 0)}"
+
+
+def _claim() -> socket.socket:
+    """Be the only emulation of this machine. Errors: ``InputError`` naming the other one's process."""
+    lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        lock.bind(ONLY_ONE)
+        lock.listen(1)
+    except OSError as e:
+        raise InputError(
+            f"another emulation is running here{_holder(lock)}, and two would spoil each other's times; "
+            "wait for its end"
+        ) from e
+    return lock
+
+
+def _holder(probe: socket.socket) -> str:
+    try:
+        probe.connect(ONLY_ONE)
+        peer = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    except OSError:
+        return ""
+    return f" (process {int.from_bytes(peer[:4], sys.byteorder)})"
+
+
+def _profile(values: dict[str, Any]) -> Profile:
+    trace = values.pop("trace")
+    if trace is not None:
+        trace = Trace(tuple(Row(*row) for row in trace["rows"]), trace["period"], trace["name"])
+    return Profile(**values, trace=trace)
+
+
+def _build(orders: dict[str, Any]) -> tuple[bool, list[RankNamespace], list[Profile]]:
+    profiles = [_profile(p) for p in orders["profiles"]]
+    user = namespaces.isolate()
+    ranks = []
+    for rank, profile in enumerate(profiles):
+        segments = namespaces.offload_segments(profile.uplink.mean)
+        ranks.append(namespaces.make(rank, orders["congestion"], segments))
+    return user, ranks, profiles
+
+
+def _announce(control: socket.socket, user: bool, ranks: list[RankNamespace], scheduling: str) -> None:
+    said = {"scheduling": scheduling, "user_namespace": user, "settings": [r.settings for r in ranks]}
+    held = [r.net for r in ranks]
+    if user:
+        held.append(os.open("/proc/self/ns/user", os.O_RDONLY))
+    socket.send_fds(control, [json.dumps(said).encode()], held)
+    if user:
+        os.close(held[-1])
+
+
+def _follow(owner: int) -> None:
+    """End with the owner, even where a copy of its end of the control socket lives on."""
+
+    def left(*_: object) -> None:
+        if os.getppid() != owner:  # the signal also comes when only the owner's thread has ended
+            raise OwnerGone
+
+    signal.signal(signal.SIGTERM, left)
+    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    left()
+
+
+def main() -> None:
+    """Read the orders, build the network, and relay until the end."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    orders = json.load(sys.stdin)
+    inodes: list[int] = []
+    try:
+        lock = _claim()
+        user, ranks, profiles = _build(orders)
+        inodes = [os.fstat(r.net).st_ino for r in ranks]
+        _follow(orders["owner"])
+        scheduling = _hurry()
+        relay = Relay(ranks, profiles, orders["seed"], orders["limit"])
+        gc.collect()
+        gc.freeze()  # the loop makes no cycles, and a collection would make packets late
+        gc.disable()
+        _announce(control, user, ranks, scheduling)
+        relay.run(control)
+        lock.close()
+    except ThinwireError as e:
+        control.send(json.dumps({"error": type(e).__name__, "text": str(e)}).encode())
+    except OwnerGone:
+        pass
+    finally:
+        sweep(inodes)
+
+
+if __name__ == "__main__":
+    main()
