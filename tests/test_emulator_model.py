@@ -152,8 +152,9 @@ def test_packets_of_a_pair_keep_their_order_and_their_delay(
         least = one_way(links[source], links[rank], time) if not links[source].trace else 0.0
         if links[rank].trace is None:
             assert due >= time + least - 1e-9
-        before = last.get((source, rank), (0.0, -1))
-        assert before <= (due, number)
+        due_before, number_before = last.get((source, rank), (0.0, -1))
+        assert number > number_before
+        assert due >= due_before
         last[source, rank] = (due, number)
 
 
@@ -251,6 +252,13 @@ def test_losses_and_jitter_are_as_often_and_as_large_as_asked_and_the_same_again
     assert 0.02 <= min(late) < 0.021
     assert 0.069 < max(late) <= 0.07
     assert run(Network(links, seed=5), offers) == got != run(Network(links, seed=6), offers)
+
+
+def test_jitter_does_not_reorder_a_pair() -> None:
+    offers = [(i * 1e-3, 0, 1, 1000) for i in range(500)]
+    got = run(Network([Profile(jitter=0.05)] * 2), offers)
+    assert [number for *_, number in got] == list(range(500))
+    assert len({due for due, *_ in got}) < 400  # many came right behind a late one
 
 
 def test_a_packet_is_lost_when_any_of_its_segments_is() -> None:

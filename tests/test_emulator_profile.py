@@ -111,7 +111,7 @@ def test_bad_numbers_are_refused_in_the_constructor_too() -> None:
         {"queue": 0},
     ):
         with pytest.raises(InputError):
-            Profile(**bad)  # type: ignore[arg-type]
+            Profile(**bad)
 
 
 def test_profiles_by_rank() -> None:

@@ -105,13 +105,13 @@ class _Way:
         loss = self._loss if self._fixed else (a.loss_at(time) + b.loss_at(time)) / 2
         return loss > 0 and self._rng.random() < 1 - (1 - loss) ** segments
 
-    def delay(self, time: float) -> float:
-        """Return how long what leaves at ``time`` is under way; it never overtakes."""
+    def arrival(self, time: float) -> float:
+        """Return when what leaves at ``time`` is there; it never overtakes."""
         delay = self._delay if self._fixed else one_way(*self._ends, time)
         if self._jitter:
             delay += self._jitter * self._rng.random()
         self._last = max(self._last, time + delay)
-        return self._last - time
+        return self._last
 
 
 class Network:
@@ -155,9 +155,9 @@ class Network:
         if way.loses(end, segments):
             line.lost.add(segments, nbytes)
             return False
-        delay = way.delay(end)
+        tail = way.arrival(end)
         self._offered += 1  # equal times: in the order offered
-        item = (end + delay, self._offered, begin + delay, destination, nbytes, segments, packet)
+        item = (tail, self._offered, begin + (tail - end), destination, nbytes, segments, packet)
         heappush(self._under_way, item)
         return True
 
