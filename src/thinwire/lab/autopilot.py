@@ -7,6 +7,7 @@ changed plan travels as a control message; nobody waits for it, because packets 
 from __future__ import annotations
 
 import json
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,11 +21,15 @@ from thinwire.lab.job import Job
 from thinwire.lab.record_schema import Decision
 from thinwire.lab.setup import World
 from thinwire.lab.telemetry import StepReport, Telemetry
+from thinwire.links.base import LinkEstimate
+from thinwire.links.mesh import Peer
 from thinwire.policies.base import Plan, Policy, Site
 
 CHANGE = b"P"  # tag of a changed plan
 KEPT = 5  # steps whose compute is remembered: one that was disturbed must not move the plan
 PROBE_DEADLINE = 10.0  # seconds
+PROBES = 5
+PAUSE = 0.1  # seconds
 
 
 @dataclass(frozen=True)
@@ -81,8 +86,7 @@ class Autopilot:
     def measure(self) -> None:
         """Measure every link that carries a boundary, by a short probe, so that there is an estimate."""
         near = {self._rank(s + d) for s in self._stages for d in (-1, 1) if 0 <= s + d < self._stage_count}
-        probes = {r: self._world.peers[r].probe() for r in near if r != self._world.rank}
-        found = {r: probe.result(PROBE_DEADLINE) for r, probe in probes.items()}
+        found = {r: self._probe(self._world.peers[r]) for r in near if r != self._world.rank}
         mine = [self._link(r, e.rate, e.rtt, e.age) for r, e in found.items()]
         links = self._telemetry.gather(b"B", mine, "the measured links")
         for link in (link for rank in links or () for link in rank):
@@ -104,6 +108,15 @@ class Autopilot:
                 self._tell(direction)
                 changed.append(_decision(step, site, plan))
         return changed
+
+    def _probe(self, peer: Peer) -> LinkEstimate:
+        """Measure one link; one that is not idle yet, once it has delivered what it carries."""
+        for _ in range(PROBES):
+            found = peer.probe().result(PROBE_DEADLINE)
+            if found.rate is not None:
+                break
+            time.sleep(found.rtt or PAUSE)
+        return found
 
     @property
     def _stage_count(self) -> int:

@@ -182,6 +182,7 @@ def _counts(config: TrainConfig) -> None:
 
 def _specs(config: TrainConfig) -> None:
     # Imported here, because a reader of records needs none of them.
+    from thinwire.disk_store import open_store
     from thinwire.links.address import Route
     from thinwire.links.relayed import check_relay
     from thinwire.links.security import check_host, read_token
@@ -193,6 +194,7 @@ def _specs(config: TrainConfig) -> None:
     else:
         LinkShape.parse(config.link)
     parse_recipe(config.recipe)
+    open_store(config.references)
     token = read_token(config.token_file)
     if config.relay is not None:
         Route.parse(config.relay)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
+from thinwire.disk_store import open_store
 from thinwire.engines.pipeline import CompressedStage
 from thinwire.lab.dropout import seed_dropout
 from thinwire.lab.job import Job
@@ -48,12 +50,12 @@ class World:
 def join(job: Job) -> World:
     """Join the process group that the environment describes, and connect to every other rank."""
     config = job.config
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank, size = _number("RANK"), _number("WORLD_SIZE")
     require(
         size == config.ranks,
         InputError,
         f"{config.stages} stages with schedule {config.schedule} need {config.ranks} processes, "
-        f"torchrun started {size}; change --stages or torchrun's --nnodes and --nproc-per-node",
+        f"WORLD_SIZE is {size}; change --stages or, under torchrun, --nnodes and --nproc-per-node",
     )
     timeout = timedelta(seconds=max(config.deadline, 60.0))
     # torch's stages want a process group to exist. All traffic goes over our own links, so gloo need not
@@ -61,7 +63,10 @@ def join(job: Job) -> World:
     os.environ["TORCH_GLOO_LAZY_INIT"] = "1"
     os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
     try:
-        store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=timeout))
+        if config.relay is not None:
+            store: dist.Store = dist.HashStore()  # nobody else's: the ranks meet at the relay
+        else:
+            store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=timeout))
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
         return World(rank, size, _connect(job, rank, size, dist.PrefixStore("thinwire", store)))
     except (RuntimeError, ValueError) as e:  # of torch's store; ours are ThinwireErrors
@@ -70,6 +75,12 @@ def join(job: Job) -> World:
         master = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         why = " ".join(str(e).split())[:200]
         raise LinkError(f"rank {rank} could not meet the other ranks at {master} ({why}); start all") from e
+
+
+def _number(variable: str) -> int:
+    text = os.environ[variable]
+    require(text.isdecimal(), InputError, f"{variable} is {text!r}; set it to a whole number")
+    return int(text)
 
 
 def _connect(job: Job, rank: int, size: int, store: dist.Store) -> dict[int, Peer]:
@@ -86,6 +97,7 @@ def _connect(job: Job, rank: int, size: int, store: dist.Store) -> dict[int, Pee
         advertise=config.advertise,
         port=config.port,
         seed=config.seed,
+        relay=config.relay,
     )
 
 
@@ -119,8 +131,28 @@ class Autocast(nn.Module):
         return out
 
 
-def build_stages(job: Job, world: World) -> list[CompressedStage]:
-    """Return this rank's stages: every ``size``-th of the pipeline, its tensors alone in memory."""
+@dataclass(frozen=True)
+class Part:
+    """One stage's module, and who is to be told the samples that pass through it."""
+
+    module: nn.Module
+    on_samples: Callable[[Sequence[int]], None]
+
+
+def build_parts(job: Job, world: World) -> dict[int, Part]:
+    """Return this rank's part of the model by stage: every ``size``-th stage, its tensors alone in memory."""
+    config, parts = job.config, {}
+    for index in range(world.rank, config.stages, world.size):
+        stage = build_stage(job.source, job.cut, index, config.seed)
+        if config.lora:
+            add_adapters(stage, config.lora, config.seed, config.dropout)
+        module = Autocast(stage, pick_dtype(config.dtype)[0] == "bf16")
+        parts[index] = Part(module, seed_dropout(stage, config.seed).set)
+    return parts
+
+
+def build_stages(job: Job, world: World, parts: Mapping[int, Part]) -> list[CompressedStage]:
+    """Return the stages that send between the ``parts`` by the job's recipe."""
     config = job.config
     bf16 = pick_dtype(config.dtype)[0] == "bf16"
     width, rows = job.source.config.hidden_size, config.batch // config.microbatches
@@ -128,15 +160,11 @@ def build_stages(job: Job, world: World) -> list[CompressedStage]:
     tokens = torch.empty(rows, config.seq, dtype=torch.int64, device="meta")
     logits = torch.empty(rows, config.seq, job.source.config.vocab_size, device="meta")
     stages = []
-    for index in range(world.rank, config.stages, world.size):
-        part = build_stage(job.source, job.cut, index, config.seed)
-        if config.lora:
-            add_adapters(part, config.lora, config.seed, config.dropout)
-        module = Autocast(part, bf16)
+    for index, part in parts.items():
         first, last = index == 0, index == config.stages - 1
         stages.append(
             CompressedStage(
-                module,
+                part.module,
                 index,
                 config.stages,
                 torch.device("cpu"),
@@ -147,7 +175,8 @@ def build_stages(job: Job, world: World) -> list[CompressedStage]:
                 peers=world.peers,
                 recipe=job.recipe,
                 deadline=config.deadline,
-                on_samples=seed_dropout(part, config.seed).set,
+                store=open_store(config.references),
+                on_samples=part.on_samples,
             )
         )
     return stages

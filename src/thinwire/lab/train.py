@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections.abc import Iterator
 from itertools import chain, pairwise
@@ -11,17 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from thinwire.lab import resume
 from thinwire.lab.autopilot import Autopilot
 from thinwire.lab.books import Books
 from thinwire.lab.config import TrainConfig
 from thinwire.lab.config_checks import flag
+from thinwire.lab.emulator.lift import lifted
 from thinwire.lab.export import export_model
 from thinwire.lab.job import Job, prepare
-from thinwire.lab.setup import World, build_schedule, build_stages, join, pick_threads
-from thinwire.lab.telemetry import StepReport, Telemetry, report_of
+from thinwire.lab.measured_cut import agree_cut
+from thinwire.lab.setup import World, build_parts, join, pick_threads
+from thinwire.lab.stepper import Stepper, learning_rate
+from thinwire.lab.telemetry import StepReport, Telemetry
 from thinwire.types import InputError, MeasurementError
 
 LATENESS = 0.1  # of the link's delay: mean lateness of its messages above which a run is no measurement
@@ -39,7 +40,7 @@ def run_rank(config: TrainConfig) -> None:
     world = join(job)
     try:
         same_everywhere(job, world)
-        _with_books(job, world)
+        _with_books(agree_cut(job, world), world)
     except BaseException:
         world.abandon()  # or the others would wait for this rank until the links' deadline
         raise
@@ -75,31 +76,19 @@ def same_everywhere(job: Job, world: World) -> None:
 
 
 class Run:
-    """Stages, optimiser and schedule of one rank, and the loop over them."""
+    """The loop of one rank over steps and evaluations, and what surrounds it."""
 
     def __init__(self, job: Job, world: World, books: Books) -> None:
         self.job, self.world, self.books = job, world, books
         self.config = job.config
         books.phase("loading the model")
-        self.stages = build_stages(job, world)
-        self.schedule = build_schedule(job, self.stages)
-        self.parameters = [p for s in self.stages for p in s.submod.parameters() if p.requires_grad]
-        self.optimiser = torch.optim.AdamW(
-            self.parameters, self.config.learning_rate, weight_decay=self.config.weight_decay, fused=True
-        )
-        self.checkpoints = resume.Checkpoints(job, world.rank, self.stages, self.optimiser)
         self.telemetry = Telemetry(world, self.config.deadline)
+        self.stepper = Stepper(job, world, self.telemetry, build_parts(job, world))
+        self.stages = self.stepper.stages
+        self.checkpoints = resume.Checkpoints(job, world.rank, self.stages, self.stepper.optimiser)
         policy = job.recipe.policy
         self.autopilot = policy and Autopilot(job, policy, world, self.stages, self.telemetry)
         self._last_report: StepReport | None = None
-
-    @property
-    def has_first(self) -> bool:
-        return self.world.rank == 0
-
-    @property
-    def has_last(self) -> bool:
-        return self.world.rank == self.world.size - 1
 
     def go(self) -> None:
         """Train, evaluate, save."""
@@ -122,7 +111,9 @@ class Run:
         for step, (ids, upcoming) in enumerate(pairwise(batches), done + 1):
             self.books.start_step()
             start = time.perf_counter()
-            report = self._step(step, ids, upcoming)
+            report = self.stepper.step(step, ids, upcoming)
+            report.links = self.books.links.end_step()
+            self.telemetry.report(report)
             self._collect()
             self.books.took(time.perf_counter() - start)
             self._last_report = report
@@ -143,51 +134,6 @@ class Run:
 
     def _save_checkpoint(self, step: int) -> None:
         self.checkpoints.save(step, self.books.totals(self.world))
-
-    def _step(self, step: int, ids: Tensor, upcoming: Tensor) -> StepReport:
-        block = self.job.train[ids]
-        if self.has_first:
-            self.stages[0].begin(ids, self.config.microbatches, upcoming)
-        loss = self._through(self.schedule.step, block)
-        start = time.perf_counter()
-        waited = self._clip()
-        self._set_lr(step)
-        self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
-        report = report_of(self.world.rank, step, loss, self.stages)
-        report.compute_s += time.perf_counter() - start - waited
-        report.wait_s += waited
-        report.links = self.books.links.end_step()
-        self.telemetry.report(report)
-        return report
-
-    def _through(self, run: Any, block: Tensor) -> float | None:
-        """Pass one batch [B, L + 1] through the pipeline; return the loss on the last rank."""
-        losses: list[Tensor] = []
-        inputs = (block[:, :-1].contiguous(),) if self.has_first else ()
-        if self.has_last:
-            run(*inputs, target=block[:, 1:].contiguous(), losses=losses)
-        else:
-            run(*inputs)
-        return sum(v.detach().item() for v in losses) / len(losses) if losses else None
-
-    def _clip(self) -> float:
-        """Scale the gradients down to the norm allowed over all ranks; return the seconds waited for them."""
-        limit = self.config.grad_clip
-        if not limit:
-            return 0.0
-        grads = [p.grad for p in self.parameters if p.grad is not None]
-        own = torch.nn.utils.get_total_norm(grads).item() if grads else 0.0
-        start = time.perf_counter()
-        norm = math.sqrt(self.telemetry.squared_norm(own * own))
-        waited = time.perf_counter() - start
-        if norm > limit and math.isfinite(norm):
-            torch._foreach_mul_(grads, limit / (norm + 1e-6))
-        return waited
-
-    def _set_lr(self, step: int) -> None:
-        for group in self.optimiser.param_groups:
-            group["lr"] = learning_rate(self.config, step, self.job.steps)
 
     def _collect(self) -> None:
         """On rank 0, book the last step once the others' reports of it are here."""
@@ -215,7 +161,7 @@ class Run:
         for s in self.stages:
             s.submod.eval()
         with self._unshaped(), torch.no_grad():
-            losses = [self._mean_loss(blocks) for blocks in (heldout, seen)]
+            losses = [self.stepper.mean_loss(blocks) for blocks in (heldout, seen)]
         for s in self.stages:
             s.submod.train()
             s.end()
@@ -224,17 +170,13 @@ class Run:
         if found:
             self.books.evaluated(step, *found[-1])
 
-    def _mean_loss(self, blocks: Tensor) -> float | None:
-        losses = [self._through(self.schedule.eval, b) for b in blocks.split(self.config.batch)]
-        known = [v for v in losses if v is not None]
-        return sum(known) / len(known) if known else None
-
     @contextlib.contextmanager
     def _unshaped(self) -> Iterator[None]:
         """Let evaluation pass at full speed: it is not part of the run that is measured."""
         with contextlib.ExitStack() as stack:
             for peer in self.world.peers.values():
                 stack.enter_context(peer.lifted())
+            stack.enter_context(lifted())
             yield
         self.telemetry.agree(b"U", 0, "the end of the evaluation")
         for peer in self.world.peers.values():
@@ -280,20 +222,3 @@ class Run:
 
     def _final_reports(self) -> list[dict[str, Any]] | None:
         return self.telemetry.gather(b"Z", self.books.totals(self.world), "the final counts")
-
-
-def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
-    """Return the learning rate of ``step``, counted from 1.
-
-    >>> learning_rate(TrainConfig(lr=1.0, warmup=2), 1, 10)
-    0.5
-    """
-    peak = config.learning_rate
-    if step <= config.warmup:
-        return peak * step / config.warmup
-    done = (step - 1 - config.warmup) / max(1, steps - config.warmup)
-    if config.lr_schedule == "linear":
-        return peak * (1 - done)
-    if config.lr_schedule == "cosine":
-        return peak * (1 + math.cos(math.pi * done)) / 2
-    return peak
