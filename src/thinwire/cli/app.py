@@ -12,6 +12,7 @@ from thinwire.cli.demo import demo
 from thinwire.cli.doctor import doctor
 from thinwire.cli.errors import Program
 from thinwire.cli.recipes import recipes
+from thinwire.cli.relay import relay
 from thinwire.cli.report import report
 from thinwire.cli.train import train
 
@@ -30,10 +31,11 @@ app = typer.Typer(
     epilog=EXIT_CODES,
 )
 
-TRAINING, LOOKING = "Train", "Look"
+TRAINING, NETWORKS, LOOKING = "Train", "Networks", "Look"
 app.command(rich_help_panel=TRAINING)(train)
 app.command(rich_help_panel=TRAINING)(compare)
 app.command(rich_help_panel=TRAINING)(demo)
+app.command(rich_help_panel=NETWORKS)(relay)
 app.command(rich_help_panel=LOOKING)(report)
 app.command(rich_help_panel=LOOKING)(recipes)
 app.command(rich_help_panel=LOOKING)(doctor)

@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from time import monotonic
+from typing import Any
 
 from thinwire.links.handshake import (
     ASKING,
@@ -29,7 +30,7 @@ from thinwire.links.handshake import (
     answer,
     asked,
 )
-from thinwire.links.stream import Stream, serve_streams, splice
+from thinwire.links.stream import Stream, reason, serve_streams, splice
 from thinwire.types import InputError, PayloadError
 
 HANDSHAKE = 10.0  # seconds from a connection to its proof
@@ -99,6 +100,7 @@ class Relay:
         self.counts = RelayCounts()
         self._key = access_key(secret)
         self._max, self._say = max_connections, say
+        self._tasks: set[asyncio.Task[None]] = set()  # one a connection; each is in one of the next two
         self._knocking: dict[asyncio.Task[None], None] = {}  # in order of arrival
         self._admitted: set[asyncio.Task[None]] = set()
         self._listeners: dict[bytes, _Listener] = {}
@@ -114,38 +116,39 @@ class Relay:
         try:
             server = await serve_streams(host, port, self._arrived)
         except (OSError, OverflowError) as e:
-            why = getattr(e, "strerror", None) or e
             raise InputError(
-                f"the relay cannot listen at {host}:{port}: {why}; choose another address"
+                f"the relay cannot listen at {host}:{port}: {reason(e)}; choose another address"
             ) from e
         started(server.sockets[0].getsockname()[1])
         try:
             await stop.wait()
         finally:
             server.close()
-            tasks = {*self._knocking, *self._admitted}
-            for task in tasks:
+            for task in self._tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _arrived(self, stream: Stream) -> None:
         self.counts.connections += 1
         task = asyncio.get_running_loop().create_task(self._attend(stream))
+        self._tasks.add(task)
         self._knocking[task] = None
-        task.add_done_callback(self._left)
+        task.add_done_callback(lambda done: self._left(done, stream))
         if len(self._knocking) > KNOCKING:
-            next(iter(self._knocking)).cancel()
+            oldest = next(iter(self._knocking))
+            del self._knocking[oldest]
+            self.counts.strangers += 1
+            oldest.cancel()
 
-    def _left(self, task: asyncio.Task[None]) -> None:
+    def _left(self, task: asyncio.Task[None], stream: Stream) -> None:
+        stream.close()  # here, because a task that is cancelled at once never runs
+        self._tasks.discard(task)
         self._admitted.discard(task)
         self._knocking.pop(task, None)
 
     async def _attend(self, stream: Stream) -> None:
-        try:
-            with contextlib.suppress(OSError):  # the other end is gone: nobody is left to be told
-                await self._admit(stream)
-        finally:
-            stream.close()
+        with contextlib.suppress(OSError):  # the other end is gone: nobody is left to be told
+            await self._admit(stream)
 
     async def _admit(self, stream: Stream) -> None:
         hello = MAGIC + secrets.token_bytes(NONCE)
@@ -153,10 +156,8 @@ class Relay:
             await stream.put(hello, HANDSHAKE)
             asking = await stream.take(ASKING, HANDSHAKE)
             request = asked(self._key, hello, asking)
-        except (OSError, PayloadError, asyncio.CancelledError) as e:
+        except (OSError, PayloadError):
             self.counts.strangers += 1
-            if isinstance(e, asyncio.CancelledError):
-                raise
             return
 
         async def reply(verdict: Verdict) -> None:
@@ -202,7 +203,8 @@ class Relay:
 
     async def _heartbeat(self, listener: _Listener) -> None:
         """Wait a while for a call, then ask whether the listener is still there; ``OSError`` if it is not."""
-        await asyncio.wait({listener.call}, timeout=HEARTBEAT)
+        news: set[asyncio.Future[Any]] = {listener.call, listener.stream.ended}
+        await asyncio.wait(news, timeout=HEARTBEAT, return_when=asyncio.FIRST_COMPLETED)
         if not listener.call.done():
             await listener.stream.put(PING, SILENCE)
             if await listener.stream.take(1, SILENCE) != PONG:
@@ -237,8 +239,8 @@ class Relay:
         """Take the listener of ``name`` out of the list, once there is one."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE), self._arrival:
-                await self._arrival.wait_for(lambda: name in self._listeners or dialler.ended.is_set())
-        return None if dialler.ended.is_set() else self._listeners.pop(name, None)
+                await self._arrival.wait_for(lambda: name in self._listeners or dialler.ended.done())
+        return None if dialler.ended.done() else self._listeners.pop(name, None)
 
     async def _pass_on(self, dialler: Stream, listener: Stream, name: bytes) -> None:
         self.counts.pairs += 1

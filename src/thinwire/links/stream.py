@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import socket
 from collections.abc import Callable
 
 CHUNK = 1 << 16  # bytes
@@ -17,15 +19,19 @@ class _Reader(asyncio.StreamReader):
 
     def __init__(self) -> None:
         super().__init__(limit=BUFFER // 2)
-        self.ended = asyncio.Event()
+        self.ended = asyncio.get_running_loop().create_future()
 
     def feed_eof(self) -> None:
         super().feed_eof()
-        self.ended.set()
+        self._end()
 
     def set_exception(self, exc: BaseException) -> None:
         super().set_exception(exc)  # type: ignore[arg-type]
-        self.ended.set()
+        self._end()
+
+    def _end(self) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
 
 
 class Stream:
@@ -33,7 +39,7 @@ class Stream:
 
     def __init__(self, reader: _Reader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
-        self.ended = reader.ended  # set when the other end has closed
+        self.ended: asyncio.Future[None] = reader.ended  # done when the other end has closed
         peer, here = (writer.get_extra_info(n) or ("?", 0) for n in ("peername", "sockname"))
         self.address, self.port = str(peer[0]), int(here[1])
         writer.transport.set_write_buffer_limits(BUFFER)
@@ -69,6 +75,14 @@ class Stream:
         """Close; what was written already still goes out."""
         self._writer.close()
 
+    async def flush(self, timeout: float) -> None:
+        """Wait until a closed stream has sent what was written; after ``timeout`` seconds, drop it."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._writer.wait_closed()
+        except OSError:  # too late, or broken: either way there is nobody to send it to
+            self._writer.transport.abort()
+
 
 async def open_stream(host: str, port: int, timeout: float) -> Stream:
     """Connect to ``host`` within ``timeout`` seconds; ``OSError`` otherwise."""
@@ -91,6 +105,19 @@ async def serve_streams(host: str, port: int, arrived: Callable[[Stream], None])
     return await asyncio.get_running_loop().create_server(protocol, host, port)
 
 
+def reason(error: Exception) -> str:
+    """Return why a connection failed, in the system's words.
+
+    >>> reason(ConnectionRefusedError(111, "Connect call failed ('192.0.2.9', 7000)"))
+    'Connection refused'
+    """
+    if isinstance(error, TimeoutError) and not error.errno:
+        return "no answer"
+    if isinstance(error, OSError) and error.errno and not isinstance(error, socket.gaierror):
+        return os.strerror(error.errno)  # asyncio's own text is about calls and tuples
+    return str(getattr(error, "strerror", None) or error)
+
+
 async def splice(
     a: Stream, b: Stream, up: Callable[[int], object] = int, down: Callable[[int], object] = int
 ) -> None:
@@ -108,3 +135,5 @@ async def splice(
             way.cancel()
         a.close()
         b.close()
+    await a.flush(LINGER)
+    await b.flush(LINGER)

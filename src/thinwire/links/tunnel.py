@@ -34,7 +34,7 @@ from thinwire.links.handshake import (
     answered,
     ask,
 )
-from thinwire.links.stream import Stream, open_stream, serve_streams, splice
+from thinwire.links.stream import Stream, open_stream, reason, serve_streams, splice
 from thinwire.types import AuthError, LinkError
 
 LOOPBACK = "127.0.0.1"
@@ -165,7 +165,7 @@ class Tunnel:
     async def _outward(self, near: Stream) -> None:
         far, self._first = self._first, None
         try:
-            if far is None or far.ended.is_set():
+            if far is None or far.ended.done():
                 far = await _unless(near.ended, self._admitted())
             if far is None:
                 return
@@ -209,18 +209,17 @@ class Tunnel:
     async def _knock(self) -> tuple[Verdict, Stream]:
         """Ask the relay once; ``LinkError`` where it does not answer, ``AuthError`` for a wrong token."""
         try:
-            stream = await open_stream(self.route.host, self.route.port, CONNECT)
+            stream = await open_stream(self.route.host, self.route.port, self._patience(CONNECT))
         except (OSError, UnicodeError) as e:
-            why = getattr(e, "strerror", None) or "no answer"
-            raise LinkError(f"the {self.route} cannot be reached: {why}; is it running?") from e
+            raise LinkError(f"the {self.route} cannot be reached: {reason(e)}; is it running?") from e
         try:
-            hello = await stream.take(HELLO, CONNECT)
+            hello = await stream.take(HELLO, self._patience(CONNECT))
             if not hello.startswith(MAGIC):
                 raise ConnectionAbortedError
             asking = ask(self._key, hello, secrets.token_bytes(NONCE), self._request)
             await stream.put(asking, CONNECT)
             try:
-                data = await stream.take(ANSWER, self._patience())
+                data = await stream.take(ANSWER, self._patience(MATCH))
             except TimeoutError:
                 if self._request.role is Role.DIAL:
                     return Verdict.ABSENT, stream
@@ -240,8 +239,9 @@ class Tunnel:
             )
         return verdict, stream
 
-    def _patience(self) -> float:
-        return MATCH if self._ready.done() else min(MATCH, max(PAUSE, self._end - monotonic()))
+    def _patience(self, limit: float) -> float:
+        """Return ``limit`` seconds or, before the tunnel is ready, what is left of its time."""
+        return limit if self._ready.done() else min(limit, max(PAUSE, self._end - monotonic()))
 
     def _why(self, verdict: Verdict) -> str:
         return {
@@ -254,12 +254,12 @@ class Tunnel:
         )
 
 
-async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+async def _unless(event: asyncio.Future[None], work: Coroutine[Any, Any, T]) -> T | None:
     """Return what ``work`` returns, or None if ``event`` comes first."""
-    working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
+    working = asyncio.ensure_future(work)
     try:
-        await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        news: set[asyncio.Future[Any]] = {working, event}
+        await asyncio.wait(news, return_when=asyncio.FIRST_COMPLETED)
         return working.result() if working.done() else None
     finally:
         working.cancel()
-        waiting.cancel()
