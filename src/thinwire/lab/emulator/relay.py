@@ -53,6 +53,7 @@ class Relay:
     def __init__(self, ranks: list[RankNamespace], profiles: list[Profile], seed: int, limit: float) -> None:
         self._ranks, self._profiles, self._seed, self._limit = ranks, profiles, seed, limit
         self._poll, self._timer, self._armed = select.epoll(), Timer(), 0.0
+        self._lifted = 0  # ranks that want no shape now
         self._rank_of = {r.tun: i for i, r in enumerate(ranks)}
         for fd in (self._timer.fileno(), *self._rank_of):
             self._poll.register(fd, select.EPOLLIN)
@@ -99,14 +100,27 @@ class Relay:
                 self._foreign += 1
                 continue
             nbytes, segments = on_the_wire(packet)
-            self._network.offer(time.monotonic(), source, target, nbytes, segments, packet)
+            if self._lifted:
+                self._pass(target, packet)
+            else:
+                self._network.offer(time.monotonic(), source, target, nbytes, segments, packet)
+
+    def _pass(self, rank: int, packet: bytes) -> None:
+        try:
+            os.write(self._ranks[rank].tun, packet)
+        except OSError:  # its command took the device down
+            self._refused += 1
+
+    def _lift(self, by: int) -> None:
+        """Take the shape off while anyone wants it off; what is under way then arrives at once, in order."""
+        self._lifted += by
+        if self._lifted:
+            for _, rank, packet in self._network.deliver(float("inf")):
+                self._pass(rank, packet)
 
     def _deliver(self) -> None:
         for due, rank, packet in self._network.deliver(time.monotonic()):
-            try:
-                os.write(self._ranks[rank].tun, packet)
-            except OSError:  # its command took the device down
-                self._refused += 1
+            self._pass(rank, packet)
             now = time.monotonic()
             self._late.add(now, now - due)
         due_next = self._network.next()
@@ -125,6 +139,8 @@ class Relay:
             with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as made:
                 socket.send_fds(control, [b"{}"], [made.fileno()])
             return True
+        if asked["ask"] == "lift":
+            self._lift(asked["by"])
         if asked["ask"] == "restart":
             self.restart(asked["clean"])
         control.send(json.dumps(self.state()).encode())

@@ -21,6 +21,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -61,6 +62,7 @@ class Emulation:
         self.profiles, self.congestion, self.seed = tuple(profiles), congestion, seed
         self._relay: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
+        self._asking = threading.Lock()
         self._held: list[int] = []
         self._ranks: list[subprocess.Popen[Any]] = []
         self._setup: dict[str, Any] = {}
@@ -130,11 +132,12 @@ class Emulation:
         return said, held
 
     def _ask(self, what: str, descriptors: int = 0, **more: Any) -> tuple[dict[str, Any], list[int]]:
-        try:
-            self._open().send(json.dumps({"ask": what} | more).encode())
-        except OSError:
-            pass  # its end is reported by what follows
-        return self._receive(ANSWER, descriptors)
+        with self._asking:  # ranks ask too, through the launcher's threads
+            try:
+                self._open().send(json.dumps({"ask": what} | more).encode())
+            except OSError:
+                pass  # its end is reported by what follows
+            return self._receive(ANSWER, descriptors)
 
     def _open(self) -> socket.socket:
         if self._control is None:
@@ -192,6 +195,13 @@ class Emulation:
         """
         start: float = self._ask("restart", clean=clean)[0]["start"]
         return start
+
+    def lift(self, by: int) -> None:
+        """Count ``by`` more ranks that want no shape for a while: for traffic outside the experiment.
+
+        What passes then is in no counter and no lateness.
+        """
+        self._ask("lift", by=by)
 
     def check(self) -> CheckResult:
         """Measure the network with real sockets, then begin anew. Errors: ``MeasurementError``."""
