@@ -1,9 +1,24 @@
-"""Where a model is cut into stages."""
+"""Where a model is cut into stages, for equal machines and for unequal ones."""
+
+import dataclasses
+import itertools
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
+import torch
 
-from thinwire.lab.cuts import LayerCosts, counted_costs, cut_layers, measured_costs, stage_costs
+from launchers import record, warm
+from test_faults import write_text
+from test_links_mesh import _close, _mesh
+from thinwire.lab import measured_cut
+from thinwire.lab.config import TrainConfig
+from thinwire.lab.cuts import LayerCosts, counted_costs, cut_for, cut_layers, measured_costs, stage_costs
+from thinwire.lab.job import prepare
 from thinwire.lab.models import ModelSource
+from thinwire.lab.setup import World
 from thinwire.lab.split import build_stage
 from thinwire.types import InputError
 
@@ -63,6 +78,164 @@ def test_a_cut_for_another_model_is_refused():
         build_stage(source, [range(3), range(3, 6)], 0)
 
 
-def test_measured_costs_are_times_of_every_layer_and_the_head():
-    costs = measured_costs(tiny(), batch=2, seq=16, repeats=1)
+@pytest.mark.parametrize("lora", [0, 2])
+def test_measured_costs_are_times_of_every_layer_and_the_head(lora):
+    if lora:
+        pytest.importorskip("peft")
+    before = torch.get_rng_state()
+    costs = measured_costs(tiny(), batch=2, seq=16, lora=lora, repeats=1)
     assert len(costs.layers) == 4 and min(*costs.layers, costs.head) > 0
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_each_kind_of_layer_is_timed(monkeypatch):
+    config = transformers.Qwen2Config(
+        vocab_size=300,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        use_sliding_window=True,
+        sliding_window=4,
+        layer_types=["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    )
+    times = iter([1.0, 2.0, 5.0])
+    monkeypatch.setattr("thinwire.lab.cuts._time", lambda *a: next(times))
+    assert measured_costs(config, batch=1, seq=8) == LayerCosts((1.0, 2.0, 2.0, 1.0), 5.0)
+
+
+# Unequal machines
+
+
+def slower(costs, factor):
+    return LayerCosts(tuple(factor * c for c in costs.layers), factor * costs.head)
+
+
+def seconds(machines, cut):
+    return max(stage_costs(costs, cut)[k] for k, costs in enumerate(machines))
+
+
+@pytest.mark.parametrize("factors", [(1, 3), (3, 1), (1, 2, 1, 4), (5, 1, 1, 1)])
+def test_a_cut_for_unequal_machines_is_the_best_of_all(factors):
+    n, stages = 9, len(factors)
+    costs = LayerCosts((3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0, 6.0, 5.0), head=6.0)
+    machines = [slower(costs, f) for f in factors]
+    cut = cut_for(machines)
+    assert [i for part in cut for i in part] == list(range(n)) and all(cut)
+    every = [
+        [range(a, b) for a, b in itertools.pairwise((0, *inner, n))]
+        for inner in itertools.combinations(range(1, n), stages - 1)
+    ]
+    assert seconds(machines, cut) == min(seconds(machines, other) for other in every)
+    assert sum(len(cut[k]) for k in range(stages) if factors[k] == 1) > sum(
+        len(part) for part, f in zip(cut_layers(costs, stages), factors, strict=True) if f == 1
+    )
+
+
+def test_where_one_stage_is_the_slowest_anyway_the_others_are_even():
+    cut = cut_layers(LayerCosts((1.0,) * 10, head=100.0), 4)
+    assert [len(part) for part in cut] == [3, 3, 3, 1]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    return write_text(tmp_path_factory.mktemp("data") / "text.txt", lines=800)
+
+
+@pytest.fixture
+def job(text, tmp_path):
+    def make(stages, **options):
+        fixed = {"model": "gpt2-lab", "seq": 16, "batch": 4, "eval_samples": 0, "cut": "measured"}
+        data = {"data": str(text), "out": str(tmp_path / "out")}
+        return prepare(TrainConfig(**fixed, **data, stages=stages, **options))
+
+    return make
+
+
+def agreed(job, ranks):
+    """Let every rank, in a thread of its own, agree on the cut over real links."""
+    peers = _mesh(ranks)
+
+    def one(rank):
+        threading.current_thread().name = f"rank {rank}"
+        return measured_cut.agree_cut(job, World(rank, ranks, peers[rank]))
+
+    with ThreadPoolExecutor(ranks) as pool:
+        found = list(pool.map(one, range(ranks)))
+    _close(peers)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("stages", "slow", "options"),
+    [(2, 0, {}), (2, 1, {}), (4, 2, {}), (4, 1, {"schedule": "interleaved1f1b"})],
+)
+def test_a_slow_machine_gets_fewer_layers(job, monkeypatch, stages, slow, options):
+    """The times are real; those of one machine are stretched."""
+    deep = transformers.GPT2Config(
+        vocab_size=300, n_embd=32, n_layer=16, n_head=4, bos_token_id=0, eos_token_id=0
+    )
+    once = measured_costs(deep, batch=2, seq=16)
+
+    def stretched(*_args, **_options):
+        return slower(once, 8.0 if threading.current_thread().name == f"rank {slow}" else 1.0)
+
+    monkeypatch.setattr(measured_cut, "measured_costs", stretched)
+    wanted = job(stages, microbatches=4, **options)
+    ranks = wanted.config.ranks
+    found = agreed(wanted, ranks)
+    cut = found[0].cut
+    assert all(j.cut == cut for j in found)
+    assert [i for part in cut for i in part] == list(range(16)) and all(cut)
+    here = sum(len(part) for k, part in enumerate(cut) if k % ranks == slow)
+    plain = cut_layers(once, stages)
+    assert here < sum(len(part) for k, part in enumerate(plain) if k % ranks == slow)
+    assert "as measured" in found[0].notes[-1] and f"rank {ranks - 1}" in found[0].notes[-1]
+
+
+def test_every_rank_times_its_own_machine(job, monkeypatch):
+    timed = []
+
+    def spy(*args, **options):
+        timed.append(threading.current_thread().name)
+        return measured_costs(*args, **options, repeats=1)
+
+    monkeypatch.setattr(measured_cut, "measured_costs", spy)
+    found = agreed(job(2), 2)
+    assert sorted(timed) == ["rank 0", "rank 1"]
+    assert found[0].cut == found[1].cut and [i for part in found[0].cut for i in part] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("sizes", [[1, 3], [3, 1]])
+def test_a_resumed_run_keeps_the_cut_of_its_checkpoint(job, monkeypatch, sizes):
+    monkeypatch.setattr(measured_cut, "measured_costs", None)  # nobody measures
+    resumed = job(2, resume=True)
+    file = Path(resumed.config.out) / "checkpoints" / "step-00000002" / "rank-0.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps({"cut": sizes}))
+    assert [[len(part) for part in j.cut] for j in agreed(resumed, 2)] == [sizes, sizes]
+
+
+def test_a_cut_that_is_not_measured_stays(job):
+    fixed = job(2)
+    fixed = dataclasses.replace(fixed, config=fixed.config.replace(cut="1,3"))
+    assert measured_cut.agree_cut(fixed, World(0, 1, {})) is fixed
+
+
+def test_a_run_is_cut_as_measured_and_resumed_as_it_was_cut(text, tmp_path):
+    out = tmp_path / "out"
+    args = [
+        *("train", "--model", "gpt2-lab", "--data", text, "--batch", 4, "--microbatches", 2, "--seq", 16),
+        *("--eval-samples", 0, "--threads", 1, "--dtype", "fp32", "--no-tensorboard", "--quiet"),
+        *("--cut", "measured", "--checkpoint-every", 2, "--no-save-model", "--out", out),
+    ]
+    cuts = []
+    for more in (("--steps", 2), ("--steps", 4, "--resume")):
+        ranks = warm().ranks(tmp_path, *args, *more)
+        assert [r.wait() for r in ranks] == [0, 0], ranks[0].err + ranks[1].err
+        found = record(out)
+        assert found["config"]["cut"] == "measured" and found["status"] == "done"
+        cuts += [n.split()[1].rstrip(",") for n in found["notes"] if n.startswith("cut ")]
+    assert len(cuts) == 2 and cuts[0] == cuts[1]
+    assert record(out)["totals"]["steps"] == 4

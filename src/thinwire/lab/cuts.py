@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from thinwire.lab.families import family_of, meta_model
+from thinwire.lab.lora import add_adapters
+from thinwire.lab.loss import next_token_loss
+from thinwire.lab.split import Stage, probe
 from thinwire.types import InputError, require
 
 
@@ -35,24 +39,37 @@ def _numel(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-def measured_costs(config: Any, batch: int, seq: int, repeats: int = 3) -> LayerCosts:
-    """Time forward and backward of one layer and of the head on this machine, in seconds.
+def measured_costs(
+    config: Any, batch: int, seq: int, *, lora: int = 0, bf16: bool = False, repeats: int = 3
+) -> LayerCosts:
+    """Time forward and backward of each kind of layer and of the head on this machine, in seconds.
 
-    Two ranks measure two different things: measure on one, and send the cut to the others.
+    For a micro-batch [``batch``, ``seq``], as it will be trained: with adapters of rank ``lora``, in bf16
+    autocast or not. Two ranks measure two different things: measure on each, and agree on one cut.
     """
-    from thinwire.lab.split import probe
 
-    x = torch.randn(batch, seq, config.hidden_size)
-    layer, head = probe(config, range(1), last=False), probe(config, range(0), last=True)
-    per_layer = _time(layer, x, repeats)
-    return LayerCosts((per_layer,) * config.num_hidden_layers, _time(head, x, repeats))
+    def seconds(layers: range, last: bool) -> float:
+        stage = probe(config, layers, last).requires_grad_(not lora)
+        if lora and layers:
+            add_adapters(stage, lora, seed=0)
+        return _time(stage, torch.randn(batch, seq, config.hidden_size), bf16, repeats)
+
+    kinds = getattr(config, "layer_types", None) or [""] * config.num_hidden_layers
+    layers = list(zip(kinds, counted_costs(config).layers, strict=True))
+    first = {kind: layers.index(kind) for kind in layers}
+    with torch.random.fork_rng(devices=[]):
+        each = {kind: seconds(range(i, i + 1), last=False) for kind, i in first.items()}
+        return LayerCosts(tuple(each[kind] for kind in layers), seconds(range(0), last=True))
 
 
-def _time(stage: Callable[[Tensor], Tensor], x: Tensor, repeats: int) -> float:
+def _time(stage: Stage, x: Tensor, bf16: bool, repeats: int) -> float:
+    target = torch.zeros(x.shape[:2], dtype=torch.int64)
     best = float("inf")
     for _ in range(repeats + 1):  # the first one warms up
         start = time.perf_counter()
-        stage(x.clone().requires_grad_()).float().sum().backward()
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
+            y = stage(x.clone().requires_grad_())
+        (next_token_loss(y, target) if stage.last else y.sum()).backward()
         best = min(best, time.perf_counter() - start)
     return best
 
@@ -72,9 +89,7 @@ def cut_layers(costs: LayerCosts, stages: int, cuts: str | None = None) -> list[
         InputError,
         f"{stages} stages need {stages} layers or more, the model has {n}; use fewer stages",
     )
-    sizes = _balanced(costs, stages) if cuts is None else _explicit(cuts, n, stages)
-    starts = [sum(sizes[:k]) for k in range(stages)]
-    return [range(s, s + size) for s, size in zip(starts, sizes, strict=True)]
+    return ranges(_balanced([costs] * stages) if cuts is None else _explicit(cuts, n, stages))
 
 
 def _explicit(cuts: str, n: int, stages: int) -> list[int]:
@@ -91,28 +106,48 @@ def _explicit(cuts: str, n: int, stages: int) -> list[int]:
     return sizes
 
 
-def _balanced(costs: LayerCosts, stages: int) -> list[int]:
-    """Minimise the largest stage by dynamic programming over (first layer, stages left)."""
-    n = len(costs.layers)
-    before = [0.0]
-    for cost in costs.layers:
-        before.append(before[-1] + cost)
+def cut_for(machines: Sequence[LayerCosts]) -> list[range]:
+    """Return the layers of each stage where stage k runs on a machine with the costs ``machines[k]``.
+
+    The slowest stage is as fast as can be; every stage has a layer at least.
+
+    >>> slow, fast = LayerCosts((3.0,) * 8), LayerCosts((1.0,) * 8)
+    >>> cut_for([slow, fast])
+    [range(0, 2), range(2, 8)]
+    """
+    return ranges(_balanced(machines))
+
+
+def ranges(sizes: Sequence[int]) -> list[range]:
+    """Return consecutive ranges of these lengths from 0 on."""
+    starts = [sum(sizes[:k]) for k in range(len(sizes))]
+    return [range(s, s + size) for s, size in zip(starts, sizes, strict=True)]
+
+
+def _balanced(machines: Sequence[LayerCosts]) -> list[int]:
+    """Minimise the largest stage by dynamic programming over (first layer, stage); where it decides nothing,
+    as when the head alone is the largest, the sum of squares, so that the others are even."""
+    n, last = len(machines[0].layers), len(machines) - 1
+    before = [list(accumulate(costs.layers, initial=0.0)) for costs in machines]
 
     @cache
-    def best(start: int, left: int) -> tuple[float, tuple[int, ...]]:
-        if left == 1:
-            return before[n] - before[start] + costs.head, (n - start,)
-        options: list[tuple[float, tuple[int, ...]]] = []
-        for stop in range(start + 1, n - left + 2):
-            rest, sizes = best(stop, left - 1)
-            options.append((max(before[stop] - before[start], rest), (stop - start, *sizes)))
-        return min(options, key=lambda o: o[0])
+    def best(start: int, stage: int) -> tuple[float, float, tuple[int, ...]]:
+        own = before[stage]
+        if stage == last:
+            cost = own[n] - own[start] + machines[stage].head
+            return cost, cost**2, (n - start,)
+        options: list[tuple[float, float, tuple[int, ...]]] = []
+        for stop in range(start + 1, n - (last - stage) + 1):
+            cost = own[stop] - own[start]
+            largest, squares, sizes = best(stop, stage + 1)
+            options.append((max(cost, largest), cost**2 + squares, (stop - start, *sizes)))
+        return min(options, key=lambda o: o[:2])
 
-    return list(best(0, stages)[1])
+    return list(best(0, 0)[2])
 
 
 def stage_costs(costs: LayerCosts, cut: Sequence[range]) -> list[float]:
-    """Return the cost of each stage of a cut, the head's with the last.
+    """Return the cost of each stage of a cut on equal machines, the head's with the last.
 
     >>> stage_costs(LayerCosts((1.0, 1.0, 1.0), head=2.0), [range(0, 2), range(2, 3)])
     [2.0, 3.0]

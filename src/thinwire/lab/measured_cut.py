@@ -1,0 +1,69 @@
+"""A cut by the speed of the machines: every rank times its own, and all agree."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from thinwire.lab import resume
+from thinwire.lab.config_checks import MEASURED
+from thinwire.lab.cuts import LayerCosts, cut_for, measured_costs, ranges, stage_costs
+from thinwire.lab.job import Job
+from thinwire.lab.machine import pick_dtype
+from thinwire.lab.setup import World
+from thinwire.lab.telemetry import Telemetry
+
+
+def agree_cut(job: Job, world: World) -> Job:
+    """Return the job cut by the machines' speeds where it asks for that, with a note of what was measured.
+
+    All ranks time at once, because those on one machine share its cores in the run too. A resumed run keeps
+    the cut of its checkpoints. Errors: ``LinkError`` naming a rank that does not answer.
+    """
+    if job.config.cut != MEASURED:
+        return job
+    telemetry = Telemetry(world, job.config.deadline)
+    sizes = telemetry.spread(b"J", _kept(job, world), "the cut of the checkpoints")
+    if sizes is not None:
+        note = f"cut {_text(sizes)}, as measured when the run was started"
+        return _with(job, ranges(sizes), note)
+    telemetry.agree(b"T", 0, "the model to be timed")
+    own = _measure(job)
+    found = telemetry.agree(b"T", [own.layers, own.head], "the times of its layers")
+    ranks = [LayerCosts(tuple(layers), head) for layers, head in found]
+    # As the stages are dealt out: every so many to a rank.
+    machines = [ranks[k % world.size] for k in range(job.config.stages)]
+    cut = cut_for(machines)
+    return _with(job, cut, _note(cut, machines, world.size))
+
+
+def _kept(job: Job, world: World) -> list[int] | None:
+    return resume.saved_cut(Path(job.config.out), 0) if job.config.resume and world.rank == 0 else None
+
+
+def _measure(job: Job) -> LayerCosts:
+    config = job.config
+    rows, bf16 = config.batch // config.microbatches, pick_dtype(config.dtype)[0] == "bf16"
+    return measured_costs(job.source.config, rows, config.seq, lora=config.lora, bf16=bf16)
+
+
+def _with(job: Job, cut: list[range], note: str) -> Job:
+    return dataclasses.replace(job, cut=cut, notes=(*job.notes, note))
+
+
+def _note(cut: Sequence[range], machines: Sequence[LayerCosts], ranks: int) -> str:
+    seconds = [stage_costs(costs, cut)[k] for k, costs in enumerate(machines)]
+    stages = ", ".join(
+        f"stage {k} on rank {k % ranks} {1e3 * s:.1f} ms ({len(part)} layers)"
+        for k, (part, s) in enumerate(zip(cut, seconds, strict=True))
+    )
+    alone = ", ".join(
+        f"rank {r} {1e3 * (sum(machines[r].layers) + machines[r].head):.1f} ms" for r in range(ranks)
+    )
+    sizes = _text([len(part) for part in cut])
+    return f"cut {sizes} as measured: a micro-batch takes {stages}; of the whole model it would take {alone}"
+
+
+def _text(sizes: Sequence[int]) -> str:
+    return ",".join(map(str, sizes))
