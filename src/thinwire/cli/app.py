@@ -10,7 +10,9 @@ import thinwire
 from thinwire.cli.compare import compare
 from thinwire.cli.demo import demo
 from thinwire.cli.doctor import doctor
+from thinwire.cli.emulate import emulate
 from thinwire.cli.errors import Program
+from thinwire.cli.plan import plan
 from thinwire.cli.recipes import recipes
 from thinwire.cli.relay import relay
 from thinwire.cli.report import report
@@ -35,6 +37,8 @@ TRAINING, NETWORKS, LOOKING = "Train", "Networks", "Look"
 app.command(rich_help_panel=TRAINING)(train)
 app.command(rich_help_panel=TRAINING)(compare)
 app.command(rich_help_panel=TRAINING)(demo)
+app.command(rich_help_panel=NETWORKS, context_settings={"allow_interspersed_args": False})(emulate)
+app.command(rich_help_panel=NETWORKS)(plan)
 app.command(rich_help_panel=NETWORKS)(relay)
 app.command(rich_help_panel=LOOKING)(report)
 app.command(rich_help_panel=LOOKING)(recipes)

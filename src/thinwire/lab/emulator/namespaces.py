@@ -9,7 +9,6 @@ Segmentation offload is the trick that makes a relay in Python fast enough: TCP 
 
 from __future__ import annotations
 
-import fcntl
 import os
 import struct
 from dataclasses import dataclass
@@ -120,6 +119,8 @@ def _set(name: str, value: str) -> str:
 
 
 def _open_tun() -> int:
+    import fcntl  # Linux has it; Windows can import the rest of this module
+
     path = "/dev/net/tun"
     try:
         tun = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)

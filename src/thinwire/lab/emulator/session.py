@@ -5,30 +5,25 @@
 ...     check = net.check()
 ...     ranks = [net.popen(r, ["hostname", "-I"], env=net.environment(r)) for r in range(2)]
 ...     codes = [p.wait() for p in ranks]
-...     net.verdict()
+>>> net.verdict()  # doctest: +SKIP
 """
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import json
 import os
 import platform
 import shutil
-import signal
 import socket
 import subprocess
 import sys
-import tempfile
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from thinwire import types
 from thinwire.lab.emulator import enter
 from thinwire.lab.emulator.check import CheckResult, check_network
 from thinwire.lab.emulator.lateness import Lateness, limit
@@ -36,13 +31,12 @@ from thinwire.lab.emulator.namespaces import DEVICE, INSTEAD, MTU, address
 from thinwire.lab.emulator.orphans import MARK, mark
 from thinwire.lab.emulator.path import Count, LineCounts, RankCounts
 from thinwire.lab.emulator.profile import Profile, one_way
+from thinwire.lab.emulator.relay_process import RelayProcess
 from thinwire.lab.machine import cores
 from thinwire.types import InputError, MeasurementError, MissingExtra, ThinwireError, require
 
 RANKS = range(2, 17)
 PORT = 29500  # torchrun's default; every emulation has it for itself
-START = 60.0  # seconds for the relay to come up on a busy machine
-ANSWER = 10.0  # seconds for the relay to answer
 GRACE = 10.0  # seconds for commands to end by themselves once asked to
 
 
@@ -60,14 +54,13 @@ class Emulation:
             f"an emulation of {len(profiles)} ranks is not possible; choose {RANKS[0]} to {RANKS[-1]}",
         )
         self.profiles, self.congestion, self.seed = tuple(profiles), congestion, seed
-        self._relay: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
-        self._asking = threading.Lock()
-        self._held: list[int] = []
-        self._ranks: list[subprocess.Popen[Any]] = []
+        self._relay: RelayProcess | None = None
+        self._lost: ThinwireError | None = None
         self._setup: dict[str, Any] = {}
-        self._last: dict[str, Any] | None = None
+        self._commands: list[subprocess.Popen[Any]] = []
+        self._load = 0.0
         self._checked: CheckResult | None = None
+        self._last: dict[str, Any] | None = None
 
     @property
     def limit(self) -> float:
@@ -76,73 +69,23 @@ class Emulation:
         return limit(min(one_way(a, b) for a, b in pairs))
 
     def __enter__(self) -> Emulation:
-        _possible()
-        self._load = os.getloadavg()
-        try:
-            self._start()
-        except BaseException:
-            self.close()
-            raise
+        require_possible()
+        self._load = os.getloadavg()[0]
+        self._relay = RelayProcess(
+            {
+                "profiles": [dataclasses.asdict(p) for p in self.profiles],
+                "congestion": self.congestion,
+                "seed": self.seed,
+                "limit": self.limit,
+            }
+        )
+        self._setup = self._relay.setup
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _start(self) -> None:
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, tempfile.TemporaryFile("w+") as orders:  # a file: a long trace would fill a pipe
-            json.dump(self._orders(), orders)
-            orders.seek(0)
-            self._relay = subprocess.Popen(
-                [sys.executable, "-m", "thinwire.lab.emulator.relay", str(theirs.fileno())],
-                stdin=orders,
-                stdout=subprocess.DEVNULL,
-                env=os.environ | {MARK: mark(os.getpid())},
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # a Ctrl-C is for the commands; they may need the network to end well
-            )
-        self._setup, self._held = self._receive(START, len(self.profiles) + 1)
-
-    def _orders(self) -> dict[str, Any]:
-        return {
-            "profiles": [dataclasses.asdict(p) for p in self.profiles],
-            "congestion": self.congestion,
-            "seed": self.seed,
-            "limit": self.limit,
-            "owner": os.getpid(),
-        }
-
-    def _receive(self, patience: float, descriptors: int = 0) -> tuple[dict[str, Any], list[int]]:
-        control = self._open()
-        control.settimeout(patience)
-        try:
-            message, held, _, _ = socket.recv_fds(control, 1 << 20, descriptors)
-        except OSError as e:
-            raise MeasurementError(f"the emulator's relay gave no answer for {patience:g} s") from e
-        if not message:
-            code = self._relay.wait(ANSWER) if self._relay else None
-            raise MeasurementError(
-                f"the emulator's relay ended ({_ending(code)}), so nothing can be measured"
-            )
-        said: dict[str, Any] = json.loads(message)
-        if "error" in said:
-            raise getattr(types, said["error"], ThinwireError)(said["text"])
-        return said, held
-
-    def _ask(self, what: str, descriptors: int = 0, **more: Any) -> tuple[dict[str, Any], list[int]]:
-        with self._asking:  # ranks ask too, through the launcher's threads
-            try:
-                self._open().send(json.dumps({"ask": what} | more).encode())
-            except OSError:
-                pass  # its end is reported by what follows
-            return self._receive(ANSWER, descriptors)
-
-    def _open(self) -> socket.socket:
-        if self._control is None:
-            raise ThinwireError("the emulation is not open; use it in a with statement")
-        return self._control
 
     def address(self, rank: int) -> str:
         """Return the rank's IPv4 address."""
@@ -167,41 +110,29 @@ class Emulation:
         """Start a command in a rank's namespace; ``options`` are ``subprocess.Popen``'s.
 
         It has the whole of ``env`` (by default this process's environment) and ends with the thread that
-        starts it. Errors: ``InputError`` for a command that is not there.
+        starts it, or with the block. Errors: ``InputError`` for a command that is not there.
         """
-        variables = dict(os.environ if env is None else env)
-        found = shutil.which(argv[0], path=variables.get("PATH"))
-        require(found is not None, InputError, f"command {argv[0]!r} is not found; check name and PATH")
-        user = self._held[len(self.profiles)] if self._setup["user_namespace"] else -1
-        net = self._held[rank]
-        fds = [net] + ([user] if user >= 0 else [])
-        command = [sys.executable, "-I", "-S", str(Path(enter.__file__).resolve()), str(net), str(user)]
-        options["pass_fds"] = [*options.get("pass_fds", ()), *fds]
-        process = subprocess.Popen(
-            [*command, str(os.getpid()), *argv], env=variables | {MARK: mark(os.getpid())}, **options
-        )
-        self._ranks.append(process)
+        relay, variables = self._running(), dict(os.environ if env is None else env)
+        find_command(argv, variables.get("PATH"))
+        net, user = relay.namespaces[rank], relay.user
+        start = [sys.executable, "-I", "-S", str(Path(enter.__file__).resolve())]
+        start += [str(net), str(user), str(os.getpid())]
+        options["pass_fds"] = [*options.get("pass_fds", ()), net, *([user] if user >= 0 else [])]
+        process = subprocess.Popen([*start, *argv], env=variables | {MARK: mark(os.getpid())}, **options)
+        self._commands.append(process)
         return process
 
     def socket(self, rank: int) -> socket.socket:
         """Return a new TCP socket in a rank's namespace, for this process to bind or connect."""
-        _, fds = self._ask("socket", 1, rank=rank)
-        return socket.socket(fileno=fds[0])
+        return self._running().socket(rank)
 
     def restart(self, clean: bool = False) -> float:
         """Begin anew: traces from their first row, empty queues, counters and lateness at zero.
 
         ``clean``: without loss and jitter, for measurements. Return when, on ``time.monotonic``'s clock.
         """
-        start: float = self._ask("restart", clean=clean)[0]["start"]
+        start: float = self._running().ask("restart", clean=clean)["start"]
         return start
-
-    def lift(self, by: int) -> None:
-        """Count ``by`` more ranks that want no shape for a while: for traffic outside the experiment.
-
-        What passes then is in no counter and no lateness.
-        """
-        self._ask("lift", by=by)
 
     def check(self) -> CheckResult:
         """Measure the network with real sockets, then begin anew. Errors: ``MeasurementError``."""
@@ -217,11 +148,16 @@ class Emulation:
             raise MeasurementError(f"{e}; this machine is too busy to keep time: {busy}") from e
         return result
 
+    def require_alive(self) -> None:
+        """Raise ``MeasurementError`` if the relay has ended, and the network with it."""
+        self._running().require_alive()
+
     def state(self) -> dict[str, Any]:
-        """Return counters, lateness and the relay's processor use since the start or the check, as JSON."""
-        if self._last is None:
-            return self._ask("state")[0]
-        return self._last
+        """Return counters, lateness and the relay's processor use since it last began anew, as JSON values.
+
+        After the block: as they were at its end.
+        """
+        return self._running().ask("state") if self._last is None else self._last
 
     def counters(self) -> list[RankCounts]:
         """Return what each rank's lines have carried, dropped and lost."""
@@ -243,42 +179,54 @@ class Emulation:
 
     def describe(self) -> dict[str, Any]:
         """Return what the network was and how it kept time, as plain JSON values for a run record."""
-        late = self.lateness()
+        state, checked = self.state(), self._checked
         return {
             "profiles": [str(p) for p in self.profiles],
             "seed": self.seed,
-            "congestion": {
-                "asked": self.congestion,
-                "found": self._checked.congestion if self._checked else None,
-            },
+            "congestion": {"asked": self.congestion, "found": checked.congestion if checked else None},
             "mtu": MTU,
             "isolation": "user namespace" if self._setup["user_namespace"] else "root",
             "settings": self._setup["settings"][0],
             "scheduling": self._setup["scheduling"],
-            "check": dataclasses.asdict(self._checked) if self._checked else None,
+            "check": dataclasses.asdict(checked) if checked else None,
             "lateness_limit": self.limit,
-            "valid": late.mean <= self.limit,
-            "load": {"before": self._load[0], "after": os.getloadavg()[0], "cores": cores()},
+            "valid": state["lateness"]["mean"] <= self.limit,
+            "load": {"before": self._load, "after": os.getloadavg()[0], "cores": cores()},
             "kernel": platform.release(),
-            **self.state(),
+            **state,
         }
 
     def close(self) -> None:
-        """Stop the commands and the network; counters and lateness stay readable."""
-        stop(self._ranks)
-        if self._control is not None:
-            try:
-                if self._setup and self._last is None:
-                    self._last = self._ask("stop")[0]
-            except ThinwireError:
-                pass
-            self._control.close()
-        self._control = None
-        for fd in self._held:
-            os.close(fd)
-        self._held = []
-        if self._relay is not None:
-            _end(self._relay)
+        """End the commands, then the network; what it measured stays readable."""
+        stop(self._commands)
+        if self._relay is None:
+            return
+        try:
+            self._last = self._relay.ask("stop")
+        except ThinwireError as e:  # it ended before its time; whoever asks for its state will be told
+            self._lost = e
+        self._relay.close()
+        self._relay = None
+
+    def _running(self) -> RelayProcess:
+        if self._relay is None:
+            raise self._lost or ThinwireError("the emulation is not open; use it in a with statement")
+        return self._relay
+
+
+def require_possible() -> None:
+    """Raise ``InputError`` where emulation is not possible for reasons that are known before trying."""
+    require(sys.platform == "linux", InputError, f"emulated links need Linux, not {sys.platform}; {INSTEAD}")
+    if importlib.util.find_spec("pyroute2") is None:
+        raise MissingExtra("emulated links need pyroute2, which is absent; pip install 'thinwire[emulate]'")
+
+
+def find_command(argv: Sequence[str], path: str | None = None) -> str:
+    """Return the program that a command starts. Errors: ``InputError`` if it is not there."""
+    found = shutil.which(argv[0], path=path)
+    if found is None:
+        raise InputError(f"command {argv[0]!r} is not found; check its name and PATH")
+    return found
 
 
 def stop(commands: Sequence[subprocess.Popen[Any]]) -> None:
@@ -295,25 +243,5 @@ def stop(commands: Sequence[subprocess.Popen[Any]]) -> None:
             p.wait()
 
 
-def _end(relay: subprocess.Popen[bytes]) -> None:
-    try:
-        relay.wait(GRACE)
-    except subprocess.TimeoutExpired:
-        relay.kill()
-        relay.wait()
-
-
-def _possible() -> None:
-    require(sys.platform == "linux", InputError, f"emulated links need Linux, not {sys.platform}; {INSTEAD}")
-    if importlib.util.find_spec("pyroute2") is None:
-        raise MissingExtra("emulated links need pyroute2, which is absent; pip install 'thinwire[emulate]'")
-
-
 def _line(values: dict[str, dict[str, int]]) -> LineCounts:
     return LineCounts(**{name: Count(**count) for name, count in values.items()})
-
-
-def _ending(code: int | None) -> str:
-    if code is not None and code < 0:
-        return f"by {signal.Signals(-code).name}"
-    return f"exit code {code}"

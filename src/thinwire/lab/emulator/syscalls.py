@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+from functools import cache
 
 CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000  # linux/sched.h
 PR_SET_PDEATHSIG, PR_SET_TIMERSLACK = 1, 29  # linux/prctl.h
 CLOCK_MONOTONIC, TFD_TIMER_ABSTIME = 1, 1  # linux/time.h, linux/timerfd.h
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def unshare(flags: int) -> None:
@@ -26,6 +26,11 @@ def prctl(option: int, value: int) -> None:
     _call("prctl", ctypes.c_int(option), *(ctypes.c_ulong(v) for v in (value, 0, 0, 0)))
 
 
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
 class Timer:
     """A descriptor that becomes readable at a given time; finer than epoll's milliseconds."""
 
@@ -33,7 +38,7 @@ class Timer:
         flags = os.O_NONBLOCK | os.O_CLOEXEC  # the same bits as TFD_NONBLOCK and TFD_CLOEXEC
         self._fd = _call("timerfd_create", ctypes.c_int(CLOCK_MONOTONIC), ctypes.c_int(flags))
         self._spec = (ctypes.c_long * 4)()  # interval: s, ns; first: s, ns
-        self._settime = _libc.timerfd_settime
+        self._settime = _libc().timerfd_settime
 
     def fileno(self) -> int:
         return self._fd
@@ -53,7 +58,7 @@ class Timer:
 
 
 def _call(name: str, *arguments: ctypes._SimpleCData[int]) -> int:
-    result: int = getattr(_libc, name)(*arguments)
+    result: int = getattr(_libc(), name)(*arguments)
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
