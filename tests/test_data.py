@@ -12,7 +12,9 @@ import torch
 
 from thinwire.lab import cache, data, fetch
 from thinwire.lab.batches import Batches, pack
+from thinwire.lab.config import TrainConfig
 from thinwire.lab.data import load_corpus
+from thinwire.lab.job import prepare
 from thinwire.types import InputError
 
 PLAY = "ACT {n}\n\nKING.\nSpeak, line {n} of many, and speak again.\n\n\n\n\nTHE END\n"
@@ -24,7 +26,7 @@ def cache_folder(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
-@pytest.mark.parametrize("module", ["batches", "checkpoint", "cuts", "loss"])
+@pytest.mark.parametrize("module", ["batches", "checkpoint", "cuts", "dropout", "loss"])
 def test_examples_in_docstrings(module):
     result = doctest.testmod(importlib.import_module(f"thinwire.lab.{module}"))
     assert result.attempted > 0 and result.failed == 0
@@ -174,6 +176,20 @@ def test_pack_makes_every_token_but_the_first_a_target_once():
     assert blocks[:, 1:].flatten().tolist() == list(range(1, 97))
     with pytest.raises(InputError, match="8 tokens"):
         pack(torch.arange(8), 8)
+
+
+def test_an_id_names_the_same_tokens_in_every_run_whatever_the_order(tmp_path, cache_folder):
+    """References are kept by id: options move the order of the blocks, never what is in them."""
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"line {i} of a text about nothing at all\n" for i in range(900)))
+    fixed = {"model": "gpt2-lab", "data": str(text), "seq": 16, "eval_samples": 0}
+    first, second = (prepare(TrainConfig(**fixed, epochs=e, seed=e, batch=4 * e)) for e in (1, 2))
+    assert torch.equal(first.train, second.train)
+    tokens = torch.cat([first.train[0], first.train[1:, 1:].flatten()])
+    assert torch.equal(pack(tokens, 16), first.train)  # row after row of the text, as it stands
+    assert not torch.equal(
+        torch.cat(list(first.batches)), torch.cat(list(second.batches))[: len(first.train)]
+    )
 
 
 def test_steps_and_epochs_together_revisit_the_same_samples():
