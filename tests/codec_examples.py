@@ -9,6 +9,7 @@ from thinwire.codecs import (
     Cast,
     ChannelMean,
     Codec,
+    DeadZone,
     Entropy,
     FixedPoint,
     Hadamard,
@@ -32,6 +33,12 @@ EXAMPLES: dict[str, list[Codec]] = {
         Uniform(bits=1, scale="channel", scale_dtype="e5m3"),
         Uniform(bits=3, clip=0.8),
         Uniform(bits=4, group=5),
+    ],
+    "DeadZone": [
+        DeadZone(),
+        DeadZone(step=2.0, offset=0.5),
+        DeadZone(step=0.001),
+        DeadZone(step=9.0, offset=0.0),
     ],
     "TopK": [TopK(ratio=0.01), TopK(ratio=0.3, values=Uniform(bits=8)), TopK(ratio=1.0, values=Cast())],
     "RandomK": [
@@ -58,6 +65,7 @@ EXAMPLES: dict[str, list[Codec]] = {
     "Entropy": [
         *[Entropy(Uniform(bits=b)) for b in range(1, 9)],
         Entropy(Uniform(bits=3, scale_dtype="e5m3", rounding="stochastic")),
+        *[Entropy(DeadZone(step=s)) for s in (0.1, 1.0, 2.0)],
         Entropy(TopK(ratio=0.1)),
         Entropy(HardThreshold(threshold=1.0), level=3),
         Entropy(Sink(ChannelMean(Uniform(bits=4)))),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 
 from thinwire import spec
-from thinwire.codecs.base import Codec, FixedRate, Layout, check_layout, layout_nbytes
+from thinwire.codecs.base import Codec, FixedRate, Layout, check_layout, layout_nbytes, roundtrip
+from thinwire.codecs.deadzone import DeadZone
 from thinwire.codecs.entropy import Entropy
 from thinwire.codecs.fixpoint import FixedPoint
 from thinwire.codecs.inner import fixed_layout, is_fixed_rate
@@ -20,6 +21,7 @@ _CODECS: tuple[type, ...] = (
     Raw,
     Cast,
     Uniform,
+    DeadZone,
     TopK,
     RandomK,
     HardThreshold,
@@ -53,6 +55,7 @@ __all__ = [
     "Cast",
     "ChannelMean",
     "Codec",
+    "DeadZone",
     "Entropy",
     "FixedPoint",
     "FixedRate",
@@ -70,4 +73,5 @@ __all__ = [
     "is_fixed_rate",
     "layout_nbytes",
     "parse_codec",
+    "roundtrip",
 ]

@@ -1,0 +1,88 @@
+"""The dead-zone quantiser: its rule, what it gains with an entropy coder, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from thinwire.codecs import Codec, DeadZone, Entropy, Uniform
+from thinwire.codecs.deadzone import step_for
+from thinwire.types import InputError, Payload, PayloadError
+
+
+def laplacian(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Values of mean magnitude 1 with exponential tails, as deltas and gradients have."""
+    u = torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) - 0.5
+    return (-u.sign() * (1 - 2 * u.abs()).log()).float()
+
+
+def cost(codec: Codec, x: torch.Tensor) -> tuple[float, float]:
+    """Bits a value and |x_hat - x| / |x|."""
+    payload = codec.encode(x)
+    return 8 * payload.nbytes / x.numel(), float((codec.decode(payload) - x).norm() / x.norm())
+
+
+@pytest.mark.parametrize("offset", [0.0, 0.25, 0.4, 0.5])
+def test_levels_are_those_of_the_rule(offset: float) -> None:
+    x = laplacian(64, 33)
+    payload = DeadZone(0.7, offset).encode(x)
+    step = payload.parts[2].float()
+    assert step.item() == pytest.approx(0.7 * x.abs().mean().item(), rel=0.01)
+    want = ((x.abs() / step + offset).floor() * x.sign()) * step
+    got = DeadZone(0.7, offset).decode(payload)
+    assert (got - want).abs().max() <= step  # a value on the very edge of a level may fall to either side
+    assert (got != want).float().mean() < 0.001
+
+
+def test_at_equal_bits_it_errs_less_than_group_scales() -> None:
+    x = laplacian(4, 64, 192) * (0.2 + torch.rand(4, 64, 1, generator=torch.Generator().manual_seed(1)))
+    for bits, clip in ((2, 0.6), (3, 0.8)):
+        spent, error = cost(Entropy(Uniform(bits, scale_dtype="e5m3", clip=clip)), x)
+        ours, error_ours = cost(Entropy(DeadZone(step_for(0.85 * spent))), x)
+        assert ours < 0.95 * spent
+        assert error_ours < 0.97 * error
+
+
+@pytest.mark.parametrize("bits", [1.0, 1.4, 2.4, 3.0, 5.0])
+def test_a_step_for_so_many_bits_takes_them(bits: float) -> None:
+    spent, _ = cost(Entropy(DeadZone(step_for(bits))), laplacian(4, 128, 256))
+    assert bits < spent < 1.06 * bits + 0.1
+
+
+def test_one_huge_value_neither_saturates_nor_spoils_the_rest() -> None:
+    x = laplacian(64, 64)
+    x[3, 5] = 2000.0
+    spent, _ = cost(Entropy(DeadZone(1.0)), x)
+    y = DeadZone(1.0).decode(DeadZone(1.0).encode(x))
+    assert abs(y[3, 5] - 2000.0) < 2
+    assert spent < cost(Entropy(DeadZone(1.0)), laplacian(64, 64))[0] + 0.1
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_is_refused(value: float) -> None:
+    x = laplacian(4, 8)
+    x[1, 2] = value
+    with pytest.raises(InputError, match="NaN or infinite"):
+        DeadZone().encode(x)
+
+
+def test_large_levels_must_be_as_many_as_the_codes_say() -> None:
+    payload = DeadZone(0.5).encode(laplacian(16, 16))
+    codes, large, step = payload.parts
+    for wrong in (large[:-2], large[:-1], torch.cat([large, large[:2]])):
+        with pytest.raises(PayloadError, match="large levels"):
+            DeadZone(0.5).decode(Payload(payload.spec, (codes, wrong, step)))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: DeadZone(step=0.0), "step=0.0 is not in"),
+        (lambda: DeadZone(step=float("nan")), "step=nan is not in"),
+        (lambda: DeadZone(offset=0.6), "offset=0.6 is not in"),
+        (lambda: step_for(0.0), r"0\.0 bits"),
+    ],
+)
+def test_wrong_settings_are_one_sentence(make: object, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make()  # type: ignore[operator]
