@@ -187,9 +187,7 @@ def test_an_id_names_the_same_tokens_in_every_run_whatever_the_order(tmp_path, c
     assert torch.equal(first.train, second.train)
     tokens = torch.cat([first.train[0], first.train[1:, 1:].flatten()])
     assert torch.equal(pack(tokens, 16), first.train)  # row after row of the text, as it stands
-    assert not torch.equal(
-        torch.cat(list(first.batches)), torch.cat(list(second.batches))[: len(first.train)]
-    )
+    assert next(iter(first.batches)).tolist() != next(iter(second.batches)).tolist()[:4]
 
 
 def test_steps_and_epochs_together_revisit_the_same_samples():
