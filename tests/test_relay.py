@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from launchers import cold, free_port, metrics, record, sentence, until, warm
+from launchers import cold, free_port, listening, metrics, reached, record, sentence, until, warm
 from tcp_proxy import DOWN, UP, TcpProxy
 from test_faults import write_text
 from thinwire.links import Peer, ZmqLink, connect_mesh, handshake
@@ -460,6 +462,21 @@ def test_show_pass_prints_the_pass_alone(tmp_path: Path) -> None:
     assert (command.code, command.out, command.err) == (0, relay_pass(TOKEN) + "\n", "")
 
 
+def test_a_rank_number_that_is_none(tmp_path: Path) -> None:
+    job = (
+        "train",
+        "--relay",
+        "127.0.0.1:7000",
+        "--model",
+        "gpt2-lab",
+        "--data",
+        write_text(tmp_path / "text"),
+    )
+    command = warm().run(tmp_path, *job, RANK="first", WORLD_SIZE=2, THINWIRE_TOKEN=TOKEN.decode())
+    assert command.code == 2
+    assert "RANK is 'first'" in sentence(command)
+
+
 @pytest.mark.slow
 def test_a_run_through_a_relay_needs_no_address_of_any_rank(tmp_path: Path) -> None:
     """Two ranks with RANK and WORLD_SIZE alone; the losses are those of a run on one machine."""
@@ -481,6 +498,11 @@ def test_a_run_through_a_relay_needs_no_address_of_any_rank(tmp_path: Path) -> N
             )
             for rank in range(2)
         ]
+        reached(tmp_path / "out-0", 1, *ranks)
+        for r in ranks:
+            assert r.poll() is not None or set(listening(r.pid)) <= {"0100007F"}, (
+                "a rank listens off loopback"
+            )
         assert [r.wait() for r in ranks] == [0, 0], ranks[0].err + ranks[1].err
     finally:
         relay.signal(signal.SIGTERM)
@@ -489,3 +511,83 @@ def test_a_run_through_a_relay_needs_no_address_of_any_rank(tmp_path: Path) -> N
     out = tmp_path / "out-0"
     assert len(metrics(out)) == 4
     assert record(out)["loss"] == record(tmp_path / "plain" / "out")["loss"]
+
+
+# -- networks that have no way to each other
+
+RANK = """
+import os, socket, sys
+from thinwire.links import connect_mesh, read_token
+rank, relay, other = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+try:
+    socket.create_connection((other, 7000), timeout=2)
+    print("reached", end=" ")
+except ConnectionRefusedError:
+    print("refused by the other rank itself", end=" ")
+except OSError:
+    pass
+peers = connect_mesh(rank, 2, None, token=read_token(), relay=relay)
+box = peers[1 - rank].mailbox
+box.send(b"x", bytes([rank]) * 300_000, "forward")
+got = box.get(b"x", 60.0, "the body")
+peers[1 - rank].close()
+print(len(got), got[0])
+"""
+
+
+def inside(space: str, *command: Any) -> list[str]:
+    return ["ip", "netns", "exec", space, *map(str, command)]
+
+
+@pytest.fixture
+def islands() -> Iterator[tuple[str, list[str]]]:
+    """Yield a network namespace for the relay, and two that reach it and not each other."""
+    middle, *ends = spaces = [f"thinwire-test-{os.getpid()}-{i}" for i in range(3)]
+    try:
+        for space in spaces:
+            ip("netns", "add", space)
+        forwarding = "/proc/sys/net/ipv4/ip_forward"  # the host's setting is inherited
+        subprocess.run(inside(middle, "sh", "-c", f"echo 0 > {forwarding}"), check=True, capture_output=True)
+        for i, end in enumerate(ends):
+            ip("link", "add", f"r{i}", "netns", middle, "type", "veth", "peer", "name", "e", "netns", end)
+            ip("-n", middle, "addr", "add", f"10.77.{i}.1/24", "dev", f"r{i}")
+            ip("-n", middle, "link", "set", f"r{i}", "up")
+            ip("-n", end, "addr", "add", f"10.77.{i}.2/24", "dev", "e")
+            ip("-n", end, "link", "set", "e", "up")
+            ip("-n", end, "link", "set", "lo", "up")
+            ip("-n", end, "route", "add", "default", "via", f"10.77.{i}.1")
+        yield middle, ends
+    except (OSError, subprocess.CalledProcessError) as e:
+        pytest.skip(f"network namespaces are not to be had here: {e}")
+    finally:
+        for space in spaces:
+            with suppress(OSError):
+                subprocess.run(["ip", "netns", "del", space], capture_output=True)
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True)
+
+
+def test_ranks_in_networks_without_a_way_to_each_other(
+    islands: tuple[str, list[str]], tmp_path: Path
+) -> None:
+    """The middle machine does not forward packets, so only connections to the relay itself can be made."""
+    middle, ends = islands
+    secret = {"THINWIRE_TOKEN": TOKEN.decode()}
+    relay = cold(tmp_path, *inside(middle, sys.executable, "-m", "thinwire", "relay"), **secret)
+    try:
+        until(
+            lambda: "relay listens at 0.0.0.0:7000" in relay.err or relay.poll() is not None,
+            "the relay",
+            LONG,
+        )
+        ranks = []
+        for i, end in enumerate(ends):
+            program = (sys.executable, "-c", RANK, i, f"10.77.{i}.1:7000", f"10.77.{1 - i}.2")
+            ranks.append(cold(tmp_path / str(i), *inside(end, *program), **secret))
+        assert [r.wait(2 * LONG) for r in ranks] == [0, 0], ranks[0].err + ranks[1].err
+        assert [r.out for r in ranks] == ["300000 1\n", "300000 0\n"]
+    finally:
+        relay.signal(signal.SIGTERM)
+        relay.wait(LONG)
