@@ -14,7 +14,8 @@ STEPS = 20
 def conform(rank, world, port, schedule):
     """Train the same model with torch's stage and ours; evaluate in between; return losses and counters."""
     with joined(rank, world, port) as peers:
-        out = {"plain": Toy(rank, world, schedule).train(STEPS)}
+        stock = "1f1b" if schedule == "eager1f1b" else schedule  # ours has none of torch's own to match
+        out = {"plain": Toy(rank, world, stock).train(STEPS)}
         for name, recipe in RECIPES.items():
             before = {p: peers[p].meter.snapshot() for p in peers}
             toy = Toy(rank, world, schedule, peers, recipe)
@@ -31,7 +32,7 @@ def conform(rank, world, port, schedule):
             s.end()
         out["beside bytes"] = [s.tally.take().wire_bytes for s in beside.stages]
         ids = next(iter(batches(1)))
-        plain, ours = Toy(rank, world, schedule), Toy(rank, world, schedule, peers, RECIPES["delta"])
+        plain, ours = Toy(rank, world, stock), Toy(rank, world, schedule, peers, RECIPES["delta"])
         out["eval plain"] = plain.step(ids, train=False)
         out["eval ours"] = ours.step(ids, train=False)
         mixed, straight = [], []
@@ -45,7 +46,9 @@ def conform(rank, world, port, schedule):
 
 
 @pytest.fixture(
-    scope="module", params=[("gpipe", 2), ("1f1b", 2), ("interleaved1f1b", 2), ("1f1b", 4)], ids=str
+    scope="module",
+    params=[("gpipe", 2), ("1f1b", 2), ("interleaved1f1b", 2), ("1f1b", 4), ("eager1f1b", 4)],
+    ids=str,
 )
 def trained(request):
     schedule, world = request.param

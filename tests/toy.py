@@ -15,12 +15,17 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from thinwire.channel import Scheme
 from thinwire.codecs import Uniform
-from thinwire.engines.pipeline import CompressedStage
+from thinwire.engines.pipeline import CompressedStage, ScheduleEager1F1B
 from thinwire.links import connect_mesh
 from thinwire.memory import Delta
 
 VOCAB, DIM, SEQ, SAMPLES, MICROBATCHES, ROWS = 64, 32, 16, 16, 4, 2
-SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B, "interleaved1f1b": ScheduleInterleaved1F1B}
+SCHEDULES = {
+    "gpipe": ScheduleGPipe,
+    "1f1b": Schedule1F1B,
+    "eager1f1b": ScheduleEager1F1B,
+    "interleaved1f1b": ScheduleInterleaved1F1B,
+}
 
 
 class Pair:

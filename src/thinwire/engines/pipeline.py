@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.pipelining._utils import _StageBackwardMeta, _StageForwardMeta, _TensorMeta
 from torch.distributed.pipelining.stage import InferenceMode
 
@@ -280,3 +280,19 @@ class CompressedStage(PipelineStage):
         for way in WAYS:
             self._out[way].sender.load_state_dict(under(state, f"send.{way}."))
             self._in[way].receiver.load_state_dict(under(state, f"recv.{way}."))
+
+
+class ScheduleEager1F1B(Schedule1F1B):
+    """1F1B whose stages, all but the last, run forward passes as soon as there is something to run.
+
+    Torch's 1F1B lets a stage run ahead by the number of stages that follow it, so over a far link it stalls
+    for a round trip with every micro-batch. Here only the first activations' way forth and the last
+    gradients' way back stay visible. Every stage does its backward passes in the same order, so results are
+    bit-equal; the price is memory, the activations of all micro-batches, as with GPipe.
+    """
+
+    def __init__(self, stage: CompressedStage, n_microbatches: int, *args: Any, **kwargs: Any) -> None:
+        super().__init__(stage, n_microbatches, *args, **kwargs)
+        if not stage.is_last:
+            # Read by torch for one purpose here: a stage warms up with min(micro-batches, this - its index).
+            self._num_stages = stage.stage_index + n_microbatches

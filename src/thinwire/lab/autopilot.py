@@ -74,7 +74,8 @@ class Autopilot:
     def __init__(
         self, job: Job, policy: Policy, world: World, stages: Sequence[CompressedStage], telemetry: Telemetry
     ) -> None:
-        self._job, self._policy, self._world, self._telemetry = job, policy, world, telemetry
+        self._job, self._world, self._telemetry = job, world, telemetry
+        self._policy = policy.under(job.config.schedule)
         self._stages = {s.stage_index: s for s in stages}
         n = job.config.stages
         self._directions = [_Direction(b, b + 1) for b in range(n - 1)]

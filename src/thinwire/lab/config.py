@@ -85,11 +85,11 @@ class TrainConfig:
         metavar="N,N,...",
     )
     schedule: str = _option(
-        "1f1b",
+        "eager1f1b",
         PIPELINE,
-        "gpipe, 1f1b, or interleaved1f1b (4 stages on 2 processes).",
+        "eager1f1b (hides round trips), 1f1b (least memory), gpipe, interleaved1f1b (4 stages, 2 processes).",
         metavar="NAME",
-        choices=("gpipe", "1f1b", "interleaved1f1b"),
+        choices=("eager1f1b", "1f1b", "gpipe", "interleaved1f1b"),
     )
     microbatches: int = _option(4, PIPELINE, "Micro-batches a batch is cut into.", metavar="N")
     link: str = _option(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
 from thinwire.disk_store import open_store
-from thinwire.engines.pipeline import CompressedStage
+from thinwire.engines.pipeline import CompressedStage, ScheduleEager1F1B
 from thinwire.lab.dropout import seed_dropout
 from thinwire.lab.job import Job
 from thinwire.lab.lora import add_adapters
@@ -183,12 +183,12 @@ def build_stages(job: Job, world: World, parts: Mapping[int, Part]) -> list[Comp
 
 
 def build_schedule(job: Job, stages: list[CompressedStage]) -> Any:
-    """Return torch's own schedule over the stages."""
+    """Return the schedule over the stages."""
     n, name = job.config.microbatches, job.config.schedule
     if name == "interleaved1f1b":
         return ScheduleInterleaved1F1B(list(stages), n, loss_fn=next_token_loss)
-    cls = ScheduleGPipe if name == "gpipe" else Schedule1F1B
-    return cls(stages[0], n, loss_fn=next_token_loss)
+    known = {"eager1f1b": ScheduleEager1F1B, "1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
+    return known[name](stages[0], n, loss_fn=next_token_loss)
 
 
 def pick_threads(config: Any) -> int:

@@ -71,3 +71,7 @@ class Policy(Protocol):
     def plan(self, sites: Sequence[Site]) -> list[Plan]:
         """Return a plan for each site."""
         ...
+
+    def under(self, schedule: str) -> Policy:
+        """Return this policy for a pipeline that runs by ``schedule``."""
+        ...

@@ -42,7 +42,7 @@ class HideBehindCompute:
     margin: float = 0.2  # of the rate
     patience: int = 3  # decisions
     max_age: float = 60.0  # seconds
-    schedule: str = "1f1b"
+    schedule: str = "eager1f1b"
 
     def __post_init__(self) -> None:
         require(bool(self.forward and self.backward), InputError, "a ladder without rungs; give one or more")
@@ -55,6 +55,10 @@ class HideBehindCompute:
         view = _View(self, tuple(sites))
         levels, streaks = self._decide(view) if view.is_timed else (view.current, (0,) * len(sites))
         return [self._plan(view, levels, k, streak) for k, streak in enumerate(streaks)]
+
+    def under(self, schedule: str) -> HideBehindCompute:
+        """Return this policy for a pipeline that runs by ``schedule``."""
+        return replace(self, schedule=schedule)
 
     def ladder(self, site: Site) -> tuple[Rung, ...]:
         """Return the rungs of a site, the floor first."""

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from thinwire.types import InputError, require
 
-SCHEDULES = ("gpipe", "1f1b", "interleaved1f1b")
+SCHEDULES = ("eager1f1b", "1f1b", "gpipe", "interleaved1f1b")
 Op = tuple[int, bool, int]  # stage, whether it is a backward pass, micro-batch
 
 
@@ -107,14 +107,16 @@ def without_links(pipeline: Pipeline) -> Pipeline:
 
 @lru_cache(maxsize=256)
 def operations(schedule: str, rank: int, stages: int, microbatches: int) -> tuple[Op, ...]:
-    """Return a rank's passes in the order of torch's schedule of that name (torch 2.13) [source].
+    """Return a rank's passes in the order of torch's schedule of that name (torch 2.13) [source], or ours.
 
     >>> [("B" if back else "F") + str(m) for _, back, m in operations("1f1b", 0, 2, 3)]
     ['F0', 'F1', 'B0', 'F2', 'B1', 'B2']
     """
     if schedule == "interleaved1f1b":
         return tuple(_interleaved(rank, stages // 2, microbatches))
-    ahead = microbatches if schedule == "gpipe" else min(microbatches, stages - rank)
+    ahead = min(microbatches, stages - rank)
+    if schedule == "gpipe" or (schedule == "eager1f1b" and rank < stages - 1):
+        ahead = microbatches
     ops: list[Op] = [(rank, False, m) for m in range(ahead)]
     for m in range(microbatches):
         ops.append((rank, True, m))
