@@ -1,0 +1,141 @@
+"""``thinwire plan``: what a model would do on these machines over these links, before a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from thinwire.cli.options import with_config
+from thinwire.cli.output import PLAIN_WIDTH, print_json, tell
+from thinwire.lab.config import TrainConfig
+from thinwire.lab.machine import cores
+from thinwire.lab.machines_file import MachinesFile, read_machines
+from thinwire.policies.plan import Proposal
+from thinwire.types import InputError, require
+
+USED = ("model", "init", "data", "seq", "batch", "microbatches", "schedule", "dtype")
+TRIED = ("1f1b", "eager1f1b", "gpipe")  # the least memory first
+BUSY = 0.5  # load a core above which a measurement is suspect
+HIDDEN = 0.01  # a transfer that adds less than this share of the step is hidden
+
+File = Annotated[
+    Path | None, typer.Argument(metavar="MACHINES.toml", help="The machines and the links between them.")
+]
+Measure = Annotated[
+    bool, typer.Option("--measure", help="Time the model's parts on this machine and print its entry.")
+]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print the proposals or the measurement as JSON, and nothing else.")
+]
+
+
+@with_config(only=USED)
+def plan(given: dict[str, Any], machines: File = None, measure: Measure = False, json: Json = False) -> None:
+    """Propose the order of the machines, the cut, the schedule and the recipe, with the predicted step.
+
+    MACHINES.toml has a table "machine" for each, with name and speed (1.0: as fast as this one), or what
+    --measure prints there, and a table "link" for each pair, with from, to and link = "100mbit,20ms".
+
+    [bold]Examples[/bold]
+
+    thinwire plan --measure --model smollm2-135m
+
+    thinwire plan machines.toml --model smollm2-135m --batch 16 --microbatches 8
+    """
+    config = TrainConfig.from_dict(given)
+    require(
+        (machines is None) == measure,
+        InputError,
+        "plan takes a file of machines, or --measure without one; see thinwire plan --help",
+    )
+    found = None if machines is None else read_machines(machines)
+    from thinwire.lab.planning import Planner  # after the checks: it imports the engine
+
+    planner, load = Planner(config), os.getloadavg()[0]
+    if found is None:
+        name, entry = socket.gethostname(), planner.measured()
+        if json:
+            print_json({"name": name} | dataclasses.asdict(entry))
+        else:
+            typer.echo(entry.toml(name))
+        _warn_if_busy(load)
+        return
+    schedules = (config.schedule,) if "schedule" in given else TRIED
+    proposals = planner.propose(found, schedules)
+    if json:
+        print_json([_plain(p, config) for p in proposals])
+        return
+    _print(proposals, config, found)
+    if any(m.measured is None for m in found.machines):
+        _warn_if_busy(load)
+
+
+def _warn_if_busy(load: float) -> None:
+    """Say so where others took this machine's time while it was measured; ``load`` is that from before."""
+    if load > BUSY * cores():
+        tell(f"this machine was busy (load {load:.1f} on {cores()} cores), so it was measured too slow")
+
+
+def _plain(p: Proposal, config: TrainConfig) -> dict[str, Any]:
+    return dataclasses.asdict(p) | {"tokens_s": _tokens(config) / p.seconds}
+
+
+def _tokens(config: TrainConfig) -> int:
+    return config.batch * config.seq
+
+
+def _print(proposals: list[Proposal], config: TrainConfig, file: MachinesFile) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for name in ("recipe", "schedule", "order", "cut", "s/step", "tokens/s", "of unlimited", "of the bound"):
+        table.add_column(name, justify="right" if "/" in name or "of" in name else "left", no_wrap=True)
+    for p in proposals:
+        table.add_row(
+            p.recipe,
+            p.schedule,
+            " → ".join(p.order),
+            ",".join(map(str, p.cut)),
+            f"{p.seconds:.3g}",
+            f"{_tokens(config) / p.seconds:.0f}",
+            f"{p.unlimited_s / p.seconds:.0%}",
+            f"{p.bound_s / p.seconds:.0%}",
+        )
+    console = Console(width=None if Console().is_terminal else PLAIN_WIDTH, highlight=False)
+    console.print(table)
+    console.print(f"\nProposed: {proposals[0].recipe}, on the first pass over the samples:", markup=False)
+    for leg in proposals[0].legs:
+        cost = "hidden" if leg.added < HIDDEN else f"adds {leg.added:.0%} to the step"
+        console.print(f"  {leg.source} → {leg.target}: {leg.bits:.1f} bits a value, {cost}", markup=False)
+    console.print("\nStart one rank on each machine, with the same token in THINWIRE_TOKEN:", markup=False)
+    for line in start_lines(proposals[0], config, file):
+        typer.echo(line)
+    tell("predicted from measured compute and the links as given; memory is not checked")
+
+
+def start_lines(proposal: Proposal, config: TrainConfig, file: MachinesFile) -> list[str]:
+    """Return the command of each rank, in order; a machine without an address is left to be filled in."""
+    addresses = {m.name: m.address or f"ADDRESS_OF_{m.name}" for m in file.machines}
+    n, first = len(proposal.order), addresses[proposal.order[0]]
+    options = {
+        "model": config.model,
+        "data": config.data,
+        "recipe": proposal.recipe,
+        "stages": n,
+        "cut": ",".join(map(str, proposal.cut)),
+        "schedule": proposal.schedule,
+        "batch": config.batch,
+        "microbatches": config.microbatches,
+        "seq": config.seq,
+    } | ({"init": config.init} if config.init else {})
+    words = " ".join(f"--{k} {v}" for k, v in options.items())
+    return [
+        f"torchrun --nnodes {n} --node-rank {k} --nproc-per-node 1 --master-addr {first} --master-port 29500 "
+        f"-m thinwire train --host {addresses[name]} {words}"
+        for k, name in enumerate(proposal.order)
+    ]

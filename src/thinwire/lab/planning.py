@@ -1,0 +1,67 @@
+"""From a job and a file of machines to proposals: what the planner needs, measured or looked up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from thinwire.lab.config import TrainConfig
+from thinwire.lab.data import load_corpus
+from thinwire.lab.machines_file import Entry, MachinesFile, Measured
+from thinwire.lab.models import resolve_model
+from thinwire.lab.speed import measure
+from thinwire.policies.ladder import gaussian_bits
+from thinwire.policies.plan import Machine, Option, Proposal, Work, propose
+from thinwire.recipes import Recipe, parse_recipe
+from thinwire.types import InputError, require
+
+CANDIDATES = ("fp32", "bf16", "auto", "thinwire")  # the most exact first
+
+
+class Planner:
+    """The plan of one job: its model, its work, and what this machine takes for it."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.config = config
+        self._model: Any = resolve_model(config.model, config.init, load_corpus(config.data)).config
+        self._rows = config.batch // config.microbatches
+        values = self._rows * config.seq * self._model.hidden_size
+        self.work = Work(self._model.num_hidden_layers, config.microbatches, values)
+
+    def measured(self) -> Measured:
+        """Return what a micro-batch takes on this machine."""
+        return self._here
+
+    @cached_property
+    def _here(self) -> Measured:
+        c = self.config
+        return measure(c.model, self._model, self._rows, c.seq, c.dtype)
+
+    def propose(self, file: MachinesFile, schedules: Sequence[str]) -> list[Proposal]:
+        """Return the best plan for each candidate recipe, the proposed one first."""
+        machines = [self._machine(entry) for entry in file.machines]
+        options = [option(parse_recipe(name)) for name in CANDIDATES]
+        return propose(machines, file.ways, self.work, options, schedules)
+
+    def _machine(self, entry: Entry) -> Machine:
+        found, speed = entry.measured or self._here, entry.speed or 1.0
+        require(
+            found.model == self.config.model,
+            InputError,
+            f"machine {entry.name!r} was measured with {found.model}, the plan is for {self.config.model}; "
+            "measure it again",
+        )
+        factor = self._rows * self.config.seq / found.tokens / speed
+        return Machine(entry.name, found.layer * factor, found.head * factor, found.update / speed)
+
+
+def option(recipe: Recipe) -> Option:
+    """Return a recipe as the planner sees it: the bits of a first visit, the dearer ones.
+
+    >>> option(parse_recipe("direct:bits=8")).forward
+    8.5
+    """
+    forward = recipe.forward.keyframe if recipe.forward.memory.mirrored else recipe.forward.codec
+    backward = recipe.backward.keyframe if recipe.backward.memory.mirrored else recipe.backward.codec
+    return Option(recipe.name, gaussian_bits(forward), gaussian_bits(backward), recipe.policy)
