@@ -84,7 +84,8 @@ def emulate(
     from thinwire.lab.emulator.session import Emulation, find_command
 
     shapes = profiles(link or [], ranks)
-    find_command(command or [sys.executable])
+    if command:
+        find_command(command)  # before anything is built
     console = Console(stderr=bool(command) or json, width=None if sys.stderr.isatty() else PLAIN_WIDTH)
     failure = None
     with Emulation(shapes, congestion, seed) as net:

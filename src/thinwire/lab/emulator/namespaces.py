@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from thinwire.lab.emulator.syscalls import CLONE_NEWNET, CLONE_NEWUSER, unshare
+from thinwire.lab.emulator.isolation import INSTEAD, TUN
+from thinwire.lab.emulator.syscalls import CLONE_NEWNET, unshare
 from thinwire.types import InputError
 
 DEVICE = "tun0"
 MTU = 1500
 PREFIX = (10, 77, 0)  # rank r has the address 10.77.0.(r + 1)
-INSTEAD = "or use the in-process shaped link (train --link without --emulate), which has no TCP dynamics"
 QUEUE = 4000  # packets that the device holds while the relay is busy
 BUFFER = 1 << 28  # bytes a socket may hold: a long, fast link has tens of megabytes under way
 SYSCTLS = {  # written where the system allows it; what counts is what is read back
@@ -64,30 +64,6 @@ def offload_segments(rate: float) -> int:
     return int(min(max(rate * 1e-3 / MTU, 2), _SEGMENTS))
 
 
-def isolate() -> bool:
-    """Get the right to make network namespaces; return whether that took a user namespace.
-
-    Errors: ``InputError`` where the system allows neither.
-    """
-    uid, gid = os.getuid(), os.getgid()
-    try:
-        unshare(CLONE_NEWNET)
-        return False
-    except OSError:
-        pass
-    try:
-        unshare(CLONE_NEWUSER | CLONE_NEWNET)
-        Path("/proc/self/setgroups").write_text("deny")
-        Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
-        Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
-    except OSError as e:
-        raise InputError(
-            f"this system lets neither this user nor a user namespace make networks ({e.strerror}); "
-            f"run as root, {INSTEAD}"
-        ) from e
-    return True
-
-
 def make(rank: int, congestion: str, segments: int) -> RankNamespace:
     """Make a namespace and move into it, with a device up, addressed and routed.
 
@@ -121,13 +97,7 @@ def _set(name: str, value: str) -> str:
 def _open_tun() -> int:
     import fcntl  # Linux has it; Windows can import the rest of this module
 
-    path = "/dev/net/tun"
-    try:
-        tun = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as e:
-        raise InputError(
-            f"cannot open {path} ({e.strerror}); load the module tun, run as root, {INSTEAD}"
-        ) from e
+    tun = os.open(TUN, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     flags = _IFF_TUN | _IFF_NO_PI | _IFF_VNET_HDR
     fcntl.ioctl(tun, _TUNSETIFF, struct.pack("16sH22x", DEVICE.encode(), flags))
     fcntl.ioctl(tun, _TUNSETOFFLOAD, _TUN_F_CSUM | _TUN_F_TSO4)

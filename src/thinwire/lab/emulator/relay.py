@@ -1,9 +1,8 @@
 """The relay: a process that holds all ranks' devices and passes packets on when the model says so.
 
-``session`` starts it as ``python -m thinwire.lab.emulator.relay CONTROL``, with its orders as JSON on stdin
-and a socket for requests. It makes the namespaces itself, so that no other process has to leave its own,
-and they live only as long as it does. It ends when told to, or when its owner is gone, and then kills what is
-still inside.
+It makes the namespaces itself, so that no other process has to leave its own, and they live only as long as
+it does. Its owner talks to it through a socket. It ends when told to, or when its owner is gone, and kills
+what is still inside.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import os
 import select
 import signal
 import socket
-import sys
 import time
 from typing import Any
 
@@ -35,9 +33,8 @@ from thinwire.lab.emulator.syscalls import (
     setns,
 )
 from thinwire.lab.emulator.trace import Row, Trace
-from thinwire.types import InputError, ThinwireError
+from thinwire.types import ThinwireError
 
-ONLY_ONE = "\0thinwire-emulation"  # an abstract address: the kernel frees it when the relay ends
 BATCH = 32  # packets read from a device before others have their turn
 PRIORITY = 50  # of SCHED_FIFO's 1 to 99
 NICE = -10
@@ -187,29 +184,6 @@ def _hurry() -> str:
         return f"nice {os.getpriority(os.PRIO_PROCESS, 0)}"
 
 
-def _claim() -> socket.socket:
-    """Be the only emulation of this machine. Errors: ``InputError`` naming the other one's process."""
-    lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        lock.bind(ONLY_ONE)
-        lock.listen(1)
-    except OSError as e:
-        raise InputError(
-            f"another emulation is running here{_holder(lock)}, and two would spoil each other's times; "
-            "wait for its end"
-        ) from e
-    return lock
-
-
-def _holder(probe: socket.socket) -> str:
-    try:
-        probe.connect(ONLY_ONE)
-        peer = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    except OSError:
-        return ""
-    return f" (process {int.from_bytes(peer[:4], sys.byteorder)})"
-
-
 def _profile(values: dict[str, Any]) -> Profile:
     trace = values.pop("trace")
     if trace is not None:
@@ -217,14 +191,13 @@ def _profile(values: dict[str, Any]) -> Profile:
     return Profile(**values, trace=trace)
 
 
-def _build(orders: dict[str, Any]) -> tuple[bool, list[RankNamespace], list[Profile]]:
+def _build(orders: dict[str, Any]) -> tuple[list[RankNamespace], list[Profile]]:
     profiles = [_profile(p) for p in orders["profiles"]]
-    user = namespaces.isolate()
     ranks = []
     for rank, profile in enumerate(profiles):
         segments = namespaces.offload_segments(profile.uplink.mean)
         ranks.append(namespaces.make(rank, orders["congestion"], segments))
-    return user, ranks, profiles
+    return ranks, profiles
 
 
 def _announce(control: socket.socket, user: bool, ranks: list[RankNamespace], scheduling: str) -> None:
@@ -249,14 +222,14 @@ def _follow(owner: int) -> None:
     left()
 
 
-def main() -> None:
-    """Read the orders, build the network, and relay until the end."""
-    control = socket.socket(fileno=int(sys.argv[1]))
-    orders = json.load(sys.stdin)
+def serve(control: socket.socket, orders: dict[str, Any], user: bool) -> None:
+    """Build the network that ``orders`` ask for, and relay until the end.
+
+    ``user``: this process is in a user namespace of its own. Why it cannot be built is told over ``control``.
+    """
     inodes: list[int] = []
     try:
-        lock = _claim()
-        user, ranks, profiles = _build(orders)
+        ranks, profiles = _build(orders)
         inodes = [os.fstat(r.net).st_ino for r in ranks]
         _follow(orders["owner"])
         scheduling = _hurry()
@@ -266,14 +239,9 @@ def main() -> None:
         gc.disable()
         _announce(control, user, ranks, scheduling)
         relay.run(control)
-        lock.close()
     except ThinwireError as e:
         control.send(json.dumps({"error": type(e).__name__, "text": str(e)}).encode())
     except OwnerGone:
         pass
     finally:
         sweep(inodes)
-
-
-if __name__ == "__main__":
-    main()

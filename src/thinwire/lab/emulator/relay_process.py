@@ -32,7 +32,7 @@ class RelayProcess:
             json.dump(orders | {"owner": os.getpid()}, stdin)
             stdin.seek(0)
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "thinwire.lab.emulator.relay", str(theirs.fileno())],
+                [sys.executable, "-m", "thinwire.lab.emulator.isolation", str(theirs.fileno())],
                 stdin=stdin,
                 stdout=subprocess.DEVNULL,
                 env=os.environ | {MARK: mark(os.getpid())},

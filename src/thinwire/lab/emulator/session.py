@@ -26,8 +26,9 @@ from typing import Any
 
 from thinwire.lab.emulator import enter
 from thinwire.lab.emulator.check import CheckResult, check_network
+from thinwire.lab.emulator.isolation import INSTEAD
 from thinwire.lab.emulator.lateness import Lateness, limit
-from thinwire.lab.emulator.namespaces import DEVICE, INSTEAD, MTU, address
+from thinwire.lab.emulator.namespaces import DEVICE, MTU, address
 from thinwire.lab.emulator.orphans import MARK, mark
 from thinwire.lab.emulator.path import Count, LineCounts, RankCounts
 from thinwire.lab.emulator.profile import Profile, one_way
