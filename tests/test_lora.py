@@ -169,8 +169,8 @@ def job(tmp_path_factory):
     ]
 
 
-def go(place, *args):
-    ranks = warm().ranks(place, *args)
+def go(place, *args, **options):
+    ranks = warm().ranks(place, *args, **options)
     assert [r.wait() for r in ranks] == [0, 0], ranks[0].err + ranks[1].err
 
 
@@ -211,12 +211,13 @@ def test_checkpoints_hold_adapters_alone(whole):
 
 
 def test_a_resumed_run_is_the_undisturbed_one(job, whole, tmp_path):
-    """Masks included: they depend on the sample, not on how long the process has run."""
-    place = tmp_path / "out"
-    go(tmp_path, *job, "--steps", 4, "--checkpoint-every", 4, "--no-save-model", "--out", place)
-    go(tmp_path, *job, "--steps", 8, "--checkpoint-every", 4, "--resume", "--out", place)
-    assert record(place)["loss"]["train"] == record(whole)["loss"]["train"]
-    again = load_file(place / "adapter" / "adapter_model.safetensors")
+    """Masks included: they depend on the sample, not on how long the process has run. No folder is shared."""
+    own = {"each": lambda rank: ("--out", tmp_path / f"out-{rank}")}
+    go(tmp_path, *job, "--steps", 4, "--checkpoint-every", 4, "--no-save-model", **own)
+    go(tmp_path, *job, "--steps", 8, "--checkpoint-every", 4, "--resume", **own)
+    out = tmp_path / "out-0"
+    assert record(out)["loss"]["train"] == record(whole)["loss"]["train"]
+    again = load_file(out / "adapter" / "adapter_model.safetensors")
     for name, tensor in load_file(whole / "adapter" / "adapter_model.safetensors").items():
         assert torch.equal(again[name], tensor)
 

@@ -54,15 +54,11 @@ def _with(job: Job, cut: list[range], note: str) -> Job:
 
 def _note(cut: Sequence[range], machines: Sequence[LayerCosts], ranks: int) -> str:
     seconds = [stage_costs(costs, cut)[k] for k, costs in enumerate(machines)]
-    stages = ", ".join(
-        f"stage {k} on rank {k % ranks} {1e3 * s:.1f} ms ({len(part)} layers)"
-        for k, (part, s) in enumerate(zip(cut, seconds, strict=True))
-    )
-    alone = ", ".join(
-        f"rank {r} {1e3 * (sum(machines[r].layers) + machines[r].head):.1f} ms" for r in range(ranks)
-    )
+    stages = ", ".join(f"{1e3 * s:.1f} ms in stage {k} on rank {k % ranks}" for k, s in enumerate(seconds))
+    whole = [1e3 * (sum(costs.layers) + costs.head) for costs in machines[:ranks]]
+    alone = ", ".join(f"{ms:.1f} ms on rank {r}" for r, ms in enumerate(whole))
     sizes = _text([len(part) for part in cut])
-    return f"cut {sizes} as measured: a micro-batch takes {stages}; of the whole model it would take {alone}"
+    return f"cut {sizes} as measured: a micro-batch takes {stages}; the whole model would take {alone}"
 
 
 def _text(sizes: Sequence[int]) -> str:
