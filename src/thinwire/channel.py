@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from thinwire import codecs, memory, spec
-from thinwire.codecs import Codec, Raw, parse_codec
+from thinwire.codecs import Codec, Raw, parse_codec, roundtrip
+from thinwire.codecs.inner import writable
 from thinwire.memory import Memory, NoMemory, parse_memory
 from thinwire.spec import Spec
 from thinwire.store import References, Store, check_holds
@@ -69,7 +70,7 @@ def parse_scheme(text: str) -> Scheme:
 def checks(x: Tensor) -> list[int]:
     """Return a 32-bit sum for each row of ``x`` [B, ...], float32: equal bits, equal sums."""
     words = x.contiguous().view(torch.int32).reshape(len(x), math.prod(x.shape[1:]))
-    return [v & 0xFFFFFFFF for v in words.sum(1, dtype=torch.int64).tolist()]
+    return [v & 0xFFFFFFFF for v in words.sum(1, dtype=torch.int32).tolist()]  # modulo 2**32, no wider copy
 
 
 class Sender:
@@ -118,17 +119,17 @@ class Sender:
         )
 
     def _direct(self, x: Tensor, keys: Sequence[int], codec: Codec) -> tuple[Packet, Tensor]:
-        payload = codec.encode(x)
+        payload, x_hat = roundtrip(codec, x)
         entries = tuple(Entry(k, 0, 0, 0) for k in keys)
         sections = (Section(Mode.DIRECT, repr(codec), payload),)
-        return Packet(TensorSpec.of(x), "NoMemory()", "Raw()", entries, sections), codec.decode(payload)
+        return Packet(TensorSpec.of(x), "NoMemory()", "Raw()", entries, sections), x_hat
 
     def _remembered(
         self, x: Tensor, keys: Sequence[int], held: Sequence[int], codec: Codec, keyframe: Codec
     ) -> tuple[Packet, Tensor]:
-        mem, x_hat = self.scheme.memory, torch.empty_like(x)
+        mem = self.scheme.memory
         sections: list[Section] = []
-        placed: dict[int, int] = {}
+        outputs: list[tuple[list[int], Tensor]] = []
         for first in (True, False):
             rows = [i for i, k in enumerate(held) if self._is_new(k) is first]
             if not rows:
@@ -137,15 +138,16 @@ class Sender:
             mode = (Mode.KEYFRAME if first else Mode.DELTA) if mem.mirrored else Mode.DIRECT
             chosen = keyframe if first and mem.mirrored else codec
             y = mem.residual(_rows(x, rows), s)
-            payload = chosen.encode(y)
-            y_hat = chosen.decode(payload)
-            x_hat[rows] = mem.restore(y_hat, s)
-            self._save([held[i] for i in rows], mem.advance(y_hat, s, y))
-            placed.update((i, len(sections)) for i in rows)
+            payload, y_hat = roundtrip(chosen, y)
+            x_hat = mem.restore(y_hat, s)
+            self._save([held[i] for i in rows], mem.advance(x_hat, s, y))
+            outputs.append((rows, x_hat))
             sections.append(Section(mode, repr(chosen), payload))
         for k in dict.fromkeys(held):
             self._versions[k] = self._versions.get(k, 0) + 1
         self._stale.difference_update(held)
+        x_hat = writable(_merge(outputs), (x,))
+        placed = {i: n for n, (rows, _) in enumerate(outputs) for i in rows}
         sums = checks(x_hat) if mem.mirrored else [0] * len(x)
         version = (lambda k: self._versions[k]) if mem.mirrored else (lambda k: 0)
         entries = tuple(Entry(keys[i], version(held[i]), placed[i], sums[i]) for i in range(len(x)))
@@ -224,7 +226,7 @@ class Receiver:
         if mem.mirrored:
             self._hold_as(packet)
         outputs = [self._section(packet, i, mem, held) for i in range(len(packet.sections))]
-        x_hat = _merge(packet, [(rows, x) for rows, x, _ in outputs])
+        x_hat = _merge([(rows, x) for rows, x, _ in outputs])
         if not mem.mirrored:
             return x_hat, []
         self._check_sums(packet, held, x_hat)
@@ -252,7 +254,7 @@ class Receiver:
         x_hat = mem.restore(y_hat, s)
         if x_hat.shape != y_hat.shape:  # would otherwise be stretched to fit
             raise PayloadError(f"a packet of {packet.memory} does not fit the state held for its keys")
-        return rows, x_hat, mem.advance(y_hat, s) if mem.mirrored else None
+        return rows, x_hat, mem.advance(x_hat, s) if mem.mirrored else None
 
     def _check_versions(self, packet: Packet, mem: Memory, held: Sequence[int]) -> None:
         wrong = []
@@ -336,10 +338,12 @@ def _decode(section: Section) -> Tensor:
     return y_hat
 
 
-def _merge(packet: Packet, outputs: list[tuple[list[int], Tensor]]) -> Tensor:
+def _merge(outputs: list[tuple[list[int], Tensor]]) -> Tensor:
+    """Return the tensor of which each output has some rows."""
     if len(outputs) == 1:
         return outputs[0][1]
-    x_hat = outputs[0][1].new_empty(packet.spec.shape)
+    first = outputs[0][1]
+    x_hat = first.new_empty((sum(len(rows) for rows, _ in outputs), *first.shape[1:]))
     for rows, x in outputs:
         x_hat[rows] = x
     return x_hat

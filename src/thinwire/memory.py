@@ -10,6 +10,7 @@ functions use no arithmetic that a fused multiply-add or another order of summat
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -49,8 +50,8 @@ class Memory(Protocol):
         """Return what the receiver outputs for the decoded residual."""
         ...
 
-    def advance(self, y_hat: Tensor, s: Tensor | None, y: Tensor | None = None) -> Tensor | None:
-        """Return the next state; ``y``, the true residual, is known to the sender only."""
+    def advance(self, x_hat: Tensor, s: Tensor | None, y: Tensor | None = None) -> Tensor | None:
+        """Return the next state, from what ``restore`` returned; a sender knows ``y``, the true residual."""
         ...
 
 
@@ -68,7 +69,7 @@ class NoMemory(Spec):
     def restore(self, y_hat: Tensor, s: Tensor | None) -> Tensor:
         return y_hat
 
-    def advance(self, y_hat: Tensor, s: Tensor | None, y: Tensor | None = None) -> Tensor | None:
+    def advance(self, x_hat: Tensor, s: Tensor | None, y: Tensor | None = None) -> Tensor | None:
         return None
 
 
@@ -97,8 +98,8 @@ class Delta(Spec):
     def restore(self, y_hat: Tensor, s: Tensor | None) -> Tensor:
         return y_hat if s is None else s + y_hat
 
-    def advance(self, y_hat: Tensor, s: Tensor | None, y: Tensor | None = None) -> Tensor | None:
-        return self.restore(y_hat, s)
+    def advance(self, x_hat: Tensor, s: Tensor | None, y: Tensor | None = None) -> Tensor | None:
+        return x_hat
 
 
 @dataclass(frozen=True, repr=False)
@@ -124,10 +125,9 @@ class SecondOrderDelta(Spec):
     def restore(self, y_hat: Tensor, s: Tensor | None) -> Tensor:
         return y_hat if s is None else (s[:, 0] + s[:, 1]) + y_hat
 
-    def advance(self, y_hat: Tensor, s: Tensor | None, y: Tensor | None = None) -> Tensor | None:
-        new = self.restore(y_hat, s)
-        move = torch.zeros_like(new) if s is None else (new - s[:, 0]) * self.decay
-        return torch.stack([new, move], dim=1)
+    def advance(self, x_hat: Tensor, s: Tensor | None, y: Tensor | None = None) -> Tensor | None:
+        move = torch.zeros_like(x_hat) if s is None else (x_hat - s[:, 0]) * self.decay
+        return torch.stack([x_hat, move], dim=1)
 
 
 @dataclass(frozen=True, repr=False)
@@ -154,8 +154,8 @@ class RunningMean(Spec):
     def restore(self, y_hat: Tensor, s: Tensor | None) -> Tensor:
         return y_hat if s is None else s + y_hat
 
-    def advance(self, y_hat: Tensor, s: Tensor | None, y: Tensor | None = None) -> Tensor | None:
-        mean = exact_mean(self.restore(y_hat, s))
+    def advance(self, x_hat: Tensor, s: Tensor | None, y: Tensor | None = None) -> Tensor | None:
+        mean = exact_mean(x_hat)
         return mean if s is None else s + (mean - s) * 2.0**-self.shift
 
 
@@ -179,8 +179,8 @@ class ErrorFeedback(Spec):
     def restore(self, y_hat: Tensor, s: Tensor | None) -> Tensor:
         return y_hat
 
-    def advance(self, y_hat: Tensor, s: Tensor | None, y: Tensor | None = None) -> Tensor | None:
-        return None if y is None else y - y_hat
+    def advance(self, x_hat: Tensor, s: Tensor | None, y: Tensor | None = None) -> Tensor | None:
+        return None if y is None else y - x_hat
 
 
 @dataclass(frozen=True, repr=False)
@@ -200,8 +200,8 @@ class FirstVisit(Spec):
     def restore(self, y_hat: Tensor, s: Tensor | None) -> Tensor:
         return y_hat
 
-    def advance(self, y_hat: Tensor, s: Tensor | None, y: Tensor | None = None) -> Tensor | None:
-        return y_hat.new_zeros(len(y_hat), 0)
+    def advance(self, x_hat: Tensor, s: Tensor | None, y: Tensor | None = None) -> Tensor | None:
+        return x_hat.new_zeros(len(x_hat), 0)
 
 
 def exact_mean(x: Tensor) -> Tensor:
@@ -215,6 +215,7 @@ REGISTRY: dict[str, type] = {
 }
 
 
+@lru_cache(maxsize=64)
 def parse_memory(text: str) -> Memory:
     """Return the memory that a spec such as ``Delta(key='step')`` describes; ``PayloadError`` otherwise."""
     memory = spec.parse(text, REGISTRY)

@@ -31,6 +31,13 @@ class Spec:
     """Base of frozen dataclasses whose repr reads back through ``parse``."""
 
     def __repr__(self) -> str:
+        # A packet names its codecs, and none ever changes: printed once. No field, so no part of equality.
+        text: str | None = self.__dict__.get("_text")
+        if text is None:
+            text = self.__dict__["_text"] = self._print()
+        return text
+
+    def _print(self) -> str:
         shown: list[str] = []
         for i, f in enumerate(fields(self)):  # type: ignore[arg-type]  # every Spec is a dataclass
             value = getattr(self, f.name)

@@ -105,18 +105,20 @@ class References:
         self._specs: dict[int, TensorSpec] = {}
 
     def load(self, keys: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
-        """Return the states of ``keys``, stacked, on ``device``. Errors: ``KeyError`` where there is none."""
+        """Return the states of ``keys``, stacked, on ``device``. Never write to them: they may be the store's.
+
+        Errors: ``KeyError`` where there is none.
+        """
         specs = [self._specs[k] for k in keys]
         rows = [self._parts(k) for k in keys]
-        if specs.count(specs[0]) == len(specs) and splits(self.codec, specs[0]):
+        if len(keys) > 1 and specs.count(specs[0]) == len(specs) and splits(self.codec, specs[0]):
             rows = [tuple(torch.cat(column) for column in zip(*rows, strict=True))]
             specs = [_times(specs[0], len(keys))]
-        return torch.cat(
-            [
-                self.codec.decode(Payload(spec, tuple(p.to(device) for p in parts)))
-                for spec, parts in zip(specs, rows, strict=True)
-            ]
-        )
+        states = [
+            self.codec.decode(Payload(spec, tuple(p.to(device) for p in parts)))
+            for spec, parts in zip(specs, rows, strict=True)
+        ]
+        return torch.cat(states) if len(states) > 1 else states[0]
 
     def _parts(self, key: int) -> Parts:
         parts = self.store.get(key)

@@ -59,8 +59,10 @@ def pack(packet: Packet) -> bytes:
         out.append(struct.pack("<BB", s.mode, len(s.payload.parts)) + _text(s.codec))
         out += [struct.pack("<BI", CODES[p.dtype], p.numel()) for p in s.payload.parts]
     out += [_bytes(p) for s in packet.sections for p in s.payload.parts]
-    body = b"".join(out)
-    return HEAD.pack(MAGIC, VERSION, 0, zlib.crc32(body)) + body
+    crc = 0
+    for piece in out:
+        crc = zlib.crc32(piece, crc)
+    return b"".join([HEAD.pack(MAGIC, VERSION, 0, crc), *out])
 
 
 def _text(text: str) -> bytes:
@@ -116,17 +118,12 @@ def _dtype(code: int) -> torch.dtype:
 
 def _entries(reader: _Reader, n: int, sections: int) -> tuple[Entry, ...]:
     raw = np.frombuffer(reader.take(n * ENTRY.itemsize), dtype=ENTRY)
-    used = np.unique(raw["section"])
-    require(
-        len(used) == sections and int(used[-1]) < sections,
-        PayloadError,
-        "entries and sections of a packet do not match",
-    )
-    keys = np.unique(raw["key"])
-    require(
-        len(keys) == n and int(keys[-1]) < MAX_KEY, PayloadError, "keys of a packet that are not distinct"
-    )
-    return tuple(Entry(k, v, s, c) for k, v, c, s in raw.tolist())
+    entries = tuple(Entry(k, v, s, c) for k, v, c, s in raw.tolist())
+    used = {e.section for e in entries}
+    require(used == set(range(sections)), PayloadError, "entries and sections of a packet do not match")
+    keys = {e.key for e in entries}
+    require(len(keys) == n and max(keys) < MAX_KEY, PayloadError, "keys of a packet that are not distinct")
+    return entries
 
 
 _Head = tuple[Mode, str, list[tuple[torch.dtype, int]]]

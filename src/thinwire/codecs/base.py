@@ -43,6 +43,25 @@ class FixedRate(Codec, Protocol):
         ...
 
 
+@runtime_checkable
+class RoundTrip(Codec, Protocol):
+    """A codec that knows what its payload decodes to without decoding it."""
+
+    def roundtrip(self, x: Tensor) -> tuple[Payload, Tensor]:
+        """Return the payload of ``x`` and, to the last bit, the tensor it decodes to."""
+        ...
+
+
+def roundtrip(codec: Codec, x: Tensor) -> tuple[Payload, Tensor]:
+    """Return the payload of ``x`` and the tensor it decodes to, by the codec's short cut if it has one."""
+    short_cut = getattr(codec, "roundtrip", None)  # a check against the protocol costs as much as a pass
+    if short_cut is not None:
+        found: tuple[Payload, Tensor] = short_cut(x)
+        return found
+    payload = codec.encode(x)
+    return payload, codec.decode(payload)
+
+
 def layout_nbytes(layout: Layout) -> int:
     """Return the bytes of parts laid out so."""
     return sum(dtype.itemsize * n for dtype, n in layout)

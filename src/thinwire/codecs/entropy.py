@@ -9,14 +9,15 @@ allocated: against what the inner codec could have written for the spec, and aga
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
 
-from thinwire.codecs.base import Codec
+from thinwire.codecs.base import Codec, roundtrip
 from thinwire.codecs.bits import aligned_nbytes, pack, pack_aligned, packed_nbytes, unpack, unpack_aligned
 from thinwire.codecs.inner import require_codec
 from thinwire.spec import Spec
@@ -39,7 +40,6 @@ _DTYPES = (
 )
 
 
-@runtime_checkable
 class Quantiser(Protocol):
     """A codec that makes one small code a value, and scales; its codes are packed one symbol a byte here."""
 
@@ -75,22 +75,34 @@ class Entropy(Spec):
         require(self.level in range(1, 20), InputError, f"level={self.level} is not in 1..19")
 
     def encode(self, x: Tensor) -> Payload:
-        compressor = _zstandard().ZstdCompressor(level=self.level)
-        if isinstance(self.inner, Quantiser):
-            parts: tuple[Tensor, ...]
-            codes, stored = self.inner.quantise(x)
-            bits = self.inner.bits
-            room = packed_nbytes(codes.numel(), bits)
-            symbols = _compress(pack_aligned(codes, bits), compressor, room)
-            parts = (_store(pack(codes, bits)) if symbols is None else symbols, _shrink(stored, compressor))
-        else:
-            parts = tuple(_shrink(p, compressor) for p in self.inner.encode(x).parts)
-            require(len(parts) <= MAX_PARTS, InputError, f"{self} nests too deep: {len(parts)} parts")
-        return Payload(TensorSpec.of(x), parts)
+        inner = self.inner
+        if is_quantiser(inner):
+            return self._symbols(TensorSpec.of(x), inner.bits, *inner.quantise(x))
+        return self._parts(inner.encode(x))
+
+    def roundtrip(self, x: Tensor) -> tuple[Payload, Tensor]:
+        inner = self.inner
+        if is_quantiser(inner):
+            spec, coded = TensorSpec.of(x), inner.quantise(x)
+            return self._symbols(spec, inner.bits, *coded), inner.dequantise(*coded, spec)
+        payload, x_hat = roundtrip(inner, x)
+        return self._parts(payload), x_hat
+
+    def _symbols(self, spec: TensorSpec, bits: int, codes: Tensor, stored: Tensor) -> Payload:
+        compressor = _compressor(self.level)
+        symbols = _compress(pack_aligned(codes, bits), compressor, packed_nbytes(codes.numel(), bits))
+        part = _store(pack(codes, bits)) if symbols is None else symbols
+        return Payload(spec, (part, _shrink(stored, compressor)))
+
+    def _parts(self, payload: Payload) -> Payload:
+        n = len(payload.parts)
+        require(n <= MAX_PARTS, InputError, f"{self} nests too deep: {n} parts")
+        compressor = _compressor(self.level)
+        return Payload(payload.spec, tuple(_shrink(p, compressor) for p in payload.parts))
 
     def decode(self, payload: Payload) -> Tensor:
         spec, inner = payload.spec, self.inner
-        if isinstance(inner, Quantiser):
+        if is_quantiser(inner):
             if len(payload.parts) != 2:
                 raise PayloadError(f"an entropy-coded payload of {len(payload.parts)} parts, expected 2")
             codes = _codes(payload.parts[0], inner.bits, spec.numel)
@@ -101,7 +113,12 @@ class Entropy(Spec):
         return inner.decode(Payload(spec, tuple(_expand(p, bound) for p in payload.parts)))
 
     def nbytes(self, spec: TensorSpec) -> int:
-        return self.inner.nbytes(spec) + (2 if isinstance(self.inner, Quantiser) else MAX_PARTS)
+        return self.inner.nbytes(spec) + (2 if is_quantiser(self.inner) else MAX_PARTS)
+
+
+def is_quantiser(codec: object) -> TypeGuard[Quantiser]:
+    """Return whether ``codec`` is a ``Quantiser``: asked for each packet, so by its names alone."""
+    return hasattr(codec, "quantise") and hasattr(codec, "dequantise")
 
 
 def _codes(part: Tensor, bits: int, n: int) -> Tensor:
@@ -163,7 +180,7 @@ def _decompress(frame: Tensor, bound: int) -> Tensor:
         size = zstandard.frame_content_size(data)
         if not 0 <= size <= min(bound, FREE + RATIO * len(data)):
             raise PayloadError(f"a frame of {len(data)} bytes claims {size}, expected at most {bound}")
-        raw = zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
+        raw = _decompressor().decompress(data, allow_extra_data=False)
     except zstandard.ZstdError as e:
         raise PayloadError(f"not a valid Zstandard frame: {e}") from e
     return torch.frombuffer(bytearray(raw), dtype=torch.uint8).to(frame.device) if raw else frame[:0]
@@ -176,6 +193,24 @@ def _bytes(part: Tensor) -> Tensor:
 def _tag(part: Tensor) -> int:
     require(part.dtype in _DTYPES, InputError, f"values of {part.dtype} cannot be entropy-coded; cast them")
     return _DTYPES.index(part.dtype)
+
+
+_kept = threading.local()  # a coder has working memory, and serves one thread at a time
+
+
+def _compressor(level: int) -> Any:
+    zstandard = _zstandard()
+    coders: dict[int, Any] = _kept.__dict__.setdefault("compressors", {})
+    if level not in coders:
+        coders[level] = zstandard.ZstdCompressor(level=level)
+    return coders[level]
+
+
+def _decompressor() -> Any:
+    zstandard = _zstandard()
+    if not hasattr(_kept, "decompressor"):
+        _kept.decompressor = zstandard.ZstdDecompressor()
+    return _kept.decompressor
 
 
 def _zstandard() -> ModuleType:

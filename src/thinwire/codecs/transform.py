@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.codecs.base import Codec, Layout, layout_nbytes
+from thinwire.codecs.base import Codec, Layout, layout_nbytes, roundtrip
 from thinwire.codecs.inner import decode_as, fixed_layout, head, require_codec, writable
 from thinwire.codecs.scratch import block_rows, scratch
 from thinwire.codecs.uniform import Uniform
@@ -81,17 +81,28 @@ class ChannelMean(Spec):
         require_codec("inner", self.inner)
 
     def encode(self, x: Tensor) -> Payload:
+        mean, rest = self._split(x)
+        return Payload(TensorSpec.of(x), (mean, *self.inner.encode(rest).parts))
+
+    def roundtrip(self, x: Tensor) -> tuple[Payload, Tensor]:
+        mean, rest = self._split(x)
+        payload, rest_hat = roundtrip(self.inner, rest)
+        payload = Payload(TensorSpec.of(x), (mean, *payload.parts))
+        return payload, self._join(payload, rest_hat)
+
+    def decode(self, payload: Payload) -> Tensor:
+        head(payload, torch.float16, _channels(payload.spec.shape))
+        return self._join(payload, decode_as(self.inner, _single(payload.spec), payload.parts[1:]))
+
+    def _split(self, x: Tensor) -> tuple[Tensor, Tensor]:
         y = x.detach().to(torch.float32)
         rows = y.reshape(-1, _channels(x.shape)) if y.numel() else y.new_zeros((1, _channels(x.shape)))
         mean = rows.mean(0).clamp_(-65504.0, 65504.0).to(torch.float16)
-        return Payload(TensorSpec.of(x), (mean, *self.inner.encode((y - mean).reshape(x.shape)).parts))
+        return mean, (y - mean).reshape(x.shape)
 
-    def decode(self, payload: Payload) -> Tensor:
-        mean = head(payload, torch.float16, _channels(payload.spec.shape))
-        rest = decode_as(self.inner, _single(payload.spec), payload.parts[1:])
-        rest = writable(rest, payload.parts)
-        rest = rest.add_(mean) if rest.dim() else rest.add_(mean[0])
-        return _to(rest, payload.spec.dtype)
+    def _join(self, payload: Payload, rest: Tensor) -> Tensor:
+        mean, rest = payload.parts[0], writable(rest, payload.parts)
+        return _to(rest.add_(mean) if rest.dim() else rest.add_(mean[0]), payload.spec.dtype)
 
     def layout(self, spec: TensorSpec) -> Layout:
         return (torch.float16, _channels(spec.shape)), *fixed_layout(self.inner, _single(spec))
@@ -133,6 +144,15 @@ class Sink(Spec):
             return Payload(spec, self.inner.encode(x).parts)
         lead, rest = x.detach()[:, : self.positions], x.detach()[:, self.positions :]
         return Payload(spec, self.first.encode(lead).parts + self.inner.encode(rest).parts)
+
+    def roundtrip(self, x: Tensor) -> tuple[Payload, Tensor]:
+        spec = TensorSpec.of(x)
+        if x.dim() < 3:
+            payload, x_hat = roundtrip(self.inner, x)
+            return Payload(spec, payload.parts), x_hat
+        lead, lead_hat = roundtrip(self.first, x.detach()[:, : self.positions])
+        rest, rest_hat = roundtrip(self.inner, x.detach()[:, self.positions :])
+        return Payload(spec, lead.parts + rest.parts), torch.cat([lead_hat, rest_hat], 1)
 
     def decode(self, payload: Payload) -> Tensor:
         spec = payload.spec

@@ -75,6 +75,11 @@ class Uniform(Spec):
         codes, stored = self.quantise(x)
         return Payload(TensorSpec.of(x), (pack(codes, self.bits), stored))
 
+    def roundtrip(self, x: Tensor) -> tuple[Payload, Tensor]:
+        codes, stored = self.quantise(x)
+        spec = TensorSpec.of(x)
+        return Payload(spec, (pack(codes, self.bits), stored)), self.dequantise(codes, stored, spec)
+
     def decode(self, payload: Payload) -> Tensor:
         check_layout(payload, self.layout(payload.spec))
         packed, stored = payload.parts
