@@ -22,6 +22,7 @@ import pytest
 from launchers import cold, free_port, listening, metrics, reached, record, sentence, until, warm
 from tcp_proxy import DOWN, UP, TcpProxy
 from test_faults import write_text
+from thinwire.lab.config import TrainConfig
 from thinwire.links import Peer, ZmqLink, connect_mesh, handshake
 from thinwire.links.address import Route
 from thinwire.links.handshake import Request, Role, Verdict, relay_pass
@@ -236,6 +237,16 @@ def test_a_link_through_a_relay_needs_a_token() -> None:
         connect_mesh(0, 2, None, relay="127.0.0.1:7000")
     with pytest.raises(InputError, match="pass one to connect_mesh"):
         connect_mesh(0, 2, None)
+
+
+def test_options_are_checked_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("THINWIRE_TOKEN", raising=False)
+    with pytest.raises(InputError, match="THINWIRE_TOKEN"):
+        TrainConfig(relay="127.0.0.1:7000")
+    monkeypatch.setenv("THINWIRE_TOKEN", TOKEN.decode())
+    assert TrainConfig(relay="127.0.0.1:7000/second", host="0.0.0.0").relay is not None
+    with pytest.raises(InputError, match="write it like"):
+        TrainConfig(relay="127.0.0.1:none")
 
 
 def test_addresses() -> None:
