@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
 from datetime import timedelta
@@ -19,7 +18,7 @@ from typing import Any, Protocol, Self
 import torch.distributed as dist
 
 from thinwire.lab.config import TrainConfig
-from thinwire.lab.emulator.lift import CONTROL, serve
+from thinwire.lab.emulator import lift
 from thinwire.lab.emulator.profile import profiles
 from thinwire.lab.record import RUN, load_run, write_json
 from thinwire.types import MeasurementError
@@ -82,19 +81,13 @@ class Emulated(ExitStack):
         return self
 
     def start(self, config: TrainConfig, rank: int) -> Rank:
-        near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.callback(near.close)
-        more = self._net.environment(rank) | {"GLOO_SOCKET_IFNAME": "lo", CONTROL: str(far.fileno())}
+        more = self._net.environment(rank) | {"GLOO_SOCKET_IFNAME": "lo"}
         if config.token_file is None:
             more["THINWIRE_TOKEN"] = self._token
         own = config.to_dict() | {"host": self._net.address(rank)}
         command, options = _command(_environment(config, rank, own, more))
-        with far, _Deaf():
-            process = self._net.popen(rank, command, pass_fds=[far.fileno()], **options)
-        threading.Thread(
-            target=serve, args=(near, self._net), name=f"lifts of rank {rank}", daemon=True
-        ).start()
-        return process
+        with _Deaf():
+            return lift.start(self._net, rank, command, **options)
 
     def book(self, out: Path) -> None:
         record = load_run(out)

@@ -1,38 +1,65 @@
 """Let a rank take the shape off its emulated network for a while: for traffic outside the experiment.
 
-The launcher keeps one end of a socket and serves it; the rank finds the other in its environment.
+The launcher starts the rank by ``start``, which keeps one end of a socket and serves it; the rank finds the
+other in its environment.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
-from thinwire.types import LinkError
+from thinwire.types import LinkError, ThinwireError
 
 CONTROL = "THINWIRE_EMULATOR"  # environment variable: the number of the rank's end of the socket
 LIFT, LOWER, DONE = b"+", b"-", b"k"
 DEADLINE = 30.0  # seconds
 
 
-class Liftable(Protocol):
+class Network(Protocol):
     """An emulation (``session.Emulation``)."""
+
+    def popen(
+        self, rank: int, argv: Sequence[str], env: Mapping[str, str] | None = None, **options: Any
+    ) -> subprocess.Popen[Any]:
+        """Start a command in a rank's namespace."""
+        ...
 
     def lift(self, by: int) -> None:
         """Count ``by`` more ranks that want the shape off; it is back on at none."""
         ...
 
 
-def serve(control: socket.socket, net: Liftable) -> None:
+def start(
+    net: Network, rank: int, argv: Sequence[str], env: Mapping[str, str], **options: Any
+) -> subprocess.Popen[Any]:
+    """Start a command in a rank's namespace that may use ``lifted``; ``options`` are ``subprocess.Popen``'s."""
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with far:
+        variables = {**env, CONTROL: str(far.fileno())}
+        process = net.popen(rank, argv, variables, pass_fds=[far.fileno()], **options)
+    threading.Thread(target=_serve, args=(near, net), name=f"lifts of rank {rank}", daemon=True).start()
+    return process
+
+
+def _serve(control: socket.socket, net: Network) -> None:
     """Answer one rank's requests until it is gone."""
+    wanted = 0
     try:
-        while asked := control.recv(1):
-            net.lift(1 if asked == LIFT else -1)
-            control.send(DONE)
-    except OSError:  # the run is over
+        with control:
+            while asked := control.recv(1):
+                by = 1 if asked == LIFT else -1
+                wanted += by
+                net.lift(by)
+                control.send(DONE)
+            if wanted:  # it ended in the middle of a lift
+                net.lift(-wanted)
+    except (OSError, ThinwireError):  # the run is over
         return
 
 

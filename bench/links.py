@@ -1,0 +1,145 @@
+"""What each recipe makes of each link: SmolLM2-135M and gpt2-lab across kernel TCP in network namespaces.
+
+Run ``python -m bench.links`` (``make bench-links``); given names of links or models, their cells alone. Three
+kinds of cells, each kept when finished, so it goes on where it was stopped:
+
+- timing: one session a model and link, in which all recipes whose losses do not depend on the link take
+  turns on one model in memory: a batch's first visit, then two more. Uncompressed steps with the shape off
+  are among the turns: their time is C, the yardstick of the session.
+- training: one unshaped run a model and recipe, for losses and bytes.
+- whole: end-to-end runs over the emulated link: ``auto`` everywhere, every recipe on the trace, and some
+  cells of the matrix that check the product of the other two kinds.
+
+Records: ``bench/results/links/``; the summary: ``bench/results/links.json`` (``bench.links_summary``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from thinwire.lab.config import TrainConfig
+from thinwire.lab.emulator import lift
+from thinwire.lab.emulator.profile import profiles
+from thinwire.lab.emulator.session import Emulation
+from thinwire.lab.launch import launch
+from thinwire.lab.record import load_run, read_metrics, write_json
+from thinwire.lab.runs import slug
+from thinwire.types import MeasurementError
+
+RESULTS = Path(__file__).parent / "results"
+CELLS = RESULTS / "links"
+LINKS = {
+    "unlimited": "none",
+    "1gbit": "1gbit",
+    "200+50": "200mbit,50ms",
+    "100+50": "100mbit,50ms",
+    "10+30": "10mbit,30ms",
+    "1.4+30": "1.4mbit,30ms",
+    "trace": "trace:lte",
+}
+FIXED = ("fp32", "bf16", "direct:bits=4", "aqsgd:fw=4,bw=8", "aqsgd:fw=3,bw=6", "tahquant", "thinwire")
+AUTO = "auto"
+JOBS: dict[str, dict[str, Any]] = {
+    "gpt2-lab": {"model": "gpt2-lab", "batch": 8, "seq": 128, "steps": 90, "epochs": 3},
+    "smollm2-135m": {"model": "smollm2-135m", "batch": 4, "seq": 128, "steps": 24, "epochs": 3},
+}
+COMMON = {"data": "shakespeare", "microbatches": 4, "tensorboard": False, "save_model": False, "quiet": True}
+TURNS = 2
+# End-to-end runs of recipes whose matrix cells are products of a timing and a training.
+VERIFIED = (
+    ("gpt2-lab", "10+30", "fp32"),
+    ("gpt2-lab", "10+30", "aqsgd:fw=4,bw=8"),
+    ("gpt2-lab", "1.4+30", "tahquant"),
+    ("gpt2-lab", "1.4+30", "thinwire"),
+    ("smollm2-135m", "1.4+30", "aqsgd:fw=4,bw=8"),
+    ("smollm2-135m", "1.4+30", "thinwire"),
+)
+ATTEMPTS = 3  # at a measurement that came out late
+
+
+def timing(model: str, link: str) -> None:
+    """Run the timing session of a model and link."""
+    job = JOBS[model] | COMMON | {"steps": 8, "epochs": 1, "eval_samples": 0}
+    with tempfile.TemporaryDirectory() as folder, Emulation(profiles([LINKS[link]], 2)) as net:
+        net.check()
+        out = Path(folder) / "steps.json"
+        token = secrets.token_hex(16)
+        ranks = []
+        for rank in range(2):
+            own = job | {"emulate": True, "link": LINKS[link], "host": net.address(rank), "out": folder}
+            order = {"job": own, "recipes": FIXED, "turns": TURNS, "out": str(out)}
+            place = {"LOCAL_WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo", "THINWIRE_TOKEN": token}
+            env = os.environ | net.environment(rank) | place | {"THINWIRE_BENCH": json.dumps(order)}
+            ranks.append(lift.start(net, rank, [sys.executable, "-m", "bench.links_worker"], env))
+        codes = [p.wait() for p in ranks]
+        if any(codes):
+            raise SystemExit(f"timing {model} over {link}: a rank ended with {codes}")
+        rows = json.loads(out.read_text())
+        net.verdict()
+        write_json(_file("timing", model, link), {"job": job, "network": net.describe(), "steps": rows})
+
+
+def run(kind: str, model: str, link: str, recipe: str, **options: Any) -> None:
+    """Run one recipe from the first step to the last and keep its record and its steps."""
+    with tempfile.TemporaryDirectory() as out:
+        config = TrainConfig(**(JOBS[model] | COMMON | {"recipe": recipe, "out": out} | options))
+        record = load_run(launch(config)).to_dict()
+        steps = [vars(m) | {"links": [vars(k) for k in m.links or ()]} for m in read_metrics(out)]
+    record["config"]["out"] = "runs/links"
+    write_json(_file(kind, model, link, recipe), {"record": record, "steps": steps})
+
+
+def cells() -> Iterator[tuple[str, str, str, str]]:
+    """Yield kind, model, link and recipe of every cell, the quick ones first."""
+    for model in JOBS:
+        for link in LINKS:
+            if link != "trace":
+                yield "timing", model, link, ""
+        for link in LINKS:
+            yield "whole", model, link, AUTO
+        for recipe in FIXED:
+            yield "training", model, "none", recipe
+        for recipe in FIXED:
+            yield "whole", model, "trace", recipe
+    for model, link, recipe in VERIFIED:
+        yield "whole", model, link, recipe
+
+
+def _file(kind: str, model: str, link: str, recipe: str = "") -> Path:
+    return CELLS / f"{kind}-{model}-{link}{'-' + slug(recipe) if recipe else ''}.json"
+
+
+def measure(kind: str, model: str, link: str, recipe: str) -> None:
+    """Run one cell; ``MeasurementError`` where the machine was too busy for it."""
+    if kind == "timing":
+        timing(model, link)
+    elif kind == "training":
+        evaluate = {"eval_samples": 32, "eval_every": JOBS[model]["steps"] // 6}
+        run(kind, model, link, recipe, **evaluate)
+    else:
+        run(kind, model, link, recipe, emulate=True, link=LINKS[link], eval_samples=32)
+
+
+def main(wanted: list[str]) -> None:
+    """Run what is missing of the cells that ``wanted`` names (all, if it names none), then summarise."""
+    for cell in cells():
+        if _file(*cell).exists() or (wanted and not set(wanted) & set(cell)):
+            continue
+        for attempt in range(1, ATTEMPTS + 1):
+            print(*cell, "..." if attempt == 1 else f"attempt {attempt} ...", file=sys.stderr, flush=True)
+            try:
+                measure(*cell)
+                break
+            except MeasurementError as e:
+                print(e, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
