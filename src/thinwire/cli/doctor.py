@@ -1,30 +1,155 @@
-"""``thinwire doctor``: what this machine has and lacks, in words."""
+"""``thinwire doctor``: what this machine has and lacks, and what the link to another one can carry."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from thinwire.cli.output import print_json
+from thinwire.cli.output import print_json, tell
 from thinwire.lab.diagnosis import BROKEN, LACKS, OK, Check, diagnose
-from thinwire.types import InputError
+from thinwire.lab.link_advice import advice
+from thinwire.lab.linktest import PORT, SECONDS, LinkTest, Way, dial, listen
+from thinwire.lab.network import Interface, interfaces, way_out
+from thinwire.lab.progress import megabytes
+from thinwire.links.address import MAX_PORT, parse_address
+from thinwire.links.mesh import EVERYWHERE
+from thinwire.links.security import check_host, is_loopback, read_token
+from thinwire.types import InputError, require
 
 MARKS = {OK: "[green]has[/green]", LACKS: "[yellow]lacks[/yellow]", BROKEN: "[bold red]broken[/bold red]"}
+LINK = "The link to another machine"
 Json = Annotated[
     bool, typer.Option("--json", help="Print the findings as JSON, and nothing else, on stdout.")
 ]
+Listen = Annotated[
+    bool,
+    typer.Option("--listen", help="Wait for peers that measure the link to here.", rich_help_panel=LINK),
+]
+Peer = Annotated[
+    str | None,
+    typer.Option(metavar="HOST[:PORT]", help="Measure the link to a listener there.", rich_help_panel=LINK),
+]
+Host = Annotated[str, typer.Option(help="Address to listen at.", rich_help_panel=LINK)]
+Port = Annotated[int, typer.Option(help="TCP port to listen at; 0 takes a free one.", rich_help_panel=LINK)]
+TokenFile = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="File with the token that both ends share (or set THINWIRE_TOKEN).",
+        rich_help_panel=LINK,
+    ),
+]
+Once = Annotated[bool, typer.Option("--once", help="Listen for one peer only.", rich_help_panel=LINK)]
+Seconds = Annotated[
+    float, typer.Option(help="Length of the transfer in each direction.", rich_help_panel=LINK)
+]
 
 
-def doctor(json: Json = False) -> None:
-    """Say what this machine has and lacks: versions, processor, memory, models, data, encryption.
+def doctor(
+    json: Json = False,
+    listening: Listen = False,
+    peer: Peer = None,
+    host: Host = EVERYWHERE[0],
+    port: Port = PORT,
+    token_file: TokenFile = None,
+    once: Once = False,
+    seconds: Seconds = SECONDS,
+) -> None:
+    """Say what this machine has and lacks; with --peer, what the link to another machine carries.
 
-    Ends with exit code 2 if thinwire cannot work here at all.
+    Ends with exit code 2 if thinwire cannot work here at all, 3 if the peer cannot be reached.
+
+    [bold]Examples[/bold]
+
+    thinwire doctor --listen --token-file secret
+
+    thinwire doctor --peer 192.0.2.7 --token-file secret
     """
+    require(
+        not (listening and peer), InputError, "--listen and --peer are for two machines; give one of them"
+    )
+    if listening:
+        require(0 <= port < MAX_PORT, InputError, f"--port is {port}; it must be 0 to {MAX_PORT - 1}")
+        _listen(host, port, read_token(token_file), once)
+    elif peer is not None:
+        require(0.5 <= seconds <= 15, InputError, f"--seconds is {seconds:g}; it must be 0.5 to 15")
+        _dial(peer, read_token(token_file), seconds, json)
+    else:
+        _diagnose(json)
+
+
+def _listen(host: str, port: int, token: bytes | None, once: bool) -> None:
+    check_host(host, token)
+    own = ", ".join(map(str, interfaces())) or "none but loopback"
+    tell(f"this machine's addresses: {own}")
+    if is_loopback(host):
+        tell(f"{host} can be reached from this machine alone; listen at another one for others")
+    tell("on the other machine: thinwire doctor --peer ADDRESS; Ctrl-C ends this one")
+    try:
+        listen(host, port, token, once, tell=tell)
+    except KeyboardInterrupt:  # how it is meant to end
+        tell("stopped listening")
+
+
+def _dial(peer: str, token: bytes | None, seconds: float, json: bool) -> None:
+    host, port = parse_address(peer)
+    require(bool(host), InputError, "--peer is empty; give HOST or HOST:PORT")
+    tell(f"measuring the link to {host}, {seconds:g} s each way ...")
+    test = dial(host, port or PORT, token, seconds)
+    if json:
+        print_json(_plain(test))
+    else:
+        _print_link(test, way_out(host, port or PORT))
+
+
+def _plain(test: LinkTest) -> dict[str, Any]:
+    links = {"out": str(test.shape(test.out)), "back": str(test.shape(test.back))}
+    return dataclasses.asdict(test) | {"links": links, "toml": test.fragment(), "advice": advice(test)}
+
+
+def _print_link(test: LinkTest, leaves: Interface | None) -> None:
+    console = Console(highlight=False)
+    here, there = escape(test.here.name), escape(test.there.name)
+    table = Table(
+        "", f"{here} → {there}", f"{there} → {here}", box=None, pad_edge=False, padding=(0, 3, 0, 0)
+    )
+    for name, of in _ROWS.items():
+        table.add_row(name, of(test.out), of(test.back))
+    table.add_row("as --link", str(test.shape(test.out)), str(test.shape(test.back)))
+    console.print(table)
+    console.print(
+        f"\nround trip {test.rtt * 1e3:.1f} ms at least, {test.median_rtt * 1e3:.1f} ms in the median, "
+        f"jitter {test.jitter * 1e3:.1f} ms; packets leave here by {escape(str(leaves or 'an unknown way'))}"
+    )
+    for sentence in advice(test):
+        console.print(f"[dim]→ {escape(sentence)}[/dim]")
+    console.print("\nFor thinwire plan:\n")
+    console.print(escape(test.fragment()), end="")
+
+
+def _again(way: Way) -> str:
+    return "no TCP_INFO" if way.retransmitted is None else f"{way.retransmitted:.2%}"
+
+
+def _loaded(way: Way) -> str:
+    return "no TCP_INFO" if way.loaded_rtt is None else f"{way.loaded_rtt * 1e3:.1f} ms"
+
+
+_ROWS = {
+    "rate": lambda way: f"{way.rate * 8e-6:,.4g} Mbit/s",
+    "carried": lambda way: f"{megabytes(way.nbytes)} in {way.seconds:.1f} s",
+    "sent again": _again,
+    "round trip under load": _loaded,
+    "congestion control": lambda way: escape(way.congestion or "not known"),
+}
+
+
+def _diagnose(json: bool) -> None:
     checks = diagnose()
     if json:
         print_json([dataclasses.asdict(check) for check in checks])

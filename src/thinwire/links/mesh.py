@@ -126,7 +126,7 @@ def connect_mesh(
 
     def add(other: int, link: AnyLink) -> None:
         draw = seed * world * world + rank * world + other  # each direction has its own jitter and loss
-        peers[other] = _stack(other, link, shape or LinkShape(), draw, deadline, connect_timeout)
+        peers[other] = stack(other, link, shape or LinkShape(), draw, deadline, connect_timeout)
 
     if relay is not None:
         links = _relayed(rank, world, Route.parse(relay), check_relay(token), end)
@@ -198,7 +198,8 @@ def _direct(
         yield other, ZmqLink.connect(name.encode(), address, number, peer=f"rank {other}", **options)
 
 
-def _stack(rank: int, link: AnyLink, shape: LinkShape, seed: int, deadline: float, first: float) -> Peer:
+def stack(rank: int, link: AnyLink, shape: LinkShape, seed: int, deadline: float, first: float) -> Peer:
+    """Put the stack of links on ``link``; ``first``: seconds that the peer's first sign of life may take."""
     meter = Metered(link, label_of)
     shaped = Shaped(meter, shape, seed)
     reliable = Reliable(shaped, deadline, first_deadline=first + GRACE)

@@ -1,0 +1,311 @@
+"""Measure the link between two machines, each way: round trips, then a transfer over the real link stack.
+
+One end listens and obeys, the other dials and asks; both are ``thinwire doctor``. Messages are JSON under
+tags of their own; what the transfers carry is random and thrown away.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import socket
+import statistics
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+from thinwire.lab.network import check_listener, tcp_settings
+from thinwire.links.kernel import KernelTotals
+from thinwire.links.mesh import Peer, stack
+from thinwire.links.reliable import MAX_SEGMENT
+from thinwire.links.security import check_host
+from thinwire.links.shape import LinkShape
+from thinwire.links.zmq_link import ZmqLink
+from thinwire.types import AuthError, LinkError, PayloadError, require
+
+PORT = 7100
+NAME = b"thinwire doctor"
+SECONDS = 4.0  # of a transfer
+DEADLINE = 20.0  # seconds for an answer
+ALIVE = 8.0  # seconds for the first sign of life
+PATIENCE = 7 * 86400.0  # seconds that a listener waits for its next peer
+TRIPS, LEAST_TRIPS, TRIP_TIME = 30, 3, 3.0  # round trips, at least so many, seconds for all
+SETTLE = 1 / 3  # share of a transfer that is left out: TCP finds its rate meanwhile
+PIECES = 1 << 11, 1 << 16  # bytes of a message, least and most
+AHEAD = 0.3  # seconds of line time, and two round trips, that are kept under way
+MAX_NAME = 64  # characters
+HELLO, DO, ECHO, LOAD, SENT, GOT = b"hello", b"do", b"echo", b"load", b"sent", b"got"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One end: its name and its kernel's TCP settings."""
+
+    name: str
+    settings: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Way:
+    """One direction, as measured. ``retransmitted`` and the rest are None without TCP_INFO at its sender."""
+
+    rate: float  # bytes/s of the TCP stream, what IP and TCP headers leave
+    nbytes: int  # received in ``seconds``
+    seconds: float
+    retransmitted: float | None = None  # share of the bytes sent
+    congestion: str | None = None
+    loaded_rtt: float | None = None  # seconds, at the end of the transfer
+
+
+@dataclass(frozen=True)
+class LinkTest:
+    """What was found between two machines. Round trips in seconds."""
+
+    here: Machine
+    there: Machine
+    rtt: float  # the least
+    median_rtt: float
+    jitter: float  # median change from one to the next
+    out: Way
+    back: Way
+
+    def shape(self, way: Way) -> LinkShape:
+        """Return a direction as rate and one-way delay: half of the least round trip, rounded."""
+        digits = 2 - math.floor(math.log10(8 * way.rate))
+        return LinkShape(round(8 * way.rate, digits) / 8, round(self.rtt / 2, 4))
+
+    def fragment(self) -> str:
+        """Return both directions as TOML for ``thinwire plan``."""
+        here, there = self.here.name, self.there.name
+        there = there if there != here else f"{there}-2"
+        return "\n".join(
+            (_table(here, there, self.shape(self.out)), _table(there, here, self.shape(self.back)))
+        )
+
+
+def _table(start: str, end: str, shape: LinkShape) -> str:
+    return f"[[link]]\nfrom = {json.dumps(start)}\nto = {json.dumps(end)}\nlink = {json.dumps(str(shape))}\n"
+
+
+class _Sink:
+    """What a transfer brings here: counted, and thrown away."""
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+        self.start()
+        peer.mailbox.on(LOAD, self._take)
+
+    def start(self) -> None:
+        self._arrivals: list[tuple[float, int]] = []
+
+    def _take(self, tag: bytes, body: bytes) -> None:
+        self._arrivals.append((monotonic(), self._peer.wire_bytes(tag, len(body))))
+
+    def counted(self) -> dict[str, Any]:
+        """Return bytes and seconds of the settled part."""
+        require(len(self._arrivals) > 2, LinkError, f"nothing came from {self._peer.name} in a transfer")
+        first, last = self._arrivals[0][0], self._arrivals[-1][0]
+        begin = first + SETTLE * (last - first)
+        start = next(t for t, _ in self._arrivals if t >= begin)
+        nbytes = sum(n for t, n in self._arrivals if t > start)
+        return {"bytes": nbytes, "seconds": last - start}
+
+
+def dial(
+    host: str,
+    port: int = PORT,
+    token: bytes | None = None,
+    seconds: float = SECONDS,
+    shape: LinkShape | None = None,
+) -> LinkTest:
+    """Measure the link to a listener, with transfers of ``seconds`` each way.
+
+    ``shape`` slows what this end sends. Errors: ``InputError`` for an address off loopback without a token;
+    ``LinkError`` that names what blocks, or the deadline that passed; ``AuthError`` for a wrong token.
+    """
+    check_host(host, token)
+    check_listener(host, port, token is not None)
+    options: dict[str, Any] = {"connect_timeout": DEADLINE, "max_message": MAX_SEGMENT, "token": token}
+    link = ZmqLink.connect(NAME, host, port, peer="the listener", **options)
+    peer = stack(0, link, shape or LinkShape(), 0, DEADLINE, DEADLINE)
+    try:
+        return _measure(peer, seconds)
+    finally:
+        peer.close(1.0)
+
+
+def _measure(peer: Peer, seconds: float) -> LinkTest:
+    box, here = peer.mailbox, Machine(socket.gethostname(), tcp_settings())
+    sink = _Sink(peer)
+    _wait_alive(peer)
+    box.send(HELLO, _pack(vars(here)))
+    there = _machine(_answer(peer, HELLO, "the greeting"))
+    trips = _round_trips(peer)
+    peer.probe().result(DEADLINE)
+    box.send(DO, _pack({"receive": seconds}))
+    sent = _load(peer, seconds)
+    out = _way(_answer(peer, GOT, "the count of a transfer"), sent)
+    sink.start()
+    box.send(DO, _pack({"send": seconds}))
+    back_sent = _answer(peer, SENT, "the transfer", DEADLINE + seconds)
+    back = _way(sink.counted(), back_sent)
+    box.send(DO, _pack({"end": 0})).result(DEADLINE)
+    jitter = statistics.median(abs(a - b) for a, b in itertools.pairwise(trips))
+    return LinkTest(here, there, min(trips), statistics.median(trips), jitter, out, back)
+
+
+def _wait_alive(peer: Peer) -> None:
+    try:
+        peer.reliable.wait_alive(ALIVE)
+    except AuthError:
+        raise
+    except LinkError as e:
+        raise LinkError(
+            f"{peer.name} takes connections but does not answer as thinwire doctor --listen does; it is a "
+            "rank of a run, or busy with another peer: give another --port, or try again"
+        ) from e
+
+
+def listen(
+    host: str,
+    port: int = PORT,
+    token: bytes | None = None,
+    once: bool = False,
+    shape: LinkShape | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> None:
+    """Serve one measuring peer after another, the first only if ``once``; ``tell`` hears what goes on.
+
+    Errors: ``InputError`` for an address off loopback without a token, or one that cannot be listened at. A
+    peer that fails is told of and forgotten, except if ``once``.
+    """
+    while True:
+        options: dict[str, Any] = {"connect_timeout": math.inf, "max_message": MAX_SEGMENT, "token": token}
+        link = ZmqLink.bind(NAME, host, port, peer="the measuring peer", **options)
+        port = link.port
+        peer = stack(0, link, shape or LinkShape(), 0, DEADLINE, math.inf)
+        tell(f"listening at {host}:{port}")
+        try:
+            tell(f"measured with {_serve(peer, tell)}")
+        except (LinkError, PayloadError) as e:
+            if once:
+                raise
+            tell(f"a measurement failed: {e}")
+        finally:
+            peer.close(1.0)
+        if once:
+            return
+
+
+def _serve(peer: Peer, tell: Callable[[str], None]) -> str:
+    """Do what one dialling peer asks until it ends; return its name."""
+    box, sink = peer.mailbox, _Sink(peer)
+    box.on(ECHO, lambda tag, body: _reply(peer, body))
+    there = _machine(_answer(peer, HELLO, "a peer", PATIENCE))
+    tell(f"measuring with {there.name}")
+    box.send(HELLO, _pack(vars(Machine(socket.gethostname(), tcp_settings()))))
+    while True:
+        asked = _answer(peer, DO, "the next task")
+        if "end" in asked:
+            return there.name
+        seconds = _number(asked, "send" if "send" in asked else "receive")
+        if "send" in asked:
+            peer.probe().result(DEADLINE)
+            _load(peer, seconds)
+        else:
+            sink.start()
+            _answer(peer, SENT, "the transfer", DEADLINE + seconds)
+            box.send(GOT, _pack(sink.counted()))
+
+
+def _reply(peer: Peer, body: bytes) -> None:
+    peer.mailbox.send(ECHO, body)
+
+
+def _round_trips(peer: Peer) -> list[float]:
+    trips: list[float] = []
+    end = monotonic() + TRIP_TIME
+    while len(trips) < LEAST_TRIPS or (len(trips) < TRIPS and monotonic() < end):
+        start = monotonic()
+        peer.mailbox.send(ECHO, b"")
+        peer.mailbox.get(ECHO, DEADLINE, "an echo")
+        trips.append(monotonic() - start)
+    return trips
+
+
+def _load(peer: Peer, seconds: float) -> dict[str, Any]:
+    """Keep the line busy for ``seconds``; send the peer, and return, what the kernel says of it."""
+    before = peer.kernel.read()
+    noise = os.urandom(PIECES[1])
+    under_way: deque[tuple[Future[None], int]] = deque()
+    flight, end = 0, monotonic() + min(seconds, DEADLINE)
+    while monotonic() < end:
+        seen = peer.reliable.estimate()
+        rate = seen.rate or PIECES[0] / AHEAD
+        size = int(min(max(PIECES[0], rate * AHEAD / 8), PIECES[1]))
+        under_way.append((peer.mailbox.send(LOAD, noise[:size], "other"), size))
+        flight += size
+        while flight > max(4 * size, rate * (AHEAD + 2 * (seen.rtt or 0.0))):
+            sent, size = under_way.popleft()
+            _await(sent, peer)
+            flight -= size
+    counts = _sent(before, peer.kernel.read())
+    peer.mailbox.send(SENT, _pack(counts))
+    return counts
+
+
+def _await(sent: Future[None], peer: Peer) -> None:
+    try:
+        sent.result(DEADLINE)
+    except TimeoutError as e:
+        raise LinkError(f"waited {DEADLINE:g} s for {peer.name} to acknowledge a transfer") from e
+
+
+def _sent(before: KernelTotals | None, after: KernelTotals | None) -> dict[str, Any]:
+    if before is None or after is None:
+        return {}
+    moved = after - before
+    again = moved.retransmitted / moved.sent if moved.sent else None
+    return {"retransmitted": again, "congestion": after.congestion, "loaded_rtt": after.rtt}
+
+
+def _way(got: dict[str, Any], sent: dict[str, Any]) -> Way:
+    nbytes, seconds = int(_number(got, "bytes")), _number(got, "seconds")
+    require(seconds > 0 and nbytes > 0, PayloadError, "the count of a transfer is empty")
+    numbers = {
+        n: _number(sent, n) if sent.get(n) is not None else None for n in ("retransmitted", "loaded_rtt")
+    }
+    control = sent.get("congestion")
+    return Way(nbytes / seconds, nbytes, seconds, congestion=str(control) if control else None, **numbers)
+
+
+def _pack(value: dict[str, Any]) -> bytes:
+    return json.dumps(value).encode()
+
+
+def _answer(peer: Peer, tag: bytes, what: str, timeout: float = DEADLINE) -> dict[str, Any]:
+    try:
+        value = json.loads(peer.mailbox.get(tag, timeout, what))
+    except ValueError as e:
+        raise PayloadError(f"{peer.name} sent something else than {what}") from e
+    require(isinstance(value, dict), PayloadError, f"{peer.name} sent something else than {what}")
+    return dict(value)
+
+
+def _machine(value: dict[str, Any]) -> Machine:
+    settings = value.get("settings")
+    require(isinstance(settings, dict), PayloadError, "the peer's greeting cannot be read")
+    name = "".join(c for c in str(value.get("name"))[:MAX_NAME] if c.isprintable())
+    return Machine(name, {str(k): str(v) for k, v in dict(settings or {}).items()})
+
+
+def _number(value: dict[str, Any], name: str) -> float:
+    found = value.get(name)
+    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found) or found < 0:
+        raise PayloadError(f"the peer gave {found!r} for {name!r}")
+    return float(found)

@@ -1,0 +1,159 @@
+"""This machine's side of the network: addresses, ways out, TCP settings, and what blocks a connection."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import struct
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from thinwire.types import AuthError, LinkError
+
+RESOLVE, CONNECT, GREET = 10.0, 5.0, 3.0  # seconds
+SIGNATURE = b"\xff" + bytes(8) + b"\x7f"  # how ZeroMQ's ZMTP 3 begins; only the first and last byte are fixed
+GREETING = 64  # bytes; the security mechanism's name is in 12 to 32
+SETTINGS = ("tcp_congestion_control", "tcp_slow_start_after_idle", "tcp_wmem", "tcp_rmem")
+_SIOCGIFADDR = 0x8915  # linux/sockios.h
+
+
+@dataclass(frozen=True)
+class Interface:
+    """A network interface and one of its addresses."""
+
+    name: str
+    address: str
+
+    def __str__(self) -> str:
+        return f"{self.address} ({self.name})"
+
+
+def interfaces() -> list[Interface]:
+    """Return this machine's addresses by interface, loopback and link-local IPv6 left out."""
+    found = [Interface(name, at) for _, name in socket.if_nameindex() if (at := _ipv4(name))]
+    found += _ipv6()
+    if not found:  # not Linux
+        infos = _resolve(socket.gethostname(), 0)
+        found = [Interface("?", str(info[4][0])) for info in infos]
+    return [i for i in dict.fromkeys(found) if not _inner(i.address)]
+
+
+def _inner(address: str) -> bool:
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    return ip.is_loopback or (ip.version == 6 and ip.is_link_local)
+
+
+def _ipv4(name: str) -> str | None:
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        try:
+            answer = fcntl.ioctl(s, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+        except OSError:  # it has none, or this is another system
+            return None
+    return socket.inet_ntoa(answer[20:24])
+
+
+def _ipv6() -> list[Interface]:
+    try:
+        rows = Path("/proc/net/if_inet6").read_text("ascii").splitlines()
+    except OSError:
+        return []
+    fields = [row.split() for row in rows]
+    return [Interface(f[-1], str(ipaddress.IPv6Address(bytes.fromhex(f[0])))) for f in fields if len(f) == 6]
+
+
+def way_out(host: str, port: int) -> Interface | None:
+    """Return the interface and address that packets to ``host`` leave by; None where there is no route."""
+    for family, _, _, _, address in _resolve(host, port):
+        with socket.socket(family, socket.SOCK_DGRAM) as s:
+            try:
+                s.connect(address)  # sends nothing
+            except OSError:
+                continue
+            own = s.getsockname()[0]
+        return next((i for i in interfaces() if i.address == own), Interface("loopback", own))
+    return None
+
+
+def tcp_settings() -> dict[str, str]:
+    """Return the kernel's settings that bear on long links, by name; empty where it does not tell."""
+    found = {}
+    for name in SETTINGS:
+        try:
+            found[name] = " ".join(Path("/proc/sys/net/ipv4", name).read_text("ascii").split())
+        except OSError:
+            continue
+    return found
+
+
+def check_listener(host: str, port: int, has_token: bool) -> None:
+    """Raise an error that says what blocks the way to a thinwire listener; return if nothing does.
+
+    Takes 18 s at most. Errors, ``LinkError`` all: the name is unknown, no route, no answer, nothing listens,
+    something else listens; ``AuthError`` where one end has a token and the other has none.
+    """
+    infos, at = _resolve(host, port), f"{host}:{port}"
+    if not infos:
+        raise LinkError(f"the name {host!r} cannot be resolved; check its spelling, or give an address")
+    greeting = b""
+    try:
+        with socket.create_connection(infos[0][4][:2], CONNECT) as s:
+            s.settimeout(GREET)
+            s.sendall(SIGNATURE + b"\x03")
+            while len(greeting) < GREETING and (more := s.recv(GREETING - len(greeting))):
+                greeting += more
+    except OSError as e:
+        if not greeting:
+            raise LinkError(_blocked(e, host, at)) from e
+    if len(greeting) < GREETING or (greeting[0], greeting[9]) != (SIGNATURE[0], SIGNATURE[9]):
+        raise LinkError(
+            f"something listens at {at}, but it is not thinwire; see what runs there, or choose another port"
+        )
+    secure = greeting[12:32].rstrip(b"\0") == b"CURVE"
+    if secure != has_token:
+        one, other = ("the listener", "this end") if secure else ("this end", "the listener")
+        raise AuthError(
+            f"{one} has a token and {other} has none ({at}); set THINWIRE_TOKEN or give --token-file, "
+            "the same text at both ends"
+        )
+
+
+def _blocked(error: OSError, host: str, at: str) -> str:
+    out = way_out(host, 9)
+    leave = f" (packets leave here by {out})" if out is not None else ""
+    if isinstance(error, ConnectionRefusedError):
+        return (
+            f"nothing listens at {at}{leave}; start thinwire doctor --listen there, at an address that is "
+            "not loopback, and look for a firewall that rejects the port"
+        )
+    if isinstance(error, TimeoutError):
+        return (
+            f"no answer from {at} within {CONNECT:g} s{leave}; the machine is down, the address is another "
+            "network's, or a firewall drops the packets: open the TCP port there"
+        )
+    if isinstance(error, ConnectionResetError):
+        return f"something at {at} ends the connection at once; see what listens there, and at firewalls"
+    return f"there is no way to {at}: {error.strerror or error}; check the address and the routes{leave}"
+
+
+_Info = tuple[int, int, int, str, tuple[str, int]]
+
+
+def _resolve(host: str, port: int) -> list[_Info]:
+    """Return ``getaddrinfo``'s answer; empty for an unknown name, or when none came in time."""
+    found: list[_Info] = []
+
+    def ask() -> None:
+        try:
+            found.extend(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))  # type: ignore[arg-type]
+        except (OSError, UnicodeError):
+            pass
+
+    asking = threading.Thread(target=ask, daemon=True)  # it has no deadline of its own
+    asking.start()
+    asking.join(RESOLVE)
+    return list(found)

@@ -1,0 +1,259 @@
+"""``doctor --listen`` and ``--peer``: what they measure over loopback, and what they say if nothing comes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import tomllib
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from queue import Queue
+
+import pytest
+from typer.testing import CliRunner
+
+from thinwire.cli.app import app
+from thinwire.lab import linktest, network
+from thinwire.lab.link_advice import advice
+from thinwire.lab.linktest import LinkTest, Machine, Way, dial, listen
+from thinwire.links import LinkShape, Peer, ZmqLink
+from thinwire.types import AuthError, InputError, LinkError
+
+LONG = 60.0
+TOKEN = b"a token of the tests"
+HERE = "127.0.0.1"
+COMMAND = [sys.executable, "-m", "thinwire", "doctor"]
+
+
+@contextmanager
+def _listening(
+    token: bytes | None = TOKEN, shape: LinkShape | None = None
+) -> Iterator[tuple[int, Queue[str], Future[None]]]:
+    said: Queue[str] = Queue()
+    with ThreadPoolExecutor(1) as pool:
+        served = pool.submit(listen, HERE, 0, token, True, shape, said.put)
+        port = int(said.get(timeout=LONG).rpartition(":")[2])
+        try:
+            yield port, said, served
+        finally:
+            if not served.done():  # nobody came through; who did waits for ``served``
+                peer = _knocking(port, token)
+                peer.mailbox.send(linktest.HELLO, b'{"name": "end", "settings": {}}')
+                peer.mailbox.send(linktest.DO, b'{"end": 0}').result(LONG)
+                peer.close()
+
+
+def _knocking(port: int, token: bytes | None) -> Peer:
+    link = ZmqLink.connect(linktest.NAME, HERE, port, token=token, max_message=1 << 18)
+    peer = linktest.stack(0, link, LinkShape(), 0, LONG, LONG)
+    peer.reliable.wait_alive(LONG)
+    return peer
+
+
+@contextmanager
+def _listening_process() -> Iterator[tuple[int, Iterator[str], subprocess.Popen[str]]]:
+    process = subprocess.Popen(
+        [*COMMAND, "--listen", "--host", HERE, "--port", "0"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=_environment(),
+    )
+    try:
+        assert process.stderr is not None
+        lines = iter(process.stderr.readline, "")
+        port = next(line for line in lines if line.startswith("listening at")).rpartition(":")[2].strip()
+        yield int(port), lines, process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _environment() -> dict[str, str]:
+    return os.environ | {"THINWIRE_TOKEN": TOKEN.decode()}
+
+
+def _refused_port() -> int:
+    with socket.create_server((HERE, 0)) as s:
+        return int(s.getsockname()[1])
+
+
+def test_the_rates_and_the_round_trip_of_a_shaped_link_are_measured() -> None:
+    out, back = LinkShape.parse("20mbit,20ms"), LinkShape.parse("4mbit,10ms")
+    with _listening(shape=back) as (port, _, served):
+        seen = dial(HERE, port, TOKEN, seconds=2.0, shape=out)
+        served.result(LONG)
+    assert out.rate and back.rate
+    assert seen.out.rate == pytest.approx(out.rate, rel=0.1)
+    assert seen.back.rate == pytest.approx(back.rate, rel=0.1)
+    assert 0.03 <= seen.rtt <= 0.04 and seen.rtt <= seen.median_rtt < 0.15
+    assert seen.shape(seen.out).rate == pytest.approx(seen.out.rate, rel=0.01)
+    links = tomllib.loads(seen.fragment())["link"]
+    assert [(row["from"], row["to"]) for row in links] == [
+        (links[1]["to"], links[0]["to"]),
+        (links[0]["to"], links[1]["to"]),
+    ]
+    assert LinkShape.parse(links[1]["link"]) == seen.shape(seen.back)
+    if sys.platform == "linux":
+        assert seen.out.congestion and seen.back.congestion and seen.out.loaded_rtt is not None
+        assert seen.out.retransmitted is not None and 0 <= seen.out.retransmitted < 0.5
+
+
+def test_a_listener_serves_one_peer_after_another_and_survives_bad_ones() -> None:
+    with _listening_process() as (port, lines, process):
+        dial(HERE, port, TOKEN, seconds=0.5)
+        assert next(line for line in lines if line.startswith("listening")).endswith(f":{port}\n")
+        with socket.create_connection((HERE, port)) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        bad = _knocking(port, TOKEN)
+        bad.mailbox.send(linktest.HELLO, b"not JSON")
+        assert next(line for line in lines if "failed" in line).endswith("sent something else than a peer\n")
+        bad.close()
+        assert next(line for line in lines if line.startswith("listening"))
+        assert dial(HERE, port, TOKEN, seconds=0.5).out.rate > 0
+        process.send_signal(signal.SIGINT)
+        assert process.wait(LONG) == 0
+        assert "stopped listening" in "".join(lines)
+
+
+def test_nothing_listens() -> None:
+    port = _refused_port()
+    with pytest.raises(
+        LinkError, match=rf"^nothing listens at {HERE}:{port} .*doctor --listen there.*loopback"
+    ):
+        dial(HERE, port, TOKEN)
+
+
+def test_the_name_is_unknown() -> None:
+    with pytest.raises(LinkError, match=r"^the name 'no\.such\.invalid' cannot be resolved; check"):
+        dial("no.such.invalid", 7100, TOKEN)
+
+
+@contextmanager
+def _stranger(greeting: bytes) -> Iterator[int]:
+    with socket.create_server((HERE, 0)) as s:
+
+        def serve() -> None:
+            try:
+                taken, _ = s.accept()
+            except OSError:
+                return
+            with taken:
+                taken.sendall(greeting)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield s.getsockname()[1]
+        thread.join(LONG)
+
+
+@pytest.mark.parametrize("greeting", [b"SSH-2.0-OpenSSH_9.6\r\n", b"HTTP/1.1 400 Bad Request\r\n" * 9, b""])
+def test_something_else_listens(greeting: bytes) -> None:
+    with (
+        _stranger(greeting) as port,
+        pytest.raises(LinkError, match=rf"{HERE}:{port}.*(not thinwire|at once)"),
+    ):
+        dial(HERE, port, TOKEN)
+
+
+def test_a_silent_listener_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "GREET", 0.2)
+    with socket.create_server((HERE, 0)) as s, pytest.raises(LinkError, match="no answer from"):
+        dial(HERE, s.getsockname()[1], TOKEN)
+
+
+def test_a_wrong_token_and_none_at_one_end() -> None:
+    with _listening() as (port, _, _):
+        with pytest.raises(AuthError, match="token"):
+            dial(HERE, port, b"another token")
+        with pytest.raises(AuthError, match="the listener has a token and this end has none"):
+            dial(HERE, port, None)
+    with _listening(token=None) as (port, _, _), pytest.raises(AuthError, match="this end has a token"):
+        dial(HERE, port, TOKEN)
+
+
+def test_a_rank_of_a_run_is_no_listener(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linktest, "ALIVE", 1.0)
+    link = ZmqLink.bind(b"another name", HERE, token=TOKEN)
+    try:
+        with pytest.raises(LinkError, match="does not answer as thinwire doctor --listen"):
+            dial(HERE, link.port, TOKEN)
+    finally:
+        link.close()
+
+
+def test_an_address_off_loopback_needs_a_token() -> None:
+    with pytest.raises(InputError, match="needs a shared token"):
+        dial("192.0.2.1", 7100, None)
+    with pytest.raises(InputError, match="needs a shared token"):
+        listen("0.0.0.0", 0, None, once=True)
+
+
+@pytest.mark.parametrize(
+    "options, code, words",
+    [
+        (["--listen", "--peer", "x"], 2, "give one of them"),
+        (["--listen", "--port", "70000"], 2, "--port is 70000"),
+        (["--peer", "host:0"], 2, "is not HOST or HOST:PORT"),
+        (["--peer", HERE, "--seconds", "99"], 2, "--seconds is 99"),
+        (["--listen"], 2, "needs a shared token"),
+        (["--peer", "no.such.invalid"], 2, "needs a shared token"),
+        (["--peer", "no.such.invalid", "--token-file", "TOKEN"], 3, "cannot be resolved"),
+    ],
+)
+def test_one_sentence_and_the_exit_code(
+    options: list[str], code: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("THINWIRE_TOKEN", raising=False)
+    (tmp_path / "TOKEN").write_bytes(TOKEN)
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["doctor", *options])
+    last = result.stderr.strip().splitlines()[-1]
+    assert result.exit_code == code
+    assert words in last and last.startswith("thinwire: ")
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_the_findings_as_words_and_as_json(as_json: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THINWIRE_TOKEN", TOKEN.decode())
+    with _listening() as (port, _, served):
+        options = ["--peer", f"{HERE}:{port}", "--seconds", "0.5", *(["--json"] if as_json else [])]
+        result = CliRunner().invoke(app, ["doctor", *options])
+        assert result.exit_code == 0, result.stderr
+        served.result(LONG)
+    if as_json:
+        found = json.loads(result.stdout)
+        assert found["out"]["rate"] > 0 and found["links"].keys() == {"out", "back"}
+        assert tomllib.loads(found["toml"])["link"][0]["link"] == found["links"]["out"]
+    else:
+        assert all(word in result.stdout for word in ("Mbit/s", "[[link]]", "round trip", "sent again"))
+
+
+def test_this_machines_addresses_and_the_way_out() -> None:
+    assert all(i.name and not i.address.startswith("127.") for i in network.interfaces())
+    out = network.way_out(HERE, 1)
+    assert out is not None and out.address == HERE
+    assert network.way_out("no.such.invalid", 1) is None
+
+
+def _test(way: Way, rtt: float = 0.05, **settings: str) -> LinkTest:
+    quiet = Way(1e6, 1000, 1.0, 0.0, "bbr", rtt)
+    return LinkTest(Machine("a", settings), Machine("b", {}), rtt, rtt, 0.0, way, quiet)
+
+
+def test_advice_is_given_where_there_is_a_reason() -> None:
+    fine = Way(1e6, 1000, 1.0, 0.0, "cubic", 0.06)
+    assert advice(_test(fine, tcp_slow_start_after_idle="0", tcp_wmem="4096 16384 4194304")) == []
+    assert "slow_start_after_idle=0" in advice(_test(fine, tcp_slow_start_after_idle="1"))[0]
+    assert advice(_test(fine, rtt=0.001, tcp_slow_start_after_idle="1"))[:1] != ["a: cubic"]
+    fast = Way(100e6, 1000, 1.0, 0.05, "bbr", 0.5)
+    wmem, lossy, bloated = advice(_test(fast, tcp_wmem="4096 16384 4194304"))
+    assert wmem.startswith("a: tcp_wmem allows 4.19 MB") and "20000000" in wmem
+    assert "5.0% of the bytes were sent again" in lossy and "under load" in bloated
+    assert advice(_test(Way(1e6, 1000, 1.0))) == []  # nothing is known without TCP_INFO
