@@ -83,7 +83,7 @@ def timing(model: str, link: str) -> None:
             raise SystemExit(f"timing {model} over {link}: a rank ended with {codes}")
         rows = json.loads(out.read_text())
         net.verdict()
-        write_json(_file("timing", model, link), {"job": job, "network": net.describe(), "steps": rows})
+        write_json(cell_file("timing", model, link), {"job": job, "network": net.describe(), "steps": rows})
 
 
 def run(kind: str, model: str, link: str, recipe: str, **options: Any) -> None:
@@ -93,7 +93,7 @@ def run(kind: str, model: str, link: str, recipe: str, **options: Any) -> None:
         record = load_run(launch(config)).to_dict()
         steps = [vars(m) | {"links": [vars(k) for k in m.links or ()]} for m in read_metrics(out)]
     record["config"]["out"] = "runs/links"
-    write_json(_file(kind, model, link, recipe), {"record": record, "steps": steps})
+    write_json(cell_file(kind, model, link, recipe), {"record": record, "steps": steps})
 
 
 def cells() -> Iterator[tuple[str, str, str, str]]:
@@ -112,7 +112,8 @@ def cells() -> Iterator[tuple[str, str, str, str]]:
         yield "whole", model, link, recipe
 
 
-def _file(kind: str, model: str, link: str, recipe: str = "") -> Path:
+def cell_file(kind: str, model: str, link: str, recipe: str = "") -> Path:
+    """Return where a cell is kept."""
     return CELLS / f"{kind}-{model}-{link}{'-' + slug(recipe) if recipe else ''}.json"
 
 
@@ -130,7 +131,7 @@ def measure(kind: str, model: str, link: str, recipe: str) -> None:
 def main(wanted: list[str]) -> None:
     """Run what is missing of the cells that ``wanted`` names (all, if it names none), then summarise."""
     for cell in cells():
-        if _file(*cell).exists() or (wanted and not set(wanted) & set(cell)):
+        if cell_file(*cell).exists() or (wanted and not set(wanted) & set(cell)):
             continue
         for attempt in range(1, ATTEMPTS + 1):
             print(*cell, "..." if attempt == 1 else f"attempt {attempt} ...", file=sys.stderr, flush=True)

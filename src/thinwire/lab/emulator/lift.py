@@ -38,7 +38,7 @@ class Network(Protocol):
 def start(
     net: Network, rank: int, argv: Sequence[str], env: Mapping[str, str], **options: Any
 ) -> subprocess.Popen[Any]:
-    """Start a command in a rank's namespace that may use ``lifted``; ``options`` are ``subprocess.Popen``'s."""
+    """Start a command in a rank's namespace that may use ``lifted``; ``options`` are ``Popen``'s."""
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with far:
         variables = {**env, CONTROL: str(far.fileno())}

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from typing import Any
 
 from thinwire import types
@@ -27,6 +28,7 @@ class RelayProcess:
     """
 
     def __init__(self, orders: dict[str, Any]) -> None:
+        self._asking = threading.Lock()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, tempfile.TemporaryFile("w+") as stdin:  # a file: a long trace would fill a pipe
             json.dump(orders | {"owner": os.getpid()}, stdin)
@@ -75,11 +77,12 @@ class RelayProcess:
         self.namespaces, self.user = [], -1
 
     def _exchange(self, what: str, fds: int, more: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
-        try:
-            self._control.send(json.dumps({"ask": what} | more).encode())
-        except OSError:  # it is gone, which the next lines report
-            pass
-        return self._receive(ANSWER, fds)
+        with self._asking:  # ranks ask too, on threads of the launcher's
+            try:
+                self._control.send(json.dumps({"ask": what} | more).encode())
+            except OSError:  # it is gone, which the next lines report
+                pass
+            return self._receive(ANSWER, fds)
 
     def _receive(self, patience: float, fds: int) -> tuple[dict[str, Any], list[int]]:
         self._control.settimeout(patience)

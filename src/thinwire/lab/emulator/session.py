@@ -135,6 +135,13 @@ class Emulation:
         start: float = self._running().ask("restart", clean=clean)["start"]
         return start
 
+    def lift(self, by: int) -> None:
+        """Count ``by`` more ranks that want no shape for a while: for traffic outside the experiment.
+
+        What passes then is in no counter and no lateness.
+        """
+        self._running().ask("lift", by=by)
+
     def check(self) -> CheckResult:
         """Measure the network with real sockets, then begin anew. Errors: ``MeasurementError``."""
         result = self._checked = check_network(self.profiles, self.socket, self.restart)
