@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: help demo test check bench bench-quality bench-deltas bench-student pages docs setup clean
+.PHONY: help demo test check bench bench-stores bench-quality bench-deltas bench-student pages docs setup clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -34,8 +34,11 @@ check: setup  ## Lint, formatting, types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: setup  ## Measure the codecs: encode and decode in GB/s a core
+bench: setup  ## Measure the codecs and channels: GB/s a core, share of copy bandwidth
 	$(BIN)/python -m bench.codecs
+
+bench-stores: setup  ## Measure references on disk: time a sample, with and without prefetch
+	$(BIN)/python -m bench.stores
 
 bench-quality: setup  ## Every recipe against fp32 on SmolLM2-135M, three seeds (90 minutes; goes on where it stopped)
 	$(BIN)/python -m bench.quality

@@ -1,4 +1,8 @@
-"""Measure encode and decode of every kind of codec: GB/s of float32 input on one core.
+"""Measure encode and decode of every kind of codec, and of whole channels: GB/s of float32 input on one core.
+
+A channel is all that a stage does for a tensor: references loaded, coded, moved and checked, the packet
+packed; unpacked, decoded, references moved and checked. Copies of the same tensor are timed in the same
+rounds: the share of copy bandwidth is that of encode plus decode.
 
 Run ``python -m bench.codecs [--megabytes 1 4 32] [--rounds 15]``. The codecs take turns, round after round,
 so a noisy machine disturbs them alike; medians of processor time are reported. A large tensor is made and
@@ -15,14 +19,18 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import zstandard
 
 import thinwire
+from thinwire import wire
+from thinwire.channel import Receiver, Scheme, Sender
 from thinwire.codecs import Codec, FixedPoint, TileAdaptive, Uniform, parse_codec
+from thinwire.recipes import parse_recipe
 
 RESULTS = Path(__file__).parent / "results" / "codecs.json"
 CHANNELS = 576  # of SmolLM2-135M
@@ -43,6 +51,7 @@ CODECS = (
     "Sink(ChannelMean(Entropy(Uniform(scale_dtype='e5m3'))))",  # thinwire: first visits, deltas, gradients
     "Entropy(Uniform(bits=2, scale_dtype='e5m3', clip=0.6))",
     "Entropy(Uniform(bits=3, scale_dtype='e5m3', clip=0.8))",
+    "Entropy(DeadZone())",
     "FixedPoint()",
     "TileAdaptive()",
     "TopK(ratio=0.01)",
@@ -67,41 +76,121 @@ def seconds(work: Callable[[], Any]) -> float:
     return time.thread_time() - start
 
 
-def measure(codecs: list[Codec], x: torch.Tensor, rounds: int) -> list[dict[str, Any]]:
-    """Return one row a codec; the codecs take turns within a round."""
-    payloads = [codec.encode(x) for codec in codecs]
-    times: list[tuple[list[float], list[float]]] = [([], []) for _ in codecs]
-    copies, target = [], torch.empty_like(x)
-    for turn in range(rounds + 2):
-        for codec, payload, (enc, dec) in zip(codecs, payloads, times, strict=True):
-            codec.encode(x)  # warm: the caches are this codec's
-            enc.append(seconds(lambda codec=codec: codec.encode(x)))
-            codec.decode(payload)
-            dec.append(seconds(lambda codec=codec, payload=payload: codec.decode(payload)))
-        copies.append(seconds(lambda: target.copy_(x)))
-        if turn == 1:  # the first two rounds warm up
-            times = [([], []) for _ in codecs]
-            copies = []
-    size = x.numel() * 4 / 1e9
-    copy = size / statistics.median(copies)
+class Subject(Protocol):
+    """Something to measure: seconds to encode and to decode, and the bytes that come out."""
+
+    name: str
+    wanted: float | None
+    encode_s: list[float]
+    decode_s: list[float]
+    nbytes: int
+
+    def turn(self) -> None:
+        """Encode and decode once to warm the caches, then once with the clock running."""
+        ...
+
+
+@dataclass
+class CodecSubject:
+    """A codec alone."""
+
+    codec: Codec
+    x: torch.Tensor
+    encode_s: list[float] = field(default_factory=list)
+    decode_s: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.name, self.wanted = repr(self.codec), wanted(self.codec)
+        self._payload = self.codec.encode(self.x)
+        self.nbytes = self._payload.nbytes
+
+    def turn(self) -> None:
+        for times, work in (
+            (self.encode_s, lambda: self.codec.encode(self.x)),
+            (self.decode_s, lambda: self.codec.decode(self._payload)),
+        ):
+            work()
+            times.append(seconds(work))
+
+
+@dataclass
+class ChannelSubject:
+    """A sender and a receiver, packets included; each message is a first visit, or none but the first is."""
+
+    name: str
+    scheme: Scheme
+    x: torch.Tensor
+    first: bool
+    wanted: float | None = None
+    encode_s: list[float] = field(default_factory=list)
+    decode_s: list[float] = field(default_factory=list)
+    nbytes: int = 0
+
+    def __post_init__(self) -> None:
+        self._sender, self._receiver = Sender(self.scheme), Receiver()
+        self._noise = 0.1 * torch.randn(self.x.shape, generator=torch.Generator().manual_seed(1))
+        self.turn()
+        self.encode_s.clear()
+        self.decode_s.clear()
+
+    def turn(self) -> None:
+        for _ in range(2):
+            if self.first:
+                self._sender.reset()
+                self._receiver.reset()
+            else:
+                self._noise.neg_()
+            x, ids = self.x + self._noise, range(len(self.x))
+            start = time.thread_time()
+            data = wire.pack(self._sender.encode(x, ids)[0])
+            sent = time.thread_time()
+            self._receiver.decode(wire.unpack(data))
+            end = time.thread_time()
+        self.nbytes = len(data)
+        self.encode_s.append(sent - start)
+        self.decode_s.append(end - sent)
+
+
+def channels(x: torch.Tensor) -> list[Subject]:
+    """Return the channels of the recipe ``thinwire``."""
+    recipe = parse_recipe("thinwire")
     return [
-        row(codec, payload.nbytes * 8 / x.numel(), size, statistics.median(enc), statistics.median(dec), copy)
-        for codec, payload, (enc, dec) in zip(codecs, payloads, times, strict=True)
+        ChannelSubject("channel of thinwire, first visit", recipe.forward, x, first=True),
+        ChannelSubject("channel of thinwire, revisit", recipe.forward, x, first=False),
+        ChannelSubject("channel of thinwire, backward", recipe.backward, x, first=False),
     ]
 
 
-def row(codec: Codec, bits: float, size: float, enc: float, dec: float, copy: float) -> dict[str, Any]:
-    """Return the record of one codec; ``size`` in GB, times in seconds, ``copy`` in GB/s."""
+def measure(subjects: list[Subject], x: torch.Tensor, rounds: int) -> list[dict[str, Any]]:
+    """Return one row a subject; they take turns within a round."""
+    copies: list[float] = []
+    target = torch.empty_like(x)
+    for turn in range(rounds + 2):
+        for subject in subjects:
+            subject.turn()
+        target.copy_(x)
+        copies.append(seconds(lambda: target.copy_(x)))
+        if turn == 1:  # the first two rounds warm up
+            for times in [copies, *(t for s in subjects for t in (s.encode_s, s.decode_s))]:
+                times.clear()
+    size = x.numel() * 4 / 1e9
+    return [row(s, size, size / statistics.median(copies)) for s in subjects]
+
+
+def row(subject: Subject, size: float, copy: float) -> dict[str, Any]:
+    """Return the record of one subject; ``size`` in GB, ``copy`` in GB/s."""
+    enc, dec = statistics.median(subject.encode_s), statistics.median(subject.decode_s)
     both = size / (enc + dec)
     return {
-        "codec": repr(codec),
+        "codec": subject.name,
         "input_bytes": round(size * 1e9),
-        "bits_per_value": round(bits, 3),
+        "bits_per_value": round(subject.nbytes * 8 / (size * 1e9 / 4), 3),
         "encode_gb_s": round(size / enc, 3),
         "decode_gb_s": round(size / dec, 3),
         "both_gb_s": round(both, 3),
+        "copy_gb_s": round(copy, 3),
         "share_of_memcpy": round(both / copy, 4),
-        "wanted_gb_s": wanted(codec),
+        "wanted_gb_s": subject.wanted,
     }
 
 
@@ -134,8 +223,9 @@ def _cpuinfo() -> list[str]:
 
 def show(rows: list[dict[str, Any]]) -> None:
     """Print the table of one size."""
-    print(f"\n{rows[0]['input_bytes'] / 1e6:.1f} MB of float32; GB/s of it on one core")
-    print(f"{'codec':52s} {'bits':>6s} {'encode':>7s} {'decode':>7s} {'both':>6s} {'memcpy':>7s}")
+    head = f"\n{rows[0]['input_bytes'] / 1e6:.1f} MB of float32; GB/s of it on one core"
+    print(f"{head}, where a copy makes {rows[0]['copy_gb_s']:.1f}")
+    print(f"{'codec':52s} {'bits':>6s} {'encode':>7s} {'decode':>7s} {'both':>6s} {'of copy':>7s}")
     for r in rows:
         short = "  below the bar" if r["wanted_gb_s"] and r["both_gb_s"] < r["wanted_gb_s"] else ""
         print(
@@ -158,7 +248,8 @@ def main() -> None:
     for megabytes in args.megabytes:
         # Small tensors are quick to do, and need more rounds for a steady median.
         rounds = args.rounds * (4 if megabytes <= 4 else 1)
-        rows.append(measure(codecs, hidden_state(int(megabytes * 1e6)), rounds))
+        x = hidden_state(int(megabytes * 1e6))
+        rows.append(measure([*(CodecSubject(codec, x) for codec in codecs), *channels(x)], x, rounds))
         show(rows[-1])
     args.out.parent.mkdir(parents=True, exist_ok=True)
     record = {"machine": machine(), "rounds": args.rounds, "rows": [r for size in rows for r in size]}

@@ -133,9 +133,11 @@ def codecs(found: dict[str, Any]) -> str:
         for r in found["rows"]:
             if r["input_bytes"] == smallest:
                 speeds = (r[f"{k}_gb_s"] for k in ("encode", "decode", "both"))
-                yield [f"`{r['codec']}`", f"{r['bits_per_value']:.2f}", *(f"{s:.2f}" for s in speeds)]
+                share = f"{r['share_of_memcpy']:.1%}"
+                yield [f"`{r['codec']}`", f"{r['bits_per_value']:.2f}", *(f"{s:.2f}" for s in speeds), share]
 
-    return table(["codec", "bits a value", "encode, GB/s", "decode, GB/s", "both, GB/s"], rows())
+    head = ["codec", "bits a value", "encode, GB/s", "decode, GB/s", "both, GB/s", "both, share of a copy's"]
+    return table(head, rows())
 
 
 TABLES: dict[str, Callable[[Any], str]] = {

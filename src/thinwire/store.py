@@ -105,7 +105,7 @@ class References:
         self._specs: dict[int, TensorSpec] = {}
 
     def load(self, keys: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
-        """Return the states of ``keys``, stacked, on ``device``. Never write to them: they may be the store's.
+        """Return the states of ``keys``, stacked, on ``device``; never write to them, nor to views of them.
 
         Errors: ``KeyError`` where there is none.
         """
