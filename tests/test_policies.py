@@ -21,6 +21,7 @@ from thinwire.policies.schedule import (
     hidden_seconds,
     operations,
     step_seconds,
+    uncrowded_seconds,
     without_links,
 )
 from thinwire.recipes import parse_recipe
@@ -55,7 +56,14 @@ def test_hidden_communication_costs_two_delays_and_two_transfers(m: int, x: floa
     compute = 1.5 + 1.5 / m  # a step of one stage, and the fill and drain of the other
     assert step_seconds(without_links(p)) == pytest.approx(compute)
     assert step_seconds(p) == pytest.approx(compute + 2 * (d + x / m))
-    assert hidden_seconds(p) == pytest.approx(step_seconds(p))
+    assert hidden_seconds(p) == pytest.approx(uncrowded_seconds(p)) == pytest.approx(step_seconds(p))
+
+
+def test_a_longer_first_stage_hides_even_the_ends() -> None:
+    """It has forward passes to do while the others wait, and its gradients are there when it needs them."""
+    p = pipe(m=8, stages=[(0.6, 1.1), (0.4, 0.9)], x=0.05, d=0.03, schedule="eager1f1b")
+    assert step_seconds(p) == pytest.approx(1.7)
+    assert step_seconds(p) < hidden_seconds(p)
 
 
 def test_a_slow_link_sets_the_pace() -> None:
@@ -96,10 +104,11 @@ def test_a_longer_anything_never_makes_a_shorter_step() -> None:
         n, m = rng.choice([2, 3, 4]), rng.choice([4, 6, 8])
         stages = [(rng.uniform(0.1, 1), rng.uniform(0.1, 1)) for _ in range(n)]
         p = pipe(m=m, stages=stages, x=rng.uniform(0, 2), d=rng.uniform(0, 0.1))
-        p = replace(p, schedule=rng.choice(["gpipe", "1f1b"]))
+        p = replace(p, schedule=rng.choice(["eager1f1b", "gpipe", "1f1b"]))
         k = rng.randrange(n - 1)
         slower = [replace(h, transfer=h.transfer * 1.5) if i == k else h for i, h in enumerate(p.backward)]
         assert step_seconds(replace(p, backward=tuple(slower))) >= step_seconds(p) - 1e-12
+        assert step_seconds(without_links(p)) <= uncrowded_seconds(p) <= step_seconds(p) + 1e-12
 
 
 class FakeStage:
@@ -274,7 +283,7 @@ def predicted(policy: HideBehindCompute, sites: list[Site], levels: Sequence[int
 def test_any_decision_stays_within_the_tolerance_of_the_floor() -> None:
     rng, policy, seen = random.Random(1), auto(), set()
     for _ in range(150):
-        p = replace(policy, schedule=rng.choice(["gpipe", "1f1b"]))
+        p = replace(policy, schedule=rng.choice(["eager1f1b", "gpipe", "1f1b"]))
         sites = both(
             10 ** rng.uniform(4, 9),
             10 ** rng.uniform(-2, 1),
@@ -307,7 +316,7 @@ def test_a_finer_rung_is_not_left_lying() -> None:
                 assert predicted(policy, slower, up) > bearable
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("schedule", ["eager1f1b", "gpipe", "1f1b"])
 @pytest.mark.parametrize("rung", [None, 0, 2, 5])
 def test_more_rate_never_makes_a_coarser_code(rung: int | None, schedule: str) -> None:
     policy = auto(schedule=schedule)
@@ -322,7 +331,7 @@ def test_more_rate_never_makes_a_coarser_code(rung: int | None, schedule: str) -
             assert before == [5, 6]
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("schedule", ["eager1f1b", "gpipe", "1f1b"])
 def test_a_wavering_rate_changes_next_to_nothing(schedule: str) -> None:
     rng, policy = random.Random(4), auto(schedule=schedule)
     for k in range(10):
@@ -407,7 +416,7 @@ def test_unequal_directions_get_unequal_rungs() -> None:
     assert found[0] < 3 < found[1]
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved1f1b"])
+@pytest.mark.parametrize("schedule", ["eager1f1b", "1f1b", "gpipe", "interleaved1f1b"])
 def test_more_stages_are_weighed_together(schedule: str) -> None:
     sites = [
         replace(s, sender=s.sender + k, receiver=s.receiver + k) for k in range(3) for s in both(50 * MBIT)

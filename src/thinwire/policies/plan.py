@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from itertools import permutations
 
 from thinwire.policies.base import Policy, Site
-from thinwire.policies.rate import FORWARD_SHARE, HideBehindCompute
+from thinwire.policies.rate import FORWARD_SHARE
 from thinwire.policies.schedule import (
     Hop,
     Pipeline,
     Stage,
-    hidden_seconds,
     step_seconds,
+    uncrowded_seconds,
     without_links,
 )
 from thinwire.types import InputError, require
@@ -85,7 +85,7 @@ class Proposal:
     cut: Cut
     seconds: float
     unlimited_s: float  # the same with links that take no time
-    bound_s: float  # the same with all hidden that can be
+    bound_s: float  # the same did no message wait for another
     legs: tuple[Leg, ...] = field(repr=False, default=())
 
 
@@ -216,7 +216,7 @@ def _proposal(
         cut,
         step_seconds(pipeline),
         step_seconds(without_links(pipeline)),
-        hidden_seconds(pipeline),
+        uncrowded_seconds(pipeline),
         tuple(_legs(order, pipeline, bits)),
     )
 

@@ -86,14 +86,28 @@ def step_seconds(pipeline: Pipeline) -> float:
 
 
 def hidden_seconds(pipeline: Pipeline) -> float:
-    """Return the step's seconds were all communication hidden but what cannot be.
+    """Return the step's seconds were all communication hidden but the first way forth and the last way back.
 
-    The way of the first activations to the last stage and of the last gradients back cannot hide. For two
-    stages that is C + 2 (d + x / M) [derived]: C the step with free links, d the delay, x / M the transfer of
-    one of M micro-batches. For interleaved stages some of it can hide, so it is no bound there.
+    For two stages that is C + 2 (d + x / M) [derived]: C the step with free links, d the delay, x / M the
+    transfer of one of M micro-batches. Equal stages cannot do better; a first stage that is longer than those
+    after it has work to do meanwhile, and can.
     """
     ends = sum(hop.delay + hop.transfer for hop in (*pipeline.forward, *pipeline.backward))
     return step_seconds(without_links(pipeline)) + ends
+
+
+def uncrowded_seconds(pipeline: Pipeline) -> float:
+    """Return the step's seconds did no message ever wait for another on its line: a bound from below.
+
+    >>> hop = (Hop(transfer=0.5, delay=0.25),)
+    >>> uncrowded_seconds(Pipeline((Stage(1, 2), Stage(1, 2)), hop, hop, 1))
+    7.5
+    """
+    forward, backward = (
+        tuple(replace(hop, transfer=0.0, delay=hop.delay + hop.transfer) for hop in hops)
+        for hops in (pipeline.forward, pipeline.backward)
+    )
+    return step_seconds(replace(pipeline, forward=forward, backward=backward))
 
 
 def without_links(pipeline: Pipeline) -> Pipeline:

@@ -1,0 +1,318 @@
+"""Plans: the search against trying everything, the file of machines, the command; predictions of runs."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from run_records import metrics_of, record_of
+from thinwire.cli.app import app
+from thinwire.lab.machines_file import Measured, read_machines
+from thinwire.lab.planning import option
+from thinwire.lab.predict import measured_seconds, pipeline_of_step, predict_run
+from thinwire.lab.record import BoundaryBytes, StepMetrics
+from thinwire.lab.runs import Run
+from thinwire.policies.plan import Machine, Option, Way, Ways, Work, pipeline_of, propose
+from thinwire.policies.schedule import step_seconds
+from thinwire.recipes import parse_recipe
+from thinwire.types import InputError
+
+FP32, BF16 = Option("fp32", 32, 32), Option("bf16", 16, 16)
+
+
+def everywhere(names: Sequence[str], way: Way) -> dict[tuple[str, str], Way]:
+    return dict.fromkeys(permutations(names, 2), way)
+
+
+def cuts(layers: int, parts: int) -> list[tuple[int, ...]]:
+    if parts == 1:
+        return [(layers,)]
+    return [(k, *rest) for k in range(1, layers - parts + 2) for rest in cuts(layers - k, parts - 1)]
+
+
+def exhaustive(machines: Sequence[Machine], ways: Ways, work: Work, option: Option, schedule: str) -> float:
+    bits = [(option.forward, option.backward)] * (len(machines) - 1)
+    return min(
+        step_seconds(pipeline_of(order, ways, work, cut, bits, schedule))
+        for order in permutations(machines)
+        for cut in cuts(work.layers, len(machines))
+    )
+
+
+# -- the search ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("schedule", ["eager1f1b", "1f1b", "gpipe"])
+def test_the_search_finds_the_best_there_is(schedule: str) -> None:
+    rng = random.Random(0)
+    for _ in range(12):
+        n, layers = rng.choice([2, 3]), rng.choice([5, 9])
+        machines = [
+            Machine(f"m{i}", rng.uniform(0.005, 0.03), rng.uniform(0, 0.1), rng.uniform(0, 0.005))
+            for i in range(n)
+        ]
+        ways = {
+            pair: Way(rng.choice([None, 1e6, 1e7]), rng.choice([0.001, 0.05]))
+            for pair in permutations([m.name for m in machines], 2)
+        }
+        work = Work(layers, rng.choice([4, 8]), 30_000)
+        found = propose(machines, ways, work, [BF16], [schedule])[0].seconds
+        assert found <= exhaustive(machines, ways, work, BF16, schedule) * 1.01
+
+
+def test_a_slow_machine_gets_few_layers_and_the_head_goes_where_it_is_cheap() -> None:
+    fast, slow = Machine("fast", 0.01, 0.05), Machine("slow", 0.03, 0.15)
+    best = propose([slow, fast], everywhere(["slow", "fast"], Way()), Work(16, 8, 1000), [FP32])[0]
+    assert best.order == ("slow", "fast")
+    shares = dict(zip(best.order, best.cut, strict=True))
+    assert sum(best.cut) == 16 and shares["fast"] > 2 * shares["slow"]
+
+
+def test_a_bad_link_is_kept_out_of_the_pipeline() -> None:
+    machines = [Machine(n, 0.02) for n in "abc"]
+    ways = everywhere("abc", Way(1e8, 0.001)) | {("a", "b"): Way(1e5, 0.1), ("b", "a"): Way(1e5, 0.1)}
+    best = propose(machines, ways, Work(12, 4, 70_000), [FP32])[0]
+    assert best.order[1] == "c"
+
+
+def test_the_most_exact_recipe_that_costs_nothing_is_proposed() -> None:
+    machines = [Machine("a", 0.05), Machine("b", 0.05)]
+    options = [FP32, BF16, option(parse_recipe("auto")), option(parse_recipe("thinwire"))]
+    found = {
+        mbit: propose(machines, everywhere("ab", Way(mbit * 125e3, 0.03)), Work(16, 8, 128 * 576), options)
+        for mbit in (1000, 2)
+    }
+    assert found[1000][0].recipe == "fp32"
+    assert found[2][0].recipe == "auto"
+    by_name = {p.recipe: p for p in found[2]}
+    assert by_name["thinwire"].seconds <= by_name["auto"].seconds < by_name["bf16"].seconds
+    assert by_name["bf16"].seconds < by_name["fp32"].seconds
+    for p in found[2]:
+        assert p.unlimited_s <= p.bound_s <= p.seconds
+        assert [(leg.source, leg.target) for leg in p.legs] == [p.order, p.order[::-1]]
+    assert by_name["fp32"].legs[0].added > 0.1 > found[1000][0].legs[0].added
+
+
+def test_the_schedule_of_least_memory_is_taken_where_it_is_as_fast() -> None:
+    machines, work = [Machine("a", 0.05), Machine("b", 0.05)], Work(16, 8, 1000)
+    near = propose(machines, everywhere("ab", Way(None, 1e-5)), work, [FP32])[0]
+    far = propose(machines, everywhere("ab", Way(None, 0.1)), work, [FP32])[0]
+    assert (near.schedule, far.schedule) == ("1f1b", "eager1f1b")
+
+
+@pytest.mark.parametrize(
+    ("names", "layers", "missing", "message"),
+    [
+        ("a", 4, None, "1 machines; a pipeline takes 2 to 4"),
+        ("abcde", 9, None, "5 machines; a pipeline takes 2 to 4"),
+        ("aba", 4, None, "two machines of one name"),
+        ("abc", 2, None, "3 machines for 2 layers"),
+        ("abc", 4, ("c", "a"), "no link from c to a"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_sentence(
+    names: str, layers: int, missing: tuple[str, str] | None, message: str
+) -> None:
+    ways = {pair: way for pair, way in everywhere(names, Way(1e6)).items() if pair != missing}
+    with pytest.raises(InputError, match=message):
+        propose([Machine(n, 0.01) for n in names], ways, Work(layers, 4, 100), [FP32])
+
+
+# -- the file ------------------------------------------------------------------------------------------------
+
+DESK, ATTIC = '[[machine]]\nname = "desk"\n', '[[machine]]\nname = "attic"\nspeed = 0.5\n'
+LINK = '[[link]]\nfrom = "desk"\nto = "attic"\nlink = "20mbit,25ms,jitter=50ms"\n'
+
+
+def written(folder: Path, text: str) -> Path:
+    file = folder / "machines.toml"
+    file.write_text(text)
+    return file
+
+
+def test_a_file_of_machines_is_read(tmp_path: Path) -> None:
+    measured = Measured("gpt2-lab", 256, 0.0125, 0.5, 0.002)
+    back = (
+        LINK.replace("desk", "x")
+        .replace("attic", "desk")
+        .replace('"x"', '"attic"')
+        .replace("20mbit", "5mbit")
+    )
+    text = DESK + 'address = "192.0.2.1"\n' + measured.toml("attic") + "\n" + LINK
+    found = read_machines(written(tmp_path, text))
+    assert [m.name for m in found.machines] == ["desk", "attic"]
+    assert found.machines[0].speed == 1 and found.machines[0].address == "192.0.2.1"
+    assert found.machines[1].measured == measured
+    assert found.ways["desk", "attic"] == found.ways["attic", "desk"] == Way(2.5e6, 0.05)
+    found = read_machines(written(tmp_path, text + back))
+    assert found.ways["attic", "desk"].rate == 625e3 and found.ways["desk", "attic"].rate == 2.5e6
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[[machine", "not valid TOML"),
+        ("", r"has no \[\[machine\]\]"),
+        (DESK + ATTIC, r"has no \[\[link\]\]"),
+        ("machine = 3", r"no list of tables; write \[\[machine\]\]"),
+        (DESK + ATTIC + LINK + "[[linc]]\n", "unknown 'linc'; did you mean link"),
+        (DESK + "sped = 2\n" + ATTIC + LINK, "machine 1 of .* has an unknown 'sped'; did you mean speed"),
+        ("[[machine]]\nspeed = 1\n" + LINK, "machine 1 of .* has no name"),
+        (DESK + DESK + LINK, "two machines named 'desk'"),
+        (
+            DESK + "speed = 0\n" + ATTIC + LINK,
+            "machine 'desk' has speed = 0, which is not a number above zero",
+        ),
+        (DESK + "speed = nan\n" + ATTIC + LINK, "speed = nan"),
+        (DESK + 'speed = "fast"\n' + ATTIC + LINK, "speed = 'fast'"),
+        (DESK + "layer = 0.1\n" + ATTIC + LINK, "machine 'desk' has no tokens"),
+        (DESK + "speed = 1\nlayer = 0.1\n" + ATTIC + LINK, "has both speed and layer"),
+        (DESK + ATTIC + LINK.replace("attic", "atic"), "names the machine 'atic'; did you mean attic"),
+        (DESK + ATTIC + LINK.replace("attic", "desk"), "leads from desk to itself"),
+        (DESK + ATTIC + LINK + LINK, "two links from desk to attic"),
+        (DESK + ATTIC + LINK.replace("20mbit", "fast"), "cannot read 'fast' in link"),
+        (DESK + ATTIC + LINK.replace("20mbit", "0mbit"), "is zero"),
+        (DESK + ATTIC + LINK.replace('"20mbit,25ms,jitter=50ms"', "20"), "link = 20; give it as text"),
+    ],
+)
+def test_a_wrong_file_is_one_sentence(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message) as e:
+        read_machines(written(tmp_path, text))
+    assert "\n" not in str(e.value)
+
+
+def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"cannot read .*; give a readable TOML file"):
+        read_machines(tmp_path / "none.toml")
+
+
+# -- the command ---------------------------------------------------------------------------------------------
+
+
+def plan(*arguments: str) -> tuple[int, str, str]:
+    environment = {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "160"}
+    result = CliRunner(env=environment).invoke(app, ["plan", *arguments])
+    return result.exit_code, result.stdout, result.stderr
+
+
+GPT2 = ("--model", "gpt2", "--init", "random", "--seq", "32", "--batch", "4", "--microbatches", "4")
+MACHINES = "".join(
+    Measured("gpt2", 32, s, 5 * s, s / 10).toml(n) + "\n" for n, s in (("desk", 0.01), ("attic", 0.03))
+)
+
+
+def test_the_command_prints_a_plan_and_how_to_start_it(tmp_path: Path) -> None:
+    file = str(written(tmp_path, MACHINES.replace('"desk"', '"desk"\naddress = "192.0.2.7"', 1) + LINK))
+    code, out, err = plan(file, *GPT2)
+    assert code == 0, err
+    assert "memory is not checked" in err
+    assert all(name in out for name in ("fp32", "bf16", "auto", "thinwire", "of unlimited"))
+    starts = [line for line in out.splitlines() if line.startswith("torchrun")]
+    assert len(starts) == 2
+    for k, line in enumerate(starts):
+        assert f"--node-rank {k} " in line and "--cut " in line and "--init random" in line
+    assert "--host 192.0.2.7" in out and "--host ADDRESS_OF_attic" in out
+
+
+def test_the_command_speaks_json(tmp_path: Path) -> None:
+    code, out, err = plan(str(written(tmp_path, MACHINES + LINK)), *GPT2, "--json", "--schedule", "gpipe")
+    assert code == 0, err
+    found = json.loads(out)
+    assert {p["schedule"] for p in found} == {"gpipe"}
+    assert {p["recipe"] for p in found} == {"fp32", "bf16", "auto", "thinwire"}
+    for p in found:
+        assert p["tokens_s"] == pytest.approx(128 / p["seconds"]) and sum(p["cut"]) == 12
+
+
+def test_this_machine_is_measured_and_its_entry_reads_back(tmp_path: Path) -> None:
+    small = ("--model", "gpt2-lab", "--seq", "16", "--batch", "2", "--microbatches", "2")
+    code, out, err = plan("--measure", *small)
+    assert code == 0, err
+    file = written(tmp_path, out + ATTIC + LINK.replace("desk", read_name(out)))
+    found = read_machines(file).machines[0].measured
+    assert found is not None and found.tokens == 16
+    assert 0 < found.layer < 60 and 0 < found.head < 60 and 0 < found.update < 60
+    code, out, err = plan(str(file), *small)
+    assert code == 0, err
+
+
+def read_name(text: str) -> str:
+    return next(line.split('"')[1] for line in text.splitlines() if line.startswith("name"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "plan takes a file of machines, or --measure"),
+        (["FILE", "--measure"], "plan takes a file of machines, or --measure"),
+        (
+            ["FILE", "--model", "gpt2-medium", "--init", "random"],
+            "measured with gpt2, the plan is for gpt2-medium",
+        ),
+        (["FILE", "--microbatches", "0"], "microbatches"),
+        (["FILE", "--schedule", "interleaved1f1b"], "interleaved1f1b"),
+    ],
+)
+def test_wrong_words_end_in_one_sentence(tmp_path: Path, arguments: list[str], message: str) -> None:
+    file = str(written(tmp_path, MACHINES + LINK))
+    code, _, err = plan(*[file if a == "FILE" else a for a in arguments])
+    assert code == 2 and message in err and err.count("\n") == 1, err
+
+
+# -- predictions of runs -------------------------------------------------------------------------------------
+
+
+def run_of(steps: list[StepMetrics], link: str = "10mbit,30ms", stages: int = 2, **config: object) -> Run:
+    record = record_of("fp32", steps, (32.0, 32.0), 3.0)
+    record.config |= {"stages": stages, "microbatches": 4, "schedule": "gpipe"} | config
+    record.link.asked = link
+    return Run("fp32", record, steps)
+
+
+def reported(seconds: float, compute: float, nbytes: int, ranks: int = 2) -> StepMetrics:
+    step = metrics_of(1, (32.0, 32.0))[0]
+    rank = {"compute_s": compute, "encode_s": 0.0, "decode_s": 0.0, "wait_s": 0.0}
+    return replace(step, seconds=seconds, bytes_forward=nbytes, bytes_backward=nbytes, ranks=[rank] * ranks)
+
+
+def test_a_run_is_predicted_from_its_own_compute_and_bytes() -> None:
+    """Two stages, GPipe, hidden: C + 2 (d + x / M)."""
+    warm_up, steady = reported(9.0, 9.0, 10**6), reported(1.5, 1.0, 125_000)
+    run = run_of([warm_up, steady, replace(steady, seconds=1.7)])
+    x = 125_000 / 1.25e6
+    assert predict_run(run) == pytest.approx(1.25 + 2 * (0.03 + x / 4))
+    assert measured_seconds(run) == pytest.approx(1.6)
+    assert predict_run(run_of([warm_up, steady], "none")) == pytest.approx(1.25)
+
+
+def test_boundaries_carry_the_bytes_that_they_carried() -> None:
+    run = run_of([reported(1, 1, 400), reported(1, 1, 400, ranks=3)], stages=3)
+    run.record.bytes.by_boundary = [
+        BoundaryBytes(b, way, n) for b, n in (("0-1", 300), ("1-2", 100)) for way in ("forward", "backward")
+    ]
+    pipeline = pipeline_of_step(run.record, run.metrics[1])
+    assert [h.transfer for h in pipeline.forward] == pytest.approx([300 / 4 / 1.25e6, 100 / 4 / 1.25e6])
+    assert [h.delay for h in pipeline.backward] == [0.03, 0.03]
+
+
+def test_interleaved_stages_share_their_rank_s_seconds() -> None:
+    run = run_of([reported(1, 1, 400)] * 2, stages=4, schedule="interleaved1f1b")
+    pipeline = pipeline_of_step(run.record, run.metrics[1])
+    assert pipeline.ranks == 2 and len(pipeline.stages) == 4
+    assert sum(s.forward + s.backward for s in pipeline.stages) * 4 == pytest.approx(2.0)
+    assert sum(h.transfer for h in pipeline.forward) == pytest.approx(400 / 4 / 1.25e6)
+    assert predict_run(run) > 1.0
+
+
+def test_a_run_that_says_too_little_is_not_predicted() -> None:
+    with pytest.raises(InputError, match="no 2 steps reported by rank"):
+        predict_run(run_of(metrics_of(5, (32.0, 32.0))))
+    with pytest.raises(InputError, match="no one rate to predict from"):
+        predict_run(run_of([reported(1, 1, 400)] * 2, link="trace:lte"))
