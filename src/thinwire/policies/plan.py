@@ -109,7 +109,7 @@ def propose(
     >>> ab = [Machine("a", 0.01), Machine("b", 0.03)]
     >>> link = {("a", "b"): Way(1e6, 0.01), ("b", "a"): Way(1e6, 0.01)}
     >>> propose(ab, link, Work(12, 8, 1000), [Option("fp32", 32, 32)])[0].cut
-    (9, 3)
+    (10, 2)
     """
     _check(machines, ways, work)
     found = [

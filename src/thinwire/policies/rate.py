@@ -33,7 +33,7 @@ class HideBehindCompute:
     >>> policy = HideBehindCompute((BF16, EXACT), (BF16, EXACT))
     >>> site = Site(0, 1, values=10**6, messages=4, rate=1e6, rtt=0.06, sender_s=1.0, receiver_s=1.0)
     >>> policy.plan([site])[0].reason
-    '60 ms and 1.00 MB/s: the floor of 16.0 bits; 32.0 bits would add 77 % to the step'
+    '60 ms and 1.00 MB/s: the floor of 16.0 bits; 32.0 bits would add 79 % to the step'
     """
 
     forward: tuple[Rung, ...]
