@@ -383,6 +383,17 @@ def test_without_an_estimate_it_stays_where_it_is() -> None:
     assert rungs(policy.plan([known, replace(unknown, rate=None)])) == [5, 0]
 
 
+@pytest.mark.parametrize("missing", ["rate", "sender_s"])
+def test_what_is_known_at_last_counts_at_once(missing: str) -> None:
+    """Nobody has to be patient with a link that was never slow."""
+    policy, sites = auto(), both(1e9)
+    for _ in range(2):
+        plans = policy.plan([replace(s, **{missing: None}) for s in sites])  # type: ignore[arg-type]
+        assert rungs(plans) == [0, 0]
+        sites = after(sites, plans)
+    assert rungs(policy.plan(sites)) == [5, 6]
+
+
 def test_two_slow_directions_do_not_hide_behind_each_other() -> None:
     """Both uncompressed on a slow link: neither alone is to blame, yet both must fall."""
     sites = [replace(s, rung=5) for s in both(1 * MBIT)]

@@ -53,7 +53,7 @@ class HideBehindCompute:
     def plan(self, sites: Sequence[Site]) -> list[Plan]:
         """Return a plan for each site of one pipeline; all of its sites are weighed together."""
         view = _View(self, tuple(sites))
-        levels, streaks = self._decide(view) if view.is_timed else (view.current, (0,) * len(sites))
+        levels, streaks = self._decide(view) if view.is_timed else (view.current, view.unknown)
         return [self._plan(view, levels, k, streak) for k, streak in enumerate(streaks)]
 
     def under(self, schedule: str) -> HideBehindCompute:
@@ -73,9 +73,9 @@ class HideBehindCompute:
         sure = view.slower(self.margin)
         finer = sure.risen(view.current) if sure.fits(view.current) else view.current
         levels, streaks = [], []
-        for site, now, then in zip(view.sites, view.current, finer, strict=True):
-            streak = site.streak + 1 if then > now else 0
-            due = streak >= self.patience or (streak and site.rung is None)
+        for site, now, then, kept in zip(view.sites, view.current, finer, view.unknown, strict=True):
+            streak = site.streak + 1 if then > now else kept * view.is_held(site)
+            due = then > now and (streak >= self.patience or site.rung is None)
             levels.append(then if due else now)
             streaks.append(0 if due else streak)
         return tuple(levels), tuple(streaks)
@@ -102,7 +102,12 @@ class _View:
 
     @property
     def floor(self) -> Levels:
-        return tuple(c * self._is_held(s) for c, s in zip(self.current, self.sites, strict=True))
+        return tuple(c * self.is_held(s) for c, s in zip(self.current, self.sites, strict=True))
+
+    @property
+    def unknown(self) -> Levels:
+        """The streaks of sites of which nothing is known: they need no patience once something is."""
+        return tuple(self.policy.patience if s.rung is None else s.streak for s in self.sites)
 
     @property
     def is_timed(self) -> bool:
@@ -160,7 +165,7 @@ class _View:
     def risen(self, start: Levels) -> Levels:
         """Return the rungs after all sites rose as far as fits: the lowest first, gradients before others."""
         levels, limit = list(start), self.limit
-        rising = {k for k, s in enumerate(self.sites) if not self._is_held(s)}
+        rising = {k for k, s in enumerate(self.sites) if not self.is_held(s)}
         while rising:
             k = min(rising, key=lambda k: (levels[k], self.sites[k].is_forward))
             levels[k] += 1
@@ -175,13 +180,13 @@ class _View:
         alone = self.seconds((*levels[:k], 0, *levels[k + 1 :])) * (1 + self.policy.tolerance)
         return self.seconds(levels) <= min(limit, alone)
 
-    def _is_held(self, site: Site) -> bool:
+    def is_held(self, site: Site) -> bool:
         return site.rate is None or (site.age or 0.0) > self.policy.max_age
 
     def reason(self, levels: Levels, k: int, streak: int) -> str:
         """Say in one clause why site ``k`` has the rung it has."""
         site, level = self.sites[k], levels[k]
-        if not self.is_timed or self._is_held(site):
+        if not self.is_timed or self.is_held(site):
             return self._unknown(site)
         link = f"{1e3 * (site.rtt or 0.0):.0f} ms and {site.rate * 1e-6:.2f} MB/s"  # type: ignore[operator]
         ladder = self.policy.ladder(site)
