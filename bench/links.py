@@ -76,6 +76,7 @@ def timing(model: str, link: str) -> None:
             own = job | {"emulate": True, "link": LINKS[link], "host": net.address(rank), "out": folder}
             order = {"job": own, "recipes": FIXED, "turns": TURNS, "out": str(out)}
             place = {"LOCAL_WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo", "THINWIRE_TOKEN": token}
+            place["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # torch warns that these addresses have no names
             env = os.environ | net.environment(rank) | place | {"THINWIRE_BENCH": json.dumps(order)}
             ranks.append(lift.start(net, rank, [sys.executable, "-m", "bench.links_worker"], env))
         codes = [p.wait() for p in ranks]

@@ -82,6 +82,7 @@ class Emulated(ExitStack):
 
     def start(self, config: TrainConfig, rank: int) -> Rank:
         more = self._net.environment(rank) | {"GLOO_SOCKET_IFNAME": "lo"}
+        more["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # torch warns that these addresses have no names
         if config.token_file is None:
             more["THINWIRE_TOKEN"] = self._token
         own = config.to_dict() | {"host": self._net.address(rank)}
