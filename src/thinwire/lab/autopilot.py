@@ -153,7 +153,8 @@ class Autopilot:
             sender_s=self._compute_s(d.sender),
             receiver_s=self._compute_s(d.receiver),
             fresh=float(step < batches.steps_per_pass),
-            bits=d.bits,
+            # What first visits took says nothing of the deltas that follow them.
+            bits=None if step == batches.steps_per_pass else d.bits,
             rung=None if d.plan is None else d.plan.rung,
             streak=0 if d.plan is None else d.plan.streak,
         )
