@@ -201,6 +201,21 @@ def test_an_estimate_says_how_old_it_is_and_yields_to_a_newer_one() -> None:
     assert e.estimate(103.0).rate == pytest.approx(5e4, rel=1e-3)
 
 
+def test_small_messages_do_not_wipe_out_what_a_large_one_told() -> None:
+    e = Estimator()
+    e.round_trip(0.0, ticks(0.5), 1.0)
+    e.delivered(Run(1_000_000, 2.0, 2.0), ticks(2.6), 3.1)  # 10 MB/s
+    for i in range(200):
+        e.delivered(Run(2_000, 4 + i / 10, 4 + i / 10), ticks(4.5003 + i / 10), 5 + i / 10)  # at least 1 MB/s
+    seen = e.estimate(26.0)
+    assert seen.rate == pytest.approx(10e6, rel=1e-3) and not seen.lower_bound
+    assert seen.age == pytest.approx(22.9)
+    for i in range(2):
+        e.delivered(Run(60_000, 30.0 + i, 30.0 + i), ticks(30.501 + i), 31.1 + i)  # at least 30 MB/s
+    seen = e.estimate(33.0)
+    assert seen.rate == pytest.approx(30e6) and seen.lower_bound
+
+
 def test_what_was_sent_before_the_link_changed_does_not_count() -> None:
     e = Estimator(since=5.0)
     e.round_trip(4.9, ticks(4.9), 5.1)

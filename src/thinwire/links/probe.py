@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 from concurrent.futures import Future
+from time import monotonic
 
 from thinwire.links.base import LinkEstimate
 from thinwire.links.mailbox import FILLER, Mailbox
@@ -12,7 +14,8 @@ from thinwire.links.reliable import Reliable
 NBYTES = 1 << 18
 SECONDS = 0.5
 FIRST = 1 << 13  # bytes of the first train; each later one has twice as many
-ENOUGH = 0.02  # seconds of line time of a train that tell the rate
+ENOUGH = 0.02  # seconds of line time of a train that tell the rate,
+SAME = 0.8  # and the share of its time below which a repetition tells otherwise
 
 
 def probe(
@@ -20,8 +23,9 @@ def probe(
 ) -> Future[LinkEstimate]:
     """Send trains of growing size to the peer, which drops them; return the estimate that comes of it.
 
-    Ends when a train has held the line for 20 ms, and before ``nbytes`` bytes or, by what was measured
-    meanwhile, ``seconds`` of line time are exceeded; the first train of 8 kB goes out in any case. A link
+    A train that holds the line for less than 20 ms is followed by one twice as long; any other is repeated,
+    because TCP may just have found its window, and if that is no faster it is the last. At most ``nbytes``
+    bytes and about ``seconds`` of line time are spent; the first train, of 8 kB, goes out in any case. A link
     that is carrying messages measures itself: then nothing is sent. Each end probes its own direction.
     """
     done: Future[LinkEstimate] = Future()
@@ -39,12 +43,14 @@ class _Probe:
     ) -> None:
         self._mailbox, self._reliable, self._done = mailbox, reliable, done
         self._bytes, self._seconds = nbytes, seconds  # left to spend
-        self._train = 0
+        self._train, self._took, self._sent = 0, 0.0, 0.0
 
     def send(self, train: int) -> None:
-        self._train = train
+        if train != self._train:
+            self._train, self._took = train, math.inf
         self._bytes -= train
         body = os.urandom(train)  # nothing on the way can compress it
+        self._sent = monotonic()
         self._mailbox.send(FILLER, body).add_done_callback(self._arrived)
 
     def _arrived(self, sent: Future[None]) -> None:
@@ -53,13 +59,12 @@ class _Probe:
             self._done.set_exception(error)
             return
         found = self._reliable.estimate()
-        train = 2 * self._train
-        if found.rate is not None:
-            took = self._train / found.rate
-            self._seconds -= took
-            if (took >= ENOUGH and not found.lower_bound) or train / found.rate > self._seconds:
-                train = 0
-        if 0 < train <= self._bytes:
-            self.send(train)
-        else:
+        before, self._took = self._took, monotonic() - self._sent - (found.rtt or 0.0)
+        self._seconds -= max(0.0, self._took)
+        again = self._train * (2 if self._took < ENOUGH else 1)
+        stable = self._took >= ENOUGH and self._took > SAME * before
+        longer = self._took * again / self._train  # if it is the line that takes the time
+        if stable or again > self._bytes or longer > self._seconds:
             self._done.set_result(found)
+        else:
+            self.send(again)

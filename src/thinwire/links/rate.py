@@ -6,7 +6,6 @@ so much. Such floors count where they contradict the measurements, and nowhere e
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 
 from thinwire.links.window import Run
@@ -16,14 +15,14 @@ CHUNK = 0.1  # seconds of line time after which a long burst begins another entr
 PAUSE = 0.2  # share of a burst's time that may have been an idle line
 WINDOW = 3.0  # seconds that entries count
 LEAST = 5  # entries that count, however old,
-STALE = 30.0  # seconds, until there are newer ones
+STALE = 30.0  # seconds, until there is a newer one
 KEPT = 64  # entries at most
 TOLERANCE = 1.25  # factor between two rates that are still called equal
 FALL, RISE = 3, 2  # entries in a row that make a change: lateness only ever feigns a fall
 QUANTILE = 0.6  # by bytes, above the median: what disturbs a message makes it later, never earlier
 
 
-@dataclass
+@dataclass(eq=False)
 class Burst:
     """Bytes that the line carried without a pause; grows with each acknowledgement until ``CHUNK``."""
 
@@ -57,7 +56,7 @@ class RateMeter:
     """Turn acknowledged runs into bursts and these into a rate; without a clock of its own."""
 
     def __init__(self) -> None:
-        self._bursts: deque[Burst] = deque(maxlen=KEPT)
+        self._bursts: list[Burst] = []
         self._newest: float | None = None  # arrival of the newest run, by the peer's clock
 
     def add(self, run: Run, way: float, arrived: float, now: float) -> None:
@@ -77,11 +76,11 @@ class RateMeter:
         burst.nbytes += run.nbytes
         burst.seconds = max(0.0, arrived - burst.start)
         burst.at, burst.paused = now, paused
-        while now - self._bursts[0].at > STALE:
-            self._bursts.popleft()
         if burst.floor and burst.follows:  # the arrival before was late, so this one seems fast
             self._bursts.pop()
-        self._turn()
+        self._fall()
+        self._rise()
+        self._trim(now)
 
     def interrupted(self, arrived: float) -> None:
         """Note an arrival that says nothing of the rate: something was lost and sent again."""
@@ -89,38 +88,71 @@ class RateMeter:
 
     def measured(self, now: float) -> tuple[float, bool, float] | None:
         """Return the rate in bytes/s, whether it is a floor only, and its age in seconds; None before any."""
-        bursts = self._recent(now)
-        found = _quantile(bursts)
-        if found is None:
+        best = _level(self._bursts, now)
+        if best is None:
             return None
-        return found.rate, found.floor, now - max(b.at for b in bursts if b.floor == found.floor)
+        return best.rate, best.floor, now - max(b.at for b in self._bursts if b.floor == best.floor)
 
-    def _recent(self, now: float) -> list[Burst]:
-        bursts = list(self._bursts)
-        young = [b for b in bursts if now - b.at <= WINDOW]
-        return bursts[-LEAST:] if len(young) < LEAST else young
+    def _fall(self) -> None:
+        """Forget what was before the newest measurements if these agree that the rate is a lower one."""
+        new = _measurements(self._bursts)[-FALL:]
+        if len(new) < FALL:
+            return
+        since = self._bursts.index(new[0])
+        level, lower = _level(self._bursts[:since]), _quantile(new).rate
+        faster = any(b.floor and b.contradicts(lower) > 0 for b in self._bursts[since:])
+        if level is not None and not faster and all(b.contradicts(level.rate) < 0 for b in new):
+            del self._bursts[:since]
 
-    def _turn(self) -> None:
-        """Forget what was before the newest bursts where all of these contradict it in one direction."""
-        for count, direction in ((FALL, -1), (RISE, 1)):
-            old, new = list(self._bursts)[:-count], list(self._bursts)[-count:]
-            level = _quantile(old[-LEAST:])
-            if level is not None and all(b.contradicts(level.rate) == direction for b in new):
-                self._bursts = deque(new, maxlen=KEPT)
+    def _rise(self) -> None:
+        """The same for a higher rate, of which floors can tell too."""
+        known = _measurements(self._bursts)
+        if not known:
+            return
+        rate = _quantile(known[-LEAST:]).rate
+        new = [b for b in self._bursts if not b.floor or b.contradicts(rate) > 0][-RISE:]
+        level = _level([b for b in known if b not in new])
+        if level is not None and all(b.contradicts(level.rate) > 0 for b in new):
+            del self._bursts[: self._bursts.index(new[0])]
+
+    def _trim(self, now: float) -> None:
+        """Drop what is too old to count or too much to keep; a measurement stays while there is no newer."""
+        measured = _measurements(self._bursts)[-KEPT:]
+        young = [b for b in measured if now - b.at <= STALE] or measured[-LEAST:]
+        floors = [b for b in self._bursts if b.floor][-KEPT:]
+        kept = {id(b) for b in young + floors}
+        self._bursts = [b for b in self._bursts if id(b) in kept]
 
 
-def _quantile(bursts: list[Burst]) -> Burst | None:
-    """Return the burst with the quantile of the rates by bytes; floors count above the measurements only."""
-    measured = _at_quantile([b for b in bursts if not b.floor])
-    if measured is None:
-        return max(bursts, key=lambda b: b.rate, default=None)
-    return _at_quantile([b for b in bursts if not b.floor or b.contradicts(measured.rate) > 0])
+def _measurements(bursts: list[Burst]) -> list[Burst]:
+    return [b for b in bursts if not b.floor]
 
 
-def _at_quantile(bursts: list[Burst]) -> Burst | None:
+def _level(bursts: list[Burst], now: float | None = None) -> Burst | None:
+    """Return the burst that has the rate: of the measurements, and of the floors that are above them.
+
+    ``now``: leave out what is older than ``WINDOW``, except for the newest few measurements.
+    """
+    known = _recent(_measurements(bursts), now)
+    floors = [b for b in bursts if b.floor]
+    if not known:
+        return max(_recent(floors, now), key=lambda b: b.rate, default=None)
+    rate = _quantile(known).rate
+    young = [b for b in floors if (now is None or now - b.at <= WINDOW) and b.contradicts(rate) > 0]
+    return _quantile(known + young)
+
+
+def _recent(bursts: list[Burst], now: float | None) -> list[Burst]:
+    young = [] if now is None else [b for b in bursts if now - b.at <= WINDOW]
+    return bursts[-LEAST:] if len(young) < LEAST else young
+
+
+def _quantile(bursts: list[Burst]) -> Burst:
+    """Return the burst with the quantile of the rates by bytes; there is one burst at least."""
+    ordered = sorted(bursts, key=lambda b: b.rate)
     left = QUANTILE * sum(b.nbytes for b in bursts)
-    for burst in sorted(bursts, key=lambda b: b.rate):
+    for burst in ordered:
         left -= burst.nbytes
         if left <= 0:
             return burst
-    return None
+    return ordered[-1]
