@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from thinwire.lab.linktest import LinkTest, Machine, Way
+from thinwire.lab.network import STARTS_AGAIN
 from thinwire.lab.progress import megabytes
 
 FAR = 0.005  # seconds of round trip below which slow start costs little
 LOSSY = 0.01  # share of the bytes sent twice
 BLOATED = 0.05  # seconds that a queue may add to the round trip
-STARTS_AGAIN = ("cubic", "reno")  # congestion controls that slow start after a pause
 
 
 def advice(test: LinkTest) -> list[str]:

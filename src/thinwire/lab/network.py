@@ -15,6 +15,7 @@ RESOLVE, CONNECT, GREET = 10.0, 5.0, 3.0  # seconds
 SIGNATURE = b"\xff" + bytes(8) + b"\x7f"  # how ZeroMQ's ZMTP 3 begins; only the first and last byte are fixed
 GREETING = 64  # bytes; the security mechanism's name is in 12 to 32
 SETTINGS = ("tcp_congestion_control", "tcp_slow_start_after_idle", "tcp_wmem", "tcp_rmem")
+STARTS_AGAIN = ("cubic", "reno")  # congestion controls that slow start after a pause, unless told not to
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 
 
