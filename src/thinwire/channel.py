@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -70,7 +70,7 @@ def parse_scheme(text: str) -> Scheme:
 def checks(x: Tensor) -> list[int]:
     """Return a 32-bit sum for each row of ``x`` [B, ...], float32: equal bits, equal sums."""
     words = x.contiguous().view(torch.int32).reshape(len(x), math.prod(x.shape[1:]))
-    return [v & 0xFFFFFFFF for v in words.sum(1, dtype=torch.int32).tolist()]  # modulo 2**32, no wider copy
+    return [v & 0xFFFFFFFF for v in words.sum(1, dtype=torch.int32).cpu().tolist()]  # modulo 2**32
 
 
 class Sender:
@@ -195,12 +195,18 @@ class Receiver:
         self._versions: dict[int, int] = {}
 
     def decode(
-        self, packet: Packet, slots: Sequence[int] | None = None, *, expect: TensorSpec | None = None
+        self,
+        packet: Packet,
+        slots: Sequence[int] | None = None,
+        *,
+        expect: TensorSpec | None = None,
+        device: torch.device | str | None = None,
     ) -> Tensor:
         """Return the tensor a packet stands for, and move the references along.
 
         Args: ``slots`` as given to the sender; ``expect`` the shape that must come out (its dtype is not
-        compared), which bounds what a hostile packet can make us allocate.
+        compared), which bounds what a hostile packet can make us allocate; ``device`` where to decode
+        (default: where the packet is, which for one from the wire is the CPU).
         Errors: ``PayloadError`` for a packet that does not fit, ``DesyncError`` (with the keys) for a gap, a
         repetition or a failed check. After an error nothing has changed.
         """
@@ -210,7 +216,7 @@ class Receiver:
         held = _state_keys(mem, [e.key for e in packet.entries], slots)
         self._check_versions(packet, mem, held)
         try:  # whatever a hostile packet trips over in here is a PayloadError
-            x_hat, updates = self._decode(packet, mem, held)
+            x_hat, updates = self._decode(packet if device is None else _moved(packet, device), mem, held)
         except MissingExtra:
             raise
         except WRONG_VALUES as e:
@@ -329,6 +335,13 @@ def _state_keys(mem: Memory, keys: Sequence[int], slots: Sequence[int] | None) -
 
 def _rows(x: Tensor, rows: list[int]) -> Tensor:
     return x if len(rows) == len(x) else x[rows]
+
+
+def _moved(packet: Packet, device: torch.device | str) -> Packet:
+    def moved(payload: Payload) -> Payload:
+        return Payload(payload.spec, tuple(p.to(device) for p in payload.parts))
+
+    return replace(packet, sections=tuple(replace(s, payload=moved(s.payload)) for s in packet.sections))
 
 
 def _decode(section: Section) -> Tensor:
