@@ -224,7 +224,7 @@ class Incoming:
             return None
         buffer, peer = self._awaited.pop(mb)
         spec, start = TensorSpec.of(buffer), time.perf_counter()
-        work = self._started.pop(mb, None) or self._lane.submit(self._take, peer, mb, spec)
+        work = self._started.pop(mb, None) or self._lane.submit(self._take, peer, mb, spec, buffer.device)
         try:
             landed = work.result()
         finally:
@@ -235,16 +235,16 @@ class Incoming:
         with Timed(self._tally, "decode_s"), torch.no_grad():
             buffer.copy_(landed.x_hat)
         if more and self._ahead:
-            self._started[mb + 1] = self._lane.submit(self._take, peer, mb + 1, spec)
+            self._started[mb + 1] = self._lane.submit(self._take, peer, mb + 1, spec, buffer.device)
         return landed.ids
 
-    def _take(self, peer: Neighbour, mb: int, spec: TensorSpec) -> Landed:
+    def _take(self, peer: Neighbour, mb: int, spec: TensorSpec, device: torch.device) -> Landed:
         for attempt in range(MAX_RESYNCS + 1):
             data = self._fetch(peer, mb)
             arrived = time.perf_counter()
             packet = wire.unpack(data, max_nbytes=max(4, spec.dtype.itemsize) * spec.numel)
             try:
-                x_hat = self.receiver.decode(packet, slots(mb, spec.shape[0]), expect=spec)
+                x_hat = self.receiver.decode(packet, slots(mb, spec.shape[0]), expect=spec, device=device)
             except DesyncError as e:
                 if attempt == MAX_RESYNCS:
                     raise
