@@ -39,6 +39,8 @@ EXAMPLES: dict[str, list[Codec]] = {
         DeadZone(step=2.0, offset=0.5),
         DeadZone(step=0.001),
         DeadZone(step=9.0, offset=0.0),
+        DeadZone(step=0.25, unit="tensor"),
+        DeadZone(step=0.5, unit="one"),
     ],
     "TopK": [TopK(ratio=0.01), TopK(ratio=0.3, values=Uniform(bits=8)), TopK(ratio=1.0, values=Cast())],
     "RandomK": [

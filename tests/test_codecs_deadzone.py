@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from thinwire.codecs import Codec, DeadZone, Entropy, Uniform
+from thinwire.channel import Receiver, Scheme, Sender
+from thinwire.codecs import Codec, DeadZone, Entropy, Uniform, roundtrip, tuned
 from thinwire.codecs.deadzone import step_for
+from thinwire.memory import Delta
 from thinwire.types import InputError, Payload, PayloadError
 
 
@@ -77,12 +79,52 @@ def test_large_levels_must_be_as_many_as_the_codes_say() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: DeadZone(step=0.0), "step=0.0 is not in"),
-        (lambda: DeadZone(step=float("nan")), "step=nan is not in"),
+        (lambda: DeadZone(step=0.0), "step=0.0 is not above"),
+        (lambda: DeadZone(step=float("nan")), "step=nan is not above"),
         (lambda: DeadZone(offset=0.6), "offset=0.6 is not in"),
+        (lambda: DeadZone(unit="metre"), "unit=.metre. is not one of message, tensor, one"),
         (lambda: step_for(0.0), r"0\.0 bits"),
     ],
 )
 def test_wrong_settings_are_one_sentence(make: object, message: str) -> None:
     with pytest.raises(InputError, match=message):
         make()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("wrap", [lambda c: c, Entropy])
+def test_the_unit_of_the_tensor_keeps_the_error_and_saves_bits(wrap: type) -> None:
+    """Residuals a tenth and ten times as large as before: the same error for fewer and for more bits."""
+    x = laplacian(2, 64, 96)
+    errors, bits = {}, {}
+    for unit in ("tensor", "message"):
+        codec = wrap(DeadZone(0.2, unit=unit))
+        for size in (0.1, 10.0):
+            y = size * laplacian(2, 64, 96, seed=1)
+            payload, y_hat = roundtrip(tuned(codec, x), y)
+            assert torch.equal(codec.decode(payload), y_hat)
+            errors[unit, size] = float((y_hat - y).norm())
+            bits[unit, size] = payload.nbytes
+    assert errors["message", 10.0] == pytest.approx(100 * errors["message", 0.1], rel=0.1)
+    assert errors["tensor", 10.0] < 1.5 * errors["message", 0.1] * 10
+    assert bits["tensor", 0.1] < 0.7 * bits["message", 0.1] < bits["tensor", 10.0]
+
+
+def test_deltas_in_the_unit_of_the_tensor_err_alike_at_each_visit() -> None:
+    scheme = Scheme(Entropy(DeadZone(0.4, unit="tensor")), Delta(), Entropy(DeadZone(0.4)), Uniform(8))
+    sender, receiver, errors, spent = Sender(scheme), Receiver(), [], []
+    for scale in (1.0, 1.03, 1.5, -2.0):  # the same, nearly so, changed, turned round
+        x = scale * laplacian(2, 64, 96)
+        packet, x_hat = sender.encode(x, [4, 7])
+        assert torch.equal(receiver.decode(packet), x_hat)
+        errors.append(float((x_hat - x).norm() / x.norm()))
+        spent.append(packet.nbytes)
+    assert max(errors) < 1.15 * min(errors)
+    assert spent[1] < 0.5 * spent[0] < spent[3]
+
+
+def test_a_tensor_that_becomes_zero_is_told() -> None:
+    scheme = Scheme(DeadZone(0.4, unit="tensor"), Delta(), DeadZone(0.4), Uniform(8))
+    sender, x = Sender(scheme), laplacian(1, 16, 32)
+    sender.encode(x, [0])
+    _, x_hat = sender.encode(torch.zeros_like(x), [0])
+    assert x_hat.abs().max() < 0.001 * x.abs().max()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from thinwire import codecs, memory, spec
-from thinwire.codecs import Codec, Raw, parse_codec, roundtrip
+from thinwire.codecs import Codec, Raw, parse_codec, roundtrip, tuned
 from thinwire.codecs.inner import writable
 from thinwire.memory import Memory, NoMemory, parse_memory
 from thinwire.spec import Spec
@@ -137,8 +137,9 @@ class Sender:
             s = None if first else self._load([held[i] for i in rows], x.device)
             mode = (Mode.KEYFRAME if first else Mode.DELTA) if mem.mirrored else Mode.DIRECT
             chosen = keyframe if first and mem.mirrored else codec
-            y = mem.residual(_rows(x, rows), s)
-            payload, y_hat = roundtrip(chosen, y)
+            values = _rows(x, rows)
+            y = mem.residual(values, s)
+            payload, y_hat = roundtrip(tuned(chosen, values), y)
             x_hat = mem.restore(y_hat, s)
             self._save([held[i] for i in rows], mem.advance(x_hat, s, y))
             outputs.append((rows, x_hat))

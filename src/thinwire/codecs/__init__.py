@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from thinwire import spec
-from thinwire.codecs.base import Codec, FixedRate, Layout, check_layout, layout_nbytes, roundtrip
+from thinwire.codecs.base import Codec, FixedRate, Layout, check_layout, layout_nbytes, roundtrip, tuned
 from thinwire.codecs.deadzone import DeadZone
 from thinwire.codecs.entropy import Entropy
 from thinwire.codecs.fixpoint import FixedPoint
@@ -74,4 +74,5 @@ __all__ = [
     "layout_nbytes",
     "parse_codec",
     "roundtrip",
+    "tuned",
 ]

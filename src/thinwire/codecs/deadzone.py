@@ -8,7 +8,7 @@ sees four levels a byte, so a level may cost a quarter of a bit, and high bytes 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -19,19 +19,24 @@ from thinwire.codecs.bits import pack, packed_nbytes, unpack
 from thinwire.spec import Spec
 from thinwire.types import InputError, Payload, PayloadError, TensorSpec, require
 
+UNITS = ("message", "tensor", "one")
 TOP = 32767  # a level of 15 bits times a step of 8 significant ones is exact in float32
 _LARGE = 3
 
 
 @dataclass(frozen=True, repr=False)
 class DeadZone(Spec):
-    """Code each value as a multiple of one step: ``step`` times the mean magnitude of the tensor.
+    """Code each value as a multiple of one step: ``step`` times the mean magnitude of the values.
 
     The level of x is floor(|x| / step + ``offset``) with the sign of x: an ``offset`` of 1/2 rounds to
     nearest, a smaller one widens the zone that becomes zero. Every value then errs alike, whatever the size
     of its neighbours, which is what least squared error asks for (reverse water-filling), and an entropy
     coder makes the small ones cheap: put this inside ``Entropy``. Without one it costs 2 bits a value and 16
-    more for each level beyond 1. Levels saturate at 32767.
+    more for each level beyond 1. Levels end at 32767: the step grows where that would not reach.
+
+    ``unit`` says the magnitude of which values is meant, for a residual: that of the ``message`` itself, so
+    that it costs about the same bits whatever its size, or that of the ``tensor`` it is the residual of, so
+    that it errs alike at each visit and costs less where there is less to say. ``one`` is an absolute step.
 
     Source: uniform threshold quantiser with entropy coding (Sullivan 1996, "Efficient scalar quantization of
     exponential and Laplacian random variables"); the offset as in video coding (H.264) [derived].
@@ -46,18 +51,31 @@ class DeadZone(Spec):
 
     step: float = 1.0
     offset: float = 0.4
+    unit: str = "message"
 
     def __post_init__(self) -> None:
-        require(0 < self.step <= 64, InputError, f"step={self.step} is not in (0, 64] mean magnitudes")
+        require(self.step > 0 and math.isfinite(self.step), InputError, f"step={self.step} is not above 0")
         require(0 <= self.offset <= 0.5, InputError, f"offset={self.offset} is not in 0..0.5")
+        require(self.unit in UNITS, InputError, f"unit={self.unit!r} is not one of {', '.join(UNITS)}")
+
+    def tuned(self, x: Tensor) -> DeadZone:
+        """Return the codec for residuals of ``x``; what it encodes, this one decodes."""
+        if self.unit != "tensor" or not x.numel():
+            return self
+        mean = float(_mean_magnitude(x.detach().to(torch.float32).reshape(-1)))
+        return replace(self, step=max(mean * self.step, scales.FORMATS["bfloat16"].low), unit="one")
 
     def encode(self, x: Tensor) -> Payload:
-        values = x.detach().to(torch.float32).reshape(-1)
+        return self.roundtrip(x)[0]
+
+    def roundtrip(self, x: Tensor) -> tuple[Payload, Tensor]:
+        spec, values = TensorSpec.of(x), x.detach().to(torch.float32).reshape(-1)
         stored = scales.store(self._step(values), "bfloat16")
         levels = self._levels(values, stored)
         large = levels.abs() > 1
         codes = (levels + 1).masked_fill_(large, _LARGE).to(torch.uint8)
-        return Payload(TensorSpec.of(x), (pack(codes, 2), _bytes(levels[large]), stored))
+        payload = Payload(spec, (pack(codes, 2), _bytes(levels[large]), stored))
+        return payload, _values(levels, stored, spec)
 
     def decode(self, payload: Payload) -> Tensor:
         spec = payload.spec
@@ -67,26 +85,18 @@ class DeadZone(Spec):
         count = int(wide.sum())
         if large.numel() != 2 * count:
             raise PayloadError(f"{large.numel()} bytes for {count} large levels, expected two each")
-        x = levels.masked_scatter_(wide, _numbers(large)).to(torch.float32)
-        x.mul_(scales.load(stored, "bfloat16"))
-        if spec.dtype == torch.float16:
-            x.clamp_(-65504.0, 65504.0)
-        return x.to(spec.dtype).reshape(spec.shape)
+        return _values(levels.masked_scatter_(wide, _numbers(large)), stored, spec)
 
     def nbytes(self, spec: TensorSpec) -> int:
         return packed_nbytes(spec.numel, 2) + 2 * spec.numel + 2
 
     def _step(self, values: Tensor) -> Tensor:
         """Return the wanted step, float32 [1], or [0] for no values."""
-        n = values.numel()
-        if not n:
+        if not values.numel():
             return values.new_zeros(0)
-        mean = values.abs().mul_(1 / n).sum()  # divided before the sum, which so cannot overflow
-        if not math.isfinite(mean):
-            raise InputError(
-                "a NaN or infinite value cannot be quantised; look for the overflow that made it"
-            )
-        return mean.mul_(self.step).reshape(1)
+        mean = _mean_magnitude(values)  # in any unit, for what is not finite
+        step = values.new_full((1,), self.step) if self.unit == "one" else mean.mul_(self.step).reshape(1)
+        return torch.maximum(step, values.abs().amax() / TOP)
 
     def _levels(self, values: Tensor, stored: Tensor) -> Tensor:
         inverse = scales.expand(stored, "bfloat16").reciprocal()
@@ -130,6 +140,20 @@ def _laplacian_bits(step: float, offset: float) -> float:
 def _binary(p: float) -> float:
     """Return the entropy of a yes with probability ``p``."""
     return -sum(q * math.log2(q) for q in (p, 1 - p) if q > 0)
+
+
+def _mean_magnitude(values: Tensor) -> Tensor:
+    mean = values.abs().mul_(1 / values.numel()).sum()  # divided before the sum, which so cannot overflow
+    if not math.isfinite(mean):
+        raise InputError("a NaN or infinite value cannot be quantised; look for the overflow that made it")
+    return mean
+
+
+def _values(levels: Tensor, stored: Tensor, spec: TensorSpec) -> Tensor:
+    x = levels.to(torch.float32).mul_(scales.load(stored, "bfloat16"))
+    if spec.dtype == torch.float16:
+        x.clamp_(-65504.0, 65504.0)
+    return x.to(spec.dtype).reshape(spec.shape)
 
 
 def _bytes(levels: Tensor) -> Tensor:

@@ -10,14 +10,14 @@ allocated: against what the inner codec could have written for the spec, and aga
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
 
-from thinwire.codecs.base import Codec, roundtrip
+from thinwire.codecs.base import Codec, roundtrip, tuned
 from thinwire.codecs.bits import aligned_nbytes, pack, pack_aligned, packed_nbytes, unpack, unpack_aligned
 from thinwire.codecs.inner import require_codec
 from thinwire.spec import Spec
@@ -73,6 +73,11 @@ class Entropy(Spec):
     def __post_init__(self) -> None:
         require_codec("inner", self.inner)
         require(self.level in range(1, 20), InputError, f"level={self.level} is not in 1..19")
+
+    def tuned(self, x: Tensor) -> Entropy:
+        """Return the codec for residuals of ``x``."""
+        inner = tuned(self.inner, x)
+        return self if inner is self.inner else replace(self, inner=inner)
 
     def encode(self, x: Tensor) -> Payload:
         inner = self.inner
