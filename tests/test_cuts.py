@@ -172,11 +172,12 @@ def agreed(job, ranks):
     [(2, 0, {}), (2, 1, {}), (4, 2, {}), (4, 1, {"schedule": "interleaved1f1b"})],
 )
 def test_a_slow_machine_gets_fewer_layers(job, monkeypatch, stages, slow, options):
-    """The times are real; those of one machine are stretched."""
+    """The times of the layers are real; those of one machine are stretched."""
     deep = transformers.GPT2Config(
         vocab_size=300, n_embd=32, n_layer=16, n_head=4, bos_token_id=0, eos_token_id=0
     )
-    once = measured_costs(deep, batch=2, seq=16)
+    layers = measured_costs(deep, batch=2, seq=16).layers
+    once = LayerCosts(layers, head=2 * layers[0])
 
     def stretched(*_args, **_options):
         return slower(once, 8.0 if threading.current_thread().name == f"rank {slow}" else 1.0)
