@@ -39,6 +39,7 @@ class _Watched:
         self._payload = 0
         self._kernel: KernelTotals | None = None
         self._newest: KernelTotals | None = None
+        self._least: float | None = None
         self.mark()
 
     def mark(self) -> None:
@@ -54,6 +55,8 @@ class _Watched:
             return metrics
         delta = now - before
         self._newest = now
+        if now.rtt is not None:  # TCP's own least is of the connection's life, evaluations included
+            self._least = min(now.rtt, self._least or now.rtt)
         self._kernel = delta if self._kernel is None else self._kernel + delta
         metrics.wire_bytes, metrics.retransmitted_bytes = delta.wire_sent, delta.retransmitted
         metrics.kernel_rtt_s, metrics.delivery_bytes_s = now.rtt, now.delivery_rate
@@ -64,7 +67,7 @@ class _Watched:
         if self._kernel is not None and self._newest is not None:
             counts.counted = KERNEL_COUNTS
             counts.wire_bytes, counts.retransmitted_bytes = self._kernel.wire_sent, self._kernel.retransmitted
-            counts.rtt_s, counts.min_rtt_s = self._newest.rtt, self._newest.min_rtt
+            counts.rtt_s, counts.min_rtt_s = self._newest.rtt, self._least
             counts.delivery_bytes_s, counts.congestion = self._newest.delivery_rate, self._newest.congestion
         return counts
 
