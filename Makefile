@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: help demo test check bench bench-stores bench-quality bench-deltas bench-student pages docs setup clean
+.PHONY: help demo test check bench bench-stores bench-quality bench-links bench-deltas bench-student pages docs setup clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -42,6 +42,9 @@ bench-stores: setup  ## Measure references on disk: time a sample, with and with
 
 bench-quality: setup  ## Every recipe against fp32 on SmolLM2-135M, three seeds (90 minutes; goes on where it stopped)
 	$(BIN)/python -m bench.quality
+
+bench-links: setup  ## Every recipe over every link, kernel TCP (two hours; goes on where it stopped)
+	$(BIN)/python -m bench.links && $(BIN)/python -m bench.links_summary
 
 bench-deltas: setup  ## What each kind of delta is worth on real activations (three minutes)
 	$(BIN)/python -m bench.deltas

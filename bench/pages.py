@@ -14,17 +14,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from bench import pages_links
+
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results"
 FIGURES = ROOT / "docs" / "figures"
-PAGES = ("README.md", "docs/results.md", "docs/student-paper.md")
+PAGES = ("README.md", "docs/results.md", "docs/links.md", "docs/student-paper.md")
 MARK = re.compile(r"<!-- table:([a-z-]+) -->\n.*?<!-- end -->", re.DOTALL)
 Rows = Iterator[list[str]]
 
 
 def results(name: str) -> Any:
-    """Return one committed result, or None where the study has not run yet."""
-    file = RESULTS / f"{name}.json"
+    """Return the committed result a table is made of, or None where the study has not run yet."""
+    file = RESULTS / f"{name.partition('-')[0]}.json"
     return json.loads(file.read_text("utf-8")) if file.exists() else None
 
 
@@ -140,12 +142,23 @@ def codecs(found: dict[str, Any]) -> str:
     return table(head, rows())
 
 
+def of_links(draw: Callable[[Any, Callable[[list[str], Rows], str]], str]) -> Callable[[Any], str]:
+    """Return a table of ``bench.pages_links`` as one of this page's."""
+    return lambda found: draw(found, table)
+
+
 TABLES: dict[str, Callable[[Any], str]] = {
     "demo": demo,
     "quality": quality,
     "student": student,
     "deltas": deltas,
     "codecs": codecs,
+    "links-gpt": of_links(pages_links.matrix("gpt2-lab")),
+    "links-smollm": of_links(pages_links.matrix("smollm2-135m")),
+    "links-gpt-all": of_links(pages_links.details("gpt2-lab")),
+    "links-smollm-all": of_links(pages_links.details("smollm2-135m")),
+    "links-goals": of_links(pages_links.goals),
+    "links-verified": of_links(pages_links.verified),
 }
 
 

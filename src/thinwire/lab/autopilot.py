@@ -111,10 +111,10 @@ class Autopilot:
         return changed
 
     def _probe(self, peer: Peer) -> LinkEstimate:
-        """Measure one link; one that is not idle yet, once it has delivered what it carries."""
-        for _ in range(PROBES):
+        """Measure one link: once it has delivered what it carries, and again where TCP had yet to speed up."""
+        for attempt in range(PROBES):
             found = peer.probe().result(PROBE_DEADLINE)
-            if found.rate is not None:
+            if found.rate is not None and (attempt or not found.lower_bound):
                 break
             time.sleep(found.rtt or PAUSE)
         return found

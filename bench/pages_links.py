@@ -1,0 +1,122 @@
+"""The tables of ``bench.links`` and ``bench.emulator`` for the docs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+Rows = Iterator[list[str]]
+Table = Callable[[list[str], Rows], str]
+DASH = "–"
+
+
+def _cells(found: dict[str, Any], model: str) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(r["recipe"], r["link"]): r for r in found["rows"] if r["model"] == model}
+
+
+def _percent(x: float | None) -> str:
+    return DASH if x is None else f"{100 * x:.0f} %" if x >= 0.0995 else f"{100 * x:.1f} %"
+
+
+def _times(x: float | None) -> str:
+    return DASH if x is None else f"{x:.1f}×" if x < 9.95 else f"{x:.0f}×"
+
+
+def matrix(model: str) -> Callable[[dict[str, Any], Table], str]:
+    """Return the table of shares: recipes down, links across."""
+
+    def draw(found: dict[str, Any], table: Table) -> str:
+        cells = _cells(found, model)
+        recipes = list(dict.fromkeys(recipe for recipe, _ in cells))
+
+        def rows() -> Rows:
+            for recipe in recipes:
+                shares = [cells.get((recipe, link), {}).get("share") for link in found["links"]]
+                yield [f"`{recipe}`", *map(_percent, shares)]
+
+        return table(["recipe", *found["links"]], rows())
+
+    return draw
+
+
+def details(model: str) -> Callable[[dict[str, Any], Table], str]:
+    """Return one row a cell, with everything measured."""
+
+    def draw(found: dict[str, Any], table: Table) -> str:
+        def rows() -> Rows:
+            for (recipe, link), r in _cells(found, model).items():
+                ratio = r["communication_to_compute"]
+                yield [
+                    f"`{recipe}`",
+                    link,
+                    r["how"],
+                    f"{r['tokens_s']:.0f}",
+                    _percent(r["share_first"]),
+                    _percent(r["share"]),
+                    DASH if ratio is None else f"{ratio:.2f}",
+                    f"{r['bytes'] / 1e6:.1f}",
+                    f"{r['seconds_one_epoch']:.0f}",
+                    f"{r['seconds']:.0f}",
+                    DASH if r["eval_final"] is None else f"{r['eval_final']:.3f}",
+                    {True: "yes", False: "no", None: DASH}[r["same_loss"]],
+                ]
+
+        head = ["recipe", "link", "how", "tokens/s", "share, first pass", "share", "communication / compute",
+                "MB", "first pass, s", "three passes, s", "held-out loss", "fp32's loss"]  # fmt: skip
+        return table(head, rows())
+
+    return draw
+
+
+def goals(found: dict[str, Any], table: Table) -> str:
+    """Return ``auto`` against its bound and against the published recipes."""
+
+    def rows() -> Rows:
+        for g in found["goals"]:
+            cell = next(
+                r
+                for r in found["rows"]
+                if (r["model"], r["link"], r["recipe"]) == (g["model"], g["link"], "auto")
+            )
+            fp32 = next(
+                r
+                for r in found["rows"]
+                if (r["model"], r["link"], r["recipe"]) == (g["model"], g["link"], "fp32")
+            )
+            versus = g["faster_than"]
+            aqsgd = versus.get("aqsgd:fw=4,bw=8", {})
+            yield [
+                g["model"],
+                g["link"],
+                _percent(fp32["share"]),
+                _percent(g["share_first"]),
+                _percent(g["share"]),
+                _percent(cell["bound"]),
+                _percent(g["of_bound"]),
+                _times(aqsgd.get("one_epoch")),
+                _times(aqsgd.get("epochs")),
+                _times(versus.get("tahquant", {}).get("epochs")),
+                _times(versus.get("thinwire", {}).get("epochs")),
+            ]
+
+    head = ["model", "link", "fp32 keeps", "auto, first pass", "auto", "bound", "of the bound",
+            "faster than AQ-SGD, one pass", "three passes", "than TAH-Quant", "than thinwire"]  # fmt: skip
+    return table(head, rows())
+
+
+def verified(found: dict[str, Any], table: Table) -> str:
+    """Return the cells that were also run from the first step to the last."""
+
+    def rows() -> Rows:
+        for v in found["verified"]:
+            off = v["whole"] / v["product"] - 1
+            yield [
+                f"`{v['recipe']}`",
+                v["model"],
+                v["link"],
+                f"{v['product']:.1f}",
+                f"{v['whole']:.1f}",
+                f"{100 * off:+.1f} %",
+            ]
+
+    return table(["recipe", "model", "link", "product, s", "end to end, s", "off by"], rows())
