@@ -111,7 +111,7 @@ class Autopilot:
         return changed
 
     def _probe(self, peer: Peer) -> LinkEstimate:
-        """Measure one link: once it has delivered what it carries, and again where TCP had yet to speed up."""
+        """Measure one link: once what it carries is delivered, and again where TCP had yet to speed up."""
         for attempt in range(PROBES):
             found = peer.probe().result(PROBE_DEADLINE)
             if found.rate is not None and (attempt or not found.lower_bound):
