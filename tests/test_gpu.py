@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -105,3 +109,23 @@ def test_references_come_back_to_the_device(kind: str, device: torch.device) -> 
             assert is_on(x_hat, device)
             assert torch.equal(plain.decode(wire.unpack(wire.pack(packet))), x_hat.cpu())
         store.close()
+
+
+def test_the_gpu_benchmark_runs_on_the_cpu(tmp_path: Path) -> None:
+    """With tiny shapes: nothing measured, but every line of it tried."""
+    pytest.importorskip("zstandard")
+    pytest.importorskip("transformers")
+    out, options = tmp_path / "gpu.json", "--no-compile --rounds 1 --steps 1 --links none 100mbit"
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.gpu.run", "--smoke", *options.split(), "--out", str(out)],
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    record = json.loads(out.read_text())
+    assert record["device"] == "cpu, smoke run"
+    assert all(row["eager_encode_gb_s"] >= 0 and row["copy_card_gb_s"] > 0 for row in record["kernels"])
+    ran = {(row["link"], row["recipe"]) for row in record["two_stages"]}
+    assert len(ran) == 10 and all(row["tokens_per_second"] > 0 for row in record["two_stages"])
