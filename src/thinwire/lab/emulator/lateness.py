@@ -15,7 +15,7 @@ _BINS = 30 * _STEPS  # up to 18 minutes
 def limit(delay: float) -> float:
     """Return the mean lateness [s] above which a run across a one-way ``delay`` [s] is invalid.
 
-    >>> limit(0.05), limit(0.0)
+    >>> round(limit(0.05), 6), limit(0.0)
     (0.0025, 0.001)
     """
     return max(MIN_LIMIT, SHARE * delay)
