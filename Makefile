@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: help demo test check bench bench-stores bench-quality bench-links bench-deltas bench-student pages docs setup clean
+.PHONY: help demo test check bench bench-stores bench-quality bench-links bench-deltas bench-pushed bench-emulator bench-student pages docs setup clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -48,6 +48,12 @@ bench-links: setup  ## Every recipe over every link, kernel TCP (two hours; goes
 
 bench-deltas: setup  ## What each kind of delta is worth on real activations (three minutes)
 	$(BIN)/python -m bench.deltas
+
+bench-emulator: setup  ## What iperf3 and ping find across emulated links (fifteen minutes; needs both)
+	$(BIN)/python -m bench.emulator
+
+bench-pushed: setup  ## Which ideas lower the bits at an equal error, on real activations (ten minutes)
+	$(BIN)/python -m bench.pushed
 
 bench-student: setup  ## The student paper's comparison (fifteen minutes; needs THINWIRE_DATA)
 	$(BIN)/python -m bench.student

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from thinwire.links.shape import SEGMENT
 from thinwire.types import MeasurementError
 
 MakeSocket = Callable[[int], socket.socket]
+_Rates = tuple[float, float]  # payload [bytes/s], asked for and found
 Restart = Callable[[bool], float]  # clean: without loss and jitter -> when it began
 
 DELAY_LIMIT = 2e-3  # seconds of a round trip
@@ -23,7 +23,7 @@ RATE_LIMIT = 0.03  # of what the headers leave
 PINGS = 7  # more on a busy machine, where the pinging itself is slow
 PING = MTU - SEGMENT + 1  # bytes on the wire
 WINDOW = 0.75  # seconds; twice in a row, the rate must be right
-PATIENCE = 8.0  # seconds, and 40 round trips, for TCP to fill the line
+PATIENCE = 5.0  # seconds, and 40 round trips, for TCP to fill the line
 _BLOCK = bytes(1 << 18)
 _TCP_CONGESTION = 13  # linux/tcp.h; the socket module has it on Linux only
 
@@ -38,7 +38,7 @@ class LinkCheck:
     trip_found: float
     jitter: float  # asked: what a round trip may take more
     rate_asked: float | None  # what headers leave; for a trace, in the time measured; None: no limit
-    rate_found: float | None
+    rate_found: float
     congestion: str  # as read from the socket
 
     def fault(self) -> str | None:
@@ -47,7 +47,7 @@ class LinkCheck:
         if not -DELAY_LIMIT <= self.trip_found - self.trip_asked <= self.jitter + DELAY_LIMIT:
             found, asked = self.trip_found * 1e3, self.trip_asked * 1e3
             return f"the round trip {way} takes {found:.2f} ms, but {asked:.2f} ms was asked for"
-        if self.rate_asked is None or self.rate_found is None:
+        if self.rate_asked is None:
             return None
         if abs(self.rate_found / self.rate_asked - 1) > RATE_LIMIT:
             found, asked = self.rate_found / 125e3, self.rate_asked / 125e3
@@ -159,14 +159,13 @@ class _Way:
             ) from e
         return min(trips, key=_late)
 
-    def _flood(
-        self, near: socket.socket, far: socket.socket, start: float
-    ) -> tuple[float | None, float | None]:
-        """Return the payload rate [bytes/s] asked for and found, of the window that fits best."""
+    def _flood(self, near: socket.socket, far: socket.socket, start: float) -> tuple[float | None, float]:
+        """Return the payload rate [bytes/s] asked for and found once TCP has filled the line."""
         sender = threading.Thread(target=_send_all, args=(near,), daemon=True)
         sender.start()
         try:
-            return self._watch(far, start)
+            asked, found = self._steady(far, start)
+            return None if self._unlimited else asked, found
         except OSError as e:
             raise MeasurementError(
                 f"nothing came from rank {self._ranks[0]} to rank {self._ranks[1]} ({e})"
@@ -175,39 +174,38 @@ class _Way:
             far.close()  # which resets the connection, and so ends the sender
             sender.join(PATIENCE)
 
-    def _watch(self, far: socket.socket, start: float) -> tuple[float | None, float | None]:
-        trip = self._trip(0.0)
-        window = max(WINDOW, 10 * (self._lines[0].finish(0.0, MTU)))
-        end = time.monotonic() + PATIENCE + 40 * trip + 4 * window
-        times, sums, total = deque([time.monotonic()]), deque([0]), 0
-        best: tuple[float, float, float] | None = None
-        buffer = bytearray(1 << 20)
-        right = 0.0  # when the last window that was right ended
-        while (now := times[-1]) < end:
-            total += far.recv_into(buffer)
-            times.append(time.monotonic())
-            sums.append(total)
-            if now - times[0] < window:
-                continue
-            found = (sums[-1] - sums[0]) / (times[-1] - times[0])
-            if self._unlimited:
-                return None, found
-            asked = self._allowed(times[0] - start, times[-1] - start)
-            off = abs(found / asked - 1)
-            best = min(best or (off, asked, found), (off, asked, found))
-            if off <= RATE_LIMIT and right and times[0] >= right:
-                return asked, found
-            if off <= RATE_LIMIT and (not right or times[0] >= right):
-                right = times[-1]
-            while times[-1] - times[0] > window:
-                times.popleft()
-                sums.popleft()
-        return (best[1], best[2]) if best else (None, None)
+    def _steady(self, far: socket.socket, start: float) -> _Rates:
+        """Return the rates of the first two windows in a row that are right, else of a later, median one."""
+        seen: list[_Rates] = []
+        for rates in self._windows(far, start):
+            seen.append(rates)
+            right = [self._unlimited or abs(_ratio(r) - 1) <= RATE_LIMIT for r in seen[-2:]]
+            if right == [True, True]:
+                return rates
+        later = sorted(seen[len(seen) // 2 :], key=_ratio)
+        return later[len(later) // 2]
+
+    def _windows(self, far: socket.socket, start: float) -> Iterator[_Rates]:
+        """Yield the rates asked for and found in one stretch of time after another."""
+        window = max(WINDOW, 10 * self._lines[0].finish(0.0, MTU))
+        begin = time.monotonic()
+        end = begin + PATIENCE + 40 * self._trip(0.0) + 4 * window
+        nbytes, buffer = 0, bytearray(1 << 20)
+        while begin < end:
+            nbytes += far.recv_into(buffer)
+            now = time.monotonic()
+            if now - begin >= window:
+                yield self._allowed(begin - start, now - start), nbytes / (now - begin)
+                begin, nbytes = now, 0
 
     def _allowed(self, begin: float, end: float) -> float:
         delay = one_way(*self._ends, begin)
         nbytes = min(line.between(begin - delay, end - delay) for line in self._lines)
         return nbytes / (end - begin) * SEGMENT / MTU
+
+
+def _ratio(rates: _Rates) -> float:
+    return rates[1] / rates[0]
 
 
 def _late(trip: tuple[float, float]) -> float:

@@ -30,7 +30,7 @@ def claim() -> socket.socket:
     lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         lock.bind(ONLY_ONE)
-        lock.listen(1)
+        lock.listen(1 << 10)  # who asks for this process's number stays in the queue
     except OSError as e:
         with lock:
             raise Refusal(
@@ -43,6 +43,7 @@ def claim() -> socket.socket:
 def _holder(probe: socket.socket) -> str:
     probe.settimeout(1.0)  # a holder that was stopped takes no more callers
     try:
+        probe.setblocking(False)
         probe.connect(ONLY_ONE)
         peer = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)  # as of when it began to listen
     except OSError:  # gone meanwhile
@@ -87,8 +88,8 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     orders = json.load(sys.stdin)
     try:
+        require_tun()
         with claim():
-            require_tun()
             user = isolate()
             from thinwire.lab.emulator.relay import serve
 

@@ -1,0 +1,125 @@
+"""Does the emulated network do what it says? Rates by iperf3 and round trips by ping, both inside it.
+
+Run ``python -m bench.emulator`` (``make bench-emulator``); about eight minutes. Every cell is one rate, one
+delay and one congestion control; finished cells are kept, so it goes on where it was stopped. A cell that the
+machine was too busy for is measured again, at most ``TRIES`` times, and then kept as invalid. The reference
+is what headers leave: 1448 of 1500 bytes. Results: ``bench/results/emulator.json``. Needs iperf3 and ping.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from thinwire.lab.emulator.check import DELAY_LIMIT, RATE_LIMIT
+from thinwire.lab.emulator.namespaces import MTU
+from thinwire.lab.emulator.profile import Profile
+from thinwire.lab.emulator.session import Emulation
+from thinwire.lab.machine import cores, cpu_model
+from thinwire.lab.record import write_json
+from thinwire.links.shape import SEGMENT
+from thinwire.types import LinkError, MeasurementError
+
+RESULTS = Path(__file__).parent / "results" / "emulator.json"
+MBITS, DELAYS, CONGESTION = (10, 100, 500, 1000), (5, 50, 150), ("cubic", "bbr")
+SECONDS = 5
+TRIES = 3
+STREAMS = 4  # the link's rate is in question, not how long one connection takes to find it
+
+
+def round_trip(net: Emulation, count: int = 10) -> float:
+    """Return the smallest round trip [s] that ping finds from rank 0 to rank 1."""
+    command = ["ping", "-n", "-q", "-c", str(count), "-i", "0.1", net.address(1)]
+    said = net.popen(0, command, stdout=subprocess.PIPE, text=True).communicate(timeout=60)[0]
+    found = re.search(r"min/avg/max/mdev = ([\d.]+)/", said)
+    if found is None:
+        raise LinkError(f"ping between emulated ranks: {said.strip()[-200:]}")
+    return float(found[1]) * 1e-3
+
+
+def goodput(net: Emulation, seconds: int = SECONDS, warm_up: int = 2) -> dict[str, Any]:
+    """Return what iperf3 finds from rank 0 to rank 1 after ``warm_up`` [s]; ``rate``: payload [bytes/s]."""
+    deadline = seconds + warm_up + 60
+    server = net.popen(1, ["iperf3", "-s", "-1", "-J"], stdout=subprocess.DEVNULL)
+    command = ["iperf3", "-c", net.address(1), "-J", "-P", str(STREAMS)]
+    command += ["-t", str(seconds), "-O", str(warm_up)]
+    for _ in range(20):  # until the server listens
+        client = net.popen(0, command, stdout=subprocess.PIPE)
+        said = json.loads(client.communicate(timeout=deadline)[0])
+        if "unable to connect" not in said.get("error", ""):
+            break
+        time.sleep(0.2)
+    if "error" in said:
+        raise LinkError(f"iperf3 between emulated ranks: {said['error']}")
+    server.wait(timeout=deadline)
+    senders = [stream["sender"] for stream in said["end"]["streams"]]
+    return {
+        "rate": said["end"]["sum_received"]["bits_per_second"] / 8,
+        "loaded_trip": sum(s["mean_rtt"] for s in senders) / len(senders) * 1e-6,
+        "retransmits": sum(s["retransmits"] for s in senders),
+        "congestion": said["end"]["sender_tcp_congestion"],
+    }
+
+
+def warm_up(mbit: float, delay_ms: float) -> int:
+    """Return the seconds that TCP may take to fill the line: slow start, overshoot, cubic's growth."""
+    return 2 + int(0.05 * delay_ms * (1 + mbit / 500))
+
+
+def cell(mbit: int, delay_ms: int, congestion: str) -> dict[str, Any]:
+    """Measure one cell, again where the machine was late."""
+    profile = Profile.parse(f"{mbit}mbit,{delay_ms}ms")
+    for attempt in range(1, TRIES + 1):
+        with Emulation([profile] * 2, congestion) as net:
+            found: dict[str, Any] = {"trip": round_trip(net)}
+            found |= goodput(net, warm_up=warm_up(mbit, delay_ms))
+        about = net.describe()
+        kept = ("scheduling", "lateness", "lateness_limit", "cpu_share", "load", "valid")
+        found |= {"attempt": attempt, **{name: about[name] for name in kept}}
+        if about["valid"]:
+            break
+    asked = mbit * 125e3 * SEGMENT / MTU
+    off, trip = found["rate"] / asked - 1, found["trip"] - 2 * delay_ms * 1e-3
+    within = abs(off) <= RATE_LIMIT and abs(trip) <= DELAY_LIMIT and found["congestion"] == congestion
+    return found | {"rate_asked": asked, "rate_off": off, "trip_off": trip, "within": within}
+
+
+def main() -> None:
+    """Measure what is missing and print the table."""
+    for program in ("iperf3", "ping"):
+        if shutil.which(program) is None:
+            raise SystemExit(f"bench.emulator needs {program}; install it from your distribution")
+    cells: dict[str, Any] = json.loads(RESULTS.read_text())["cells"] if RESULTS.exists() else {}
+    machine = {"cpu": cpu_model(), "cores": cores(), "kernel": platform.release()}
+    for congestion in CONGESTION:
+        for mbit in MBITS:
+            for delay in DELAYS:
+                name = f"{mbit}mbit,{delay}ms,{congestion}"
+                try:
+                    cells[name] = cells.get(name) or cell(mbit, delay, congestion)
+                except MeasurementError as e:  # the relay was killed: measure it next time
+                    print(f"{name}: {e}", file=sys.stderr)
+                    continue
+                write_json(RESULTS, {"machine": machine, "cells": cells})
+                print(line(name, cells[name]), flush=True)
+
+
+def line(name: str, c: dict[str, Any]) -> str:
+    """Return a cell as a line of the table."""
+    verdict = "within" if c["within"] else "OUTSIDE"
+    return (
+        f"{name:22} {c['rate'] / 125e3:8.2f} Mbit/s {c['rate_off']:+7.2%}  {c['trip'] * 1e3:7.2f} ms "
+        f"{c['trip_off'] * 1e3:+5.2f}  late {c['lateness']['mean'] * 1e3:5.3f} ms  "
+        f"relay {c['cpu_share']:4.0%}  {verdict if c['valid'] else 'INVALID: late'}"
+    )
+
+
+if __name__ == "__main__":
+    main()
