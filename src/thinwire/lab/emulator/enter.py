@@ -26,7 +26,6 @@ def main(net: int, user: int, parent: int, command: list[str]) -> int:
     libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:
         return -signal.SIGKILL
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     try:
         os.execvp(command[0], command)
     except OSError as e:

@@ -43,7 +43,6 @@ def claim() -> socket.socket:
 def _holder(probe: socket.socket) -> str:
     probe.settimeout(1.0)  # a holder that was stopped takes no more callers
     try:
-        probe.setblocking(False)
         probe.connect(ONLY_ONE)
         peer = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)  # as of when it began to listen
     except OSError:  # gone meanwhile
