@@ -61,6 +61,7 @@ class _Direction:
     receiver: int
     plan: Plan | None = None
     bits: float | None = None
+    changed: int = 0  # the step after which the plan was last changed
     estimate: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -100,12 +101,13 @@ class Autopilot:
             for link in report.links:
                 self._note(link)
             self._note_bits(report)
-        sites = [self._site(d, step) for d in self._directions]
+        coming = step + (2 if reports else 1)  # reports are read one step late
+        sites = [self._site(d, step, coming) for d in self._directions]
         changed = []
         for direction, site, plan in zip(self._directions, sites, self._policy.plan(sites), strict=True):
             before, direction.plan = direction.plan, plan
             if before is None or before.rung != plan.rung:
-                direction.bits = None  # of the plan before
+                direction.bits, direction.changed = None, step
                 self._tell(direction)
                 changed.append(_decision(step, site, plan))
         return changed
@@ -137,11 +139,13 @@ class Autopilot:
 
     def _note_bits(self, report: StepReport) -> None:
         for d in self._directions:
-            if self._rank(d.sender) == report.rank and report.values[d.way]:
+            # The step after a change was on its way by then, still under the plan before.
+            known = report.values[d.way] and report.step > d.changed + 1
+            if self._rank(d.sender) == report.rank and known:
                 d.bits = 8 * report.bytes[d.way] / report.values[d.way]
 
-    def _site(self, d: _Direction, step: int) -> Site:
-        config, batches = self._job.config, self._job.batches
+    def _site(self, d: _Direction, step: int, coming: int) -> Site:
+        config, first_pass = self._job.config, self._job.batches.steps_per_pass
         return Site(
             d.sender,
             d.receiver,
@@ -152,9 +156,9 @@ class Autopilot:
             age=d.estimate.get("age_s"),
             sender_s=self._compute_s(d.sender),
             receiver_s=self._compute_s(d.receiver),
-            fresh=float(step < batches.steps_per_pass),
+            fresh=float(coming <= first_pass),
             # What first visits took says nothing of the deltas that follow them.
-            bits=None if step == batches.steps_per_pass else d.bits,
+            bits=None if step <= first_pass < coming else d.bits,
             rung=None if d.plan is None else d.plan.rung,
             streak=0 if d.plan is None else d.plan.streak,
         )

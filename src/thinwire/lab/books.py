@@ -213,8 +213,10 @@ def _new_record(job: Job) -> RunRecord:
 def _link(job: Job) -> LinkInfo:
     config, shape = job.config, job.shape
     if config.emulate:
-        first = profiles(config.link.split(";"), config.ranks)[0]
-        return LinkInfo(config.link, first.up, first.delay, emulation=KERNEL)
+        first, *others = profiles(config.link.split(";"), config.ranks)
+        alike = all(p == first for p in others) and first.up == first.down
+        known = (first.up, first.delay) if alike else (None, None)
+        return LinkInfo(config.link, *known, emulation=KERNEL)
     emulation = "none" if shape.is_none else EMULATED
     return LinkInfo(config.link, shape.rate, shape.delay or None, emulation=emulation)
 

@@ -13,9 +13,9 @@ from thinwire import types
 from thinwire.lab.config import TrainConfig
 from thinwire.lab.files import check_out
 from thinwire.lab.job import prepare
-from thinwire.lab.places import Rank, place_of
+from thinwire.lab.places import Place, Rank, place_of
 from thinwire.lab.record import RUN, load_run, write_json
-from thinwire.types import InputError, LinkError, ThinwireError
+from thinwire.types import InputError, LinkError, MeasurementError, ThinwireError, require
 
 GRACE = 10.0  # seconds for ranks to leave by themselves once one has failed
 POLL = 0.1
@@ -35,6 +35,11 @@ def launch(config: TrainConfig) -> Path:
     once all ranks have stopped. No process is left behind.
     """
     if under_torchrun(config):
+        require(
+            not config.emulate,
+            InputError,
+            "--emulate starts all ranks itself, but RANK is set; leave torchrun out, or --emulate",
+        )
         from thinwire.lab.train import run_rank
 
         run_rank(config)
@@ -47,7 +52,7 @@ def launch(config: TrainConfig) -> Path:
         try:
             for rank in range(config.ranks):
                 ranks.append(place.start(config, rank))
-            _watch(ranks)
+            _watch(ranks, place)
         except BaseException as error:
             _stop(ranks, signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
             _close_record(out, error, started)
@@ -58,7 +63,7 @@ def launch(config: TrainConfig) -> Path:
     return out
 
 
-def _watch(ranks: list[Rank]) -> None:
+def _watch(ranks: list[Rank], place: Place) -> None:
     """Wait for all ranks; raise for the one that failed first, once the others had time to say why."""
     failed_at: float | None = None
     died: dict[int, float] = {}
@@ -71,6 +76,7 @@ def _watch(ranks: list[Rank]) -> None:
             # A lost peer may be another's fault, which that one is about to tell; other failures say it all.
             if any(_certain(p) for p in ranks) or time.monotonic() - failed_at > GRACE:
                 break
+        place.require_alive()  # or its ranks would blame each other
         time.sleep(POLL)
     if any(p.returncode for p in ranks):
         raise _reason(sorted(range(len(ranks)), key=lambda i: died.get(i, time.monotonic())), ranks)
@@ -129,6 +135,12 @@ def _stop(ranks: list[Rank], how: signal.Signals) -> None:
                 stream.close()
 
 
+def _status(error: BaseException) -> str:
+    if isinstance(error, MeasurementError):
+        return "invalid"
+    return "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+
+
 def _close_record(out: Path, error: BaseException, started: float) -> None:
     """Mark this run's record where its rank could not, or did not know why it had to stop."""
     why = str(error) or "interrupted"
@@ -137,7 +149,7 @@ def _close_record(out: Path, error: BaseException, started: float) -> None:
             return  # an earlier run's
         record = load_run(out)
         if record.status == "running":
-            record.status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            record.status = _status(error)
         if why not in record.notes:
             record.notes.append(why)
         write_json(out / RUN, record.to_dict())

@@ -33,6 +33,10 @@ class Place(AbstractContextManager["Place"], Protocol):
         """Start one rank: ``thinwire.lab.worker``, its error on stdout, ended by the end of its stdin."""
         ...
 
+    def require_alive(self) -> None:
+        """Raise ``MeasurementError`` if the network between the ranks is gone."""
+        ...
+
     def book(self, out: Path) -> None:
         """Complete the record of a run that has ended; ``MeasurementError`` if it measured nothing valid."""
         ...
@@ -59,6 +63,9 @@ class Here(ExitStack):
         command, options = _command(_environment(config, rank, config.to_dict(), rendezvous))
         with _Deaf():
             return subprocess.Popen(command, **options)
+
+    def require_alive(self) -> None:
+        pass
 
     def book(self, out: Path) -> None:
         pass
@@ -90,11 +97,14 @@ class Emulated(ExitStack):
         with _Deaf():
             return lift.start(self._net, rank, command, **options)
 
+    def require_alive(self) -> None:
+        self._net.require_alive()
+
     def book(self, out: Path) -> None:
         record = load_run(out)
-        record.link.emulator = self._net.describe()
-        record.link.lateness_s = self._net.lateness().mean
         try:
+            record.link.emulator = self._net.describe()
+            record.link.lateness_s = self._net.lateness().mean
             self._net.verdict()
         except MeasurementError as e:
             record.status = "invalid"
