@@ -61,6 +61,7 @@ VERIFIED = (
     ("smollm2-135m", "1.4+30", "aqsgd:fw=4,bw=8"),
     ("smollm2-135m", "1.4+30", "thinwire"),
 )
+SESSION = 1800.0  # seconds that a timing session may take
 ATTEMPTS = 3  # at a measurement that came out late
 
 
@@ -79,7 +80,7 @@ def timing(model: str, link: str) -> None:
             place["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # torch warns that these addresses have no names
             env = os.environ | net.environment(rank) | place | {"THINWIRE_BENCH": json.dumps(order)}
             ranks.append(lift.start(net, rank, [sys.executable, "-m", "bench.links_worker"], env))
-        codes = [p.wait() for p in ranks]
+        codes = [p.wait(SESSION) for p in ranks]
         if any(codes):
             raise SystemExit(f"timing {model} over {link}: a rank ended with {codes}")
         rows = json.loads(out.read_text())
@@ -130,7 +131,8 @@ def measure(kind: str, model: str, link: str, recipe: str) -> None:
 
 
 def main(wanted: list[str]) -> None:
-    """Run what is missing of the cells that ``wanted`` names (all, if it names none), then summarise."""
+    """Run what is missing of the cells that ``wanted`` names; all, if it names none."""
+    missing: list[str] = []
     for cell in cells():
         if cell_file(*cell).exists() or (wanted and not set(wanted) & set(cell)):
             continue
@@ -141,6 +143,10 @@ def main(wanted: list[str]) -> None:
                 break
             except MeasurementError as e:
                 print(e, file=sys.stderr, flush=True)
+        else:
+            missing.append(" ".join(cell))
+    if missing:
+        raise SystemExit(f"not measured, because this machine was too busy: {'; '.join(missing)}")
 
 
 if __name__ == "__main__":

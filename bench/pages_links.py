@@ -97,10 +97,11 @@ def goals(found: dict[str, Any], table: Table) -> str:
                 _times(aqsgd.get("epochs")),
                 _times(versus.get("tahquant", {}).get("epochs")),
                 _times(versus.get("thinwire", {}).get("epochs")),
+                {True: "yes", False: "no", None: DASH}[g["same_loss"]],
             ]
 
     head = ["model", "link", "fp32 keeps", "auto, first pass", "auto", "bound", "of the bound",
-            "faster than AQ-SGD, one pass", "three passes", "than TAH-Quant", "than thinwire"]  # fmt: skip
+            "faster than AQ-SGD, one pass", "to the loss", "than TAH-Quant", "than thinwire", "auto reaches the loss"]  # fmt: skip
     return table(head, rows())
 
 
