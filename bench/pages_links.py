@@ -101,7 +101,8 @@ def goals(found: dict[str, Any], table: Table) -> str:
             ]
 
     head = ["model", "link", "fp32 keeps", "auto, first pass", "auto", "bound", "of the bound",
-            "faster than AQ-SGD, one pass", "to the loss", "than TAH-Quant", "than thinwire", "auto reaches the loss"]  # fmt: skip
+            "faster than AQ-SGD, one pass", "to the loss", "than TAH-Quant", "than thinwire",
+            "auto reaches the loss"]  # fmt: skip
     return table(head, rows())
 
 
