@@ -49,7 +49,7 @@ bench-links: setup  ## Every recipe over every link, kernel TCP (two hours; goes
 bench-deltas: setup  ## What each kind of delta is worth on real activations (three minutes)
 	$(BIN)/python -m bench.deltas
 
-bench-emulator: setup  ## What iperf3 and ping find across emulated links (fifteen minutes; needs both)
+bench-emulator: setup  ## What iperf3 and ping find across emulated links (ten minutes; needs both)
 	$(BIN)/python -m bench.emulator
 
 bench-pushed: setup  ## Which ideas lower the bits at an equal error, on real activations (ten minutes)

@@ -120,7 +120,7 @@ def test_iperf_and_ping_find_what_was_asked_for(mbit: int, delay_ms: int, conges
     for _ in range(3):
         with emulation(f"{mbit}mbit,{delay_ms}ms", congestion=congestion) as net:
             trip = bench.round_trip(net)
-            found = bench.goodput(net, seconds=3)
+            found = bench.goodput(net, seconds=4)
         if net.describe()["valid"]:
             break
     else:
