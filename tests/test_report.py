@@ -184,6 +184,51 @@ def test_report_of_an_interrupted_run_without_metrics(tmp_path: Path):
     assert "did not finish (interrupted)" in text
 
 
+def invalid(run: Run) -> Run:
+    return dataclasses.replace(run, record=dataclasses.replace(run.record, status="invalid"))
+
+
+def drawn(text: str, variable: str) -> int:
+    """Count the figures in which a colour is used for a curve or a bar."""
+    return sum(f"var({variable})" in part for part in re.findall(r"<svg.*?</svg>", text, re.DOTALL))
+
+
+def test_an_invalid_run_shows_bytes_and_losses_but_no_times(compared: Path):
+    fp32, _, ours = load_runs([compared])
+    runs = [fp32, invalid(ours)]
+    row = summary_rows(runs)[1]
+    assert (row.step_seconds, row.faster) == (None, None)
+    assert cells(row) == ["thinwire (invalid)", *cells(summary_rows([fp32, ours])[1])[1:4], "–", "–",
+                          "3.741 → 3.502", cells(row)[-1]]  # fmt: skip
+    assert "fewer bytes and cannot be timed against fp32" in headline(runs)
+    text = report_html(runs)
+    assert "thinwire was measured while this machine could not keep the emulated link" in text
+    assert "did not finish" not in text and ">–</" in text
+    # its curves stay where the axis is steps or bytes, and fp32 keeps its colour in all
+    assert (drawn(text, "--s1"), drawn(text, "--s0")) == (3, 4)
+    assert drawn(report_html([fp32, ours]), "--s1") == 4
+
+
+def test_against_an_invalid_baseline_nothing_is_timed(compared: Path):
+    fp32, _, ours = load_runs([compared])
+    base, row = summary_rows([invalid(fp32), ours])
+    assert base.baseline and row.faster is None and row.step_seconds
+    text = report_html([invalid(fp32), invalid(ours)])
+    assert "Loss against time" not in text and "Loss against bytes sent" in text
+
+
+def test_a_run_has_its_colour_in_figures_that_leave_others_out(compared: Path):
+    runs = load_runs([compared])
+    auto = dataclasses.replace(runs[1], record=dataclasses.replace(runs[1].record))
+    auto.record.recipe = dataclasses.replace(auto.record.recipe, name="auto")
+    auto.record.link = dataclasses.replace(auto.record.link, asked="trace:lte")
+    other = dataclasses.replace(runs[1], label="bf16", record=dataclasses.replace(runs[1].record))
+    text = report_html([runs[0], other, auto])
+    assert text.count("<svg") == 8
+    waiting = next(f for f in re.findall(r"<svg.*?</svg>", text, re.DOTALL) if 'id="link-waiting' in f)
+    assert re.findall(r"var\(--s\d\)", waiting) == ["var(--s3)"]
+
+
 def test_report_of_long_runs_hostile_names_and_three_stages(tmp_path: Path):
     for i in range(10):
         write_run(tmp_path / str(i), f"x<b>$a_{i}$", steps=90, boundaries=2)

@@ -87,8 +87,9 @@ def step_time(runs: Sequence[Run]) -> str:
         widths = [row[i] for row in rows]
         axes.barh(range(len(runs)), widths, left=left, height=0.58, color=part_colour(i))
         left = [a + b for a, b in zip(left, widths, strict=True)]
-    for y, total in enumerate(left):
-        axes.annotate(f"{total:.2f} s", (total, y), (4, 0), textcoords="offset points", va="center",
+    for y, (run, total) in enumerate(zip(runs, left, strict=True)):
+        text = f"{total:.2f} s" if run.metrics else "–"
+        axes.annotate(text, (total, y), (4, 0), textcoords="offset points", va="center",
                       color=INK, fontsize=9)  # fmt: skip
     _name_bars(axes, [run.label for run in runs], max(left, default=1.0))
     axes.set_xlabel("seconds a step, mean over steps and ranks", color=FAINT, fontsize=9.5)

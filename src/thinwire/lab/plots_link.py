@@ -13,13 +13,9 @@ MEGABIT = 125e3  # bytes
 Curves = list[tuple[list[float], list[float]]]  # one a line style
 
 
-def changing(runs: Sequence[Run]) -> list[Run]:
-    """Return the runs whose link or codecs were followed step by step, and changed."""
-    return [run for run in runs if run.metrics and (run.record.decisions or _is_traced(run))]
-
-
-def _is_traced(run: Run) -> bool:
-    return "trace" in run.record.link.asked
+def changed(run: Run) -> bool:
+    """Return whether a run's link or codecs changed as it went on."""
+    return bool(run.record.decisions) or "trace" in run.record.link.asked
 
 
 def bandwidth(runs: Sequence[Run]) -> str:

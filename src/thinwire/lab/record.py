@@ -11,6 +11,7 @@ from typing import Any, TextIO
 from thinwire.lab.record_read import build
 from thinwire.lab.record_schema import (
     EMULATED,
+    INVALID,
     KERNEL,
     SCHEMA,
     BitsPerValue,
@@ -166,6 +167,7 @@ def read_metrics(folder: str | Path) -> list[StepMetrics]:
 __all__ = [
     "COMPARE",
     "EMULATED",
+    "INVALID",
     "KERNEL",
     "METRICS",
     "RUN",

@@ -18,6 +18,7 @@ from thinwire.types import InputError
 SCHEMA = "thinwire-run/1"
 EMULATED = "in-process shaper: no TCP dynamics"
 KERNEL = "network namespaces: the kernel's TCP over an emulated link"
+INVALID = "invalid"  # the status of a run whose network did not keep its time
 
 
 @dataclass

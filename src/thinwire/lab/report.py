@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import thinwire
@@ -124,12 +125,12 @@ def _card(title: str, text: str, body: str) -> str:
 
 
 def _figures(runs: Sequence[Run]) -> str:
-    timed = [run for run in runs if run.metrics]
-    followed = plots_link.changing(runs)
+    stepped, timed = _drawn(runs, lambda run: True), _drawn(runs, lambda run: run.valid)
+    followed = _drawn(timed, plots_link.changed)
     cards = [
         _figure("Loss against steps", "What compression costs in progress.", plots.loss_by_step, runs),
         _figure("Loss against time", "What it wins on this link.", plots.loss_by_seconds, timed),
-        _figure("Loss against bytes sent", "The same curves, by traffic.", plots.loss_by_bytes, timed),
+        _figure("Loss against bytes sent", "The same curves, by traffic.", plots.loss_by_bytes, stepped),
         _figure("Where a step's time goes", "", plots.step_time, timed, _parts_legend()),
         _figure("Bytes by boundary and direction", "", plots.boundary_bytes, runs),
         _figure("The link over time", "Rate as the senders estimated it.", plots_link.bandwidth, followed),
@@ -138,6 +139,15 @@ def _figures(runs: Sequence[Run]) -> str:
         _memory(runs),
     ]
     return _legend(runs) + f'<div class="grid">{"".join(cards)}</div>'
+
+
+def _drawn(runs: Sequence[Run], wanted: Callable[[Run], bool]) -> list[Run]:
+    """Return the runs, without steps those not ``wanted``: in its place, a run has its colour in all figures.
+
+    Empty if that leaves nothing to draw.
+    """
+    kept = [run if wanted(run) else replace(run, metrics=[]) for run in runs]
+    return kept if any(run.metrics for run in kept) else []
 
 
 def _figure(

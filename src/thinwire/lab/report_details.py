@@ -13,11 +13,7 @@ from thinwire.lab.runs import Run, differences
 def notes(runs: Sequence[Run]) -> list[str]:
     """Return every warning a reader needs: what differs, what did not finish, what the runs noted."""
     found = differences([run.record for run in runs]) if len(runs) > 1 else []
-    found += [
-        f"{run.label} did not finish ({run.record.status}), so its figures cover a part of the run."
-        for run in runs
-        if run.record.status != "done"
-    ]
+    found += [_unfinished(run) if run.valid else _invalid(run) for run in runs if run.record.status != "done"]
     said: dict[str, list[str]] = {}
     for run in runs:
         for text in run.record.notes:
@@ -25,6 +21,17 @@ def notes(runs: Sequence[Run]) -> list[str]:
     return found + [
         text if len(labels) == len(runs) else f"{', '.join(labels)}: {text}" for text, labels in said.items()
     ]
+
+
+def _unfinished(run: Run) -> str:
+    return f"{run.label} did not finish ({run.record.status}), so its figures cover a part of the run."
+
+
+def _invalid(run: Run) -> str:
+    return (
+        f"{run.label} was measured while this machine could not keep the emulated link's time, "
+        "so its times are left out."
+    )
 
 
 def details(runs: Sequence[Run]) -> str:
@@ -64,7 +71,7 @@ def _link(runs: Sequence[Run]) -> list[tuple[str, str]]:
         rows.append(("one-way delay", f"{link.delay_s * 1e3:.1f} ms"))
     rows += _flat(link.emulator)
     for run in runs:
-        if run.record.link.rtt_s is not None:
+        if run.record.link.rtt_s is not None and run.valid:
             rows.append((f"round trip measured, {run.label}", f"{run.record.link.rtt_s * 1e3:.1f} ms"))
     return rows
 
@@ -89,7 +96,7 @@ def _wire(run: Run) -> list[tuple[str, str]]:
         if w.wire_bytes is not None:
             again = megabytes(w.retransmitted_bytes or 0)
             text += f", as IP packets {megabytes(w.wire_bytes)}, sent again {again}"
-        if w.min_rtt_s is not None and w.rtt_s is not None:
+        if run.valid and w.min_rtt_s is not None and w.rtt_s is not None:
             text += f", round trip {1e3 * w.min_rtt_s:.1f} ms at least, {1e3 * w.rtt_s:.1f} ms at the end"
         text += f", {w.congestion}" if w.congestion else ""
         rows.append((f"{run.label}, rank {w.source} → {w.destination}", f"{text} ({w.counted})"))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from thinwire.lab.record import (
     COMPARE,
+    INVALID,
     METRICS,
     RUN,
     RunRecord,
@@ -27,6 +28,11 @@ class Run:
     label: str
     record: RunRecord
     metrics: list[StepMetrics] = field(default_factory=list)
+
+    @property
+    def valid(self) -> bool:
+        """Whether its times may be shown: not those of an invalid measurement."""
+        return self.record.status != INVALID
 
 
 def slug(recipe: str) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from thinwire.lab.progress import megabytes
-from thinwire.lab.record import RunRecord
+from thinwire.lab.record import INVALID, RunRecord
 from thinwire.lab.runs import Run
 
 if TYPE_CHECKING:
@@ -45,8 +45,9 @@ def sent_bytes(record: RunRecord) -> int:
 
 
 def step_seconds(record: RunRecord) -> float | None:
-    """Return the mean seconds of a step; ``None`` for a run without steps."""
-    return record.totals.seconds / record.totals.steps if record.totals.steps else None
+    """Return the mean seconds of a step; ``None`` for a run without steps or an invalid measurement."""
+    counts = record.totals.steps > 0 and record.status != INVALID
+    return record.totals.seconds / record.totals.steps if counts else None
 
 
 def baseline_of(runs: Sequence[Run]) -> Run:
