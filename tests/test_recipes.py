@@ -39,7 +39,7 @@ BITS = {
     "thinwire:entropy=0,sink=0,mean=0,scales=bfloat16,gdelta=1,bw=4": ((4.5, 2.5), (4.5, 4.5)),
     "thinwire:entropy=0,first=8,fw=4,bw=2,group=64,refs=float32": ((8.25, 4.125), (2.125, 2.125)),
     # Its floor; what the policy makes of it is in test_policies.py.
-    "auto:entropy=0": ((4.25 * 63 / 64 + CHANNEL + 8.5 / 64, 2.25), (3.25, 3.25)),
+    "auto": ((3.05 * 63 / 64 + CHANNEL + 8.5 / 64, 0.55), (2.48, 2.98)),
 }
 
 

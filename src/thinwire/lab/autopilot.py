@@ -107,7 +107,8 @@ class Autopilot:
         for direction, site, plan in zip(self._directions, sites, self._policy.plan(sites), strict=True):
             before, direction.plan = direction.plan, plan
             if before is None or before.rung != plan.rung:
-                direction.bits, direction.changed = None, step
+                # Until its own bits are known, what was foretold: Gaussian values would have it fall again.
+                direction.bits, direction.changed = plan.bits, step
                 self._tell(direction)
                 changed.append(_decision(step, site, plan))
         return changed

@@ -11,7 +11,7 @@ from thinwire.policies.schedule import Hop, Pipeline, Stage, step_seconds
 from thinwire.types import InputError, require
 
 FORWARD_SHARE = 1 / 3  # of a stage's compute: a backward pass does two products for each of the forward's
-TRUSTED = (0.7, 1.4)  # how far measured bits may pull the expected ones
+LEAST = 0.05  # bits a value: headers remain
 Levels = tuple[int, ...]
 
 
@@ -124,8 +124,9 @@ class _View:
         expected = rung.expected(site.fresh)
         if site.bits is None or site.rung is None or rung.direct or used.direct:
             return expected
-        low, high = TRUSTED
-        return expected * min(high, max(low, site.bits / used.expected(site.fresh)))
+        # What a code takes depends on what there is to say, what it takes more than another hardly: about
+        # a bit for a bit of accuracy, and less where little is said.
+        return max(LEAST, site.bits + expected - used.expected(site.fresh))
 
     def seconds(self, levels: Levels) -> float:
         """Return the seconds of a step with these rungs."""
