@@ -30,9 +30,7 @@ class Site:
     sender_s: float | None = None  # compute seconds a step of the sending stage
     receiver_s: float | None = None  # the same of the receiving one
     fresh: float = 0.0  # share of the values that are first visits, 0 to 1
-    bits: float | None = (
-        None  # bits a value of the plan in use, everything included; as foretold while it is new
-    )
+    bits: float | None = None  # bits a value that the plan in use really took; as foretold while it is new
     rung: int | None = None  # of the plan in use
     streak: int = 0  # decisions in a row for which a finer rung would have fitted
 
