@@ -50,9 +50,9 @@ def _listening(
                 peer.close()
 
 
-def _knocking(port: int, token: bytes | None) -> Peer:
+def _knocking(port: int, token: bytes | None, shape: LinkShape | None = None) -> Peer:
     link = ZmqLink.connect(linktest.NAME, HERE, port, token=token, max_message=1 << 18)
-    peer = linktest.stack(0, link, LinkShape(), 0, LONG, LONG)
+    peer = linktest.stack(0, link, shape or LinkShape(), 0, LONG, LONG)
     peer.reliable.wait_alive(LONG)
     return peer
 
@@ -120,6 +120,19 @@ def test_a_listener_serves_one_peer_after_another_and_survives_bad_ones() -> Non
         process.send_signal(signal.SIGINT)
         assert process.wait(LONG) == 0
         assert "stopped listening" in "".join(lines)
+
+
+def test_a_line_too_slow_for_the_test_ends_it_with_the_peer_s_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    with _listening() as (port, _, served):
+        peer = _knocking(
+            port, TOKEN, LinkShape(rate=2e3)
+        )  # bytes/s: the first train alone takes four seconds
+        monkeypatch.setattr(linktest, "DEADLINE", 2.0)
+        with pytest.raises(LinkError, match=rf"^waited 2 s for the acknowledgement .* from .*{port}"):
+            linktest._measure(peer, 0.5)
+        peer.close(LONG)
+        with pytest.raises(LinkError):
+            served.result(LONG)
 
 
 def test_nothing_listens() -> None:

@@ -20,6 +20,7 @@ from time import monotonic
 from typing import Any
 
 from thinwire.lab.network import check_listener, tcp_settings
+from thinwire.links.inbox import within
 from thinwire.links.kernel import KernelTotals
 from thinwire.links.mesh import Peer, stack
 from thinwire.links.reliable import MAX_SEGMENT
@@ -146,7 +147,7 @@ def _measure(peer: Peer, seconds: float) -> LinkTest:
     box.send(HELLO, _pack(vars(here)))
     there = _machine(_answer(peer, HELLO, "the greeting"))
     trips = _round_trips(peer)
-    peer.probe().result(DEADLINE)
+    _await(peer.probe(), peer)
     box.send(DO, _pack({"receive": seconds}))
     sent = _load(peer, seconds)
     out = _way(_answer(peer, GOT, "the count of a transfer"), sent)
@@ -154,7 +155,7 @@ def _measure(peer: Peer, seconds: float) -> LinkTest:
     box.send(DO, _pack({"send": seconds}))
     back_sent = _answer(peer, SENT, "the transfer", DEADLINE + seconds)
     back = _way(sink.counted(), back_sent)
-    box.send(DO, _pack({"end": 0})).result(DEADLINE)
+    _await(box.send(DO, _pack({"end": 0})), peer)
     jitter = statistics.median(abs(a - b) for a, b in itertools.pairwise(trips))
     return LinkTest(here, there, min(trips), statistics.median(trips), jitter, out, back)
 
@@ -215,7 +216,7 @@ def _serve(peer: Peer, tell: Callable[[str], None]) -> str:
             return there.name
         seconds = _number(asked, "send" if "send" in asked else "receive")
         if "send" in asked:
-            peer.probe().result(DEADLINE)
+            _await(peer.probe(), peer)
             _load(peer, seconds)
         else:
             sink.start()
@@ -259,11 +260,8 @@ def _load(peer: Peer, seconds: float) -> dict[str, Any]:
     return counts
 
 
-def _await(sent: Future[None], peer: Peer) -> None:
-    try:
-        sent.result(DEADLINE)
-    except TimeoutError as e:
-        raise LinkError(f"waited {DEADLINE:g} s for {peer.name} to acknowledge a transfer") from e
+def _await(sent: Future[Any], peer: Peer) -> None:
+    within(sent, DEADLINE, "the acknowledgement of a transfer", peer.name)
 
 
 def _sent(before: KernelTotals | None, after: KernelTotals | None) -> dict[str, Any]:

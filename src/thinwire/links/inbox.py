@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections import deque
 from concurrent.futures import Future
 from threading import Lock
+from typing import TypeVar
+
+from thinwire.types import LinkError
+
+T = TypeVar("T")
 
 
 def renewed(error: Exception) -> Exception:
@@ -24,6 +29,21 @@ def failed(error: Exception) -> Future[None]:
     future: Future[None] = Future()
     future.set_exception(renewed(error))
     return future
+
+
+def within(future: Future[T], timeout: float, what: str, peer: str) -> T:
+    """Return a future's result, waiting ``timeout`` seconds at most.
+
+    Errors: the future's own; ``LinkError`` for the deadline: "waited 20 s for WHAT from PEER".
+
+    >>> within(Future(), 0.01, "a probe", "rank 1")
+    Traceback (most recent call last):
+    thinwire.types.LinkError: waited 0.01 s for a probe from rank 1
+    """
+    try:
+        return future.result(timeout)
+    except TimeoutError as e:
+        raise LinkError(f"waited {timeout:g} s for {what} from {peer}") from e
 
 
 class Inbox:
