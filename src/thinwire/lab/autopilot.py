@@ -116,7 +116,10 @@ class Autopilot:
     def _probe(self, peer: Peer) -> LinkEstimate:
         """Measure one link: once what it carries is delivered, and again where TCP had yet to speed up."""
         for attempt in range(PROBES):
-            found = peer.probe().result(PROBE_DEADLINE)
+            try:
+                found = peer.probe().result(PROBE_DEADLINE)
+            except TimeoutError:  # too slow to be probed: what is known so far, which may be nothing
+                return peer.reliable.estimate()
             if found.rate is not None and (attempt or not found.lower_bound):
                 break
             time.sleep(found.rtt or PAUSE)
