@@ -24,6 +24,7 @@ from thinwire.lab.config import TrainConfig
 from thinwire.lab.launch import launch
 from thinwire.lab.record import load_run, write_json
 from thinwire.lab.runs import slug
+from thinwire.recipes import parse_recipe
 
 RESULTS = Path(__file__).parent / "results"
 CELLS = RESULTS / "quality"
@@ -47,9 +48,9 @@ HELDOUT, GAIN, SLICE, BITS = 0.005, 0.05, 0.015, 5.5
 
 
 def cell(recipe: str, rate: float, seed: int) -> dict[str, Any]:
-    """Return the run record of one cell, running it unless it is there."""
+    """Return the run record of one cell, running it unless it is there, of the recipe as it is now."""
     file = CELLS / f"{slug(recipe)}-lr{rate:g}-seed{seed}.json"
-    if not file.exists():
+    if not file.exists() or json.loads(file.read_text())["recipe"]["spec"] != parse_recipe(recipe).spec:
         print(f"{file.stem} ...", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory() as out:
             job = JOB | {"recipe": recipe, "lr": rate, "seed": seed, "out": out, "quiet": True}

@@ -17,6 +17,7 @@ from thinwire.codecs import (
     Cast,
     ChannelMean,
     Codec,
+    DeadZone,
     Entropy,
     FixedPoint,
     Raw,
@@ -24,6 +25,7 @@ from thinwire.codecs import (
     TileAdaptive,
     Uniform,
 )
+from thinwire.codecs.deadzone import step_for
 from thinwire.memory import Delta, FirstVisit, NoMemory
 from thinwire.policies.base import Policy
 from thinwire.policies.ladder import BF16, EXACT, Rung
@@ -83,6 +85,10 @@ def _parse_spec(text: str) -> Recipe:
 
 def _bits(of: str, low: int = 1) -> Parameter:
     return Parameter(f"the bits of {of}", low, 8)
+
+
+def _accuracy(of: str) -> Parameter:
+    return Parameter(f"the accuracy of {of}, in bits of a direct code", 0.5, 8, whole=False)
 
 
 def _flag(meaning: str) -> Parameter:
@@ -215,10 +221,52 @@ CLIP = Parameter("the share of a group's peak that the top level stands for", 0.
 
 @register(
     "thinwire",
-    "Ours: coded first visits, deltas by sample, cheap gradients, all entropy-coded.",
+    "Ours: coded first visits, then what changed, activations and gradients, at an even error.",
     "docs/recipes.md; builds on arXiv 2206.01299",
 )
 def thinwire(
+    first: Annotated[float, _accuracy("an activation at its first visit")] = 3.0,
+    fw: Annotated[float, _accuracy("an activation later")] = 3.7,
+    bw: Annotated[float, _accuracy("a gradient")] = 2.4,
+    gdelta: Annotated[int, _flag("send gradients as deltas by sample too")] = 1,
+    memory: Annotated[
+        str, Parameter("whether both ends remember each sample, or nothing", choices=("sample", "none"))
+    ] = "sample",
+    sink: Annotated[int, Parameter("positions in front coded at 8 bits at a first visit", 0, 64)] = 1,
+    mean: Annotated[int, _flag("send the channels' means apart at a first visit")] = 1,
+    refs: Annotated[str, Parameter("how references are held", choices=tuple(REFERENCES))] = "int8",
+) -> Pair:
+    """Send first visits coded and revisits as deltas by sample, both ways, at an even error.
+
+    The delta of AQ-SGD (arXiv 2206.01299), but the first visit is coded too: its error is part of the next
+    visit's delta. The first token of a sequence (an attention sink) and the channels' means, which carry most
+    of the energy, travel apart. One step a message and an entropy coder (``DeadZone``); a delta's step
+    follows from the tensor it belongs to, so each visit errs alike, and costs the less the less has changed.
+    Parameters in bits say how accurate: as a direct code of so many bits. ``memory="none"`` codes each visit
+    as a first one, for data seen once. Errors: ``MissingExtra`` without zstandard.
+    """
+    _need_zstandard("thinwire", 1)
+
+    def coded(bits: float, unit: str = "message") -> Codec:
+        return Entropy(DeadZone(step_for(bits), unit=unit))
+
+    keyframe = ChannelMean(coded(first)) if mean else coded(first)
+    if sink:
+        keyframe = Sink(keyframe, positions=sink)
+    if memory == "none":
+        return Scheme(keyframe), Scheme(coded(bw))
+    held, gradient = REFERENCES[refs], Scheme(coded(bw))
+    if gdelta:
+        gradient = Scheme(coded(bw, "tensor"), Delta(), coded(bw), held)
+    return Scheme(coded(fw, "tensor"), Delta(), keyframe, held), gradient
+
+
+@register(
+    "thinwire-groups",
+    "Ours, with a fixed number of bits and a scale a group; works without an entropy coder.",
+    "docs/recipes.md; builds on arXiv 2206.01299",
+)
+def thinwire_groups(
     first: Annotated[int, _bits("an activation at its first visit")] = 4,
     fw: Annotated[int, _bits("an activation's delta")] = 2,
     bw: Annotated[int, _bits("a gradient")] = 3,
@@ -241,7 +289,7 @@ def thinwire(
     memory, unless ``gdelta``. Codes have a one-byte scale a group and pass through an entropy coder.
     Errors: ``MissingExtra`` without zstandard, unless ``entropy=0``.
     """
-    _need_zstandard("thinwire", entropy)
+    _need_zstandard("thinwire-groups", entropy)
 
     def coded(bits: int, rounding: str = "nearest", clip: float = 1.0) -> Codec:
         code = Uniform(bits, group=group, rounding=rounding, scale_dtype=scales, clip=clip)
@@ -261,39 +309,40 @@ def thinwire(
 def _need_zstandard(recipe: str, entropy: int) -> None:
     if entropy and importlib.util.find_spec("zstandard") is None:
         raise MissingExtra(
-            f"recipe {recipe} needs zstandard: pip install 'thinwire[entropy]', or take {recipe}:entropy=0"
+            f"recipe {recipe} needs zstandard: pip install 'thinwire[entropy]', "
+            "or take thinwire-groups:entropy=0"
         )
 
 
-STEPS = ((5, 3), (6, 4), (8, 6)), (4, 5, 6, 8)  # bits: of a first visit and a delta; of a gradient
-CLIPS = {2: 0.6, 3: 0.8, 4: 0.9}  # of a group's peak: best for Gaussian values; more bits bear none
+FINER = (0.0, 1.0, 2.0, 3.5)  # bits of accuracy above the floor
 
 
-@register("auto", "Ours, with as many bits as hide behind compute, step by step.", "docs/auto.md")
+@register("auto", "Ours, as accurate as hides behind compute, step by step.", "docs/auto.md")
 def auto(
-    first: Annotated[int, _bits("an activation at its first visit, at least")] = 4,
-    fw: Annotated[int, _bits("an activation's delta, at least")] = 2,
-    bw: Annotated[int, _bits("a gradient, at least")] = 3,
+    first: Annotated[float, _accuracy("an activation at its first visit, at least")] = 3.0,
+    fw: Annotated[float, _accuracy("an activation later, at least")] = 3.7,
+    bw: Annotated[float, _accuracy("a gradient, at least")] = 2.4,
     tolerance: Annotated[
         float, Parameter("how much longer a step may be, a direction", 0, 0.5, whole=False)
     ] = 0.02,
-    entropy: Annotated[int, _flag("entropy-code the codes")] = 1,
+    gdelta: Annotated[int, _flag("send gradients as deltas by sample too")] = 1,
     refs: Annotated[str, Parameter("how references are held", choices=tuple(REFERENCES))] = "int8",
 ) -> tuple[Scheme, Scheme, Policy]:
-    """Send as ``thinwire`` with these bits, the floor, or finer where link and compute leave room for it.
+    """Send as ``thinwire`` this accurately, the floor, or finer where link and compute leave room for it.
 
     See ``HideBehindCompute`` for the rule. Finer rungs end in bf16 and in values as they are, which pass by
-    the references. Errors: ``MissingExtra`` without zstandard, unless ``entropy=0``.
+    the references. Errors: ``MissingExtra`` without zstandard.
     """
-    _need_zstandard("auto", entropy)
+    _need_zstandard("auto", 1)
 
-    def ours(**bits: int) -> Recipe:
-        clips = {"fclip": CLIPS.get(bits.get("fw", 0), 1.0), "bclip": CLIPS.get(bits.get("bw", 0), 1.0)}
-        return thinwire(entropy=entropy, refs=refs, **bits, **clips)  # type: ignore[arg-type]
+    def finer(by: float) -> Recipe:
+        more = {name: min(8.0, bits + by) for name, bits in (("first", first), ("fw", fw), ("bw", bw))}
+        return thinwire(gdelta=gdelta, refs=refs, **more)  # type: ignore[arg-type]
 
-    floor = ours(first=first, fw=fw, bw=bw)
-    schemes = [floor.forward] + [ours(first=max(a, first), fw=b).forward for a, b in STEPS[0] if b > fw]
-    forward = [Rung.of(s.codec, s.keyframe) for s in schemes]
-    backward = [Rung.of(ours(bw=b).backward.codec) for b in (bw, *(b for b in STEPS[1] if b > bw))]
+    recipes = list(dict.fromkeys(finer(by) for by in FINER))
+    forward, backward = (
+        tuple(Rung.of(s.codec, s.keyframe) for s in dict.fromkeys(schemes))
+        for schemes in ((r.forward for r in recipes), (r.backward for r in recipes))
+    )
     policy = HideBehindCompute((*forward, BF16, EXACT), (*backward, BF16, EXACT), tolerance)
-    return floor.forward, floor.backward, policy
+    return recipes[0].forward, recipes[0].backward, policy

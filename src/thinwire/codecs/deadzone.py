@@ -39,7 +39,7 @@ class DeadZone(Spec):
     that it errs alike at each visit and costs less where there is less to say. ``one`` is an absolute step.
 
     Source: uniform threshold quantiser with entropy coding (Sullivan 1996, "Efficient scalar quantization of
-    exponential and Laplacian random variables"); the offset as in video coding (H.264) [derived].
+    exponential and Laplacian random variables") [second-hand]; the offset as in video coding [derived].
 
     Any shape, any float dtype (computed in float32). Errors: ``InputError`` for a NaN or an infinity.
 
