@@ -133,6 +133,33 @@ def test_a_cut_for_unequal_machines_is_the_best_of_all(factors):
     )
 
 
+@pytest.mark.parametrize("factors", [(1, 1), (2, 1), (4, 1)])
+def test_interleaved_stages_are_cut_by_what_their_rank_carries(factors):
+    n, stages, ranks = 9, 4, 2
+    costs = LayerCosts((3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0, 6.0, 5.0), head=6.0)
+    machines = [slower(costs, factors[k % ranks]) for k in range(stages)]
+
+    def slowest(cut):
+        each = [stage_costs(c, cut)[k] for k, c in enumerate(machines)]
+        return max(sum(each[rank::ranks]) for rank in range(ranks))
+
+    cut = cut_for(machines, ranks)
+    assert [i for part in cut for i in part] == list(range(n)) and all(cut)
+    every = [
+        [range(a, b) for a, b in itertools.pairwise((0, *inner, n))]
+        for inner in itertools.combinations(range(1, n), stages - 1)
+    ]
+    assert slowest(cut) == pytest.approx(min(map(slowest, every)))
+    assert slowest(cut) < slowest(cut_for(machines))
+
+
+def test_equal_ranks_share_their_interleaved_stages_evenly():
+    even = cut_layers(LayerCosts((0.1,) * 12), 4, ranks=2)
+    assert [len(part) for part in even] == [3, 3, 3, 3]
+    headed = [len(part) for part in cut_layers(LayerCosts((0.1,) * 12, head=0.2), 4, ranks=2)]
+    assert headed[0] + headed[2] == 7 and headed[1] + headed[3] == 5 and headed[3] < headed[1]
+
+
 def test_where_one_stage_is_the_slowest_anyway_the_others_are_even():
     cut = cut_layers(LayerCosts((1.0,) * 10, head=100.0), 4)
     assert [len(part) for part in cut] == [3, 3, 3, 1]

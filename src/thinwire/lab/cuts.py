@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, combinations, pairwise
 from typing import Any
 
 import torch
@@ -74,10 +74,13 @@ def _time(stage: Stage, x: Tensor, bf16: bool, repeats: int) -> float:
     return best
 
 
-def cut_layers(costs: LayerCosts, stages: int, cuts: str | None = None) -> list[range]:
-    """Return the layers of each stage, at least one each, so that the costliest stage is as cheap as can be.
+def cut_layers(
+    costs: LayerCosts, stages: int, cuts: str | None = None, ranks: int | None = None
+) -> list[range]:
+    """Return the layers of each stage, at least one each, so that the costliest rank is as cheap as can be.
 
-    ``cuts`` gives the numbers of layers instead: ``"19,11"``. ``InputError`` if they do not fit.
+    Stage k is on rank k modulo ``ranks`` (default: a rank a stage). ``cuts`` gives the numbers of layers
+    instead: ``"19,11"``. ``InputError`` if they do not fit.
 
     >>> cut_layers(LayerCosts((1.0,) * 30, head=8.0), 2)
     [range(0, 19), range(19, 30)]
@@ -89,7 +92,7 @@ def cut_layers(costs: LayerCosts, stages: int, cuts: str | None = None) -> list[
         InputError,
         f"{stages} stages need {stages} layers or more, the model has {n}; use fewer stages",
     )
-    return ranges(_balanced([costs] * stages) if cuts is None else _explicit(cuts, n, stages))
+    return cut_for([costs] * stages, ranks) if cuts is None else ranges(_explicit(cuts, n, stages))
 
 
 def _explicit(cuts: str, n: int, stages: int) -> list[int]:
@@ -106,16 +109,17 @@ def _explicit(cuts: str, n: int, stages: int) -> list[int]:
     return sizes
 
 
-def cut_for(machines: Sequence[LayerCosts]) -> list[range]:
+def cut_for(machines: Sequence[LayerCosts], ranks: int | None = None) -> list[range]:
     """Return the layers of each stage where stage k runs on a machine with the costs ``machines[k]``.
 
-    The slowest stage is as fast as can be; every stage has a layer at least.
+    The slowest rank, with all the stages it carries, is as fast as can be; every stage has a layer at least.
 
     >>> slow, fast = LayerCosts((3.0,) * 8), LayerCosts((1.0,) * 8)
     >>> cut_for([slow, fast])
     [range(0, 2), range(2, 8)]
     """
-    return ranges(_balanced(machines))
+    shared = ranks is not None and ranks < len(machines)
+    return ranges(_interleaved(machines, ranks) if shared and ranks else _balanced(machines))
 
 
 def ranges(sizes: Sequence[int]) -> list[range]:
@@ -144,6 +148,22 @@ def _balanced(machines: Sequence[LayerCosts]) -> list[int]:
         return min(options, key=lambda o: o[:2])
 
     return list(best(0, 0)[2])
+
+
+def _interleaved(machines: Sequence[LayerCosts], ranks: int) -> list[int]:
+    """Minimise the largest rank's sum over its stages, by trying every cut; then, as above, the squares."""
+    n, stages = len(machines[0].layers), len(machines)
+    before = [list(accumulate(costs.layers, initial=0.0)) for costs in machines]
+    heads = [0.0] * (stages - 1) + [machines[-1].head]
+    scale = before[0][n] or 1.0
+
+    def cost(stops: Sequence[int]) -> tuple[float, float]:
+        each = [own[b] - own[a] + h for own, a, b, h in zip(before, stops, stops[1:], heads, strict=False)]
+        largest = max(sum(each[rank::ranks]) for rank in range(ranks))
+        return round(largest / scale, 9), sum(c**2 for c in each)  # sums that differ by rounding are equal
+
+    best = min(((0, *inner, n) for inner in combinations(range(1, n), stages - 1)), key=cost)
+    return [b - a for a, b in pairwise(best)]
 
 
 def stage_costs(costs: LayerCosts, cut: Sequence[range]) -> list[float]:

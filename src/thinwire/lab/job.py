@@ -76,7 +76,10 @@ def prepare(config: TrainConfig) -> Job:
     )
     _check_trained(config, source)
     cut = cut_layers(
-        counted_costs(source.config), config.stages, None if config.cut == MEASURED else config.cut
+        counted_costs(source.config),
+        config.stages,
+        None if config.cut == MEASURED else config.cut,
+        config.ranks,
     )
     train = pack(_tokens(source.tokenizer, corpus, "train"), config.seq)
     heldout = pack(_tokens(source.tokenizer, corpus, "heldout"), config.seq)

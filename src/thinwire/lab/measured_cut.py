@@ -34,7 +34,7 @@ def agree_cut(job: Job, world: World) -> Job:
     ranks = [LayerCosts(tuple(layers), head) for layers, head in found]
     # As the stages are dealt out: every so many to a rank.
     machines = [ranks[k % world.size] for k in range(job.config.stages)]
-    cut = cut_for(machines)
+    cut = cut_for(machines, world.size)
     return _with(job, cut, _note(cut, machines, world.size))
 
 
