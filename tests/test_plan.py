@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 import random
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import permutations
+from itertools import pairwise, permutations
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from run_records import metrics_of, record_of
+from test_faults import write_text
 from thinwire.cli.app import app
 from thinwire.lab.machines_file import Measured, read_machines
 from thinwire.lab.planning import option
 from thinwire.lab.predict import measured_seconds, pipeline_of_step, predict_run
-from thinwire.lab.record import BoundaryBytes, StepMetrics
+from thinwire.lab.record import KERNEL, BoundaryBytes, StepMetrics
 from thinwire.lab.runs import Run
 from thinwire.policies.plan import Machine, Option, Way, Ways, Work, pipeline_of, propose
 from thinwire.policies.schedule import step_seconds
@@ -95,7 +97,7 @@ def test_the_most_exact_recipe_that_costs_nothing_is_proposed() -> None:
     assert by_name["thinwire"].seconds <= by_name["auto"].seconds < by_name["bf16"].seconds
     assert by_name["bf16"].seconds < by_name["fp32"].seconds
     for p in found[2]:
-        assert p.unlimited_s <= p.bound_s <= p.seconds
+        assert p.unlimited_s <= p.uncrowded_s <= p.seconds
         assert [(leg.source, leg.target) for leg in p.legs] == [p.order, p.order[::-1]]
     assert by_name["fp32"].legs[0].added > 0.1 > found[1000][0].legs[0].added
 
@@ -221,6 +223,24 @@ def test_the_command_prints_a_plan_and_how_to_start_it(tmp_path: Path) -> None:
     assert "--host 192.0.2.7" in out and "--host ADDRESS_OF_attic" in out
 
 
+def test_the_command_lines_carry_all_that_was_planned_with(tmp_path: Path) -> None:
+    lora = MACHINES.replace("update", "lora = 8\nupdate")
+    options = (*GPT2, "--lora", "8", "--dtype", "bf16", "--data", "my texts/")
+    (tmp_path / "my texts").mkdir()
+    write_text(tmp_path / "my texts" / "a.txt")
+    file = written(tmp_path, lora.replace('"desk"', '"my desk"') + LINK.replace("desk", "my desk"))
+    code, out, err = plan(str(file), *options[:-1], f"{tmp_path}/my texts")
+    assert code == 0, err
+    starts = [shlex.split(line) for line in out.splitlines() if line.startswith("torchrun")]
+    assert len(starts) == 2
+    for words in starts:
+        given = dict(pairwise(words))
+        assert (given["--lora"], given["--dtype"]) == ("8", "bf16")
+        assert given["--data"] == f"{tmp_path}/my texts"
+    hosts = {words[words.index("--host") + 1] for words in starts}
+    assert hosts == {"ADDRESS_OF_my desk", "ADDRESS_OF_attic"}
+
+
 def test_the_command_speaks_json(tmp_path: Path) -> None:
     code, out, err = plan(str(written(tmp_path, MACHINES + LINK)), *GPT2, "--json", "--schedule", "gpipe")
     assert code == 0, err
@@ -256,6 +276,7 @@ def read_name(text: str) -> str:
             ["FILE", "--model", "gpt2-medium", "--init", "random"],
             "measured with gpt2, the plan is for gpt2-medium",
         ),
+        (["FILE", *GPT2, "--lora", "8"], "measured with --lora 0, the plan is for --lora 8"),
         (["FILE", "--microbatches", "0"], "microbatches"),
         (["FILE", "--schedule", "interleaved1f1b"], "interleaved1f1b"),
     ],
@@ -290,6 +311,19 @@ def test_a_run_is_predicted_from_its_own_compute_and_bytes() -> None:
     assert predict_run(run) == pytest.approx(1.25 + 2 * (0.03 + x / 4))
     assert measured_seconds(run) == pytest.approx(1.6)
     assert predict_run(run_of([warm_up, steady], "none")) == pytest.approx(1.25)
+
+
+def test_an_emulated_line_carries_what_headers_leave() -> None:
+    steps = [reported(1, 1, 125_000)] * 2
+    run = run_of(steps, "0=up=8mbit,10ms;1=down=10mbit,queue=90kB,50ms")
+    run.record.link.emulation = KERNEL
+    pipeline = pipeline_of_step(run.record, steps[1])
+    assert pipeline.forward[0].transfer == pytest.approx(125_000 / 4 / (1e6 * 1448 / 1500))
+    assert pipeline.backward[0].transfer == 0.0  # neither rank 1's way up nor rank 0's down has a limit
+    assert pipeline.forward[0].delay == pipeline.backward[0].delay == pytest.approx(0.03)
+    run.record.link.asked = "trace:lte"
+    with pytest.raises(InputError, match="no one rate to predict from"):
+        predict_run(run)
 
 
 def test_boundaries_carry_the_bytes_that_they_carried() -> None:

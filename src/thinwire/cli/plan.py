@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 import socket
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,7 +21,7 @@ from thinwire.lab.machines_file import MachinesFile, read_machines
 from thinwire.policies.plan import Proposal
 from thinwire.types import InputError, require
 
-USED = ("model", "init", "data", "seq", "batch", "microbatches", "schedule", "dtype")
+USED = ("model", "init", "data", "seq", "batch", "microbatches", "schedule", "dtype", "lora")
 TRIED = ("1f1b", "eager1f1b", "gpipe")  # the least memory first
 BUSY = 0.5  # load a core above which a measurement is suspect
 HIDDEN = 0.01  # a transfer that adds less than this share of the step is hidden
@@ -58,7 +59,7 @@ def plan(given: dict[str, Any], machines: File = None, measure: Measure = False,
     found = None if machines is None else read_machines(machines)
     from thinwire.lab.planning import Planner  # after the checks: it imports the engine
 
-    planner, load = Planner(config), os.getloadavg()[0]
+    planner, load = Planner(config), _load()
     if found is None:
         name, entry = socket.gethostname(), planner.measured()
         if json:
@@ -77,6 +78,11 @@ def plan(given: dict[str, Any], machines: File = None, measure: Measure = False,
         _warn_if_busy(load)
 
 
+def _load() -> float:
+    """Return how many processes wanted a core of late; 0 where the system does not say, as on Windows."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+
+
 def _warn_if_busy(load: float) -> None:
     """Say so where others took this machine's time while it was measured; ``load`` is that from before."""
     if load > BUSY * cores():
@@ -93,7 +99,7 @@ def _tokens(config: TrainConfig) -> int:
 
 def _print(proposals: list[Proposal], config: TrainConfig, file: MachinesFile) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for name in ("recipe", "schedule", "order", "cut", "s/step", "tokens/s", "of unlimited", "of the bound"):
+    for name in ("recipe", "schedule", "order", "cut", "s/step", "tokens/s", "of unlimited", "of uncrowded"):
         table.add_column(name, justify="right" if "/" in name or "of" in name else "left", no_wrap=True)
     for p in proposals:
         table.add_row(
@@ -104,7 +110,7 @@ def _print(proposals: list[Proposal], config: TrainConfig, file: MachinesFile) -
             f"{p.seconds:.3g}",
             f"{_tokens(config) / p.seconds:.0f}",
             f"{p.unlimited_s / p.seconds:.0%}",
-            f"{p.bound_s / p.seconds:.0%}",
+            f"{p.uncrowded_s / p.seconds:.0%}",
         )
     console = Console(width=None if Console().is_terminal else PLAIN_WIDTH, highlight=False)
     console.print(table)
@@ -115,6 +121,7 @@ def _print(proposals: list[Proposal], config: TrainConfig, file: MachinesFile) -
     console.print("\nStart one rank on each machine, with the same token in THINWIRE_TOKEN:", markup=False)
     for line in start_lines(proposals[0], config, file):
         typer.echo(line)
+    tell("a machine that others reach by another address adds --advertise; docs/machines.md has the rest")
     tell("predicted from measured compute and the links as given; memory is not checked")
 
 
@@ -132,10 +139,14 @@ def start_lines(proposal: Proposal, config: TrainConfig, file: MachinesFile) -> 
         "batch": config.batch,
         "microbatches": config.microbatches,
         "seq": config.seq,
-    } | ({"init": config.init} if config.init else {})
-    words = " ".join(f"--{k} {v}" for k, v in options.items())
+        "dtype": config.dtype,
+    }
+    options |= {name: value for name in ("init", "lora") if (value := getattr(config, name))}
+    words = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
+    start = ["torchrun", "--nnodes", str(n), "--nproc-per-node", "1", "--master-addr", first]
+    start += ["--master-port", "29500"]
+    train = ["-m", "thinwire", "train", *words]
     return [
-        f"torchrun --nnodes {n} --node-rank {k} --nproc-per-node 1 --master-addr {first} --master-port 29500 "
-        f"-m thinwire train --host {addresses[name]} {words}"
+        shlex.join([*start, "--node-rank", str(k), *train, "--host", addresses[name]])
         for k, name in enumerate(proposal.order)
     ]

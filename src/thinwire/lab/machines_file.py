@@ -26,6 +26,7 @@ class Measured:
     layer: float  # forward and backward
     head: float
     update: float  # a layer's optimiser step
+    lora: int = 0  # the adapters' rank
 
     def toml(self, name: str) -> str:
         """Return it as the entry of a machine.
@@ -40,6 +41,8 @@ class Measured:
         update = 0.002
         """
         values = {"name": name} | {f.name: getattr(self, f.name) for f in fields(self)}
+        if not self.lora:
+            del values["lora"]
         return "[[machine]]\n" + "\n".join(
             f'{k} = "{v}"' if isinstance(v, str) else f"{k} = {v:.6g}" for k, v in values.items()
         )
@@ -137,9 +140,9 @@ def _machine(values: Mapping[str, Any], where: str) -> Entry:
         return Entry(name, speed, None, address)
     tokens = _number(values, "tokens", where)
     layer, head, update = (_number(values, p, where) for p in ("layer", "head", "update"))
-    return Entry(
-        name, None, Measured(_text(values, "model", where), int(tokens), layer, head, update), address
-    )
+    lora = int(_number(values, "lora", where)) if "lora" in values else 0
+    model = _text(values, "model", where)
+    return Entry(name, None, Measured(model, int(tokens), layer, head, update, lora), address)
 
 
 def _link(values: Mapping[str, Any], names: Sequence[str], where: str) -> tuple[str, str, Way]:

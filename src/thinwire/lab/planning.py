@@ -8,6 +8,7 @@ from typing import Any
 
 from thinwire.lab.config import TrainConfig
 from thinwire.lab.data import load_corpus
+from thinwire.lab.lora import require_peft
 from thinwire.lab.machines_file import Entry, MachinesFile, Measured
 from thinwire.lab.models import resolve_model
 from thinwire.lab.speed import measure
@@ -23,6 +24,8 @@ class Planner:
     """The plan of one job: its model, its work, and what this machine takes for it."""
 
     def __init__(self, config: TrainConfig) -> None:
+        if config.lora:
+            require_peft()
         self.config = config
         self._model: Any = resolve_model(config.model, config.init, load_corpus(config.data)).config
         self._rows = config.batch // config.microbatches
@@ -36,7 +39,7 @@ class Planner:
     @cached_property
     def _here(self) -> Measured:
         c = self.config
-        return measure(c.model, self._model, self._rows, c.seq, c.dtype)
+        return measure(c.model, self._model, self._rows, c.seq, c.dtype, c.lora)
 
     def propose(self, file: MachinesFile, schedules: Sequence[str]) -> list[Proposal]:
         """Return the best plan for each candidate recipe, the proposed one first."""
@@ -51,6 +54,12 @@ class Planner:
             InputError,
             f"machine {entry.name!r} was measured with {found.model}, the plan is for {self.config.model}; "
             "measure it again",
+        )
+        require(
+            found.lora == self.config.lora,
+            InputError,
+            f"machine {entry.name!r} was measured with --lora {found.lora}, the plan is for --lora "
+            f"{self.config.lora}; measure it again",
         )
         factor = self._rows * self.config.seq / found.tokens / speed
         return Machine(entry.name, found.layer * factor, found.head * factor, found.update / speed)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from thinwire.lab.record import RunRecord, StepMetrics
+from thinwire.lab.emulator.profile import one_way, profiles
+from thinwire.lab.record import KERNEL, RunRecord, StepMetrics
 from thinwire.lab.runs import Run
 from thinwire.lab.telemetry import WAYS
-from thinwire.links.shape import LinkShape
+from thinwire.links.shape import SEGMENT, LinkShape
 from thinwire.policies.rate import FORWARD_SHARE
 from thinwire.policies.schedule import Hop, Pipeline, Stage, step_seconds
 from thinwire.types import InputError, require
 
 FIRST = 1  # steps left out at the beginning: they warm up
+MTU = 1500  # bytes of an emulated line's packets, of which headers leave a segment
+UNSTEADY = "no one rate to predict from"
 
 
 def predict_run(run: Run) -> float:
@@ -60,11 +63,11 @@ def _hop(record: RunRecord, step: StepMetrics, k: int, way: str, n: int, m: int)
     """Return one boundary's hop; what ranks report of coding is shared out by what they send and receive."""
     ranks = step.ranks or []
     sender, receiver = (k, k + 1) if way == "forward" else (k + 1, k)
-    shape = _shape(record)
+    rate, delay = _line(record, sender % len(ranks), receiver % len(ranks), len(ranks))
     nbytes = getattr(step, f"bytes_{way}") * _share(record, k, way, n, len(ranks)) / m
     return Hop(
-        nbytes / shape.rate if shape.rate else 0.0,
-        shape.delay + shape.jitter / 2,
+        nbytes / rate if rate else 0.0,
+        delay,
         ranks[sender % len(ranks)]["encode_s"] / m / _ends(sender % len(ranks), n, len(ranks)),
         ranks[receiver % len(ranks)]["decode_s"] / m / _ends(receiver % len(ranks), n, len(ranks)),
     )
@@ -83,8 +86,20 @@ def _share(record: RunRecord, k: int, way: str, n: int, ranks: int) -> float:
     return sent.get(names[k], 0) / names.count(names[k]) / total if total else 1 / (n - 1)
 
 
-def _shape(record: RunRecord) -> LinkShape:
+def _line(record: RunRecord, sender: int, receiver: int, ranks: int) -> tuple[float | None, float]:
+    """Return bytes/s (``None``: no limit) and one-way seconds from a rank to another."""
+    asked = record.link.asked
+    if record.link.emulation != KERNEL:
+        shape = _shape(asked)
+        return shape.rate, shape.delay + shape.jitter / 2
+    a, b = (profiles(asked.split(";"), ranks)[rank] for rank in (sender, receiver))
+    require(a.trace is None and b.trace is None, InputError, f"a run over {asked} has {UNSTEADY}")
+    rates = [rate * SEGMENT / MTU for rate in (a.up, b.down) if rate is not None]
+    return min(rates, default=None), one_way(a, b) + (a.jitter + b.jitter) / 4
+
+
+def _shape(asked: str) -> LinkShape:
     try:
-        return LinkShape.parse(record.link.asked)
+        return LinkShape.parse(asked)
     except InputError as e:
-        raise InputError(f"a run over {record.link.asked} has no one rate to predict from; {e}") from e
+        raise InputError(f"a run over {asked} has {UNSTEADY}; {e}") from e

@@ -85,7 +85,7 @@ class Proposal:
     cut: Cut
     seconds: float
     unlimited_s: float  # the same with links that take no time
-    bound_s: float  # the same did no message wait for another
+    uncrowded_s: float  # the same did no message wait for another on its line
     legs: tuple[Leg, ...] = field(repr=False, default=())
 
 
