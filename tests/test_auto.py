@@ -15,6 +15,7 @@ from thinwire.codecs import Cast, parse_codec
 from thinwire.lab import autopilot
 from thinwire.links import LinkShape, ZmqLink
 from thinwire.links.mesh import stack
+from thinwire.recipes import parse_recipe
 
 JOB: list[Any] = [
     *("train", "--model", "gpt2-lab", "--batch", 4, "--microbatches", 2, "--seq", 32),
@@ -155,7 +156,9 @@ def test_auto_stays_on_its_floor_where_the_link_is_slow(text: Path, tmp_path: Pa
     assert command.code == 0, command.err
     run = record(out)
     assert {d["step"] for d in run["decisions"]} == {0}
-    assert all("Uniform(bits=3" in d["choice"] for d in run["decisions"])
+    floor = parse_recipe("auto:fw=3")
+    chosen = {d["choice"].partition(", first visits")[0] for d in run["decisions"]}
+    assert chosen == {repr(floor.forward.codec), repr(floor.backward.codec)}
     steps = metrics(out)
     assert max(m["bits_backward"] for m in steps) < 5
     rates = [k["rate_bytes_s"] for m in steps[2:] for k in m["links"] if k["rate_bytes_s"]]
