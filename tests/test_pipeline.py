@@ -1,9 +1,14 @@
 """The stage against torch's own: conformance for every schedule, and what only ours can do."""
 
+import subprocess
+import sys
+import threading
+
 import pytest
 import torch
 
 from thinwire.codecs import Uniform
+from thinwire.disk_store import DiskStore
 from thinwire.engines.pipeline import CompressedStage
 from thinwire.types import InputError
 from toy import RECIPES, Toy, batches, in_processes, joined
@@ -171,3 +176,47 @@ def test_missing_sample_ids_are_one_sentence():
     first = in_processes(2, forget_ids)[0]
     assert first[0].startswith("7 sample ids do not divide into 4 micro-batches")
     assert "call stage.begin(ids, n)" in first[1]
+
+
+def close_twice(rank, world, port):
+    """Train beside the compute, with references on disk, and close; return threads and what a store says."""
+    with joined(rank, world, port) as peers:
+        stores = []
+
+        def store():
+            stores.append(DiskStore())
+            return stores[-1]
+
+        toy = Toy(rank, world, "eager1f1b", peers, RECIPES["delta"], overlap=True, store=store)
+        toy.train(2)
+        own = [t.name for t in threading.enumerate()]
+        for s in (*toy.stages, *toy.stages):
+            s.close()
+        left = [t.name for t in threading.enumerate()]
+        said = []
+        for s in stores:
+            try:
+                s.put(1, (torch.zeros(1),))
+            except InputError as e:
+                said.append(str(e))
+        return [own, left, len(stores), said]
+
+
+def test_a_closed_stage_leaves_neither_threads_nor_references():
+    for own, left, stores, said in in_processes(2, close_twice):
+        assert {"encode", "decode"} <= {name.split()[0] for name in own}
+        assert not [n for n in left if n.startswith(("encode", "decode", "references"))]
+        assert len(said) == stores and all("closed" in text for text in said)
+
+
+def test_a_lane_that_waits_does_not_keep_the_interpreter():
+    code = (
+        "import threading\n"
+        "from thinwire.boundary import lane\n"
+        "a, b = lane('left open', own=True), lane('closed', own=True)\n"
+        "running, queued = b.submit(threading.Event().wait, 600), b.submit(print)\n"
+        "a.submit(threading.Event().wait, 600)\n"
+        "b.shutdown(cancel_futures=True)\n"
+        "raise SystemExit(0 if queued.cancelled() else 1)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0

@@ -1,8 +1,22 @@
 """Checkpoint folders: what is whole, and what two ranks may do to one at the same time."""
 
+import os
+import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
+import torch
+
+from thinwire.channel import Receiver, Scheme, Sender
+from thinwire.disk_store import DiskStore
 from thinwire.lab import resume
+from thinwire.lab.config import TrainConfig
+from thinwire.memory import Delta
+from thinwire.types import InputError
+
+SAMPLES, VALUES, MEMORY, PIECE = 60, 250_000, 2 * 10**6, 3 * 10**6  # 60 MB of references at each end
 
 
 def written(out: Path, step: int, *ranks: int) -> Path:
@@ -38,3 +52,95 @@ def test_another_rank_may_have_removed_the_folder_meanwhile(tmp_path: Path):
     folder.rmdir()
     resume._drop(folder, 0)
     assert not folder.exists()
+
+
+class Ends:
+    """A stage as far as checkpoints see it: something trained, and both ends of a direction, on disk."""
+
+    stage_index = 0
+
+    def __init__(self, memory: int = MEMORY):
+        self.submod = torch.nn.Linear(2, 2)
+        self.sender = Sender(Scheme(memory=Delta()), DiskStore(memory=memory))
+        self.receiver = Receiver(DiskStore(memory=memory))
+
+    def visit(self, key: int, value: float):
+        packet, _ = self.sender.encode(torch.full((1, VALUES), value), [key])
+        return self.receiver.decode(packet)
+
+    def reference_states(self):
+        return {"send": self.sender.states(), "recv": self.receiver.states()}
+
+    def load_reference_states(self, ends):
+        self.sender.load_states(ends["send"])
+        self.receiver.load_states(ends["recv"])
+
+    def close(self):
+        self.sender.close()
+        self.receiver.close()
+
+
+def checkpoints(out: Path, stage: Ends) -> resume.Checkpoints:
+    job = SimpleNamespace(config=TrainConfig(out=str(out)), digest="d", cut=[range(1), range(1)])
+    optimiser = torch.optim.AdamW(stage.submod.parameters())
+    return resume.Checkpoints(job, 0, [stage], optimiser)
+
+
+def megabytes(name: str) -> float:
+    """Return a field of this process's memory: VmRSS, or VmHWM, its peak."""
+    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found
+    return int(found[1]) / 1000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+def test_references_on_disk_are_saved_and_restored_in_bounded_memory(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(resume, "PIECE", PIECE)
+    stage, again = Ends(), Ends()
+    for key in range(SAMPLES):
+        stage.visit(key, float(key))
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    except OSError:
+        pytest.skip("this system does not let the peak of memory be reset")
+    before = megabytes("VmRSS")
+    checkpoints(tmp_path, stage).save(1, {"n": 1})
+    assert checkpoints(tmp_path, again).load(1) == {"n": 1}
+    grown = megabytes("VmHWM") - before
+    held = sum(f.stat().st_size for f in tmp_path.rglob("*.safetensors")) / 1e6
+    assert held > 2 * SAMPLES
+    assert grown < held / 4, f"{grown:.0f} MB for {held:.0f} MB of references"
+    for key in (0, 57, SAMPLES - 1):  # a delta to the reference restored, at both ends
+        assert torch.equal(again.visit(key, 0.5), stage.visit(key, 0.5))
+    stage.close()
+    again.close()
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch):
+    stage, written = Ends(), []
+    for key in range(3):
+        stage.visit(key, 1.0)
+    real = resume.save_file
+
+    def full(state, file):
+        written.append(file)
+        if len(written) == 4:
+            raise OSError(28, "No space left on device")
+        real(state, file)
+
+    monkeypatch.setattr(resume, "PIECE", 1)
+    monkeypatch.setattr(resume, "save_file", full)
+    with pytest.raises(InputError, match="No space left"):
+        checkpoints(tmp_path, stage).save(1, {})
+    assert not [f for _, _, files in os.walk(tmp_path) for f in files]
+
+
+def test_a_missing_piece_of_the_references_is_named(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(resume, "PIECE", 1)
+    stage = Ends()
+    for key in range(3):
+        stage.visit(key, 1.0)
+    checkpoints(tmp_path, stage).save(1, {})
+    next(tmp_path.rglob("*recv.00001.safetensors")).unlink()
+    with pytest.raises(InputError, match=r"recv\.00001.* remove it to go on from an older one"):
+        checkpoints(tmp_path, Ends()).load(1)

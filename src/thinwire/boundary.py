@@ -8,12 +8,16 @@ order, because references move with every packet.
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import struct
 import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -31,6 +35,7 @@ NAMES = {FORWARD: "activations", BACKWARD: "gradients"}
 TAG = struct.Struct("<cHH")  # direction, destination stage, micro-batch
 RESYNC = struct.Struct("<ccH")  # b"R", direction, the stage asked; body: micro-batch u16
 MAX_RESYNCS = 3
+CLOSING = 0.5  # seconds
 
 
 class Neighbour(Protocol):
@@ -107,9 +112,55 @@ class Caller(Executor):
         return done
 
 
+Task = tuple[Future[Any], Callable[[], Any]]
+
+
+class Beside(Executor):
+    """Run tasks in order on one thread, which unlike a pool's never keeps the interpreter from ending."""
+
+    def __init__(self, name: str) -> None:
+        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._closed = False
+        self._thread = threading.Thread(target=_work_off, args=(self._tasks,), name=name, daemon=True)
+        self._thread.start()
+        weakref.finalize(self, self._tasks.put, None)  # nobody has to close it
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        if self._closed:
+            raise LinkError("this stage is closed")
+        done: Future[Any] = Future()
+        self._tasks.put((done, partial(fn, *args, **kwargs)))
+        return done
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take no more tasks; wait at most ``CLOSING`` seconds for the running one, which may wait itself."""
+        self._closed = True
+        with contextlib.suppress(queue.Empty):
+            while cancel_futures and (task := self._tasks.get_nowait()):
+                task[0].cancel()
+        self._tasks.put(None)
+        if wait:
+            self._thread.join(CLOSING)
+
+
+def _work_off(tasks: queue.SimpleQueue[Task | None]) -> None:
+    while _did(tasks.get()):
+        pass
+
+
+def _did(task: Task | None) -> bool:
+    """Do a task and forget it, with the tensors it holds; return whether there was one."""
+    if task is not None and task[0].set_running_or_notify_cancel():
+        try:
+            task[0].set_result(task[1]())
+        except BaseException as e:
+            task[0].set_exception(e)
+    return task is not None
+
+
 def lane(name: str, own: bool) -> Executor:
     """Return what runs one end's work in order: a thread of its own, or the caller's."""
-    return ThreadPoolExecutor(1, name) if own else Caller()
+    return Beside(name) if own else Caller()
 
 
 class Outgoing:
@@ -181,10 +232,15 @@ class Outgoing:
             packet, _ = self.sender.encode(x_hat, ids, slots(mb, len(ids)), mode=Mode.KEYFRAME)
             self._post(peer, mb, wire.pack(packet), self._way)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return references and versions as plain tensors."""
+    def states(self) -> Iterator[dict[str, Tensor]]:
+        """Yield references and versions, a little at a time (``Sender.states``)."""
         with self._lock:
-            return self.sender.state_dict()
+            yield from self.sender.states()
+
+    def close(self) -> None:
+        """Drop what is not encoded yet, and free the references."""
+        self._lane.shutdown(cancel_futures=True)
+        self.sender.close()
 
 
 class Landed(NamedTuple):
@@ -254,6 +310,11 @@ class Incoming:
                 continue
             return Landed(x_hat, [e.key for e in packet.entries], arrived)
         raise DesyncError(f"{NAMES[self._way]} of micro-batch {mb} stay out of step", ())
+
+    def close(self) -> None:
+        """Await no more packets, and free the references."""
+        self._lane.shutdown(cancel_futures=True)
+        self.receiver.close()
 
     def _fetch(self, peer: Neighbour, mb: int) -> bytes:
         tag = TAG.pack(self._way[0].encode(), self._stage, mb)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -73,13 +73,55 @@ def checks(x: Tensor) -> list[int]:
     return [v & 0xFFFFFFFF for v in words.sum(1, dtype=torch.int32).cpu().tolist()]  # modulo 2**32
 
 
-class Sender:
+class End:
+    """What both ends of a channel are: references, and how often each has moved."""
+
+    def __init__(self, references: References) -> None:
+        self._references = references
+        self._versions: dict[int, int] = {}  # updates of each key; a sender's reset does not turn them back
+
+    def prefetch(self, keys: Iterable[int]) -> None:
+        """Expect these keys' next packets soon: a store on disk begins to read. From any thread."""
+        self._references.prefetch(keys)
+
+    def states(self) -> Iterator[dict[str, Tensor]]:
+        """Yield references and versions as plain tensors, one reference at a time: all may be too much."""
+        yield from self._references.states()
+        yield {"versions": torch.tensor(list(self._versions.items()), dtype=torch.int64).reshape(-1, 2)}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return references and versions as plain tensors."""
+        return {name: tensor for part in self.states() for name, tensor in part.items()}
+
+    def load_states(self, parts: Iterable[Mapping[str, Tensor]]) -> None:
+        """Take over what ``states`` yielded, in these parts or in larger ones."""
+        self._take_over(parts)
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take over what ``state_dict`` returned."""
+        self.load_states([state])
+
+    def close(self) -> None:
+        """Free the references; the end cannot be used again."""
+        self._references.close()
+
+    def _take_over(self, parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Replace references and versions; return what else there is."""
+        self._references.drop()
+        rest: dict[str, Tensor] = {}
+        for part in parts:
+            rest |= {name: tensor.clone() for name, tensor in part.items() if name.isalpha()}
+            self._references.take(part)
+        self._versions = {int(k): int(v) for k, v in rest.pop("versions").tolist()}
+        return rest
+
+
+class Sender(End):
     """Encode tensors for one receiver, and remember what it then holds."""
 
     def __init__(self, scheme: Scheme | None = None, store: Store | None = None) -> None:
         self.scheme = scheme or Scheme()
-        self._references = References(self.scheme.references, store)
-        self._versions: dict[int, int] = {}  # updates of each key; a reset does not turn them back
+        super().__init__(References(self.scheme.references, store))
         self._stale: set[int] = set()  # keys whose next message must be a keyframe
 
     def encode(
@@ -168,32 +210,22 @@ class Sender:
             shared = self.scheme.memory.shared
             self._references.save(held[:1] if shared else held, state[None] if shared else state)
 
-    def prefetch(self, keys: Iterable[int]) -> None:
-        """Expect these keys' next messages soon: a store on disk begins to read. From any thread."""
-        self._references.prefetch(keys)
-
     def reset(self, keys: Iterable[int] | None = None) -> None:
         """Forget some keys, or all: their next message is a keyframe."""
         keys = list(self._versions) if keys is None or self.scheme.memory.shared else list(keys)
         self._references.drop(keys)
         self._stale.update(keys)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return references and versions as plain tensors."""
-        return _state_dict(self._references, self._versions)
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take over what ``state_dict`` returned."""
-        self._versions = _load_state_dict(self._references, state)
+    def load_states(self, parts: Iterable[Mapping[str, Tensor]]) -> None:
+        self._take_over(parts)
         self._stale = set(self._versions) - set(self._references.store.keys())
 
 
-class Receiver:
+class Receiver(End):
     """Decode the packets of one sender, in order. Needs no configuration: packets describe themselves."""
 
     def __init__(self, store: Store | None = None) -> None:
-        self._references = References(Raw(), store)
-        self._versions: dict[int, int] = {}
+        super().__init__(References(Raw(), store))
 
     def decode(
         self,
@@ -301,10 +333,6 @@ class Receiver:
             message = f"sample {key}: the reconstruction differs from the sender's; ask for a keyframe"
             raise DesyncError(message, tuple(held[i] for i in wrong))
 
-    def prefetch(self, keys: Iterable[int]) -> None:
-        """Expect these keys' next packets soon: a store on disk begins to read. From any thread."""
-        self._references.prefetch(keys)
-
     def reset(self, keys: Iterable[int] | None = None) -> None:
         """Forget some keys, or all: only a keyframe of theirs is accepted next."""
         keys = list(self._versions) if keys is None else list(keys)
@@ -312,16 +340,13 @@ class Receiver:
         for k in keys:
             self._versions.pop(k, None)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return references and versions as plain tensors."""
-        codec = torch.frombuffer(bytearray(repr(self._references.codec).encode()), dtype=torch.uint8)
-        return {**_state_dict(self._references, self._versions), "codec": codec}
+    def states(self) -> Iterator[dict[str, Tensor]]:
+        yield from super().states()
+        yield {"codec": torch.frombuffer(bytearray(repr(self._references.codec).encode()), dtype=torch.uint8)}
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take over what ``state_dict`` returned."""
-        state = dict(state)
-        self._references.codec = parse_codec(bytes(state.pop("codec").tolist()).decode())
-        self._versions = _load_state_dict(self._references, state)
+    def load_states(self, parts: Iterable[Mapping[str, Tensor]]) -> None:
+        codec = self._take_over(parts)["codec"]
+        self._references.codec = parse_codec(bytes(codec.tolist()).decode())
 
 
 def _state_keys(mem: Memory, keys: Sequence[int], slots: Sequence[int] | None) -> list[int]:
@@ -361,13 +386,3 @@ def _merge(outputs: list[tuple[list[int], Tensor]]) -> Tensor:
     for rows, x in outputs:
         x_hat[rows] = x
     return x_hat
-
-
-def _state_dict(references: References, versions: dict[int, int]) -> dict[str, Tensor]:
-    pairs = torch.tensor(list(versions.items()), dtype=torch.int64).reshape(-1, 2)
-    return {"versions": pairs, **references.state_dict()}
-
-
-def _load_state_dict(references: References, state: dict[str, Tensor]) -> dict[int, int]:
-    references.load_state_dict({k: v for k, v in state.items() if k != "versions"})
-    return {int(k): int(v) for k, v in state["versions"].tolist()}

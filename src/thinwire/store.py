@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -155,28 +155,25 @@ class References:
         for k in gone:
             self._specs.pop(k, None)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return everything held as plain tensors, ready for safetensors."""
-        out: dict[str, Tensor] = {}
+    def states(self) -> Iterator[dict[str, Tensor]]:
+        """Yield everything held as plain tensors, ready for safetensors: one reference at a time."""
         for key in self.store.keys():  # noqa: SIM118
-            out[f"{key}.shape"] = torch.tensor(self._specs[key].shape, dtype=torch.int64)
-            for i, part in enumerate(self.store.get(key) or ()):
-                out[f"{key}.{i}"] = part.clone()
-        return out
+            parts = self.store.get(key) or ()
+            shape = torch.tensor(self._specs[key].shape, dtype=torch.int64)
+            yield {f"{key}.shape": shape} | {f"{key}.{i}": part.clone() for i, part in enumerate(parts)}
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Replace everything held by what ``state_dict`` returned."""
-        self.drop()
-        parts: dict[int, dict[int, Tensor]] = {}
-        for name, tensor in state.items():
-            key, _, field = name.partition(".")
-            if field == "shape":
-                self._specs[int(key)] = TensorSpec(tuple(tensor.tolist()))
-                parts.setdefault(int(key), {})
-            else:
-                parts.setdefault(int(key), {})[int(field)] = tensor
-        for k, held in parts.items():
-            self.store.put(k, tuple(held[i] for i in sorted(held)))
+    def take(self, state: Mapping[str, Tensor]) -> None:
+        """Keep references that ``states`` returned, one or many, beside what is held."""
+        for key in sorted(int(name.removesuffix(".shape")) for name in state if name.endswith(".shape")):
+            parts: list[Tensor] = []
+            while (part := state.get(f"{key}.{len(parts)}")) is not None:
+                parts.append(part)
+            self._specs[key] = TensorSpec(tuple(state[f"{key}.shape"].tolist()))
+            self.store.put(key, tuple(parts))
+
+    def close(self) -> None:
+        """Free what is held."""
+        self.store.close()
 
 
 def under(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -38,7 +38,7 @@ from thinwire.boundary import (
 )
 from thinwire.channel import Scheme
 from thinwire.memory import NoMemory
-from thinwire.store import Store, TensorStore, under
+from thinwire.store import Store, TensorStore
 from thinwire.types import InputError, PayloadError
 
 WAYS = (FORWARD, BACKWARD)
@@ -66,8 +66,9 @@ class CompressedStage(PipelineStage):
     ``on_samples``, which is told the ids of a micro-batch's samples before its forward pass in training.
     Before each ``schedule.step`` call ``begin(ids)`` on the first stage: the ids of the batch's samples, by
     which references are kept; later stages learn them from the packets. After each step call ``end`` before
-    reading ``tally``. ``follow`` changes a direction's codecs between two packets, because packets describe
-    themselves. Evaluation (``schedule.eval``) sends plain values and touches no reference.
+    reading ``tally``, and ``close`` in the end. ``follow`` changes a direction's codecs between two packets,
+    because packets describe themselves. Evaluation (``schedule.eval``) sends plain values and touches no
+    reference.
 
     Errors: ``LinkError`` naming the neighbour that is gone or late; ``PayloadError`` for a packet that does
     not fit; ``InputError`` where the recipe keeps state by sample and no ids were given.
@@ -269,17 +270,22 @@ class CompressedStage(PipelineStage):
 
     # -- checkpoints ---------------------------------------------------------------------------------------
 
-    def reference_state(self) -> dict[str, Tensor]:
-        """Return all references of both directions as plain tensors, ready for safetensors."""
-        ends = {f"send.{w}": o.state_dict() for w, o in self._out.items()}
-        ends |= {f"recv.{w}": i.receiver.state_dict() for w, i in self._in.items()}
-        return {f"{name}.{k}": v for name, state in ends.items() for k, v in state.items()}
+    def reference_states(self) -> dict[str, Iterator[dict[str, Tensor]]]:
+        """Return all references as plain tensors, by end (send or recv, forward or backward), unread."""
+        ends = {f"send.{way}": out.states() for way, out in self._out.items()}
+        return ends | {f"recv.{way}": end.receiver.states() for way, end in self._in.items()}
 
-    def load_reference_state(self, state: dict[str, Tensor]) -> None:
-        """Take over what ``reference_state`` returned, at both ends of a boundary or at neither."""
+    def load_reference_states(self, ends: Mapping[str, Iterable[Mapping[str, Tensor]]]) -> None:
+        """Take over what ``reference_states`` returned, at both ends of a boundary or at neither."""
         for way in WAYS:
-            self._out[way].sender.load_state_dict(under(state, f"send.{way}."))
-            self._in[way].receiver.load_state_dict(under(state, f"recv.{way}."))
+            self._out[way].sender.load_states(ends[f"send.{way}"])
+            self._in[way].receiver.load_states(ends[f"recv.{way}"])
+
+    def close(self) -> None:
+        """End the threads and free the references; the stage cannot be used again. Safe to call twice."""
+        for way in WAYS:
+            self._out[way].close()
+            self._in[way].close()
 
 
 class ScheduleEager1F1B(Schedule1F1B):

@@ -111,6 +111,11 @@ class TrainConfig:
         metavar="NAME",
         choices=("cubic", "bbr"),
     )
+    overlap: bool = _option(
+        False,
+        PIPELINE,
+        "Encode and decode on threads beside the compute; the results are the same bits.",
+    )
     references: str = _option(
         "memory",
         PIPELINE,

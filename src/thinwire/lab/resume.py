@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,11 @@ from thinwire.types import InputError
 
 FOLDER = "checkpoints"
 KEPT = 2  # a rank may die while it writes the newest one
+PIECE = 32 * 10**6  # bytes of references in a file, and in memory meanwhile
 # Options that a resumed run may change.
 FREE = {"out", "resume", "json", "quiet", "checkpoint_every", "eval_every", "deadline", "threads"}
 FREE |= {"host", "port", "advertise", "token_file", "tensorboard", "save_model", "link"}
-FREE |= {"emulate", "congestion", "references", "relay"}
+FREE |= {"emulate", "congestion", "references", "relay", "overlap"}
 
 
 def steps_saved(out: Path, rank: int) -> list[int]:
@@ -39,8 +41,8 @@ def steps_saved(out: Path, rank: int) -> list[int]:
 
 def clear(out: Path, rank: int) -> None:
     """Remove this rank's checkpoints: those of an earlier run in the same folder are not this run's."""
-    for step in steps_saved(out, rank):
-        _drop(_folder(out, step), rank)
+    for folder in (Path(out) / FOLDER).glob("step-*"):  # those that a killed rank was writing included
+        _drop(folder, rank)
 
 
 class Checkpoints:
@@ -57,8 +59,13 @@ class Checkpoints:
         """Write the state after ``step`` steps. The JSON file comes last and makes it count."""
         folder, rank = _folder(self._out, step), self._rank
         folder.mkdir(parents=True, exist_ok=True)
-        _write_state(self._state(), folder / f"rank-{rank}.safetensors")
-        write_json(folder / f"rank-{rank}.json", {"step": step, "totals": totals} | self._origin())
+        try:
+            _write_state(self._state(), folder / f"rank-{rank}.safetensors")
+            saved = {"step": step, "totals": totals, "references": self._write_references(folder)}
+            write_json(folder / f"rank-{rank}.json", saved | self._origin())
+        except BaseException:
+            _drop(folder, rank)
+            raise
         for old in steps_saved(self._out, rank)[:-KEPT]:
             _drop(_folder(self._out, old), rank)
 
@@ -71,9 +78,20 @@ class Checkpoints:
         state = {f"optimiser.{k}": v for k, v in _optimiser_state(self._optimiser).items()}
         state["rng"] = torch.get_rng_state()
         for i, stage in enumerate(self._stages):
-            state |= {f"stage{i}.{k}": p.detach().contiguous() for k, p in _trained(stage).items()}
-            state |= {f"references{i}.{k}": v.contiguous() for k, v in stage.reference_state().items()}
-        return state
+            # Copies, because stages may share storage (tied heads); the file may not.
+            state |= {f"stage{i}.{k}": p.detach().clone() for k, p in _trained(stage).items()}
+        return {name: tensor.contiguous() for name, tensor in state.items()}
+
+    def _write_references(self, folder: Path) -> dict[str, int]:
+        """Write each end's references in files of bounded size; return how many files each has."""
+        written: dict[str, int] = {}
+        for i, stage in enumerate(self._stages):
+            for end, states in stage.reference_states().items():
+                name = f"references{i}.{end}"
+                for n, piece in enumerate(_pieces(states)):
+                    _write_state(piece, _piece(folder, self._rank, name, n))
+                    written[name] = n + 1
+        return written
 
     def load(self, step: int) -> dict[str, Any]:
         """Take over the checkpoint of ``step`` and return the totals saved with it.
@@ -87,6 +105,7 @@ class Checkpoints:
             if saved["data"] != self._job.digest:
                 raise InputError(f"--resume: the text of --data {config.data} has changed since; restore it")
             self._restore(load_file(folder / f"rank-{rank}.safetensors"))
+            self._restore_references(folder, saved["references"])
             totals: dict[str, Any] = dict(saved["totals"])
             return totals
         except InputError:
@@ -107,9 +126,18 @@ class Checkpoints:
                     f"not the {len(trained)} of this run"
                 )
             stage.submod.load_state_dict(saved, strict=False)
-            stage.load_reference_state(under(state, f"references{i}."))
         _load_optimiser(self._optimiser, under(state, "optimiser."))
         torch.set_rng_state(state["rng"])
+
+    def _restore_references(self, folder: Path, written: dict[str, int]) -> None:
+        def read(name: str) -> Iterator[dict[str, Tensor]]:
+            for n in range(written[name]):
+                yield load_file(_piece(folder, self._rank, name, n))
+
+        for i, stage in enumerate(self._stages):
+            prefix = f"references{i}."
+            ends = {name.removeprefix(prefix): read(name) for name in written if name.startswith(prefix)}
+            stage.load_reference_states(ends)
 
 
 def saved_cut(out: Path, rank: int) -> list[int] | None:
@@ -126,6 +154,24 @@ def _folder(out: Path, step: int) -> Path:
     return Path(out) / FOLDER / f"step-{step:08d}"
 
 
+def _piece(folder: Path, rank: int, name: str, number: int) -> Path:
+    return folder / f"rank-{rank}.{name}.{number:05d}.safetensors"
+
+
+def _pieces(states: Iterable[dict[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
+    """Gather small states to ones of about ``PIECE`` bytes."""
+    piece: dict[str, Tensor] = {}
+    nbytes = 0
+    for state in states:
+        piece |= state
+        nbytes += sum(t.nbytes for t in state.values())
+        if nbytes >= PIECE:
+            yield piece
+            piece, nbytes = {}, 0
+    if piece:
+        yield piece
+
+
 def _trained(stage: CompressedStage) -> dict[str, Tensor]:
     return {name: p for name, p in stage.submod.named_parameters() if p.requires_grad}
 
@@ -133,8 +179,7 @@ def _trained(stage: CompressedStage) -> dict[str, Tensor]:
 def _write_state(state: dict[str, Tensor], file: Path) -> None:
     temporary = file.with_suffix(".tmp")
     try:
-        # Stages and references may share storage (tied heads, rows of one frame); the file may not.
-        save_file({k: v.clone() for k, v in state.items()}, temporary)
+        save_file(state, temporary)
         temporary.replace(file)
     except (OSError, SafetensorError) as e:
         temporary.unlink(missing_ok=True)
@@ -143,7 +188,8 @@ def _write_state(state: dict[str, Tensor], file: Path) -> None:
 
 def _drop(folder: Path, rank: int) -> None:
     (folder / f"rank-{rank}.json").unlink(missing_ok=True)
-    (folder / f"rank-{rank}.safetensors").unlink(missing_ok=True)
+    for file in folder.glob(f"rank-{rank}.*"):
+        file.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # another rank's files are still there, or it was quicker
         folder.rmdir()
 

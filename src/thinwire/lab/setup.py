@@ -176,6 +176,7 @@ def build_stages(job: Job, world: World, parts: Mapping[int, Part]) -> list[Comp
                 recipe=job.recipe,
                 deadline=config.deadline,
                 store=open_store(config.references),
+                overlap=config.overlap,
                 on_samples=part.on_samples,
             )
         )

@@ -54,6 +54,11 @@ class Stepper:
         report.wait_s += waited
         return report
 
+    def close(self) -> None:
+        """End the stages' threads and free their references."""
+        for stage in self.stages:
+            stage.close()
+
     def mean_loss(self, blocks: Tensor) -> float | None:
         """Return the loss over ``blocks`` by uncompressed passes, on the last rank."""
         losses = [self._through(self.schedule.eval, b) for b in blocks.split(self.config.batch)]

@@ -50,7 +50,11 @@ def run_rank(config: TrainConfig) -> None:
 def _with_books(job: Job, world: World) -> None:
     books = Books(job, world)
     try:
-        Run(job, world, books).go()
+        run = Run(job, world, books)
+        try:
+            run.go()
+        finally:
+            run.stepper.close()
         books.close("done")
     except (KeyboardInterrupt, SystemExit) as e:
         books.close("interrupted" if isinstance(e, KeyboardInterrupt) else "failed")
