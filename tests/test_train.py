@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from launchers import Command, cold, free_port, gone, metrics, record, sentence, warm
+from launchers import Command, cold, free_port, gone, metrics, rank_environment, record, sentence, warm
 from test_faults import write_text
 
 STEPS = 8
@@ -201,6 +201,16 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(job: list[Any], place: Pat
     assert word in sentence(command)
     assert command.out == ""
     assert not (tmp_path / "out").exists()
+
+
+def test_a_rank_that_others_could_not_reach_is_refused(job: list[Any], tmp_path: Path):
+    """As under torchrun on two machines, or in ``thinwire emulate``: no wait for those who cannot come."""
+    there = rank_environment(1, 2, free_port()) | {"MASTER_ADDR": "192.0.2.1"}
+    start = time.monotonic()
+    command = warm().run(tmp_path, *job, "--quiet", "--out", tmp_path / "out", **there)
+    assert command.code == 2, command.err
+    assert "192.0.2.1" in sentence(command) and "--host 127.0.0.1" in sentence(command)
+    assert time.monotonic() - start < 60
 
 
 def test_a_hub_name_without_a_network_is_refused_in_bounded_time(job: list[Any], tmp_path: Path):

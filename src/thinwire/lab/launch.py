@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import time
 from pathlib import Path
 from typing import IO
@@ -15,6 +16,7 @@ from thinwire.lab.files import check_out
 from thinwire.lab.job import prepare
 from thinwire.lab.places import Place, Rank, place_of
 from thinwire.lab.record import RUN, load_run, write_json
+from thinwire.links.security import is_loopback
 from thinwire.types import InputError, LinkError, MeasurementError, ThinwireError, require
 
 GRACE = 10.0  # seconds for ranks to leave by themselves once one has failed
@@ -25,6 +27,20 @@ def under_torchrun(config: TrainConfig) -> bool:
     """Say whether this process is one rank that somebody else started: torchrun, or a user with a relay."""
     needed = {"RANK", "WORLD_SIZE"} | ({"MASTER_ADDR"} if config.relay is None else set())
     return needed <= os.environ.keys()
+
+
+def _check_reach(config: TrainConfig) -> None:
+    """Raise ``InputError`` where this rank would tell others, on other machines, a loopback address."""
+    if config.relay is not None or config.advertise is not None or not is_loopback(config.host):
+        return
+    master = os.environ["MASTER_ADDR"]
+    near = os.environ["WORLD_SIZE"] == os.environ.get("LOCAL_WORLD_SIZE") or is_loopback(master)
+    require(
+        near or master in (socket.gethostname(), socket.getfqdn()),
+        InputError,
+        f"the ranks meet at {master}, but others cannot reach this one at --host {config.host}; "
+        "give its address in their network as --host, on each rank",
+    )
 
 
 def launch(config: TrainConfig) -> Path:
@@ -40,6 +56,7 @@ def launch(config: TrainConfig) -> Path:
             InputError,
             "--emulate starts all ranks itself, but RANK is set; leave torchrun out, or --emulate",
         )
+        _check_reach(config)
         from thinwire.lab.train import run_rank
 
         run_rank(config)
