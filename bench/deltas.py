@@ -36,12 +36,15 @@ BITS = (2, 4, 8)
 Frame = tuple[Tensor, Tensor]
 
 
-def capture() -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Fine-tune, and return for each step the sample ids, the hidden states and their gradients."""
-    job = prepare(CONFIG)
-    lower, upper = (build_stage(job.source, job.cut, i, CONFIG.seed) for i in (0, 1))
+def capture(config: TrainConfig = CONFIG, skip: int = 1) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Fine-tune, and return for each step the sample ids, the hidden states and their gradients.
+
+    The first ``skip`` positions of each sequence are left out.
+    """
+    job = prepare(config)
+    lower, upper = (build_stage(job.source, job.cut, i, config.seed) for i in (0, 1))
     parameters = [*lower.parameters(), *upper.parameters()]
-    optimiser = torch.optim.AdamW(parameters, CONFIG.learning_rate, weight_decay=0.0, fused=True)
+    optimiser = torch.optim.AdamW(parameters, config.learning_rate, weight_decay=0.0, fused=True)
     steps = []
     for ids in job.batches:
         block = job.train[ids]
@@ -57,7 +60,7 @@ def capture() -> list[tuple[Tensor, Tensor, Tensor]]:
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimiser.step()
         optimiser.zero_grad()
-        steps.append((ids, seen.detach()[:, 1:].clone(), seen.grad[:, 1:].clone()))
+        steps.append((ids, seen.detach()[:, skip:].clone(), seen.grad[:, skip:].clone()))
     return steps
 
 
