@@ -19,7 +19,7 @@ from bench import pages_links
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results"
 FIGURES = ROOT / "docs" / "figures"
-PAGES = ("README.md", "docs/results.md", "docs/links.md", "docs/student-paper.md")
+PAGES = ("README.md", "docs/results.md", "docs/links.md", "docs/emulator.md", "docs/student-paper.md")
 MARK = re.compile(r"<!-- table:([a-z-]+) -->\n.*?<!-- end -->", re.DOTALL)
 Rows = Iterator[list[str]]
 
@@ -142,6 +142,33 @@ def codecs(found: dict[str, Any]) -> str:
     return table(head, rows())
 
 
+def emulator(found: dict[str, Any]) -> str:
+    """What iperf3 and ping find across emulated links, by congestion control."""
+    cells: dict[str, Any] = found["cells"]
+
+    def rows() -> Rows:
+        for name in dict.fromkeys(n.rpartition(",")[0] for n in cells):
+            both = [cells.get(f"{name},{congestion}") for congestion in ("cubic", "bbr")]
+            link = name.replace("mbit", " Mbit/s").replace("ms", " ms").replace(",", ", ")
+            asked = f"{next(c['rate_asked'] for c in both if c) / 125e3:.2f}"
+            yield [link, asked, *(text for c in both for text in measured(c))]
+
+    def measured(c: dict[str, Any] | None) -> list[str]:
+        if c is None or not c["valid"]:
+            return ["not measured" if c is None else "late, so invalid", "", ""]
+        late = f"{c['lateness']['mean'] * 1e3:.2f}"
+        before = "; before: ".join(["", *(percent(rate / c["rate_asked"] - 1) for rate in c["earlier"])])
+        return [
+            f"{c['rate'] / 125e3:.2f} ({percent(c['rate_off'])}{before})",
+            f"{c['trip'] * 1e3:.2f}",
+            late,
+        ]
+
+    each = ("Mbit/s (off by)", "ping, ms", "late, ms")
+    heads = [f"{congestion}: {what}" for congestion in ("cubic", "bbr") for what in each]
+    return table(["link, one way", "headers leave", *heads], rows())
+
+
 def of_links(draw: Callable[[Any, Callable[[list[str], Rows], str]], str]) -> Callable[[Any], str]:
     """Return a table of ``bench.pages_links`` as one of this page's."""
     return lambda found: draw(found, table)
@@ -153,6 +180,7 @@ TABLES: dict[str, Callable[[Any], str]] = {
     "student": student,
     "deltas": deltas,
     "codecs": codecs,
+    "emulator": emulator,
     "links-gpt": of_links(pages_links.matrix("gpt2-lab")),
     "links-smollm": of_links(pages_links.matrix("smollm2-135m")),
     "links-gpt-all": of_links(pages_links.details("gpt2-lab")),
