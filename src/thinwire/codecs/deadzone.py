@@ -72,16 +72,16 @@ class DeadZone(Spec):
         spec, values = TensorSpec.of(x), x.detach().to(torch.float32).reshape(-1)
         stored = scales.store(self._step(values), "bfloat16")
         levels = self._levels(values, stored)
-        large = levels.abs() > 1
-        codes = (levels + 1).masked_fill_(large, _LARGE).to(torch.uint8)
-        payload = Payload(spec, (pack(codes, 2), _bytes(levels[large]), stored))
+        # Of -1, which becomes 255, and 3, which stands for all above, the low bits are 3.
+        codes = (levels + 1).clamp_(-1, _LARGE).to(torch.uint8).bitwise_and_(_LARGE)
+        payload = Payload(spec, (pack(codes, 2), _bytes(levels[codes == _LARGE]), stored))
         return payload, _values(levels, stored, spec)
 
     def decode(self, payload: Payload) -> Tensor:
         spec = payload.spec
         packed, large, stored = self._parts(payload)
         codes = unpack(packed, 2, spec.numel)
-        levels, wide = codes.to(torch.int32).sub_(1), codes == _LARGE
+        levels, wide = codes.to(torch.int16).sub_(1), codes == _LARGE
         count = int(wide.sum())
         if large.numel() != 2 * count:
             raise PayloadError(f"{large.numel()} bytes for {count} large levels, expected two each")
@@ -99,9 +99,9 @@ class DeadZone(Spec):
         return torch.maximum(step, values.abs().amax() / TOP)
 
     def _levels(self, values: Tensor, stored: Tensor) -> Tensor:
-        inverse = scales.expand(stored, "bfloat16").reciprocal()
-        size = (values.abs() * inverse).add_(self.offset).floor_().clamp_(max=TOP)
-        return size.copysign_(values).to(torch.int32)
+        y = values * scales.expand(stored, "bfloat16").reciprocal()
+        y.add_(torch.full_like(y, self.offset).copysign_(y))
+        return y.clamp_(-TOP, TOP).to(torch.int16)  # which cuts off what is behind the point
 
     def _parts(self, payload: Payload) -> tuple[Tensor, ...]:
         found = tuple(p.dtype for p in payload.parts)
@@ -157,12 +157,12 @@ def _values(levels: Tensor, stored: Tensor, spec: TensorSpec) -> Tensor:
 
 
 def _bytes(levels: Tensor) -> Tensor:
-    """Return int32 [n] as uint8 [2n]: the low bytes of the zigzag numbers, then the high ones."""
-    numbers = (levels << 1) ^ (levels >> 31)
-    return torch.cat([numbers & 0xFF, numbers >> 8]).to(torch.uint8)
+    """Return int16 [n] as uint8 [2n]: the low bytes of the zigzag numbers, then the high ones."""
+    numbers = (levels << 1) ^ (levels >> 15)
+    return torch.cat([numbers & 0xFF, (numbers >> 8) & 0xFF]).to(torch.uint8)
 
 
 def _numbers(stored: Tensor) -> Tensor:
-    low, high = stored.to(torch.int32).reshape(2, -1)
+    low, high = stored.to(torch.int16).reshape(2, -1)
     numbers = low | (high << 8)
-    return (numbers >> 1) ^ -(numbers & 1)
+    return ((numbers >> 1) & TOP) ^ -(numbers & 1)
