@@ -48,10 +48,12 @@ CODECS = (
     "Entropy(Uniform(bits=3, scale_dtype='e5m3'))",
     "ChannelMean(Uniform(bits=4))",
     "Hadamard(Uniform(bits=4))",
-    "Sink(ChannelMean(Entropy(Uniform(scale_dtype='e5m3'))))",  # thinwire: first visits, deltas, gradients
+    "Sink(ChannelMean(Entropy(Uniform(scale_dtype='e5m3'))))",  # thinwire-groups: first visits, deltas, gradients
     "Entropy(Uniform(bits=2, scale_dtype='e5m3', clip=0.6))",
     "Entropy(Uniform(bits=3, scale_dtype='e5m3', clip=0.8))",
-    "Entropy(DeadZone())",
+    "DeadZone()",
+    "Sink(ChannelMean(Entropy(DeadZone(step=0.65))))",  # thinwire: first visits, gradients
+    "Entropy(DeadZone(step=0.977))",
     "FixedPoint()",
     "TileAdaptive()",
     "TopK(ratio=0.01)",
