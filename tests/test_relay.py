@@ -289,6 +289,31 @@ def test_a_relay_that_comes_back_at_its_address_heals() -> None:
                 peer.close()
 
 
+def test_a_relay_that_comes_back_with_another_token_is_named_by_both_ends() -> None:
+    relay = Running()
+    with mesh(relay, deadline=120.0) as ranks:
+        exchange(ranks)
+        relay.stop()
+        with Running(b"another secret, just as long and random", port=relay.port):
+            for me, other in ((0, 1), (1, 0)):  # long before the links' silence would end them
+                with pytest.raises(AuthError, match=rf"127.0.0.1:{relay.port} .*do not hold the same token"):
+                    ranks[me][other].mailbox.get(b"never sent", LONG, "a word")
+
+
+def test_a_tunnel_whose_thread_hangs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    stuck = threading.Event()
+    monkeypatch.setattr("thinwire.links.tunnel.MATCH", 0.0)
+    monkeypatch.setattr("thinwire.links.tunnel.CONNECT", 0.0)
+    monkeypatch.setattr(Tunnel, "_run", lambda self: (stuck.wait(LONG), self._loop.close()))
+    request = Request(Role.DIAL, b"n" * handshake.NAME, b"i" * handshake.INSTANCE)
+    tunnel = Tunnel(
+        Route.parse("127.0.0.1:7000"), b"k", request, "rank 1 (relay 127.0.0.1:7000)", timeout=0.2
+    )
+    threading.Timer(1.0, stuck.set).start()
+    with pytest.raises(LinkError, match=r"rank 1 \(relay 127.0.0.1:7000\) did not open within 0.2 s"):
+        tunnel.wait()
+
+
 def test_a_relay_that_is_gone_is_named_within_the_deadline() -> None:
     with Running() as relay, mesh(relay, deadline=3.0) as ranks:
         exchange(ranks)
@@ -378,6 +403,37 @@ def test_a_crowd_that_says_nothing_does_not_keep_ranks_out(monkeypatch: pytest.M
         finally:
             for s in crowd:
                 s.close()
+
+
+def test_a_crowd_from_one_address_drops_only_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("thinwire.links.relay.KNOCKING", 8)
+    try:
+        with socket.create_server(("127.0.0.2", 0)):
+            pass
+    except OSError:
+        pytest.skip("this system has one loopback address")
+    request = Request(Role.LISTEN, b"n" * handshake.NAME, b"i" * handshake.INSTANCE)
+    with Running() as relay, socket.create_connection(("127.0.0.1", relay.port), timeout=LONG) as slow:
+        hello = slow.recv(handshake.HELLO, socket.MSG_WAITALL)
+        crowd = [
+            socket.create_connection(("127.0.0.1", relay.port), LONG, ("127.0.0.2", 0)) for _ in range(30)
+        ]
+        until(lambda: relay.relay.counts.strangers >= 23, "the crowd's oldest to be dropped", LONG)
+        asking = handshake.ask(handshake.access_key(TOKEN), hello, b"x" * handshake.NONCE, request)
+        slow.sendall(asking)
+        said = slow.recv(handshake.ANSWER, socket.MSG_WAITALL)
+        assert handshake.answered(handshake.access_key(TOKEN), hello, asking, said) is Verdict.WAITING
+        for s in crowd:
+            s.close()
+
+
+def test_one_address_has_a_share_of_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("thinwire.links.relay.KNOCKING_EACH", 4)
+    with Running() as relay:
+        crowd = [socket.create_connection(("127.0.0.1", relay.port)) for _ in range(10)]
+        until(lambda: relay.relay.counts.strangers == 6, "the oldest to be dropped", LONG)
+        for s in crowd:
+            s.close()
 
 
 def test_silence_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -211,6 +211,7 @@ def _serve(peer: Peer, tell: Callable[[str], None]) -> str:
     tell(f"measuring with {there.name}")
     box.send(HELLO, _pack(vars(Machine(socket.gethostname(), tcp_settings()))))
     while True:
+        sink.start()  # before the task is read: what it announces may already be here
         asked = _answer(peer, DO, "the next task")
         if "end" in asked:
             return there.name
@@ -219,7 +220,6 @@ def _serve(peer: Peer, tell: Callable[[str], None]) -> str:
             _await(peer.probe(), peer)
             _load(peer, seconds)
         else:
-            sink.start()
             _answer(peer, SENT, "the transfer", DEADLINE + seconds)
             box.send(GOT, _pack(sink.counted()))
 

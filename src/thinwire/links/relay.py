@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from ipaddress import IPv6Address, IPv6Network
 from time import monotonic
 from typing import Any
 
@@ -37,7 +39,8 @@ HANDSHAKE = 10.0  # seconds from a connection to its proof
 PATIENCE = 10.0  # seconds that a dialler waits for its listener before it is told that there is none
 HEARTBEAT = 3.0  # seconds between two pings to a waiting listener; routers forget idle connections, too
 SILENCE = 5.0  # seconds for the answer
-KNOCKING = 64  # connections without a proof yet; one more, and the oldest is dropped
+KNOCKING = 64  # connections without a proof yet; one more, and the oldest of whoever has most is dropped
+KNOCKING_EACH = 16  # of them from one address; ranks behind one router come at once, and are soon done
 MAX_CONNECTIONS = 256
 LOST = b""  # instead of a listener's answer
 Reply = Callable[[Verdict], Awaitable[None]]
@@ -84,6 +87,19 @@ class _Listener:
     call: asyncio.Future[_Call] = field(default_factory=asyncio.Future)
 
 
+def whence(address: str) -> str:
+    """Return what one machine has one of: its IPv4 address, or the IPv6 network of its address.
+
+    >>> whence("192.0.2.7"), whence("2001:db8::1:7"), whence("::ffff:192.0.2.7")
+    ('192.0.2.7', '2001:db8::/64', '192.0.2.7')
+    """
+    try:
+        found = IPv6Address(address.partition("%")[0])
+    except ValueError:
+        return address
+    return str(found.ipv4_mapped or IPv6Network((int(found), 64), strict=False))
+
+
 class Relay:
     """Connect ranks that hold ``secret``: their token, or the pass made of it (see ``relay_pass``).
 
@@ -101,7 +117,7 @@ class Relay:
         self._key = access_key(secret)
         self._max, self._say = max_connections, say
         self._tasks: set[asyncio.Task[None]] = set()  # one a connection; each is in one of the next two
-        self._knocking: dict[asyncio.Task[None], None] = {}  # in order of arrival
+        self._knocking: dict[asyncio.Task[None], str] = {}  # and whence, in order of arrival
         self._admitted: set[asyncio.Task[None]] = set()
         self._listeners: dict[bytes, _Listener] = {}
         self._arrival = asyncio.Condition()
@@ -132,13 +148,19 @@ class Relay:
         self.counts.connections += 1
         task = asyncio.get_running_loop().create_task(self._attend(stream))
         self._tasks.add(task)
-        self._knocking[task] = None
+        self._knocking[task] = origin = whence(stream.address)
         task.add_done_callback(lambda done: self._left(done, stream))
-        if len(self._knocking) > KNOCKING:
-            oldest = next(iter(self._knocking))
-            del self._knocking[oldest]
-            self.counts.strangers += 1
-            oldest.cancel()
+        crowds = Counter(self._knocking.values())
+        if crowds[origin] > KNOCKING_EACH:
+            self._drop_oldest(origin)
+        elif len(self._knocking) > KNOCKING:
+            self._drop_oldest(crowds.most_common(1)[0][0])
+
+    def _drop_oldest(self, origin: str) -> None:
+        oldest = next(task for task, its in self._knocking.items() if its == origin)
+        del self._knocking[oldest]
+        self.counts.strangers += 1
+        oldest.cancel()
 
     def _left(self, task: asyncio.Task[None], stream: Stream) -> None:
         stream.close()  # here, because a task that is cancelled at once never runs

@@ -22,6 +22,7 @@ class RelayedLink:
     def __init__(self, link: ZmqLink, tunnel: Tunnel) -> None:
         self._link, self._tunnel = link, tunnel
         self.secure = link.secure
+        tunnel.lost.add_done_callback(lambda lost: link.fail(lost.result()))
 
     @property
     def peer(self) -> str:

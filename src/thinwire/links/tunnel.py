@@ -42,7 +42,7 @@ CONNECT = 10.0  # seconds to reach the relay, and for each of its answers
 MATCH = 20.0  # seconds for its verdict: it may wait for the other rank meanwhile
 QUIET = 10.0  # seconds without a word from the relay after which a waiting connection counts as dead
 UNREACHED = 20.0  # seconds: a relay runs before the ranks do
-PAUSE = 0.5  # seconds between two attempts
+PAUSE, LONGEST = 0.5, 5.0  # seconds between two attempts: at first and, once it has worked, at most
 GRACE = 5.0  # seconds
 T = TypeVar("T")
 
@@ -61,6 +61,7 @@ class Tunnel:
         self.route, self._key, self._request, self._peer = route, key, request, peer
         self._timeout, self._end = timeout, monotonic() + timeout
         self._ready: Future[None] = Future()
+        self.lost: Future[LinkError] = Future()  # done once this end, after it was ready, will not come back
         self._partner: bytes | None = None  # the one instance of the other rank that this end talks to
         self._first: Stream | None = None  # a dialling end's connection before there is anything to carry
         self._carried: dict[asyncio.Task[None], int] = {}  # and the local port of its connection to the relay
@@ -78,6 +79,9 @@ class Tunnel:
         """
         try:
             self._ready.result(self._timeout + MATCH + CONNECT)
+        except TimeoutError as e:
+            self.close(0.0)
+            raise LinkError(f"the way to {self._peer} did not open within {self._timeout:g} s") from e
         except BaseException:
             self.close(0.0)
             raise
@@ -104,8 +108,14 @@ class Tunnel:
         work = asyncio.ensure_future(self._offer() if self._request.role is Role.LISTEN else self._answer())
         stop = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
-        if work.done() and not self._ready.done():
-            self._ready.set_exception(work.exception() or LinkError(f"the tunnel to {self._peer} ended"))
+        if work.done():
+            error = work.exception() or LinkError(f"the tunnel to {self._peer} ended")
+            if self._ready.done():
+                if self._carried:  # what runs may go on, but nothing follows it
+                    await asyncio.wait({stop, *self._carried}, return_when=asyncio.FIRST_COMPLETED)
+                self._lose(error)
+            else:
+                self._ready.set_exception(error)
         work.cancel()
         if self._carried:
             await asyncio.wait(set(self._carried), timeout=self._linger)
@@ -173,6 +183,8 @@ class Tunnel:
             if task is not None:
                 self._carried[task] = far.port
             await splice(near, far)
+        except LinkError as e:
+            self._lose(e)
         finally:
             near.close()
 
@@ -185,11 +197,18 @@ class Tunnel:
         if not self._ready.done():
             self._ready.set_result(None)
 
+    def _lose(self, error: BaseException) -> None:
+        if not self.lost.done():
+            self.lost.set_result(error if isinstance(error, LinkError) else LinkError(str(error)))
+
     # the relay
 
     async def _admitted(self) -> Stream:
-        """Return a connection that is registered or put through; before the first, give up in time."""
-        reached = monotonic()
+        """Return a connection that is registered or put through; before the first, give up in time.
+
+        After it, ask again until the link is closed, ever less often. A wrong token ends it at any time.
+        """
+        reached, pause = monotonic(), PAUSE
         while True:
             try:
                 verdict, stream = await self._knock()
@@ -200,11 +219,11 @@ class Tunnel:
                 error, over = LinkError(self._why(verdict)), reached >= self._end
             except LinkError as e:
                 now = monotonic()
-                late = now >= self._end or now - reached > UNREACHED
-                error, over = e, late or isinstance(e, AuthError)
-            if over and not self._ready.done():
+                error, over = e, now >= self._end or now - reached > UNREACHED
+            if isinstance(error, AuthError) or (over and not self._ready.done()):
                 raise error
-            await asyncio.sleep(PAUSE)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST) if self._ready.done() else PAUSE
 
     async def _knock(self) -> tuple[Verdict, Stream]:
         """Ask the relay once; ``LinkError`` where it does not answer, ``AuthError`` for a wrong token."""

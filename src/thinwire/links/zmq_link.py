@@ -15,7 +15,7 @@ from thinwire.links.base import Data, LinkEstimate
 from thinwire.links.metered import CURVE_OVERHEAD
 from thinwire.links.security import ZAP_ENDPOINT, check_host, secure_binder, secure_connector
 from thinwire.links.zmq_thread import Pump
-from thinwire.types import InputError
+from thinwire.types import InputError, LinkError
 
 MAX_MESSAGE = 1 << 26  # bytes
 STALL = 8.0  # seconds without a TCP acknowledgement before the kernel gives a connection up
@@ -135,6 +135,10 @@ class ZmqLink:
     def redial(self) -> None:
         """Drop the connection and make a new one, where this end is the connecting one."""
         self._pump.redial()
+
+    def fail(self, error: LinkError) -> None:
+        """Give the link up: whoever waits or comes later gets ``error``."""
+        self._pump.fail(error)
 
     def close(self, timeout: float = 5.0) -> None:
         self._pump.close(timeout)

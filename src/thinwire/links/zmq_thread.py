@@ -90,6 +90,12 @@ class Pump:
         self._redial_now = True
         self._wake()
 
+    def fail(self, error: LinkError) -> None:
+        """Let the thread end with ``error``."""
+        with self._lock:
+            self.error = self.error or error
+        self._wake()
+
     def close(self, timeout: float) -> None:
         """Flush for at most ``timeout`` seconds, close the sockets and end the thread."""
         with self._lock:
