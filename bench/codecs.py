@@ -48,7 +48,7 @@ CODECS = (
     "Entropy(Uniform(bits=3, scale_dtype='e5m3'))",
     "ChannelMean(Uniform(bits=4))",
     "Hadamard(Uniform(bits=4))",
-    "Sink(ChannelMean(Entropy(Uniform(scale_dtype='e5m3'))))",  # thinwire-groups: first visits, deltas, gradients
+    "Sink(ChannelMean(Entropy(Uniform(scale_dtype='e5m3'))))",  # thinwire-groups: first visits, ...
     "Entropy(Uniform(bits=2, scale_dtype='e5m3', clip=0.6))",
     "Entropy(Uniform(bits=3, scale_dtype='e5m3', clip=0.8))",
     "DeadZone()",
