@@ -33,7 +33,7 @@ from thinwire.lab.emulator.syscalls import (
     setns,
 )
 from thinwire.lab.emulator.trace import Row, Trace
-from thinwire.types import ThinwireError
+from thinwire.types import MeasurementError, ThinwireError
 
 BATCH = 32  # packets read from a device before others have their turn
 PRIORITY = 50  # of SCHED_FIFO's 1 to 99
@@ -69,6 +69,7 @@ class Relay:
         self._network = Network(profiles, self._seed, self._start)
         self._late = LatenessMeter(self._limit)
         self._foreign = self._refused = 0
+        self._dropped = self._device_drops()
 
     def run(self, control: socket.socket) -> None:
         """Relay until ``control`` says stop. Errors: ``OwnerGone``."""
@@ -92,6 +93,11 @@ class Relay:
                 packet = os.read(fd, LARGEST)
             except BlockingIOError:
                 return
+            except OSError as e:
+                raise MeasurementError(
+                    f"the device {namespaces.DEVICE} of rank {source} is gone ({e.strerror}), so what was "
+                    "measured is not valid; let commands leave it as it is"
+                ) from e
             target = destination(packet)
             if not 0 <= target < ranks:
                 self._foreign += 1
@@ -156,7 +162,14 @@ class Relay:
             "counters": [dataclasses.asdict(c) for c in self._network.counts()],
             "not_between_ranks": self._foreign,
             "refused": self._refused,
+            "device_dropped": [
+                now - then for now, then in zip(self._device_drops(), self._dropped, strict=True)
+            ],
         }
+
+    def _device_drops(self) -> list[int]:
+        """Return how many packets each rank's device had no room for while this process did not read."""
+        return [namespaces.dropped(rank.net) for rank in self._ranks]
 
 
 def _run_queue() -> tuple[float, int]:
@@ -210,12 +223,15 @@ def _announce(control: socket.socket, user: bool, ranks: list[RankNamespace], sc
         os.close(held[-1])
 
 
-def _follow(owner: int) -> None:
-    """End with the owner, even where a copy of its end of the control socket lives on."""
+def _follow(owner: int, control: socket.socket) -> None:
+    """See the end of ``control`` when the owner ends, even where a copy of the owner's side lives on.
+
+    The signal raises nothing: it can come at any point, the last sweep included.
+    """
 
     def left(*_: object) -> None:
         if os.getppid() != owner:  # the signal also comes when only the owner's thread has ended
-            raise OwnerGone
+            control.shutdown(socket.SHUT_RDWR)
 
     signal.signal(signal.SIGTERM, left)
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -231,7 +247,7 @@ def serve(control: socket.socket, orders: dict[str, Any], user: bool) -> None:
     try:
         ranks, profiles = _build(orders)
         inodes = [os.fstat(r.net).st_ino for r in ranks]
-        _follow(orders["owner"])
+        _follow(orders["owner"], control)
         scheduling = _hurry()
         relay = Relay(ranks, profiles, orders["seed"], orders["limit"])
         gc.collect()
@@ -241,7 +257,7 @@ def serve(control: socket.socket, orders: dict[str, Any], user: bool) -> None:
         relay.run(control)
     except ThinwireError as e:
         control.send(json.dumps({"error": type(e).__name__, "text": str(e)}).encode())
-    except OwnerGone:
+    except (OwnerGone, BrokenPipeError):
         pass
     finally:
         sweep(inodes)
