@@ -65,8 +65,9 @@ def emulate(
     MASTER_PORT and so on set as torchrun sets them. There is no way out of the emulated network.
 
     The network is measured first: rate within 3 % of what headers leave, delay within 2 ms. Exit code 4 if
-    it is not as asked for, or if packets were late on average by more than 1 ms or 5 % of the shortest delay,
-    whichever is more: then this machine was too busy. Else that of the rank that failed first.
+    it is not as asked for, or if this machine was too busy: packets were late, or the relay waited for a
+    processor, by more than 1 ms or 5 % of the shortest delay (whichever is more) on average, or packets were
+    that late in more than 5 % of the seconds (one may be). Else that of the rank that failed first.
 
     [bold]Examples[/bold]
 

@@ -7,6 +7,7 @@ from math import ceil, log2
 
 MIN_LIMIT = 1e-3  # seconds
 SHARE = 0.05  # of the one-way delay
+LATE_SHARE = 0.05  # of the seconds of a run may be late; one always may
 _STEPS = 8  # a doubling
 _FLOOR = 1e-6  # seconds; the histogram's first bin
 _BINS = 30 * _STEPS  # up to 18 minutes
@@ -32,6 +33,25 @@ class Lateness:
     worst_second: float = 0.0  # the highest mean within one second
     seconds: int = 0  # in which packets were delivered
     late_seconds: int = 0  # of these, with a mean above the limit
+
+
+def fault(late: Lateness, waited: float, allowed: float) -> str | None:
+    """Return why a relay did not keep time, or None; ``allowed`` [s] is its ``limit``.
+
+    ``waited``: how long [s] it was ready to run but had no processor, on average. Packets are due from when
+    they are read, so what they wait for that shows here alone.
+
+    >>> fault(Lateness(seconds=10, late_seconds=2), 0.0, 0.001)
+    'packets were late in 2 of 10 seconds'
+    """
+    above = f"above the limit of {allowed * 1e3:.2f} ms"
+    if late.mean > allowed:
+        return f"packets were {late.mean * 1e3:.2f} ms late on average, {above}"
+    if late.late_seconds > max(1.0, LATE_SHARE * late.seconds):
+        return f"packets were late in {late.late_seconds} of {late.seconds} seconds"
+    if waited > allowed:
+        return f"the relay waited {waited * 1e3:.2f} ms for a processor on average, {above}"
+    return None
 
 
 class LatenessMeter:

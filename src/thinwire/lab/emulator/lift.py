@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -66,17 +67,32 @@ def _serve(control: socket.socket, net: Network) -> None:
 @contextmanager
 def lifted() -> Iterator[None]:
     """Send at full speed inside the block, if this rank's network is emulated; all ranks do so together."""
-    number = os.environ.get(CONTROL)
-    if number is None:
+    found = _control()
+    if found is None:
         yield
         return
-    with socket.socket(fileno=os.dup(int(number))) as control:
+    with found as control:
         control.settimeout(DEADLINE)
         _ask(control, LIFT)
         try:
             yield
         finally:
             _ask(control, LOWER)
+
+
+def _control() -> socket.socket | None:
+    """Return the socket to the launcher; None where it was not inherited, though the variable was."""
+    number = os.environ.get(CONTROL, "")
+    try:
+        if not number.isdecimal() or not stat.S_ISSOCK(os.fstat(int(number)).st_mode):
+            return None
+        found = socket.socket(fileno=os.dup(int(number)))
+    except OSError:
+        return None
+    if (found.family, found.type) == (socket.AF_UNIX, socket.SOCK_SEQPACKET):
+        return found
+    found.close()
+    return None
 
 
 def _ask(control: socket.socket, what: bytes) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.lab.emulator.isolation import INSTEAD, TUN
-from thinwire.lab.emulator.syscalls import CLONE_NEWNET, unshare
+from thinwire.lab.emulator.syscalls import CLONE_NEWNET, setns, unshare
 from thinwire.types import InputError
 
 DEVICE = "tun0"
@@ -80,6 +80,17 @@ def make(rank: int, congestion: str, segments: int) -> RankNamespace:
             f"this system does not allow a network in a namespace ({e.strerror or e}); run as root, {INSTEAD}"
         ) from e
     return RankNamespace(net, tun, settings)
+
+
+def dropped(net: int) -> int:
+    """Return how many packets a namespace's device had to drop so far, and stay in that namespace."""
+    try:
+        setns(net, CLONE_NEWNET)
+        devices = Path("/proc/thread-self/net/dev").read_text(encoding="ascii")
+    except OSError:
+        return 0
+    fields = next((f for f in map(str.split, devices.splitlines()) if f[:1] == [f"{DEVICE}:"]), None)
+    return int(fields[12]) if fields else 0  # after eight of reception: bytes, packets, errors, drops
 
 
 def _set(name: str, value: str) -> str:

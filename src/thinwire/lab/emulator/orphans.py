@@ -64,11 +64,24 @@ def sweep(namespaces: Iterable[int]) -> None:
         time.sleep(0.01)
 
 
+def _numbers(pid: int | str) -> int | None:
+    """Return the namespace of a process's number, and of those that it knows; None where that is hidden."""
+    try:
+        return Path(f"/proc/{pid}/ns/pid").stat().st_ino
+    except OSError:
+        return None
+
+
 def orphans() -> list[Orphan]:
-    """Return the processes that carry the mark of an emulation whose owner is gone."""
-    found = []
+    """Return the processes that carry the mark of an emulation whose owner is gone.
+
+    Those of a container are left out: their mark's number is one of the container's, and its owner may live.
+    """
+    found, own_numbers = [], _numbers("self")
     for pid in _processes():
         try:
+            if _numbers(pid) != own_numbers:
+                continue
             variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             command = (
                 Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")

@@ -29,6 +29,7 @@ class RelayProcess:
 
     def __init__(self, orders: dict[str, Any]) -> None:
         self._asking = threading.Lock()
+        self._lost: ThinwireError | None = None  # why it is not to be asked any more
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, tempfile.TemporaryFile("w+") as stdin:  # a file: a long trace would fill a pipe
             json.dump(orders | {"owner": os.getpid()}, stdin)
@@ -59,9 +60,10 @@ class RelayProcess:
         return socket.socket(fileno=fds[0])
 
     def require_alive(self) -> None:
-        """Raise ``MeasurementError`` if the relay has ended."""
+        """Raise ``MeasurementError`` if the relay has ended, with its last words."""
         if self._process.poll() is not None:
-            raise MeasurementError(_gone(self._process.returncode))
+            with self._asking:
+                self._receive(ANSWER, 0)
 
     def close(self) -> None:
         """Let go of the relay, which then ends, and with it the network; wait for that."""
@@ -78,6 +80,8 @@ class RelayProcess:
 
     def _exchange(self, what: str, fds: int, more: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
         with self._asking:  # ranks ask too, on threads of the launcher's
+            if self._lost is not None:  # a late answer would be taken for that to the next request
+                raise self._lost
             try:
                 self._control.send(json.dumps({"ask": what} | more).encode())
             except OSError:  # it is gone, which the next lines report
@@ -85,6 +89,13 @@ class RelayProcess:
             return self._receive(ANSWER, fds)
 
     def _receive(self, patience: float, fds: int) -> tuple[dict[str, Any], list[int]]:
+        try:
+            return self._read(patience, fds)
+        except ThinwireError as e:
+            self._lost = self._lost or e
+            raise self._lost from None
+
+    def _read(self, patience: float, fds: int) -> tuple[dict[str, Any], list[int]]:
         self._control.settimeout(patience)
         try:
             message, held, _, _ = socket.recv_fds(self._control, 1 << 20, fds)

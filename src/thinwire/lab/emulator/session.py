@@ -27,7 +27,7 @@ from typing import Any
 from thinwire.lab.emulator import enter
 from thinwire.lab.emulator.check import CheckResult, check_network
 from thinwire.lab.emulator.isolation import INSTEAD
-from thinwire.lab.emulator.lateness import Lateness, limit
+from thinwire.lab.emulator.lateness import Lateness, fault, limit
 from thinwire.lab.emulator.namespaces import DEVICE, MTU, address
 from thinwire.lab.emulator.orphans import MARK, mark
 from thinwire.lab.emulator.path import Count, LineCounts, RankCounts
@@ -177,13 +177,15 @@ class Emulation:
 
     def verdict(self) -> None:
         """Raise ``MeasurementError`` if the machine was too busy to keep time."""
-        late = self.lateness()
+        found = self._fault(self.state())
         require(
-            late.mean <= self.limit,
+            found is None,
             MeasurementError,
-            f"this machine was too busy to keep time: packets were {late.mean * 1e3:.2f} ms late on average, "
-            f"above the limit of {self.limit * 1e3:.2f} ms; run it again with less else to do",
+            f"this machine was too busy to keep time: {found}; run it again with less else to do",
         )
+
+    def _fault(self, state: dict[str, Any]) -> str | None:
+        return fault(Lateness(**state["lateness"]), state["run_queue_wait"], self.limit)
 
     def describe(self) -> dict[str, Any]:
         """Return what the network was and how it kept time, as plain JSON values for a run record."""
@@ -198,7 +200,7 @@ class Emulation:
             "scheduling": self._setup["scheduling"],
             "check": dataclasses.asdict(checked) if checked else None,
             "lateness_limit": self.limit,
-            "valid": state["lateness"]["mean"] <= self.limit,
+            "valid": self._fault(state) is None,
             "load": {"before": self._load, "after": os.getloadavg()[0], "cores": cores()},
             "kernel": platform.release(),
             **state,
