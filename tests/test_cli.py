@@ -89,7 +89,7 @@ def test_every_option_reaches_the_configuration(
         "host": "127.0.0.2", "port": 5000, "advertise": "127.0.0.3", "token_file": str(tmp_path / "token"),
         "deadline": 30.0, "threads": 1,
         "tensorboard": False, "quiet": True, "json": True, "emulate": True, "congestion": "bbr",
-        "references": "disk", "lora": 8, "relay": "127.0.0.1:7000", "overlap": True,
+        "references": "disk", "lora": 8, "relay": "127.0.0.1:7000", "overlap": False,
     }  # fmt: skip
     value = values[name]
     (tmp_path / "token").write_text("a long enough shared token")

@@ -112,7 +112,7 @@ class TrainConfig:
         choices=("cubic", "bbr"),
     )
     overlap: bool = _option(
-        False,
+        True,
         PIPELINE,
         "Encode and decode on threads beside the compute; the results are the same bits.",
     )

@@ -1,0 +1,120 @@
+"""Does it pay to encode and decode beside the compute? Two ranks, with and without, in turns on one model.
+
+``python -m bench.overlap`` adds a run to results/overlap.json: seconds a step, and the ratio of each pair.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from thinwire.lab.config import TrainConfig
+from thinwire.lab.job import Job, prepare
+from thinwire.lab.machine import cores
+from thinwire.lab.record import write_json
+from thinwire.lab.setup import World, build_parts, join
+from thinwire.lab.stepper import Stepper
+from thinwire.lab.telemetry import Telemetry
+from thinwire.recipes import parse_recipe
+
+RESULT = Path(__file__).parent / "results" / "overlap.json"
+CELLS = [
+    (recipe, link)
+    for link in ("20mbit,10ms", "none")
+    for recipe in ("direct:bits=4", "aqsgd:fw=4,bw=8", "thinwire")
+]
+PAIRS, VISITS = 12, 3  # pairs of turns, and steps on one batch in each: a first visit and later ones
+NAMES = ("off", "on")
+
+
+def timed(job: Job, world: World) -> list[list[float]]:
+    """Return the seconds a step takes in each turn: off, on, on, off, off, on, ..."""
+    telemetry, parts = Telemetry(world, job.config.deadline), build_parts(job, world)
+    steppers: dict[str, Stepper] = {}
+    for name in NAMES:
+        own = dataclasses.replace(job, config=job.config.replace(overlap=name == "on"))
+        optimiser = steppers["off"].optimiser if steppers else None
+        steppers[name] = Stepper(own, world, telemetry, parts, optimiser)
+    batches, turns = list(job.batches), []
+    for number in range(1 + PAIRS):
+        pair = {}
+        for name in NAMES if number % 2 else NAMES[::-1]:
+            telemetry.agree(b"T", 0, "the start of a turn")
+            start = time.perf_counter()
+            for _ in range(VISITS):
+                steppers[name].step(1, batches[number], batches[number][:0])
+            pair[name] = (time.perf_counter() - start) / VISITS
+        turns.append([pair[name] for name in NAMES])
+    for stepper in steppers.values():
+        stepper.close()
+    return turns[1:]  # the first one warmed up
+
+
+def rank(recipe: str, link: str, out: str) -> None:
+    """Time one rank of a cell."""
+    torch.set_num_threads(max(1, cores() // 2))
+    config = TrainConfig(
+        recipe=recipe, model="gpt2-lab", steps=1 + PAIRS, link=link, eval_samples=0, deadline=300.0
+    )
+    job = dataclasses.replace(prepare(config), recipe=parse_recipe(recipe))
+    world = join(job)
+    turns = timed(job, world)
+    if not world.rank:
+        write_json(Path(out), {"turns": turns})
+    world.close()
+    os._exit(0)  # torch's gloo threads can abort an ordinary interpreter exit
+
+
+def cell(recipe: str, link: str, out: Path) -> dict[str, Any]:
+    """Time one recipe over one link."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    argv, load = [sys.executable, "-m", "bench.overlap", recipe, link, str(out)], os.getloadavg()[0]
+    ranks = [subprocess.Popen(argv, env=os.environ | common | {"RANK": str(r)}) for r in range(2)]
+    codes = [process.wait() for process in ranks]
+    if any(codes):
+        raise SystemExit(f"{recipe} over {link} failed")
+    turns = json.loads(out.read_text("utf-8"))["turns"]
+    ratios = [on / off for off, on in turns]
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    medians = dict(zip(NAMES, map(statistics.median, zip(*turns, strict=True)), strict=True))
+    found = {"recipe": recipe, "link": link, "step_s": medians, "load_before": load}
+    return found | {"ratio": {"median": middle, "quartiles": [low, high], "pairs": ratios}}
+
+
+def main() -> None:
+    """Time all cells, or be a rank of one."""
+    if sys.argv[1:]:
+        rank(*sys.argv[1:])
+    part = RESULT.with_suffix(".part")
+    found = []
+    for recipe, link in CELLS:
+        found.append(cell(recipe, link, part))
+        ratio = found[-1]["ratio"]
+        sys.stdout.write(f"{recipe} over {link}: {ratio['median']:.3f} {ratio['quartiles']}\n")
+        sys.stdout.flush()
+    part.unlink()
+    runs = json.loads(RESULT.read_text("utf-8"))["runs"] if RESULT.exists() else []
+    run = {"cells": found, "cores": cores(), "visits": VISITS}
+    write_json(RESULT, {"model": "gpt2-lab", "runs": [*runs, run]})
+
+
+if __name__ == "__main__":
+    main()
