@@ -170,8 +170,14 @@ def emulator(found: dict[str, Any]) -> str:
 
 
 def of_links(draw: Callable[[Any, Callable[[list[str], Rows], str]], str]) -> Callable[[Any], str]:
-    """Return a table of ``bench.pages_links`` as one of this page's."""
-    return lambda found: draw(found, table)
+    """Return a table of ``bench.pages_links`` as one of this page's; an unfinished study says so."""
+
+    def drawn(found: Any) -> str:
+        missing = len(found["missing"])
+        note = f"\n\n*{missing} cells of this study are not measured yet.*" if missing else ""
+        return draw(found, table) + note
+
+    return drawn
 
 
 TABLES: dict[str, Callable[[Any], str]] = {
