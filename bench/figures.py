@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
 RESULTS = Path(__file__).parent / "results"
+AUTO = "links/whole-gpt2-lab-drop-auto.json"
 COLOURS = ("#6b7280", "#d97706", "#2563eb", "#059669", "#7c3aed", "#db2777", "#0891b2", "#65a30d")
 
 
@@ -21,8 +23,13 @@ def draw_all(folder: Path) -> None:
     matplotlib.rcParams.update(
         {"svg.hashsalt": "thinwire", "font.size": 10, "axes.spines.top": False, "axes.spines.right": False}
     )
-    for name, draw in (("student", draw_student), ("quality", draw_quality)):
-        if (RESULTS / f"{name}.json").exists():
+    figures = (
+        ("student", draw_student, "student.json"),
+        ("quality", draw_quality, "quality.json"),
+        ("auto", draw_auto, AUTO),
+    )
+    for name, draw, source in figures:
+        if (RESULTS / source).exists():
             figure = draw()
             figure.savefig(folder / f"{name}.svg", metadata={"Date": None}, bbox_inches="tight")
             plt.close(figure)
@@ -73,5 +80,30 @@ def draw_quality() -> Any:
     axes.set_xticks([5, 10, 20, 30, 64], ["5", "10", "20", "30", "64"])
     axes.minorticks_off()
     axes.legend(frameon=False, fontsize=8)
+    figure.tight_layout()
+    return figure
+
+
+def draw_auto() -> Any:
+    """What ``auto`` saw and did while a link fell from 500 to 20 Mbit/s and rose again."""
+    steps = _json(AUTO)["steps"]
+    times = list(accumulate(s["seconds"] for s in steps))
+    figure, (rate, bits, waiting) = plt.subplots(3, 1, figsize=(8, 6), sharex=True)
+    for style, (source, way) in zip(("-", "--"), ((0, "forward"), (1, "backward")), strict=True):
+        links = [next(k for k in s["links"] if k["source"] == source) for s in steps]
+        known = [
+            (t, k["rate_bytes_s"] / 125e3) for t, k in zip(times, links, strict=True) if k["rate_bytes_s"]
+        ]
+        rate.step(*zip(*known, strict=True), where="pre", ls=style, color=COLOURS[2], label=way)
+        bits.step(
+            times, [s[f"bits_{way}"] for s in steps], where="pre", ls=style, color=COLOURS[1], label=way
+        )
+    waiting.step(times, [s["wait_s"] / s["seconds"] for s in steps], where="pre", color=COLOURS[0])
+    rate.set(yscale="log", ylabel="rate as estimated,\nMbit/s")
+    bits.set(yscale="log", ylabel="bits a value")
+    bits.set_yticks([1, 2, 4, 8, 16, 32], ["1", "2", "4", "8", "16", "32"])
+    bits.minorticks_off()
+    waiting.set(ylabel="share of the step\nspent waiting", xlabel="seconds of training")
+    rate.legend(frameon=False)
     figure.tight_layout()
     return figure

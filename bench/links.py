@@ -44,6 +44,7 @@ LINKS = {
     "1.4+30": "1.4mbit,30ms",
     "trace": "trace:lte",
 }
+CHANGE = "drop"  # 500 Mbit/s, 20, and 500 again: does auto follow?
 FIXED = ("fp32", "bf16", "direct:bits=4", "aqsgd:fw=4,bw=8", "aqsgd:fw=3,bw=6", "tahquant", "thinwire")
 AUTO = "auto"
 JOBS: dict[str, dict[str, Any]] = {
@@ -106,6 +107,8 @@ def cells() -> Iterator[tuple[str, str, str, str]]:
                 yield "timing", model, link, ""
         for link in LINKS:
             yield "whole", model, link, AUTO
+        if model == "gpt2-lab":
+            yield "whole", model, CHANGE, AUTO
         for recipe in FIXED:
             yield "training", model, "none", recipe
         for recipe in FIXED:
@@ -126,6 +129,8 @@ def measure(kind: str, model: str, link: str, recipe: str) -> None:
     elif kind == "training":
         evaluate = {"eval_samples": 32, "eval_every": JOBS[model]["steps"] // 6}
         run(kind, model, link, recipe, **evaluate)
+    elif link == CHANGE:
+        run(kind, model, link, recipe, emulate=True, link=f"trace:{CHANGE}", steps=150, eval_samples=0)
     else:
         run(kind, model, link, recipe, emulate=True, link=LINKS[link], eval_samples=32)
 
