@@ -89,14 +89,14 @@ def timing(model: str, link: str) -> None:
         write_json(cell_file("timing", model, link), {"job": job, "network": net.describe(), "steps": rows})
 
 
-def run(kind: str, model: str, link: str, recipe: str, **options: Any) -> None:
-    """Run one recipe from the first step to the last and keep its record and its steps."""
+def run(kind: str, model: str, place: str, recipe: str, **options: Any) -> None:
+    """Run one recipe from the first step to the last; keep its record and its steps under ``place``."""
     with tempfile.TemporaryDirectory() as out:
         config = TrainConfig(**(JOBS[model] | COMMON | {"recipe": recipe, "out": out} | options))
         record = load_run(launch(config)).to_dict()
         steps = [vars(m) | {"links": [vars(k) for k in m.links or ()]} for m in read_metrics(out)]
     record["config"]["out"] = "runs/links"
-    write_json(cell_file(kind, model, link, recipe), {"record": record, "steps": steps})
+    write_json(cell_file(kind, model, place, recipe), {"record": record, "steps": steps})
 
 
 def cells() -> Iterator[tuple[str, str, str, str]]:
