@@ -55,6 +55,8 @@ COMMON = {"data": "shakespeare", "microbatches": 4, "tensorboard": False, "save_
 TURNS = 2
 # End-to-end runs of recipes whose matrix cells are products of a timing and a training.
 VERIFIED = (
+    ("gpt2-lab", "unlimited", "fp32"),
+    ("smollm2-135m", "unlimited", "fp32"),
     ("gpt2-lab", "10+30", "fp32"),
     ("gpt2-lab", "10+30", "aqsgd:fw=4,bw=8"),
     ("gpt2-lab", "1.4+30", "tahquant"),
@@ -105,6 +107,7 @@ def cells() -> Iterator[tuple[str, str, str, str]]:
         for link in LINKS:
             if link != "trace":
                 yield "timing", model, link, ""
+        yield "whole", model, "unlimited", "fp32"
         for link in LINKS:
             yield "whole", model, link, AUTO
         if model == "gpt2-lab":
@@ -114,7 +117,8 @@ def cells() -> Iterator[tuple[str, str, str, str]]:
         for recipe in FIXED:
             yield "whole", model, "trace", recipe
     for model, link, recipe in VERIFIED:
-        yield "whole", model, link, recipe
+        if link != "unlimited":
+            yield "whole", model, link, recipe
 
 
 def cell_file(kind: str, model: str, link: str, recipe: str = "") -> Path:

@@ -1,9 +1,10 @@
 """The table of ``bench.links``: what each recipe makes of each link, from the finished cells.
 
-``python -m bench.links_summary`` writes ``bench/results/links.json``. All times of a session are against
-C, the median step of uncompressed turns with the shape off in the same session; end-to-end runs take C from
-the session of their link. The loss fixed beforehand is fp32's held-out loss after three passes, within 0.5 %:
-the time to it is that of three passes, and exists only where a recipe's held-out loss ends there.
+``python -m bench.links_summary`` writes ``bench/results/links.json``. All times of a session are against C,
+the median step of uncompressed turns with the shape off in the same session; those of end-to-end runs are
+against the median step of uncompressed fp32, run end to end over the unshaped network. So two runs are
+compared by the shares of C that they keep. The loss fixed beforehand is fp32's held-out loss after three
+passes, within 0.5 %: the time to it is that of three passes, and exists only where a recipe ends there.
 """
 
 from __future__ import annotations
@@ -141,34 +142,38 @@ def _same(model: str, final: float) -> Row:
     return {"same_loss": final <= base["record"]["loss"]["eval_final"] * (1 + SAME)}
 
 
+def free_step(model: str) -> float | None:
+    """Return C of end-to-end runs: the median step of fp32 over the unshaped network."""
+    found = read("whole", model, "unlimited", "fp32")
+    return statistics.median(s["seconds"] for s in found["steps"]) if found else None
+
+
 def matrix() -> list[Row]:
     """Return every cell there is, in the order of the matrix."""
     rows: list[Row] = []
     for model in JOBS:
-        yardstick = session(model, "unlimited")
+        c = free_step(model)
         for link in LINKS:
             found = session(model, link)
-            c = found["c"] if found else yardstick["c"] if yardstick else None
-            if c is None:
-                continue
             if found:
                 rows += [fixed_row(model, link, recipe, found) for recipe in FIXED]
-            else:
+            elif c:
                 rows += filter(None, (whole_row(model, link, recipe, c) for recipe in FIXED))
-            rows += filter(None, [whole_row(model, link, AUTO, c)])
+            rows += filter(None, [whole_row(model, link, AUTO, c) if c else None])
     return rows
 
 
 def verified(rows: list[Row]) -> list[Row]:
-    """Return the cells run end to end beside their product: seconds of both."""
+    """Return the cells run end to end beside their product: the shares of C in both."""
     out = []
     for model, link, recipe in VERIFIED:
         product = next(
             (r for r in rows if (r["model"], r["link"], r["recipe"]) == (model, link, recipe)), None
         )
-        whole = whole_row(model, link, recipe, product["c"]) if product else None
+        c = free_step(model)
+        whole = whole_row(model, link, recipe, c) if product and c else None
         if product and whole:
-            pair = {"product": product["seconds"], "whole": whole["seconds"]}
+            pair = {"product": product["share"], "whole": whole["share"], "c": [product["c"], c]}
             out.append({"model": model, "link": link, "recipe": recipe} | pair)
     return out
 
@@ -193,8 +198,8 @@ def _versus(other: Row, auto: Row) -> Row:
     """Return how much sooner ``auto`` is done: with three passes only where both reach fp32's loss."""
     reached = auto["same_loss"] and other["same_loss"]
     return {
-        "epochs": other["seconds"] / auto["seconds"] if reached else None,
-        "one_epoch": other["seconds_one_epoch"] / auto["seconds_one_epoch"],
+        "epochs": auto["share"] / other["share"] if reached else None,
+        "one_epoch": auto["share_first"] / other["share_first"],
         "other_reached": other["same_loss"],
     }
 

@@ -111,14 +111,10 @@ def verified(found: dict[str, Any], table: Table) -> str:
 
     def rows() -> Rows:
         for v in found["verified"]:
-            off = v["whole"] / v["product"] - 1
-            yield [
-                f"`{v['recipe']}`",
-                v["model"],
-                v["link"],
-                f"{v['product']:.1f}",
-                f"{v['whole']:.1f}",
-                f"{100 * off:+.1f} %",
-            ]
+            shares = _percent(v["product"]), _percent(v["whole"])
+            steps = (f"{1e3 * c:.0f} ms" for c in v["c"])
+            yield [f"`{v['recipe']}`", v["model"], v["link"], *shares, *steps]
 
-    return table(["recipe", "model", "link", "product, s", "end to end, s", "off by"], rows())
+    head = ["recipe", "model", "link", "share, product", "share, end to end", "C of the session",
+            "C of runs end to end"]  # fmt: skip
+    return table(head, rows())
