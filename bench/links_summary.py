@@ -17,9 +17,8 @@ from bench.links import AUTO, CELLS, COMMON, FIXED, JOBS, LINKS, RESULTS, VERIFI
 from bench.links_worker import LIFTED
 from thinwire.lab.emulator.profile import Profile
 from thinwire.lab.record import write_json
-from thinwire.links.shape import SEGMENT
+from thinwire.links.shape import MTU, SEGMENT
 
-MTU = 1500
 SAME = 0.005  # a held-out loss within 0.5 % of fp32's counts as the same
 SLOW = 0.15  # fp32 keeps at most so much of its speed: the cells the goals are about
 Row = dict[str, Any]

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from stored import equal, parts
 from thinwire.codecs import Cast, Codec, Entropy, Raw, Uniform
 from thinwire.disk_store import DiskStore
-from thinwire.store import Parts, References, Store, TensorStore, splits
+from thinwire.store import References, Store, TensorStore, splits
 from thinwire.types import TensorSpec
 
 KINDS = ["as it is", "host", "disk"]
@@ -25,23 +26,6 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
         made = TensorStore("cpu" if request.param == "host" else None)
     yield made
     made.close()
-
-
-def parts(seed: int, n: int = 6) -> Parts:
-    g = torch.Generator().manual_seed(seed)
-    return (
-        torch.randint(0, 255, (n,), generator=g, dtype=torch.uint8),
-        torch.randn(n, generator=g).to(torch.bfloat16),
-        torch.randn(3, generator=g),
-    )
-
-
-def equal(a: Parts | None, b: Parts | None) -> bool:
-    if a is None or b is None:
-        return a is b
-    return len(a) == len(b) and all(
-        x.dtype == y.dtype and torch.equal(x, y) for x, y in zip(a, b, strict=True)
-    )
 
 
 def test_what_was_put_comes_out(store: Store) -> None:

@@ -8,13 +8,12 @@ from thinwire.lab.emulator.profile import one_way, profiles
 from thinwire.lab.record import KERNEL, RunRecord, StepMetrics
 from thinwire.lab.runs import Run
 from thinwire.lab.telemetry import WAYS
-from thinwire.links.shape import SEGMENT, LinkShape
+from thinwire.links.shape import MTU, SEGMENT, LinkShape
 from thinwire.policies.rate import FORWARD_SHARE
 from thinwire.policies.schedule import Hop, Pipeline, Stage, step_seconds
 from thinwire.types import InputError, require
 
 FIRST = 1  # steps left out at the beginning: they warm up
-MTU = 1500  # bytes of an emulated line's packets, of which headers leave a segment
 UNSTEADY = "no one rate to predict from"
 
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from thinwire.types import InputError, require
 
-SEGMENT = 1448  # bytes of payload in one TCP segment: MTU 1500 less IPv4, TCP and time-stamp headers
+MTU = 1500  # bytes of an IP packet
+SEGMENT = 1448  # bytes of payload in one TCP segment: the MTU less IPv4, TCP and time-stamp headers
 RATES = {"kbit": 125.0, "mbit": 125e3, "gbit": 125e6}  # bytes/s
 TIMES = {"us": 1e6, "ms": 1e3, "s": 1.0}  # in a second
 SIZES = {"b": 1.0, "kb": 1e3, "mb": 1e6}  # bytes
