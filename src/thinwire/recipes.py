@@ -227,8 +227,8 @@ CLIP = Parameter("the share of a group's peak that the top level stands for", 0.
 def thinwire(
     first: Annotated[float, _accuracy("an activation at its first visit")] = 3.0,
     fw: Annotated[float, _accuracy("an activation later")] = 3.7,
-    bw: Annotated[float, _accuracy("a gradient")] = 2.4,
-    gdelta: Annotated[int, _flag("send gradients as deltas by sample too")] = 1,
+    bw: Annotated[float, _accuracy("a gradient")] = 3.4,
+    gdelta: Annotated[int, _flag("send gradients as deltas by sample too")] = 0,
     memory: Annotated[
         str, Parameter("whether both ends remember each sample, or nothing", choices=("sample", "none"))
     ] = "sample",
@@ -321,11 +321,11 @@ FINER = (0.0, 1.0, 2.0, 3.5)  # bits of accuracy above the floor
 def auto(
     first: Annotated[float, _accuracy("an activation at its first visit, at least")] = 3.0,
     fw: Annotated[float, _accuracy("an activation later, at least")] = 3.7,
-    bw: Annotated[float, _accuracy("a gradient, at least")] = 2.4,
+    bw: Annotated[float, _accuracy("a gradient, at least")] = 3.4,
     tolerance: Annotated[
         float, Parameter("how much longer a step may be, a direction", 0, 0.5, whole=False)
     ] = 0.02,
-    gdelta: Annotated[int, _flag("send gradients as deltas by sample too")] = 1,
+    gdelta: Annotated[int, _flag("send gradients as deltas by sample too")] = 0,
     refs: Annotated[str, Parameter("how references are held", choices=tuple(REFERENCES))] = "int8",
 ) -> tuple[Scheme, Scheme, Policy]:
     """Send as ``thinwire`` this accurately, the floor, or finer where link and compute leave room for it.
