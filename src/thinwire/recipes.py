@@ -221,7 +221,7 @@ CLIP = Parameter("the share of a group's peak that the top level stands for", 0.
 
 @register(
     "thinwire",
-    "Ours: coded first visits, then what changed, activations and gradients, at an even error.",
+    "Ours: coded first visits, then what changed, at an even error; gradients coded directly.",
     "docs/recipes.md; builds on arXiv 2206.01299",
 )
 def thinwire(
@@ -236,14 +236,15 @@ def thinwire(
     mean: Annotated[int, _flag("send the channels' means apart at a first visit")] = 1,
     refs: Annotated[str, Parameter("how references are held", choices=tuple(REFERENCES))] = "int8",
 ) -> Pair:
-    """Send first visits coded and revisits as deltas by sample, both ways, at an even error.
+    """Send first visits coded, revisits as deltas by sample, gradients directly, at an even error.
 
     The delta of AQ-SGD (arXiv 2206.01299), but the first visit is coded too: its error is part of the next
     visit's delta. The first token of a sequence (an attention sink) and the channels' means, which carry most
     of the energy, travel apart. One step a message and an entropy coder (``DeadZone``); a delta's step
     follows from the tensor it belongs to, so each visit errs alike, and costs the less the less has changed.
-    Parameters in bits say how accurate: as a direct code of so many bits. ``memory="none"`` codes each visit
-    as a first one, for data seen once. Errors: ``MissingExtra`` without zstandard.
+    Parameters in bits say how accurate: as a direct code of so many bits. ``gdelta`` sends gradients as deltas
+    too, which saves most where fine-tuning changes little. ``memory="none"`` codes each visit as a first one,
+    for data seen once. Errors: ``MissingExtra`` without zstandard.
     """
     _need_zstandard("thinwire", 1)
 
@@ -341,7 +342,7 @@ def auto(
 
     recipes = list(dict.fromkeys(finer(by) for by in FINER))
     forward, backward = (
-        tuple(Rung.of(s.codec, s.keyframe) for s in dict.fromkeys(schemes))
+        tuple(Rung.of(s.codec, s.keyframe if s.memory.mirrored else None) for s in dict.fromkeys(schemes))
         for schemes in ((r.forward for r in recipes), (r.backward for r in recipes))
     )
     policy = HideBehindCompute((*forward, BF16, EXACT), (*backward, BF16, EXACT), tolerance)
