@@ -35,8 +35,8 @@ BITS = {
     "tahquant": ((4.41, 4.41), (6 + CHANNEL, 6 + CHANNEL)),
     "tahquant:bw=8,scale=group": ((4.41, 4.41), (8.5, 8.5)),
     # 4.25 with one-byte scales, the means' 16 bits a channel, and 1 position of 64 at 8.5 bits.
-    # Later activations cost what little a walk of 0.05 changed; as deltas, gradients without anything in common
-    # half a bit more than direct ones, as their difference has twice the energy.
+    # Later activations cost what little a walk of 0.05 changed; as deltas, gradients without anything in
+    # common cost half a bit more than direct ones, as their difference has twice the energy.
     "thinwire": ((3.05 * 63 / 64 + CHANNEL + 8.5 / 64, 0.55), (3.5, 3.5)),
     "thinwire:gdelta=1,bw=2.4": ((3.05 * 63 / 64 + CHANNEL + 8.5 / 64, 0.55), (2.48, 2.98)),
     "thinwire:memory=none": ((3.05 * 63 / 64 + CHANNEL + 8.5 / 64,) * 2, (3.5, 3.5)),

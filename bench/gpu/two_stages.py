@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -54,7 +55,7 @@ def measure(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _stage(rank: int, plan: Plan, port: int, out: str) -> None:
-    """Be one stage for every link and recipe of the plan."""
+    """Be one stage for every link and recipe of the plan, and end the process."""
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=120))
@@ -72,6 +73,8 @@ def _stage(rank: int, plan: Plan, port: int, out: str) -> None:
     if rank == 1:
         Path(out, "rows.json").write_text(json.dumps(rows))
     dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # torch's gloo threads can abort an ordinary interpreter exit
 
 
 def _run(rank: int, plan: Plan, peers: Any, recipe: str) -> dict[str, Any]:
@@ -103,6 +106,7 @@ def _run(rank: int, plan: Plan, peers: Any, recipe: str) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
     text = torch.randint(0, config.vocab_size, (plan.batch, length + 1), generator=generator).to(device)
     taken = [_step(stage, schedule, optimiser, text, device) for _ in range(plan.steps + 2)]
+    stage.close()
     settled = taken[2:]  # the second step still meets cold caches
     return {
         "recipe": recipe,

@@ -242,9 +242,9 @@ def thinwire(
     visit's delta. The first token of a sequence (an attention sink) and the channels' means, which carry most
     of the energy, travel apart. One step a message and an entropy coder (``DeadZone``); a delta's step
     follows from the tensor it belongs to, so each visit errs alike, and costs the less the less has changed.
-    Parameters in bits say how accurate: as a direct code of so many bits. ``gdelta`` sends gradients as deltas
-    too, which saves most where fine-tuning changes little. ``memory="none"`` codes each visit as a first one,
-    for data seen once. Errors: ``MissingExtra`` without zstandard.
+    Parameters in bits say how accurate: as a direct code of so many bits. ``gdelta`` sends gradients as
+    deltas too, which saves most where fine-tuning changes little. ``memory="none"`` codes each visit as a
+    first one, for data seen once. Errors: ``MissingExtra`` without zstandard.
     """
     _need_zstandard("thinwire", 1)
 

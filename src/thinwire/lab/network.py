@@ -6,6 +6,7 @@ import ipaddress
 import socket
 import struct
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from thinwire.types import AuthError, LinkError
 
 RESOLVE, CONNECT, GREET = 10.0, 5.0, 3.0  # seconds
 SIGNATURE = b"\xff" + bytes(8) + b"\x7f"  # how ZeroMQ's ZMTP 3 begins; only the first and last byte are fixed
+REOPEN = 0.5  # seconds
 GREETING = 64  # bytes; the security mechanism's name is in 12 to 32
 SETTINGS = ("tcp_congestion_control", "tcp_slow_start_after_idle", "tcp_wmem", "tcp_rmem")
 STARTS_AGAIN = ("cubic", "reno")  # congestion controls that slow start after a pause, unless told not to
@@ -94,22 +96,20 @@ def tcp_settings() -> dict[str, str]:
 def check_listener(host: str, port: int, has_token: bool) -> None:
     """Raise an error that says what blocks the way to a thinwire listener; return if nothing does.
 
-    Takes 18 s at most. Errors, ``LinkError`` all: the name is unknown, no route, no answer, nothing listens,
+    Takes 19 s at most. Errors, ``LinkError`` all: the name is unknown, no route, no answer, nothing listens,
     something else listens; ``AuthError`` where one end has a token and the other has none.
     """
     infos, at = _resolve(host, port), f"{host}:{port}"
     if not infos:
         raise LinkError(f"the name {host!r} cannot be resolved; check its spelling, or give an address")
-    greeting = b""
     try:
-        with socket.create_connection(infos[0][4][:2], CONNECT) as s:
-            s.settimeout(GREET)
-            s.sendall(SIGNATURE + b"\x03")
-            while len(greeting) < GREETING and (more := s.recv(GREETING - len(greeting))):
-                greeting += more
+        try:
+            greeting = _greeting(infos[0][4][:2])
+        except ConnectionRefusedError:  # a listener that is done with one peer opens its port anew
+            time.sleep(REOPEN)
+            greeting = _greeting(infos[0][4][:2])
     except OSError as e:
-        if not greeting:
-            raise LinkError(_blocked(e, host, at)) from e
+        raise LinkError(_blocked(e, host, at)) from e
     if len(greeting) < GREETING or (greeting[0], greeting[9]) != (SIGNATURE[0], SIGNATURE[9]):
         raise LinkError(
             f"something listens at {at}, but it is not thinwire; see what runs there, or choose another port"
@@ -121,6 +121,21 @@ def check_listener(host: str, port: int, has_token: bool) -> None:
             f"{one} has a token and {other} has none ({at}); set THINWIRE_TOKEN or give --token-file, "
             "the same text at both ends"
         )
+
+
+def _greeting(address: tuple[object, ...]) -> bytes:
+    """Return what a listener says first, all that comes; ``OSError`` where nothing does."""
+    greeting = b""
+    with socket.create_connection(address, CONNECT) as s:  # type: ignore[arg-type]
+        s.settimeout(GREET)
+        s.sendall(SIGNATURE + b"\x03")
+        try:
+            while len(greeting) < GREETING and (more := s.recv(GREETING - len(greeting))):
+                greeting += more
+        except OSError:
+            if not greeting:
+                raise
+    return greeting
 
 
 def _blocked(error: OSError, host: str, at: str) -> str:
