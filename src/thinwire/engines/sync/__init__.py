@@ -1,0 +1,1 @@
+"""Publish a state and follow it: pushed over links, or pulled from a shared folder."""
