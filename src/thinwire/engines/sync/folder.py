@@ -1,0 +1,148 @@
+"""Where the files of a shelf lie: a plain folder, a web server, or any store that fsspec reaches.
+
+A folder knows nothing of what is in its files. Each write is whole or not there: a plain folder takes a
+temporary name and renames it, an object store one put. Sizes are bounded before anything is read.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+from thinwire.types import InputError, PayloadError
+
+SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(::|://)")  # one letter is a drive, not a scheme
+PART = ".part"  # what a file that is still being written is called at the end
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FULL_REMEDY = "free space there, or keep fewer versions"
+
+
+class Folder(Protocol):
+    """Files by relative name, such as ``patches/a.safetensors``. Names are the caller's to check."""
+
+    where: str  # for errors: no password in it
+
+    def read(self, name: str, limit: int) -> bytes:
+        """Return a file's bytes.
+
+        ``FileNotFoundError`` where there is none, ``PayloadError`` where it is larger than ``limit`` bytes,
+        any other ``OSError`` where the place cannot be reached.
+        """
+        ...
+
+    def write(self, name: str, data: bytes) -> None:
+        """Put a whole file there, replacing one of that name; ``OSError``, and no file, otherwise."""
+        ...
+
+    def delete(self, name: str) -> None:
+        """Remove a file if it is there."""
+        ...
+
+    def names(self, folder: str) -> list[str]:
+        """Return the relative names of the files in ``folder``: none where there is no such folder."""
+        ...
+
+
+def open_folder(url: str | Path, **options: object) -> Folder:
+    """Return the folder at a path, an ``http(s)://`` address (to read), or any URL that fsspec knows.
+
+    ``options`` go to fsspec's file system (credentials, endpoints). Errors: ``InputError`` for a URL that
+    nothing reads, ``MissingExtra`` where fsspec, or what it needs for the URL, is not installed.
+
+    >>> open_folder("https://user:secret@host/a/b/").where
+    'https://host/a/b'
+    """
+    text = os.fspath(url)
+    found = SCHEME.match(text)
+    if not text or found is None:
+        return PlainFolder(Path(text or "."))
+    if found[0] in ("http://", "https://") and not options:
+        from thinwire.engines.sync.web_folder import WebFolder
+
+        return WebFolder(text)
+    if found[0] == "file://" and not urlsplit(text).netloc:
+        return PlainFolder(Path(text.removeprefix("file://")))
+    from thinwire.engines.sync.remote_folder import RemoteFolder
+
+    return RemoteFolder(text, options)
+
+
+class PlainFolder:
+    """A folder of this machine, or one that is mounted here; made at the first write."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.expanduser()
+        self.where = str(path)
+
+    def read(self, name: str, limit: int) -> bytes:
+        where = f"{self.where}/{name}"
+        with open(self.path / name, "rb", opener=_unblocked) as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise PayloadError(f"{where} is not a file")
+            check_size(found.st_size, limit, where)
+            return file.read(found.st_size)
+
+    def write(self, name: str, data: bytes) -> None:
+        target = self.path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name}.{uuid4().hex[:8]}{PART}")
+        try:
+            with temporary.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())  # or a power cut leaves the new name on an empty file
+            temporary.replace(target)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
+
+    def delete(self, name: str) -> None:
+        (self.path / name).unlink(missing_ok=True)
+
+    def names(self, folder: str) -> list[str]:
+        try:
+            return [f"{folder}/{entry.name}" for entry in os.scandir(self.path / folder)]
+        except FileNotFoundError:
+            return []
+
+
+def _unblocked(path: str, flags: int) -> int:
+    """Open a file without waiting: a pipe under its name must not hold the reader up."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def shown(url: str) -> str:
+    """Return a URL without what may be secret in it: user, password, query.
+
+    >>> shown("s3://key:secret@bucket/model/?signature=1")
+    's3://bucket/model'
+    """
+    return re.sub(r"//[^/]*@", "//", url.partition("?")[0].partition("#")[0]).rstrip("/")
+
+
+def check_size(nbytes: int, limit: int, where: str) -> None:
+    """Raise ``PayloadError`` for a file of more than ``limit`` bytes."""
+    if nbytes > limit:
+        raise PayloadError(f"{where} has {nbytes} bytes, expected at most {limit}")
+
+
+def refusal(error: OSError, where: str) -> InputError:
+    """Return what a writer says of a place that takes no file: a full disk, a missing permission.
+
+    >>> import errno
+    >>> str(refusal(OSError(errno.ENOSPC, "No space left on device"), "models"))
+    'the disk is full: cannot write to models; free space there, or keep fewer versions'
+    """
+    if error.errno in FULL:
+        return InputError(f"the disk is full: cannot write to {where}; {FULL_REMEDY}")
+    reason = error.strerror or str(error) or type(error).__name__
+    return InputError(f"cannot write to {where} ({reason}); choose another folder or mend its access")
