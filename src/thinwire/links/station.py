@@ -1,0 +1,177 @@
+"""What hub and spoke share: the thread that owns a socket, its events, its way of being woken and closed."""
+
+from __future__ import annotations
+
+import socket as sockets
+import struct
+import threading
+from time import monotonic
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from thinwire.links.events import Event, Events
+from thinwire.links.metered import CURVE_OVERHEAD
+from thinwire.links.zmq_link import STALL
+from thinwire.types import LinkError
+
+HEARTBEAT = 1.0  # seconds between two pings of a spoke
+SILENCE = 10.0  # seconds without a sign of life after which the other end counts as lost
+QUEUED = 256  # messages that libzmq queues for one peer
+BURST = 64  # messages moved in one turn, so that neither direction starves the other
+IDLE = 250  # milliseconds
+BLOCKED = 10  # milliseconds before a message that found no room is offered again
+IDENTITY = 16  # bytes of a spoke's name
+PING, PONG, DATA, BYE = range(4)  # a message's first byte
+STAMP = struct.Struct("<Bd")  # a ping: the spoke's clock, which only the spoke reads
+ANSWER = struct.Struct("<Bdd")  # a pong: that again, and the hub's clock
+DATA_BYTE, BYE_BYTE = bytes([DATA]), bytes([BYE])
+_Event = zmq.Event
+REFUSED = (_Event.HANDSHAKE_FAILED_AUTH, _Event.HANDSHAKE_FAILED_PROTOCOL, _Event.HANDSHAKE_FAILED_NO_DETAIL)
+
+
+class Station:
+    """A socket, the thread that owns it, and what it reports; the base of ``Hub`` and ``Spoke``."""
+
+    def __init__(self, sock: zmq.Socket[bytes], watched: int, where: str) -> None:
+        self._sock, self._where = sock, where
+        self._events = Events()
+        self._lock = threading.Lock()
+        self._monitor = sock.get_monitor_socket(watched)
+        self._error: LinkError | None = None
+        self._linger: float | None = None  # set by close: when to stop flushing
+        self._wake_in, self._wake_out = sockets.socketpair()
+        self._wake_in.setblocking(False)
+        self._wake_out.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name=where, daemon=True)
+
+    def recv(self, timeout: float) -> Event | None:
+        """Return the next event; None after ``timeout`` seconds, or at once after ``wake``.
+
+        Errors: ``LinkError`` once the socket is closed or has failed.
+        """
+        full = self._events.full
+        event = self._events.get(timeout)
+        if full:
+            self._nudge()  # the thread may read again
+        return event
+
+    def wake(self) -> None:
+        """Let whoever waits in ``recv`` return, from any thread."""
+        self._events.wake()
+
+    def close(self, timeout: float = 2.0) -> None:
+        """Send what is queued for at most ``timeout`` seconds, then end the thread. Safe to call twice."""
+        with self._lock:
+            self._linger = self._linger or monotonic() + timeout
+        self._nudge()
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout + 10.0)
+
+    def _nudge(self) -> None:
+        try:
+            self._wake_in.send(b"w")
+        except OSError:  # full: the thread is awake anyway; closed: it is gone
+            pass
+
+    # the thread
+
+    def _run(self) -> None:
+        try:
+            extra = [s for s in (self._monitor, self._zap(), self._wake_out.fileno()) if s is not None]
+            busy, reading = zmq.Poller(), zmq.Poller()
+            for poller, sources in ((busy, extra), (reading, [self._sock, *extra])):
+                for source in sources:
+                    poller.register(source, zmq.POLLIN)
+            while self._turn(busy if self._events.full else reading):
+                pass
+            self._farewell()
+        except zmq.ZMQError as e:
+            self._fail(LinkError(f"{self._where} failed: {e.strerror}"))
+        finally:
+            self._fail(LinkError(f"this end closed {self._where}"))
+            self._shut()
+
+    def _turn(self, poller: zmq.Poller) -> bool:
+        ready: dict[Any, int] = dict(poller.poll(BLOCKED if self._waiting() else IDLE))
+        if self._wake_out.fileno() in ready:
+            self._wake_out.recv(4096)
+        if self._monitor in ready:
+            while self._monitor.poll(0):
+                event = recv_monitor_message(self._monitor)
+                self._noticed(event["event"], event["value"])
+        self._answer(ready)
+        if self._sock in ready:
+            self._receive()
+        self._flush()
+        self._check(monotonic())
+        closing = self._linger is not None and (not self._waiting() or monotonic() > self._linger)
+        return self._error is None and not closing
+
+    def _fail(self, error: LinkError) -> None:
+        self._error = self._error or error
+        self._events.fail(self._error)
+
+    def _shut(self) -> None:
+        self._sock.disable_monitor()
+        self._monitor.close(linger=0)
+        zap = self._zap()
+        if zap is not None:
+            zap.close(linger=0)
+        left = max(0.1, (self._linger or 0.0) - monotonic())
+        context = self._sock.context
+        self._sock.close(linger=int(left * 1000))
+        context.term()
+        self._wake_in.close()
+        self._wake_out.close()
+
+    # what differs between the two
+
+    def _zap(self) -> zmq.Socket[bytes] | None:
+        return None
+
+    def _answer(self, ready: dict[Any, int]) -> None:
+        return
+
+    def _waiting(self) -> bool:
+        """Return whether messages are queued here."""
+        raise NotImplementedError
+
+    def _noticed(self, kind: int, value: int) -> None:
+        raise NotImplementedError
+
+    def _receive(self) -> None:
+        raise NotImplementedError
+
+    def _flush(self) -> None:
+        raise NotImplementedError
+
+    def _check(self, now: float) -> None:
+        raise NotImplementedError
+
+    def _farewell(self) -> None:
+        raise NotImplementedError
+
+
+def open_socket(kind: int, host: str, max_message: int) -> zmq.Socket[bytes]:
+    """Return a socket in a context of its own that takes frames of at most ``max_message`` bytes."""
+    sock = zmq.Context().socket(kind)
+    sock.linger = 0
+    # a larger frame breaks the connection before memory is taken for it
+    sock.maxmsgsize = max_message + 1 + CURVE_OVERHEAD
+    sock.sndhwm = sock.rcvhwm = QUEUED
+    sock.ipv6 = ":" in host
+    sock.setsockopt(zmq.TCP_MAXRT, int(STALL * 1000))
+    sock.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    sock.handshake_ivl = int(SILENCE * 1000)
+    return sock
+
+
+def endpoint(host: str, port: int | str) -> str:
+    """Return the address in ZeroMQ's notation.
+
+    >>> endpoint("::1", 5000)
+    'tcp://[::1]:5000'
+    """
+    return f"tcp://[{host.strip('[]')}]:{port}" if ":" in host else f"tcp://{host}:{port}"
