@@ -1,0 +1,50 @@
+"""Point the parameters and buffers of a model at the tensors of a state."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from thinwire.state.layout import Layout
+from thinwire.state.view import View
+from thinwire.types import InputError, require
+
+
+def bind(layout: Layout, model: nn.Module) -> list[tuple[Tensor, int]]:
+    """Return each parameter and buffer of ``model`` that the layout names, and its slot.
+
+    Errors: ``InputError`` naming the first that is missing or of another shape or dtype.
+    """
+    owned: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    owned |= dict(model.named_buffers(remove_duplicate=False))
+    found: dict[int, tuple[Tensor, int]] = {}
+    for name, index in layout.index.items():
+        slot = layout.slots[index]
+        require(
+            name in owned, InputError, f"{name} is in the state but not in the model; bind the model it is of"
+        )
+        x = owned[name]
+        got, want = (tuple(x.shape), x.dtype), (slot.shape, slot.dtype)
+        require(
+            got == want, InputError, f"{name} is {_text(*got)} in the model and {_text(*want)} in the state"
+        )
+        tied = found.setdefault(id(x), (x, index))[1]
+        require(
+            tied == index,
+            InputError,
+            f"{name} is tied in the model to {layout.slots[tied].name}, not in the state",
+        )
+    return list(found.values())
+
+
+def point(bound: list[tuple[Tensor, int]], view: View) -> None:
+    """Let each bound tensor share the memory of its slot, or copy that to where it lives."""
+    for x, index in bound:
+        values = view.slots[index]
+        if x.device == values.device:
+            x.data = values
+        else:
+            x.data.copy_(values, non_blocking=True)
+
+
+def _text(shape: tuple[int, ...], dtype: object) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {list(shape)}"

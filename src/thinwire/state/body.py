@@ -1,0 +1,115 @@
+"""The body of a patch <-> bytes: a section a word dtype, narrow ones first.
+
+::
+
+    kind u8 (1: changes, 2: whole), sections u8
+    a section: bytes a word u8, length u64, data; of changes as ``changes.pack_blocks`` writes them, for the
+    pieces of that word in order; of a whole state the pieces one after another: length u32, ``encode_whole``
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+
+import numpy as np
+
+from thinwire.state.changes import Block, pack_blocks, unpack_blocks
+from thinwire.state.layout import Layout
+from thinwire.state.planes import decode_whole, encode_whole
+from thinwire.state.words import Words
+from thinwire.types import PayloadError, require
+
+CHANGES, WHOLE = 1, 2
+HEAD = struct.Struct("<BB")
+SECTION = struct.Struct("<BQ")
+LENGTH = struct.Struct("<I")
+
+Changes = Mapping[int, tuple[np.ndarray, np.ndarray]]  # piece -> positions [n], differences [n]
+
+
+def pack_changes(layout: Layout, found: Changes) -> bytes:
+    """Return the body for differences: positions rising, below the piece's length, no difference zero."""
+    sections = []
+    for word, pieces in _pieces(layout).items():
+        none = np.zeros(0, np.int64), np.zeros(0, word)
+        blocks = [Block(layout.blocks()[i].numel, *found.get(i, none)) for i in pieces]
+        sections.append((word, pack_blocks(blocks, word)))
+    return _join(CHANGES, sections)
+
+
+def pack_whole(words: Words) -> bytes:
+    """Return the body for all words."""
+    sections = []
+    for word, pieces in _pieces(words.layout).items():
+        parts = [encode_whole(words[i]) for i in pieces]
+        sections.append((word, b"".join(p for part in parts for p in (LENGTH.pack(len(part)), part))))
+    return _join(WHOLE, sections)
+
+
+def unpack_changes(layout: Layout, body: bytes) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    """Return the differences of the pieces that have any. Errors: ``PayloadError``."""
+    found = {}
+    for word, pieces, data in _sections(layout, body, CHANGES):
+        numels = [layout.blocks()[i].numel for i in pieces]
+        for i, n, block in zip(pieces, numels, unpack_blocks(data, numels, word), strict=True):
+            positions, diffs = block.positions, block.diffs
+            if len(positions):
+                inside = 0 <= positions[0] <= positions[-1] < n and bool((np.diff(positions) > 0).all())
+                require(inside, PayloadError, f"changes of a patch outside a piece of {n} elements")
+                fits = len(diffs) == len(positions) and diffs.dtype == word
+                require(fits, PayloadError, "positions and differences of a patch do not match")
+                found[i] = positions, diffs
+    return found
+
+
+def unpack_whole(body: bytes, words: Words) -> None:
+    """Write all words of a body into ``words``, which a ``PayloadError`` leaves partly written."""
+    for word, pieces, data in _sections(words.layout, body, WHOLE):
+        at = 0
+        for i in pieces:
+            require(at + LENGTH.size <= len(data), PayloadError, "a keyframe ends too early")
+            (n,) = LENGTH.unpack_from(data, at)
+            at += LENGTH.size
+            require(
+                at + n <= len(data), PayloadError, f"a keyframe ends {at + n - len(data)} bytes too early"
+            )
+            np.copyto(words[i], decode_whole(data[at : at + n], len(words[i]), word))
+            at += n
+        require(at == len(data), PayloadError, f"{len(data) - at} bytes too many in a keyframe")
+
+
+def _pieces(layout: Layout) -> dict[np.dtype, list[int]]:
+    found: dict[np.dtype, list[int]] = {word: [] for word in layout.words}
+    for i, piece in enumerate(layout.blocks()):
+        found[piece.word].append(i)
+    return found
+
+
+def _join(kind: int, sections: list[tuple[np.dtype, bytes]]) -> bytes:
+    parts = [HEAD.pack(kind, len(sections))]
+    for word, data in sections:
+        parts += [SECTION.pack(word.itemsize, len(data)), data]
+    return b"".join(parts)
+
+
+def _sections(layout: Layout, body: bytes, kind: int) -> list[tuple[np.dtype, list[int], memoryview]]:
+    view, at = memoryview(body), HEAD.size
+    require(len(view) >= at, PayloadError, "a patch without a body")
+    got, count = HEAD.unpack_from(view)
+    pieces = _pieces(layout)
+    fits = got == kind and count == len(pieces)
+    require(
+        fits, PayloadError, f"a body of kind {got} with {count} sections, expected {kind} with {len(pieces)}"
+    )
+    found = []
+    for word, own in pieces.items():
+        require(at + SECTION.size <= len(view), PayloadError, "the body of a patch ends too early")
+        itemsize, n = SECTION.unpack_from(view, at)
+        at += SECTION.size
+        fits = itemsize == word.itemsize and n <= len(view) - at
+        require(fits, PayloadError, f"a section of {n} bytes for words of {itemsize} does not fit the state")
+        found.append((word, own, view[at : at + n]))
+        at += n
+    require(at == len(view), PayloadError, f"{len(view) - at} bytes too many behind the body of a patch")
+    return found

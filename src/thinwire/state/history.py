@@ -1,0 +1,224 @@
+"""The publisher's side: the live words of a state, and patches to its newest version."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+
+import numpy as np
+from torch import Tensor
+
+from thinwire.state import body, content, intake, moves
+from thinwire.state.layout import Layout
+from thinwire.state.log import Change, Entry, Log, logged, merge
+from thinwire.state.moves import Move
+from thinwire.state.patch import MAX_VERSION, Meta, Patch, Version, check_meta
+from thinwire.state.words import Words, filled, named
+from thinwire.types import InputError, require
+
+CACHED = 8  # patches to the newest version that are kept, each from another base
+
+
+class History:
+    """The only owner of a state's live words and of the log of what each version changed.
+
+    ``publish`` and ``adopt`` belong to one thread, ``patch`` and ``find`` to any. ``budget`` bounds the log
+    in bytes (default: a quarter of the state); ``start`` is the number after which versions are counted: a
+    publisher that starts again gives its last one.
+
+    >>> layout = Layout.of({"w": torch.zeros(4)})
+    >>> history = History(layout)
+    >>> history.publish({"w": torch.ones(4)}, {"step": 1}).number
+    1
+    """
+
+    def __init__(self, layout: Layout, budget: int | None = None, start: int = 0) -> None:
+        require(0 <= start < MAX_VERSION - 1, InputError, f"start={start} is no version number")
+        self.layout = layout
+        self._words = Words(layout)
+        self._log = Log(layout, layout.nbytes // 4 if budget is None else budget)
+        self._newest = Version()
+        self._start = start
+        self._lock = threading.RLock()  # the live words and the log; held while they are read or written
+        self._coding = threading.Lock()  # one patch at a time is made
+        self._cache: dict[int, Patch] = {}
+
+    @property
+    def newest(self) -> Version:
+        """The newest version; its number is 0 before the first."""
+        return self._newest
+
+    @property
+    def log_nbytes(self) -> int:
+        """Bytes the log takes."""
+        return self._log.nbytes
+
+    def publish(
+        self, tensors: Mapping[str, Tensor], meta: Meta | None = None, published: float | None = None
+    ) -> Version:
+        """Make ``tensors`` the newest version and return it; ``published`` is in seconds since the epoch.
+
+        Errors: ``InputError`` naming the tensor that does not fit; then nothing has changed.
+        """
+        kept, found = check_meta(meta or {}), named(self.layout, tensors)
+        when = time.time() if published is None else float(published)
+        require(np.isfinite(when), InputError, f"published={when} is no time")
+        with self._lock:
+            if not self._newest.number:
+                return self._first(found, when, kept)
+            made = self._take(found)
+            now = content.add(self._newest.hash, moves.hash_of(made))
+            return self._advance(Version(self._newest.number + 1, now, when, kept, _count(made)), made)
+
+    def _first(self, found: list[Tensor], when: float, meta: Meta) -> Version:
+        words = filled(self.layout, found)
+        self._words = words
+        self._newest = Version(
+            self._start + 1, words.hash(), when, meta, sum(w.size for w in words.flat.values())
+        )
+        return self._newest
+
+    def _take(self, found: list[Tensor]) -> list[Move]:
+        """Bring the live words up to the tensors; after an error they are as they were."""
+        made: list[Move] = []
+        flat, last = None, -1
+        try:
+            for i, piece in enumerate(self.layout.blocks()):
+                slot = self.layout.slots[piece.slot]
+                if piece.slot != last or flat is None:
+                    flat, last = intake.flat(slot, found[piece.slot]), piece.slot
+                positions, old = intake.take(slot, flat[piece.start : piece.stop], self._words[i])
+                if len(positions):
+                    made.append(Move(i, positions, old, self._words[i][positions]))
+        except BaseException:
+            moves.write(self._words, (Move(m.piece, m.positions, m.new, m.old) for m in made))
+            raise
+        return made
+
+    def _advance(self, version: Version, made: list[Move]) -> Version:
+        changes = {m.piece: logged(m.positions, m.old, self._words[m.piece]) for m in made}
+        self._log.append(Entry(self._newest.number, self._newest.hash, changes))
+        self._newest = version
+        return version
+
+    def adopt(self, patch: Patch) -> Version:
+        """Advance by a patch that was received (a relay) and return the version it leads to.
+
+        Errors: ``PayloadError`` or ``DesyncError``; then nothing has changed.
+        """
+        with self._lock:
+            moves.check_follows(patch, self.layout, self._newest)
+            if patch.base:
+                made = moves.moves(patch, self._words, self._newest)
+                moves.write(self._words, made)
+            else:
+                made = self._replace(moves.whole(patch, self.layout))
+            if not self._newest.number:
+                self._newest = patch.target
+                return self._newest
+            return self._advance(patch.target, made)
+
+    def _replace(self, words: Words) -> list[Move]:
+        before, self._words = self._words, words
+        made = []
+        for i in range(len(self.layout.blocks())):
+            positions = np.flatnonzero(before[i] != words[i])
+            if len(positions):
+                made.append(Move(i, positions, before[i][positions], words[i][positions]))
+        return made
+
+    def outnumber(self, version: int) -> Version:
+        """Give the newest contents a number above ``version``, unless theirs is, and return that version.
+
+        A publisher that starts again counts from below what its followers hold: they take nothing older.
+        """
+        require(0 <= version < MAX_VERSION - 1, InputError, f"version {version} is no version number")
+        with self._lock:
+            now = self._newest
+            if now.number > version:
+                return now
+            if not now.number:
+                self._start = max(self._start, version)
+                return now
+            return self._advance(Version(version + 1, now.hash, now.published, now.meta), [])
+
+    def find(self, version: int, hash: int) -> int:
+        """Return the number of the newest version with that content that can be patched from; 0 for none.
+
+        ``version`` is what the follower calls it: 0 for a base it has from elsewhere. Contents decide.
+        """
+        with self._lock:
+            known = {**self._log.bases(), self._newest.number: self._newest.hash}
+            if version and known.get(version) == hash:
+                return version
+            return max((n for n, h in known.items() if n and h == hash), default=0)
+
+    def patch(self, base: int | None = None) -> Patch:
+        """Return what leads from version ``base`` (None, or one no longer known: from nothing) to the newest.
+
+        All versions between are merged. Errors: ``InputError`` when there is none yet, or none after base.
+        """
+        with self._coding:
+            target = self._newest
+            require(target.number > 0, InputError, "nothing has been published yet")
+            require(
+                base != target.number, InputError, f"version {base} is the newest; nothing leads on from it"
+            )
+            found = self._cache.get(base or 0)
+            if found is None or found.version != target.number:
+                found = self._make(base or 0)
+            self._keep(base or 0, found)
+        return found
+
+    def _keep(self, base: int, patch: Patch) -> None:
+        others = {b: p for b, p in self._cache.items() if p.version == patch.version and b != base}
+        self._cache = dict([*others.items(), (base, patch)][-CACHED:])
+
+    def _make(self, base: int) -> Patch:
+        with self._lock:
+            entries, target = self._log.since(base), self._newest
+            self._log.mark(base)
+            self._log.mark(target.number)
+        if not entries:
+            return self._keyframe()
+        merged = merge(entries, self.layout.blocks())  # the long part: publishing may go on meanwhile
+        with self._lock:
+            if self._newest is not target:
+                since = self._log.since(target.number)
+                entries = [merged, *since] if since else self._log.since(base)
+                if not entries:
+                    return self._keyframe()
+                merged, target = merge(entries, self.layout.blocks()), self._newest
+            self._log.mark(target.number)
+            found = {i: self._difference(i, change) for i, change in merged.changes.items()}
+        packed = body.pack_changes(self.layout, {i: f for i, f in found.items() if len(f[0])})
+        return self._patch(merged.base, merged.hash, target, packed)
+
+    def _difference(self, piece: int, change: Change) -> tuple[np.ndarray, np.ndarray]:
+        words = self._words[piece]
+        positions = np.arange(len(words)) if change.positions is None else change.positions
+        diffs = words[positions] - change.old
+        moved = np.flatnonzero(diffs)
+        return (positions, diffs) if len(moved) == len(diffs) else (positions[moved], diffs[moved])
+
+    def _keyframe(self) -> Patch:
+        with self._lock:
+            words, target = self._words.copy(), self._newest
+        return self._patch(0, 0, target, body.pack_whole(words))
+
+    def _patch(self, base: int, base_hash: int, target: Version, packed: bytes) -> Patch:
+        return Patch(
+            base,
+            target.number,
+            base_hash,
+            target.hash,
+            target.published,
+            target.meta,
+            self.layout.digest,
+            packed,
+        )
+
+
+def _count(made: list[Move]) -> int:
+    return sum(len(m.positions) for m in made)

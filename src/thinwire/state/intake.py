@@ -1,0 +1,36 @@
+"""From a trainer's tensors to words: the first time whole, then what changed."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from thinwire.state.compare import Changes, changed, words_of
+from thinwire.state.grid import settle
+from thinwire.state.layout import Slot
+
+
+def fill(slot: Slot, x: Tensor, words: np.ndarray) -> None:
+    """Write ``x`` into ``words`` [numel], which are zeros. Errors: ``InputError`` for NaN in a lossy one."""
+    if slot.bound is None:
+        words[...] = words_of(x.detach().to("cpu", slot.dtype).contiguous())
+    else:
+        settle(flat(slot, x), words, slot.bound, slot.name)
+
+
+def take(slot: Slot, x: Tensor, words: np.ndarray) -> Changes:
+    """Bring ``words`` [n] up to ``x`` [n] and return the positions that changed, rising, and their old words.
+
+    Errors: ``InputError`` for NaN in a lossy tensor, and then no word has changed.
+    """
+    if slot.bound is None:
+        return changed(x, words, slot.dtype, slot.name)
+    return settle(x, words, slot.bound, slot.name)
+
+
+def flat(slot: Slot, x: Tensor) -> Tensor:
+    """Return the values of ``x`` in this machine's memory, 1-D; from another device they come cast."""
+    x = x.detach()
+    if x.device.type != "cpu":
+        x = (x.to(slot.dtype) if slot.bound is None else x.float()).cpu()
+    return x.contiguous().reshape(-1)

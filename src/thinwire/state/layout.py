@@ -1,0 +1,252 @@
+"""Layout of a state: which tensors it has, the integers they are kept as, and the pieces these come in."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thinwire.types import WRONG_VALUES, InputError, PayloadError, require
+
+WORDS: dict[torch.dtype, np.dtype] = {
+    torch.bfloat16: np.dtype(np.int16),
+    torch.float16: np.dtype(np.int16),
+    torch.float32: np.dtype(np.int32),
+    torch.float64: np.dtype(np.int64),
+    torch.int64: np.dtype(np.int64),
+    torch.int32: np.dtype(np.int32),
+    torch.int16: np.dtype(np.int16),
+    torch.int8: np.dtype(np.int8),
+    torch.uint8: np.dtype(np.int8),
+    torch.bool: np.dtype(np.int8),
+}
+DTYPES = {str(d).removeprefix("torch."): d for d in WORDS}
+GRID = np.dtype(np.int32)  # a lossy tensor's words: multiples of its bound
+PIECE = 1 << 22  # elements a piece: the longest run of words that is compared, coded and logged at once
+ALIGNED = 64  # bytes: a slot begins at a multiple of it, so kernels may read whole vectors
+MAX_NBYTES = 1 << 36  # of a state that a peer may declare, unless the caller knows better
+MAX_JSON = 1 << 24
+MAX_SLOTS = 1 << 18
+MAX_NAME = 512
+MAX_DIMENSIONS = 8
+LEAST_BOUND, MOST_BOUND = 2.0**-100, 2.0**100
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One tensor of a state, as followers use it; with a ``bound``, to within that error in its own units.
+
+    >>> Slot("weight", (2, 3), torch.bfloat16).word
+    dtype('int16')
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    bound: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_name(self.name)
+        require(self.dtype in WORDS, InputError, f"{self.name}: {self.dtype} cannot be followed; cast it")
+        sizes = all(type(d) is int and d >= 0 for d in self.shape) and len(self.shape) <= MAX_DIMENSIONS
+        require(sizes, InputError, f"{self.name}: {self.shape} is no shape of up to {MAX_DIMENSIONS} sizes")
+        if self.bound is not None:
+            ok = self.dtype.is_floating_point and LEAST_BOUND <= self.bound <= MOST_BOUND
+            require(ok, InputError, f"{self.name}: bound={self.bound} needs floats, and to be above 0")
+
+    @property
+    def word(self) -> np.dtype:
+        """The integers that hold it: its bits, or with a bound the multiples of that."""
+        return WORDS[self.dtype] if self.bound is None else GRID
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes as followers use it."""
+        return self.numel * self.dtype.itemsize
+
+
+class Piece(NamedTuple):
+    """Elements ``start`` to ``stop`` of a slot; ``at`` is where they begin in the array of that word."""
+
+    slot: int
+    start: int
+    stop: int
+    word: np.dtype
+    at: int
+
+    @property
+    def numel(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The tensors of a state in order, and which further names stand for one of them (tied weights).
+
+    >>> layout = Layout.of({"w": torch.zeros(4, 2), "n": torch.zeros(3)}, dtype=torch.bfloat16)
+    >>> layout.nbytes, [piece.numel for piece in layout.blocks()]
+    (22, [8, 3])
+    """
+
+    slots: tuple[Slot, ...]
+    aliases: tuple[tuple[str, str], ...] = ()  # (further name, name of a slot)
+
+    def __post_init__(self) -> None:
+        require(len(self.slots) <= MAX_SLOTS, InputError, f"{len(self.slots)} tensors; at most {MAX_SLOTS}")
+        own = {s.name for s in self.slots}
+        require(len(own) == len(self.slots), InputError, "two tensors of a state have one name")
+        for name, target in self.aliases:
+            _check_name(name)
+            require(target in own, InputError, f"{name!r} stands for {target!r}, which is no tensor here")
+        names = own | {name for name, _ in self.aliases}
+        require(len(names) == len(own) + len(self.aliases), InputError, "two names of a state are equal")
+
+    @classmethod
+    def of(
+        cls,
+        tensors: Mapping[str, Tensor],
+        dtype: torch.dtype | None = None,
+        bounds: Mapping[str, float] | float | None = None,
+    ) -> Layout:
+        """Return the layout of ``tensors`` as followers will use them: floats as ``dtype``, if given.
+
+        ``bounds`` names the tensors that may be off by so much, or is one bound for all floats. Names of one
+        and the same memory are kept once. Errors: ``InputError`` for what cannot be followed.
+        """
+        slots: list[Slot] = []
+        aliases: list[tuple[str, str]] = []
+        seen: dict[object, str] = {}
+        unknown = set(bounds) - set(tensors) if isinstance(bounds, Mapping) else set()
+        require(not unknown, InputError, f"bounds name {sorted(unknown)[:1]}, which is no tensor here")
+        for name, x in tensors.items():
+            first = seen.setdefault(_memory(name, x), name)
+            if first != name:
+                aliases.append((name, first))
+            else:
+                slots.append(_slot(name, x, dtype, bounds))
+        return cls(tuple(slots), tuple(aliases))
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of the state as followers use it."""
+        return sum(s.nbytes for s in self.slots)
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Each name, aliases too, and the number of its slot."""
+        own = {s.name: i for i, s in enumerate(self.slots)}
+        return own | {name: own[target] for name, target in self.aliases}
+
+    @cached_property
+    def digest(self) -> str:
+        """32 hexadecimal digits over names, shapes, dtypes, bounds and aliases."""
+        return hashlib.blake2b(self.to_json(), digest_size=16).hexdigest()
+
+    @cached_property
+    def words(self) -> dict[np.dtype, int]:
+        """The word dtypes in use, narrow ones first, and the elements of the array of each."""
+        ends: dict[np.dtype, int] = {}
+        for slot, at in zip(self.slots, self.places, strict=True):
+            if slot.numel:
+                ends[slot.word] = at + slot.numel
+        return dict(sorted(ends.items(), key=lambda item: item[0].itemsize))
+
+    @cached_property
+    def places(self) -> list[int]:
+        """Where each slot begins in the array of its word, in words."""
+        ends: dict[np.dtype, int] = {}
+        found = []
+        for slot in self.slots:
+            step = ALIGNED // slot.word.itemsize
+            found.append(-(-ends.get(slot.word, 0) // step) * step)
+            ends[slot.word] = found[-1] + slot.numel
+        return found
+
+    @cached_property
+    def _blocks(self) -> tuple[Piece, ...]:
+        found = []
+        for i, (slot, at) in enumerate(zip(self.slots, self.places, strict=True)):
+            for start in range(0, slot.numel, PIECE):
+                found.append(Piece(i, start, min(start + PIECE, slot.numel), slot.word, at + start))
+        return tuple(found)
+
+    def blocks(self) -> tuple[Piece, ...]:
+        """Return the pieces in order: slot by slot, each at most ``PIECE`` elements, none empty."""
+        return self._blocks
+
+    def to_json(self) -> bytes:
+        """Return the layout as JSON: equal layouts are equal bytes."""
+        slots = [[s.name, list(s.shape), str(s.dtype).removeprefix("torch."), s.bound] for s in self.slots]
+        data = {"format": 1, "slots": slots, "aliases": [list(a) for a in self.aliases]}
+        return json.dumps(data, separators=(",", ":")).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes | bytearray | memoryview, max_nbytes: int = MAX_NBYTES) -> Layout:
+        """Return the layout in ``data``.
+
+        Errors: ``PayloadError`` for anything else, and for a state of more than ``max_nbytes`` bytes.
+        """
+        require(len(data) <= MAX_JSON, PayloadError, f"a layout of {len(data)} bytes; at most {MAX_JSON}")
+        try:
+            found = _parse(json.loads(bytes(data)))
+        except InputError as e:
+            raise PayloadError(f"a layout that cannot be: {e}") from e
+        except WRONG_VALUES as e:
+            raise PayloadError(f"not a layout of a state: {str(e)[:100]}") from e
+        held = sum(n * word.itemsize for word, n in found.words.items())
+        nbytes = max(found.nbytes, held)
+        require(
+            nbytes <= max_nbytes, PayloadError, f"a state of {nbytes} bytes is over the limit of {max_nbytes}"
+        )
+        return found
+
+
+def _parse(data: Any) -> Layout:
+    require(
+        data["format"] == 1, PayloadError, f"layout format {data['format']!r} is not 1; update the older end"
+    )
+    slots = []
+    for name, shape, dtype, bound in data["slots"]:
+        require(bound is None or type(bound) is float, InputError, f"{name!r:.99}: bound={bound!r:.99}")
+        slots.append(Slot(name, tuple(shape), DTYPES[dtype], bound))
+    return Layout(tuple(slots), tuple((name, target) for name, target in data["aliases"]))
+
+
+def _check_name(name: object) -> None:
+    ok = isinstance(name, str) and 0 < len(name) <= MAX_NAME and name.isprintable()
+    require(ok, InputError, f"{name!r:.99} is no name of up to {MAX_NAME} printable characters")
+
+
+def _memory(name: str, x: object) -> object:
+    """Return what two names of one tensor share."""
+    if not isinstance(x, Tensor) or x.layout != torch.strided or x.is_meta:
+        raise InputError(f"{name}: a state is made of dense tensors that hold values, not of {_kind(x)}")
+    place = x.data_ptr()
+    return (x.device, place, x.dtype, tuple(x.shape), x.stride()) if place and x.numel() else name
+
+
+def _kind(x: object) -> str:
+    return f"a tensor of {x.layout} on {x.device}" if isinstance(x, Tensor) else type(x).__name__
+
+
+def _slot(
+    name: str, x: Tensor, dtype: torch.dtype | None, bounds: Mapping[str, float] | float | None
+) -> Slot:
+    if isinstance(bounds, Mapping):
+        bound = bounds.get(name)
+    else:
+        bound = bounds if x.is_floating_point() else None
+    used = dtype if dtype is not None and x.is_floating_point() else x.dtype
+    return Slot(name, tuple(x.shape), used, None if bound is None else float(bound))

@@ -1,0 +1,143 @@
+"""What each version of a state changed: old words, so that a patch can be made from any version still known.
+
+Over its budget a log merges neighbouring entries whose boundary nobody asked for lately, small ones first,
+and then drops the oldest. The last two stay, whatever their size: without them, changes of many words would
+leave nothing to patch from.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from thinwire.state.layout import Layout, Piece
+
+KEPT = 2  # entries that no budget takes
+MARKS = 64  # bases lately asked for that are kept apart
+_DENSE = 3  # a piece of which more than a third changed is logged whole
+_SCATTER = 64  # merging by scattering over the whole piece pays off from this share of it
+
+
+class Change(NamedTuple):
+    """Old words of a piece at ``positions`` [n], rising; all its words where that is None."""
+
+    positions: np.ndarray | None
+    old: np.ndarray
+
+    @property
+    def nbytes(self) -> int:
+        return self.old.nbytes + (0 if self.positions is None else self.positions.nbytes)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What one or more versions after ``base`` changed, by piece; ``hash`` is of the contents at ``base``."""
+
+    base: int
+    hash: int
+    changes: Mapping[int, Change]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(c.nbytes for c in self.changes.values())
+
+
+class Log:
+    """Entries in order, each from its base to the next one's, the last to the newest version."""
+
+    def __init__(self, layout: Layout, budget: int) -> None:
+        self.budget = budget  # bytes
+        self._pieces = layout.blocks()
+        self._entries: list[Entry] = []
+        self._marks: OrderedDict[int, None] = OrderedDict()
+        self.nbytes = 0
+
+    def append(self, entry: Entry) -> None:
+        """Add what took ``entry.base`` to the newest version."""
+        self._entries.append(entry)
+        self.nbytes += entry.nbytes
+        self._shrink()
+
+    def clear(self) -> None:
+        """Forget all entries."""
+        self._entries.clear()
+        self.nbytes = 0
+
+    def bases(self) -> dict[int, int]:
+        """Return the versions that can be patched from, oldest first, and the hash of each."""
+        return {e.base: e.hash for e in self._entries}
+
+    def mark(self, base: int) -> None:
+        """Keep ``base`` as one to patch from while there is room: a follower holds it, or soon will."""
+        self._marks[base] = None
+        self._marks.move_to_end(base)
+        if len(self._marks) > MARKS:
+            self._marks.popitem(last=False)
+
+    def since(self, base: int) -> list[Entry]:
+        """Return the entries from ``base`` to the newest version; none where that is not known."""
+        start = next((i for i, e in enumerate(self._entries) if e.base == base), None)
+        return [] if start is None else self._entries[start:]
+
+    def _shrink(self) -> None:
+        while self.nbytes > self.budget and len(self._entries) > KEPT:
+            at = self._unasked()
+            if at is None:
+                self.nbytes -= self._entries.pop(0).nbytes
+            else:
+                merged = merge(self._entries[at - 1 : at + 1], self._pieces)
+                self.nbytes += merged.nbytes - self._entries[at - 1].nbytes - self._entries[at].nbytes
+                self._entries[at - 1 : at + 1] = [merged]
+
+    def _unasked(self) -> int | None:
+        """Return the entry, not the last, whose base nobody asked for and whose merging costs least."""
+        inner = [i for i in range(1, len(self._entries) - 1) if self._entries[i].base not in self._marks]
+        return min(inner, key=lambda i: self._entries[i - 1].nbytes + self._entries[i].nbytes, default=None)
+
+
+def logged(positions: np.ndarray, old: np.ndarray, new: np.ndarray) -> Change:
+    """Return the change of a piece whose words are now ``new`` [numel] and were ``old`` at ``positions``."""
+    if len(positions) * _DENSE <= len(new):
+        return Change(positions.astype(np.int32, copy=False), old)
+    before = new.copy()
+    before[positions] = old
+    return Change(None, before)
+
+
+def merge(entries: Sequence[Entry], pieces: Sequence[Piece]) -> Entry:
+    """Return one entry for a run of them: every position that changed, with its word at the first base."""
+    by_piece: dict[int, list[Change]] = {}
+    for entry in entries:
+        for i, change in entry.changes.items():
+            by_piece.setdefault(i, []).append(change)
+    merged = {i: _union(found, pieces[i].numel) for i, found in by_piece.items()}
+    return Entry(entries[0].base, entries[0].hash, merged)
+
+
+def _union(found: list[Change], numel: int) -> Change:
+    """Return the changes of one piece, oldest first, as one."""
+    if len(found) == 1:
+        return found[0]
+    if any(c.positions is None for c in found):
+        last = next(i for i, c in enumerate(found) if c.positions is None)
+        return Change(None, _roll_back(found[last].old.copy(), found[:last]))
+    positions = np.concatenate([c.positions for c in found if c.positions is not None])
+    if len(positions) * _SCATTER < numel:
+        positions, first = np.unique(positions, return_index=True)
+        return Change(positions, np.concatenate([c.old for c in found])[first])
+    changed = np.zeros(numel, bool)
+    changed[positions] = True
+    rising = np.flatnonzero(changed).astype(np.int32)
+    before = _roll_back(np.empty(numel, found[0].old.dtype), found)
+    return Change(rising, before[rising])
+
+
+def _roll_back(words: np.ndarray, found: list[Change]) -> np.ndarray:
+    """Undo changes in ``words``, the latest first, and return them."""
+    for c in reversed(found):
+        words[slice(None) if c.positions is None else c.positions] = c.old
+    return words

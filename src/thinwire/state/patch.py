@@ -1,0 +1,136 @@
+"""A patch: what takes a follower from one version of a state to another, or from nothing, as bytes.
+
+::
+
+    magic "TWSP", format u8, flags u8 (0), zero u16, crc32 u32 over all that follows
+    base u64, version u64, base hash u64, hash u64, published f64, layout digest 16 bytes
+    meta length u32, body length u64, meta (JSON), body (see ``body``); little-endian
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from thinwire.types import WRONG_VALUES, InputError, PayloadError, require
+
+MAGIC = b"TWSP"
+FORMAT = 1
+HEAD = struct.Struct("<4sBBHI")
+FIELDS = struct.Struct("<QQQQd16sIQ")
+MAX_NBYTES = 1 << 36  # of a packed patch, unless the caller knows better
+MAX_META = 1 << 16
+MAX_VERSION = 1 << 53  # numbers below it are exact in JSON
+
+Meta = Mapping[str, str | int | float]
+
+
+@dataclass(frozen=True)
+class Version:
+    """A published version: its number (0: nothing, or a base never published), and what is known of it.
+
+    ``published`` is in seconds since the epoch by the publisher's clock; ``changed`` counts the elements that
+    differ from the version before.
+    """
+
+    number: int = 0
+    hash: int = 0
+    published: float = 0.0
+    meta: Meta = field(default_factory=dict)
+    changed: int = 0
+
+
+@dataclass(frozen=True)
+class Patch:
+    """From version ``base`` (0: from nothing, a keyframe) to ``version``, each with the hash of its contents.
+
+    ``layout`` is the digest of the state's layout; ``published`` and ``meta`` are the version's.
+    """
+
+    base: int
+    version: int
+    base_hash: int
+    hash: int
+    published: float
+    meta: Meta
+    layout: str
+    body: bytes
+
+    @property
+    def target(self) -> Version:
+        """The version it leads to."""
+        return Version(self.version, self.hash, self.published, self.meta)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the body."""
+        return len(self.body)
+
+    def pack(self) -> bytes:
+        """Return the patch as bytes."""
+        meta = _dump(self.meta)
+        digest = bytes.fromhex(self.layout)
+        numbers = (self.base, self.version, self.base_hash, self.hash, self.published, digest)
+        fields = FIELDS.pack(*numbers, len(meta), len(self.body)) + meta
+        crc = zlib.crc32(self.body, zlib.crc32(fields))
+        return b"".join([HEAD.pack(MAGIC, FORMAT, 0, 0, crc), fields, self.body])
+
+    @classmethod
+    def unpack(cls, data: bytes | bytearray | memoryview, max_nbytes: int = MAX_NBYTES) -> Patch:
+        """Return the patch in ``data``.
+
+        Errors: ``PayloadError`` for anything but the whole of one valid patch of at most ``max_nbytes``.
+        """
+        view = memoryview(data).cast("B")
+        require(len(view) <= max_nbytes, PayloadError, f"a patch of {len(view)} bytes; at most {max_nbytes}")
+        start = HEAD.size + FIELDS.size
+        require(len(view) >= start, PayloadError, f"a patch of {len(view)} bytes is cut short")
+        magic, form, flags, zero, crc = HEAD.unpack_from(view)
+        require(magic == MAGIC, PayloadError, "not a patch of a thinwire state")
+        known = form == FORMAT and not flags and not zero
+        require(known, PayloadError, f"patch format {form} is not {FORMAT}; update the older end")
+        *numbers, digest, n_meta, n_body = FIELDS.unpack_from(view, HEAD.size)
+        whole = n_meta <= MAX_META and start + n_meta + n_body == len(view)
+        require(whole, PayloadError, f"a patch of {len(view)} bytes is not as long as it says")
+        require(zlib.crc32(view[HEAD.size :]) == crc, PayloadError, "a patch's checksum does not match")
+        meta = _load(bytes(view[start : start + n_meta]))
+        return cls(*_checked(*numbers), meta, digest.hex(), bytes(view[start + n_meta :]))
+
+
+def _checked(
+    base: int, version: int, base_hash: int, new_hash: int, published: float
+) -> tuple[int, int, int, int, float]:
+    ordered = 0 <= base < version < MAX_VERSION
+    require(ordered, PayloadError, f"a patch from version {base} to {version} leads nowhere")
+    require(base > 0 or not base_hash, PayloadError, "a keyframe that needs a base")
+    require(math.isfinite(published), PayloadError, f"a version published at {published}")
+    return base, version, base_hash, new_hash, published
+
+
+def check_meta(meta: Any) -> dict[str, str | int | float]:
+    """Return a copy of ``meta``. Errors: ``InputError`` unless it maps text to text or finite numbers."""
+    require(isinstance(meta, Mapping), InputError, f"meta is a {type(meta).__name__}, not a mapping")
+    found = dict(meta)
+    for key, value in found.items():
+        plain = type(value) in (str, int, float, bool) and (type(value) is str or math.isfinite(value))
+        ok = isinstance(key, str) and plain
+        require(ok, InputError, f"meta {key!r:.99} = {value!r:.99}: text to text or finite numbers only")
+    n = len(json.dumps(found))
+    require(n <= MAX_META, InputError, f"meta of {n} bytes; at most {MAX_META}")
+    return found
+
+
+def _dump(meta: Meta) -> bytes:
+    return json.dumps(check_meta(meta), separators=(",", ":")).encode()
+
+
+def _load(data: bytes) -> dict[str, str | int | float]:
+    try:
+        return check_meta(json.loads(data))
+    except WRONG_VALUES as e:  # an InputError too
+        raise PayloadError(f"the meta data of a patch: {str(e)[:200]}") from e

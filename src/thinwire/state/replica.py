@@ -1,0 +1,215 @@
+"""The follower's side: a state in two buffers, of which one is used while the other is brought forward."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor, nn
+
+from thinwire.state import binding, moves, saved
+from thinwire.state.layout import MAX_NBYTES, Layout
+from thinwire.state.moves import Move
+from thinwire.state.patch import Meta, Patch, Version
+from thinwire.state.view import View
+from thinwire.state.words import Words, filled, named
+from thinwire.types import DesyncError, InputError, require
+
+PATIENCE = 0.02  # seconds that a swap waits for words being written; it comes again after the next step
+_WHOLE = 8  # a buffer that is behind by more than this share of the words is copied, not caught up
+
+
+class Replica:
+    """A follower's copy. ``apply`` brings the back buffer forward, ``swap`` makes it the front: what is used.
+
+    ``apply``, ``start`` and ``save`` belong to one thread, ``swap`` and ``tensors`` to the one that uses the
+    tensors. These are for reading, and hold until the next ``swap``: after it their memory is written again.
+    ``version``, ``hash``, ``published`` and ``meta`` are the front's; ``held`` is the newest complete one,
+    which patches must start from. Nothing older than ``held`` is ever taken.
+
+    >>> layout = Layout.of({"w": torch.zeros(4)})
+    >>> replica = Replica(layout)
+    >>> replica.start({"w": torch.ones(4)}).number, replica.swap(), replica.tensors()["w"].tolist()
+    (0, True, [1.0, 1.0, 1.0, 1.0])
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.pause = 0.0  # seconds the last swap took
+        self._front: View | None = None
+        self._back: View | None = None
+        self._shown = Version()
+        self._held = Version()
+        self._ready = False  # the back buffer holds a version newer than the front's
+        self._behind: list[tuple[int, np.ndarray]] | None = (
+            None  # where back and front differ; None: anywhere
+        )
+        self._bound: list[tuple[Tensor, int]] = []
+        self._lock = threading.Lock()  # which buffer is which
+        self._applying = threading.Lock()
+
+    @property
+    def held(self) -> Version:
+        """The newest complete version, in use or not."""
+        return self._held
+
+    @property
+    def version(self) -> int:
+        """The number of the version in use; 0 for none, and for a base from elsewhere."""
+        return self._shown.number
+
+    @property
+    def hash(self) -> int:
+        return self._shown.hash
+
+    @property
+    def published(self) -> float:
+        """Seconds since the epoch by the publisher's clock."""
+        return self._shown.published
+
+    @property
+    def meta(self) -> Meta:
+        return self._shown.meta
+
+    def start(self, tensors: Mapping[str, Tensor]) -> Version:
+        """Hold ``tensors`` as version 0: a base from which the publisher may know the way. Then ``swap``.
+
+        Errors: ``InputError`` naming the tensor that does not fit, or when a version is held already.
+        """
+        with self._applying:
+            require(not self._held.hash, InputError, f"version {self._held.number} is held already")
+            words = filled(self.layout, named(self.layout, tensors))
+            return self._install(words, Version(0, words.hash()))
+
+    def apply(self, patch: Patch) -> Version:
+        """Bring the back buffer to the version that ``patch`` leads to, and return that.
+
+        Errors: ``PayloadError`` for a patch that cannot be, ``DesyncError`` for one that does not start at
+        what is held, is not newer, or leads to other contents; then nothing has changed.
+        """
+        with self._applying:
+            moves.check_follows(patch, self.layout, self._held)
+            if not patch.base:
+                self._make_room()
+                return self._install(moves.whole(patch, self.layout), patch.target)
+            newest = self._back if self._ready else self._front
+            if newest is None:
+                raise DesyncError(
+                    f"a patch from version {patch.base}, and nothing is held; ask for a keyframe"
+                )
+            self._move(moves.moves(patch, newest.words, self._held), patch.target)
+            return self._held
+
+    def _make_room(self) -> None:
+        with self._lock:
+            if not self._ready:  # of no more use: what is held is in front
+                self._back, self._behind = None, None
+
+    def _install(self, words: Words, version: Version) -> Version:
+        view = View(words)
+        with self._lock:
+            self._back, self._behind = view, None
+            self._ready, self._held = True, version
+        return version
+
+    def _move(self, made: list[Move], version: Version) -> None:
+        with self._lock:
+            if self._ready and self._back is not None:  # kept from being swapped while it is between versions
+                self._write(self._back, made)
+                self._held = version
+                return
+        back = self._caught_up()
+        self._write(back, made)
+        with self._lock:
+            self._ready, self._held = True, version
+
+    def _write(self, back: View, made: list[Move]) -> None:
+        known, self._behind = self._behind, None  # stays so if writing is cut short
+        moves.write(back.words, made)
+        for m in made:
+            back.refresh(m.piece, m.positions)
+        if known is not None:
+            known += [(m.piece, m.positions) for m in made]
+            count = sum(len(positions) for _, positions in known)
+            total = sum(p.numel for p in self.layout.blocks())
+            self._behind = known if count * _WHOLE <= total else None
+
+    def _caught_up(self) -> View:
+        """Return the back buffer with the words of the front, which nobody can swap away."""
+        front = self._front
+        if front is None:
+            raise DesyncError("nothing is held yet; ask for a keyframe")
+        if self._back is None:
+            self._back = View(front.words.copy())
+        elif self._behind is None:
+            self._back.copy_from(front)
+        else:
+            for piece, positions in self._behind:
+                self._back.words[piece][positions] = front.words[piece][positions]
+                self._back.refresh(piece, positions)
+        self._behind = []
+        return self._back
+
+    def swap(self) -> bool:
+        """Put the newest version in front, bound models included; False where there is none to put there.
+
+        Waits at most ``PATIENCE`` seconds for words being written: then what is in front stays for now.
+        """
+        began = time.perf_counter()
+        if not self._lock.acquire(timeout=PATIENCE):
+            return False
+        try:
+            if not self._ready or self._back is None:
+                return False
+            self._front, self._back = self._back, self._front
+            self._shown, self._ready = self._held, False
+            binding.point(self._bound, self._front)
+        finally:
+            self._lock.release()
+        self.pause = time.perf_counter() - began
+        return True
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the front's tensors by name, aliases too, not copied. Errors: ``InputError`` before any."""
+        front = self._front
+        require(front is not None, InputError, "nothing is in front yet; apply a patch, then swap")
+        return dict(front.tensors) if front is not None else {}
+
+    def bind(self, model: nn.Module) -> None:
+        """Let parameters and buffers of ``model`` be the front's tensors, now and after each ``swap``.
+
+        The model may have more tensors than the state. Those on another device are copied to, the others
+        share the front's memory: nobody else may write to them. Errors: ``InputError`` naming the first
+        tensor that is missing or of another shape or dtype.
+        """
+        bound = binding.bind(self.layout, model)
+        with self._lock:
+            self._bound = bound
+            if self._front is not None:
+                binding.point(bound, self._front)
+
+    def check(self) -> None:
+        """Raise ``DesyncError`` unless the words in front hash to what they should: about 1 ns each."""
+        front, shown = self._front, self._shown
+        if front is not None and front.words.hash() != shown.hash:
+            raise DesyncError(f"the tensors of version {shown.number} were written to; ask for a keyframe")
+
+    def save(self, path: str | Path) -> None:
+        """Write what is held as a safetensors file, whole or not at all. Errors: ``InputError``."""
+        with self._applying:
+            newest = self._back if self._ready else self._front
+            if newest is None:
+                raise InputError("nothing is held yet, so there is nothing to save")
+            saved.save(path, newest.words, self._held)
+
+    @classmethod
+    def load(cls, path: str | Path, max_nbytes: int = MAX_NBYTES) -> Replica:
+        """Return the replica saved at ``path``, in front. Errors: ``InputError``, ``PayloadError``."""
+        words, version = saved.load(path, max_nbytes)
+        replica = cls(words.layout)
+        replica._install(words, version)
+        replica.swap()
+        return replica

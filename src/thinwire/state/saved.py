@@ -1,0 +1,102 @@
+"""A state as a safetensors file, written whole or not at all; version and layout are in its metadata.
+
+A lossy tensor is saved as the integers that hold it. Aliases are in the layout, not in the file twice.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thinwire.state.layout import MAX_NBYTES, Layout
+from thinwire.state.patch import MAX_VERSION, Version, check_meta
+from thinwire.state.words import Words
+from thinwire.types import WRONG_VALUES, InputError, MissingExtra, PayloadError, require
+
+
+def save(path: str | Path, words: Words, version: Version) -> None:
+    """Write ``words`` and what is known of their version. Errors: ``InputError`` naming path and reason."""
+    known = {"number": version.number, "hash": f"{version.hash:016x}", "published": version.published}
+    metadata = {"thinwire.layout": words.layout.to_json().decode()}
+    metadata["thinwire.version"] = json.dumps(known | {"meta": dict(version.meta)})
+    tensors = {s.name: _tensor(words, i) for i, s in enumerate(words.layout.slots)}
+    path = Path(path)
+    library = _safetensors()
+    try:
+        file, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        os.close(file)
+        try:
+            library.torch.save_file(tensors, name, metadata=metadata)
+            _flush(name)
+            Path(name).replace(path)
+        finally:
+            Path(name).unlink(missing_ok=True)
+    except (OSError, library.SafetensorError) as e:
+        raise InputError(f"cannot save a state to {path}: {e}; free space or choose another place") from e
+
+
+def load(path: str | Path, max_nbytes: int = MAX_NBYTES) -> tuple[Words, Version]:
+    """Return the words in a file and their version.
+
+    Errors: ``InputError`` for a file that cannot be read, ``PayloadError`` for one that is no saved state.
+    """
+    library = _safetensors()
+    require(Path(path).is_file(), InputError, f"{path} is no file; save a replica there first")
+    try:
+        with library.safe_open(str(path), framework="pt") as file:
+            words, version = _read(file, max_nbytes)
+    except OSError as e:
+        raise InputError(f"cannot read a state from {path}: {e}") from e
+    except (library.SafetensorError, *WRONG_VALUES) as e:
+        raise PayloadError(f"{path} is not a saved state: {str(e)[:200]}; fetch the state anew") from e
+    require(words.hash() == version.hash, PayloadError, f"{path} was damaged; fetch the state anew")
+    return words, version
+
+
+def _read(file: Any, max_nbytes: int) -> tuple[Words, Version]:
+    metadata = file.metadata() or {}
+    layout = Layout.from_json(metadata["thinwire.layout"].encode(), max_nbytes)
+    known = json.loads(metadata["thinwire.version"])
+    number, published = known["number"], float(known["published"])
+    require(type(number) is int and 0 <= number < MAX_VERSION, PayloadError, f"version {number!r:.99}")
+    version = Version(number, int(known["hash"], 16), published, check_meta(known["meta"]))
+    for slot in layout.slots:
+        shape = tuple(file.get_slice(slot.name).get_shape())
+        require(shape == slot.shape, PayloadError, f"{slot.name} is {shape}, expected {slot.shape}")
+    words = Words(layout)
+    for i, slot in enumerate(layout.slots):
+        into, x = _tensor(words, i), file.get_tensor(slot.name)
+        require(x.dtype == into.dtype, PayloadError, f"{slot.name} is {x.dtype}, expected {into.dtype}")
+        into.copy_(x)
+    return words, version
+
+
+def _tensor(words: Words, index: int) -> Tensor:
+    """Return the words of a slot as they are saved: as its dtype, or as the integers of its grid."""
+    slot = words.layout.slots[index]
+    flat = torch.from_numpy(words.slot(index))
+    return (flat.view(slot.dtype) if slot.bound is None else flat).view(slot.shape)
+
+
+def _flush(name: str) -> None:
+    file = os.open(name, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _safetensors() -> ModuleType:
+    try:
+        import safetensors
+        import safetensors.torch
+    except ImportError as e:
+        raise MissingExtra("saving a state needs safetensors: pip install 'thinwire[store]'") from e
+    return safetensors
