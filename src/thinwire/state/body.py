@@ -25,14 +25,15 @@ HEAD = struct.Struct("<BB")
 SECTION = struct.Struct("<BQ")
 LENGTH = struct.Struct("<I")
 
-Changes = Mapping[int, tuple[np.ndarray, np.ndarray]]  # piece -> positions [n], differences [n]
+# By piece: positions [n] or, where all words of it may differ, None; and the differences [n].
+Changes = Mapping[int, tuple[np.ndarray | None, np.ndarray]]
 
 
 def pack_changes(layout: Layout, found: Changes) -> bytes:
-    """Return the body for differences: positions rising, below the piece's length, no difference zero."""
+    """Return the body for differences; those at positions, which rise, are not zero."""
     sections = []
     for word, pieces in _pieces(layout).items():
-        none = np.zeros(0, np.int64), np.zeros(0, word)
+        none = np.zeros(0, np.int32), np.zeros(0, word)
         blocks = [Block(layout.blocks()[i].numel, *found.get(i, none)) for i in pieces]
         sections.append((word, pack_blocks(blocks, word)))
     return _join(CHANGES, sections)
@@ -47,19 +48,14 @@ def pack_whole(words: Words) -> bytes:
     return _join(WHOLE, sections)
 
 
-def unpack_changes(layout: Layout, body: bytes) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+def unpack_changes(layout: Layout, body: bytes) -> dict[int, tuple[np.ndarray | None, np.ndarray]]:
     """Return the differences of the pieces that have any. Errors: ``PayloadError``."""
-    found = {}
+    found: dict[int, tuple[np.ndarray | None, np.ndarray]] = {}
     for word, pieces, data in _sections(layout, body, CHANGES):
         numels = [layout.blocks()[i].numel for i in pieces]
-        for i, n, block in zip(pieces, numels, unpack_blocks(data, numels, word), strict=True):
-            positions, diffs = block.positions, block.diffs
-            if len(positions):
-                inside = 0 <= positions[0] <= positions[-1] < n and bool((np.diff(positions) > 0).all())
-                require(inside, PayloadError, f"changes of a patch outside a piece of {n} elements")
-                fits = len(diffs) == len(positions) and diffs.dtype == word
-                require(fits, PayloadError, "positions and differences of a patch do not match")
-                found[i] = positions, diffs
+        for i, block in zip(pieces, unpack_blocks(data, numels, word, whole=True), strict=True):
+            if len(block.diffs):
+                found[i] = block.positions, block.diffs
     return found
 
 

@@ -11,6 +11,8 @@ Source: multilinear hashing (Carter and Wegman 1979) [second-hand]; splitmix64 (
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from thinwire.state.layout import PIECE
@@ -33,6 +35,7 @@ _A = _splitmix(1, _ROW)
 _B = _splitmix(2, 2 * PIECE // _ROW)
 
 
+@lru_cache(maxsize=1 << 16)
 def _factor(piece: int) -> int:
     return int(_splitmix(3 + (piece << 8), 1)[0])
 
@@ -52,8 +55,13 @@ def whole(words: np.ndarray, piece: int) -> int:
     return total * _factor(piece) & _MASK
 
 
-def moved(positions: np.ndarray, old: np.ndarray, new: np.ndarray, piece: int) -> int:
-    """Return by how much the hash moves when words at ``positions`` [n], each once, become ``new`` [n]."""
+def moved(positions: np.ndarray | None, old: np.ndarray, new: np.ndarray, piece: int) -> int:
+    """Return by how much the hash moves when words at ``positions`` [n], each once, become ``new`` [n].
+
+    Without positions these are all words of the piece.
+    """
+    if positions is None:
+        return add(whole(new, piece), -whole(old, piece))
     at = positions.astype(np.int64)
     if old.dtype.itemsize == 8:
         at = np.stack([2 * at, 2 * at + 1], axis=1).reshape(-1)

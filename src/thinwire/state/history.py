@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 from torch import Tensor
@@ -74,9 +75,7 @@ class History:
     def _first(self, found: list[Tensor], when: float, meta: Meta) -> Version:
         words = filled(self.layout, found)
         self._words = words
-        self._newest = Version(
-            self._start + 1, words.hash(), when, meta, sum(w.size for w in words.flat.values())
-        )
+        self._newest = Version(self._start + 1, words.hash(), when, meta, self.layout.numel)
         return self._newest
 
     def _take(self, found: list[Tensor]) -> list[Move]:
@@ -88,16 +87,17 @@ class History:
                 slot = self.layout.slots[piece.slot]
                 if piece.slot != last or flat is None:
                     flat, last = intake.flat(slot, found[piece.slot]), piece.slot
-                positions, old = intake.take(slot, flat[piece.start : piece.stop], self._words[i])
-                if len(positions):
-                    made.append(Move(i, positions, old, self._words[i][positions]))
+                words = self._words[i]
+                positions, old = intake.take(slot, flat[piece.start : piece.stop], words)
+                if len(old):
+                    made.append(Move(i, positions, old, words[moves.where(positions)]))
         except BaseException:
             moves.write(self._words, (Move(m.piece, m.positions, m.new, m.old) for m in made))
             raise
         return made
 
     def _advance(self, version: Version, made: list[Move]) -> Version:
-        changes = {m.piece: logged(m.positions, m.old, self._words[m.piece]) for m in made}
+        changes = {m.piece: logged(m, self._words[m.piece]) for m in made}
         self._log.append(Entry(self._newest.number, self._newest.hash, changes))
         self._newest = version
         return version
@@ -107,26 +107,21 @@ class History:
 
         Errors: ``PayloadError`` or ``DesyncError``; then nothing has changed.
         """
+        moves.check_follows(patch, self.layout, self._newest)
+        if patch.base:
+            made, words = moves.moves(patch, self._words, self._newest), self._words
+        else:
+            words = moves.whole(patch, self.layout)
+            made = moves.between(self._words, words) if self._newest.number else []
+        target = replace(patch.target, changed=_count(made) if self._newest.number else self.layout.numel)
         with self._lock:
-            moves.check_follows(patch, self.layout, self._newest)
             if patch.base:
-                made = moves.moves(patch, self._words, self._newest)
-                moves.write(self._words, made)
-            else:
-                made = self._replace(moves.whole(patch, self.layout))
-            if not self._newest.number:
-                self._newest = patch.target
-                return self._newest
-            return self._advance(patch.target, made)
-
-    def _replace(self, words: Words) -> list[Move]:
-        before, self._words = self._words, words
-        made = []
-        for i in range(len(self.layout.blocks())):
-            positions = np.flatnonzero(before[i] != words[i])
-            if len(positions):
-                made.append(Move(i, positions, before[i][positions], words[i][positions]))
-        return made
+                moves.write(words, made)
+            self._words = words
+            if self._newest.number:
+                return self._advance(target, made)
+            self._newest = target
+            return target
 
     def outnumber(self, version: int) -> Version:
         """Give the newest contents a number above ``version``, unless theirs is, and return that version.
@@ -192,15 +187,15 @@ class History:
                 merged, target = merge(entries, self.layout.blocks()), self._newest
             self._log.mark(target.number)
             found = {i: self._difference(i, change) for i, change in merged.changes.items()}
-        packed = body.pack_changes(self.layout, {i: f for i, f in found.items() if len(f[0])})
+        packed = body.pack_changes(self.layout, found)
         return self._patch(merged.base, merged.hash, target, packed)
 
-    def _difference(self, piece: int, change: Change) -> tuple[np.ndarray, np.ndarray]:
-        words = self._words[piece]
-        positions = np.arange(len(words)) if change.positions is None else change.positions
-        diffs = words[positions] - change.old
-        moved = np.flatnonzero(diffs)
-        return (positions, diffs) if len(moved) == len(diffs) else (positions[moved], diffs[moved])
+    def _difference(self, piece: int, change: Change) -> tuple[np.ndarray | None, np.ndarray]:
+        diffs = self._words[piece][moves.where(change.positions)] - change.old
+        if change.positions is None or diffs.all():
+            return change.positions, diffs
+        still = np.flatnonzero(diffs)  # the others are back to what they were
+        return change.positions[still], diffs[still]
 
     def _keyframe(self) -> Patch:
         with self._lock:
@@ -221,4 +216,4 @@ class History:
 
 
 def _count(made: list[Move]) -> int:
-    return sum(len(m.positions) for m in made)
+    return sum(m.changed for m in made)

@@ -19,13 +19,15 @@ def fill(slot: Slot, x: Tensor, words: np.ndarray) -> None:
 
 
 def take(slot: Slot, x: Tensor, words: np.ndarray) -> Changes:
-    """Bring ``words`` [n] up to ``x`` [n] and return the positions that changed, rising, and their old words.
+    """Bring ``words`` [n] up to ``x`` [n] and return what changed.
+
+    Where much of it did, all old words come without positions.
 
     Errors: ``InputError`` for NaN in a lossy tensor, and then no word has changed.
     """
     if slot.bound is None:
-        return changed(x, words, slot.dtype, slot.name)
-    return settle(x, words, slot.bound, slot.name)
+        return changed(x, words, slot.dtype, slot.name, whole=True)
+    return settle(x, words, slot.bound, slot.name, whole=True)
 
 
 def flat(slot: Slot, x: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ GRID = np.dtype(np.int32)  # a lossy tensor's words: multiples of its bound
 PIECE = 1 << 22  # elements a piece: the longest run of words that is compared, coded and logged at once
 ALIGNED = 64  # bytes: a slot begins at a multiple of it, so kernels may read whole vectors
 MAX_NBYTES = 1 << 36  # of a state that a peer may declare, unless the caller knows better
+MOST_NBYTES = 1 << 50  # of a tensor
 MAX_JSON = 1 << 24
 MAX_SLOTS = 1 << 18
 MAX_NAME = 512
@@ -58,6 +59,8 @@ class Slot:
         require(self.dtype in WORDS, InputError, f"{self.name}: {self.dtype} cannot be followed; cast it")
         sizes = all(type(d) is int and d >= 0 for d in self.shape) and len(self.shape) <= MAX_DIMENSIONS
         require(sizes, InputError, f"{self.name}: {self.shape} is no shape of up to {MAX_DIMENSIONS} sizes")
+        nbytes = math.prod(max(1, d) for d in self.shape) * 8  # empty tensors could claim any other size
+        require(nbytes < MOST_NBYTES, InputError, f"{self.name}: {self.shape} is too large")
         if self.bound is not None:
             ok = self.dtype.is_floating_point and LEAST_BOUND <= self.bound <= MOST_BOUND
             require(ok, InputError, f"{self.name}: bound={self.bound} needs floats, and to be above 0")
@@ -142,6 +145,11 @@ class Layout:
     def nbytes(self) -> int:
         """Bytes of the state as followers use it."""
         return sum(s.nbytes for s in self.slots)
+
+    @cached_property
+    def numel(self) -> int:
+        """Elements of the state."""
+        return sum(s.numel for s in self.slots)
 
     @cached_property
     def index(self) -> dict[str, int]:

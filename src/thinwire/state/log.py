@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from thinwire.state.layout import Layout, Piece
+from thinwire.state.moves import Move, where
 
 KEPT = 2  # entries that no budget takes
 MARKS = 64  # bases lately asked for that are kept apart
@@ -86,25 +87,30 @@ class Log:
     def _shrink(self) -> None:
         while self.nbytes > self.budget and len(self._entries) > KEPT:
             at = self._unasked()
-            if at is None:
+            if not at:
                 self.nbytes -= self._entries.pop(0).nbytes
             else:
                 merged = merge(self._entries[at - 1 : at + 1], self._pieces)
                 self.nbytes += merged.nbytes - self._entries[at - 1].nbytes - self._entries[at].nbytes
                 self._entries[at - 1 : at + 1] = [merged]
 
-    def _unasked(self) -> int | None:
-        """Return the entry, not the last, whose base nobody asked for and whose merging costs least."""
-        inner = [i for i in range(1, len(self._entries) - 1) if self._entries[i].base not in self._marks]
-        return min(inner, key=lambda i: self._entries[i - 1].nbytes + self._entries[i].nbytes, default=None)
+    def _unasked(self) -> int:
+        """Return the entry whose base to forget: one nobody asked for, or that asked for longest ago."""
+        lately = {base: i for i, base in enumerate(self._marks)}
+        last = len(self._entries) - 1
+        inner = [i for i in range(1, last) if self._entries[i].base not in lately]
+        if inner:  # where merging costs least
+            return min(inner, key=lambda i: self._entries[i - 1].nbytes + self._entries[i].nbytes)
+        return min(range(last), key=lambda i: lately.get(self._entries[i].base, -1))
 
 
-def logged(positions: np.ndarray, old: np.ndarray, new: np.ndarray) -> Change:
-    """Return the change of a piece whose words are now ``new`` [numel] and were ``old`` at ``positions``."""
-    if len(positions) * _DENSE <= len(new):
-        return Change(positions.astype(np.int32, copy=False), old)
-    before = new.copy()
-    before[positions] = old
+def logged(move: Move, words: np.ndarray) -> Change:
+    """Return the change of a piece that a move has brought to ``words`` [numel], in its shorter form."""
+    positions, old = move.positions, move.old
+    if positions is None or len(positions) * _DENSE <= len(words):
+        return Change(positions, old)
+    before = words.copy()
+    before[where(positions)] = old
     return Change(None, before)
 
 
@@ -130,7 +136,7 @@ def _union(found: list[Change], numel: int) -> Change:
         positions, first = np.unique(positions, return_index=True)
         return Change(positions, np.concatenate([c.old for c in found])[first])
     changed = np.zeros(numel, bool)
-    changed[positions] = True
+    changed[where(positions)] = True
     rising = np.flatnonzero(changed).astype(np.int32)
     before = _roll_back(np.empty(numel, found[0].old.dtype), found)
     return Change(rising, before[rising])
@@ -139,5 +145,5 @@ def _union(found: list[Change], numel: int) -> Change:
 def _roll_back(words: np.ndarray, found: list[Change]) -> np.ndarray:
     """Undo changes in ``words``, the latest first, and return them."""
     for c in reversed(found):
-        words[slice(None) if c.positions is None else c.positions] = c.old
+        words[where(c.positions)] = c.old
     return words

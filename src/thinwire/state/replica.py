@@ -18,6 +18,7 @@ from thinwire.state.view import View
 from thinwire.state.words import Words, filled, named
 from thinwire.types import DesyncError, InputError, require
 
+Place = tuple[int, np.ndarray | None]  # a piece, and positions in it
 PATIENCE = 0.02  # seconds that a swap waits for words being written; it comes again after the next step
 _WHOLE = 8  # a buffer that is behind by more than this share of the words is copied, not caught up
 
@@ -44,9 +45,8 @@ class Replica:
         self._shown = Version()
         self._held = Version()
         self._ready = False  # the back buffer holds a version newer than the front's
-        self._behind: list[tuple[int, np.ndarray]] | None = (
-            None  # where back and front differ; None: anywhere
-        )
+        self._behind: list[Place] | None = None  # where back and front differ; None: anywhere
+        self._differing = 0  # how many words that may be
         self._bound: list[tuple[Tensor, int]] = []
         self._lock = threading.Lock()  # which buffer is which
         self._applying = threading.Lock()
@@ -103,6 +103,22 @@ class Replica:
             self._move(moves.moves(patch, newest.words, self._held), patch.target)
             return self._held
 
+    def confirm(self, version: Version) -> Version:
+        """Hold what is held as ``version``, which the publisher says it is, and return that.
+
+        A base from elsewhere gets its number so, and so does what a publisher numbered anew. Errors:
+        ``DesyncError`` where contents differ, or the number is below that of what is held.
+        """
+        with self._applying, self._lock:
+            if version.hash != self._held.hash or version.number < self._held.number:
+                raise DesyncError(
+                    f"version {version.number} is not version {self._held.number}, which is held"
+                )
+            self._held = version
+            if not self._ready:
+                self._shown = version
+        return version
+
     def _make_room(self) -> None:
         with self._lock:
             if not self._ready:  # of no more use: what is held is in front
@@ -117,14 +133,22 @@ class Replica:
 
     def _move(self, made: list[Move], version: Version) -> None:
         with self._lock:
-            if self._ready and self._back is not None:  # kept from being swapped while it is between versions
-                self._write(self._back, made)
+            if self._ready and self._back is not None:
+                self._write_ready(self._back, made)
                 self._held = version
                 return
         back = self._caught_up()
         self._write(back, made)
         with self._lock:
             self._ready, self._held = True, version
+
+    def _write_ready(self, back: View, made: list[Move]) -> None:
+        """Bring a buffer forward that could be swapped: not while it is between two versions."""
+        try:
+            self._write(back, made)
+        except BaseException:
+            self._ready, self._held = False, self._shown
+            raise
 
     def _write(self, back: View, made: list[Move]) -> None:
         known, self._behind = self._behind, None  # stays so if writing is cut short
@@ -133,9 +157,8 @@ class Replica:
             back.refresh(m.piece, m.positions)
         if known is not None:
             known += [(m.piece, m.positions) for m in made]
-            count = sum(len(positions) for _, positions in known)
-            total = sum(p.numel for p in self.layout.blocks())
-            self._behind = known if count * _WHOLE <= total else None
+            self._differing += sum(len(m.old) for m in made)
+            self._behind = known if self._differing * _WHOLE <= self.layout.numel else None
 
     def _caught_up(self) -> View:
         """Return the back buffer with the words of the front, which nobody can swap away."""
@@ -148,9 +171,10 @@ class Replica:
             self._back.copy_from(front)
         else:
             for piece, positions in self._behind:
-                self._back.words[piece][positions] = front.words[piece][positions]
+                at = moves.where(positions)
+                self._back.words[piece][at] = front.words[piece][at]
                 self._back.refresh(piece, positions)
-        self._behind = []
+        self._behind, self._differing = [], 0
         return self._back
 
     def swap(self) -> bool:

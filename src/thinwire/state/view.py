@@ -39,8 +39,9 @@ class View:
         if positions is None:
             into.copy_(grid.values(words, slot.bound))
         else:
-            at = torch.from_numpy(positions.astype(np.int64))
-            into[at] = grid.values(words[positions], slot.bound, slot.dtype)
+            into[torch.from_numpy(positions.astype(np.int64))] = grid.values(
+                words[positions], slot.bound, slot.dtype
+            )
 
     def copy_from(self, other: View) -> None:
         """Take over all words and values of another view of this layout."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from thinwire.state import content, intake
-from thinwire.state.layout import Layout, Slot
+from thinwire.state.layout import ALIGNED, Layout, Slot
 from thinwire.types import InputError, require
 
 
@@ -18,7 +18,7 @@ class Words:
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        self.flat = {word: np.zeros(n, word) for word, n in layout.words.items()}
+        self.flat = {word: _zeros(n, word) for word, n in layout.words.items()}
         self._pieces = [self.flat[p.word][p.at : p.at + p.numel] for p in layout.blocks()]
 
     def __getitem__(self, piece: int) -> np.ndarray:
@@ -43,6 +43,13 @@ class Words:
         """Return the content hash, from all words: about 1 ns each."""
         parts = (content.whole(self[i], i) for i in range(len(self._pieces)))
         return content.add(content.START, *parts)
+
+
+def _zeros(n: int, word: np.dtype) -> np.ndarray:
+    """Return zeros [n] that begin at a multiple of ``ALIGNED`` bytes; pages are taken as they are written."""
+    raw = np.zeros(n * word.itemsize + ALIGNED, np.uint8)
+    start = -raw.ctypes.data % ALIGNED
+    return raw[start : start + n * word.itemsize].view(word)
 
 
 def filled(layout: Layout, tensors: list[Tensor]) -> Words:

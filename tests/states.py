@@ -1,0 +1,66 @@
+"""Small states that tests publish: every kind of tensor, and what a trainer does to them."""
+
+from __future__ import annotations
+
+import torch
+
+from thinwire.state.history import History
+from thinwire.state.layout import Layout
+from thinwire.state.patch import Patch
+from thinwire.state.replica import Replica
+
+BOUND = 0.01
+
+
+def tensors(seed: int = 0) -> dict[str, torch.Tensor]:
+    """Return a tied weight, a lossy one, an empty one, and one of each other kind."""
+    g = torch.Generator().manual_seed(seed)
+    weight = torch.randn(40, 13, generator=g)
+    return {
+        "embed": weight,
+        "head": weight,
+        "lossy": torch.randn(97, generator=g),
+        "exact": torch.randn(3, 5, generator=g, dtype=torch.float64),
+        "empty": torch.empty(0, 4),
+        "one": torch.randn((), generator=g),
+        "count": torch.randint(-9, 9, (7,), generator=g),
+        "bytes": torch.randint(0, 255, (11,), generator=g, dtype=torch.uint8),
+        "mask": torch.rand(9, generator=g) < 0.5,
+    }
+
+
+def layout(state: dict[str, torch.Tensor] | None = None) -> Layout:
+    return Layout.of(state or tensors(), torch.bfloat16, {"lossy": BOUND})
+
+
+def train(state: dict[str, torch.Tensor], share: float = 0.1, seed: int = 1) -> None:
+    """Change about ``share`` of all elements, in place."""
+    g = torch.Generator().manual_seed(seed)
+    for name, x in state.items():
+        if name != "head":
+            hit = torch.rand(x.shape, generator=g) < share
+            other = tensors(seed + 1000)[name]
+            x.copy_(torch.where(hit, other, x))
+
+
+def whole(history: History) -> dict[str, torch.Tensor]:
+    """Return what a new follower of a history gets."""
+    replica = Replica(history.layout)
+    replica.apply(over_the_wire(history.patch()))
+    assert replica.swap()
+    return {name: x.clone() for name, x in replica.tensors().items()}
+
+
+def over_the_wire(patch: Patch) -> Patch:
+    return Patch.unpack(patch.pack())
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    """Return whether two states are the same bits, whatever these mean."""
+    return a.keys() == b.keys() and all(
+        x.dtype == b[n].dtype and x.shape == b[n].shape and _bits(x) == _bits(b[n]) for n, x in a.items()
+    )
+
+
+def _bits(x: torch.Tensor) -> bytes:
+    return x.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
