@@ -1,0 +1,71 @@
+"""Lossy tensors: int32 multiples of a step, which move only when they must.
+
+What followers use is float32(k) * float32(bound). k changes only where that is further than ``bound`` from
+the tensor, and then to the nearest multiple, so values that tremble within the bound cost nothing. After
+each pass abs(x - k * step) <= bound holds for every element, rounding included: what did not move was
+compared with a slightly smaller bound, and what moved is checked in float64. A cast of the product to a
+smaller type, and of a float64 tensor to float32, adds its own rounding.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thinwire.state.compare import Changes, replace
+from thinwire.state.stream import Array
+from thinwire.types import InputError, require
+
+_MARGIN = 1 - 2.0**-20  # more than the rounding of a float32 difference and of the bound itself
+_SMALLEST, _LARGEST = 2.0**-100, 2.0**100  # bounds that leave float32 room for multiples and fractions
+_MOST = 2**24  # multiples beyond are no exact float32
+
+
+def settle(new: Tensor, words: Array, bound: float, name: str = "a tensor", whole: bool = False) -> Changes:
+    """Move ``words`` (int32 [numel]) until they are within ``bound`` of ``new``, and return what changed.
+
+    ``bound`` is in the units of ``new``; ``whole`` as in ``changed``. NaN, infinity and values too large
+    for the bound (over about 2**22 of it) are an ``InputError`` that names the tensor; then nothing moved.
+
+    >>> words = np.zeros(3, dtype=np.int32)
+    >>> settle(torch.tensor([0.9, 1.0, -2.6]), words, 1.0).positions.tolist(), words.tolist()
+    ([1, 2], [0, 1, -3])
+    """
+    require(words.dtype == np.int32, InputError, f"{name}: multiples held as {words.dtype}, expected int32")
+    step = _step(bound, name)
+    near = np.float32(bound * _MARGIN)
+
+    def moved(piece: Tensor, held: Array) -> Array:
+        x = piece.to("cpu", torch.float32).numpy()
+        error = np.abs(x - held.astype(np.float32) * step)
+        far = np.flatnonzero(~(error <= near))  # NaN is never near
+        now = held.copy()
+        now[far] = _nearest(x[far], step, bound, name)
+        return now
+
+    with np.errstate(invalid="ignore", over="ignore"):
+        return replace(new, words, moved, name, whole)
+
+
+def values(words: Array, bound: float, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return what followers use of ``words`` int32 [n]: ``dtype`` [n]."""
+    return torch.from_numpy(words.astype(np.float32) * _step(bound, "a tensor")).to(dtype)
+
+
+def _nearest(x: Array, step: np.float32, bound: float, name: str) -> Array:
+    multiples = np.rint(x / step)
+    exact = np.abs(x.astype(np.float64) - (multiples * step).astype(np.float64)) <= bound
+    if not bool((exact & (np.abs(multiples) < _MOST)).all()):
+        finite = bool(np.isfinite(x).all())
+        what = f"values up to {np.abs(x).max()}, too large for it" if finite else "NaN or infinity"
+        raise InputError(f"{name} has {what}; it cannot be kept within a bound of {bound}")
+    return multiples.astype(np.int32)
+
+
+def _step(bound: float, name: str) -> np.float32:
+    good = math.isfinite(bound) and _SMALLEST <= bound <= _LARGEST
+    require(good, InputError, f"{name}: a bound of {bound} is not in 2**-100..2**100")
+    return np.float32(bound)
