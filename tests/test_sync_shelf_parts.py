@@ -237,7 +237,7 @@ def test_no_other_route_is_cheaper(data):
 
 def example(**changes):
     layout = File("layout.json", 0, 0, 10, "a" * 64)
-    versions = (Shelved(3, 7, 1000.5, {"step": 3}), Shelved(4, 2**64 - 1, 1001.0, {"loss": 0.5, "note": "ü"}))
+    versions = (Shelved(3, 7, 1000.5), Shelved(4, 2**64 - 1, 1001.0))
     files = (replace(leg(0, 3, 100), name="keyframes/a.safetensors"), leg(3, 4, 10))
     return replace(Manifest("model", "a" * 32, 1.5, 60.0, "d" * 16, layout, versions, files), **changes)
 

@@ -23,11 +23,9 @@ MAX_MANIFEST = 1 << 22  # bytes; a version takes about 400
 MAX_LAYOUT = 1 << 24
 MAX_VERSIONS = 4096
 MAX_NUMBER = 1 << 53  # exact in every reader of JSON
-MAX_META = 64  # entries
 MAX_TEXT = 256  # characters
 NAME = re.compile(rf"({PATCHES}|{KEYFRAMES})/[0-9a-z-]{{1,100}}\.safetensors")
 HASH, CHECK, LABEL = re.compile("[0-9a-f]{16}"), re.compile("[0-9a-f]{64}"), re.compile("[0-9a-f]{8,64}")
-Meta = Mapping[str, str | int | float]
 
 
 @dataclass(frozen=True)
@@ -43,12 +41,11 @@ class File:
 
 @dataclass(frozen=True)
 class Shelved:
-    """A version: its number, the hash of the state [64 bits], when it was published [s], and notes on it."""
+    """A version: its number, the 64-bit hash of its contents, when it was published [s since the epoch]."""
 
     number: int
     hash: int
     published: float
-    meta: Meta
 
 
 @dataclass(frozen=True)
@@ -128,8 +125,8 @@ def _manifest(fields: Any) -> Manifest:
 
 
 def _version(fields: Any) -> Shelved:
-    number, published = _whole(fields["number"], 1), _real(fields["published"])
-    return Shelved(number, int(_text(fields["hash"], HASH), 16), published, _meta(fields["meta"]))
+    number, digits = _whole(fields["number"], 1), _text(fields["hash"], HASH)
+    return Shelved(number, int(digits, 16), _real(fields["published"]))
 
 
 def _leg(fields: Any, known: set[int]) -> File:
@@ -143,16 +140,6 @@ def _file(fields: Any, name: re.Pattern[str], limit: int) -> File:
     base, version = _whole(fields["base"], 0), _whole(fields["version"], 0)
     nbytes = _whole(fields["nbytes"], 1, limit)
     return File(_text(fields["name"], re.compile(name)), base, version, nbytes, _text(fields["check"], CHECK))
-
-
-def _meta(fields: Any) -> Meta:
-    if not isinstance(fields, dict) or len(fields) > MAX_META:
-        raise PayloadError(f"notes on a version that are no object of at most {MAX_META} entries")
-    return {_name(k): _name(v) if isinstance(v, str) else _number(v) for k, v in fields.items()}
-
-
-def _number(value: Any) -> int | float:
-    return _whole(value, -MAX_NUMBER) if isinstance(value, int) else _real(value)
 
 
 def _whole(value: Any, low: int, high: int = MAX_NUMBER) -> int:

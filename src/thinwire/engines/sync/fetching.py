@@ -1,0 +1,187 @@
+"""What a follower does with a shelf: look at the manifest, choose a route, fetch, check, apply; no threads.
+
+Whatever it reads may be damaged, gone or hostile: a file that does not lead where the manifest says is left
+alone for a while, and another route taken.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from torch import nn
+
+from thinwire.engines.sync.claim import read_manifest
+from thinwire.engines.sync.folder import Folder
+from thinwire.engines.sync.manifest import LAYOUT, File, Manifest
+from thinwire.engines.sync.proof import Proof
+from thinwire.engines.sync.route import farthest
+from thinwire.engines.sync.wrapping import unwrap
+from thinwire.state.layout import MAX_NBYTES, Layout
+from thinwire.state.patch import Patch, Version
+from thinwire.state.replica import Replica
+from thinwire.types import DesyncError, InputError, LinkError, PayloadError, require
+
+ATTEMPTS = 8  # routes tried at one look
+AVOID = 30.0  # seconds that a bad file is left alone; twice as long each time
+FREE = 1 << 20  # bytes that a file may have beyond twice the state's words
+
+
+class Fetching:
+    """A replica that is brought forward from a folder; ``look`` does it, on one thread at a time."""
+
+    def __init__(
+        self,
+        folder: Folder,
+        proof: Proof,
+        *,
+        name: str | None = None,
+        into: nn.Module | None = None,
+        saved: Path | None = None,
+        max_nbytes: int = MAX_NBYTES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._folder, self._proof, self._name, self._clock = folder, proof, name, clock
+        self.into, self._saved, self._max_nbytes = into, saved, max_nbytes
+        self._bad: dict[str, tuple[float, int]] = {}  # by name: not before when, and how often it was bad
+        self.replica: Replica | None = None
+        self.manifest: Manifest | None = None  # as it was read last
+        self.trouble: Exception | None = None  # with the last file that was of no use
+        self.nbytes = 0  # read, the manifest included
+        self.patch_nbytes, self.seconds = 0, 0.0  # of files that were read, and the time that took
+        self.trip: float | None = None  # the shortest time that the manifest took, in seconds
+
+    @property
+    def held(self) -> Version:
+        return self.replica.held if self.replica is not None else Version()
+
+    def look(self, landed: Callable[[Version], None] = lambda version: None) -> bool:
+        """Take what the folder has to offer, one published version after the other; return whether any.
+
+        ``landed`` hears of each. Errors: ``InputError`` where the state is not the one that is followed,
+        ``AuthError``, ``PayloadError`` for a manifest that cannot be, ``OSError`` where nothing can be read,
+        ``LinkError`` where no file leads on.
+        """
+        before = self.held
+        manifest = self._read_manifest()
+        for _ in range(ATTEMPTS):
+            chain = self._route(manifest)
+            if not chain:
+                break
+            if not self._walk(chain, landed):
+                manifest = self._read_manifest()
+        self._check_reached(manifest)
+        return self.held != before
+
+    def _read_manifest(self) -> Manifest:
+        began = time.perf_counter()
+        manifest = read_manifest(self._folder, self._proof)
+        took = time.perf_counter() - began
+        self.trip = took if self.trip is None else min(self.trip, took)
+        if self._name is not None and manifest.name != self._name:
+            raise InputError(f"{self._folder.where} holds the state {manifest.name!r}, not {self._name!r}")
+        if self.replica is None:
+            self.replica = self._begin(manifest)
+        elif manifest.digest != self.replica.layout.digest:
+            raise InputError(
+                f"the state at {self._folder.where} has got other names, shapes or dtypes; follow it anew"
+            )
+        self.manifest = manifest
+        return manifest
+
+    def _begin(self, manifest: Manifest) -> Replica:
+        """Return a replica of the layout that the folder holds: saved before, from a model, or empty."""
+        layout = Layout.from_json(self._fetch(manifest.layout), self._max_nbytes)
+        require(layout.digest == manifest.digest, PayloadError, f"{LAYOUT} is not the manifest's layout")
+        if self._saved is not None and self._saved.is_file():
+            replica = Replica.load(self._saved, self._max_nbytes)
+            if replica.layout.digest != layout.digest:
+                raise InputError(f"{self._saved} was saved from another state; delete it, or give another")
+            if self.into is not None:
+                replica.bind(self.into)
+            return replica
+        replica = Replica(layout)
+        if self.into is not None:
+            start_from(replica, self.into)
+        return replica
+
+    def _route(self, manifest: Manifest) -> list[File]:
+        """Return the files to fetch; none leads to a number that is not above the one held."""
+        now, above, place = self._clock(), self.held.number, self.place(manifest)
+        rested = (f for f in manifest.files if self._bad.get(f.name, (0.0, 0))[0] <= now)
+        return farthest((f for f in rested if f.version > above), place)
+
+    def place(self, manifest: Manifest) -> int:
+        """Return the manifest's number for what is held: equal contents are the same; 0 for anything else."""
+        held = self.held
+        same = [v.number for v in manifest.versions if held.hash and v.hash == held.hash]
+        return held.number if held.number in same else max(same, default=0)
+
+    def _walk(self, chain: list[File], landed: Callable[[Version], None]) -> bool:
+        """Apply files in order; return whether the manifest is still good: not where one of them is gone."""
+        for file in chain:
+            try:
+                version = self._apply(file)
+            except FileNotFoundError as e:
+                self._avoid(file, e)
+                return False
+            except (PayloadError, DesyncError) as e:
+                self._avoid(file, e)
+                return True
+            landed(version)
+        return True
+
+    def _apply(self, file: File) -> Version:
+        replica = self.replica
+        if replica is None:
+            raise PayloadError("a patch before any layout")
+        limit = 2 * sum(n * word.itemsize for word, n in replica.layout.words.items()) + FREE
+        require(
+            file.nbytes <= limit, PayloadError, f"{file.name} has {file.nbytes} bytes, at most {limit} fit"
+        )
+        began = time.perf_counter()
+        data = self._fetch(file)
+        self.seconds += time.perf_counter() - began
+        self.patch_nbytes += len(data)
+        patch = Patch.unpack(unwrap(data))
+        promised = (patch.base, patch.version) == (file.base, file.version)
+        require(promised, PayloadError, f"{file.name} leads from {patch.base} to {patch.version}")
+        return replica.apply(patch)
+
+    def _fetch(self, file: File) -> bytes:
+        data = self._folder.read(file.name, file.nbytes)
+        self.nbytes += len(data)
+        whole = len(data) == file.nbytes and self._proof.fits(file.name, data, file.check)
+        require(whole, PayloadError, f"{file.name} at {self._folder.where} is damaged")
+        return data
+
+    def _avoid(self, file: File, error: Exception) -> None:
+        times = self._bad.get(file.name, (0.0, 0))[1] + 1
+        self._bad[file.name] = self._clock() + AVOID * 2 ** min(times - 1, 10), times
+        self.trouble = error
+
+    def _check_reached(self, manifest: Manifest) -> None:
+        newest, held, where = manifest.newest, self.held.number, self._folder.where
+        self._bad = {f.name: self._bad[f.name] for f in manifest.files if f.name in self._bad}
+        if newest is None or self.place(manifest) == newest.number:
+            self.trouble = None
+        elif newest.number <= held:
+            raise LinkError(
+                f"{where} has versions up to {newest.number}, and version {held} is held: its publisher "
+                "began anew; follow it anew"
+            )
+        else:
+            reason = f" ({self.trouble})" if self.trouble else ""
+            raise LinkError(f"no file at {where} leads from version {held} to {newest.number} now{reason}")
+
+
+def start_from(replica: Replica, model: nn.Module) -> None:
+    """Bind ``model``, and let its weights be what the replica holds at first: a base the publisher may know.
+
+    Errors: ``InputError`` naming the first tensor that is missing or of another shape or dtype.
+    """
+    replica.bind(model)
+    owned = model.state_dict(keep_vars=True)
+    replica.start({n: owned[n].detach() for n in replica.layout.index if n in owned})
+    replica.swap()

@@ -1,0 +1,78 @@
+"""What a shelf keeps, and when the next keyframe is worth its bytes. Pure: manifests in, manifests out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from thinwire.engines.sync.manifest import MAX_VERSIONS, File, Manifest, Shelved
+from thinwire.engines.sync.route import cheapest
+from thinwire.types import InputError, require
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """How many versions a shelf keeps, and what it holds besides the patch from each to the next.
+
+    ``span``: every so many versions, also one patch across them all, which costs a reader that fell behind
+    less than they do together (0: none). ``keyframe_every``: versions between keyframes; None writes one when
+    the patches since the last cost ``share`` of its bytes. ``grace``: seconds that a file outlives its place
+    in the manifest, for readers that hold an older one.
+    """
+
+    versions: int = 32
+    span: int = 8
+    keyframe_every: int | None = None
+    share: float = 0.5
+    grace: float = 60.0
+
+    def __post_init__(self) -> None:
+        fits = 1 <= self.versions <= MAX_VERSIONS
+        require(fits, InputError, f"versions={self.versions} to keep is not in 1..{MAX_VERSIONS}")
+        require(self.span >= 0, InputError, f"span={self.span} versions is below 0")
+        every = self.keyframe_every
+        require(every is None or every >= 1, InputError, f"keyframe_every={every} versions is below 1")
+        require(self.share > 0, InputError, f"share={self.share} of a keyframe is not above 0")
+        require(self.grace >= 0, InputError, f"grace={self.grace} s is below 0")
+
+    def keyframe_due(self, manifest: Manifest) -> bool:
+        """Return whether whoever starts from nothing now would be better served by a keyframe."""
+        newest = manifest.newest
+        if newest is None:
+            return False
+        chain = cheapest(manifest.files, 0, newest.number)
+        if chain is None:
+            return True
+        if self.keyframe_every is not None:
+            since = [v for v in manifest.versions if v.number > chain[0].version]
+            return len(since) >= self.keyframe_every
+        return sum(f.nbytes for f in chain[1:]) > self.share * chain[0].nbytes
+
+    def trimmed(self, manifest: Manifest) -> Manifest:
+        """Return the manifest of what is to be kept: the newest versions, and a way to them from nothing."""
+        newest = manifest.newest
+        if newest is None:
+            return manifest
+        way = cheapest(manifest.files, 0, newest.number) or []
+        stay = {v.number for v in manifest.versions[-self.versions :]} | {f.version for f in way}
+        return replace(
+            manifest,
+            versions=tuple(v for v in manifest.versions if v.number in stay),
+            files=tuple(f for f in manifest.files if f.version in stay and f.base in stay | {0}),
+        )
+
+    def span_base(self, manifest: Manifest) -> Shelved | None:
+        """Return the version from which a patch across ``span`` versions should lead to the newest, if any.
+
+        At most one of each run of ``span`` versions has one, and one keyframe or patch from there is enough.
+        """
+        if self.span < 2 or len(manifest.versions) <= self.span:
+            return None
+        window = manifest.versions[-self.span - 1 :]
+        numbers = {v.number for v in window[1:]}
+        spans = [f for f in manifest.files if f.version in numbers and _jumps(f, manifest)]
+        return None if spans else window[0]
+
+
+def _jumps(file: File, manifest: Manifest) -> bool:
+    """Return whether a patch leads across versions that the manifest has between its ends."""
+    return file.base > 0 and any(file.base < v.number < file.version for v in manifest.versions)

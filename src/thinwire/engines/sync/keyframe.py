@@ -1,0 +1,40 @@
+"""A keyframe that is made and written beside the patches, so that these need not wait for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from thinwire.engines.sync.manifest import File, Shelved
+from thinwire.state.history import History
+from thinwire.state.patch import Patch
+
+
+class Keyframe:
+    """One keyframe of a history's newest version on its way to a shelf, by a thread of its own."""
+
+    def __init__(self, history: History, put: Callable[[Patch], File], then: Callable[[], None]) -> None:
+        self._history, self._put, self._then = history, put, then
+        self._done: tuple[File, Shelved] | None = None
+        self._error: Exception | None = None
+        self._ended = False
+        threading.Thread(target=self._run, name="thinwire keyframe", daemon=True).start()
+
+    @property
+    def running(self) -> bool:
+        return not self._ended
+
+    def result(self) -> tuple[File, Shelved]:
+        """Return the file and the version it leads to; raise what went wrong, once the thread has ended."""
+        if self._done is None:
+            raise self._error or OSError("a keyframe was not written")
+        return self._done
+
+    def _run(self) -> None:
+        try:
+            patch = self._history.patch(None)
+            self._done = self._put(patch), Shelved(patch.version, patch.hash, patch.published)
+        except Exception as e:  # told by ``result``, on the thread that asks
+            self._error = e
+        self._ended = True
+        self._then()

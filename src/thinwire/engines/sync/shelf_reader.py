@@ -1,0 +1,249 @@
+"""Follow a state through a folder, a web server or an object store, where nobody can connect to anybody."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor, nn
+
+from thinwire.engines.sync.fetching import Fetching
+from thinwire.engines.sync.folder import open_folder
+from thinwire.engines.sync.proof import Proof
+from thinwire.state.layout import MAX_NBYTES
+from thinwire.state.patch import Version
+from thinwire.state.replica import Replica
+from thinwire.types import AuthError, InputError, LinkError, ThinwireError, require
+
+POLL = 2.0  # seconds between two looks at the manifest
+SLOWEST = 30.0  # seconds between two looks, where the store cannot be reached
+TIMEOUT = 60.0  # seconds that a wait takes at most, unless told otherwise
+PATIENCE = 300.0  # seconds without a sign of the publisher after which iteration gives up
+
+
+@dataclass(frozen=True)
+class ShelfReading:
+    """Where a reader stands.
+
+    ``version`` is the number of the version in use, ``age`` its seconds since it was published (None: none
+    yet), ``nbytes`` all bytes read, ``ratio`` what the versions would have taken in full over that, ``trip``
+    the shortest time for the manifest [s], ``rate`` of patches [bytes/s], ``error`` what went wrong last.
+    """
+
+    version: int
+    held: int
+    age: float | None
+    nbytes: int
+    ratio: float
+    trip: float | None
+    rate: float | None
+    error: str | None
+
+
+class ShelfReader:
+    """Keeps a copy of the state at ``url`` fresh, from a thread of its own that looks every ``poll`` seconds.
+
+    ``into``: a model whose weights may be a base that the publisher knows; it is bound, and brought forward
+    by ``apply_to``. ``name``: of the state, where anything else would be a mistake. ``state``: a file to go
+    on from, written by ``save`` and on ``close``. ``token``: the publisher's. ``options`` go to fsspec.
+
+    Errors reach whoever waits, iterates or applies: ``AuthError`` where just one end has a token or it is
+    another one, ``InputError`` where the state is not the expected one.
+
+    >>> reader = ShelfReader("models/policy", poll=60.0)
+    >>> reader.status.version, reader.close()
+    (0, None)
+    """
+
+    def __init__(
+        self,
+        url: str | Path,
+        token: bytes | None = None,
+        into: nn.Module | None = None,
+        *,
+        name: str | None = None,
+        state: str | Path | None = None,
+        poll: float = POLL,
+        patience: float = PATIENCE,
+        max_nbytes: int = MAX_NBYTES,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        require(poll > 0, InputError, f"poll={poll} s is not above 0")
+        folder = open_folder(url, **(options or {}))
+        self.where, self._state = folder.where, None if state is None else Path(state)
+        self._poll, self._patience = poll, patience
+        self._fetching = Fetching(
+            folder, Proof(token), name=name, into=into, saved=self._state, max_nbytes=max_nbytes
+        )
+        self._turn = threading.Condition()
+        self._closing = False
+        self._left = False  # the publisher said goodbye, and its last version is here
+        self._landed = 0  # versions that came
+        self._error: ThinwireError | None = None  # of the last look
+        self._fatal: Exception | None = None
+        self._sign, self._signed_at = (
+            (0.0, ""),
+            time.monotonic(),
+        )  # the publisher's last, and when it was seen
+        self._ahead = 0.0  # seconds by which the publisher's clock is ahead, at least
+        self._thread = threading.Thread(target=self._run, name=f"thinwire reader {self.where}", daemon=True)
+        self._thread.start()
+
+    @property
+    def held(self) -> Version:
+        """The newest version that is here, in use or not; number 0 before the first."""
+        return self._fetching.held
+
+    @property
+    def replica(self) -> Replica:
+        """The copy itself. Errors: ``InputError`` before the first look at the store succeeded."""
+        if self._fetching.replica is None:
+            raise InputError(f"nothing has come from {self.where} yet; wait() for it")
+        return self._fetching.replica
+
+    @property
+    def status(self) -> ShelfReading:
+        fetching, error = self._fetching, self._fatal or self._error
+        replica = fetching.replica
+        whole = replica.layout.nbytes * self._landed if replica is not None else 0
+        published = replica.published if replica is not None else 0.0
+        return ShelfReading(
+            version=replica.version if replica is not None else 0,
+            held=self.held.number,
+            age=max(0.0, time.time() + self._ahead - published) if published else None,
+            nbytes=fetching.nbytes,
+            ratio=whole / fetching.nbytes if fetching.nbytes else 0.0,
+            trip=fetching.trip,
+            rate=fetching.patch_nbytes / fetching.seconds if fetching.seconds else None,
+            error=str(error) if error is not None else None,
+        )
+
+    def wait(self, version: int = 1, timeout: float = TIMEOUT) -> Version:
+        """Return the newest version here once its number is at least ``version``.
+
+        Errors: ``LinkError``, naming the store, after ``timeout`` seconds; and those of the class.
+        """
+        self._await(lambda: self.held.number >= version, timeout)
+        if self.held.number < version:
+            reason = f": {self._error}" if self._error else ""
+            raise LinkError(f"version {version} did not come from {self.where} in {timeout:g} s{reason}")
+        return self.held
+
+    def __iter__(self) -> Iterator[Version]:
+        """Yield each newest version as it comes, until ``close`` or the publisher's goodbye.
+
+        Versions that came while the caller was busy are skipped but for the last. Errors: ``LinkError`` after
+        ``patience`` seconds without a sign of the publisher.
+        """
+        seen = 0
+        while True:
+            self._await(lambda: self.held.number > seen or self._at_end(), self._poll)  # noqa: B023
+            if self.held.number > seen:
+                version = self.held
+                seen = version.number
+                yield version
+            elif self._at_end():
+                return
+            elif time.monotonic() - self._signed_at > self._patience:
+                raise LinkError(f"no sign of the publisher at {self.where} for {self._patience:g} s")
+
+    def apply_to(self, model: nn.Module) -> float:
+        """Let ``model`` use the newest version here, between two of its steps; return the pause in seconds.
+
+        Parameters and buffers become views of the copy: nobody else may write to them. Errors: those of the
+        class, and ``InputError`` naming the first tensor that does not fit.
+        """
+        self._raise_fatal()
+        began = time.perf_counter()
+        replica = self.replica
+        if model is not self._fetching.into:
+            replica.bind(model)
+            self._fetching.into = model
+        replica.swap()
+        return time.perf_counter() - began
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the newest version's tensors by name, not copied: they hold until the next such call."""
+        self._raise_fatal()
+        self.replica.swap()
+        return self.replica.tensors()
+
+    def save(self, path: str | Path | None = None) -> None:
+        """Write what is held to a safetensors file, to go on from later. Errors: ``InputError``."""
+        target = self._state if path is None else Path(path)
+        if target is None:
+            raise InputError("there is no place to save to; give a path, or state= from the start")
+        self.replica.save(target)
+
+    def close(self) -> None:
+        """Stop looking; with ``state``, save what is held. Harmless when repeated."""
+        with self._turn:
+            ended, self._closing = self._closing, True
+            self._turn.notify_all()
+        self._thread.join(TIMEOUT)
+        if self._state is not None and not ended and self.held.hash:
+            self.save()
+
+    def __enter__(self) -> ShelfReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _await(self, done: Callable[[], bool], timeout: float) -> None:
+        with self._turn:
+            self._turn.wait_for(lambda: done() or self._closing or self._fatal is not None, timeout)
+        self._raise_fatal()
+
+    def _raise_fatal(self) -> None:
+        if self._fatal is not None:
+            raise self._fatal
+
+    def _at_end(self) -> bool:
+        return self._closing or self._left
+
+    def _run(self) -> None:
+        pause = 0.0
+        while not self._rested(pause):
+            try:
+                self._look()
+                pause = self._poll
+            except (InputError, AuthError) as e:  # time does not mend these
+                self._fatal = e
+            except (ThinwireError, OSError) as e:
+                self._error = e if isinstance(e, ThinwireError) else LinkError(f"{self.where}: {e}")
+                pause = min(max(self._poll, 2 * pause), max(SLOWEST, self._poll))
+            except Exception as e:  # told to whoever waits
+                self._fatal = e
+            self._told()
+
+    def _rested(self, pause: float) -> bool:
+        """Wait between two looks; return whether to end."""
+        with self._turn:
+            return self._turn.wait_for(lambda: self._closing or self._fatal is not None, pause)
+
+    def _look(self) -> None:
+        try:
+            self._fetching.look(self._land)
+            self._error = None
+            self._left = self._fetching.manifest is not None and self._fetching.manifest.lease <= 0
+        finally:
+            manifest = self._fetching.manifest
+            if manifest is not None and (manifest.written, manifest.instance) != self._sign:
+                self._sign, self._signed_at = (manifest.written, manifest.instance), time.monotonic()
+                self._ahead = max(self._ahead, manifest.written - time.time())
+
+    def _land(self, version: Version) -> None:
+        self._landed += 1
+        self._told()
+
+    def _told(self) -> None:
+        with self._turn:
+            self._turn.notify_all()

@@ -1,0 +1,221 @@
+"""Publish a state through a folder, a share or an object store, for followers that nobody can connect to."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from uuid import uuid4
+
+import torch
+from torch import Tensor, nn
+
+from thinwire.engines.sync.folder import open_folder, refusal
+from thinwire.engines.sync.keeping import Keeping
+from thinwire.engines.sync.proof import Proof
+from thinwire.engines.sync.shelving import BEATS, Shelving
+from thinwire.state.history import History
+from thinwire.state.layout import Layout
+from thinwire.state.patch import Version
+from thinwire.types import InputError, LinkError, ThinwireError, require
+
+LEASE = 60.0  # seconds that a silent publisher keeps others out
+TIMEOUT = 60.0  # seconds
+RETRY = 2.0  # seconds after which a write that failed is tried again
+Source = nn.Module | Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class ShelfStatus:
+    """Where a writer stands: newest version in the store, bytes written, files there, the last error."""
+
+    version: int
+    nbytes: int
+    files: int
+    error: str | None
+
+
+class ShelfWriter:
+    """Keeps a shelf at ``url`` up to date with a history, from a thread of its own.
+
+    The newest version wins: whatever is published while a file is being written goes into the next patch.
+    ``token`` signs all files. ``instance`` is this publisher's name (8 to 64 hexadecimal digits): one that
+    restarts under its old name need not wait for its ``lease`` [s] to run out. ``options`` go to fsspec.
+
+    Errors: ``InputError`` where the folder cannot be written, holds another state, or belongs to a publisher
+    that is alive; ``AuthError`` where it was signed with another token.
+    """
+
+    def __init__(
+        self,
+        url: str | Path,
+        history: History,
+        *,
+        name: str = "state",
+        token: bytes | None = None,
+        keeping: Keeping | None = None,
+        lease: float = LEASE,
+        instance: str | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        require(lease > 0, InputError, f"lease={lease} s is not above 0")
+        self.history = history
+        self._source: Source | None = None
+        folder = open_folder(url, **(options or {}))
+        self.where = folder.where
+        kept, proof, instance = keeping or Keeping(), Proof(token), instance or uuid4().hex
+        self._turn = threading.Condition()
+        try:
+            self._shelf = Shelving(folder, history, name, instance, proof, kept, lease, self._wake)
+        except OSError as e:
+            raise refusal(e, self.where) from e
+        self._beat = lease / (2 * BEATS)
+        self._offered, self._closing, self._ended = True, False, False
+        self._error: ThinwireError | None = None
+        self._fatal: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name=f"thinwire shelf {self.where}", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def of(
+        cls,
+        url: str | Path,
+        source: Source,
+        *,
+        dtype: torch.dtype | None = None,
+        bounds: Mapping[str, float] | float | None = None,
+        **options: Any,
+    ) -> ShelfWriter:
+        """Return a writer with a history of its own, of a module's or a mapping's tensors, for ``publish``.
+
+        ``dtype`` and ``bounds`` say how followers will use them (see ``Layout.of``); ``options`` are those of
+        the class.
+        """
+        writer = cls(url, History(Layout.of(tensors_of(source), dtype, bounds)), **options)
+        writer._source = source
+        return writer
+
+    def publish(self, step: int | None = None, **meta: str | int | float) -> Version:
+        """Make the source's tensors the newest version, and return at once: the thread writes them.
+
+        Errors: ``InputError`` for tensors that no longer fit, or where another publisher has taken over.
+        """
+        self._raise_fatal()
+        if self._source is None:
+            raise InputError("this writer has no tensors of its own; publish to its history, then offer()")
+        notes = meta if step is None else {"step": step} | meta
+        version = self.history.publish(tensors_of(self._source), notes)
+        self.offer()
+        return version
+
+    def offer(self) -> None:
+        """Say that the history has a newer version. Errors: as ``publish``."""
+        self._raise_fatal()
+        self._wake()
+
+    def _wake(self) -> None:
+        with self._turn:
+            self._offered = True
+            self._turn.notify_all()
+
+    def flush(self, timeout: float = TIMEOUT) -> None:
+        """Wait until the history's newest version is in the store.
+
+        Errors: what keeps it from being written, or ``LinkError``, after ``timeout`` seconds.
+        """
+        self.offer()
+        with self._turn:
+            done = self._turn.wait_for(lambda: self._up_to_date() or self._ended, timeout)
+        self._raise_fatal()
+        if not done or not self._up_to_date():
+            raise self._error or LinkError(f"{self.where} did not take the newest version in {timeout:.0f} s")
+
+    @property
+    def status(self) -> ShelfStatus:
+        manifest, error = self._shelf.manifest, self._fatal or self._error
+        newest = manifest.newest.number if manifest.newest else 0
+        return ShelfStatus(newest, self._shelf.nbytes, len(manifest.files), str(error) if error else None)
+
+    def close(self, timeout: float = TIMEOUT) -> None:
+        """Write what is new, say goodbye to readers, and stop; harmless twice. Errors: as ``flush``."""
+        if self._thread.is_alive() and not self._fatal:
+            try:
+                self.flush(timeout)
+            finally:
+                self._stop(timeout)
+        self._raise_fatal()
+
+    def __enter__(self) -> ShelfWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._stop(1.0)
+
+    def _stop(self, timeout: float) -> None:
+        with self._turn:
+            self._closing = True
+            self._turn.notify_all()
+        self._thread.join(timeout)
+
+    def _up_to_date(self) -> bool:
+        newest = self._shelf.manifest.newest
+        return (newest.number if newest else 0) >= self.history.newest.number
+
+    def _raise_fatal(self) -> None:
+        if self._fatal is not None:
+            raise self._fatal
+
+    def _run(self) -> None:
+        try:
+            while not self._wait():
+                self._step()
+            self._shelf.leave()
+        except OSError as e:
+            self._error = refusal(e, self.where)
+        except Exception as e:  # told to whoever publishes, waits or closes
+            self._fatal = e
+        with self._turn:
+            self._ended = True
+            self._turn.notify_all()
+
+    def _wait(self) -> bool:
+        """Wait for news, or until it is time for a sign of life or another attempt; return whether to end."""
+        with self._turn:
+            # After an error not before the pause is over: a full disk is not asked a thousand times a second.
+            self._turn.wait_for(
+                lambda: self._closing or (self._offered and self._error is None), self._pause()
+            )
+            self._offered = False
+            return self._closing
+
+    def _pause(self) -> float:
+        return self._beat if self._error is None else min(RETRY, self._beat)
+
+    def _step(self) -> None:
+        try:
+            while self._shelf.write() and not self._closing:
+                self._told()
+            self._shelf.tend()
+            self._error = None
+        except OSError as e:
+            self._error = refusal(e, self.where)
+        self._told()
+
+    def _told(self) -> None:
+        with self._turn:
+            self._turn.notify_all()
+
+
+def tensors_of(source: Source) -> Mapping[str, Tensor]:
+    """Return the tensors of a module by name, or the mapping itself; not copied."""
+    if not isinstance(source, nn.Module):
+        return source
+    return {name: x.detach() for name, x in source.state_dict(keep_vars=True).items()}

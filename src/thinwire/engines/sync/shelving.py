@@ -1,0 +1,215 @@
+"""What a publisher does to its shelf, a step at a time: patches, keyframes, manifest, and what is deleted.
+
+The order makes it safe at each point to stop: files first, then the manifest that names them, and only later
+goes what no manifest names any more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import replace
+
+from thinwire.engines.sync.claim import check_still_ours, claim
+from thinwire.engines.sync.folder import PART, Folder
+from thinwire.engines.sync.keeping import Keeping
+from thinwire.engines.sync.keyframe import Keyframe
+from thinwire.engines.sync.manifest import KEYFRAMES, LAYOUT, NAME, PATCHES, STATE, File, Manifest, Shelved
+from thinwire.engines.sync.proof import Proof
+from thinwire.engines.sync.wrapping import wrap
+from thinwire.state import body
+from thinwire.state.history import History
+from thinwire.state.layout import Layout
+from thinwire.state.patch import Patch, Version
+
+BEATS = 3  # times within its lease that a manifest is written, whether there is news or not
+
+
+class Shelving:
+    """A history's versions in a folder. For one thread; keyframes have one of their own."""
+
+    def __init__(
+        self,
+        folder: Folder,
+        history: History,
+        name: str,
+        instance: str,
+        proof: Proof,
+        keeping: Keeping,
+        lease: float,
+        wake: Callable[[], None],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._folder, self._history, self._proof, self._keeping = folder, history, proof, keeping
+        self._lease, self._wake, self._clock = lease, wake, clock
+        self._doomed: dict[str, float] = {}  # files that no manifest names any more, and when they go
+        self._keyframe: Keyframe | None = None
+        self.nbytes = 0  # written, the manifest included
+        layout = history.layout.to_json()
+        file = File(LAYOUT, 0, 0, len(layout), proof.of(LAYOUT, layout))
+        blank = Manifest(name, instance, clock(), lease, history.layout.digest, file)
+        self.manifest = claim(folder, proof, blank)
+        if newest := self.manifest.newest:
+            history.outnumber(newest.number)
+        self._write(LAYOUT, layout)
+        self._commit(self.manifest, taken=False)
+        self._doom_orphans()
+
+    def write(self) -> bool:
+        """Bring the shelf up to the history's newest version; return whether it was behind.
+
+        Errors: ``InputError`` where another publisher took over, ``OSError`` where a file cannot be written;
+        then readers find what they found before.
+        """
+        patch = self._next()
+        if patch is None:
+            return False
+        self._add(entry_of(patch), [self._put(patch)])
+        self._add_span()
+        return True
+
+    def tend(self) -> None:
+        """Do what is due: take in or begin a keyframe, say that this publisher is alive, delete old files."""
+        self._take_keyframe()
+        if (
+            self._keyframe is None
+            and self._history.newest.number
+            and self._keeping.keyframe_due(self.manifest)
+        ):
+            self._keyframe = Keyframe(self._history, self._put, self._wake)
+        if self._clock() - self.manifest.written >= self._lease / BEATS:
+            self._commit(self._found())
+        self._sweep()
+
+    def leave(self) -> None:
+        """Tell readers and the next publisher that this one has ended."""
+        self._lease = 0.0
+        self._commit(self.manifest)
+
+    def _next(self) -> Patch | None:
+        """Return what leads from the manifest's newest version to the history's, if there is news."""
+        history, held, newest = self._history, self.manifest.newest, self._history.newest
+        if not newest.number:
+            return None
+        if held is None:
+            return history.patch(None)
+        known = history.find(held.number, held.hash)
+        if known == newest.number:  # of a version after a restart, the contents alone may be what is held
+            return None if known == held.number else _renamed(held, newest, history.layout)
+        patch = history.patch(known or None)
+        return replace(patch, base=held.number) if patch.base else patch
+
+    def _add(self, entry: Shelved | None, files: list[File]) -> None:
+        versions = {v.number: v for v in self.manifest.versions}
+        if entry is not None:
+            versions[entry.number] = entry
+        ordered = tuple(versions[n] for n in sorted(versions))
+        try:
+            self._commit(replace(self.manifest, versions=ordered, files=self.manifest.files + tuple(files)))
+        except BaseException:
+            self._doom(files)
+            raise
+
+    def _add_span(self) -> None:
+        base = self._keeping.span_base(self.manifest)
+        patch = None if base is None else self._link(base)
+        if patch is not None:
+            self._add(None, [self._put(patch)])
+
+    def _link(self, base: Shelved) -> Patch | None:
+        """Return a patch from ``base`` to the manifest's newest version, if there can be one now."""
+        history, newest = self._history, self.manifest.newest
+        known = history.find(base.number, base.hash) == base.number
+        if newest is None or not known or base.number >= history.newest.number:
+            return None
+        patch = history.patch(base.number)
+        return patch if patch.base and patch.version == newest.number else None
+
+    def _take_keyframe(self) -> None:
+        """Take a finished keyframe into the manifest, once a patch leads on from it to the newest version.
+
+        Without that it would be the newest version itself, and every reader would fetch it.
+        """
+        keyframe, newest = self._keyframe, self.manifest.newest
+        if keyframe is None or newest is None or keyframe.running:
+            return
+        try:
+            file, entry = keyframe.result()
+        except BaseException:
+            self._keyframe = None
+            raise
+        if entry.number == newest.number:
+            self._add(None, [file])
+        elif link := self._link(entry):
+            self._add(entry, [file, self._put(link)])
+        elif self._history.find(entry.number, entry.hash) == entry.number:
+            return  # there is a newer version already: try again after the next patch
+        else:
+            self._doom([file])  # too slow: nothing leads on from it any more
+        self._keyframe = None
+
+    def _put(self, patch: Patch) -> File:
+        data = wrap(patch.pack(), _notes(patch))
+        kind = PATCHES if patch.base else KEYFRAMES
+        numbers = f"{patch.base:08d}-{patch.version:08d}" if patch.base else f"{patch.version:08d}"
+        # A hash of the contents in the name: what a name once meant to a reader or a cache, it always means.
+        name = f"{kind}/{numbers}-{hashlib.sha256(data).hexdigest()[:8]}.safetensors"
+        self._write(name, data)
+        return File(name, patch.base, patch.version, len(data), self._proof.of(name, data))
+
+    def _write(self, name: str, data: bytes) -> None:
+        self._folder.write(name, data)
+        self.nbytes += len(data)
+
+    def _commit(self, manifest: Manifest, taken: bool = True) -> None:
+        """Make ``manifest``, less what is not to be kept, what readers see."""
+        if taken:
+            check_still_ours(self._folder, self._proof, manifest.instance)
+        now = self._clock()
+        manifest = self._keeping.trimmed(replace(manifest, written=now, lease=self._lease))
+        self._write(STATE, manifest.pack(self._proof))
+        named = {f.name for f in manifest.files}
+        self._doom(f for f in self.manifest.files if f.name not in named)
+        self._doomed = {name: when for name, when in self._doomed.items() if name not in named}
+        self.manifest = manifest
+
+    def _doom(self, files: Iterable[File]) -> None:
+        self._doomed |= {f.name: self._clock() + self._keeping.grace for f in files}
+
+    def _found(self) -> Manifest:
+        """Return the manifest without files that the folder has lost: then a keyframe is due, if need be."""
+        there = {*self._folder.names(PATCHES), *self._folder.names(KEYFRAMES)}
+        return replace(self.manifest, files=tuple(f for f in self.manifest.files if f.name in there))
+
+    def _doom_orphans(self) -> None:
+        """Mark for deletion what an earlier publisher left behind when it died."""
+        named = {f.name for f in self.manifest.files}
+        for name in (*self._folder.names(PATCHES), *self._folder.names(KEYFRAMES)):
+            if name not in named and (NAME.fullmatch(name) or name.endswith(PART)):
+                self._doomed[name] = self._clock() + self._keeping.grace
+
+    def _sweep(self) -> None:
+        now = self._clock()
+        for name in [n for n, when in self._doomed.items() if when <= now]:
+            with suppress(OSError):  # a file too many does no harm
+                self._folder.delete(name)
+            del self._doomed[name]
+
+
+def _renamed(held: Shelved, newest: Version, layout: Layout) -> Patch:
+    """Return a patch that changes nothing but the version's number, time and meta data."""
+    nothing = body.pack_changes(layout, {})
+    numbers = (held.number, newest.number, held.hash, newest.hash)
+    return Patch(*numbers, newest.published, newest.meta, layout.digest, nothing)
+
+
+def entry_of(patch: Patch) -> Shelved:
+    """Return the version that a patch leads to."""
+    return Shelved(patch.version, patch.hash, patch.published)
+
+
+def _notes(patch: Patch) -> dict[str, str]:
+    known = {"base": patch.base, "version": patch.version, "hash": f"{patch.hash:016x}"}
+    return {key: str(value) for key, value in (known | {"published": patch.published}).items()}
