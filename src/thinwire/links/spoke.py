@@ -59,7 +59,8 @@ class Spoke(Station):
         self._silence, self._endpoint = silence, endpoint(host, port)
         self._outbox: deque[bytes] = deque()
         self._there = False
-        self._heard, self._pinged = monotonic(), 0.0
+        self.heard = monotonic()  # when the hub gave its last sign of life
+        self._patient_from, self._pinged = self.heard, 0.0
         self._redial_at: float | None = None  # libzmq does not dial again after every kind of failure
         self._sent, self._received = Traffic(), Traffic()
         super().__init__(sock, _WATCHED, f"the way to {self.peer}")
@@ -124,8 +125,8 @@ class Spoke(Station):
         if kind in _DIALS:
             self._redial_at = None if kind == _Event.CONNECTED else monotonic() + REDIAL + CONNECT
         elif kind == _Event.HANDSHAKE_SUCCEEDED:
-            self.refused, self._heard = 0, monotonic()
-            self._ping(self._heard)
+            self.refused, self.heard = 0, monotonic()
+            self._ping(self.heard)
             self._there = True
             self._events.put(Event(Kind.JOINED, b""))
         elif kind == _Event.DISCONNECTED:
@@ -147,7 +148,7 @@ class Spoke(Station):
                 frames = self._sock.recv_multipart(zmq.DONTWAIT)
             except zmq.Again:
                 return
-            self._heard = monotonic()
+            self.heard = monotonic()
             if len(frames) == 1 and frames[0]:
                 self._received += Traffic(1, wire_bytes(len(frames[0]), self.secure))
                 self._take(frames[0])
@@ -183,8 +184,8 @@ class Spoke(Station):
         return True
 
     def _check(self, now: float) -> None:
-        if now - self._heard > self._silence:
-            self._heard = now
+        if now - max(self.heard, self._patient_from) > self._silence:
+            self._patient_from = now
             self._lost(f"it gave no sign of life for {self._silence:g} s".encode())
             self._redial(now)
         elif self._redial_at is not None and now > self._redial_at:

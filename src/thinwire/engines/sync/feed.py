@@ -1,0 +1,235 @@
+"""A feed: serve one history to many followers over a hub, each at its own speed."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from time import monotonic
+
+from thinwire.engines.sync import protocol
+from thinwire.engines.sync.making import Making
+from thinwire.engines.sync.protocol import (
+    MAGIC,
+    MAX_NAME,
+    PROTOCOL,
+    UP,
+    Ack,
+    Again,
+    Ask,
+    Done,
+    Hello,
+    LayoutIs,
+    Message,
+    Same,
+)
+from thinwire.engines.sync.serving import Order, Parcel, Serving
+from thinwire.links.events import Event, Kind
+from thinwire.links.hub import Hub
+from thinwire.links.inbox import renewed
+from thinwire.state.history import History
+from thinwire.types import InputError, LinkError, PayloadError, require
+
+TURN = 1.0  # seconds
+BURST = 256  # events taken before the followers are served
+PARKED = 4  # transfers that broke off and are kept for their follower to come back
+PARKED_FOR = 600.0  # seconds
+HIGHEST = 1 << 48  # no follower moves the numbers of versions above this
+
+
+@dataclass(frozen=True)
+class FollowerStatus:
+    """What a feed knows of one follower: bytes are of the wire, ``rate`` in bytes/s, ``rtt`` in seconds."""
+
+    name: str
+    version: int
+    sent: int
+    rate: float | None
+    rtt: float | None
+    delivered: int  # transfers applied
+    abandoned: int
+
+
+@dataclass
+class _Follower:
+    session: int
+    serving: Serving = field(default_factory=Serving)
+    order: tuple[Order, Future[Parcel]] | None = None
+
+
+class Feed:
+    """Send a history's newest version to whoever follows; ``wake`` it after each publication.
+
+    ``outnumber`` is called with the newest version number that a follower knows of: versions must be counted
+    on from there (a relay passes it up instead). The feed owns the hub.
+    """
+
+    def __init__(
+        self,
+        history: History,
+        hub: Hub,
+        name: str = "state",
+        outnumber: Callable[[int], object] | None = None,
+        instance: bytes | None = None,
+    ) -> None:
+        require(len(name.encode()) <= MAX_NAME, InputError, f"the name {name!r} is over {MAX_NAME} bytes")
+        self._history, self._hub, self._name = history, hub, name.encode()
+        self._outnumber = outnumber or history.outnumber
+        self.instance = instance or secrets.token_bytes(16)
+        self._digest = bytes.fromhex(history.layout.digest)
+        self._making = Making(history, hub.wake)
+        self._followers: dict[bytes, _Follower] = {}
+        self._parked: OrderedDict[Parcel, float] = OrderedDict()
+        self._closing = False
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name=f"feed at port {hub.port}", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Look at the history again: there is a newer version."""
+        self._hub.wake()
+
+    def check(self) -> None:
+        """Raise what ended the feed, if anything did."""
+        if self._error is not None:
+            raise renewed(self._error)
+
+    @property
+    def followers(self) -> list[FollowerStatus]:
+        """Who follows now, and how far each is."""
+        found = []
+        for peer, follower in list(self._followers.items()):
+            s, sent = follower.serving, self._hub.traffic(peer)[0].nbytes
+            known = (s.pace.rate, s.pace.trip, s.delivered, s.abandoned)
+            found.append(FollowerStatus(self._hub.describe(peer), s.held, sent, *known))
+        return found
+
+    @property
+    def sent(self) -> int:
+        """Wire bytes sent to all followers there ever were."""
+        return self._hub.traffic()[0].nbytes
+
+    def close(self) -> None:
+        """Stop serving; followers notice, and come back to whoever listens at the port next."""
+        self._closing = True
+        self._hub.close()
+        self._thread.join(10.0)
+        self._making.close()
+
+    # the thread
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                self._turn()
+        except LinkError as e:
+            if not self._closing:
+                self._error = e
+        except Exception as e:
+            self._error = e
+            self._hub.close(0.0)
+
+    def _turn(self) -> None:
+        timeout = TURN
+        for _ in range(BURST):
+            event = self._hub.recv(timeout)
+            if event is None:
+                break
+            self._take(event)
+            timeout = 0.0
+        for peer, follower in list(self._followers.items()):
+            self._serve(peer, follower)
+
+    def _take(self, event: Event) -> None:
+        if event.kind is Kind.LOST:
+            self._part(self._followers.pop(event.peer, None))
+        elif event.kind is Kind.DATA:
+            try:
+                self._hear(event.peer, protocol.unpack(event.data, UP))
+            except PayloadError:  # whoever speaks so is not to be served; it may begin again
+                self._part(self._followers.pop(event.peer, None))
+
+    def _hear(self, peer: bytes, message: Message) -> None:
+        now = monotonic()
+        if isinstance(message, Hello):
+            self._greet(peer, message, now)
+            return
+        follower = self._followers.get(peer)
+        if follower is None:
+            self._hub.send(peer, Ask(PROTOCOL).pack())
+        elif not isinstance(message, Ack | Done | Again) or message.session != follower.session:
+            return  # said before the follower's last HELLO was answered
+        elif isinstance(message, Ack):
+            follower.serving.pace.acked(message.received, now)
+        elif isinstance(message, Done):
+            follower.serving.done(message.transfer, message.version, message.hash)
+        else:
+            follower.serving.again(message.transfer, self._known(message.version, message.hash))
+
+    def _known(self, version: int, content: int) -> int:
+        """Return the number by which this history knows what a follower holds; 0 where it does not."""
+        return self._history.find(version, content) if content else 0
+
+    def _greet(self, peer: bytes, hello: Hello, now: float) -> None:
+        if hello.magic != MAGIC or hello.protocol != PROTOCOL:
+            self._hub.send(peer, Ask(PROTOCOL).pack())
+            return
+        self._part(self._followers.get(peer))
+        self._count_on(hello)
+        newest, known = self._history.newest, hello.layout == self._digest
+        self._hub.send(peer, self._layout(hello.session, newest.number, known).pack())
+        follower = self._followers[peer] = _Follower(hello.session)
+        if not known:
+            return  # it greets again once it has looked at the layout
+        held = self._known(hello.version, hello.hash)
+        if held and held == newest.number:
+            self._hub.send(peer, Same(held, newest.hash, newest.published).pack())
+        follower.serving.hello(held, self._resumed(hello), now, hello.version)
+
+    def _count_on(self, hello: Hello) -> None:
+        """Number the newest version above what a follower has seen: it takes nothing that looks older."""
+        newest = self._history.newest
+        taken = hello.version == newest.number and hello.hash != newest.hash
+        above = max(hello.above, hello.version)
+        if newest.number < above < HIGHEST or (taken and newest.number):
+            self._outnumber(above)
+
+    def _layout(self, session: int, newest: int, known: bool) -> LayoutIs:
+        json = b"" if known else self._history.layout.to_json()
+        name = self._name.ljust(MAX_NAME, b"\0")
+        return LayoutIs(PROTOCOL, session, self.instance, self._digest, newest, name, memoryview(json))
+
+    def _resumed(self, hello: Hello) -> tuple[Parcel, int] | None:
+        """Return the parcel that a follower has a part of, if it is still of use to it."""
+        parcel = self._making.kept(hello.part_base, hello.part_version, hello.part_hash)
+        right = hello.instance == self.instance and parcel is not None
+        if parcel is None or not right or not 0 < hello.part < len(parcel.data):
+            return None
+        starts = not parcel.base or parcel.base_hash == hello.hash
+        return (parcel, hello.part) if starts and parcel.version > hello.version else None
+
+    def _part(self, follower: _Follower | None) -> None:
+        """Keep what was being sent to a follower for a while: it may come back with the first part of it."""
+        if follower is None or follower.serving.sending is None:
+            return
+        self._parked[follower.serving.sending.parcel] = monotonic() + PARKED_FOR
+        while len(self._parked) > PARKED:
+            self._parked.popitem(last=False)
+
+    def _serve(self, peer: bytes, follower: _Follower) -> None:
+        serving, now = follower.serving, monotonic()
+        while self._parked and next(iter(self._parked.values())) < now:
+            self._parked.popitem(last=False)
+        if follower.order is not None and follower.order[1].done():
+            order, made = follower.order
+            follower.order = None
+            serving.made(order, made.result(), now)
+        for message in serving.messages(now):
+            self._hub.send(peer, message.pack())
+        if follower.order is None:
+            wanted = serving.order(self._history.newest.number, now, self._making.seconds)
+            if wanted is not None:
+                follower.order = wanted, self._making.start(wanted)

@@ -1,0 +1,258 @@
+"""Follow a state: keep a copy of what a publisher has, always the newest version that the link can carry."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from types import TracebackType
+
+from torch import Tensor, nn
+
+from thinwire.engines.sync.mirror import Mirror
+from thinwire.engines.sync.reception import Reception
+from thinwire.engines.sync.relay import Relay
+from thinwire.links.inbox import renewed
+from thinwire.links.spoke import Spoke
+from thinwire.links.station import SILENCE
+from thinwire.state.layout import MAX_NBYTES
+from thinwire.state.patch import Version
+from thinwire.state.replica import Replica
+from thinwire.types import InputError, LinkError
+
+TIMEOUT = 60.0  # seconds that a wait takes at most, unless told otherwise
+PATIENCE = 300.0  # seconds without a sign of the publisher after which iteration gives up
+ARRIVALS = 4096  # that are remembered
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A version that came: its age then by the publisher's clock [s], bytes of the patch, seconds it took."""
+
+    version: int
+    age: float
+    nbytes: int
+    seconds: float
+    at: float  # by this machine's monotonic clock
+
+
+@dataclass(frozen=True)
+class Following:
+    """Where a follower stands.
+
+    ``version`` is the number of the version in use, ``held`` of the newest one here, ``age`` the seconds
+    since that was published (None: none yet). ``nbytes``: all wire bytes received; ``ratio``: what the versions
+    would have taken in full over that; ``trip``: the shortest round trip [s]; ``rate``: of the last patch
+    [bytes/s]; ``ahead``: by how much the publisher's clock is ahead of this one [s], to within ``doubt``;
+    ``abandoned``: patches given up for newer ones; ``restarts``: other publishers' lives seen.
+    """
+
+    version: int
+    held: int
+    age: float | None
+    nbytes: int
+    ratio: float
+    trip: float | None
+    rate: float | None
+    connected: bool
+    ahead: float
+    doubt: float
+    abandoned: int
+    restarts: int
+    error: str | None
+
+
+class Follower:
+    """Keep a copy of the state that is published at ``host``:``port``, on threads of its own.
+
+    ``into``: a model whose weights may be a base that the publisher knows; it is bound, and brought forward
+    by ``apply_to``. ``relay``: an address to serve other followers at, from what comes here once. ``state``:
+    a file to go on from, written by ``save`` and on ``close``. The publisher need not be there yet, and may
+    go and come back.
+
+    Errors reach whoever waits, iterates or applies: ``AuthError`` for another token, ``InputError`` naming
+    the first tensor where the state does not fit the model, or is no longer the one it was.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        token: bytes | None = None,
+        into: nn.Module | None = None,
+        relay: tuple[str, int] | None = None,
+        *,
+        state: str | Path | None = None,
+        patience: float = PATIENCE,
+        silence: float = SILENCE,
+        max_nbytes: int = MAX_NBYTES,
+    ) -> None:
+        self._state, self._patience = None if state is None else Path(state), patience
+        self._mirror = Mirror(into, self._state, max_nbytes)
+        self._changed = threading.Condition()
+        self._error: Exception | None = None
+        self._closing = False
+        self._newest = self._mirror.held
+        self._patches = 0  # that came
+        self.arrivals: deque[Arrival] = deque(maxlen=ARRIVALS)
+        self.relay = None if relay is None else Relay(host, port, relay, token, silence=silence)
+        if self.relay is not None:  # so the link to the publisher carries one copy
+            host, port = _reachable(self.relay.host), self.relay.port
+        try:
+            self._spoke = Spoke.connect(host, port, token=token, silence=silence)
+        except BaseException:
+            if self.relay is not None:
+                self.relay.close()
+            raise
+        layout = self._mirror.replica.layout if self._mirror.replica is not None else None
+        self._reception = Reception(self._spoke, self._mirror, layout, self._arrived, self._fail)
+
+    @property
+    def held(self) -> Version:
+        """The newest version here, in use or not, by the publisher's number; number 0 before the first."""
+        return self._newest
+
+    @property
+    def replica(self) -> Replica:
+        """The copy itself. Errors: ``InputError`` before anything came."""
+        if self._mirror.replica is None:
+            raise InputError(f"nothing has come from {self._spoke.peer} yet; wait() for it")
+        return self._mirror.replica
+
+    @property
+    def clock(self) -> float:
+        """The publisher's clock now, in seconds since the epoch."""
+        clock = self._spoke.clock
+        return time.time() if clock.trip is None else monotonic() + clock.ahead
+
+    @property
+    def status(self) -> Following:
+        replica, newest, arrivals = self._mirror.replica, self._newest, self.arrivals
+        nbytes = self._spoke.traffic[1].nbytes
+        whole = replica.layout.nbytes * self._patches if replica is not None else 0
+        last = arrivals[-1] if arrivals else None
+        clock = self._spoke.clock
+        return Following(
+            version=replica.version if replica is not None else 0,
+            held=newest.number,
+            age=self.clock - newest.published if newest.published else None,
+            nbytes=nbytes,
+            ratio=whole / nbytes if nbytes else 0.0,
+            trip=clock.trip,
+            rate=last.nbytes / last.seconds if last is not None and last.seconds > 0 else None,
+            connected=self._spoke.joined,
+            ahead=self.clock - time.time(),
+            doubt=clock.doubt,
+            abandoned=self._reception.abandoned,
+            restarts=self._reception.restarts,
+            error=str(self._error) if self._error is not None else None,
+        )
+
+    def wait(self, version: int = 1, timeout: float = TIMEOUT) -> Version:
+        """Return the newest version here once its number is at least ``version``.
+
+        Errors: ``LinkError`` naming the publisher after ``timeout`` seconds; and those of the class.
+        """
+        self._await(lambda: self._newest.number >= version, timeout)
+        if self._newest.number < version:
+            raise LinkError(f"waited {timeout:g} s for version {version} from {self._spoke.peer}")
+        return self._newest
+
+    def __iter__(self) -> Iterator[Version]:
+        """Yield each newest version as it comes, until ``close``.
+
+        Versions that came while the caller was busy are skipped but for the last. Errors: ``LinkError`` after
+        ``patience`` seconds without a sign of the publisher.
+        """
+        seen = 0
+        while not self._closing:
+            left = self._spoke.heard + self._patience - monotonic()
+            if left <= 0:
+                raise LinkError(f"no sign of {self._spoke.peer} for {self._patience:g} s")
+            self._await(lambda: self._newest.number > seen or self._closing, left)  # noqa: B023
+            if self._newest.number > seen:
+                version = self._newest
+                seen = version.number
+                yield version
+
+    def apply_to(self, model: nn.Module) -> float:
+        """Let ``model`` use the newest version here, between two of its steps; return the pause in seconds.
+
+        Parameters and buffers become views of the copy: nobody else may write to them. Errors: those of the
+        class, and ``InputError`` naming the first tensor that does not fit.
+        """
+        self._raise()
+        began = time.perf_counter()
+        replica = self.replica
+        if model is not self._mirror.into:
+            replica.bind(model)
+            self._mirror.into = model
+        replica.swap()
+        return time.perf_counter() - began
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the newest version's tensors by name, not copied: they hold until the next such call."""
+        self._raise()
+        self.replica.swap()
+        return self.replica.tensors()
+
+    def save(self, path: str | Path | None = None) -> None:
+        """Write what is held to a safetensors file, to go on from later. Errors: ``InputError``."""
+        target = self._state if path is None else Path(path)
+        if target is None:
+            raise InputError("there is no place to save to; give a path, or state= from the start")
+        self.replica.save(target)
+
+    def close(self) -> None:
+        """Stop following; with ``state``, save what is held. Harmless when repeated."""
+        with self._changed:
+            ended, self._closing = self._closing, True
+            self._changed.notify_all()
+        self._reception.close()
+        if self.relay is not None:
+            self.relay.close()
+        if self._state is not None and not ended and self._mirror.held.hash:
+            self.save()
+
+    def __enter__(self) -> Follower:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _await(self, done: Callable[[], bool], timeout: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: done() or self._error is not None, timeout)
+        self._raise()
+
+    def _raise(self) -> None:
+        if self.relay is not None:
+            self.relay.check()
+        if self._error is not None:
+            raise renewed(self._error)
+
+    def _arrived(self, version: Version, nbytes: int, seconds: float) -> None:
+        now = monotonic()
+        arrival = Arrival(version.number, self.clock - version.published, nbytes, seconds, now)
+        with self._changed:
+            if nbytes:
+                self._patches += 1
+                self.arrivals.append(arrival)
+            self._newest = version
+            self._changed.notify_all()
+
+    def _fail(self, error: Exception) -> None:
+        with self._changed:
+            self._error = self._error or error
+            self._changed.notify_all()
+
+
+def _reachable(host: str) -> str:
+    """Return how to reach from this machine what listens at ``host``."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)

@@ -1,0 +1,90 @@
+"""Publish a state: the trainer's end. Followers connect to it, wherever they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+
+import torch
+
+from thinwire.engines.sync.feed import Feed, FollowerStatus
+from thinwire.engines.sync.shelf_writer import Source, tensors_of
+from thinwire.links.hub import Hub
+from thinwire.links.station import SILENCE
+from thinwire.state.history import History
+from thinwire.state.layout import Layout
+from thinwire.state.patch import Version
+
+
+class Publisher:
+    """Make a module's or a mapping's tensors available to any number of followers, version after version.
+
+    ``dtype`` casts floats to what followers use; ``bounds`` lets the named tensors, or all floats, be off by
+    so much in their own units. ``port`` 0 takes a free one; off loopback a ``token`` is needed, and only its
+    holders can follow. ``budget`` bounds the log of changes in bytes (default: a quarter of the state).
+
+    Errors: ``InputError`` for tensors that cannot be followed, an address that cannot be bound (another
+    publisher listens there already), or one off loopback without a token.
+
+    >>> publisher = Publisher({"w": torch.zeros(4)})
+    >>> publisher.publish(step=10).number
+    1
+    >>> publisher.close()
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        token: bytes | None = None,
+        name: str = "state",
+        dtype: torch.dtype | None = None,
+        bounds: Mapping[str, float] | float | None = None,
+        *,
+        budget: int | None = None,
+        silence: float = SILENCE,
+    ) -> None:
+        self._source = source
+        self.history = History(Layout.of(tensors_of(source), dtype, bounds), budget)
+        hub = Hub.bind(host, port, token=token, silence=silence)
+        self.host, self.port = host, hub.port
+        self._feed = Feed(self.history, hub, name)
+
+    def publish(self, step: int | None = None, **meta: str | int | float) -> Version:
+        """Make the tensors as they are now the newest version, and return it without waiting for anybody.
+
+        Errors: ``InputError`` for tensors that no longer fit; whatever ended the feed, if anything did.
+        """
+        self._feed.check()
+        notes = meta if step is None else {"step": step} | meta
+        version = self.history.publish(tensors_of(self._source), notes)
+        self._feed.wake()
+        return version
+
+    @property
+    def newest(self) -> Version:
+        """The newest version; its number is 0 before the first."""
+        return self.history.newest
+
+    @property
+    def followers(self) -> list[FollowerStatus]:
+        """Who follows now, and how far each is."""
+        return self._feed.followers
+
+    @property
+    def sent(self) -> int:
+        """Wire bytes sent to all followers so far."""
+        return self._feed.sent
+
+    def close(self) -> None:
+        """Stop; followers keep what they hold, and go on looking for a publisher here. Harmless twice."""
+        self._feed.close()
+
+    def __enter__(self) -> Publisher:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

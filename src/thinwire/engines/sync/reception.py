@@ -1,0 +1,285 @@
+"""The follower's end of the protocol: chunks become patches, patches are applied, and what is said back."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from time import monotonic
+from typing import Protocol
+
+from thinwire.engines.sync import protocol
+from thinwire.engines.sync.landing import Landing, most
+from thinwire.engines.sync.protocol import (
+    DOWN,
+    MAGIC,
+    NOTHING,
+    PROTOCOL,
+    Abandon,
+    Ack,
+    Again,
+    Ask,
+    Begin,
+    Chunk,
+    Done,
+    Hello,
+    LayoutIs,
+    Message,
+    Same,
+)
+from thinwire.links.events import Event, Kind
+from thinwire.links.inbox import renewed
+from thinwire.links.spoke import Spoke
+from thinwire.state.layout import Layout
+from thinwire.state.patch import Patch, Version
+from thinwire.types import DesyncError, InputError, LinkError, PayloadError
+
+TURN = 1.0  # seconds
+ANSWER = 5.0  # seconds without an answer after which HELLO is said again
+FAILURES = 5  # patches or messages in a row that cannot be used before the follower gives up
+WAITING = 2  # patches that wait to be applied
+
+
+class Target(Protocol):
+    """What patches are applied to: a replica, a relay's history, or both."""
+
+    @property
+    def held(self) -> Version:
+        """The newest complete version."""
+        ...
+
+    @property
+    def above(self) -> int:
+        """The newest version number that is known here or further down."""
+        ...
+
+    def agree(self, layout: Layout, name: str) -> None:
+        """Take the publisher's layout; ``InputError`` where it does not fit. Called again if it changes."""
+        ...
+
+    def apply(self, patch: Patch) -> Version:
+        """Move on by a patch; ``PayloadError`` or ``DesyncError`` where that fails, with nothing changed."""
+        ...
+
+
+class Reception:
+    """Receive from one feed into ``target``; two threads, one that listens and one that applies.
+
+    ``arrived`` is called with each version as it is held, the bytes of its patch and the seconds it took to
+    come; ``failed`` once, with what ended it.
+    """
+
+    def __init__(
+        self,
+        spoke: Spoke,
+        target: Target,
+        layout: Layout | None,
+        arrived: Callable[[Version, int, float], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        self.spoke, self._target, self._layout = spoke, target, layout
+        self._arrived, self._failed = arrived, failed
+        self.instance = NOTHING
+        self.abandoned = self.restarts = self.failures = 0
+        self.heard = monotonic()  # when the publisher's feed last said anything
+        self._session = self._received = 0
+        self._answered = False
+        self._asked_at = 0.0
+        self._landing: Landing | None = None
+        self._part: Landing | None = None
+        self._began = 0.0
+        self._todo: queue.Queue[tuple[Landing, float] | None] = queue.Queue(WAITING)
+        self._lock = threading.Lock()
+        self._pending = 0  # patches that are queued or being applied
+        self._hello_due = self._closing = False
+        self._threads = [
+            threading.Thread(target=run, name=f"{what} {spoke.peer}", daemon=True)
+            for run, what in ((self._listen, "following"), (self._work, "applying from"))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """End both threads; a patch that is being applied is finished first."""
+        self._closing = True
+        self.spoke.close()
+        while self._threads[1].is_alive():
+            try:
+                self._todo.put(None, timeout=0.1)
+                break
+            except queue.Full:
+                continue
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(30.0)
+
+    def hello(self) -> None:
+        """Say what is held, once nothing waits to be applied."""
+        with self._lock:
+            self._hello_due = bool(self._pending)
+            if self._pending or self._closing:
+                return
+            self._session += 1
+            self._answered, self._asked_at = False, monotonic()
+            self._part, self._landing = self._useful(self._landing or self._part), None
+            message = self._hello()
+        self.spoke.send(message.pack())
+
+    def _hello(self) -> Hello:
+        held, part = self._target.held, self._part
+        digest = bytes.fromhex(self._layout.digest) if self._layout is not None else NOTHING
+        b = part.begin if part is not None else None
+        known = (
+            (b.base, b.version, b.hash, len(part.data))
+            if part is not None and b is not None
+            else (0, 0, 0, 0)
+        )
+        above = max(self._target.above, held.number)
+        return Hello(
+            MAGIC, PROTOCOL, self._session, self.instance, digest, held.number, held.hash, above, *known
+        )
+
+    def _useful(self, part: Landing | None) -> Landing | None:
+        """Return what came of a patch before the connection broke, if it still fits what is held."""
+        if part is None or part.whole or not part.data:
+            return None
+        held = self._target.held
+        starts = not part.begin.base or part.begin.base_hash == held.hash
+        return part if starts and part.begin.version > held.number else None
+
+    # the thread that listens
+
+    def _listen(self) -> None:
+        try:
+            while not self._closing:
+                event = self.spoke.recv(TURN)
+                if event is not None:
+                    self._take(event)
+                elif self.spoke.joined and not self._answered and monotonic() - self._asked_at > ANSWER:
+                    self.hello()
+        except Exception as e:
+            if not (self._closing and isinstance(e, LinkError)):
+                self._failed(e)
+                self.spoke.close(0.0)
+
+    def _take(self, event: Event) -> None:
+        if event.kind is Kind.JOINED:
+            self.hello()
+        elif event.kind is Kind.DATA:
+            self.heard = monotonic()
+            try:
+                self._hear(protocol.unpack(event.data, DOWN))
+            except PayloadError as e:
+                self._failure(e)
+                self._landing = self._part = None
+                self.hello()
+
+    def _hear(self, message: Message) -> None:
+        if isinstance(message, LayoutIs):
+            self._answer(message)
+        elif isinstance(message, Ask):
+            if message.protocol != PROTOCOL:
+                raise InputError(
+                    f"{self.spoke.peer} speaks protocol {message.protocol}, this end {PROTOCOL}: install the "
+                    "same thinwire at both"
+                )
+            self.hello()
+        elif not self._answered:
+            return  # of a connection or a session before
+        elif isinstance(message, Begin):
+            self._begin(message)
+        elif isinstance(message, Chunk):
+            self._chunk(message)
+        elif isinstance(message, Abandon):
+            if self._landing is not None and self._landing.begin.transfer == message.transfer:
+                self._landing, self.abandoned = None, self.abandoned + 1
+        elif isinstance(message, Same):
+            self._same(message)
+
+    def _answer(self, message: LayoutIs) -> None:
+        if message.session != self._session:
+            return
+        if message.instance != self.instance:
+            self.restarts += self.instance != NOTHING
+            self.instance = message.instance
+        self._received, self._answered, self._landing = 0, True, None
+        if self._layout is None or message.layout.hex() != self._layout.digest:
+            if not len(message.json):
+                self._layout = None
+                self.hello()
+                return
+            layout = Layout.from_json(message.json)
+            if layout.digest != message.layout.hex():
+                raise PayloadError("a layout whose digest is another")
+            self._target.agree(layout, bytes(message.name).rstrip(b"\0").decode(errors="replace"))
+            self._layout = layout
+            self.hello()
+
+    def _begin(self, begin: Begin) -> None:
+        part, self._part = self._part, None
+        self._began = monotonic()
+        if self._layout is None:
+            raise PayloadError("a patch before the layout")
+        goes_on = part is not None and begin.start > 0 and part.continued_by(begin)
+        self._landing = Landing(
+            begin, most(self._layout), part.data if part is not None and goes_on else None
+        )
+
+    def _chunk(self, chunk: Chunk) -> None:
+        self._received += len(chunk.data)
+        self.spoke.send(Ack(self._session, self._received).pack())
+        landing = self._landing
+        if landing is None or landing.begin.transfer != chunk.transfer:
+            return  # of a transfer that was given up
+        landing.add(chunk)
+        if landing.whole:
+            self._landing = None
+            with self._lock:
+                self._pending += 1
+            self._todo.put((landing, monotonic() - self._began))
+
+    def _same(self, message: Same) -> None:
+        held = self._target.held
+        if message.hash == held.hash and message.version > 0:
+            self._arrived(Version(message.version, message.hash, message.published, held.meta), 0, 0.0)
+
+    # the thread that applies
+
+    def _work(self) -> None:
+        try:
+            while (item := self._todo.get()) is not None:
+                landing, seconds = item
+                answer = self._apply(landing, seconds)
+                with self._lock:
+                    self._pending -= 1
+                    due = self._hello_due and not self._pending
+                self.spoke.send(answer.pack())
+                if due:
+                    self.hello()
+        except Exception as e:
+            self._failed(e)
+            self.spoke.close(0.0)
+            while self._todo.get() is not None:  # the listening thread must not wait for room
+                pass
+
+    def _apply(self, landing: Landing, seconds: float) -> Message:
+        begin = landing.begin
+        try:
+            patch = Patch.unpack(landing.data, len(landing.data))
+            ends = (patch.base, patch.base_hash, patch.version, patch.hash)
+            if ends != (begin.base, begin.base_hash, begin.version, begin.hash):
+                raise PayloadError(f"a patch to version {patch.version} announced as one to {begin.version}")
+            version = self._target.apply(patch)
+        except (PayloadError, DesyncError) as e:
+            self._failure(e)
+            held = self._target.held
+            known = (held.number, held.hash) if self.failures < 2 else (0, 0)  # then from nothing
+            return Again(self._session, begin.transfer, *known)
+        self.failures = 0
+        self._arrived(version, len(landing.data), seconds)
+        return Done(self._session, begin.transfer, version.number, version.hash)
+
+    def _failure(self, error: Exception) -> None:
+        self.failures += 1
+        if self.failures >= FAILURES:
+            raise renewed(error)

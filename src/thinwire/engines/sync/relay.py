@@ -1,0 +1,156 @@
+"""A relay: follow one publisher and serve many followers, so that its uplink carries each version once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from time import monotonic
+from types import TracebackType
+
+from thinwire.engines.sync.feed import Feed, FollowerStatus
+from thinwire.engines.sync.mirror import check_same
+from thinwire.engines.sync.reception import Reception
+from thinwire.links.hub import Hub
+from thinwire.links.inbox import renewed
+from thinwire.links.spoke import Spoke
+from thinwire.links.station import SILENCE
+from thinwire.state.history import History
+from thinwire.state.layout import Layout
+from thinwire.state.patch import Patch, Version
+from thinwire.types import LinkError, PayloadError
+
+
+class Relay:
+    """Follow the publisher, or another relay, at ``host``:``port``, and serve at ``listen``.
+
+    Memory: one copy of the state and the log of its changes. Versions keep their numbers, times are by the
+    publisher's clock. ``token`` is the same up and down.
+
+    Errors: as ``Publisher`` for the address; what ends the relay later is raised by ``check`` and ``wait``.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        listen: tuple[str, int] = ("127.0.0.1", 0),
+        token: bytes | None = None,
+        *,
+        budget: int | None = None,
+        silence: float = SILENCE,
+    ) -> None:
+        self._budget, self._above = budget, 0
+        self._changed = threading.Condition()
+        self._error: Exception | None = None
+        self._history: History | None = None
+        self._feed: Feed | None = None
+        self._hub = Hub.bind(*listen, token=token, silence=silence, clock=self.now)
+        self.host, self.port = listen[0], self._hub.port
+        self._spoke: Spoke | None = None
+        try:
+            self._spoke = Spoke.connect(host, port, token=token, silence=silence)
+        except BaseException:
+            self._hub.close(0.0)
+            raise
+        self._reception = Reception(self._spoke, self, None, self._arrived, self._fail)
+
+    def now(self) -> float:
+        """Return the time in seconds since the epoch by the publisher's clock."""
+        spoke = self._spoke
+        return time.time() if spoke is None or spoke.clock.trip is None else monotonic() + spoke.clock.ahead
+
+    # what patches are applied to
+
+    @property
+    def held(self) -> Version:
+        """The newest complete version; number 0 before the first."""
+        return self._history.newest if self._history is not None else Version()
+
+    @property
+    def above(self) -> int:
+        """The newest version number known here or further down."""
+        return max(self._above, self.held.number)
+
+    def agree(self, layout: Layout, name: str) -> None:
+        """Take the publisher's layout; ``InputError`` where it is another than before."""
+        if self._history is not None:
+            check_same(self._history.layout, layout)
+            return
+        self._history = History(layout, self._budget)
+        self._feed = Feed(self._history, self._hub, name, self._pass_up)
+
+    def apply(self, patch: Patch) -> Version:
+        """Move on by a patch, and pass it on."""
+        if self._history is None or self._feed is None:
+            raise PayloadError("a patch before the layout")
+        self._feed.check()
+        version = self._history.adopt(patch)
+        self._feed.wake()
+        return version
+
+    # what users call
+
+    @property
+    def followers(self) -> list[FollowerStatus]:
+        """Who follows this relay now, and how far each is."""
+        return self._feed.followers if self._feed is not None else []
+
+    @property
+    def sent(self) -> int:
+        """Wire bytes sent to all followers so far."""
+        return self._hub.traffic()[0].nbytes
+
+    @property
+    def received(self) -> int:
+        """Wire bytes received from the publisher so far."""
+        return self._reception.spoke.traffic[1].nbytes
+
+    def check(self) -> None:
+        """Raise what ended the relay, if anything did."""
+        if self._error is not None:
+            raise renewed(self._error)
+        if self._feed is not None:
+            self._feed.check()
+
+    def wait(self, version: int = 1, timeout: float = 60.0) -> Version:
+        """Return the newest version here once its number is at least ``version``.
+
+        Errors: ``LinkError`` naming the publisher after ``timeout`` seconds; what ended the relay.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self.held.number >= version or self._error is not None, timeout)
+        self.check()
+        if self.held.number < version:
+            where = self._reception.spoke.peer
+            raise LinkError(f"waited {timeout:g} s for version {version} from {where}")
+        return self.held
+
+    def close(self) -> None:
+        """Stop receiving and serving. Harmless twice."""
+        self._reception.close()
+        if self._feed is not None:
+            self._feed.close()
+        self._hub.close()
+
+    def __enter__(self) -> Relay:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _pass_up(self, version: int) -> None:
+        """Ask the publisher to number its versions above what a follower of this relay has seen."""
+        if version + 1 > self._above:
+            self._above = version + 1
+            self._reception.hello()
+
+    def _arrived(self, version: Version, nbytes: int, seconds: float) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _fail(self, error: Exception) -> None:
+        with self._changed:
+            self._error = self._error or error
+            self._changed.notify_all()

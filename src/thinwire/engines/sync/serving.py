@@ -1,0 +1,207 @@
+"""What one follower is sent, and when: the newest version always wins. No threads, no sockets, no clock.
+
+A patch goes from what the follower will hold to what is newest when the line is nearly free; versions between
+are merged into it, so none ever waits in a queue. The next patch is made while the last bytes of one are on
+their way, and one that a fresh patch would overtake is given up.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from thinwire.engines.sync.pace import Pace
+from thinwire.engines.sync.protocol import Abandon, Begin, Chunk, Message
+from thinwire.types import PayloadError, require
+
+UNPROVED = 1  # transfers on their way to being applied when another may begin: bounds the follower's memory
+CHECK_SHARE = 0.1  # of a transfer's time that may go into fresh patches made only to compare their size
+
+
+@dataclass(frozen=True, eq=False)
+class Parcel:
+    """A packed patch, shared by all followers that it is sent to."""
+
+    base: int  # 0: a keyframe
+    base_hash: int
+    version: int
+    hash: int
+    data: bytes
+
+
+class Order(NamedTuple):
+    """A patch that should be made: from ``base`` (0: nothing) to the newest version."""
+
+    base: int
+    number: int  # of the order
+
+
+@dataclass
+class Transfer:
+    """A parcel on its way: ``at`` bytes of it have been handed to the link."""
+
+    number: int
+    parcel: Parcel
+    began: float
+    at: int = 0
+    compared: int = 0  # newest version that this one was compared with
+    compared_at: float = 0.0
+
+    @property
+    def left(self) -> int:
+        return len(self.parcel.data) - self.at
+
+
+def useless(left: int, fresh: int) -> bool:
+    """Return whether a transfer should be given up: ``left`` bytes of it against those of a fresh patch.
+
+    The fresh one starts from the same version and leads further, so with it nothing else has to follow.
+
+    >>> useless(left=900, fresh=1000), useless(left=1100, fresh=1000)
+    (False, True)
+    """
+    return left > fresh
+
+
+class Serving:
+    """The transfers to one follower. Events go in, ``order`` and ``messages`` say what to do about them."""
+
+    def __init__(self) -> None:
+        self.pace = Pace()
+        self.greeted = False  # the follower has said what it holds, and has the layout
+        self.held = 0  # the version it holds; 0: none that is known here
+        self.sending: Transfer | None = None
+        self.unproved: deque[Transfer] = deque()  # sent, and not yet applied
+        self.delivered = 0  # transfers applied
+        self.abandoned = 0
+        self._next: Parcel | None = None
+        self._outbox: deque[Message] = deque()
+        self._ordered: Order | None = None
+        self._comparing: Transfer | None = None
+        self._numbers = self._orders = self._floor = 0
+        self._settled = 0  # transfers up to this number are of no more interest
+
+    # what happened
+
+    def hello(self, held: int, part: tuple[Parcel, int] | None, now: float, floor: int = 0) -> None:
+        """Start afresh with a follower that holds ``held``, and so many bytes of a parcel: its ``part``.
+
+        ``floor``: the number it knows that by; it takes none that is not above.
+        """
+        self.pace, self.greeted, self._floor = Pace(), True, floor
+        self._restart(held)
+        if part is not None:
+            self._begin(part[0], now, part[1])
+
+    def done(self, number: int, version: int, content: int) -> bool:
+        """Note that a transfer was applied; False for one that is not awaited.
+
+        Errors: ``PayloadError`` where it led elsewhere.
+        """
+        if not self.unproved or self.unproved[0].number != number:
+            return False
+        parcel = self.unproved.popleft().parcel
+        right = (version, content) == (parcel.version, parcel.hash)
+        require(right, PayloadError, f"version {version} is held where {parcel.version} was sent")
+        self.held, self.delivered = version, self.delivered + 1
+        return True
+
+    def again(self, number: int, held: int) -> None:
+        """Note that the follower could not use transfer ``number``, and holds ``held``; counts once."""
+        if number <= self._settled:
+            return
+        self._settled = self._numbers
+        if self.sending is not None:
+            self._outbox.append(Abandon(self.sending.number, 0))
+        self._restart(held)
+
+    def made(self, order: Order, parcel: Parcel, now: float) -> None:
+        """Take the parcel that an order asked for; one that is not wanted any more is dropped."""
+        if self._ordered is None or order.number != self._ordered.number:
+            return
+        compared, self._ordered, self._comparing = self._comparing, None, None
+        if compared is None:
+            self._next = parcel
+        elif self.sending is compared and useless(compared.left, len(parcel.data)):
+            self._outbox.append(Abandon(compared.number, parcel.version))
+            self.sending, self._next, self.abandoned = None, parcel, self.abandoned + 1
+
+    # what to do
+
+    @property
+    def expected(self) -> int:
+        """The version that the follower holds once all that was begun is applied."""
+        last = self.sending or (self.unproved[-1] if self.unproved else None)
+        return last.parcel.version if last is not None else self.held
+
+    def order(self, newest: int, now: float, making: float) -> Order | None:
+        """Return the patch that should be made now, if any; it takes about ``making`` seconds."""
+        if not self.greeted or self._ordered is not None or self._next is not None:
+            return None
+        if newest > max(self.expected, self._floor) and self._nearly_free(making):
+            return self._placed(self.expected)
+        sending = self.sending
+        if sending is not None and self._worth_comparing(sending, newest, now, making):
+            sending.compared, sending.compared_at = newest, now
+            self._comparing = sending
+            return self._placed(sending.parcel.base)
+        return None
+
+    def messages(self, now: float) -> list[Message]:
+        """Return what should be sent now; the window is used up by it, or nothing is left to send."""
+        found = list(self._outbox)
+        self._outbox.clear()
+        while True:
+            if self.sending is None:
+                if self._next is None or len(self.unproved) > UNPROVED:
+                    return found
+                parcel, self._next = self._next, None
+                self._begin(parcel, now, 0)
+                found += self._outbox
+                self._outbox.clear()
+            chunk = self._chunk(now)
+            if chunk is None:
+                return found
+            found.append(chunk)
+
+    def _restart(self, held: int) -> None:
+        self.held, self.sending, self._next = held, None, None
+        self._ordered = self._comparing = None
+        self.unproved.clear()
+
+    def _placed(self, base: int) -> Order:
+        self._orders += 1
+        self._ordered = Order(base, self._orders)
+        return self._ordered
+
+    def _begin(self, parcel: Parcel, now: float, start: int) -> None:
+        self._numbers += 1
+        self.sending = Transfer(self._numbers, parcel, now, start, parcel.version, now)
+        p = parcel
+        ends = (p.base, p.base_hash, p.version, p.hash)
+        self._outbox.append(Begin(self._numbers, *ends, len(p.data), start))
+
+    def _chunk(self, now: float) -> Chunk | None:
+        sending = self.sending
+        if sending is None or self.pace.room < min(self.pace.chunk, sending.left):
+            return None
+        data = memoryview(sending.parcel.data)[sending.at : sending.at + self.pace.chunk]
+        chunk = Chunk(sending.number, sending.at, data)
+        self.pace.sent(len(data), now)
+        sending.at += len(data)
+        if not sending.left:
+            self.unproved.append(sending)
+            self.sending = None
+        return chunk
+
+    def _nearly_free(self, making: float) -> bool:
+        if self.sending is None:
+            return len(self.unproved) <= UNPROVED
+        return not self.unproved and self.pace.left(self.sending.left) <= making
+
+    def _worth_comparing(self, sending: Transfer, newest: int, now: float, making: float) -> bool:
+        if not sending.parcel.base or newest <= sending.compared:  # a keyframe is as large as the last one
+            return False
+        long = sending.left > 2 * self.pace.window and self.pace.left(sending.left) > 2 * making
+        return long and now - sending.compared_at >= making / CHECK_SHARE
