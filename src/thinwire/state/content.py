@@ -19,8 +19,10 @@ from thinwire.state.layout import PIECE
 
 START = 0x7468696E77697265  # of a state of zeros; nothing at all has the hash 0
 _MASK = (1 << 64) - 1
-_ROW = 4096  # positions of one row: its factors stay in the first-level cache
+_SHIFT = 12
+_ROW = 1 << _SHIFT  # positions of one row: its factors stay in the first-level cache
 _ROWS = 32  # converted to 8 bytes at once
+_RUN = 1 << 14  # changes looked up at once
 
 
 def _splitmix(seed: int, n: int) -> np.ndarray:
@@ -62,11 +64,17 @@ def moved(positions: np.ndarray | None, old: np.ndarray, new: np.ndarray, piece:
     """
     if positions is None:
         return add(whole(new, piece), -whole(old, piece))
-    at = positions.astype(np.int64)
-    if old.dtype.itemsize == 8:
-        at = np.stack([2 * at, 2 * at + 1], axis=1).reshape(-1)
-    step = (_narrow(new).astype(np.int64) - _narrow(old).astype(np.int64)).view(np.uint64)
-    return int((step * _A[at % _ROW] * _B[at // _ROW]).sum()) * _factor(piece) & _MASK
+    old, new, total = _narrow(old), _narrow(new), 0
+    at = positions if len(old) == len(positions) else np.repeat(2 * positions.astype(np.int64), 2)
+    if len(old) > len(positions):
+        at[1::2] += 1
+    for i in range(0, len(at), _RUN):
+        here = at[i : i + _RUN].astype(np.int64)
+        step = np.subtract(new[i : i + _RUN], old[i : i + _RUN], dtype=np.int64).view(np.uint64)
+        step *= _A.take(here & _ROW - 1)
+        step *= _B.take(here >> _SHIFT)
+        total += int(step.sum())
+    return total * _factor(piece) & _MASK
 
 
 def add(*terms: int) -> int:
