@@ -217,8 +217,26 @@ def test_a_publisher_that_starts_again_outnumbers_its_followers():
     replica.apply(again.patch(6))
     assert replica.held.number == 7 and again.patch(1).base == 1
     assert History(history.layout, start=7).publish(state).number == 8
+    with pytest.raises(InputError, match="no version number"):
+        again.outnumber(1 << 52)
     early = History(history.layout)
     assert early.outnumber(9).number == 0 and early.publish(state).number == 10
+
+
+def test_a_saved_history_knows_what_followers_hold(tmp_path):
+    history, state = published(3)
+    replica = follower(history)
+    history.save(tmp_path / "state")
+    again = History.load(tmp_path / "state", budget=1 << 20)
+    assert again.newest.number == 3 and again.layout == history.layout
+    states.train(state)
+    assert again.publish(state).number == 4
+    patch = again.patch(again.find(3, replica.held.hash))
+    assert patch.base == 3
+    replica.apply(patch)
+    assert replica.swap() and states.same(replica.tensors(), states.whole(again))
+    with pytest.raises(InputError, match="nothing to save"):
+        History(history.layout).save(tmp_path / "state")
 
 
 @pytest.mark.parametrize(
@@ -296,8 +314,9 @@ def test_a_relay_hands_on_what_it_gets():
 def test_a_relay_takes_nothing_wrong():
     history, state = published(2)
     relay = History(history.layout)
-    with pytest.raises(DesyncError, match="held is 0"):
-        relay.adopt(history.patch(1))
+    for base_hash in (history.patch(1).base_hash, 0):
+        with pytest.raises(DesyncError, match="held is 0"):
+            relay.adopt(Patch(**(history.patch(1).__dict__ | {"base_hash": base_hash})))
     relay.adopt(history.patch())
     with pytest.raises(DesyncError, match="not newer"):
         relay.adopt(history.patch())

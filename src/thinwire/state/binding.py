@@ -17,7 +17,10 @@ def bind(layout: Layout, model: nn.Module) -> list[tuple[Tensor, int]]:
     owned: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
     owned |= dict(model.named_buffers(remove_duplicate=False))
     found: dict[int, tuple[Tensor, int]] = {}
+    aliases = {name for name, _ in layout.aliases}
     for name, index in layout.index.items():
+        if name in aliases and name not in owned:
+            continue
         slot = layout.slots[index]
         require(
             name in owned, InputError, f"{name} is in the state but not in the model; bind the model it is of"

@@ -6,12 +6,13 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 from torch import Tensor
 
-from thinwire.state import body, content, intake, moves
-from thinwire.state.layout import Layout
+from thinwire.state import body, content, intake, moves, saved
+from thinwire.state.layout import MAX_NBYTES, Layout
 from thinwire.state.log import Change, Entry, Log, logged, merge
 from thinwire.state.moves import Move
 from thinwire.state.patch import MAX_VERSION, Meta, Patch, Version, check_meta
@@ -40,6 +41,7 @@ class History:
         self._words = Words(layout)
         self._log = Log(layout, layout.nbytes // 4 if budget is None else budget)
         self._newest = Version()
+        self._known: dict[int, int] = {}  # versions that can be patched from, and their hashes
         self._start = start
         self._lock = threading.RLock()  # the live words and the log; held while they are read or written
         self._coding = threading.Lock()  # one patch at a time is made
@@ -73,10 +75,13 @@ class History:
             return self._advance(Version(self._newest.number + 1, now, when, kept, _count(made)), made)
 
     def _first(self, found: list[Tensor], when: float, meta: Meta) -> Version:
-        words = filled(self.layout, found)
-        self._words = words
-        self._newest = Version(self._start + 1, words.hash(), when, meta, self.layout.numel)
-        return self._newest
+        self._words = filled(self.layout, found)
+        return self._settle(Version(self._start + 1, self._words.hash(), when, meta, self.layout.numel))
+
+    def _settle(self, version: Version) -> Version:
+        self._newest = version
+        self._known = {**self._log.bases(), version.number: version.hash}
+        return version
 
     def _take(self, found: list[Tensor]) -> list[Move]:
         """Bring the live words up to the tensors; after an error they are as they were."""
@@ -99,8 +104,7 @@ class History:
     def _advance(self, version: Version, made: list[Move]) -> Version:
         changes = {m.piece: logged(m, self._words[m.piece]) for m in made}
         self._log.append(Entry(self._newest.number, self._newest.hash, changes))
-        self._newest = version
-        return version
+        return self._settle(version)
 
     def adopt(self, patch: Patch) -> Version:
         """Advance by a patch that was received (a relay) and return the version it leads to.
@@ -118,17 +122,15 @@ class History:
             if patch.base:
                 moves.write(words, made)
             self._words = words
-            if self._newest.number:
-                return self._advance(target, made)
-            self._newest = target
-            return target
+            return self._advance(target, made) if self._newest.number else self._settle(target)
 
     def outnumber(self, version: int) -> Version:
         """Give the newest contents a number above ``version``, unless theirs is, and return that version.
 
         A publisher that starts again counts from below what its followers hold: they take nothing older.
         """
-        require(0 <= version < MAX_VERSION - 1, InputError, f"version {version} is no version number")
+        most = MAX_VERSION // 2  # whatever a peer says, there are numbers left
+        require(0 <= version < most, InputError, f"version {version} is no version number")
         with self._lock:
             now = self._newest
             if now.number > version:
@@ -143,11 +145,10 @@ class History:
 
         ``version`` is what the follower calls it: 0 for a base it has from elsewhere. Contents decide.
         """
-        with self._lock:
-            known = {**self._log.bases(), self._newest.number: self._newest.hash}
-            if version and known.get(version) == hash:
-                return version
-            return max((n for n, h in known.items() if n and h == hash), default=0)
+        known = self._known
+        if known.get(version) == hash:
+            return version
+        return max((n for n, h in known.items() if h == hash), default=0)
 
     def patch(self, base: int | None = None) -> Patch:
         """Return what leads from version ``base`` (None, or one no longer known: from nothing) to the newest.
@@ -173,8 +174,9 @@ class History:
     def _make(self, base: int) -> Patch:
         with self._lock:
             entries, target = self._log.since(base), self._newest
-            self._log.mark(base)
             self._log.mark(target.number)
+            if entries:
+                self._log.mark(base)
         if not entries:
             return self._keyframe()
         merged = merge(entries, self.layout.blocks())  # the long part: publishing may go on meanwhile
@@ -201,6 +203,25 @@ class History:
         with self._lock:
             words, target = self._words.copy(), self._newest
         return self._patch(0, 0, target, body.pack_whole(words))
+
+    def save(self, path: str | Path) -> None:
+        """Write the newest version as a file: who starts again from it knows what followers hold of it.
+
+        Errors: ``InputError`` naming path and reason; then the file is as it was.
+        """
+        with self._lock:
+            words, newest = self._words.copy(), self._newest
+        require(newest.number > 0, InputError, "nothing has been published yet, so there is nothing to save")
+        saved.save(path, words, newest)
+
+    @classmethod
+    def load(cls, path: str | Path, budget: int | None = None, max_nbytes: int = MAX_NBYTES) -> History:
+        """Return the history of the version saved at ``path``. Errors: ``InputError``, ``PayloadError``."""
+        words, version = saved.load(path, max_nbytes)
+        history = cls(words.layout, budget)
+        history._words = words
+        history._settle(version)
+        return history
 
     def _patch(self, base: int, base_hash: int, target: Version, packed: bytes) -> Patch:
         return Patch(

@@ -35,7 +35,7 @@ def check_follows(patch: Patch, layout: Layout, held: Version) -> None:
         raise PayloadError("a patch for a state of other names, shapes or dtypes; ask for its layout first")
     if patch.version <= held.number:
         raise DesyncError(f"version {patch.version} is not newer than {held.number}, which is held")
-    starts = not patch.base or patch.base_hash == held.hash
+    starts = not patch.base or patch.base_hash == held.hash != 0
     require(
         starts, DesyncError, f"a patch from version {patch.base}, held is {held.number}; ask for a keyframe"
     )

@@ -67,21 +67,19 @@ def named(layout: Layout, tensors: Mapping[str, Tensor]) -> list[Tensor]:
     """
     extra = next((n for n in tensors if n not in layout.index), None)
     require(extra is None, InputError, f"{extra} is not in the layout of this state; publish it anew")
-    for name in layout.index:
-        require(name in tensors, InputError, f"{name} is in the layout of this state, but was not given")
+    for slot in layout.slots:
+        given = slot.name in tensors
+        require(given, InputError, f"{slot.name} is in the layout of this state, but was not given")
+        check_fits(slot, tensors[slot.name])
     for alias, target in layout.aliases:
-        same = tensors[alias].data_ptr() == tensors[target].data_ptr() or _equal(
-            tensors[alias], tensors[target]
-        )
+        same = alias not in tensors or _same(tensors[alias], tensors[target])
         require(same, InputError, f"{alias} was tied to {target} and now differs; publish the state anew")
-    found = [tensors[s.name] for s in layout.slots]
-    for slot, x in zip(layout.slots, found, strict=True):
-        check_fits(slot, x)
-    return found
+    return [tensors[s.name] for s in layout.slots]
 
 
-def _equal(x: Tensor, y: Tensor) -> bool:
-    return x.shape == y.shape and x.dtype == y.dtype and torch.equal(x.cpu(), y.cpu())
+def _same(x: Tensor, y: Tensor) -> bool:
+    alike = x.shape == y.shape and x.dtype == y.dtype
+    return alike and (x.data_ptr() == y.data_ptr() or torch.equal(x.cpu(), y.cpu()))
 
 
 def check_fits(slot: Slot, x: Tensor) -> None:
