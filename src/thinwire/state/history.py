@@ -29,6 +29,7 @@ class History:
     in bytes (default: a quarter of the state); ``start`` is the number after which versions are counted: a
     publisher that starts again gives its last one.
 
+    >>> import torch
     >>> layout = Layout.of({"w": torch.zeros(4)})
     >>> history = History(layout)
     >>> history.publish({"w": torch.ones(4)}, {"step": 1}).number

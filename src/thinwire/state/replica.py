@@ -31,6 +31,7 @@ class Replica:
     ``version``, ``hash``, ``published`` and ``meta`` are the front's; ``held`` is the newest complete one,
     which patches must start from. Nothing older than ``held`` is ever taken.
 
+    >>> import torch
     >>> layout = Layout.of({"w": torch.zeros(4)})
     >>> replica = Replica(layout)
     >>> replica.start({"w": torch.ones(4)}).number, replica.swap(), replica.tensors()["w"].tolist()
