@@ -380,7 +380,7 @@ def test_one_thread_applies_while_another_uses_and_swaps():
 
 
 class Followers(RuleBasedStateMachine):
-    """A publisher, a log too small for all, patches in any order or damaged, some replicas."""
+    """A publisher, a log too small for all, patches in any order or damaged, replicas and a relay."""
 
     patches = Bundle("patches")
     which = st.integers(0, 2)
@@ -390,6 +390,7 @@ class Followers(RuleBasedStateMachine):
         self.state = states.tensors()
         self.history = History(states.layout(self.state), budget=budget)
         self.versions = {}
+        self.relay = History(self.history.layout, budget=budget)
         self.replicas = [Replica(self.history.layout) for _ in range(3)]
         self.last = [0, 0, 0]
         self.seed = 0
@@ -427,16 +428,34 @@ class Followers(RuleBasedStateMachine):
                 replica.apply(states.over_the_wire(patch))
             assert replica.held is held
 
-    @rule(i=which)
-    def catch_up(self, i):
-        replica, newest = self.replicas[i], self.history.newest
+    @rule(i=which, relayed=st.booleans())
+    def catch_up(self, i, relayed):
+        source = self.relay if relayed else self.history
+        replica, newest = self.replicas[i], source.newest
         if replica.held.number < newest.number:
-            base = self.history.find(replica.held.number, replica.held.hash)
+            base = source.find(replica.held.number, replica.held.hash)
             if base == newest.number:
                 replica.confirm(newest)
             else:
-                replica.apply(states.over_the_wire(self.history.patch(base)))
-        assert replica.held.number == newest.number
+                replica.apply(states.over_the_wire(source.patch(base)))
+        assert replica.held.number == newest.number or relayed
+
+    @rule(patch=patches)
+    def hand_on(self, patch):
+        newest = self.relay.newest
+        base = self.versions.get(patch.base, (0, {}))[0]
+        if patch.version > newest.number and (not patch.base or base == newest.hash):
+            assert self.relay.adopt(states.over_the_wire(patch)).hash == patch.hash
+        else:
+            with pytest.raises(DesyncError):
+                self.relay.adopt(patch)
+            assert self.relay.newest is newest
+
+    @rule()
+    def hand_on_the_newest(self):
+        held, newest = self.relay.newest, self.history.newest
+        if held.number < newest.number:
+            self.relay.adopt(self.history.patch(held.number))
 
     @rule(
         i=which,
@@ -482,7 +501,9 @@ class Followers(RuleBasedStateMachine):
 
     @invariant()
     def every_replica_is_a_published_version(self):
-        for i, replica in enumerate(self.replicas if hasattr(self, "replicas") else []):
+        relayed = self.relay.newest
+        assert not relayed.number or self.versions[relayed.number][0] == relayed.hash
+        for i, replica in enumerate(self.replicas):
             assert replica.held.number >= self.last[i] and replica.version <= replica.held.number
             self.last[i] = replica.held.number
             if replica.held.number:
@@ -494,4 +515,4 @@ class Followers(RuleBasedStateMachine):
 
 
 TestFollowers = Followers.TestCase
-TestFollowers.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestFollowers.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
