@@ -31,7 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "state": F0 | F1 | {"state"},
     "policies": F0 | F1 | {"policies"},
     "boundary": F0 | F1 | F2 | LINKS | {"policies"},
-    "engines": F0 | F1 | F2 | LINKS | {"policies", "boundary", "state"},  # not each other
+    "engines": F0 | F1 | F2 | LINKS | {"policies", "boundary", "state", "engines"},  # not each other
     "assets": F0 | F1 | F2 | LINKS,
     "registry": F0 | F1 | F2 | {"policies"},
     "recipes": F0 | F1 | F2 | {"policies", "registry"},
