@@ -18,6 +18,7 @@ from safetensors import safe_open
 
 from thinwire.engines.sync import manifest as manifests
 from thinwire.engines.sync.folder import PlainFolder, open_folder, refusal, shown
+from thinwire.engines.sync.keeping import Keeping
 from thinwire.engines.sync.manifest import File, Manifest, Shelved, unpack
 from thinwire.engines.sync.proof import Proof
 from thinwire.engines.sync.remote_folder import RemoteFolder
@@ -232,6 +233,56 @@ def test_no_other_route_is_cheaper(data):
         assert all(a.version == b.base for a, b in pairwise(chain))
 
 
+# --- what is kept ---
+
+
+def chain(n, first=1000, each=10):
+    """A manifest of one keyframe and a patch from each version to the next."""
+    versions = tuple(Shelved(i, i, 0.0) for i in range(1, n + 1))
+    files = (leg(0, 1, first), *(leg(i, i + 1, each) for i in range(1, n)))
+    return example(versions=versions, files=files)
+
+
+def test_trimming_keeps_the_newest_versions_and_a_way_to_them_from_nothing():
+    kept = Keeping(versions=2, span=0).trimmed(chain(9))
+    assert kept == chain(9)  # the way leads over all of them
+    more = chain(9)
+    more = replace(more, files=(*more.files, leg(0, 5, 1020)))
+    kept = Keeping(versions=2, span=0).trimmed(more)
+    assert [v.number for v in kept.versions] == [5, 6, 7, 8, 9]
+    assert {(f.base, f.version) for f in kept.files} == {(0, 5), (5, 6), (6, 7), (7, 8), (8, 9)}
+    assert Keeping().trimmed(example(versions=(), files=())).versions == ()
+
+
+def test_a_keyframe_is_due_by_bytes_by_count_or_where_there_is_no_way():
+    assert not Keeping(share=0.5).keyframe_due(chain(51))
+    assert Keeping(share=0.5).keyframe_due(chain(52))
+    assert [Keeping(keyframe_every=3).keyframe_due(chain(n)) for n in (1, 2, 3, 4, 5)] == [0, 0, 0, 1, 1]
+    assert Keeping().keyframe_due(replace(chain(3), files=chain(3).files[1:]))
+    assert not Keeping().keyframe_due(example(versions=(), files=()))
+
+
+def test_one_patch_in_each_span_leads_across_it():
+    keeping, manifest = Keeping(span=4), chain(5)
+    assert Keeping(span=0).span_base(manifest) is None
+    assert keeping.span_base(chain(4)) is None
+    assert keeping.span_base(manifest).number == 1
+    jump = leg(1, 5, 25)
+    for n, base in ((5, None), (8, None), (9, 5)):
+        longer = replace(chain(n), files=(*chain(n).files, jump))
+        found = keeping.span_base(longer)
+        assert (found and found.number) == base
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"versions": 0}, {"versions": 10**6}, {"span": -1}, {"keyframe_every": 0}, {"share": 0}, {"grace": -1}],
+)
+def test_nonsense_to_keep_is_refused(wrong):
+    with pytest.raises(InputError, match=next(iter(wrong))):
+        Keeping(**wrong)
+
+
 # --- the manifest ---
 
 
@@ -251,6 +302,12 @@ def test_a_manifest_reads_back(token):
     assert unpack(example().pack(proof), proof, "here") == example()
     assert example().newest.number == 4
     assert example(versions=(), files=()).newest is None
+
+
+def test_a_proof_is_for_one_name_one_token_and_one_content():
+    proofs = {Proof(t).of(name, data) for t in (b"a", b"b") for name in "xy" for data in (b"1", b"2")}
+    assert len(proofs) == 8
+    assert Proof(b"a").fits("x", b"1", Proof(b"a").of("x", b"1"))
 
 
 def test_a_token_at_one_end_only_or_another_one_is_refused():

@@ -14,6 +14,7 @@ from torch import nn
 
 from thinwire.engines.sync.claim import read_manifest
 from thinwire.engines.sync.folder import Folder
+from thinwire.engines.sync.landing import most
 from thinwire.engines.sync.manifest import LAYOUT, File, Manifest
 from thinwire.engines.sync.proof import Proof
 from thinwire.engines.sync.route import farthest
@@ -25,7 +26,6 @@ from thinwire.types import DesyncError, InputError, LinkError, PayloadError, req
 
 ATTEMPTS = 8  # routes tried at one look
 AVOID = 30.0  # seconds that a bad file is left alone; twice as long each time
-FREE = 1 << 20  # bytes that a file may have beyond twice the state's words
 
 
 class Fetching:
@@ -136,7 +136,7 @@ class Fetching:
         replica = self.replica
         if replica is None:
             raise PayloadError("a patch before any layout")
-        limit = 2 * sum(n * word.itemsize for word, n in replica.layout.words.items()) + FREE
+        limit = most(replica.layout)
         require(
             file.nbytes <= limit, PayloadError, f"{file.name} has {file.nbytes} bytes, at most {limit} fit"
         )

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from thinwire.engines.sync.fetching import Fetching
 from thinwire.engines.sync.folder import open_folder
 from thinwire.engines.sync.proof import Proof
+from thinwire.links.inbox import renewed
 from thinwire.state.layout import MAX_NBYTES
 from thinwire.state.patch import Version
 from thinwire.state.replica import Replica
@@ -143,6 +144,8 @@ class ShelfReader:
         seen = 0
         while True:
             self._await(lambda: self.held.number > seen or self._at_end(), self._poll)  # noqa: B023
+            if self._closing:
+                return
             if self.held.number > seen:
                 version = self.held
                 seen = version.number
@@ -203,11 +206,12 @@ class ShelfReader:
         self._raise_fatal()
 
     def _raise_fatal(self) -> None:
-        if self._fatal is not None:
-            raise self._fatal
+        error = self._fatal
+        if error is not None:
+            raise renewed(error) if isinstance(error, ThinwireError) else error
 
     def _at_end(self) -> bool:
-        return self._closing or self._left
+        return self._left or self._closing
 
     def _run(self) -> None:
         pause = 0.0

@@ -17,6 +17,7 @@ from thinwire.engines.sync.folder import open_folder, refusal
 from thinwire.engines.sync.keeping import Keeping
 from thinwire.engines.sync.proof import Proof
 from thinwire.engines.sync.shelving import BEATS, Shelving
+from thinwire.links.inbox import renewed
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.state.patch import Version
@@ -170,8 +171,9 @@ class ShelfWriter:
         return (newest.number if newest else 0) >= self.history.newest.number
 
     def _raise_fatal(self) -> None:
-        if self._fatal is not None:
-            raise self._fatal
+        error = self._fatal
+        if error is not None:
+            raise renewed(error) if isinstance(error, ThinwireError) else error
 
     def _run(self) -> None:
         try:

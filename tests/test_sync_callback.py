@@ -1,0 +1,99 @@
+"""The Trainer callback: when it publishes, what it tells, and that a Trainer takes it."""
+
+from __future__ import annotations
+
+import builtins
+from types import SimpleNamespace
+
+import pytest
+
+from thinwire.engines.sync.callback import publish_callback
+from thinwire.types import InputError, MissingExtra
+
+
+class Recorder:
+    def __init__(self):
+        self.calls = []
+
+    def publish(self, step=None, **meta):
+        self.calls.append((step, meta))
+
+
+def run(callback, steps, main=True, logs=()):
+    state = SimpleNamespace(global_step=0, is_world_process_zero=main, log_history=list(logs))
+    for _ in range(steps):
+        state.global_step += 1
+        callback.on_step_end(None, state, None)
+    callback.on_train_end(None, state, None)
+
+
+def test_it_publishes_every_so_many_steps_and_after_the_last():
+    pytest.importorskip("transformers")
+    for every, expected in ((1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (5, [5]), (9, [5])):
+        publisher = Recorder()
+        run(publish_callback(publisher, every), 5)
+        assert [step for step, _ in publisher.calls] == expected
+
+
+def test_only_the_main_process_publishes():
+    pytest.importorskip("transformers")
+    publisher = Recorder()
+    run(publish_callback(publisher), 3, main=False)
+    assert publisher.calls == []
+
+
+def test_the_last_loss_goes_with_the_version():
+    pytest.importorskip("transformers")
+    publisher = Recorder()
+    run(publish_callback(publisher), 1, logs=[{"loss": 2.0}, {"loss": 1.5}, {"eval_loss": 9.0}])
+    assert publisher.calls == [(1, {"loss": 1.5})]
+
+
+def test_what_it_cannot_do_it_says(monkeypatch):
+    with pytest.raises(InputError, match="every=0 steps"):
+        publish_callback(Recorder(), 0)
+    real = builtins.__import__
+
+    def without(name, *args, **kwargs):
+        if name == "transformers":
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(MissingExtra, match=r"thinwire\[lm\]"):
+        publish_callback(Recorder())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_trainer_publishes_to_a_shelf_and_a_follower_has_its_weights(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    import torch
+
+    from thinwire.engines.sync.shelf import ShelfReader, ShelfWriter
+
+    config = transformers.GPT2Config(vocab_size=64, n_positions=16, n_embd=16, n_layer=1, n_head=2)
+    model = transformers.GPT2LMHeadModel(config)
+    data = [{"input_ids": torch.arange(8) + i, "labels": torch.arange(8) + i} for i in range(8)]
+    args = transformers.TrainingArguments(
+        output_dir=str(tmp_path / "out"),
+        max_steps=5,
+        per_device_train_batch_size=2,
+        report_to=[],
+        save_strategy="no",
+        logging_steps=1,
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    with ShelfWriter.of(tmp_path / "shelf", model, dtype=torch.bfloat16) as writer:
+        callback = publish_callback(writer, every=2)
+        transformers.Trainer(model=model, args=args, train_dataset=data, callbacks=[callback]).train()
+        writer.flush()
+        with ShelfReader(tmp_path / "shelf", poll=0.01) as reader:
+            version = reader.wait(3)
+            follower = transformers.GPT2LMHeadModel(config).bfloat16()
+            reader.apply_to(follower)
+    assert version.meta["step"] == 5 and version.meta["loss"] > 0
+    for name, x in follower.state_dict().items():
+        assert torch.equal(x, model.state_dict()[name].bfloat16()), name

@@ -1,0 +1,869 @@
+"""A shelf end to end: publishers and readers of a folder, and all that can go wrong between them."""
+
+from __future__ import annotations
+
+import errno
+import http.server
+import os
+import threading
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from thinwire.engines.sync.fetching import AVOID, Fetching
+from thinwire.engines.sync.folder import PlainFolder, open_folder
+from thinwire.engines.sync.keeping import Keeping
+from thinwire.engines.sync.manifest import unpack
+from thinwire.engines.sync.proof import Proof
+from thinwire.engines.sync.shelf import ShelfReader, ShelfWriter
+from thinwire.engines.sync.shelving import Shelving
+from thinwire.state.history import History
+from thinwire.state.layout import Layout
+from thinwire.types import AuthError, InputError, LinkError, PayloadError
+
+pytest.importorskip("zstandard")
+LEASE = 60.0
+
+
+class Clock:
+    now = 1_000_000.0
+
+    def __call__(self):
+        return self.now
+
+
+class Source:
+    """A state of bfloat16 that is trained a little at a time, its history, and what each version held."""
+
+    def __init__(self, seed=0, size=3000, history=None):
+        self.g = torch.Generator().manual_seed(seed)
+        self.state = {
+            "w": torch.randn(size, generator=self.g).bfloat16(),
+            "b": torch.randn(7, generator=self.g),
+        }
+        self.history = history or History(Layout.of(self.state), budget=1 << 20)
+        self.seen = {}
+
+    def train(self, share=0.02):
+        where = torch.rand(self.state["w"].shape, generator=self.g) < share
+        self.state["w"] = torch.where(where, self.state["w"] * 1.01, self.state["w"]).bfloat16()
+        self.state["b"][0] += 1
+
+    def publish(self):
+        self.train()
+        version = self.history.publish(self.state, {"step": len(self.seen)})
+        self.note(version)
+        return version
+
+    def note(self, version):
+        self.seen[version.number] = {n: x.clone() for n, x in self.state.items()}
+
+
+def shelving(folder, source, clock=None, instance="a" * 16, token=None, **keeping):
+    kept, clock = Keeping(**keeping), clock or Clock()
+    return Shelving(
+        folder, source.history, "model", instance, Proof(token), kept, LEASE, lambda: None, clock=clock
+    )
+
+
+def settle(shelf):
+    """Let a writer do all that is due, its keyframe included."""
+    for _ in range(4):
+        shelf.write()
+        shelf.tend()
+        while shelf._keyframe is not None and shelf._keyframe.running:
+            threading.Event().wait(0.001)
+    assert shelf._keyframe is None
+
+
+def same(fetching, state):
+    fetching.replica.swap()
+    got = fetching.replica.tensors()
+    return got.keys() == state.keys() and all(torch.equal(got[n], x) for n, x in state.items())
+
+
+@pytest.fixture(params=["plain", "memory"])
+def folder(request, tmp_path):
+    if request.param == "plain":
+        return open_folder(tmp_path / "shelf")
+    fsspec = pytest.importorskip("fsspec")
+    fsspec.filesystem("memory").store.clear()
+    return open_folder(f"memory://{tmp_path.name}")
+
+
+@pytest.fixture
+def plain(tmp_path):
+    return PlainFolder(tmp_path / "shelf")
+
+
+# --- the way it should go ---
+
+
+def test_a_reader_has_every_version_bit_for_bit(folder):
+    source = Source()
+    shelf, reader = shelving(folder, source), Fetching(folder, Proof(None))
+    assert not reader.look()
+    for _ in range(20):
+        version = source.publish()
+        assert shelf.write() and not shelf.write()
+        assert reader.look() and not reader.look()
+        assert reader.held == replace(version, changed=0)
+        assert same(reader, source.state)
+        shelf.tend()
+
+
+def test_a_reader_takes_published_versions_in_order_and_a_merged_patch_where_that_is_cheaper(folder):
+    source = Source()
+    shelf, early = shelving(folder, source, keyframe_every=100), Fetching(folder, Proof(None))
+    source.publish()
+    shelf.write()
+    early.look()
+    for _ in range(8):
+        source.publish()
+        shelf.write()
+    landed = []
+    early.look(lambda version: landed.append(version.number))
+    assert landed == [9]  # one patch across eight versions, not eight
+    assert same(early, source.state)
+    late = Fetching(folder, Proof(None))
+    late.look(lambda version: landed.append(version.number))
+    assert landed[1:] == [1, 9]
+    assert same(late, source.state)
+
+
+def test_versions_that_came_while_writing_are_merged(folder):
+    source = Source()
+    shelf, reader = shelving(folder, source), Fetching(folder, Proof(None))
+    for count in (1, 5, 9):
+        for _ in range(count):
+            source.publish()
+        shelf.write()
+        assert reader.look() and same(reader, source.state)
+    assert [v.number for v in shelf.manifest.versions] == [1, 6, 15]
+
+
+def test_a_keyframe_comes_by_bytes_and_leads_on(folder):
+    """Whoever comes late never reads much more than one keyframe and a half."""
+    source = Source()
+    shelf = shelving(folder, source, span=0)
+    for _ in range(40):
+        source.publish()
+        settle(shelf)
+        late = Fetching(folder, Proof(None))
+        late.look()
+        assert same(late, source.state)
+        first = next(f for f in shelf.manifest.files if not f.base)
+        assert late.patch_nbytes < 2.2 * first.nbytes
+    assert sum(not f.base for f in shelf.manifest.files) > 1
+
+
+def test_a_keyframe_is_shown_once_something_leads_on_from_it(folder):
+    """Readers that follow closely never fetch one, whenever it was made and however long it took."""
+    source = Source()
+    shelf, early = shelving(folder, source, keyframe_every=1, span=0), Fetching(folder, Proof(None))
+    source.publish()
+    shelf.write()
+    early.look()
+    source.publish()
+    shelf.write()
+    source.publish()  # not written yet
+    shelf.tend()  # begins a keyframe, of version 3
+    while shelf._keyframe.running:
+        threading.Event().wait(0.001)
+    shelf.tend()
+    assert [v.number for v in shelf.manifest.versions] == [1, 2]
+    source.publish()
+    shelf.write()
+    shelf.tend()
+    legs = {(f.base, f.version) for f in shelf.manifest.files}
+    assert legs == {(0, 1), (1, 2), (2, 4), (0, 3), (3, 4)}
+    landed, late = [], Fetching(folder, Proof(None))
+    early.look(lambda version: landed.append(version.number))
+    assert landed == [2, 4] and same(early, source.state)
+    folder.delete(next(f.name for f in shelf.manifest.files if f.version == 1))
+    late.look()
+    assert late.held.number == 4 and same(late, source.state)
+
+
+def test_only_what_the_manifest_needs_stays(folder):
+    source, clock = Source(), Clock()
+    shelf = shelving(folder, source, clock, versions=4, span=2, keyframe_every=6, grace=5.0)
+    for _ in range(30):
+        source.publish()
+        settle(shelf)
+        clock.now += 1.0
+    assert len(shelf.manifest.versions) <= 4 + 7
+    clock.now += 10.0
+    shelf.tend()
+    there = {*folder.names("patches"), *folder.names("keyframes")}
+    assert there == {f.name for f in shelf.manifest.files}
+
+
+def test_a_base_that_the_reader_has_costs_it_no_keyframe(folder):
+    source = Source()
+    model = torch.nn.ParameterDict({n: torch.nn.Parameter(x.clone()) for n, x in source.state.items()})
+    source.note(source.history.publish(source.state))
+    shelf = shelving(folder, source)
+    shelf.write()
+    for _ in range(3):
+        source.publish()
+        shelf.write()
+    reader = Fetching(folder, Proof(None), into=model)
+    reader.look()
+    assert same(reader, source.state)
+    assert torch.equal(model["w"], source.state["w"])
+    keyframe = next(f for f in shelf.manifest.files if not f.base)
+    assert reader.patch_nbytes < keyframe.nbytes / 2
+
+
+def test_a_reader_goes_on_from_what_it_saved(folder, tmp_path):
+    pytest.importorskip("safetensors")
+    source, saved = Source(), tmp_path / "saved.safetensors"
+    shelf, reader = shelving(folder, source), Fetching(folder, Proof(None))
+    source.publish()
+    shelf.write()
+    reader.look()
+    reader.replica.save(saved)
+    source.publish()
+    shelf.write()
+    again = Fetching(folder, Proof(None), saved=saved)
+    landed = []
+    again.look(lambda version: landed.append(version.number))
+    assert landed == [2] and same(again, source.state)
+    assert again.patch_nbytes < reader.patch_nbytes / 4
+
+
+@pytest.fixture
+def web(plain, monkeypatch):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    plain.path.mkdir()
+    handler = partial(Quiet, directory=str(plain.path))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield open_folder(f"http://127.0.0.1:{server.server_port}")
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *args):
+        pass
+
+
+def test_a_web_server_that_shows_the_folder_is_enough(plain, web):
+    source = Source()
+    shelf, reader = shelving(plain, source, token=b"t"), Fetching(web, Proof(b"t"))
+    for _ in range(10):
+        source.publish()
+        shelf.write()
+        assert reader.look() and same(reader, source.state)
+
+
+# --- retention, restarts, two publishers ---
+
+
+class Racing:
+    """A folder in which something happens between the manifest and the first file that is read."""
+
+    def __init__(self, folder, happens):
+        self.folder, self.where, self.happens = folder, folder.where, happens
+
+    def read(self, name, limit):
+        if "/" in name and self.happens is not None:
+            happens, self.happens = self.happens, None
+            happens()
+        return self.folder.read(name, limit)
+
+
+def test_a_slow_reader_takes_another_path_when_its_files_are_deleted_under_it(folder):
+    source, clock = Source(), Clock()
+    shelf = shelving(folder, source, clock, versions=2, grace=0.0, keyframe_every=3)
+    source.publish()
+    settle(shelf)
+    reader = Fetching(folder, Proof(None))
+    reader.look()
+    source.publish()
+    settle(shelf)
+
+    def publish_on():
+        for _ in range(12):
+            source.publish()
+            settle(shelf)
+            clock.now += 1
+
+    reader._folder = Racing(folder, publish_on)
+    old = {f.name for f in shelf.manifest.files}
+    assert reader.look() and same(reader, source.state)
+    assert not old & {*folder.names("patches"), *folder.names("keyframes")}
+
+
+def test_a_writer_that_restarts_with_the_same_state_goes_on_without_a_keyframe(folder):
+    source = Source()
+    shelf, reader = shelving(folder, source), Fetching(folder, Proof(None))
+    for _ in range(3):
+        source.publish()
+        shelf.write()
+    reader.look()
+    again = Source(history=History(Layout.of(source.state)))
+    again.state = source.state
+    restarted = shelving(folder, again)
+    again.note(again.history.publish(again.state))
+    restarted.write()
+    again.publish()
+    restarted.write()
+    landed = []
+    reader.look(lambda version: landed.append(version.number))
+    assert same(reader, again.state)
+    assert landed == [4, 5]
+    assert sum(not f.base for f in restarted.manifest.files) == 1
+
+
+def test_a_writer_that_restarts_may_publish_on_before_it_writes(folder):
+    source = Source()
+    shelf, reader = shelving(folder, source), Fetching(folder, Proof(None))
+    for _ in range(3):
+        source.publish()
+        shelf.write()
+    reader.look()
+    again = Source(history=History(Layout.of(source.state)))
+    again.state = source.state
+    restarted = shelving(folder, again)
+    again.history.publish(again.state)
+    again.publish()
+    restarted.write()
+    assert (restarted.manifest.files[-1].base, restarted.manifest.files[-1].version) == (3, 5)
+    read = reader.patch_nbytes
+    assert reader.look() and same(reader, again.state)
+    assert reader.patch_nbytes - read < restarted.manifest.files[-1].nbytes + 1
+
+
+@pytest.mark.parametrize("first", ["publish", "claim"])
+def test_a_writer_that_restarts_with_another_state_begins_with_a_keyframe_at_the_next_number(folder, first):
+    source = Source()
+    shelf, reader = shelving(folder, source), Fetching(folder, Proof(None))
+    for _ in range(3):
+        source.publish()
+        shelf.write()
+    reader.look()
+    again = Source(seed=1)
+    if first == "publish":
+        again.publish()
+    restarted = shelving(folder, again)
+    if first == "claim":
+        again.publish()
+    restarted.write()
+    assert restarted.manifest.newest.number == 4
+    assert reader.look() and reader.held.number == 4 and same(reader, again.state)
+
+
+def test_what_a_dead_writer_left_half_written_is_swept(plain):
+    source, clock = Source(), Clock()
+    shelf = shelving(plain, source)
+    source.publish()
+    shelf.write()
+    plain.write("patches/00000001-00000002-aaaaaaaa.safetensors", b"orphan")
+    plain.write("patches/.x.safetensors.1234.part", b"orphan")
+    plain.write("patches/notes.txt", b"somebody's")
+    restarted = shelving(plain, source, clock)
+    clock.now += 100
+    restarted.tend()
+    assert plain.names("patches") == ["patches/notes.txt"]
+    assert [f.name for f in restarted.manifest.files] == plain.names("keyframes")
+
+
+def test_a_second_publisher_is_refused_while_the_first_is_alive(folder):
+    clock = Clock()
+    shelf = shelving(folder, Source(), clock)
+    with pytest.raises(InputError, match="another publisher writes the state 'model'"):
+        shelving(folder, Source(), clock, instance="b" * 16)
+    clock.now += LEASE + 1
+    shelving(folder, Source(), clock, instance="b" * 16)
+    with pytest.raises(InputError, match="another publisher has taken over"):
+        shelf.tend()
+
+
+def test_a_publisher_whose_manifest_was_replaced_writes_nothing_more(folder):
+    clock, source = Clock(), Source()
+    shelf = shelving(folder, source, clock)
+    clock.now += LEASE + 1
+    other = Source(seed=1)
+    winner = shelving(folder, other, clock, instance="b" * 16)
+    source.publish()
+    with pytest.raises(InputError, match="another publisher has taken over"):
+        shelf.write()
+    other.publish()
+    winner.write()
+    reader = Fetching(folder, Proof(None))
+    assert reader.look() and same(reader, other.state)
+
+
+def test_a_publisher_that_said_goodbye_or_has_the_same_name_keeps_nobody_waiting(folder):
+    clock = Clock()
+    shelving(folder, Source(), clock)
+    shelving(folder, Source(), clock).leave()
+    shelving(folder, Source(), clock, instance="b" * 16)
+
+
+def test_another_state_in_the_folder_is_refused(folder):
+    shelving(folder, Source())
+    with pytest.raises(InputError, match="of other names, shapes or dtypes"):
+        shelving(folder, Source(size=10))
+    with pytest.raises(InputError, match="holds the state 'model', not 'other'"):
+        Shelving(folder, Source().history, "other", "a" * 16, Proof(None), Keeping(), 1.0, lambda: None)
+    with pytest.raises(InputError, match="holds the state 'model', not 'other'"):
+        Fetching(folder, Proof(None), name="other").look()
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(InputError, match="w is in the state but not in the model"):
+        Fetching(folder, Proof(None), into=model).look()
+
+
+# --- faults ---
+
+
+def shelf_of(folder, versions, **options):
+    source = Source()
+    shelf = shelving(folder, source, **options)
+    for _ in range(versions):
+        source.publish()
+        shelf.write()
+    return source, shelf
+
+
+def damage(folder, name):
+    data = bytearray(folder.read(name, 1 << 30))
+    data[len(data) // 2] ^= 1
+    folder.write(name, bytes(data))
+
+
+@pytest.mark.parametrize("fault", [damage, lambda folder, name: folder.delete(name)])
+def test_a_patch_that_is_damaged_or_gone_costs_a_keyframe_and_no_more(folder, fault):
+    source, shelf = shelf_of(folder, 2, keyframe_every=1)
+    settle(shelf)
+    reader = Fetching(folder, Proof(None))
+    reader.look()
+    source.publish()
+    settle(shelf)
+    patch, keyframe = (
+        next(f for f in shelf.manifest.files[::-1] if bool(f.base) == b) for b in (True, False)
+    )
+    assert patch.version == keyframe.version == 3
+    fault(folder, patch.name)
+    assert reader.look() and same(reader, source.state)
+
+
+@pytest.mark.parametrize("fault", [damage, lambda folder, name: folder.delete(name)])
+def test_without_another_way_a_reader_keeps_what_it_has_and_catches_up_later(folder, fault):
+    source, shelf = shelf_of(folder, 1, keyframe_every=100)
+    clock = Clock()
+    reader = Fetching(folder, Proof(None), clock=clock)
+    reader.look()
+    before = dict(source.seen[1])
+    source.publish()
+    shelf.write()
+    good = {f.name: folder.read(f.name, 1 << 30) for f in shelf.manifest.files}
+    fault(folder, shelf.manifest.files[-1].name)
+    for _ in range(3):
+        with pytest.raises(LinkError, match=r"no file at .* leads from version 1 to 2 now"):
+            reader.look()
+        assert reader.held.number == 1 and same(reader, before)
+    for name, data in good.items():
+        folder.write(name, data)
+    clock.now += 2 * AVOID
+    assert reader.look() and same(reader, source.state)
+
+
+def test_a_lost_keyframe_is_replaced_by_the_publisher(folder):
+    clock = Clock()
+    source, shelf = shelf_of(folder, 3, clock=clock, keyframe_every=100)
+    folder.delete(next(f.name for f in shelf.manifest.files if not f.base))
+    reader = Fetching(folder, Proof(None))
+    with pytest.raises(LinkError):
+        reader.look()
+    clock.now += LEASE / 2
+    settle(shelf)
+    settle(shelf)
+    late = Fetching(folder, Proof(None))
+    assert late.look() and same(late, source.state)
+
+
+def forged(folder, change, proof=None):
+    """Let ``change`` edit the manifest's fields, and make its hash fit again."""
+    manifest = unpack(folder.read("state.json", 1 << 22), Proof(proof), "here")
+    folder.write("state.json", change(manifest).pack(Proof(proof)))
+
+
+def test_a_manifest_that_lies_about_a_file_gets_nothing_in(folder):
+    source, shelf = shelf_of(folder, 2)
+    keyframe, patch = shelf.manifest.files
+    huge = replace(keyframe, nbytes=1 << 50)
+    swapped = replace(keyframe, version=2)
+    for lie in (
+        [huge],
+        [swapped],
+        [replace(keyframe, check="0" * 64)],
+        [replace(keyframe, nbytes=5)],
+        [patch],
+    ):
+        forged(folder, lambda m, lie=lie: replace(m, files=tuple(lie)))
+        reader = Fetching(folder, Proof(None))
+        with pytest.raises(LinkError, match="no file at"):
+            reader.look()
+        assert reader.held.number == 0
+    forged(folder, lambda m: replace(m, files=(keyframe, patch)))
+    assert reader.look() and same(reader, source.state)
+
+
+def test_with_a_token_no_file_passes_for_another(folder):
+    """Whoever can write to the store cannot put an old, whole and signed file under another name."""
+    _, shelf = shelf_of(folder, 2, token=b"t", keyframe_every=1)
+    settle(shelf)
+    reader = Fetching(folder, Proof(b"t"))
+    files = shelf.manifest.files
+    for f in files[1:]:
+        folder.write(f.name, folder.read(files[0].name, 1 << 30))
+    with pytest.raises(LinkError):
+        reader.look()
+    assert reader.held.number in (0, 1)
+
+
+@pytest.mark.parametrize(("writes", "reads"), [(b"a", None), (None, b"a"), (b"a", b"b")])
+def test_a_token_at_one_end_only_or_another_one_is_told(folder, writes, reads):
+    shelf_of(folder, 1, token=writes)
+    with pytest.raises(AuthError, match="token"):
+        Fetching(folder, Proof(reads)).look()
+    with pytest.raises(AuthError, match="token"):
+        shelving(folder, Source(), token=reads)
+
+
+def test_a_shelf_that_began_anew_is_told_to_those_that_are_ahead(plain):
+    source, _shelf = shelf_of(plain, 3)
+    reader = Fetching(plain, Proof(None))
+    reader.look()
+    plain.delete("state.json")
+    shelf_of(plain, 1)
+    with pytest.raises(LinkError, match="versions up to 1, and version 3 is held"):
+        reader.look()
+    assert same(reader, source.state)
+
+
+def test_a_state_that_changed_its_shapes_is_told(plain):
+    shelf_of(plain, 1)
+    reader = Fetching(plain, Proof(None))
+    reader.look()
+    plain.delete("state.json")
+    shelving(plain, Source(size=10))
+    with pytest.raises(InputError, match="has got other names, shapes or dtypes"):
+        reader.look()
+
+
+@pytest.mark.parametrize("name", ["state.json", "layout.json"])
+@pytest.mark.parametrize("data", [b"", b"{}", b"[" * 1000, bytes(1 << 23), b'{"format":"thinwire-shelf/1"}'])
+def test_nonsense_in_the_folder_is_a_payload_error(plain, name, data):
+    shelf_of(plain, 1)
+    plain.write(name, data)
+    with pytest.raises(PayloadError):
+        Fetching(plain, Proof(None)).look()
+
+
+def test_a_layout_that_would_take_too_much_memory_is_refused(plain):
+    shelf_of(plain, 1)
+    with pytest.raises(PayloadError, match="over the limit"):
+        Fetching(plain, Proof(None), max_nbytes=100).look()
+
+
+def test_a_full_disk_leaves_readers_with_what_they_had(plain, monkeypatch):
+    source, shelf = shelf_of(plain, 2)
+    files = sorted(p.name for p in plain.path.rglob("*"))
+    source.publish()
+
+    def full(_handle):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as m:
+        m.setattr(os, "fsync", full)
+        with pytest.raises(OSError):
+            shelf.write()
+    assert sorted(p.name for p in plain.path.rglob("*")) == files
+    reader = Fetching(plain, Proof(None))
+    assert reader.look() and same(reader, source.seen[2])
+    shelf.write()
+    assert reader.look() and same(reader, source.state)
+
+
+def test_a_manifest_that_cannot_be_written_leaves_readers_with_what_they_had(plain, monkeypatch):
+    source, shelf = shelf_of(plain, 2)
+    source.publish()
+    real = plain.write
+
+    def write(name, data):
+        if name == "state.json":
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+        real(name, data)
+
+    with monkeypatch.context() as m:
+        m.setattr(plain, "write", write)
+        with pytest.raises(OSError):
+            shelf.write()
+    reader = Fetching(plain, Proof(None))
+    assert reader.look() and same(reader, source.seen[2])
+    shelf.write()
+    assert reader.look() and same(reader, source.state)
+
+
+# --- everything at once ---
+
+
+class World:
+    """A publisher and two readers of one folder, and things that happen to them, one at a time."""
+
+    def __init__(self, folder, seed):
+        self.rng = np.random.default_rng(seed)
+        self.folder, self.clock = folder, Clock()
+        self.source = Source(seed, size=400)
+        self.keeping = {"versions": 6, "span": 3, "grace": 2.0, "share": 0.6}
+        self.seen = {}
+        self.write = self.open()
+        self.readers = [self.reader(), self.reader()]
+        self.held = [0, 0]
+
+    def open(self):
+        self.shelf = shelving(self.folder, self.source, self.clock, **self.keeping)
+        return self.shelf
+
+    def reader(self):
+        return Fetching(self.folder, Proof(None), clock=self.clock)
+
+    def publish(self):
+        for _ in range(self.rng.integers(1, 4)):
+            self.note(self.source.publish())
+
+    def note(self, version):
+        self.seen[version.hash] = {n: x.clone() for n, x in self.source.state.items()}
+
+    def save(self):
+        settle(self.shelf)
+        self.clock.now += 1.0
+
+    def look(self):
+        which = int(self.rng.integers(2))
+        try:
+            self.readers[which].look(lambda version: self.check(which))
+        except LinkError:
+            pass
+        except FileNotFoundError:
+            pass
+
+    def check(self, which):
+        reader = self.readers[which]
+        assert reader.held.number > self.held[which], "never older than before"
+        self.held[which] = reader.held.number
+        assert same(reader, self.seen[reader.held.hash]), "bit-identical to a published version"
+
+    def lose(self):
+        names = [*self.folder.names("patches"), *self.folder.names("keyframes")]
+        if names:
+            self.folder.delete(names[int(self.rng.integers(len(names)))])
+
+    def corrupt(self):
+        names = [*self.folder.names("patches"), *self.folder.names("keyframes")]
+        if names:
+            damage(self.folder, names[int(self.rng.integers(len(names)))])
+
+    def restart(self):
+        """The publisher dies; what starts again has the same state, or one of some steps before."""
+        if self.seen and self.rng.random() < 0.5:
+            self.source.state = {n: x.clone() for n, x in list(self.seen.values())[-1].items()}
+        self.source.history = History(Layout.of(self.source.state))
+        self.open()
+        self.note(self.source.history.publish(self.source.state))
+
+    def newcomer(self):
+        which = int(self.rng.integers(2))
+        self.readers[which], self.held[which] = self.reader(), 0
+
+    def settle(self):
+        """A last version, after which nothing goes wrong: whoever looks often enough has it."""
+        self.publish()
+        self.keeping["keyframe_every"] = 1
+        self.open()
+        for _ in range(6):
+            self.clock.now += LEASE
+            self.note(self.source.publish())
+            settle(self.shelf)
+        for which, reader in enumerate(self.readers):
+            self.clock.now += AVOID * 2**11
+            reader.look(lambda version, which=which: self.check(which))
+            assert same(reader, self.source.state)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_happens_a_reader_holds_published_versions_in_order(tmp_path, seed):
+    world = World(PlainFolder(tmp_path), seed)
+    often = [world.publish, world.save, world.look] * 4
+    events = [*often, world.lose, world.corrupt, world.restart, world.newcomer]
+    for _ in range(60):
+        events[int(world.rng.integers(len(events)))]()
+    world.settle()
+
+
+# --- with their threads ---
+
+
+class Model(torch.nn.Module):
+    def __init__(self, seed=0):
+        super().__init__()
+        g = torch.Generator().manual_seed(seed)
+        self.w = torch.nn.Parameter(torch.randn(2000, generator=g).bfloat16())
+        self.register_buffer("count", torch.zeros(1, dtype=torch.int64))
+
+    def train_a_little(self):
+        with torch.no_grad():
+            self.w[:: int(torch.randint(5, 50, (1,)))] *= 1.01
+            self.count += 1
+
+
+FAST = {"poll": 0.01}
+
+
+def test_a_model_is_published_and_followed(tmp_path):
+    model, follower = Model(0), Model(1)
+    with (
+        ShelfWriter.of(tmp_path, model, name="policy", token=b"t") as writer,
+        ShelfReader(tmp_path, b"t", name="policy", **FAST) as reader,
+    ):
+        for step in range(20):
+            model.train_a_little()
+            version = writer.publish(step, loss=0.5)
+            assert version.meta == {"step": step, "loss": 0.5}
+            found = reader.wait(version.number, timeout=20.0)
+            assert (found.number, found.meta["step"]) == (step + 1, step)
+            assert reader.apply_to(follower) < 5.0
+            assert torch.equal(follower.w, model.w) and int(follower.count) == step + 1
+        writer.flush()
+        status = reader.status
+        assert (status.version, status.held, status.error) == (20, 20, None)
+        assert status.age < 60.0 and status.rate > 0 and status.trip > 0 and status.ratio > 1
+        assert status.nbytes > 0 and writer.status.nbytes > 0 and writer.status.version == 20
+    assert writer.status.error is None
+
+
+def test_iteration_skips_to_the_newest_and_ends_with_the_publisher(tmp_path):
+    model, numbers = Model(), []
+    writer = ShelfWriter.of(tmp_path, model)
+    reader = ShelfReader(tmp_path, **FAST)
+    writer.publish(0)
+    for version in reader:
+        numbers.append(version.number)
+        assert reader.tensors()["w"].shape == (2000,)
+        if version.number < 10:
+            for _ in range(3):
+                model.train_a_little()
+                last = writer.publish()
+        else:
+            writer.close()
+            writer.close()
+    assert numbers == sorted(set(numbers)) and numbers[-1] == last.number
+    assert torch.equal(reader.tensors()["w"], model.w)
+    reader.close()
+    reader.close()
+    assert list(reader) == []
+
+
+def test_a_reader_saves_on_close_and_goes_on_from_there(tmp_path):
+    pytest.importorskip("safetensors")
+    model, state = Model(), tmp_path / "held.safetensors"
+    with ShelfWriter.of(tmp_path / "shelf", model) as writer:
+        first = writer.publish()
+        with ShelfReader(tmp_path / "shelf", state=state, **FAST) as reader:
+            reader.wait(first.number)
+            read = reader.status.nbytes
+        model.train_a_little()
+        second = writer.publish()
+        with ShelfReader(tmp_path / "shelf", state=state, into=Model(), **FAST) as reader:
+            reader.wait(second.number)
+            assert torch.equal(reader.tensors()["w"], model.w)
+            assert reader.status.nbytes < read
+    with pytest.raises(InputError, match="there is no place to save to"):
+        ShelfReader(tmp_path / "shelf", **FAST).save()
+
+
+def test_a_reader_of_nothing_waits_and_names_the_store(tmp_path):
+    with ShelfReader(tmp_path / "none", patience=0.05, **FAST) as reader:
+        with pytest.raises(LinkError, match=r"version 1 did not come from .*none in 0.05 s: .*none"):
+            reader.wait(timeout=0.05)
+        with pytest.raises(LinkError, match=r"no sign of the publisher at .*none for 0.05 s"):
+            list(reader)
+        with pytest.raises(InputError, match="nothing has come from"):
+            reader.apply_to(Model())
+        assert reader.status.error and reader.status.age is None
+
+
+@pytest.mark.parametrize(
+    "call", [lambda r: r.wait(), list, lambda r: r.tensors(), lambda r: r.apply_to(Model())]
+)
+def test_a_wrong_token_reaches_whoever_asks(tmp_path, call):
+    with ShelfWriter.of(tmp_path, Model(), token=b"a") as writer:
+        writer.publish()
+        writer.flush()
+        with ShelfReader(tmp_path, b"b", **FAST) as reader:
+            with pytest.raises(AuthError, match="another token"):
+                reader.wait()
+            with pytest.raises(AuthError, match="another token"):
+                call(reader)
+
+
+def test_a_writer_tells_what_keeps_it_from_writing_and_goes_on_when_it_can(tmp_path, monkeypatch):
+    model = Model()
+    writer = ShelfWriter.of(tmp_path, model)
+    writer.publish()
+    writer.flush()
+
+    def full(_handle):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as m:
+        m.setattr(os, "fsync", full)
+        m.setattr("thinwire.engines.sync.shelf_writer.RETRY", 0.05)
+        model.train_a_little()
+        writer.publish()
+        with pytest.raises(InputError, match="the disk is full: cannot write to"):
+            writer.flush(0.3)
+        assert "the disk is full" in writer.status.error and writer.status.version == 1
+        model.train_a_little()
+        writer.publish()  # training goes on
+    writer.flush()
+    assert writer.status.error is None and writer.status.version == 3
+    writer.close()
+
+
+def test_a_writer_that_was_replaced_tells_the_trainer(tmp_path):
+    model = Model()
+    writer = ShelfWriter.of(tmp_path, model, instance="a" * 16)
+    with pytest.raises(InputError, match="another publisher writes"):
+        ShelfWriter.of(tmp_path, model)
+    with ShelfWriter.of(tmp_path, model, instance="a" * 16) as same_name:
+        same_name.publish()
+    ShelfWriter.of(tmp_path, model, instance="b" * 16).close()
+    with pytest.raises(InputError, match="another publisher has taken over"):
+        writer.publish()
+        writer.flush()
+    with pytest.raises(InputError, match="another publisher has taken over"):
+        writer.publish()
+    with pytest.raises(InputError, match="another publisher has taken over"):
+        writer.close()
+
+
+def test_a_place_that_cannot_be_written_is_told_at_once(tmp_path):
+    (tmp_path / "file").write_text("x")
+    for url in (tmp_path / "file" / "shelf", tmp_path / "file"):
+        with pytest.raises(InputError, match="cannot write to"):
+            ShelfWriter.of(url, Model())
+    with pytest.raises(InputError):
+        ShelfWriter.of("http://127.0.0.1:1/shelf", Model())
+    with pytest.raises(InputError, match="has no tensors of its own"):
+        ShelfWriter(tmp_path / "shelf", History(Layout.of(dict(Model().state_dict())))).publish()
