@@ -2,8 +2,11 @@
 
 A difference of bits is the smallest thing to send: a step to the next float is 1 or -1 whatever the exponent,
 and where a value crosses zero, which is rare, no mapping of the words makes the step small. Layout of a body:
-one bit a block, packed: whether a difference for every element travels, zeros too, as where most changed;
-the ``positions`` of all other blocks, and their ``diffs``; then the differences of each of the first.
+
+- one bit a block, packed: whether anything changed; nothing else travels for one where not;
+- the number of cuts u8, the cuts u8 each, increasing, and the number of elements in each class (varints);
+- the differences of the elements of each class, through all blocks, cut into ``blocks`` of ``CUT`` elements;
+- all that changed elsewhere, as ``blocks``.
 
 Errors: ``PayloadError`` for bytes that are not the whole of one valid body; nothing is allocated beyond a
 fixed number of bytes an element of the declared blocks.
@@ -11,49 +14,33 @@ fixed number of bytes an element of the declared blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import numpy as np
 
-from thinwire.state.diffs import fits_whole, pack_diffs, pack_whole, unpack_diffs, unpack_whole
-from thinwire.state.positions import MAX_SIZE, pack_positions, unpack_positions
-from thinwire.state.stream import Array, Reader
-from thinwire.types import InputError, require
+from thinwire.state.blocks import Block, check_block, pack_plain, unpack_plain
+from thinwire.state.classes import MAX_CUTS, choose, members, sizes_of
+from thinwire.state.masks import where
+from thinwire.state.positions import MAX_SIZE
+from thinwire.state.stream import Array, Reader, pack_flags, uvarint
+from thinwire.types import InputError, PayloadError, require
 
-_WHOLE = 0.4  # share of changes from which on a symbol an element costs less than positions and symbols
-_LEAST = 4096  # elements that are worth streams of their own
+__all__ = ["Block", "decode", "encode", "pack_blocks", "unpack_blocks"]
 
-
-class Block(NamedTuple):
-    """What changed in ``numel`` elements: at ``positions`` (int32 [n], increasing), by ``diffs`` (words [n]).
-
-    Without positions there is a difference for each element, which may be zero.
-    """
-
-    numel: int
-    positions: Array | None
-    diffs: Array
-
-    def add_to(self, words: Array) -> None:
-        """Take ``words`` [numel] from the one version to the other, in place."""
-        if self.positions is None:
-            words += self.diffs
-        else:
-            words[self.positions.astype(np.intp)] += self.diffs  # twice as fast as by int32
-
-    def sparse(self) -> tuple[Array, Array]:
-        """Return positions int32 [n] and differences [n], none zero where there were no positions."""
-        if self.positions is not None:
-            return self.positions, self.diffs
-        at = np.flatnonzero(self.diffs)
-        return at.astype(np.int32), self.diffs[at]
+CUT = 1 << 22
+_OTHER = "a patch for other words than are held"
 
 
-def pack_blocks(blocks: Sequence[Block], word: np.dtype) -> bytes:
+Look = Callable[[int], Array]  # all words of a block before its change, by its index
+
+
+def pack_blocks(blocks: Sequence[Block], word: np.dtype, before: Look | None = None) -> bytes:
     """Return what changed in ``blocks`` of signed integers ``word`` as bytes.
 
-    Errors: ``InputError`` for positions out of order or range, and for a difference of zero at one.
+    ``before(i)``, asked at most twice a block, are all words of block i before the change. With them, which
+    the other end then needs too, it is half the bytes where steps are small. Errors: ``InputError`` for
+    positions out of order or range, and for a difference of zero at one.
 
     >>> at = np.array([3, 70], dtype=np.int32)
     >>> body = pack_blocks([Block(100, at, np.array([1, -1], dtype=np.int16))], np.dtype(np.int16))
@@ -61,77 +48,126 @@ def pack_blocks(blocks: Sequence[Block], word: np.dtype) -> bytes:
     [1, -1]
     """
     for block in blocks:
-        _check(block, word)
-    whole = [_mostly_changed(block) for block in blocks]
-    some = [block for block, all_travel in zip(blocks, whole, strict=True) if not all_travel]
-    changes = [block.sparse() for block in some]
-    diffs = [d for _, d in changes] or [np.empty(0, dtype=word)]
-    out = [np.packbits(np.array(whole, dtype=np.bool_)).tobytes()]
-    out.append(pack_positions([p for p, _ in changes], [block.numel for block in some]))
-    out.append(pack_diffs(np.concatenate(diffs)))
-    out += [pack_whole(_dense(block)) for block, all_travel in zip(blocks, whole, strict=True) if all_travel]
-    return b"".join(out)
+        check_block(block, word)
+    touched = [block.moved() > 0 for block in blocks]
+    rest = [block for block, some in zip(blocks, touched, strict=True) if some]
+    look = _among(before, touched, [block.numel for block in rest], word)
+    cuts, classes = list[int](), list[Array]()
+    if look:
+        cuts = choose(rest, look)
+        if cuts:
+            classes, rest = _split(rest, look, cuts)
+    out = [pack_flags(touched), bytes((len(cuts), *cuts)), *(uvarint(diffs.size) for diffs in classes)]
+    out += [pack_plain([Block(p.size, None, p) for p in _cut(diffs)], word) for diffs in classes]
+    return b"".join([*out, pack_plain(rest, word)])
 
 
 def unpack_blocks(
-    data: bytes | bytearray | memoryview, numels: Sequence[int], word: np.dtype, whole: bool = False
+    data: bytes | bytearray | memoryview,
+    numels: Sequence[int],
+    word: np.dtype,
+    whole: bool = False,
+    before: Look | None = None,
 ) -> list[Block]:
     """Return the blocks of ``numels`` elements that ``pack_blocks`` packed; their arrays are writable.
 
-    With ``whole``, those with a difference for every element keep them and have no positions.
+    ``before(i)``, asked at most once, as for ``pack_blocks``. With ``whole``, blocks of which most changed may
+    have a difference for every element and no positions.
     """
     for n in numels:
         require(0 <= n <= MAX_SIZE, InputError, f"a block of {n} elements, at most {MAX_SIZE}; cut it")
     reader = Reader(data)
-    flags = np.frombuffer(reader.take(-(-len(numels) // 8)), dtype=np.uint8)
-    all_travel = np.unpackbits(flags, count=len(numels)).tolist()
-    some = _unpack_sparse(reader, [n for n, w in zip(numels, all_travel, strict=True) if not w], word)
-    blocks = []
-    for n, w in zip(numels, all_travel, strict=True):
-        block = Block(n, None, unpack_whole(reader, n, word)) if w else next(some)
-        blocks.append(block if whole else Block(n, *block.sparse()))
-    reader.close()
-    return blocks
+    touched = reader.flags(len(numels))
+    sizes = [n for n, some in zip(numels, touched, strict=True) if some]
+    found = iter(_unpack(reader, sizes, word, _among(before, touched, sizes, word)))
+    empty = np.empty(0, dtype=np.int32), np.empty(0, dtype=word)
+    blocks = [next(found) if some else Block(n, *empty) for n, some in zip(numels, touched, strict=True)]
+    return blocks if whole else [Block(block.numel, *block.sparse()) for block in blocks]
 
 
-def encode(positions: Array, diffs: Array, numel: int, word: np.dtype) -> bytes:
+def encode(positions: Array, diffs: Array, numel: int, word: np.dtype, before: Array | None = None) -> bytes:
     """Return one block as bytes."""
-    return pack_blocks([Block(numel, positions, diffs)], word)
+    look = None if before is None else lambda _: before
+    return pack_blocks([Block(numel, positions, diffs)], word, look)
 
 
-def decode(data: bytes | bytearray | memoryview, numel: int, word: np.dtype) -> tuple[Array, Array]:
+def decode(
+    data: bytes | bytearray | memoryview, numel: int, word: np.dtype, before: Array | None = None
+) -> tuple[Array, Array]:
     """Return positions and differences of the one block in ``data``."""
-    (block,) = unpack_blocks(data, [numel], word)
+    look = None if before is None else lambda _: before
+    (block,) = unpack_blocks(data, [numel], word, before=look)
     return block.sparse()
 
 
-def _unpack_sparse(reader: Reader, numels: Sequence[int], word: np.dtype) -> Iterator[Block]:
-    sets = unpack_positions(reader, numels)
-    diffs = unpack_diffs(reader, sum(positions.size for positions in sets), word)
-    stops = np.cumsum([positions.size for positions in sets])
-    parts = np.split(diffs, stops[:-1]) if sets else []
-    return iter([Block(n, p, d) for n, p, d in zip(numels, sets, parts, strict=True)])
+def _among(
+    before: Look | None, touched: Sequence[bool], numels: Sequence[int], word: np.dtype
+) -> Look | None:
+    """Return ``before`` by the index among the blocks that something changes in, each checked."""
+    if before is None:
+        return None
+    indices = [i for i, some in enumerate(touched) if some]
+
+    def look(i: int) -> Array:
+        words = before(indices[i])
+        right = words.shape == (numels[i],) and words.dtype == word
+        require(right, InputError, f"{words.size} words of {words.dtype}, expected {numels[i]} of {word}")
+        return words
+
+    return look
 
 
-def _mostly_changed(block: Block) -> bool:
-    if block.numel < _LEAST:
-        return False
-    count = block.diffs.size if block.positions is not None else int(np.count_nonzero(block.diffs))
-    return count > _WHOLE * block.numel and fits_whole(block.diffs)
+def _split(blocks: Sequence[Block], before: Look, cuts: Sequence[int]) -> tuple[list[Array], list[Block]]:
+    """Return the differences of all elements of each class, and the blocks of what changed in none."""
+    classes: list[list[Array]] = [[] for _ in cuts]
+    rest = []
+    for i, block in enumerate(blocks):
+        words, diffs = before(i), block.dense()
+        for parts, at in zip(classes, members(words, cuts), strict=True):
+            parts.append(diffs[at])
+        positions, changed = block.sparse()
+        outside = where(sizes_of(words[positions.astype(np.intp)]) >= cuts[-1])
+        rest.append(Block(block.numel, positions[outside], changed[outside]))
+    return [np.concatenate(parts) for parts in classes], rest
 
 
-def _dense(block: Block) -> Array:
-    if block.positions is None:
-        return block.diffs
-    diffs = np.zeros(block.numel, dtype=block.diffs.dtype)
-    diffs[block.positions.astype(np.intp)] = block.diffs
-    return diffs
+def _unpack(reader: Reader, numels: Sequence[int], word: np.dtype, before: Look | None) -> list[Block]:
+    """Return the blocks of what changed, and leave nothing of the body."""
+    cuts = list(reader.take(reader.take(1)[0]))
+    rising = len(cuts) <= MAX_CUTS and all(a < b for a, b in pairwise([0, *cuts]))
+    require(rising, PayloadError, f"a patch with {len(cuts)} classes out of order")
+    sizes = [reader.uvarint() for _ in cuts]
+    require(sum(sizes) <= sum(numels), PayloadError, f"a patch with classes of {sum(sizes)} elements")
+    classes = [_unpack_class(reader, size, word) for size in sizes]
+    rest = unpack_plain(reader, numels, word)
+    reader.close()
+    if not cuts:
+        return rest
+    if before is None:
+        raise PayloadError("a patch that can only be read with the words it changes; none are held")
+    return _join(rest, classes, before, cuts)
 
 
-def _check(block: Block, word: np.dtype) -> None:
-    n, at, diffs = block.numel, block.positions, block.diffs
-    right = diffs.dtype == word and diffs.shape == ((n,) if at is None else at.shape) and n <= MAX_SIZE
-    require(right, InputError, f"{diffs.size} differences of {diffs.dtype} do not fit a block of {n} {word}")
-    if at is not None and at.size:
-        ordered = bool(at[0] >= 0) and bool(at[-1] < n) and bool((at[1:] > at[:-1]).all())
-        require(ordered, InputError, f"positions that are not increasing within 0..{n - 1}; sort them")
+def _unpack_class(reader: Reader, size: int, word: np.dtype) -> Array:
+    blocks = unpack_plain(reader, [min(CUT, size - start) for start in range(0, size, CUT)], word)
+    return np.concatenate([np.empty(0, dtype=word), *(block.dense() for block in blocks)])
+
+
+def _join(rest: Sequence[Block], classes: Sequence[Array], before: Look, cuts: Sequence[int]) -> list[Block]:
+    """Undo ``_split``."""
+    blocks, used = [], [0] * len(cuts)
+    for i, block in enumerate(rest):
+        diffs = block.dense()
+        for k, at in enumerate(members(before(i), cuts)):
+            part = classes[k][used[k] : used[k] + at.size]
+            require(part.size == at.size, PayloadError, _OTHER)
+            diffs[at] = part
+            used[k] += at.size
+        joined = Block(block.numel, None, diffs)
+        blocks.append(joined if joined.moved() * 3 > block.numel else Block(block.numel, *joined.sparse()))
+    require(used == [part.size for part in classes], PayloadError, _OTHER)
+    return blocks
+
+
+def _cut(diffs: Array) -> list[Array]:
+    return [diffs[start : start + CUT] for start in range(0, diffs.size, CUT)]

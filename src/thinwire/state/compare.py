@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thinwire.state.masks import where
 from thinwire.state.stream import Array
 from thinwire.types import InputError, require
 
@@ -89,7 +90,7 @@ def replace(new: Tensor, words: Array, fresh: Fresh, name: str, whole: bool) -> 
                 log.append(_Piece(start, count, None, held.copy()))
                 held[:] = now
             elif count:
-                at = np.flatnonzero(differs)
+                at = where(differs)
                 log.append(_Piece(start, count, at, held[at]))
                 held[at] = now[at]
     except BaseException:
@@ -115,7 +116,7 @@ class _Piece(NamedTuple):
         """Return positions in ``words``, and what was there."""
         at, old = self.at, self.old
         if at is None:
-            at = np.flatnonzero(old != words[self.start : self.start + _PIECE])
+            at = where(old != words[self.start : self.start + _PIECE])
             old = old[at]
         return at.astype(np.int32) + np.int32(self.start), old
 

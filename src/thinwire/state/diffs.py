@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from thinwire.state.masks import where
 from thinwire.state.numbers import LARGEST, pack_numbers, unpack_numbers
 from thinwire.state.planes import from_zigzag, pack_planes, unpack_planes, zigzag
 from thinwire.state.positions import pack_positions, unpack_positions
@@ -20,7 +21,7 @@ def pack_diffs(diffs: Array) -> bytes:
     """Return differences [n], signed integers, none zero and most of them 1 or -1, as bytes."""
     sizes = np.abs(diffs).view(_unsigned(diffs.dtype))  # of the lowest word, this is its size too
     require(not diffs.size or sizes.min() > 0, InputError, "a difference of zero; leave it out")
-    larger = np.flatnonzero(sizes > 1)
+    larger = where(sizes > 1)
     signs = pack_stream(np.packbits(diffs < 0))
     beyond = sizes[larger] - sizes.dtype.type(2)
     return signs + pack_positions([larger], [diffs.size]) + _pack_numbers(beyond)

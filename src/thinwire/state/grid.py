@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from thinwire.state.compare import Changes, replace
+from thinwire.state.masks import where
 from thinwire.state.stream import Array
 from thinwire.types import InputError, require
 
@@ -41,7 +42,7 @@ def settle(new: Tensor, words: Array, bound: float, name: str = "a tensor", whol
     def moved(piece: Tensor, held: Array) -> Array:
         x = piece.to("cpu", torch.float32).numpy()
         error = np.abs(x - held.astype(np.float32) * step)
-        far = np.flatnonzero(~(error <= near))  # NaN is never near
+        far = where(~(error <= near))  # NaN is never near
         now = held.copy()
         now[far] = _nearest(x[far], step, bound, name)
         return now

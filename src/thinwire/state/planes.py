@@ -2,8 +2,8 @@
 
 Words are first turned so that the plane of the highest bytes says as much as it can: by a bit to the left
 where they are floats (the exponent fills the plane, the sign joins the noise of the mantissa), by zigzag
-where they are small integers. Which, a sample decides. Layout: a byte for the turn, then a stream for each plane,
-the lowest first.
+where they are small integers. Which, a sample decides. Layout: a byte for the turn, then a stream for each
+plane, the lowest first.
 """
 
 from __future__ import annotations

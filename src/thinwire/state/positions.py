@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from thinwire.state.masks import where
 from thinwire.state.numbers import pack_numbers, unpack_numbers
 from thinwire.state.stream import Array, Reader, pack_stream, uvarint
 from thinwire.types import PayloadError, require
@@ -70,7 +71,7 @@ def _bitmap(positions: Array, size: int) -> Array:
 
 
 def _set_bits(bitmap: Array, size: int, count: int) -> Array:
-    positions = np.flatnonzero(np.unpackbits(bitmap, count=size).view(np.bool_))
+    positions = where(np.unpackbits(bitmap, count=size).view(np.bool_))
     require(positions.size == count, PayloadError, f"a bitmap of {positions.size} changes, expected {count}")
     return positions.astype(np.int32)
 

@@ -7,6 +7,7 @@ counts it has checked before, so nothing is allocated on the word of the stream.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -45,6 +46,11 @@ def pack_stream(data: Array) -> bytes:
     return uvarint(2 * raw.size) + raw.tobytes()
 
 
+def pack_flags(flags: Sequence[bool]) -> bytes:
+    """Return booleans in a bit each."""
+    return np.packbits(np.array(flags, dtype=np.bool_)).tobytes()
+
+
 class Reader:
     """A cursor over untrusted bytes: every read is checked against what is left."""
 
@@ -67,6 +73,11 @@ class Reader:
             if byte < 128:
                 return n
         raise PayloadError(f"a number in a patch takes more than {_LONGEST} bytes")
+
+    def flags(self, n: int) -> list[bool]:
+        """Return the ``n`` flags that come next."""
+        packed = np.frombuffer(self.take(-(-n // 8)), dtype=np.uint8)
+        return np.unpackbits(packed, count=n).view(np.bool_).tolist()
 
     def stream(self, nbytes: int) -> Array:
         """Return the stream that comes next as uint8 [nbytes], read-only; else ``PayloadError``."""

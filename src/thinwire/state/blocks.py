@@ -1,0 +1,103 @@
+"""Blocks of changes <-> bytes, with nothing known of the words that change.
+
+Layout: one bit a block, packed: whether a difference for every element travels, zeros too, as where most
+changed; the ``positions`` of all other blocks, and their ``diffs``; then the first ones' differences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from thinwire.state.diffs import fits_whole, pack_diffs, pack_whole, unpack_diffs, unpack_whole
+from thinwire.state.masks import where
+from thinwire.state.positions import MAX_SIZE, pack_positions, unpack_positions
+from thinwire.state.stream import Array, Reader, pack_flags
+from thinwire.types import InputError, require
+
+_WHOLE = 0.4  # share of changes from which on a symbol an element costs less than positions and symbols
+_LEAST = 4096  # elements that are worth streams of their own
+
+
+class Block(NamedTuple):
+    """What changed in ``numel`` elements: at ``positions`` (int32 [n], increasing), by ``diffs`` (words [n]).
+
+    Without positions there is a difference for each element, which may be zero.
+    """
+
+    numel: int
+    positions: Array | None
+    diffs: Array
+
+    def add_to(self, words: Array) -> None:
+        """Take ``words`` [numel] from the one version to the other, in place."""
+        if self.positions is None:
+            words += self.diffs
+        else:
+            words[self.positions.astype(np.intp)] += self.diffs  # twice as fast as by int32
+
+    def moved(self) -> int:
+        """Return how many elements changed."""
+        return self.diffs.size if self.positions is not None else int(np.count_nonzero(self.diffs))
+
+    def sparse(self) -> tuple[Array, Array]:
+        """Return positions int32 [n] and differences [n]."""
+        if self.positions is not None:
+            return self.positions, self.diffs
+        at = where(self.diffs != 0)
+        return at.astype(np.int32), self.diffs[at]
+
+    def dense(self) -> Array:
+        """Return a difference for each element [numel], in memory of its own."""
+        if self.positions is None:
+            return self.diffs.copy()
+        diffs = np.zeros(self.numel, dtype=self.diffs.dtype)
+        diffs[self.positions.astype(np.intp)] = self.diffs
+        return diffs
+
+
+def pack_plain(blocks: Sequence[Block], word: np.dtype) -> bytes:
+    """Return what changed in ``blocks`` of signed integers ``word`` as bytes."""
+    whole = [_mostly_changed(block) for block in blocks]
+    some = [block for block, all_travel in zip(blocks, whole, strict=True) if not all_travel]
+    changes = [block.sparse() for block in some]
+    diffs = [d for _, d in changes] or [np.empty(0, dtype=word)]
+    out = [pack_flags(whole), pack_positions([at for at, _ in changes], [block.numel for block in some])]
+    out.append(pack_diffs(np.concatenate(diffs)))
+    out += [pack_whole(block.dense()) for block, w in zip(blocks, whole, strict=True) if w]
+    return b"".join(out)
+
+
+def unpack_plain(reader: Reader, numels: Sequence[int], word: np.dtype) -> list[Block]:
+    """Return the blocks of ``numels`` elements that come next; without positions those that came whole."""
+    all_travel = reader.flags(len(numels))
+    some = _unpack_sparse(reader, [n for n, w in zip(numels, all_travel, strict=True) if not w], word)
+    return [
+        Block(n, None, unpack_whole(reader, n, word)) if w else next(some)
+        for n, w in zip(numels, all_travel, strict=True)
+    ]
+
+
+def check_block(block: Block, word: np.dtype) -> None:
+    """Raise ``InputError`` unless positions are in order and range, and the differences are as many."""
+    n, at, diffs = block.numel, block.positions, block.diffs
+    right = diffs.dtype == word and diffs.shape == ((n,) if at is None else at.shape) and n <= MAX_SIZE
+    require(right, InputError, f"{diffs.size} differences of {diffs.dtype} do not fit a block of {n} {word}")
+    if at is not None and at.size:
+        ordered = bool(at[0] >= 0) and bool(at[-1] < n) and bool((at[1:] > at[:-1]).all())
+        require(ordered, InputError, f"positions that are not increasing within 0..{n - 1}; sort them")
+
+
+def _unpack_sparse(reader: Reader, numels: Sequence[int], word: np.dtype) -> Iterator[Block]:
+    sets = unpack_positions(reader, numels)
+    diffs = unpack_diffs(reader, sum(positions.size for positions in sets), word)
+    stops = np.cumsum([positions.size for positions in sets])
+    parts = np.split(diffs, stops[:-1]) if sets else []
+    return iter([Block(n, p, d) for n, p, d in zip(numels, sets, parts, strict=True)])
+
+
+def _mostly_changed(block: Block) -> bool:
+    large = block.numel >= _LEAST and block.moved() > _WHOLE * block.numel
+    return large and fits_whole(block.diffs)
