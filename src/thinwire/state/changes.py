@@ -71,8 +71,8 @@ def unpack_blocks(
 ) -> list[Block]:
     """Return the blocks of ``numels`` elements that ``pack_blocks`` packed; their arrays are writable.
 
-    ``before(i)``, asked at most once, as for ``pack_blocks``. With ``whole``, blocks of which most changed may
-    have a difference for every element and no positions.
+    ``before(i)``, asked at most once, as for ``pack_blocks``. With ``whole``, blocks of which most changed
+    may have a difference for every element and no positions.
     """
     for n in numels:
         require(0 <= n <= MAX_SIZE, InputError, f"a block of {n} elements, at most {MAX_SIZE}; cut it")
