@@ -92,6 +92,7 @@ def test_what_was_packed_comes_out(
     for got, expected in zip(found, blocks, strict=True):
         positions, diffs = got.sparse()
         assert positions.dtype == np.int32 and diffs.dtype == word and diffs.flags.writeable
+        assert expected.positions is not None
         assert np.array_equal(positions, expected.positions)
         assert np.array_equal(diffs, expected.diffs)
 
@@ -193,7 +194,7 @@ def test_small_integers_take_their_entropy_whole() -> None:
 
 def sample_bodies() -> list[tuple[bytes, list[int], np.dtype, Array | None]]:
     rng = np.random.default_rng(1)
-    found = []
+    found: list[tuple[bytes, list[int], np.dtype, Array | None]] = []
     for word, share, scale in (
         (SHORT, 0.01, 0.5),
         (SHORT, 0.9, 5.0),
@@ -203,16 +204,9 @@ def sample_bodies() -> list[tuple[bytes, list[int], np.dtype, Array | None]]:
         blocks = [random_block(rng, n, share, word, scale) for n in (300, 5000)]
         found.append((pack_blocks(blocks, word), [300, 5000], word, None))
     before, after = optimised(1e-6, 16, 1 << 15)
-    found.append(
-        (
-            pack_blocks([difference(before, after)], SHORT, lambda _: before),
-            [1 << 15],
-            SHORT,
-            lambda _: before,
-        )
-    )
-    assert found[-1][0][1]  # by classes
-    return found
+    body = pack_blocks([difference(before, after)], SHORT, lambda _: before)
+    assert body[1]  # by classes
+    return [*found, (body, [1 << 15], SHORT, before)]
 
 
 @pytest.mark.parametrize("body, numels, word, before", sample_bodies())
@@ -310,8 +304,9 @@ def test_wrong_blocks_are_input_errors() -> None:
         encode(at[:1], diffs, 9, SHORT)
     with pytest.raises(InputError, match="of zero"):
         encode(at[:1], diffs[:1] * 0, 9, SHORT)
-    with pytest.raises(InputError, match="of as many elements"):
-        encode(at[:1], diffs[:1], 9, SHORT, before=np.zeros(8, dtype=np.int16))
+    many = np.arange(300, dtype=np.int32)
+    with pytest.raises(InputError, match="8 words of int16, expected 400"):
+        encode(many, np.ones(300, dtype=np.int16), 400, SHORT, before=np.zeros(8, dtype=np.int16))
 
 
 def test_without_zstandard_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
