@@ -369,8 +369,7 @@ def test_what_a_dead_writer_left_half_written_is_swept(plain):
     plain.write("patches/00000001-00000002-aaaaaaaa.safetensors", b"orphan")
     plain.write("patches/.x.safetensors.1234.part", b"orphan")
     plain.write("patches/notes.txt", b"somebody's")
-    restarted = shelving(plain, source, clock)
-    clock.now += 100
+    restarted = shelving(plain, source, clock, grace=0.0)
     restarted.tend()
     assert plain.names("patches") == ["patches/notes.txt"]
     assert [f.name for f in restarted.manifest.files] == plain.names("keyframes")
@@ -400,6 +399,14 @@ def test_a_publisher_whose_manifest_was_replaced_writes_nothing_more(folder):
     winner.write()
     reader = Fetching(folder, Proof(None))
     assert reader.look() and same(reader, other.state)
+
+
+def test_a_publisher_with_another_token_takes_over_too(folder):
+    shelf = shelving(folder, Source(), token=b"a")
+    folder.delete("state.json")
+    shelving(folder, Source(), token=b"b")
+    with pytest.raises(InputError, match="another publisher has taken over"):
+        shelf.leave()
 
 
 def test_a_publisher_that_said_goodbye_or_has_the_same_name_keeps_nobody_waiting(folder):
@@ -549,6 +556,26 @@ def test_a_shelf_that_began_anew_is_told_to_those_that_are_ahead(plain):
     with pytest.raises(LinkError, match="versions up to 1, and version 3 is held"):
         reader.look()
     assert same(reader, source.state)
+
+
+def test_a_shelf_that_began_anew_is_followed_once_its_numbers_are_higher(plain):
+    """Even where an older version there has the contents that are held: nobody goes back in numbers."""
+    source, _shelf = shelf_of(plain, 3)
+    reader = Fetching(plain, Proof(None))
+    reader.look()
+    plain.delete("state.json")
+    again = Source(seed=5, history=History(Layout.of(source.state)))
+    again.state = dict(source.state)
+    again.history.publish(again.state)
+    shelf = shelving(plain, again, keyframe_every=1)
+    shelf.write()
+    for _ in range(4):
+        again.publish()
+        settle(shelf)
+    landed = []
+    reader.look(lambda version: landed.append(version.number))
+    assert landed[-1] == 5 and landed[0] > 3 and same(reader, again.state)
+    assert not reader._bad  # nothing was fetched in vain
 
 
 def test_a_state_that_changed_its_shapes_is_told(plain):
