@@ -4,7 +4,7 @@ A step of an optimiser is about as large for every weight; the spacing of floats
 rate the weights near zero, a few in a thousand, change at each step and most others never. Both ends hold the
 old words, so the elements below some cuts are coded as classes of their own, in which nearly all or a known
 share changes: where they are costs next to nothing. On weights of SmolLM2-135M with steps as Adam's this
-halves the bytes at a learning rate of 1e-6, and takes a quarter off at 5e-5.
+halves the bytes at a learning rate of 1e-6, and takes a fifth off at 5e-5.
 
 A size is the highest byte of a word without its sign: the exponent of bf16 and fp32.
 """
