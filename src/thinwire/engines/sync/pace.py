@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from thinwire.types import PayloadError, require
 
 GAIN, START = 1.25, 2.0  # of the round trip's bytes: when the rate is known, and while it still grows
-SLACK = 0.010  # seconds of bytes above that: how late this process may notice an acknowledgement
-GROWN, STEADY = 1.25, 3  # the rate is known once it has not grown by so much for so many rounds
+SLACK = 0.050  # seconds of bytes above that: how late threads may notice an acknowledgement and act on it
+GROWN, STEADY = 1.25, 3  # the rate is known once it has not changed by so much for so many rounds
 ROUNDS = 10  # round trips that a rate counts
-STALE = 10.0  # seconds after which the round trip is measured anew, with a window of two chunks
+STALE = 5.0  # seconds that a round trip counts; then it is measured anew, with a window of two chunks
+EARLY = 0.010  # seconds of line that may be queued where the next patch begins, lest the line waits for it
 CHUNK_TIME = 0.010  # seconds of line that a chunk takes
 MIN_CHUNK, MAX_CHUNK = 1 << 12, 1 << 18  # bytes
 MAX_WINDOW = 1 << 24  # bytes
@@ -50,11 +51,11 @@ class Pace:
     def __init__(self) -> None:
         self.total = 0  # bytes sent
         self.delivered = 0  # bytes acknowledged
-        self.trip: float | None = None  # the shortest round trip in seconds
-        self._trip_at = -math.inf
+        self._trips: deque[tuple[float, float]] = deque()  # when, and round trips, rising
+        self._alone_at = math.inf  # when one was measured last that had no queue before it
         self._delivered_at = self._first_at = -math.inf
         self._sent: deque[_Sent] = deque()
-        self._rates: deque[tuple[int, float]] = deque()  # round, rate
+        self._rates: deque[tuple[int, float]] = deque()  # round and rate, rates falling
         self._round, self._round_ends = 0, 0
         self._plateau, self._steady = 0.0, 0
         self._probing = False
@@ -62,7 +63,12 @@ class Pace:
     @property
     def rate(self) -> float | None:
         """Bytes per second that the line carries; None where nothing was measured yet."""
-        return max((rate for _, rate in self._rates), default=None)
+        return self._rates[0][1] if self._rates else None
+
+    @property
+    def trip(self) -> float | None:
+        """The shortest of the recent round trips in seconds; None where nothing was measured yet."""
+        return self._trips[0][1] if self._trips else None
 
     @property
     def flight(self) -> int:
@@ -85,15 +91,15 @@ class Pace:
 
     @property
     def room(self) -> int:
-        """Bytes that may be sent now."""
+        """Bytes that may be sent now; where there are any, a whole chunk may."""
         return max(0, self.window - self.flight)
 
     def sent(self, nbytes: int, now: float) -> None:
         """Note that ``nbytes`` leave."""
         if not self.flight:
             self._delivered_at = self._first_at = now
-        self._probing = self._probing or (now - self._trip_at > STALE and self.trip is not None)
-        alone = self.flight <= self.chunk
+        self._probing = self._probing or now - self._alone_at > STALE
+        alone = self.flight <= self.chunk or self.queued(0) <= EARLY
         self.total += nbytes
         full = self.flight + self.chunk >= self.window
         self._sent.append(
@@ -117,14 +123,26 @@ class Pace:
             self._tripped(newest, now)
             self._rated(newest, now)
 
-    def left(self, nbytes: int) -> float:
-        """Return how many seconds ``nbytes`` take from now; infinite while the rate is not known."""
-        return (nbytes + self.flight) / self.rate if self.rate else math.inf
+    def queued(self, nbytes: int) -> float:
+        """Return how long the line is busy with ``nbytes`` more and what queues before it, in seconds.
+
+        What is on its way already does not count. While the rate is not known, anything takes for ever.
+        """
+        if not nbytes + self.flight:
+            return 0.0
+        return (nbytes + self.flight) / self.rate - (self.trip or 0.0) if self.rate else math.inf
 
     def _tripped(self, chunk: _Sent, now: float) -> None:
         trip = now - chunk.at
-        if self.trip is None or trip <= self.trip or (self._probing and chunk.alone):
-            self.trip, self._trip_at, self._probing = trip, now, False
+        if chunk.alone:
+            self._alone_at, self._probing = now, False
+        elif self.trip is not None and trip > self.trip:
+            return  # there was a queue before it
+        while self._trips and self._trips[-1][1] >= trip:
+            self._trips.pop()
+        self._trips.append((now, trip))
+        while now - self._trips[0][0] > STALE and len(self._trips) > 1:
+            self._trips.popleft()
 
     def _rated(self, chunk: _Sent, now: float) -> None:
         # acknowledgements may come in bursts: no faster than the chunks had left
@@ -133,6 +151,8 @@ class Pace:
         if chunk.delivered >= self._round_ends:
             self._next_round()
         if chunk.full or rate > (self.rate or 0.0):
+            while self._rates and self._rates[-1][1] <= rate:
+                self._rates.pop()
             self._rates.append((self._round, rate))
         while self._rates and self._rates[0][0] < self._round - ROUNDS and len(self._rates) > 1:
             self._rates.popleft()
@@ -140,7 +160,8 @@ class Pace:
     def _next_round(self) -> None:
         self._round += 1
         self._round_ends = self.total
-        grown = (self.rate or 0.0) > self._plateau * GROWN
-        self._steady = 0 if grown else self._steady + 1
-        if grown:
-            self._plateau = self.rate or 0.0
+        rate = self.rate or 0.0
+        if self._plateau / GROWN <= rate <= self._plateau * GROWN:
+            self._steady += 1
+        else:
+            self._steady, self._plateau = 0, rate

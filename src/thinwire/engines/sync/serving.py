@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from thinwire.engines.sync.pace import Pace
+from thinwire.engines.sync.pace import EARLY, Pace
 from thinwire.engines.sync.protocol import Abandon, Begin, Chunk, Message
 from thinwire.types import PayloadError, require
 
@@ -184,7 +184,7 @@ class Serving:
 
     def _chunk(self, now: float) -> Chunk | None:
         sending = self.sending
-        if sending is None or self.pace.room < min(self.pace.chunk, sending.left):
+        if sending is None or not self.pace.room:
             return None
         data = memoryview(sending.parcel.data)[sending.at : sending.at + self.pace.chunk]
         chunk = Chunk(sending.number, sending.at, data)
@@ -196,12 +196,13 @@ class Serving:
         return chunk
 
     def _nearly_free(self, making: float) -> bool:
-        if self.sending is None:
-            return len(self.unproved) <= UNPROVED
-        return not self.unproved and self.pace.left(self.sending.left) <= making
+        """Return whether a patch that is begun now would be made just when the line is free."""
+        left = self.sending.left if self.sending is not None else 0
+        begun = len(self.unproved) + (self.sending is not None)
+        return begun <= UNPROVED and self.pace.queued(left) <= making + EARLY
 
     def _worth_comparing(self, sending: Transfer, newest: int, now: float, making: float) -> bool:
         if not sending.parcel.base or newest <= sending.compared:  # a keyframe is as large as the last one
             return False
-        long = sending.left > 2 * self.pace.window and self.pace.left(sending.left) > 2 * making
+        long = sending.left > 2 * self.pace.window and self.pace.queued(sending.left) > 2 * making
         return long and now - sending.compared_at >= making / CHECK_SHARE

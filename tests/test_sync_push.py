@@ -1,0 +1,630 @@
+"""Publisher, followers and relays over real sockets: bit-identity, restarts, cuts, slow lines, strangers."""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic, sleep
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from slow_proxy import SlowProxy
+from tcp_proxy import DOWN, TcpProxy
+from thinwire.engines.sync.follower import Follower
+from thinwire.engines.sync.protocol import (
+    MAGIC,
+    MAX_NAME,
+    NOTHING,
+    PROTOCOL,
+    UP,
+    Ack,
+    Again,
+    Ask,
+    Begin,
+    Chunk,
+    Done,
+    Hello,
+    LayoutIs,
+    Same,
+    unpack,
+)
+from thinwire.engines.sync.publisher import Publisher
+from thinwire.engines.sync.relay import Relay
+from thinwire.links.events import Kind
+from thinwire.links.hub import Hub
+from thinwire.links.spoke import Spoke
+from thinwire.state.history import History
+from thinwire.state.layout import Layout
+from thinwire.types import AuthError, InputError, LinkError, PayloadError
+
+LONG = 30.0  # seconds; a limit, not an expectation
+HOST = "127.0.0.1"
+
+
+def weights(seed: int = 0, rows: int = 300) -> dict[str, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    return {
+        "embed": torch.randn(rows, 200, generator=g),
+        "bias": torch.randn(50, generator=g),
+        "steps": torch.zeros(3, dtype=torch.int64),
+    }
+
+
+def train(w: dict[str, Tensor], by: float = 1e-4) -> None:
+    """Move some values of a state, as a step of an optimiser does."""
+    w["embed"] += by * torch.randn(w["embed"].shape)
+    w["bias"][:5] += by
+    w["steps"] += 1
+
+
+def used(w: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return a copy of a state as followers use it."""
+    return {n: x.bfloat16().clone() if x.is_floating_point() else x.clone() for n, x in w.items()}
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
+
+
+def publisher(w: dict[str, Tensor], **options: object) -> Publisher:
+    return Publisher(w, dtype=torch.bfloat16, **options)  # type: ignore[arg-type]
+
+
+def until(done: object, timeout: float = LONG) -> None:
+    """Wait until ``done()`` is true."""
+    end = monotonic() + timeout
+    while not done():  # type: ignore[operator]
+        assert monotonic() < end, "in vain"
+        sleep(0.01)
+
+
+class Model(nn.Module):
+    """A model that holds the state of ``weights``."""
+
+    def __init__(self, rows: int = 300, dtype: torch.dtype = torch.bfloat16) -> None:
+        super().__init__()
+        self.embed = nn.Parameter(torch.zeros(rows, 200, dtype=dtype))
+        self.bias = nn.Parameter(torch.zeros(50, dtype=dtype))
+        self.register_buffer("steps", torch.zeros(3, dtype=torch.int64))
+
+
+# following
+
+
+def test_each_version_is_bit_identical_and_in_order() -> None:
+    w, published = weights(), {}
+    with publisher(w) as p, Follower(HOST, p.port) as f:
+        for step in range(30):
+            train(w, 10.0 ** random.Random(step).randrange(-6, -1))
+            version = p.publish(step, loss=0.5)
+            published[version.number] = used(w)
+            if step % 3 == 0:
+                got = f.wait(version.number)
+                assert got.meta == {"step": step, "loss": 0.5} and got.hash == version.hash
+                assert same(f.tensors(), published[version.number]) and f.replica.version == version.number
+        assert f.wait(30).number == 30
+        numbers = [a.version for a in f.arrivals]
+        assert numbers == sorted(set(numbers))
+        status = f.status
+        assert (
+            status.connected and status.error is None and status.held == 30 and 0 <= (status.age or -1) < LONG
+        )
+        assert abs(status.ahead) <= status.doubt + 0.05 and status.ratio > 0.5
+        assert p.followers[0].version == 30 or p.followers[0].delivered > 0
+
+
+def test_iteration_yields_the_newest_and_ends_with_close() -> None:
+    w = weights()
+    seen = []
+    with publisher(w) as p, Follower(HOST, p.port) as f:
+        for i in range(5):
+            train(w)
+            p.publish(i)
+        f.wait(5)
+        for version in f:
+            seen.append(version.number)
+            if version.number == 8:
+                threading.Timer(0.05, f.close).start()
+            elif version.number >= 5:
+                train(w)
+                p.publish(version.number)
+    assert seen == [5, 6, 7, 8]
+
+
+def test_a_model_is_brought_forward_between_two_steps() -> None:
+    w, model = weights(), Model()
+    with publisher(w) as p, Follower(HOST, p.port) as f:
+        p.publish()
+        f.wait(1)
+        pause = f.apply_to(model)
+        assert pause < 1.0 and same(dict(model.state_dict()), used(w))
+        train(w)
+        p.publish()
+        f.wait(2)
+        before = model.embed.clone()
+        assert torch.equal(before, model.embed)  # nothing moves under the consumer
+        f.apply_to(model)
+        assert same(dict(model.state_dict()), used(w)) and not torch.equal(before, model.embed)
+
+
+def test_lossy_tensors_stay_within_their_bound() -> None:
+    w = {"table": torch.randn(500)}
+    with Publisher(w, bounds={"table": 1e-3}) as p, Follower(HOST, p.port) as f:
+        for _ in range(5):
+            w["table"] += 0.01 * torch.randn(500)
+            f.wait(p.publish().number)
+            assert (f.tensors()["table"] - w["table"]).abs().max() <= 1e-3 * (1 + 1e-5)
+
+
+def test_a_late_joiner_gets_one_keyframe_and_whoever_holds_the_base_one_patch() -> None:
+    w, model = weights(rows=2000), Model(2000)
+    with publisher(w) as p:
+        model.load_state_dict(used(w))
+        p.publish()
+        for _ in range(5):
+            train(w, 1e-5)
+            p.publish()
+        with Follower(HOST, p.port) as late, Follower(HOST, p.port, into=model) as based:
+            late.wait(6)
+            based.wait(6)
+            assert same(late.tensors(), used(w)) and same(based.tensors(), used(w))
+            whole = sum(x.numel() * x.element_size() for x in used(w).values())
+            assert late.arrivals[0].nbytes > whole / 2 and len(late.arrivals) == 1
+            assert based.arrivals[0].nbytes < whole / 10 and len(based.arrivals) == 1
+
+
+def test_who_holds_the_newest_contents_already_is_told_their_number() -> None:
+    w, model = weights(), Model()
+    model.load_state_dict(used(w))
+    with publisher(w) as p, Follower(HOST, p.port, into=model) as f:
+        p.publish()
+        assert f.wait(1, 10).number == 1 and not f.arrivals
+        train(w)
+        p.publish()
+        f.wait(2)
+        assert same(f.tensors(), used(w))
+
+
+# faults at the start
+
+
+def test_a_wrong_token_is_told_at_the_follower_and_hurts_nobody_else() -> None:
+    w = weights()
+    with publisher(w, token=b"right") as p, Follower(HOST, p.port, b"right") as good:
+        p.publish()
+        with Follower(HOST, p.port, b"wrong") as bad:
+            with pytest.raises(AuthError, match="refused this token: set THINWIRE_TOKEN") as e:
+                bad.wait(1, LONG)
+            assert "\n" not in str(e.value)
+            with pytest.raises(AuthError):
+                next(iter(bad))
+        assert good.wait(1).number == 1
+        train(w)
+        assert good.wait(p.publish().number).number == 2
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        (
+            Model(rows=299),
+            r"embed is bfloat16 \[299, 200\] in the model and bfloat16 \[300, 200\] in the state",
+        ),
+        (Model(dtype=torch.float16), r"embed is float16 .* in the model and bfloat16"),
+        (nn.Linear(2, 2), "embed is in the state but not in the model"),
+    ],
+    ids=["shape", "dtype", "names"],
+)
+def test_a_model_of_other_tensors_is_told_the_first_of_them(model: nn.Module, text: str) -> None:
+    with publisher(weights()) as p, Follower(HOST, p.port, into=model) as f:
+        p.publish()
+        with pytest.raises(InputError, match=text) as e:
+            f.wait(1, LONG)
+        assert "\n" not in str(e.value)
+        assert p.publish().number == 2
+
+
+def test_nobody_there_and_nothing_published_are_link_errors_that_name_the_publisher() -> None:
+    with publisher(weights()) as p:
+        port = p.port
+        with Follower(HOST, port) as f, pytest.raises(LinkError, match=rf"waited 0.2 s .* {HOST}:{port}"):
+            f.wait(1, 0.2)
+    with Follower(HOST, port, patience=0.3) as f:
+        with pytest.raises(InputError, match="nothing has come"):
+            f.tensors()
+        with pytest.raises(LinkError, match=rf"no sign of {HOST}:{port} for 0.3 s"):
+            next(iter(f))
+
+
+def test_two_publishers_on_one_port() -> None:
+    with publisher(weights()) as p, pytest.raises(InputError, match=f"cannot listen at {HOST}:{p.port}"):
+        publisher(weights(), port=p.port)
+
+
+# restarts
+
+
+def test_a_publisher_that_restarts_with_the_same_weights_goes_on_by_patches() -> None:
+    w = weights(rows=2000)
+    with publisher(w) as p:
+        port = p.port
+        for _ in range(5):
+            train(w)
+            p.publish()
+        f = Follower(HOST, port)
+        f.wait(5)
+    with f:
+        with publisher(w, port=port) as p:
+            p.publish()  # its version 1 has the contents of the follower's 5
+            train(w, 1e-5)
+            version = p.publish()
+            until(lambda: f.held.hash == version.hash)
+            assert f.held.number > 5 and same(f.tensors(), used(w))
+            assert f.arrivals[-1].nbytes < f.arrivals[0].nbytes / 5
+            assert f.status.restarts == 1
+        with publisher(weights(seed=9, rows=2000), port=port) as p:  # other weights: a keyframe
+            version = p.publish()
+            until(lambda: f.held.hash == version.hash)
+            assert f.arrivals[-1].nbytes > f.arrivals[0].nbytes / 2
+            assert same(f.tensors(), used(weights(seed=9, rows=2000)))
+        numbers = [a.version for a in f.arrivals]
+        assert numbers == sorted(set(numbers))
+
+
+def test_a_publisher_that_restarts_with_another_layout_is_refused_by_name() -> None:
+    with publisher(weights()) as p:
+        port = p.port
+        p.publish()
+        f = Follower(HOST, port)
+        f.wait(1)
+    with f, publisher(weights(rows=301), port=port) as p:
+        p.publish()
+        with pytest.raises(
+            InputError,
+            match=r"embed is bfloat16 \[301, 200\] at the publisher and bfloat16 \[300, 200\] here",
+        ):
+            f.wait(2, LONG)
+        assert f.held.number == 1
+
+
+def test_a_follower_goes_on_from_its_saved_state(tmp_path: Path) -> None:
+    w, path = weights(rows=2000), tmp_path / "state.safetensors"
+    with publisher(w) as p:
+        p.publish()
+        with Follower(HOST, p.port, state=path) as f:
+            f.wait(1)
+            first = f.arrivals[0].nbytes
+        for _ in range(3):
+            train(w, 1e-5)
+            p.publish()
+        with Follower(HOST, p.port, state=path) as f:
+            assert f.wait(4).number == 4
+            assert same(f.tensors(), used(w)) and f.arrivals[0].nbytes < first / 5
+
+
+# lines
+
+
+def test_a_transfer_that_was_cut_goes_on_where_it_broke_off() -> None:
+    w = weights(rows=5000)  # 2 MB
+    with publisher(w) as p, SlowProxy(p.port, 2e6) as line:
+        p.publish()
+        with Follower(HOST, line.port) as f:
+            for part in (0.3, 0.6):
+                until(lambda part=part: line.counts[DOWN] > part * 2e6)
+                line.cut()
+                sleep(0.05)
+                line.restore()
+            f.wait(1)
+            assert same(f.tensors(), used(w))
+            assert line.counts[DOWN] < 1.25 * f.arrivals[0].nbytes
+
+
+def test_a_follower_that_was_cut_off_for_a_while_gets_one_merged_patch() -> None:
+    w = weights(rows=2000)
+    with publisher(w) as p, TcpProxy(p.port) as line, Follower(HOST, line.port) as f:
+        p.publish()
+        f.wait(1)
+        line.cut()
+        for _ in range(20):
+            train(w, 1e-5)
+            p.publish()
+        until(lambda: not f.status.connected)
+        held = used(w)
+        line.restore()
+        f.wait(21)
+        assert same(f.tensors(), held) and len(f.arrivals) == 2
+        assert f.arrivals[1].nbytes < f.arrivals[0].nbytes / 2
+
+
+def test_on_a_slow_line_versions_are_merged_and_their_age_stays_bounded() -> None:
+    w, published, rate = weights(rows=400), {}, 60e3
+    with publisher(w) as p, SlowProxy(p.port, rate) as line, Follower(HOST, line.port) as f:
+        p.publish()
+        f.wait(1)
+        end, oldest = monotonic() + 4.0, 0.0
+        while monotonic() < end:
+            train(w, 2e-4)
+            version = p.publish()
+            published[version.number] = version.hash
+            sleep(0.03)
+            if len(f.arrivals) > 2:  # the keyframe took its time
+                oldest = max(oldest, f.status.age or 0.0)
+            held = f.held
+            assert published.get(held.number, held.hash) == held.hash
+        came = list(f.arrivals)[1:]
+        numbers = [a.version for a in came]
+        assert numbers == sorted(set(numbers)) and 4 < len(came) < len(published) / 2
+        times = [a.nbytes / rate for a in came]
+        spare = 0.3  # this machine's: encoding, applying, and threads that wait for their turn
+        for arrival, line_time in zip(came, times, strict=True):
+            assert arrival.age <= line_time + spare
+        assert oldest <= 2 * max(times) + spare
+        assert f.wait(p.newest.number).hash == p.newest.hash and same(f.tensors(), used(w))
+
+
+def test_a_transfer_is_given_up_where_going_back_is_shorter() -> None:
+    w = weights(rows=5000)
+    base = {n: x.clone() for n, x in w.items()}
+    with publisher(w, budget=1 << 24) as p, SlowProxy(p.port, 1e6) as line, Follower(HOST, line.port) as f:
+        p.publish()
+        f.wait(1)
+        w["embed"] += torch.randn_like(w["embed"])
+        p.publish()
+        until(lambda: p.followers[0].rate is not None and line.counts[DOWN] > f.arrivals[0].nbytes + 300e3)
+        sleep(0.3)
+        w["embed"].copy_(base["embed"])
+        w["bias"] += 1
+        p.publish()  # from what the follower holds this is 50 numbers
+        f.wait(3, 5.0)
+        assert same(f.tensors(), used(w)) and f.status.abandoned == 1
+        assert p.followers[0].abandoned == 1 and [a.version for a in f.arrivals] == [1, 3]
+
+
+def test_who_stops_reading_holds_up_nobody_and_is_sent_no_more_than_a_window() -> None:
+    w = weights(rows=5000)
+    with (
+        publisher(w, silence=60.0) as p,
+        TcpProxy(p.port) as line,
+        Follower(HOST, line.port, silence=60.0) as stuck,
+        Follower(HOST, p.port) as good,
+    ):
+        p.publish()
+        stuck.wait(1)
+        good.wait(1)
+        until(lambda: [s.version for s in p.followers] == [1, 1])
+        line.stall()
+        before = sum(s.sent for s in p.followers)
+        for _ in range(20):
+            train(w, 1e-2)
+            assert good.wait(p.publish().number, 5.0)
+        done = {s.name: s for s in p.followers}
+        slow = min(done.values(), key=lambda s: s.delivered)
+        assert sum(s.sent for s in done.values()) - before > 0 and slow.version == 1
+        queued = sum(peer.queued for peer in p._feed._hub._peers.values())
+        assert queued <= 1 << 20
+        line.resume()
+        stuck.wait(21)
+        assert same(stuck.tensors(), used(w))
+
+
+# relays
+
+
+def test_eight_followers_through_one_relay_cost_the_publisher_what_one_costs() -> None:
+    w = weights(rows=1000)
+    with publisher(w, token=b"t") as p, Relay(HOST, p.port, token=b"t") as relay:
+        followers = [Follower(HOST, relay.port, b"t") for _ in range(8)]
+        for _ in range(6):
+            train(w)
+            version = p.publish()
+            for f in followers:
+                f.wait(version.number)
+        relay.wait(version.number)
+        for f in followers:
+            assert same(f.tensors(), used(w))
+            assert abs(f.clock - relay.now()) < 0.1
+        one = followers[0].status.nbytes
+        assert p.sent < 1.2 * one and len(p.followers) == 1
+        assert relay.sent > 7 * one and len(relay.followers) == 8
+        for f in followers:
+            f.close()
+
+
+def test_a_follower_may_be_a_relay_itself_and_relays_may_follow_relays() -> None:
+    w = weights()
+    with (
+        publisher(w) as p,
+        Follower(HOST, p.port, relay=(HOST, 0)) as near,
+        Relay(HOST, near.relay.port if near.relay else 0) as relay,
+        Follower(HOST, relay.port) as far,
+    ):
+        for _ in range(4):
+            train(w)
+            version = p.publish(3)
+            assert far.wait(version.number).meta == {"step": 3}
+            near.wait(version.number)
+        assert same(near.tensors(), used(w)) and same(far.tensors(), used(w))
+        assert len(p.followers) == 1
+
+
+def test_after_publisher_and_relay_restart_versions_still_go_forward() -> None:
+    w = weights()
+    with publisher(w) as p, Relay(HOST, p.port) as relay:
+        ports = p.port, relay.port
+        for _ in range(7):
+            train(w)
+            p.publish()
+        f = Follower(HOST, relay.port)
+        f.wait(7)
+    with f, publisher(w, port=ports[0]) as p, Relay(HOST, p.port, (HOST, ports[1])) as relay:
+        p.publish()
+        train(w)
+        version = p.publish()  # number 2 here, until the relay hears of 7
+        until(lambda: f.held.hash == version.hash)
+        assert f.held.number > 7 and same(f.tensors(), used(w))
+        assert p.newest.number == f.held.number == relay.held.number
+
+
+# strangers
+
+
+@contextmanager
+def stranger(port: int) -> Iterator[Spoke]:
+    spoke = Spoke.connect(HOST, port)
+    try:
+        until(lambda: (e := spoke.recv(0.1)) is not None and e.kind is Kind.JOINED)
+        yield spoke
+    finally:
+        spoke.close(0.5)
+
+
+def test_hostile_followers_do_not_disturb_the_publisher() -> None:
+    rng, w = random.Random(1), weights()
+    with publisher(w) as p, Follower(HOST, p.port) as good, stranger(p.port) as spoke:
+        p.publish()
+        good.wait(1)
+        digest = bytes.fromhex(p.history.layout.digest)
+        greeting = Hello(MAGIC, PROTOCOL, 1, NOTHING, digest, 0, 0, 0, 0, 0, 0, 0)
+        odd = [
+            Hello(b"odd!", PROTOCOL, 1, NOTHING, digest, 0, 0, 0, 0, 0, 0, 0),
+            Hello(MAGIC, PROTOCOL, 1, NOTHING, digest, 2**64 - 1, 7, 2**64 - 1, 0, 0, 0, 0),
+            Hello(MAGIC, PROTOCOL, 1, NOTHING, digest, 0, 0, 0, 0, 1, p.newest.hash, 2**64 - 1),
+            Ack(1, 2**64 - 1),
+            Done(1, 1, 99, 99),
+            Again(1, 2**32 - 1, 5, 5),
+            Ask(PROTOCOL),
+        ]
+        for message in odd:
+            spoke.send(greeting.pack())
+            spoke.send(message.pack())
+            spoke.send(rng.randbytes(rng.randrange(1, 200)))
+        for _ in range(200):
+            spoke.send(bytes([rng.choice([1, 2, 3, 4])]) + rng.randbytes(rng.randrange(0, 120)))
+        for _ in range(3):
+            train(w)
+            good.wait(p.publish().number, 10.0)
+        assert same(good.tensors(), used(w)) and p.newest.number == 4
+
+
+class Liar:
+    """A publisher that says what it is told to, after a proper greeting."""
+
+    def __init__(self) -> None:
+        self.layout = Layout.of(used(weights()))
+        self.hub = Hub.bind()
+        self.peer = b""
+
+    def answer(self, session: int, json: bytes | None = None, digest: bytes | None = None) -> None:
+        found = self.layout.to_json() if json is None else json
+        digest = bytes.fromhex(self.layout.digest) if digest is None else digest
+        name = b"liar".ljust(MAX_NAME, b"\0")
+        self.hub.send(
+            self.peer, LayoutIs(PROTOCOL, session, b"i" * 16, digest, 1, name, memoryview(found)).pack()
+        )
+
+    def hear(self) -> object:
+        while True:
+            event = self.hub.recv(LONG)
+            assert event is not None, "the follower fell silent"
+            if event.kind is Kind.DATA:
+                self.peer = event.peer
+                return unpack(event.data, UP)
+
+    def greet(self) -> Hello:
+        """Get to where the follower knows the layout and waits for patches."""
+        hello = self.hear()
+        assert isinstance(hello, Hello) and hello.layout == NOTHING
+        self.answer(hello.session)
+        again = self.hear()
+        assert isinstance(again, Hello) and again.layout.hex() == self.layout.digest
+        self.answer(again.session, b"")
+        return again
+
+
+@pytest.fixture
+def liar() -> Iterator[Liar]:
+    made = Liar()
+    yield made
+    made.hub.close(0.5)
+
+
+def test_hostile_publishers_change_nothing_and_end_in_a_payload_error(liar: Liar) -> None:
+    rng = random.Random(2)
+    with Follower(HOST, liar.hub.port) as f:
+        hello = liar.greet()
+        sent = [
+            Begin(1, 0, 0, 1, 2, 2**63, 0),  # more than the state can need
+            Begin(1, 0, 0, 1, 2, 1000, 500),  # goes on with what never began
+            Chunk(5, 0, b"of no transfer"),
+            Same(9, 1234, 0.0),  # not what is held
+        ]
+        for message in sent[2:]:
+            liar.hub.send(liar.peer, message.pack())
+        assert isinstance(liar.hear(), Ack)
+        for message in [*sent[:2], sent[0], sent[1], sent[0]]:
+            liar.hub.send(liar.peer, message.pack())
+            if f.status.error:
+                break
+            heard = [None]
+            while not isinstance(heard[-1], Hello) and not f.status.error:
+                event = liar.hub.recv(0.2)
+                if event is not None and event.kind is Kind.DATA:
+                    heard.append(unpack(event.data, UP))
+            if isinstance(heard[-1], Hello):
+                liar.answer(heard[-1].session, b"")
+        with pytest.raises(PayloadError):
+            f.wait(1, LONG)
+        assert f.held.number == 0 and hello.version == 0
+        assert rng.random() >= 0
+
+
+def test_a_patch_of_garbage_or_with_a_wrong_hash_is_never_held(liar: Liar) -> None:
+    w = used(weights())
+    history = History(liar.layout)
+    history.publish(w)
+    data = history.patch(None).pack()
+    newest = history.newest
+    with Follower(HOST, liar.hub.port) as f:
+        liar.greet()
+        wrong = bytearray(data)
+        wrong[len(data) // 2] ^= 1
+        for number, payload in enumerate((bytes(wrong), random.Random(3).randbytes(500)), start=1):
+            liar.hub.send(liar.peer, Begin(number, 0, 0, 1, newest.hash, len(payload), 0).pack())
+            liar.hub.send(liar.peer, Chunk(number, 0, payload).pack())
+            assert isinstance(liar.hear(), Ack)
+            again = liar.hear()
+            assert isinstance(again, Again) and again.transfer == number and again.version == 0
+            assert f.held.number == 0
+        liar.hub.send(liar.peer, Begin(3, 0, 0, 1, newest.hash, len(data), 0).pack())
+        liar.hub.send(liar.peer, Chunk(3, 0, data).pack())
+        assert f.wait(1).hash == newest.hash and same(f.tensors(), w)
+
+
+def test_another_protocol_is_told(liar: Liar) -> None:
+    with Follower(HOST, liar.hub.port) as f:
+        liar.hear()
+        liar.hub.send(liar.peer, Ask(PROTOCOL + 1).pack())
+        with pytest.raises(InputError, match=f"speaks protocol {PROTOCOL + 1}, this end {PROTOCOL}"):
+            f.wait(1, LONG)
+
+
+def test_close_leaves_no_thread() -> None:
+    def once() -> None:
+        w = weights(rows=3)
+        with publisher(w) as p, Relay(HOST, p.port) as r, Follower(HOST, r.port) as f:
+            p.publish()
+            f.wait(1)
+
+    once()
+    gc.collect()
+    threads = threading.active_count()
+    for _ in range(2):
+        once()
+    assert threading.active_count() == threads
