@@ -868,6 +868,22 @@ def test_a_writer_tells_what_keeps_it_from_writing_and_goes_on_when_it_can(tmp_p
     writer.close()
 
 
+def test_a_full_disk_does_not_keep_old_files_from_being_deleted(tmp_path, monkeypatch):
+    writer = ShelfWriter.of(tmp_path, Model(), keeping=Keeping(grace=0.0))
+    writer.flush()
+    swept = threading.Event()
+
+    def full(shelf):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as m:
+        m.setattr(Shelving, "write", full)
+        m.setattr(Shelving, "sweep", lambda shelf: swept.set())
+        writer.publish()
+        assert swept.wait(20.0)
+    writer.close()
+
+
 def test_a_writer_that_was_replaced_tells_the_trainer(tmp_path):
     model = Model()
     writer = ShelfWriter.of(tmp_path, model, instance="a" * 16)

@@ -31,9 +31,10 @@ PATIENCE = 300.0  # seconds without a sign of the publisher after which iteratio
 class ShelfReading:
     """Where a reader stands.
 
-    ``version`` is the number of the version in use, ``age`` its seconds since it was published (None: none
-    yet), ``nbytes`` all bytes read, ``ratio`` what the versions would have taken in full over that, ``trip``
-    the shortest time for the manifest [s], ``rate`` of patches [bytes/s], ``error`` what went wrong last.
+    ``version`` is the number of the version in use, ``held`` of the newest one here, ``age`` the seconds
+    since that was published (None: none yet), ``nbytes`` all bytes read, ``ratio`` what the versions would have
+    taken in full over that, ``trip`` the shortest time for the manifest [s], ``rate`` of patches [bytes/s],
+    ``error`` what went wrong last.
     """
 
     version: int
@@ -112,7 +113,7 @@ class ShelfReader:
         fetching, error = self._fetching, self._fatal or self._error
         replica = fetching.replica
         whole = replica.layout.nbytes * self._landed if replica is not None else 0
-        published = replica.published if replica is not None else 0.0
+        published = self.held.published
         return ShelfReading(
             version=replica.version if replica is not None else 0,
             held=self.held.number,

@@ -209,6 +209,7 @@ class ShelfWriter:
             self._error = None
         except OSError as e:
             self._error = refusal(e, self.where)
+            self._shelf.sweep()  # which may be what a full disk needs
         self._told()
 
     def _told(self) -> None:

@@ -81,7 +81,7 @@ class Shelving:
             self._keyframe = Keyframe(self._history, self._put, self._wake)
         if self._clock() - self.manifest.written >= self._lease / BEATS:
             self._commit(self._found())
-        self._sweep()
+        self.sweep()
 
     def leave(self) -> None:
         """Tell readers and the next publisher that this one has ended."""
@@ -190,7 +190,8 @@ class Shelving:
             if name not in named and (NAME.fullmatch(name) or name.endswith(PART)):
                 self._doomed[name] = self._clock() + self._keeping.grace
 
-    def _sweep(self) -> None:
+    def sweep(self) -> None:
+        """Delete files that no manifest has named for long enough."""
         now = self._clock()
         for name in [n for n, when in self._doomed.items() if when <= now]:
             with suppress(OSError):  # a file too many does no harm
