@@ -32,9 +32,9 @@ class ShelfReading:
     """Where a reader stands.
 
     ``version`` is the number of the version in use, ``held`` of the newest one here, ``age`` the seconds
-    since that was published (None: none yet), ``nbytes`` all bytes read, ``ratio`` what the versions would have
-    taken in full over that, ``trip`` the shortest time for the manifest [s], ``rate`` of patches [bytes/s],
-    ``error`` what went wrong last.
+    since that was published (None: none yet), ``nbytes`` all bytes read, ``ratio`` what the versions would
+    have taken in full over that, ``trip`` the shortest time for the manifest [s], ``rate`` of patches
+    [bytes/s], ``error`` what went wrong last.
     """
 
     version: int
