@@ -12,7 +12,10 @@ from thinwire.cli.demo import demo
 from thinwire.cli.doctor import doctor
 from thinwire.cli.emulate import emulate
 from thinwire.cli.errors import Program
+from thinwire.cli.follow import follow
+from thinwire.cli.inspect import inspect
 from thinwire.cli.plan import plan
+from thinwire.cli.publish import publish
 from thinwire.cli.recipes import recipes
 from thinwire.cli.relay import relay
 from thinwire.cli.report import report
@@ -33,10 +36,13 @@ app = typer.Typer(
     epilog=EXIT_CODES,
 )
 
-TRAINING, NETWORKS, LOOKING = "Train", "Networks", "Look"
+TRAINING, STATES, NETWORKS, LOOKING = "Train", "Share a state", "Networks", "Look"
 app.command(rich_help_panel=TRAINING)(train)
 app.command(rich_help_panel=TRAINING)(compare)
-app.command(rich_help_panel=TRAINING)(demo)
+app.add_typer(demo, name="demo", rich_help_panel=TRAINING)
+app.command(rich_help_panel=STATES)(publish)
+app.command(rich_help_panel=STATES)(follow)
+app.command(rich_help_panel=STATES)(inspect)
 app.command(rich_help_panel=NETWORKS, context_settings={"allow_interspersed_args": False})(emulate)
 app.command(rich_help_panel=NETWORKS)(plan)
 app.command(rich_help_panel=NETWORKS)(relay)

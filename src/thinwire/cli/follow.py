@@ -1,0 +1,234 @@
+"""``thinwire follow``: keep a copy of a published state, as a file that other programs read."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from thinwire.cli.live import Live, stopped_by_signals
+from thinwire.cli.places import Address, TokenFile, parse_place
+from thinwire.engines.sync.checkpoint import read_checkpoint, write_checkpoint
+from thinwire.engines.sync.folder import open_folder
+from thinwire.engines.sync.follower import PATIENCE, Follower, Following
+from thinwire.engines.sync.peek import Base, ask, look
+from thinwire.engines.sync.shelf_reader import POLL, ShelfReader, ShelfReading
+from thinwire.lab.files import check_out
+from thinwire.lab.progress import megabytes
+from thinwire.links.security import read_token
+from thinwire.state.replica import Replica
+from thinwire.types import InputError, LinkError, require
+
+STATE_EVERY = 10.0  # seconds between two saves of --state at least
+LOOK = 0.05  # seconds
+Source = Annotated[
+    str,
+    typer.Argument(metavar="SOURCE", help="A publisher's or relay's HOST:PORT, or a store's path or URL."),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE.safetensors", help="Write each version there, whole or not at all."),
+]
+Every = Annotated[float, typer.Option(metavar="SECONDS", help="Write at most so often: the newest then.")]
+State = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Go on from what was saved there, and save what is held."),
+]
+Start = Annotated[
+    Path | None,
+    typer.Option(
+        "--base",
+        metavar="FILE",
+        help="Start from this checkpoint; one patch follows if its values are known.",
+    ),
+]
+Relay = Annotated[
+    str | None, typer.Option(metavar="HOST:PORT", help="Serve other followers there, from what comes here.")
+]
+Execute = Annotated[
+    str | None,
+    typer.Option(
+        "--exec",
+        metavar="COMMAND",
+        help="Run a shell command after each version, with THINWIRE_VERSION and THINWIRE_FILE set.",
+    ),
+]
+Once = Annotated[bool, typer.Option("--once", help="End when the newest version is here.")]
+Poll = Annotated[float, typer.Option(metavar="SECONDS", help="Look into a store so often.")]
+Patience = Annotated[
+    float, typer.Option(metavar="SECONDS", help="Give up after so long without a sign of the publisher.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Show no live line.")]
+Reader = Follower | ShelfReader
+
+
+def follow(
+    source: Source,
+    out: Out = None,
+    every: Every = 0.0,
+    state: State = None,
+    base: Start = None,
+    relay: Relay = None,
+    command: Execute = None,
+    token_file: TokenFile = None,
+    once: Once = False,
+    poll: Poll = POLL,
+    patience: Patience = PATIENCE,
+    quiet: Quiet = False,
+) -> None:
+    """Keep a copy of a published state fresh: bit-identical, always the newest version that came.
+
+    Ends with Ctrl-C, or when the publisher of a store says that it has ended. A publisher that goes away is
+    waited for.
+
+    [bold]Examples[/bold]
+
+    thinwire follow 192.0.2.7:7200 --token-file secret --out policy.safetensors --state held.safetensors
+
+    thinwire follow s3://bucket/policy --out policy.safetensors --exec 'touch reload'
+    """
+    require(every >= 0, InputError, f"--every is {every:g}; it must be at least 0 seconds")
+    require(patience > 0, InputError, f"--patience is {patience:g}; it must be above 0 seconds")
+    place = parse_place(source)
+    serve = None if relay is None else Address.parse(relay, "--relay")
+    own = serve is None or not isinstance(place, str)
+    require(own, InputError, "--relay needs a publisher's HOST:PORT; a store needs no relay")
+    for path in (out, state):
+        _check_file(path)
+    token = read_token(token_file)
+    with ExitStack() as stack:
+        stack.enter_context(stopped_by_signals())
+        try:
+            into = _base(base, place, token, patience) if base and not _is_saved(state) else None
+            reader: Reader = (
+                ShelfReader(place, token, into, state=state, poll=poll, patience=patience)
+                if isinstance(place, str)
+                else Follower(*place, token, into, serve, state=state, patience=patience)
+            )
+            stack.callback(reader.close)
+            live = stack.enter_context(Live(lambda: line(reader), quiet))
+            taking = Taking(reader, out, state, command, live)
+            if once:
+                taking.take(_newest(reader, place, token, patience))
+            else:
+                _keep_up(reader, taking, every)
+        except KeyboardInterrupt:  # how it is meant to end
+            if once:
+                raise
+
+
+def _is_saved(state: Path | None) -> bool:
+    return state is not None and state.is_file()
+
+
+def _check_file(path: Path | None) -> None:
+    if path is not None:
+        check_out(path.parent)
+        require(path.parent.is_dir(), InputError, f"{path.parent} is no folder; make it first")
+        require(not path.is_dir(), InputError, f"{path} is a folder; give the name of a file in it")
+
+
+def _base(path: Path, place: Address | str, token: bytes | None, patience: float) -> Base:
+    """Return the checkpoint that is here already, in the dtypes of the state."""
+    found = read_checkpoint(path)
+    if isinstance(place, str):
+        try:
+            return Base(found, look(open_folder(place), token)[1])
+        except OSError as e:
+            raise LinkError(f"cannot read the store at {place}: {e}; --base needs one that is there") from e
+    return Base(found, ask(*place, token, patience).layout)
+
+
+def _newest(reader: Reader, place: Address | str, token: bytes | None, patience: float) -> int:
+    """Wait until what the publisher has now is here, and return its number."""
+    if isinstance(reader, ShelfReader):
+        held, newest = reader.wait(1, patience), look(open_folder(str(place)), token)[0].newest
+        if newest is None or newest.number < held.number:
+            raise LinkError(f"{place} is older than version {held.number}, which is held; follow it anew")
+        return reader.wait(newest.number, patience).number
+    # Whatever was loaded at the start counts when the publisher has said that it is the newest.
+    before, ends = reader.held, time.monotonic() + patience
+    reader.wait(1, patience)
+    while before.hash and reader.held is before and time.monotonic() < ends:
+        reader.wait(1, LOOK)
+        time.sleep(LOOK)
+    require(reader.held is not before, LinkError, f"no sign of {place} for {patience:g} s")
+    return reader.held.number
+
+
+def _keep_up(reader: Reader, taking: Taking, every: float) -> None:
+    last = -every
+    for version in reader:
+        time.sleep(max(0.0, last + every - time.monotonic()))
+        last = time.monotonic()
+        taking.take(version.number)
+
+
+class Taking:
+    """What is done with a version: it is put to use, written, saved, and told to a command."""
+
+    def __init__(
+        self, reader: Reader, out: Path | None, state: Path | None, command: str | None, live: Live
+    ) -> None:
+        self._reader, self._out, self._state, self._command, self._live = reader, out, state, command, live
+        self._saved_at = -STATE_EVERY
+        self._taken = 0  # hash of the newest one
+
+    def take(self, number: int) -> None:
+        """Take the newest version, which is ``number`` or newer, unless it was taken already."""
+        replica = self._shown()
+        if replica.hash == self._taken:
+            return
+        self._taken, number = replica.hash, max(number, replica.version)
+        if self._out is not None:
+            own = {slot.name for slot in replica.layout.slots}  # a tied name stands for one of these
+            tensors = {name: x for name, x in replica.tensors().items() if name in own}
+            notes = {"thinwire.hash": f"{replica.hash:016x}"} | {k: str(v) for k, v in replica.meta.items()}
+            write_checkpoint(self._out, tensors, notes | {"thinwire.version": str(number)})
+        if self._state is not None and time.monotonic() - self._saved_at >= STATE_EVERY:
+            self._reader.save()
+            self._saved_at = time.monotonic()
+        self._live.tick()
+        if self._command is not None:
+            self._run(self._command, number)
+
+    def _shown(self) -> Replica:
+        """Return the replica with the newest version in front."""
+        replica = self._reader.replica
+        while not replica.swap() and replica.hash != replica.held.hash:
+            time.sleep(LOOK)  # the next one is being written
+        return replica
+
+    def _run(self, command: str, number: int) -> None:
+        known = {"THINWIRE_VERSION": str(number)}
+        known |= {} if self._out is None else {"THINWIRE_FILE": str(self._out.absolute())}
+        code = subprocess.run(command, shell=True, check=False, env=os.environ | known).returncode
+        if code:
+            self._live.note(f"note: --exec ended with code {code} at version {number}")
+
+
+def line(reader: Reader) -> str:
+    """Return where a follower stands."""
+    status: Following | ShelfReading = reader.status
+    if not status.held:
+        return f"nothing yet{_trouble(status)}"
+    parts = [f"version {status.held}"]
+    parts += [f"{max(0.0, status.age):.1f} s old"] if status.age is not None else []
+    parts += [f"{megabytes(status.nbytes)} received"]
+    parts += [f"{status.ratio:.3g} times fewer than whole"] if status.ratio else []
+    parts += [f"round trip {1e3 * status.trip:.3g} ms"] if status.trip is not None else []
+    relay = reader.relay if isinstance(reader, Follower) else None
+    if relay is not None:
+        parts.append(f"{max(0, len(relay.followers) - 1)} others at {Address(relay.host, relay.port)}")
+    return ", ".join(parts) + _trouble(status)
+
+
+def _trouble(status: Following | ShelfReading) -> str:
+    if status.error:
+        return f"; note: {status.error}"
+    return "; not connected" if isinstance(status, Following) and not status.connected else ""

@@ -1,0 +1,194 @@
+"""``thinwire inspect``: what is in a store, a saved state, a patch or a checkpoint, or at a publisher."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from thinwire.cli.output import PLAIN_WIDTH, print_json
+from thinwire.cli.places import Address, TokenFile, parse_place
+from thinwire.engines.sync.claim import read_manifest
+from thinwire.engines.sync.fetching import Fetching
+from thinwire.engines.sync.folder import Folder, open_folder
+from thinwire.engines.sync.follower import Follower
+from thinwire.engines.sync.manifest import Manifest
+from thinwire.engines.sync.notes import read_notes
+from thinwire.engines.sync.peek import ask, look
+from thinwire.engines.sync.proof import Proof
+from thinwire.lab.progress import megabytes
+from thinwire.links.security import read_token
+from thinwire.state.layout import Layout
+from thinwire.types import InputError, LinkError, PayloadError, ThinwireError
+
+TIMEOUT = 20.0  # seconds that a publisher has to answer
+Source = Annotated[
+    str,
+    typer.Argument(metavar="SOURCE", help="A publisher's HOST:PORT, a store's path or URL, or a file."),
+]
+Check = Annotated[
+    bool,
+    typer.Option("--check", help="Read everything and check its hashes; exit code 3 if one is wrong."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print it as JSON, and nothing else, on stdout.")]
+
+
+def inspect(source: Source, check: Check = False, token_file: TokenFile = None, json: Json = False) -> None:
+    """Say what a state is made of: names, shapes, dtypes, versions, and the bytes of each.
+
+    [bold]Examples[/bold]
+
+    thinwire inspect s3://bucket/policy --check
+
+    thinwire inspect 192.0.2.7:7200 --token-file secret
+    """
+    token = read_token(token_file)
+    if Path(source).is_file():
+        found = _file(Path(source), check)
+    else:
+        place = parse_place(source)
+        found = _store(place, token, check) if isinstance(place, str) else _publisher(place, token, check)
+    if json:
+        print_json(found)
+    else:
+        _print(found)
+
+
+def _publisher(at: Address, token: bytes | None, check: bool) -> dict[str, Any]:
+    offer = ask(*at, token, TIMEOUT)
+    found = {"kind": "publisher", "where": str(at), "name": offer.name, "version": offer.newest}
+    if check and offer.newest:
+        with Follower(*at, token) as follower:
+            version = follower.wait(1, TIMEOUT)
+            follower.tensors()
+            follower.replica.check()
+            found |= {"version": version.number, "hash": f"{version.hash:016x}", "checked": True}
+    return found | _tensors(offer.layout)
+
+
+def _store(url: str, token: bytes | None, check: bool) -> dict[str, Any]:
+    folder = open_folder(url)
+    try:
+        manifest, layout = look(folder, token)
+        problems = _problems(folder, manifest, token) if check else []
+    except FileNotFoundError as e:
+        raise InputError(f"{folder.where} holds no state; publish one with --store {folder.where}") from e
+    except OSError as e:
+        raise LinkError(f"{folder.where} holds no state that can be read: {e}") from e
+    newest, versions = manifest.newest, manifest.versions
+    found = {
+        "kind": "store",
+        "where": folder.where,
+        "name": manifest.name,
+        "version": newest.number if newest else 0,
+        "signed": token is not None,
+        "alive": manifest.lease > 0 and time.time() - manifest.written < manifest.lease,
+        "versions": [_fields(v, "number", "published") | {"hash": f"{v.hash:016x}"} for v in versions],
+        "files": [
+            {"name": f.name, "base": f.base, "version": f.version, "nbytes": f.nbytes} for f in manifest.files
+        ],
+    }
+    if problems:
+        raise PayloadError(
+            f"{folder.where}: {'; '.join(problems)}; its publisher will mend it, or follow anew"
+        )
+    return found | ({"checked": True} if check else {}) | _tensors(layout)
+
+
+def _problems(folder: Folder, manifest: Manifest, token: bytes | None) -> list[str]:
+    """Return what is wrong with the files, and with what following them leads to."""
+    proof, problems = Proof(token), []
+    for file in manifest.files:
+        try:
+            whole = proof.fits(file.name, folder.read(file.name, file.nbytes), file.check)
+        except (OSError, PayloadError) as e:
+            problems.append(f"{file.name} cannot be read ({e})")
+        else:
+            problems += [] if whole else [f"{file.name} is damaged"]
+    if problems and read_manifest(folder, proof).written != manifest.written:
+        return []  # its publisher went on meanwhile, and files that are no longer needed went
+    if manifest.newest is not None and not problems:
+        try:
+            Fetching(folder, proof).look()
+        except ThinwireError as e:
+            problems.append(str(e))
+    return problems
+
+
+def _file(path: Path, check: bool) -> dict[str, Any]:
+    notes = read_notes(path)
+    found: dict[str, Any] = {"kind": notes.kind, "where": str(path), "nbytes": notes.nbytes} | dict(
+        notes.known
+    )
+    if check:
+        notes.check()
+        found["checked"] = True
+    return found | (_tensors(notes.layout) if notes.layout is not None else {})
+
+
+def _fields(x: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(x, name) for name in names}
+
+
+def _tensors(layout: Layout) -> dict[str, Any]:
+    tensors = [
+        {
+            "name": slot.name,
+            "shape": list(slot.shape),
+            "dtype": str(slot.dtype).removeprefix("torch."),
+            "nbytes": slot.nbytes,
+        }
+        | ({} if slot.bound is None else {"bound": slot.bound})
+        for slot in layout.slots
+    ]
+    found: dict[str, Any] = {"state_nbytes": layout.nbytes, "numel": layout.numel, "tensors": tensors}
+    return found | ({"tied": dict(layout.aliases)} if layout.aliases else {})
+
+
+def _print(found: Mapping[str, Any]) -> None:
+    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
+    tables = ("tensors", "versions", "files")
+    for key, value in found.items():
+        if key not in tables:
+            console.print(f"{key.replace('_', ' ')}: {_words(key, value)}", markup=False, soft_wrap=True)
+    for key in tables:
+        rows = found.get(key)
+        if rows:
+            console.print()
+            console.print(_table(rows))
+
+
+def _words(key: str, value: Any) -> str:
+    if key == "published" and value:
+        return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(value))}"
+    if key.endswith("nbytes"):
+        return f"{value} ({megabytes(value)})"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(f"{k} = {v}" for k, v in value.items()) if isinstance(value, Mapping) else str(value)
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    for name in names:
+        right = name in ("nbytes", "number", "base")
+        table.add_column(name.replace("nbytes", "bytes"), justify="right" if right else "left")
+    for row in rows:
+        table.add_row(*(escape(_cell(name, row.get(name))) for name in names))
+    return table
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if name == "published":
+        return _words(name, value)
+    return " × ".join(map(str, value)) or "scalar" if isinstance(value, list) else str(value)

@@ -1,0 +1,60 @@
+"""Where a state is: a publisher's address or a store, as the commands that take either read it."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import typer
+
+from thinwire.links.address import MAX_PORT, parse_address
+from thinwire.types import InputError, require
+
+PORT = 7200  # of a publisher, where nobody says otherwise
+URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(::|://)")  # one letter is a drive, not a scheme
+TokenFile = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="File with the token that all ends share (or set THINWIRE_TOKEN)."),
+]
+
+
+class Address(NamedTuple):
+    """Where a publisher listens."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @classmethod
+    def parse(cls, text: str, option: str) -> Address:
+        """Read ``HOST:PORT``; ``InputError`` for anything else, naming the ``option`` it was given as."""
+        host, port = parse_address(text.strip())
+        if port is None or not host:
+            raise InputError(f"{option} {text!r} is not HOST:PORT; write it like 192.0.2.7:{PORT}")
+        return cls(host, port)
+
+
+def parse_place(text: str) -> Address | str:
+    """Return the address of a publisher, or the URL or path of a store.
+
+    >>> parse_place("192.0.2.7:7200"), parse_place("s3://bucket/policy"), parse_place("./policy")
+    (Address(host='192.0.2.7', port=7200), 's3://bucket/policy', './policy')
+    """
+    if URL.match(text) or "/" in text or os.sep in text or Path(text).is_dir():
+        return text
+    require(
+        ":" in text,
+        InputError,
+        f"{text!r} is neither HOST:PORT nor a folder that is here; a store that is still to come needs a "
+        f"path or URL, like ./{text or 'store'}",
+    )
+    return Address.parse(text, "the address")
+
+
+def check_port(port: int) -> None:
+    """Raise ``InputError`` for what is no TCP port."""
+    require(0 <= port < MAX_PORT, InputError, f"--port is {port}; it must be at least 0 and below {MAX_PORT}")

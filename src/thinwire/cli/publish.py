@@ -1,0 +1,255 @@
+"""``thinwire publish``: make a checkpoint available, each change of it a version."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from torch import Tensor
+
+from thinwire.cli.live import Live, stopped_by_signals
+from thinwire.cli.places import PORT, Address, TokenFile, check_port
+from thinwire.engines.sync.publisher import Publisher
+from thinwire.engines.sync.shelf_writer import ShelfWriter
+from thinwire.engines.sync.watch import LOOK, Watch
+from thinwire.lab.progress import megabytes
+from thinwire.links.security import is_loopback, read_token
+from thinwire.state.patch import Version
+from thinwire.types import InputError, LinkError, require
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+PATIENCE = 300.0  # seconds that --once waits for a follower
+PUSH, PULL = "For followers that connect", "For followers that fetch"
+File = Annotated[
+    Path,
+    typer.Argument(metavar="FILE", help="A safetensors file, or the folder of a model that has some."),
+]
+Dtype = Annotated[
+    str | None, typer.Option(metavar="bf16|fp16|fp32", help="Cast floats to what followers use.")
+]
+Bound = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[NAME=]ERROR",
+        help="Let floats, or the tensor NAME, be off by so much in their own units; again for another name.",
+    ),
+]
+Host = Annotated[str, typer.Option(help="Address to listen at.", rich_help_panel=PUSH)]
+Port = Annotated[
+    int | None,
+    typer.Option(
+        help=f"Port to listen at, {PORT} if there is no --store; 0 takes a free one.", rich_help_panel=PUSH
+    ),
+]
+Store = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="Folder or store to write versions to.", rich_help_panel=PULL),
+]
+Name = Annotated[str, typer.Option(help="What the state is called.")]
+Once = Annotated[
+    bool, typer.Option("--once", help="Publish what is there, and end when a follower or the store has it.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Show no live line.")]
+
+
+def publish(
+    file: File,
+    dtype: Dtype = None,
+    bound: Bound = None,
+    host: Host = "127.0.0.1",
+    port: Port = None,
+    token_file: TokenFile = None,
+    store: Store = None,
+    name: Name = "state",
+    once: Once = False,
+    quiet: Quiet = False,
+) -> None:
+    """Make a checkpoint available to followers, and each change of it a version, until Ctrl-C.
+
+    FILE is read when its size and time have rested for half a second. Followers connect to --host and
+    --port, or fetch from --store, a path or any URL that fsspec writes to; both can be given. With a token
+    links are encrypted, and files in a store are signed.
+
+    [bold]Examples[/bold]
+
+    thinwire publish out/model.safetensors --dtype bf16
+
+    thinwire publish out/ --dtype bf16 --host 0.0.0.0 --token-file secret --store s3://bucket/policy
+    """
+    token = read_token(token_file)
+    port = PORT if port is None and store is None else port
+    if port is not None:
+        check_port(port)
+    kind, bounds = _dtype(dtype), parse_bounds(bound or [])
+    watch = Watch(file)
+    with ExitStack() as stack:
+        stack.enter_context(stopped_by_signals())
+        outlets = Outlets(watch.first(), kind, bounds, name, token)
+        stack.callback(outlets.close)
+        if port is not None:
+            outlets.listen(host, port)
+        if store is not None:
+            outlets.keep(store)
+        live = stack.enter_context(Live(outlets.line, quiet))
+        live.note(outlets.title())
+        try:
+            outlets.publish()
+            live.tick()
+            if once:
+                outlets.finish()
+            else:
+                _follow_file(watch, outlets, live)
+        except KeyboardInterrupt:  # how it is meant to end
+            if once:
+                raise
+
+
+def _follow_file(watch: Watch, outlets: Outlets, live: Live) -> None:
+    """Publish each change of the file, until somebody ends it."""
+    while True:
+        time.sleep(LOOK)
+        outlets.check()
+        if not watch.changed():
+            continue
+        try:
+            found = watch.take()
+        except (InputError, OSError) as e:  # a later one may be whole again
+            live.note(f"note: {e}; version {outlets.newest.number} stays the newest")
+            continue
+        if found is not None:
+            outlets.publish(found)
+            live.tick()
+
+
+def _dtype(name: str | None) -> torch.dtype | None:
+    require(
+        name is None or name in DTYPES,
+        InputError,
+        f"--dtype is {name!r}; it must be one of {', '.join(DTYPES)}",
+    )
+    return None if name is None else DTYPES[name]
+
+
+def parse_bounds(texts: list[str]) -> dict[str, float] | float | None:
+    """Return what --bound says: one bound for all floats, or one by name. Errors: ``InputError``.
+
+    >>> parse_bounds(["1e-4"]), parse_bounds(["head=0.1", "embed=0.2"])
+    (0.0001, {'head': 0.1, 'embed': 0.2})
+    """
+    found: dict[str, float] = {}
+    for text in texts:
+        name, _, number = text.rpartition("=")
+        try:
+            found[name] = float(number)
+        except ValueError as e:
+            raise InputError(f"--bound {text!r} is not ERROR or NAME=ERROR; write it like 1e-4") from e
+        require(found[name] > 0, InputError, f"--bound is {text}; an error must be above 0")
+    mixed = "" in found and len(texts) > 1
+    require(not mixed, InputError, "--bound is given for all floats and again; give names, or one number")
+    return found.get("", found) if found else None
+
+
+class Outlets:
+    """Where one state goes: to followers that connect, to a store, or to both."""
+
+    def __init__(
+        self,
+        tensors: dict[str, Tensor],
+        dtype: torch.dtype | None,
+        bounds: dict[str, float] | float | None,
+        name: str,
+        token: bytes | None,
+    ) -> None:
+        self._tensors, self._dtype, self._bounds = tensors, dtype, bounds
+        self._name, self._token = name, token
+        self._push: Publisher | None = None
+        self._pull: ShelfWriter | None = None
+        self.newest = Version()
+
+    def listen(self, host: str, port: int) -> None:
+        """Let followers connect."""
+        kind = (self._dtype, self._bounds)
+        self._push = Publisher(self._tensors, host, port, self._token, self._name, *kind)
+
+    def keep(self, url: str) -> None:
+        """Write versions to a store."""
+        known = {"name": self._name, "token": self._token}
+        if self._push is not None:
+            self._pull = ShelfWriter(url, self._push.history, **known)  # type: ignore[arg-type]
+        else:
+            self._pull = ShelfWriter.of(url, self._tensors, dtype=self._dtype, bounds=self._bounds, **known)
+
+    def publish(self, tensors: dict[str, Tensor] | None = None) -> None:
+        """Make ``tensors`` the newest version; without, those it began with."""
+        if tensors is not None:
+            self._tensors.clear()
+            self._tensors.update(tensors)
+        if self._push is not None:
+            self.newest = self._push.publish()
+            self.check()
+        elif self._pull is not None:
+            self.newest = self._pull.publish()
+        self._tensors.clear()  # their bits are in the history
+
+    def check(self) -> None:
+        """Raise what has ended the store's writer, if anything did; wake it where it has something to do."""
+        pull = self._pull
+        if pull is not None and (pull.status.error or pull.status.version < self.newest.number):
+            pull.offer()
+
+    def finish(self) -> None:
+        """Wait until the store, or a follower and all others that are there, have the newest version."""
+        if self._pull is not None:
+            self._pull.flush(PATIENCE)
+        if self._push is None:
+            return
+        ends = time.monotonic() + PATIENCE
+        while time.monotonic() < ends:
+            held = [f.version for f in self._push.followers]
+            if held and min(held) >= self._push.newest.number:
+                return
+            time.sleep(LOOK)
+        raise LinkError(f"no follower took version {self.newest.number} within {PATIENCE:g} s")
+
+    def close(self) -> None:
+        """Write what is new to the store, and stop."""
+        try:
+            if self._pull is not None:
+                self._pull.close()
+        finally:
+            if self._push is not None:
+                self._push.close()
+
+    def title(self) -> str:
+        """Return what is published, and how to follow it."""
+        history = self._push.history if self._push is not None else self._pull.history  # type: ignore[union-attr]
+        layout, ways = history.layout, []
+        if self._push is not None:
+            at = Address(self._push.host, self._push.port)
+            only = " on this machine" if is_loopback(at.host) else ""
+            ways.append(f"'thinwire follow {at}'{only}")
+        if self._pull is not None:
+            ways.append(f"'thinwire follow {self._pull.where}'")
+        about = f"{len(layout.slots)} tensors, {megabytes(layout.nbytes)}"
+        return f"publishing {self._name!r}: {about}; {' or '.join(ways)}"
+
+    def line(self) -> str:
+        """Return where it stands."""
+        newest = self.newest
+        history = self._push.history if self._push is not None else self._pull.history  # type: ignore[union-attr]
+        share = newest.changed / max(1, history.layout.numel)
+        parts = [f"version {newest.number}", f"{100 * share:.3g} % changed"]
+        if self._push is not None:
+            followers = self._push.followers
+            upto = sum(f.version >= newest.number for f in followers)
+            parts += [f"{megabytes(self._push.sent)} sent", f"{upto} of {len(followers)} followers have it"]
+        if self._pull is not None:
+            status = self._pull.status
+            there = "" if status.version >= newest.number else f" (version {status.version} there)"
+            parts.append(f"{megabytes(status.nbytes)} stored{there}")
+            parts += [f"note: {status.error}"] if status.error else []
+        return ", ".join(parts)

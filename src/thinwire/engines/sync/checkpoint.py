@@ -1,0 +1,161 @@
+"""Checkpoints on disk: safetensors files and folders of them, read whole and written whole.
+
+Files are read into memory, not mapped: whoever writes the next checkpoint over a mapped one would change the
+tensors under a reader, or end its process. The format is simple enough to need no package here.
+Source: https://github.com/huggingface/safetensors, "Format".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+import torch
+from torch import Tensor
+
+from thinwire.types import WRONG_VALUES, InputError, PayloadError, require
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+SUFFIX = ".safetensors"
+MAX_HEADER = 100_000_000  # bytes; the format's own limit
+KINDS = {
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+NAMES = {dtype: name for name, dtype in KINDS.items()}
+
+
+class Entry(NamedTuple):
+    """A tensor in a file: its dtype and shape, and where its bytes are behind the header."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+def files_of(path: Path) -> list[Path]:
+    """Return the safetensors files of a checkpoint: a file, or a folder as transformers and peft write it.
+
+    Errors: ``InputError`` where there is none.
+    """
+    if path.is_file():
+        return [path]
+    require(path.is_dir(), InputError, f"{path} is not there; give a safetensors file or a model's folder")
+    index = path / INDEX
+    if index.is_file():
+        try:
+            named = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
+            return [path / Path(name).name for name in sorted(named)]
+        except WRONG_VALUES as e:
+            raise InputError(f"{index} is not a safetensors index; save the model again") from e
+    found = [path / SINGLE] if (path / SINGLE).is_file() else sorted(path.glob(f"*{SUFFIX}"))
+    require(bool(found), InputError, f"{path} has no safetensors file; save the model with save_pretrained")
+    return found
+
+
+def read_checkpoint(path: Path) -> dict[str, Tensor]:
+    """Return all tensors of a checkpoint by name. Errors: ``InputError`` naming the file, ``OSError``."""
+    found: dict[str, Tensor] = {}
+    for file in files_of(path):
+        for name, x in _read(file).items():
+            require(name not in found, InputError, f"{name} is in two files of {path}; keep one of them")
+            found[name] = x
+    return found
+
+
+def read_header(
+    data: bytes | bytearray | memoryview, size: int
+) -> tuple[dict[str, Entry], dict[str, str], int]:
+    """Return the tensors that a header names, its metadata, and where the tensors' bytes begin.
+
+    ``data``: at least the header; ``size``: bytes of the whole file. Errors: ``PayloadError``.
+    """
+    require(len(data) >= 8, PayloadError, f"a file of {size} bytes is no safetensors file")
+    (length,) = struct.unpack_from("<Q", data)
+    begin = 8 + length
+    whole = length <= min(MAX_HEADER, size - 8) and begin <= len(data)
+    require(
+        whole, PayloadError, f"a header of {length} bytes in a file of {size}: not safetensors, or cut short"
+    )
+    try:
+        fields = json.loads(bytes(memoryview(data)[8:begin]))
+        notes = {str(key): str(value) for key, value in (fields.pop("__metadata__", None) or {}).items()}
+        entries = {name: _entry(name, found, size - begin) for name, found in fields.items()}
+    except (*WRONG_VALUES, RecursionError) as e:
+        raise PayloadError(f"a damaged safetensors header: {str(e)[:100]}") from e
+    return entries, notes, begin
+
+
+def _entry(name: str, fields: Any, size: int) -> Entry:
+    kind, shape, (start, stop) = fields["dtype"], tuple(fields["shape"]), fields["data_offsets"]
+    require(kind in KINDS, PayloadError, f"{name:.99} is {kind!s:.20}, which cannot be followed; cast it")
+    whole = all(type(n) is int and n >= 0 for n in (*shape, start, stop))
+    fits = whole and start <= stop <= size and stop - start == math.prod(shape) * KINDS[kind].itemsize
+    require(fits, PayloadError, f"{name:.99} is not where the header says: the file is cut short or damaged")
+    return Entry(KINDS[kind], shape, start, stop)
+
+
+def _read(file: Path) -> dict[str, Tensor]:
+    with file.open("rb") as opened:
+        data = bytearray(os.fstat(opened.fileno()).st_size)
+        n = opened.readinto(data)
+    try:
+        require(n == len(data), PayloadError, f"{len(data) - (n or 0)} bytes fewer than a moment ago")
+        entries, _, begin = read_header(data, len(data))
+    except PayloadError as e:
+        raise InputError(f"cannot read {file}: {e}") from e
+    return {name: _tensor(data, begin, entry) for name, entry in entries.items()}
+
+
+def _tensor(data: bytearray, begin: int, entry: Entry) -> Tensor:
+    at, nbytes = begin + entry.start, entry.stop - entry.start
+    if not nbytes:
+        return torch.empty(entry.shape, dtype=entry.dtype)
+    raw = torch.frombuffer(data, dtype=torch.uint8, count=nbytes, offset=at)
+    if raw.data_ptr() % entry.dtype.itemsize:
+        raw = raw.clone()  # a view of another dtype must begin at a multiple of its size
+    return raw.view(entry.dtype).view(entry.shape)
+
+
+def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, str]) -> None:
+    """Write ``tensors`` as a safetensors file that replaces ``path`` at once, with ``notes`` as metadata.
+
+    ``from_pretrained`` reads it. Errors: ``OSError``; then what was there is still there.
+    """
+    ordered = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # so all are aligned
+    fields: dict[str, Any] = {"__metadata__": {"format": "pt"} | dict(notes)}
+    at = 0
+    for name in ordered:
+        x = tensors[name]
+        stop = at + x.numel() * x.element_size()
+        fields[name] = {"dtype": NAMES[x.dtype], "shape": list(x.shape), "data_offsets": [at, stop]}
+        at = stop
+    header = json.dumps(fields, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    temporary = path.with_name(f".{path.name}.{uuid4().hex[:8]}.part")
+    try:
+        with temporary.open("xb") as file:
+            file.write(struct.pack("<Q", len(header)) + header)
+            for name in ordered:
+                file.write(tensors[name].contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            file.flush()
+            os.fsync(file.fileno())  # or a power cut leaves the new name on an empty file
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,83 @@
+"""What a file is, by its header alone: a saved state, a patch of a shelf, or a checkpoint of any program."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from thinwire.engines.sync.checkpoint import MAX_HEADER, Entry, read_header
+from thinwire.engines.sync.wrapping import TENSOR, unwrap
+from thinwire.state.layout import Layout, Slot
+from thinwire.state.patch import MAX_NBYTES, Patch
+from thinwire.state.replica import Replica
+from thinwire.types import WRONG_VALUES, InputError, PayloadError, require
+
+
+@dataclass(frozen=True)
+class FileNotes:
+    """What is known of a file: its kind, bytes, layout (a patch has none), and what its header says.
+
+    ``check`` reads all of it; it raises ``PayloadError`` where a hash is wrong.
+    """
+
+    kind: str
+    nbytes: int
+    layout: Layout | None
+    known: Mapping[str, Any]
+    check: Callable[[], object]
+
+
+def read_notes(path: Path) -> FileNotes:
+    """Return what the safetensors file at ``path`` is.
+
+    Errors: ``InputError`` for another kind of file, ``PayloadError`` for a damaged one, ``OSError``.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        head = file.read(8)
+        file.seek(0)
+        head = file.read(min(size, 8 + min(int.from_bytes(head, "little"), MAX_HEADER)))
+    try:
+        entries, metadata, _ = read_header(head, size)
+    except PayloadError as e:
+        raise InputError(f"cannot read {path}: {e}") from e
+    if "thinwire.layout" in metadata:
+        return _saved(path, size, metadata)
+    if list(entries) == [TENSOR] and {"base", "version"} <= metadata.keys():
+        return _patch(path, size)
+    return _checkpoint(path, size, entries, metadata)
+
+
+def _saved(path: Path, size: int, metadata: Mapping[str, str]) -> FileNotes:
+    try:
+        layout = Layout.from_json(metadata["thinwire.layout"].encode())
+        found = json.loads(metadata["thinwire.version"])
+        own = {"version": found["number"], "hash": found["hash"], "published": found["published"]}
+        known = dict(found["meta"]) | own
+    except WRONG_VALUES as e:
+        raise PayloadError(f"{path} is not a saved state: {str(e)[:100]}; fetch the state anew") from e
+    return FileNotes("saved state", size, layout, known, lambda: Replica.load(path))
+
+
+def _patch(path: Path, size: int) -> FileNotes:
+    require(size <= MAX_NBYTES, PayloadError, f"{path} has {size} bytes, a patch at most {MAX_NBYTES}")
+    patch = Patch.unpack(unwrap(path.read_bytes()))  # its check sum is over all of it
+    known: dict[str, Any] = dict(patch.meta) | {"base": patch.base, "version": patch.version}
+    known |= {"hash": f"{patch.hash:016x}", "published": patch.published, "layout": patch.layout}
+    known |= {"base_hash": f"{patch.base_hash:016x}"} if patch.base else {}
+    return FileNotes(
+        "patch" if patch.base else "keyframe", size, None, known | dict(patch.meta), lambda: None
+    )
+
+
+def _checkpoint(
+    path: Path, size: int, entries: Mapping[str, Entry], metadata: Mapping[str, str]
+) -> FileNotes:
+    try:
+        layout = Layout(tuple(Slot(name, e.shape, e.dtype) for name, e in entries.items()))
+    except InputError as e:
+        raise InputError(f"{path}: {e}") from e
+    return FileNotes("checkpoint", size, layout, metadata, lambda: None)

@@ -1,0 +1,101 @@
+"""Ask a publisher or a shelf what it has, without following it; begin from a checkpoint that is here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+from torch import Tensor, nn
+
+from thinwire.engines.sync import protocol
+from thinwire.engines.sync.claim import read_manifest
+from thinwire.engines.sync.folder import Folder
+from thinwire.engines.sync.manifest import LAYOUT, Manifest
+from thinwire.engines.sync.proof import Proof
+from thinwire.engines.sync.protocol import DOWN, MAGIC, NOTHING, PROTOCOL, Ask, Hello, LayoutIs
+from thinwire.links.events import Kind
+from thinwire.links.spoke import Spoke
+from thinwire.state.layout import MAX_NBYTES, Layout
+from thinwire.types import InputError, LinkError, PayloadError, require
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a publisher has: the state's name and layout, and its newest version's number (0: none yet)."""
+
+    name: str
+    newest: int
+    layout: Layout
+
+
+def ask(host: str, port: int, token: bytes | None = None, timeout: float = 60.0) -> Offer:
+    """Return what the publisher or relay at ``host``:``port`` has.
+
+    Errors: ``LinkError`` naming it after ``timeout`` seconds, ``AuthError``, ``PayloadError``; ``InputError``
+    for another protocol.
+    """
+    spoke, ends = Spoke.connect(host, port, token=token), monotonic() + timeout
+    try:
+        while (left := ends - monotonic()) > 0:
+            event = spoke.recv(left)
+            if event is not None and event.kind is Kind.JOINED:
+                spoke.send(Hello(MAGIC, PROTOCOL, 1, NOTHING, NOTHING, 0, 0, 0, 0, 0, 0, 0).pack())
+            elif event is not None and event.kind is Kind.DATA:
+                found = _offer(protocol.unpack(event.data, DOWN), spoke.peer)
+                if found is not None:
+                    return found
+    finally:
+        spoke.close(0.0)
+    raise LinkError(f"{spoke.peer} did not answer within {timeout:g} s; see whether a publisher is there")
+
+
+def _offer(message: protocol.Message, peer: str) -> Offer | None:
+    if isinstance(message, Ask) and message.protocol != PROTOCOL:
+        raise InputError(
+            f"{peer} speaks protocol {message.protocol}, this end {PROTOCOL}: install the same thinwire there"
+        )
+    if not isinstance(message, LayoutIs):
+        return None
+    layout = Layout.from_json(message.json)
+    require(layout.digest == message.layout.hex(), PayloadError, "a layout whose digest is another")
+    return Offer(message.name.rstrip(b"\0").decode(errors="replace"), message.newest, layout)
+
+
+def look(folder: Folder, token: bytes | None = None, max_nbytes: int = MAX_NBYTES) -> tuple[Manifest, Layout]:
+    """Return the manifest and the layout of a shelf.
+
+    Errors: ``OSError`` where it cannot be read, ``AuthError``, ``PayloadError`` where it is damaged.
+    """
+    proof = Proof(token)
+    manifest = read_manifest(folder, proof)
+    data = folder.read(manifest.layout.name, manifest.layout.nbytes)
+    whole = proof.fits(LAYOUT, data, manifest.layout.check)
+    require(whole, PayloadError, f"{LAYOUT} at {folder.where} is damaged")
+    return manifest, Layout.from_json(data, max_nbytes)
+
+
+class Base(nn.Module):
+    """Tensors under their names as a module, for ``into``: where a follower starts, cast to ``layout``.
+
+    Names that the layout ties to another one may be missing.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], layout: Layout) -> None:
+        super().__init__()
+        self._held: dict[str, Tensor] = {}
+        for name, index in layout.index.items():
+            slot = layout.slots[index]
+            x = self._held.get(slot.name) if name != slot.name else tensors.get(name)
+            if x is not None:
+                same = x.dtype == slot.dtype or not (x.is_floating_point() and slot.dtype.is_floating_point)
+                self._held[name] = x if same else x.to(slot.dtype)
+
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Tensor]]:
+        """Yield all tensors by their names, which may have dots in any place."""
+        yield from self._held.items()
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+        """Return all tensors by name."""
+        return dict(self._held)
