@@ -1,13 +1,16 @@
-"""``thinwire demo``: the job that shows in a few minutes what thinwire is for."""
+"""``thinwire demo`` and ``thinwire demo state``: what thinwire is for, shown in a few minutes."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from thinwire.cli.compare import configs_of, run_all
+import typer
+
+from thinwire.cli.compare import REPORT, configs_of, run_all
 from thinwire.cli.options import with_config
-from thinwire.cli.output import tell
+from thinwire.cli.output import print_json, tell
+from thinwire.types import ThinwireError
 
 RECIPES = ["fp32", "step-delta", "thinwire"]
 DEMO: dict[str, Any] = {
@@ -25,15 +28,64 @@ DEMO: dict[str, Any] = {
 SHOWN = ("model", "data", "link", "steps", "epochs", "seed", "out", "json", "quiet")
 
 
+STATE_OUT = Path("runs/demo-state")
+
+demo = typer.Typer(invoke_without_command=True, rich_markup_mode="rich")
+
+
+@demo.callback()
 @with_config(defaults=DEMO, only=SHOWN)
-def demo(given: dict[str, Any]) -> None:
+def training(ctx: typer.Context, given: dict[str, Any]) -> None:
     """Fine-tune SmolLM2-135M on Shakespeare over a home uplink: fp32, a published recipe, and ours.
 
     Three runs of 18 steps in two processes on this machine, over a link shaped to 10 Mbit/s and 30 ms; about
     five minutes on two cores. Ends with a table and OUT/report.html.
     """
+    if ctx.invoked_subcommand is not None:
+        return
     *others, ours = configs_of(RECIPES, given)
     configs = [*(c.replace(save_model=False) for c in others), ours]
     if not given.get("json"):
         tell(f"three runs of {given['steps']} steps over a link of {given['link']}, one after another")
     run_all(configs, Path(given["out"]))
+
+
+@demo.command()
+def state(
+    model: Annotated[str, typer.Option(help="A preset or a local folder with weights.")] = "smollm2-135m",
+    data: Annotated[str, typer.Option(help="Text to train on: shakespeare, or a file.")] = "shakespeare",
+    link: Annotated[str, typer.Option(help="Every process's link.")] = "10mbit,30ms",
+    steps: Annotated[int, typer.Option(help="Steps at each of the two learning rates.")] = 24,
+    seed: Annotated[int, typer.Option(help="Of the order of the samples.")] = 0,
+    emulate: Annotated[
+        bool, typer.Option("--emulate/--no-emulate", help="Emulate the network where that is possible.")
+    ] = True,
+    out: Annotated[Path, typer.Option(help="Folder for state.json and report.html.")] = STATE_OUT,
+    json: Annotated[bool, typer.Option("--json", help="Print the record as JSON on stdout.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No live table.")] = False,
+) -> None:
+    """Train SmolLM2-135M at 1e-6 and 1e-5 while two processes follow its weights over 10 Mbit/s.
+
+    One follower writes text from the newest weights and is cut off for a while, the other joins late; both
+    must end with the trainer's bits. About four minutes on two cores. Ends with a table and OUT/report.html.
+    """
+    from thinwire.lab.files import check_out
+    from thinwire.lab.state_demo import Plan, run
+    from thinwire.lab.state_demo_board import Board
+    from thinwire.lab.state_demo_report import headline, write_report
+
+    plan = Plan(model=model, data=data, link=link, steps=steps, seed=seed, emulate=emulate)
+    check_out(out)
+    (out / REPORT).unlink(missing_ok=True)  # of an earlier demo, which must not pass for this one's
+    board = Board(quiet or json)
+    try:
+        record = run(plan, out, board.update)
+    finally:
+        board.close()
+    report = write_report(record, out / REPORT)
+    if json:
+        print_json(record.to_dict())
+    else:
+        tell(f"{headline(record)}\nreport: {report}")
+    if not record.identical:
+        raise ThinwireError("a follower did not end with the publisher's bits; see the report")
