@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -183,6 +184,7 @@ def test_who_holds_the_newest_contents_already_is_told_their_number() -> None:
     w, model = weights(), Model()
     model.load_state_dict(used(w))
     with publisher(w) as p, Follower(HOST, p.port, into=model) as f:
+        until(lambda: p.followers and f._reception._layout is not None)  # it is there before any version
         p.publish()
         assert f.wait(1, 10).number == 1 and not f.arrivals
         train(w)
@@ -207,6 +209,7 @@ def test_a_wrong_token_is_told_at_the_follower_and_hurts_nobody_else() -> None:
         assert good.wait(1).number == 1
         train(w)
         assert good.wait(p.publish().number).number == 2
+        p.flush(5.0)
 
 
 @pytest.mark.parametrize(
@@ -412,6 +415,90 @@ def test_who_stops_reading_holds_up_nobody_and_is_sent_no_more_than_a_window() -
         line.resume()
         stuck.wait(21)
         assert same(stuck.tensors(), used(w))
+
+
+def test_damage_on_the_way_is_noticed_and_mended() -> None:
+    w = weights(rows=3000)
+    with publisher(w) as p, SlowProxy(p.port, 4e6) as line, Follower(HOST, line.port, silence=1.0) as f:
+        for after in (100_000, 300_000, 500_000):
+            line.corrupt(DOWN, after)
+        p.publish()
+        f.wait(1)
+        for _ in range(3):
+            train(w)
+            line.corrupt(DOWN, 20_000)
+            f.wait(p.publish().number)
+            assert same(f.tensors(), used(w))
+
+
+def test_ages_are_by_the_publisher_s_clock_whatever_this_one_says() -> None:
+    w, ahead = weights(), 3600.0
+    with publisher(w) as p, Relay(HOST, p.port) as relay, Follower(HOST, relay.port) as f:
+        p._feed._hub._clock = lambda: time.time() + ahead
+        until(lambda: relay._spoke is not None and relay._spoke.clock.doubt < 1)
+        p.history.publish(w, published=time.time() + ahead)
+        p._feed.wake()
+        f.wait(1)
+        until(lambda: abs(f.status.ahead - ahead) < 1)
+        assert abs(f.status.age or 99.0) < 5
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_happens_each_version_held_is_one_that_was_published_and_none_is_older(
+    seed: int, tmp_path: Path
+) -> None:
+    """Cuts, stalls, restarts of either side and late joiners, at random."""
+    rng, w, path = random.Random(seed), weights(seed, rows=200), tmp_path / "state.safetensors"
+    published: dict[int, dict[str, Tensor]] = {}  # by hash
+    p = publisher(w, silence=2.0)
+    port, line = p.port, SlowProxy(p.port, 3e5)
+    f = Follower(HOST, line.port, state=path)
+    last, others = 0, []
+
+    def publish() -> None:
+        train(w, 10.0 ** rng.uniform(-5, -2))
+        published[p.publish().hash] = used(w)
+
+    def look() -> None:
+        nonlocal last
+        if not f.held.hash:
+            return
+        tensors = f.tensors()
+        assert same(tensors, published[f.replica.hash])
+        assert f.replica.version >= last
+        last = f.replica.version
+
+    for _ in range(60):
+        what = rng.choices(
+            ["publish", "look", "cut", "restore", "publisher", "follower", "joiner"], [9, 4, 2, 3, 1, 1, 1]
+        )
+        if what == ["publish"]:
+            publish()
+        elif what == ["cut"]:
+            line.cut()
+        elif what == ["restore"]:
+            line.restore()
+        elif what == ["publisher"]:
+            p.close()
+            p = publisher(w, port=port, silence=2.0)
+            publish()
+        elif what == ["follower"]:
+            f.close()
+            f = Follower(HOST, line.port, state=path)
+        elif what == ["joiner"] and len(others) < 3:
+            others.append(Follower(HOST, port))
+        look()
+        sleep(rng.uniform(0, 0.03))
+    line.restore()
+    publish()
+    newest = p.newest.hash
+    for follower in [f, *others]:
+        until(lambda follower=follower: follower.held.hash == newest)
+        assert same(follower.tensors(), used(w))
+        follower.close()
+    p.flush()  # one that left while it was cut off counts until it has been silent for a while
+    p.close()
+    line.__exit__()
 
 
 # relays

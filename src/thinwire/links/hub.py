@@ -233,18 +233,12 @@ class Hub(Station):
         except zmq.ZMQError as e:
             if e.errno != zmq.EHOSTUNREACH:
                 raise
-            self._drop(name)  # its connection broke; after a new one it says what it needs
+            self._lose(name, b"its connection broke")
             return False
         with self._lock:
             if name in self._peers:
                 self._peers[name].sent += Traffic(1, wire_bytes(len(data), self.secure))
         return True
-
-    def _drop(self, name: bytes) -> None:
-        with self._lock:
-            if name in self._peers:
-                self._peers[name].queue.clear()
-                self._peers[name].queued = 0
 
     def _check(self, now: float) -> None:
         with self._lock:

@@ -56,6 +56,7 @@ class FollowerStatus:
 @dataclass
 class _Follower:
     session: int
+    claim: tuple[int, int] = (0, 0)  # version and hash that it said it holds
     serving: Serving = field(default_factory=Serving)
     order: tuple[Order, Future[Parcel]] | None = None
 
@@ -167,7 +168,8 @@ class Feed:
         elif isinstance(message, Done):
             follower.serving.done(message.transfer, message.version, message.hash)
         else:
-            follower.serving.again(message.transfer, self._known(message.version, message.hash))
+            follower.claim = message.version, message.hash
+            follower.serving.again(message.transfer, self._known(*follower.claim))
 
     def _known(self, version: int, content: int) -> int:
         """Return the number by which this history knows what a follower holds; 0 where it does not."""
@@ -184,10 +186,15 @@ class Feed:
         follower = self._followers[peer] = _Follower(hello.session)
         if not known:
             return  # it greets again once it has looked at the layout
-        held = self._known(hello.version, hello.hash)
+        follower.claim = hello.version, hello.hash
+        held = self._known(*follower.claim)
+        follower.serving.hello(held, self._resumed(hello), now, hello.version)
+        self._tell_same(peer, held)
+
+    def _tell_same(self, peer: bytes, held: int) -> None:
+        newest = self._history.newest
         if held and held == newest.number:
             self._hub.send(peer, Same(held, newest.hash, newest.published).pack())
-        follower.serving.hello(held, self._resumed(hello), now, hello.version)
 
     def _count_on(self, hello: Hello) -> None:
         """Number the newest version above what a follower has seen: it takes nothing that looks older."""
@@ -227,6 +234,9 @@ class Feed:
             order, made = follower.order
             follower.order = None
             serving.made(order, made.result(), now)
+        if not serving.expected and follower.order is None and (held := self._known(*follower.claim)):
+            serving.held = held  # a base from elsewhere, which was published since
+            self._tell_same(peer, held)
         for message in serving.messages(now):
             self._hub.send(peer, message.pack())
         if follower.order is None:

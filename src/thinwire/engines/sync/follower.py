@@ -45,10 +45,10 @@ class Following:
     """Where a follower stands.
 
     ``version`` is the number of the version in use, ``held`` of the newest one here, ``age`` the seconds
-    since that was published (None: none yet). ``nbytes``: all wire bytes received; ``ratio``: what the versions
-    would have taken in full over that; ``trip``: the shortest round trip [s]; ``rate``: of the last patch
-    [bytes/s]; ``ahead``: by how much the publisher's clock is ahead of this one [s], to within ``doubt``;
-    ``abandoned``: patches given up for newer ones; ``restarts``: other publishers' lives seen.
+    since that was published (None: none yet). ``nbytes``: all wire bytes received; ``ratio``: what the
+    versions would have taken in full over that; ``trip``: the shortest round trip [s]; ``rate``: of the last
+    patch [bytes/s]; ``ahead``: by how much the publisher's clock is ahead of this one [s], to within
+    ``doubt``; ``abandoned``: patches given up for newer ones; ``restarts``: other publishers' lives seen.
     """
 
     version: int
@@ -159,6 +159,8 @@ class Follower:
         """
         self._await(lambda: self._newest.number >= version, timeout)
         if self._newest.number < version:
+            if self._closing:
+                raise LinkError(f"this end stopped following {self._spoke.peer}")
             raise LinkError(f"waited {timeout:g} s for version {version} from {self._spoke.peer}")
         return self._newest
 
@@ -173,7 +175,7 @@ class Follower:
             left = self._spoke.heard + self._patience - monotonic()
             if left <= 0:
                 raise LinkError(f"no sign of {self._spoke.peer} for {self._patience:g} s")
-            self._await(lambda: self._newest.number > seen or self._closing, left)  # noqa: B023
+            self._await(lambda: self._newest.number > seen, left)  # noqa: B023
             if self._newest.number > seen:
                 version = self._newest
                 seen = version.number
@@ -228,7 +230,7 @@ class Follower:
 
     def _await(self, done: Callable[[], bool], timeout: float) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: done() or self._error is not None, timeout)
+            self._changed.wait_for(lambda: done() or self._closing or self._error is not None, timeout)
         self._raise()
 
     def _raise(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from time import monotonic, sleep
 from types import TracebackType
 
 import torch
@@ -14,6 +15,10 @@ from thinwire.links.station import SILENCE
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.state.patch import Version
+from thinwire.types import LinkError
+
+TIMEOUT = 60.0  # seconds
+POLL = 0.01  # seconds
 
 
 class Publisher:
@@ -76,6 +81,15 @@ class Publisher:
     def sent(self) -> int:
         """Wire bytes sent to all followers so far."""
         return self._feed.sent
+
+    def flush(self, timeout: float = TIMEOUT) -> None:
+        """Wait until all who follow now hold the newest version; ``LinkError`` naming one who does not."""
+        newest, end = self.newest.number, monotonic() + timeout
+        while behind := [f.name for f in self.followers if f.version < newest]:
+            self._feed.check()
+            if monotonic() > end:
+                raise LinkError(f"waited {timeout:g} s for follower {behind[0]} to hold version {newest}")
+            sleep(POLL)
 
     def close(self) -> None:
         """Stop; followers keep what they hold, and go on looking for a publisher here. Harmless twice."""

@@ -114,16 +114,16 @@ class Reception:
                 thread.join(30.0)
 
     def hello(self) -> None:
-        """Say what is held, once nothing waits to be applied."""
-        with self._lock:
-            self._hello_due = bool(self._pending)
-            if self._pending or self._closing:
-                return
-            self._session += 1
-            self._answered, self._asked_at = False, monotonic()
-            self._part, self._landing = self._useful(self._landing or self._part), None
-            message = self._hello()
-        self.spoke.send(message.pack())
+        """Say what is held, from any thread: the listening one does it once nothing waits to be applied."""
+        self._hello_due = True
+        self.spoke.wake()
+
+    def _say_hello(self) -> None:
+        self._hello_due = False
+        self._session += 1
+        self._answered, self._asked_at = False, monotonic()
+        self._part, self._landing = self._useful(self._landing or self._part), None
+        self.spoke.send(self._hello().pack())
 
     def _hello(self) -> Hello:
         held, part = self._target.held, self._part
@@ -156,7 +156,9 @@ class Reception:
                 if event is not None:
                     self._take(event)
                 elif self.spoke.joined and not self._answered and monotonic() - self._asked_at > ANSWER:
-                    self.hello()
+                    self._hello_due = True
+                if self._hello_due and not self._pending:
+                    self._say_hello()
         except Exception as e:
             if not (self._closing and isinstance(e, LinkError)):
                 self._failed(e)
@@ -164,7 +166,7 @@ class Reception:
 
     def _take(self, event: Event) -> None:
         if event.kind is Kind.JOINED:
-            self.hello()
+            self._hello_due = True
         elif event.kind is Kind.DATA:
             self.heard = monotonic()
             try:
@@ -172,7 +174,7 @@ class Reception:
             except PayloadError as e:
                 self._failure(e)
                 self._landing = self._part = None
-                self.hello()
+                self._hello_due = True
 
     def _hear(self, message: Message) -> None:
         if isinstance(message, LayoutIs):
@@ -183,7 +185,7 @@ class Reception:
                     f"{self.spoke.peer} speaks protocol {message.protocol}, this end {PROTOCOL}: install the "
                     "same thinwire at both"
                 )
-            self.hello()
+            self._hello_due = True
         elif not self._answered:
             return  # of a connection or a session before
         elif isinstance(message, Begin):
@@ -205,15 +207,13 @@ class Reception:
         self._received, self._answered, self._landing = 0, True, None
         if self._layout is None or message.layout.hex() != self._layout.digest:
             if not len(message.json):
-                self._layout = None
-                self.hello()
+                self._layout, self._hello_due = None, True
                 return
             layout = Layout.from_json(message.json)
             if layout.digest != message.layout.hex():
                 raise PayloadError("a layout whose digest is another")
             self._target.agree(layout, bytes(message.name).rstrip(b"\0").decode(errors="replace"))
-            self._layout = layout
-            self.hello()
+            self._layout, self._hello_due = layout, True
 
     def _begin(self, begin: Begin) -> None:
         part, self._part = self._part, None
@@ -250,12 +250,11 @@ class Reception:
             while (item := self._todo.get()) is not None:
                 landing, seconds = item
                 answer = self._apply(landing, seconds)
+                self.spoke.send(answer.pack())
                 with self._lock:
                     self._pending -= 1
-                    due = self._hello_due and not self._pending
-                self.spoke.send(answer.pack())
-                if due:
-                    self.hello()
+                if self._hello_due:
+                    self.spoke.wake()
         except Exception as e:
             self._failed(e)
             self.spoke.close(0.0)
