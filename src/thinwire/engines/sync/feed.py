@@ -26,7 +26,7 @@ from thinwire.engines.sync.protocol import (
     Message,
     Same,
 )
-from thinwire.engines.sync.serving import Order, Parcel, Serving
+from thinwire.engines.sync.serving import CHECK_SHARE, Order, Parcel, Serving
 from thinwire.links.events import Event, Kind
 from thinwire.links.hub import Hub
 from thinwire.links.inbox import renewed
@@ -81,16 +81,18 @@ class Feed:
         self._outnumber = outnumber or history.outnumber
         self.instance = instance or secrets.token_bytes(16)
         self._digest = bytes.fromhex(history.layout.digest)
-        self._making = Making(history, hub.wake)
+        self._making = Making(history, self.wake)
         self._followers: dict[bytes, _Follower] = {}
         self._parked: OrderedDict[Parcel, float] = OrderedDict()
-        self._closing = False
+        self._closing = self._news = False
+        self._compare_at = 0.0  # when a patch may be made next only to compare its size
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name=f"feed at port {hub.port}", daemon=True)
         self._thread.start()
 
     def wake(self) -> None:
         """Look at the history again: there is a newer version."""
+        self._news = True
         self._hub.wake()
 
     def check(self) -> None:
@@ -134,15 +136,20 @@ class Feed:
             self._hub.close(0.0)
 
     def _turn(self) -> None:
+        touched: set[bytes] = set()
         timeout = TURN
         for _ in range(BURST):
             event = self._hub.recv(timeout)
             if event is None:
                 break
             self._take(event)
+            touched.add(event.peer)
             timeout = 0.0
-        for peer, follower in list(self._followers.items()):
-            self._serve(peer, follower)
+        if self._news or not touched:
+            self._news, touched = False, set(self._followers)
+        for peer in touched:
+            if peer in self._followers:
+                self._serve(peer, self._followers[peer])
 
     def _take(self, event: Event) -> None:
         if event.kind is Kind.LOST:
@@ -240,6 +247,9 @@ class Feed:
         for message in serving.messages(now):
             self._hub.send(peer, message.pack())
         if follower.order is None:
-            wanted = serving.order(self._history.newest.number, now, self._making.seconds)
+            seconds, compare = self._making.seconds, now >= self._compare_at
+            wanted = serving.order(self._history.newest.number, now, seconds, compare)
             if wanted is not None:
+                if wanted.compare:  # all followers together get this share of a core
+                    self._compare_at = now + seconds / CHECK_SHARE
                 follower.order = wanted, self._making.start(wanted)

@@ -31,10 +31,11 @@ class Parcel:
 
 
 class Order(NamedTuple):
-    """A patch that should be made: from ``base`` (0: nothing) to the newest version."""
+    """A patch that should be made: from ``base`` (0: nothing) to the newest version; or only to compare."""
 
     base: int
     number: int  # of the order
+    compare: bool = False
 
 
 @dataclass
@@ -135,17 +136,20 @@ class Serving:
         last = self.sending or (self.unproved[-1] if self.unproved else None)
         return last.parcel.version if last is not None else self.held
 
-    def order(self, newest: int, now: float, making: float) -> Order | None:
-        """Return the patch that should be made now, if any; it takes about ``making`` seconds."""
+    def order(self, newest: int, now: float, making: float, compare: bool = True) -> Order | None:
+        """Return the patch that should be made now, if any; it takes about ``making`` seconds.
+
+        ``compare``: whether one may be made only to see whether it is smaller than what is left to send.
+        """
         if not self.greeted or self._ordered is not None or self._next is not None:
             return None
         if newest > max(self.expected, self._floor) and self._nearly_free(making):
             return self._placed(self.expected)
         sending = self.sending
-        if sending is not None and self._worth_comparing(sending, newest, now, making):
+        if compare and sending is not None and self._worth_comparing(sending, newest, now, making):
             sending.compared, sending.compared_at = newest, now
             self._comparing = sending
-            return self._placed(sending.parcel.base)
+            return self._placed(sending.parcel.base, compare=True)
         return None
 
     def messages(self, now: float) -> list[Message]:
@@ -170,9 +174,9 @@ class Serving:
         self._ordered = self._comparing = None
         self.unproved.clear()
 
-    def _placed(self, base: int) -> Order:
+    def _placed(self, base: int, compare: bool = False) -> Order:
         self._orders += 1
-        self._ordered = Order(base, self._orders)
+        self._ordered = Order(base, self._orders, compare)
         return self._ordered
 
     def _begin(self, parcel: Parcel, now: float, start: int) -> None:
