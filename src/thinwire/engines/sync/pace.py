@@ -45,7 +45,7 @@ class Pace:
     0
     >>> pace.acked(8192, now=0.1)
     >>> pace.rate, pace.room
-    (81920.0, 17203)
+    (81920.0, 20480)
     """
 
     def __init__(self) -> None:
