@@ -12,9 +12,8 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinwire.state import changes, stream
-from thinwire.state.changes import Block, decode, encode, pack_blocks, unpack_blocks
-from thinwire.state.classes import members
+from thinwire.state import changes, parting, stream
+from thinwire.state.changes import Block, Look, count_blocks, decode, encode, pack_blocks, unpack_blocks
 from thinwire.state.numbers import LARGEST, pack_numbers, unpack_numbers
 from thinwire.state.planes import decode_whole, encode_whole
 from thinwire.state.stream import Array, Reader, uvarint
@@ -55,6 +54,11 @@ def difference(before: Array, after: Array) -> Block:
     return Block(before.size, at, after[at] - before[at])
 
 
+def held(*words: Array) -> Look:
+    """Return the words of blocks as both ends look at them."""
+    return lambda i, start, stop: words[i][start:stop]
+
+
 def entropy(values: Array) -> float:
     """Return the order-0 entropy of all values together in bytes."""
     counts = np.unique(values, return_counts=True)[1]
@@ -86,9 +90,10 @@ def test_what_was_packed_comes_out(
     blocks = [random_block(rng, numel, share, word, scale) for numel, share in sizes]
     before = [random_words(rng, numel, word) for numel, _ in sizes]
     given_ = [Block(b.numel, None, b.dense()) if dense else b for b in blocks]
-    look = before.__getitem__ if known else None
+    look = held(*before) if known else None
     body = pack_blocks(given_, word, look)
     found = unpack_blocks(body, [b.numel for b in blocks], word, whole, look)
+    assert count_blocks(body, [b.numel for b in blocks], word) == sum(b.moved() for b in blocks)
     for got, expected in zip(found, blocks, strict=True):
         positions, diffs = got.sparse()
         assert positions.dtype == np.int32 and diffs.dtype == word and diffs.flags.writeable
@@ -103,10 +108,11 @@ def test_words_come_out_as_an_optimiser_left_them(rate: float, steps: int) -> No
     half = before.size // 2
     blocks = [difference(before[:half], after[:half]), difference(before[half:], after[half:])]
     old = [before[:half], before[half:]]
-    body = pack_blocks(blocks, SHORT, old.__getitem__)
+    body = pack_blocks(blocks, SHORT, held(*old))
     assert body[1]  # by classes
     words = before.copy()
-    found = unpack_blocks(body, [half, half], SHORT, True, old.__getitem__)
+    found = unpack_blocks(body, [half, half], SHORT, True, held(*old))
+    assert count_blocks(body, [half, half], SHORT) == sum(block.moved() for block in blocks)
     found[0].add_to(words[:half])
     found[1].add_to(words[half:])
     assert np.array_equal(words, after)
@@ -138,7 +144,7 @@ def test_bytes_are_at_least_ten_per_cent_fewer_than_others(rate: float, steps: i
     xored = min(len(c.compress((before ^ after).tobytes())) for c in coders)
     values = min(len(c.compress(index + after[block.positions].tobytes())) for c in coders)
     apart = min(len(c.compress(index)) + len(c.compress(after[block.positions].tobytes())) for c in coders)
-    plain, classed = len(pack_blocks([block], SHORT)), len(pack_blocks([block], SHORT, lambda _: before))
+    plain, classed = len(pack_blocks([block], SHORT)), len(pack_blocks([block], SHORT, held(before)))
     assert plain < 0.9 * min(xored, values, apart)
     assert classed < 0.9 * plain
 
@@ -204,7 +210,7 @@ def sample_bodies() -> list[tuple[bytes, list[int], np.dtype, Array | None]]:
         blocks = [random_block(rng, n, share, word, scale) for n in (300, 5000)]
         found.append((pack_blocks(blocks, word), [300, 5000], word, None))
     before, after = optimised(1e-6, 16, 1 << 15)
-    body = pack_blocks([difference(before, after)], SHORT, lambda _: before)
+    body = pack_blocks([difference(before, after)], SHORT, held(before))
     assert body[1]  # by classes
     return [*found, (body, [1 << 15], SHORT, before)]
 
@@ -213,7 +219,7 @@ def sample_bodies() -> list[tuple[bytes, list[int], np.dtype, Array | None]]:
 def test_damaged_bytes_are_refused_or_stay_in_bounds(
     body: bytes, numels: list[int], word: np.dtype, before: Array | None
 ) -> None:
-    look = None if before is None else lambda _: before
+    look = None if before is None else held(before)
     rng = np.random.default_rng(5)
     cut = [body[:n] for n in {*range(min(60, len(body))), *range(0, len(body), 97)}]
     flipped = []
@@ -238,7 +244,7 @@ def test_damaged_bytes_are_refused_or_stay_in_bounds(
 @settings(deadline=None, max_examples=200)
 @given(st.binary(max_size=200), st.sampled_from(WORDS), st.lists(st.integers(0, 5000), max_size=3))
 def test_any_bytes_are_refused_or_stay_in_bounds(data: bytes, word: np.dtype, numels: list[int]) -> None:
-    look = [np.zeros(n, dtype=word) for n in numels].__getitem__
+    look = held(*[np.zeros(n, dtype=word) for n in numels])
     try:
         for block in unpack_blocks(data, numels, word, before=look):
             block.add_to(np.zeros(block.numel, dtype=word))
@@ -271,7 +277,7 @@ def test_a_few_bytes_cannot_claim_much_memory(body: bytes, reason: str) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(PayloadError, match=reason):
-            unpack_blocks(body, [100], SHORT, before=lambda _: words)
+            unpack_blocks(body, [100], SHORT, before=held(words))
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
@@ -279,19 +285,26 @@ def test_a_few_bytes_cannot_claim_much_memory(body: bytes, reason: str) -> None:
 
 def test_a_patch_for_other_words_is_refused() -> None:
     before, after = optimised(1e-6, 16)
-    body = pack_blocks([difference(before, after)], SHORT, lambda _: before)
+    body = pack_blocks([difference(before, after)], SHORT, held(before))
     with pytest.raises(PayloadError, match="other words"):
-        unpack_blocks(body, [before.size], SHORT, before=lambda _: np.zeros_like(before))
+        unpack_blocks(body, [before.size], SHORT, before=held(np.zeros_like(before)))
     with pytest.raises(PayloadError, match="none are held"):
         unpack_blocks(body, [before.size], SHORT)
 
 
-def test_classes_are_disjoint_and_below_the_last_cut() -> None:
-    words = optimised(1e-6, 1)[0]
-    found = members(words, [110, 118])
-    sizes = (words.view(np.uint16) << 1) >> 8
-    assert np.array_equal(found[0], np.flatnonzero(sizes < 110))
-    assert np.array_equal(found[1], np.flatnonzero((sizes >= 110) & (sizes < 118)))
+@pytest.mark.parametrize("length", [1 << 9, 1 << 12])
+def test_what_is_taken_out_by_class_is_put_back(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
+    monkeypatch.setattr(parting, "RUN", length)
+    before, after = optimised(1e-5, 4, 5000)
+    block, cuts = difference(before, after), [110, 118, 120]
+    classes, rest = parting.take_out([block], held(before), cuts)
+    sizes = (before.view(np.uint16) << 1) >> 8
+    for least, cut, diffs in zip([0, *cuts], cuts, classes, strict=False):
+        assert np.array_equal(diffs, block.dense()[(least <= sizes) & (sizes < cut)])
+    assert rest[0].positions is not None and (sizes[rest[0].positions] >= cuts[-1]).all()
+    assert 0 < rest[0].moved() < block.moved()
+    (again,) = parting.put_back(rest, classes, held(before), cuts)
+    assert np.array_equal(again.dense(), block.dense())
 
 
 def test_wrong_blocks_are_input_errors() -> None:
@@ -305,7 +318,7 @@ def test_wrong_blocks_are_input_errors() -> None:
     with pytest.raises(InputError, match="of zero"):
         encode(at[:1], diffs[:1] * 0, 9, SHORT)
     many = np.arange(300, dtype=np.int32)
-    with pytest.raises(InputError, match="8 words of int16, expected 400"):
+    with pytest.raises(InputError, match="8 words of int16 before a change of 400"):
         encode(many, np.ones(300, dtype=np.int16), 400, SHORT, before=np.zeros(8, dtype=np.int16))
 
 
@@ -319,8 +332,8 @@ def test_without_zstandard_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -
 def test_classes_longer_than_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changes, "CUT", 1000)
     before, after = optimised(5e-5, 1)
-    body = pack_blocks([difference(before, after)], SHORT, lambda _: before)
+    body = pack_blocks([difference(before, after)], SHORT, held(before))
     assert body[1]
     words = before.copy()
-    unpack_blocks(body, [before.size], SHORT, True, lambda _: before)[0].add_to(words)
+    unpack_blocks(body, [before.size], SHORT, True, held(before))[0].add_to(words)
     assert np.array_equal(words, after)

@@ -1,1 +1,1 @@
-"""State synchronisation: what both ends hold of a named set of tensors, and what takes it to the next version."""
+"""State synchronisation: a named set of tensors held at both ends, and what takes it to the next version."""

@@ -10,11 +10,11 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from thinwire.state.changes import Block, pack_blocks, unpack_blocks
+from thinwire.state.changes import Block, Look, count_blocks, pack_blocks, unpack_blocks
 from thinwire.state.layout import Layout
 from thinwire.state.planes import decode_whole, encode_whole
 from thinwire.state.words import Words
@@ -29,34 +29,51 @@ LENGTH = struct.Struct("<I")
 Changes = Mapping[int, tuple[np.ndarray | None, np.ndarray]]
 
 
-def pack_changes(layout: Layout, found: Changes) -> bytes:
-    """Return the body for differences; those at positions, which rise, are not zero."""
+def pack_changes(layout: Layout, found: Changes, before: Look | None = None) -> bytes:
+    """Return the body for differences; those at positions, which rise, are not zero.
+
+    ``before(piece, start, stop)`` are words before the change, as for ``changes.pack_blocks``.
+    """
     sections = []
     for word, pieces in _pieces(layout).items():
         none = np.zeros(0, np.int32), np.zeros(0, word)
         blocks = [Block(layout.blocks()[i].numel, *found.get(i, none)) for i in pieces]
-        sections.append((word, pack_blocks(blocks, word)))
+        sections.append((word, pack_blocks(blocks, word, _of(pieces, before))))
     return _join(CHANGES, sections)
 
 
-def pack_whole(words: Words) -> bytes:
-    """Return the body for all words."""
+def pack_whole(layout: Layout, words: Callable[[int], np.ndarray]) -> bytes:
+    """Return the body for all words; ``words(piece)`` are asked for piece by piece."""
     sections = []
-    for word, pieces in _pieces(words.layout).items():
-        parts = [encode_whole(words[i]) for i in pieces]
+    for word, pieces in _pieces(layout).items():
+        parts = [encode_whole(words(i)) for i in pieces]
         sections.append((word, b"".join(p for part in parts for p in (LENGTH.pack(len(part)), part))))
     return _join(WHOLE, sections)
 
 
-def unpack_changes(layout: Layout, body: bytes) -> dict[int, tuple[np.ndarray | None, np.ndarray]]:
-    """Return the differences of the pieces that have any. Errors: ``PayloadError``."""
+def unpack_changes(
+    layout: Layout, body: bytes, before: Look | None = None
+) -> dict[int, tuple[np.ndarray | None, np.ndarray]]:
+    """Return the differences of the pieces that have any. Errors: ``PayloadError``.
+
+    Bodies packed with words before the change can only be read with them.
+    """
     found: dict[int, tuple[np.ndarray | None, np.ndarray]] = {}
     for word, pieces, data in _sections(layout, body, CHANGES):
         numels = [layout.blocks()[i].numel for i in pieces]
-        for i, block in zip(pieces, unpack_blocks(data, numels, word, whole=True), strict=True):
+        blocks = unpack_blocks(data, numels, word, whole=True, before=_of(pieces, before))
+        for i, block in zip(pieces, blocks, strict=True):
             if len(block.diffs):
                 found[i] = block.positions, block.diffs
     return found
+
+
+def count_changes(layout: Layout, body: bytes) -> int:
+    """Return how many elements a body changes; no words are needed. Errors: ``PayloadError``."""
+    count = 0
+    for word, pieces, data in _sections(layout, body, CHANGES):
+        count += count_blocks(data, [layout.blocks()[i].numel for i in pieces], word)
+    return count
 
 
 def unpack_whole(body: bytes, words: Words) -> None:
@@ -80,6 +97,11 @@ def _pieces(layout: Layout) -> dict[np.dtype, list[int]]:
     for i, piece in enumerate(layout.blocks()):
         found[piece.word].append(i)
     return found
+
+
+def _of(pieces: list[int], before: Look | None) -> Look | None:
+    """Return ``before`` by the index among ``pieces``."""
+    return None if before is None else lambda i, start, stop: before(pieces[i], start, stop)
 
 
 def _join(kind: int, sections: list[tuple[np.dtype, bytes]]) -> bytes:

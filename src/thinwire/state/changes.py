@@ -14,33 +14,29 @@ fixed number of bytes an element of the declared blocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
 
 from thinwire.state.blocks import Block, check_block, pack_plain, unpack_plain
-from thinwire.state.classes import MAX_CUTS, choose, members, sizes_of
-from thinwire.state.masks import where
+from thinwire.state.classes import MAX_CUTS, choose
+from thinwire.state.parting import Look, put_back, take_out
 from thinwire.state.positions import MAX_SIZE
 from thinwire.state.stream import Array, Reader, pack_flags, uvarint
 from thinwire.types import InputError, PayloadError, require
 
-__all__ = ["Block", "decode", "encode", "pack_blocks", "unpack_blocks"]
+__all__ = ["Block", "Look", "count_blocks", "decode", "encode", "pack_blocks", "unpack_blocks"]
 
 CUT = 1 << 22
-_OTHER = "a patch for other words than are held"
-
-
-Look = Callable[[int], Array]  # all words of a block before its change, by its index
 
 
 def pack_blocks(blocks: Sequence[Block], word: np.dtype, before: Look | None = None) -> bytes:
     """Return what changed in ``blocks`` of signed integers ``word`` as bytes.
 
-    ``before(i)``, asked at most twice a block, are all words of block i before the change. With them, which
-    the other end then needs too, it is half the bytes where steps are small. Errors: ``InputError`` for
-    positions out of order or range, and for a difference of zero at one.
+    ``before(i, start, stop)`` are the words of block i, from ``start`` on, before the change; each is asked
+    for at most twice. With them, which the other end then needs too, it is half the bytes where steps are
+    small. Errors: ``InputError`` for positions out of order or range, and for a difference of zero at one.
 
     >>> at = np.array([3, 70], dtype=np.int32)
     >>> body = pack_blocks([Block(100, at, np.array([1, -1], dtype=np.int16))], np.dtype(np.int16))
@@ -51,12 +47,10 @@ def pack_blocks(blocks: Sequence[Block], word: np.dtype, before: Look | None = N
         check_block(block, word)
     touched = [block.moved() > 0 for block in blocks]
     rest = [block for block, some in zip(blocks, touched, strict=True) if some]
-    look = _among(before, touched, [block.numel for block in rest], word)
-    cuts, classes = list[int](), list[Array]()
-    if look:
-        cuts = choose(rest, look)
-        if cuts:
-            classes, rest = _split(rest, look, cuts)
+    look = _among(before, touched)
+    cuts, classes = choose(rest, look) if look else [], list[Array]()
+    if look and cuts:
+        classes, rest = take_out(rest, look, cuts)
     out = [pack_flags(touched), bytes((len(cuts), *cuts)), *(uvarint(diffs.size) for diffs in classes)]
     out += [pack_plain([Block(p.size, None, p) for p in _cut(diffs)], word) for diffs in classes]
     return b"".join([*out, pack_plain(rest, word)])
@@ -71,68 +65,68 @@ def unpack_blocks(
 ) -> list[Block]:
     """Return the blocks of ``numels`` elements that ``pack_blocks`` packed; their arrays are writable.
 
-    ``before(i)``, asked at most once, as for ``pack_blocks``. With ``whole``, blocks of which most changed
-    may have a difference for every element and no positions.
+    ``before`` is as for ``pack_blocks``; each word is asked for at most once. With ``whole``, blocks of which
+    most changed may have a difference for every element and no positions.
     """
     for n in numels:
         require(0 <= n <= MAX_SIZE, InputError, f"a block of {n} elements, at most {MAX_SIZE}; cut it")
     reader = Reader(data)
     touched = reader.flags(len(numels))
     sizes = [n for n, some in zip(numels, touched, strict=True) if some]
-    found = iter(_unpack(reader, sizes, word, _among(before, touched, sizes, word)))
+    found = iter(_unpack(reader, sizes, word, _among(before, touched)))
     empty = np.empty(0, dtype=np.int32), np.empty(0, dtype=word)
     blocks = [next(found) if some else Block(n, *empty) for n, some in zip(numels, touched, strict=True)]
     return blocks if whole else [Block(block.numel, *block.sparse()) for block in blocks]
 
 
+def count_blocks(data: bytes | bytearray | memoryview, numels: Sequence[int], word: np.dtype) -> int:
+    """Return how many elements ``unpack_blocks`` would find changed, which takes no words."""
+    reader = Reader(data)
+    _, classes, rest = _parts(
+        reader, [n for n, some in zip(numels, reader.flags(len(numels)), strict=True) if some], word
+    )
+    return sum(int(np.count_nonzero(diffs)) for diffs in classes) + sum(block.moved() for block in rest)
+
+
 def encode(positions: Array, diffs: Array, numel: int, word: np.dtype, before: Array | None = None) -> bytes:
     """Return one block as bytes."""
-    look = None if before is None else lambda _: before
-    return pack_blocks([Block(numel, positions, diffs)], word, look)
+    return pack_blocks([Block(numel, positions, diffs)], word, _look(before))
 
 
 def decode(
     data: bytes | bytearray | memoryview, numel: int, word: np.dtype, before: Array | None = None
 ) -> tuple[Array, Array]:
     """Return positions and differences of the one block in ``data``."""
-    look = None if before is None else lambda _: before
-    (block,) = unpack_blocks(data, [numel], word, before=look)
+    (block,) = unpack_blocks(data, [numel], word, before=_look(before))
     return block.sparse()
 
 
-def _among(
-    before: Look | None, touched: Sequence[bool], numels: Sequence[int], word: np.dtype
-) -> Look | None:
-    """Return ``before`` by the index among the blocks that something changes in, each checked."""
+def _among(before: Look | None, touched: Sequence[bool]) -> Look | None:
+    """Return ``before`` by the index among the blocks that something changes in."""
     if before is None:
         return None
-    indices = [i for i, some in enumerate(touched) if some]
-
-    def look(i: int) -> Array:
-        words = before(indices[i])
-        right = words.shape == (numels[i],) and words.dtype == word
-        require(right, InputError, f"{words.size} words of {words.dtype}, expected {numels[i]} of {word}")
-        return words
-
-    return look
+    look, indices = before, [i for i, some in enumerate(touched) if some]
+    return lambda i, start, stop: look(indices[i], start, stop)
 
 
-def _split(blocks: Sequence[Block], before: Look, cuts: Sequence[int]) -> tuple[list[Array], list[Block]]:
-    """Return the differences of all elements of each class, and the blocks of what changed in none."""
-    classes: list[list[Array]] = [[] for _ in cuts]
-    rest = []
-    for i, block in enumerate(blocks):
-        words, diffs = before(i), block.dense()
-        for parts, at in zip(classes, members(words, cuts), strict=True):
-            parts.append(diffs[at])
-        positions, changed = block.sparse()
-        outside = where(sizes_of(words[positions.astype(np.intp)]) >= cuts[-1])
-        rest.append(Block(block.numel, positions[outside], changed[outside]))
-    return [np.concatenate(parts) for parts in classes], rest
+def _look(before: Array | None) -> Look | None:
+    return None if before is None else lambda _, start, stop: before[start:stop]
 
 
 def _unpack(reader: Reader, numels: Sequence[int], word: np.dtype, before: Look | None) -> list[Block]:
     """Return the blocks of what changed, and leave nothing of the body."""
+    cuts, classes, rest = _parts(reader, numels, word)
+    if not cuts:
+        return rest
+    if before is None:
+        raise PayloadError("a patch that can only be read with the words it changes; none are held")
+    return put_back(rest, classes, before, cuts)
+
+
+def _parts(
+    reader: Reader, numels: Sequence[int], word: np.dtype
+) -> tuple[list[int], list[Array], list[Block]]:
+    """Return the cuts, the differences of each class, and the blocks of what changed elsewhere."""
     cuts = list(reader.take(reader.take(1)[0]))
     rising = len(cuts) <= MAX_CUTS and all(a < b for a, b in pairwise([0, *cuts]))
     require(rising, PayloadError, f"a patch with {len(cuts)} classes out of order")
@@ -141,32 +135,12 @@ def _unpack(reader: Reader, numels: Sequence[int], word: np.dtype, before: Look 
     classes = [_unpack_class(reader, size, word) for size in sizes]
     rest = unpack_plain(reader, numels, word)
     reader.close()
-    if not cuts:
-        return rest
-    if before is None:
-        raise PayloadError("a patch that can only be read with the words it changes; none are held")
-    return _join(rest, classes, before, cuts)
+    return cuts, classes, rest
 
 
 def _unpack_class(reader: Reader, size: int, word: np.dtype) -> Array:
     blocks = unpack_plain(reader, [min(CUT, size - start) for start in range(0, size, CUT)], word)
     return np.concatenate([np.empty(0, dtype=word), *(block.dense() for block in blocks)])
-
-
-def _join(rest: Sequence[Block], classes: Sequence[Array], before: Look, cuts: Sequence[int]) -> list[Block]:
-    """Undo ``_split``."""
-    blocks, used = [], [0] * len(cuts)
-    for i, block in enumerate(rest):
-        diffs = block.dense()
-        for k, at in enumerate(members(before(i), cuts)):
-            part = classes[k][used[k] : used[k] + at.size]
-            require(part.size == at.size, PayloadError, _OTHER)
-            diffs[at] = part
-            used[k] += at.size
-        joined = Block(block.numel, None, diffs)
-        blocks.append(joined if joined.moved() * 3 > block.numel else Block(block.numel, *joined.sparse()))
-    require(used == [part.size for part in classes], PayloadError, _OTHER)
-    return blocks
 
 
 def _cut(diffs: Array) -> list[Array]:

@@ -11,13 +11,12 @@ A size is the highest byte of a word without its sign: the exponent of bf16 and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 
 import numpy as np
 
 from thinwire.state.blocks import Block
-from thinwire.state.masks import where
+from thinwire.state.parting import RUN, Look, runs, sizes_at
 from thinwire.state.stream import Array
 
 MAX_CUTS = 4
@@ -26,61 +25,49 @@ _SYMBOLS = 18  # unchanged, and the bit lengths of a difference from 1 to 17 and
 _FEWEST = 256  # changes that are worth a table
 _PER_CLASS = 2000  # bits: what its streams cost, however short
 _PER_MEMBER = 0.15  # bits that justify the time for an element that is coded by class
-_PIECE = 1 << 19  # elements to work on at a time
-_SAMPLE, _STRIDE = 1 << 12, 1 << 18  # sizes are counted in the first so many elements of each stride
-_MOST = 1 << 14  # changes of a block that are counted
+_SAMPLE = 1 << 10  # elements of a run whose sizes are counted
+_MOST = 1 << 13  # changes that are counted, about
+_RUNS = 256  # that these come from, about
+_RARE = 2.0**-16  # share of elements
 
 
-def members(words: Array, cuts: Sequence[int]) -> list[Array]:
-    """Return where in ``words`` each class is: intp [n] each, increasing. From the last cut on is none."""
-    unsigned = f"u{words.itemsize}"
-    edges = [0, *(cut << 8 * words.itemsize - 8 for cut in cuts)]
-    found: list[list[Array]] = [[] for _ in cuts]
-    for start in range(0, words.size, _PIECE):
-        sizes = words[start : start + _PIECE].view(unsigned) << 1  # without the sign
-        low = where(sizes < edges[-1])
-        sizes = sizes[low]
-        low += start
-        for parts, (least, limit) in zip(found, pairwise(edges), strict=True):
-            parts.append(low[where((sizes >= least) & (sizes < limit))])
-    return [np.concatenate(parts) if parts else np.empty(0, dtype=np.intp) for parts in found]
-
-
-def choose(blocks: Sequence[Block], before: Callable[[int], Array]) -> list[int]:
+def choose(blocks: Sequence[Block], look: Look) -> list[int]:
     """Return the cuts between classes that need fewest bits: increasing sizes; none where that is no gain."""
-    if sum(block.moved() for block in blocks) < _FEWEST:
+    moved, numel = sum(block.moved() for block in blocks), sum(block.numel for block in blocks)
+    if moved < _FEWEST:
         return []
-    table = np.zeros((_SIZES, _SYMBOLS))
-    for i, block in enumerate(blocks):
-        _count(table, *block.sparse(), before(i))
-    return _cheapest(table)
+    step = 1 + moved // _MOST  # look at one run in so many
+    length = min(RUN, max(_SAMPLE, numel // step // _RUNS))
+    places = [(i, run) for i, block in enumerate(blocks) for run in runs(block, length)][::step]
+    all_sizes, sizes_then, by = np.zeros(_SIZES), list[Array](), list[Array]()
+    for i, run in places:
+        sizes = sizes_at(look, i, run, blocks[i].diffs.dtype) >> (8 * blocks[i].diffs.itemsize - 8)
+        sample = sizes[:_SAMPLE]
+        all_sizes += np.bincount(sample, minlength=_SIZES) * (sizes.size / sample.size)
+        at, diffs = run.changes(blocks[i])
+        sizes_then.append(sizes[at])
+        by.append(diffs)
+    return _cheapest(step * _table(all_sizes, np.concatenate(sizes_then), np.concatenate(by)))
 
 
-def sizes_of(words: Array) -> Array:
-    """Return the size of each word, intp [n] of 0..255."""
-    turned = words.view(f"u{words.itemsize}") << 1
-    return (turned >> (8 * words.itemsize - 8)).astype(np.intp)
-
-
-def _count(table: Array, positions: Array, diffs: Array, words: Array) -> None:
-    """Add about how many elements of each size have each symbol."""
-    sample = np.concatenate([words[s : s + _SAMPLE] for s in range(0, words.size, _STRIDE)])
-    unchanged = np.bincount(sizes_of(sample), minlength=_SIZES) * (words.size / sample.size)
-    step = -(-diffs.size // _MOST)
-    sizes = sizes_of(words[positions[::step].astype(np.intp)])
-    lengths = np.frexp(np.abs(diffs[::step].astype(np.float64)))[1]
-    symbols = np.minimum(lengths, _SYMBOLS - 1)
-    counts = np.bincount(sizes * _SYMBOLS + symbols, minlength=table.size).reshape(table.shape) * step
-    table += counts
-    table[:, 0] += np.maximum(unchanged - counts.sum(1), 0)
+def _table(all_sizes: Array, sizes: Array, diffs: Array) -> Array:
+    """Return about how many elements of each size have each symbol: none, or the bits of a difference."""
+    symbols = np.minimum(np.frexp(np.abs(diffs.astype(np.float32)))[1], _SYMBOLS - 1)
+    counts = np.bincount(sizes.astype(np.intp) * _SYMBOLS + symbols, minlength=_SIZES * _SYMBOLS)
+    table = counts.reshape(_SIZES, _SYMBOLS).astype(np.float64)
+    table[:, 0] = np.maximum(all_sizes - table.sum(1), 0)
+    return table
 
 
 def _cheapest(table: Array) -> list[int]:
     """Return the best cuts by dynamic programming over their number and the last one."""
     some = np.flatnonzero(table[:, 1:].any(1))
-    at = np.arange(some[0], min(some[-1] + 2, _SIZES))  # where a cut may be; the first class begins at 0
+    if not some.size:
+        return []
+    rare = np.searchsorted(np.cumsum(table.sum(1)), table.sum() * _RARE)  # not worth the time to look at
+    at = np.arange(max(some[0], rare), min(some[-1] + 2, _SIZES))  # where a cut may be
     sums = np.concatenate([np.zeros((1, _SYMBOLS)), np.cumsum(table, 0)])[at]
-    sums[0] = 0
+    sums[0] = 0  # the first class begins there
     n = at.size
     inner = sums[None, :] - sums[:, None]
     cost = _bits(inner) + _PER_CLASS + _PER_MEMBER * inner.sum(2)
@@ -102,8 +89,12 @@ def _cheapest(table: Array) -> list[int]:
 
 def _bits(counts: Array) -> Array:
     """Return the order-0 entropy of symbols of these counts [..., symbols] in bits, of all together."""
-    total = counts.sum(-1, keepdims=True)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        each = counts * np.log2(total / counts)
-    bits: Array = np.where(counts > 0, each, 0).sum(-1)
+    bits: Array = _weighed(counts.sum(-1)) - _weighed(counts).sum(-1)
     return bits
+
+
+def _weighed(counts: Array) -> Array:
+    """Return n * log2(n), 0 for 0 and below."""
+    positive = np.maximum(counts, 1e-9)
+    weighed: Array = positive * np.log2(positive)
+    return weighed

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from thinwire.state import body, content, intake, moves, saved
 from thinwire.state.layout import MAX_NBYTES, Layout
-from thinwire.state.log import Change, Entry, Log, logged, merge
+from thinwire.state.log import Entry, Log, logged, merge
 from thinwire.state.moves import Move
+from thinwire.state.past import Gone, Past
 from thinwire.state.patch import MAX_VERSION, Meta, Patch, Version, check_meta
 from thinwire.state.words import Words, filled, named
 from thinwire.types import InputError, require
@@ -173,37 +174,74 @@ class History:
         self._cache = dict([*others.items(), (base, patch)][-CACHED:])
 
     def _make(self, base: int) -> Patch:
+        found = self._since(base)
+        if found is None:
+            return self._keyframe()
+        merged, target, past = found
+        try:
+            changes = {i: past.difference(change, i) for i, change in merged.changes.items()}
+            packed = body.pack_changes(
+                self.layout, changes, lambda i, *run: past.before(merged.changes[i], i, *run)
+            )
+        except Gone:
+            return self._make_at_once(base)
+        return self._patch(merged.base, merged.hash, target, packed)
+
+    def _make_at_once(self, base: int) -> Patch:
+        """Return a patch of which only what takes longest is done while others publish; it is the larger."""
+        with self._lock:
+            found = self._since(base)
+            if found is None:
+                return self._keyframe()
+            merged, target, past = found
+            changes = {i: past.difference(change, i) for i, change in merged.changes.items()}
+        return self._patch(merged.base, merged.hash, target, body.pack_changes(self.layout, changes))
+
+    def _since(self, base: int) -> tuple[Entry, Version, Past] | None:
+        """Return what changed since ``base``, up to which version, and the words of that; None: not known."""
         with self._lock:
             entries, target = self._log.since(base), self._newest
             self._log.mark(target.number)
-            if entries:
-                self._log.mark(base)
-        if not entries:
-            return self._keyframe()
+            if not entries:
+                return None
+            self._log.mark(base)
         merged = merge(entries, self.layout.blocks())  # the long part: publishing may go on meanwhile
         with self._lock:
             if self._newest is not target:
                 since = self._log.since(target.number)
                 entries = [merged, *since] if since else self._log.since(base)
                 if not entries:
-                    return self._keyframe()
+                    return None
                 merged, target = merge(entries, self.layout.blocks()), self._newest
             self._log.mark(target.number)
-            found = {i: self._difference(i, change) for i, change in merged.changes.items()}
-        packed = body.pack_changes(self.layout, found)
-        return self._patch(merged.base, merged.hash, target, packed)
+            return merged, target, self._past(target)
 
-    def _difference(self, piece: int, change: Change) -> tuple[np.ndarray | None, np.ndarray]:
-        diffs = self._words[piece][moves.where(change.positions)] - change.old
-        if change.positions is None or diffs.all():
-            return change.positions, diffs
-        still = np.flatnonzero(diffs)  # the others are back to what they were
-        return change.positions[still], diffs[still]
+    def _past(self, version: Version) -> Past:
+        """Return the words of a version that is the newest now."""
+
+        def since() -> list[Entry]:
+            if self._newest is version:
+                return []
+            entries = self._log.since(version.number)
+            if not entries:
+                raise Gone
+            return entries
+
+        return Past(self._lock, lambda piece: self._words[piece], since)
 
     def _keyframe(self) -> Patch:
         with self._lock:
-            words, target = self._words.copy(), self._newest
-        return self._patch(0, 0, target, body.pack_whole(words))
+            target = self._newest
+            self._log.mark(target.number)
+            past = self._past(target)
+        numels = [piece.numel for piece in self.layout.blocks()]
+        try:
+            packed = body.pack_whole(self.layout, lambda i: past.words(i, 0, numels[i]))
+        except Gone:
+            with self._lock:
+                words, target = self._words.copy(), self._newest
+            packed = body.pack_whole(self.layout, words.__getitem__)
+        return self._patch(0, 0, target, packed)
 
     def save(self, path: str | Path) -> None:
         """Write the newest version as a file: who starts again from it knows what followers hold of it.

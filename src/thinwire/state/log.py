@@ -33,6 +33,16 @@ class Change(NamedTuple):
     def nbytes(self) -> int:
         return self.old.nbytes + (0 if self.positions is None else self.positions.nbytes)
 
+    def undo(self, words: np.ndarray, start: int) -> None:
+        """Put the old words back into ``words``, those of the piece from ``start`` on."""
+        stop = start + len(words)
+        if self.positions is None:
+            words[...] = self.old[start:stop]
+        else:
+            ends = np.array((start, stop), dtype=self.positions.dtype)  # of another type, all would be cast
+            first, last = self.positions.searchsorted(ends)
+            words[self.positions[first:last].astype(np.intp) - start] = self.old[first:last]
+
 
 @dataclass(frozen=True)
 class Entry:

@@ -47,7 +47,8 @@ def moves(patch: Patch, words: Words, held: Version) -> list[Move]:
     Errors: ``PayloadError`` for a body that cannot be, ``DesyncError`` where it leads to other contents.
     """
     found = []
-    for i, (positions, diffs) in body.unpack_changes(words.layout, patch.body).items():
+    changes = body.unpack_changes(words.layout, patch.body, lambda i, start, stop: words[i][start:stop])
+    for i, (positions, diffs) in changes.items():
         old = words[i].copy() if positions is None else words[i][where(positions)]
         found.append(Move(i, positions, old, old + diffs))
         _check_truths(words.layout, i, found[-1].new)

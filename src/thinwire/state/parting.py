@@ -1,0 +1,148 @@
+"""Take the differences of each class out of blocks and put them back: run by run, within the cache.
+
+Both ends know the words before the change, so which class an element is of need not travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from thinwire.state.blocks import Block
+from thinwire.state.masks import where
+from thinwire.state.stream import Array
+from thinwire.types import InputError, PayloadError
+
+RUN = 1 << 18  # elements to work on at a time: words, sizes and differences of 2 bytes fit a level 2 cache
+_WHOLE = 3  # where more than one in so many changed, a difference for every element takes less memory
+
+# Words of a block before its change: its index, and from which element to before which. They may be a view,
+# and are done with before others are asked for.
+Look = Callable[[int, int, int], Array]
+Changes = tuple[Array, Array]  # positions [n], differences [n]
+
+
+class Run(NamedTuple):
+    """Elements ``start`` to ``stop`` of a block, and which of its changes are among them."""
+
+    start: int
+    stop: int
+    first: int
+    last: int
+
+    def changes(self, block: Block) -> Changes:
+        """Return the changes here, their positions from ``start`` on: intp."""
+        if block.positions is None:
+            diffs = block.diffs[self.start : self.stop]
+            at = where(diffs != 0)
+            return at, diffs[at]
+        at = block.positions[self.first : self.last].astype(np.intp)
+        at -= self.start
+        return at, block.diffs[self.first : self.last]
+
+
+def runs(block: Block, length: int | None = None) -> Iterator[Run]:
+    """Yield the runs of a block, each of ``length`` elements (``RUN``) but the last."""
+    length = length or RUN
+    starts = range(0, block.numel, length)
+    firsts = [0] * len(starts)
+    if block.positions is not None:
+        firsts = block.positions.searchsorted(np.array(starts, dtype=block.positions.dtype)).tolist()
+    for start, first, last in zip(starts, firsts, [*firsts[1:], block.diffs.size], strict=True):
+        yield Run(start, min(start + length, block.numel), first, last)
+
+
+def sizes_at(look: Look, index: int, run: Run, word: np.dtype) -> Array:
+    """Return the words of a run without their signs, whose highest byte is their size: unsigned [n]."""
+    words = look(index, run.start, run.stop)
+    if words.shape != (run.stop - run.start,) or words.dtype != word:
+        raise InputError(
+            f"{words.size} words of {words.dtype} before a change of {run.stop - run.start} of {word}"
+        )
+    sizes: Array = words.view(f"u{word.itemsize}") << 1
+    return sizes
+
+
+def take_out(blocks: Sequence[Block], look: Look, cuts: Sequence[int]) -> tuple[list[Array], list[Block]]:
+    """Return the differences of all elements of each class, and the blocks of what changed in none."""
+    classes: list[list[Array]] = [[] for _ in cuts]
+    rest = []
+    for i, block in enumerate(blocks):
+        word = block.diffs.dtype
+        others, every = list[Changes](), np.zeros(min(RUN, block.numel), dtype=word)
+        for run in runs(block):
+            sizes = sizes_at(look, i, run, word)
+            at, diffs = run.changes(block)
+            members, parts = _classed(sizes, cuts)
+            every[at] = diffs
+            own = every[members]
+            every[at] = 0
+            for found, part in zip(classes, parts, strict=True):
+                found.append(own[part])
+            outside = where(sizes[at] >= _least(cuts[-1], sizes))
+            others.append((at[outside] + run.start, diffs[outside]))
+        rest.append(_gathered(block.numel, others))
+    return [np.concatenate(found) for found in classes], rest
+
+
+def put_back(rest: Sequence[Block], classes: Sequence[Array], look: Look, cuts: Sequence[int]) -> list[Block]:
+    """Undo ``take_out``. Errors: ``PayloadError`` unless there are as many elements of each class."""
+    queues = [_Queue(differences) for differences in classes]
+    blocks = []
+    for i, block in enumerate(rest):
+        word = block.diffs.dtype
+        found, every = list[Changes](), np.zeros(min(RUN, block.numel), dtype=word)
+        for run in runs(block):
+            members, parts = _classed(sizes_at(look, i, run, word), cuts)
+            own = np.empty(members.size, dtype=word)
+            for queue, part in zip(queues, parts, strict=True):
+                own[part] = queue.take(part.size)
+            at, diffs = run.changes(block)
+            every[at] = diffs
+            every[members] = own
+            here = where(every != 0)
+            found.append((here + run.start, every[here]))
+            every[here] = 0
+        blocks.append(_gathered(block.numel, found))
+    for queue in queues:
+        queue.close()
+    return blocks
+
+
+class _Queue:
+    """The differences of a class, of which each run takes as many as it has elements of that class."""
+
+    def __init__(self, differences: Array) -> None:
+        self._differences, self._at = differences, 0
+
+    def take(self, n: int) -> Array:
+        self._at += n
+        if self._at > self._differences.size:
+            raise PayloadError("a patch for other words than are held")
+        return self._differences[self._at - n : self._at]
+
+    def close(self) -> None:
+        if self._at != self._differences.size:
+            raise PayloadError("a patch for other words than are held")
+
+
+def _classed(sizes: Array, cuts: Sequence[int]) -> tuple[Array, list[Array]]:
+    """Return where elements below the last cut are, and which of these each class has: intp, increasing."""
+    members = where(sizes < _least(cuts[-1], sizes))
+    own = sizes[members]
+    below = [own < _least(cut, sizes) for cut in cuts[:-1]] + [np.ones(own.size, dtype=np.bool_)]
+    masks = below[:1] + [b ^ a for a, b in pairwise(below)]
+    return members, [where(mask) for mask in masks]
+
+
+def _least(cut: int, sizes: Array) -> int:
+    return cut << 8 * sizes.itemsize - 8
+
+
+def _gathered(numel: int, found: Sequence[Changes]) -> Block:
+    at = np.concatenate([np.empty(0, dtype=np.int32), *(at for at, _ in found)], dtype=np.int32)
+    block = Block(numel, at, np.concatenate([diffs for _, diffs in found]))
+    return block if at.size * _WHOLE <= numel else Block(numel, None, block.dense())
