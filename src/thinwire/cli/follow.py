@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -21,6 +22,7 @@ from thinwire.engines.sync.shelf_reader import POLL, ShelfReader, ShelfReading
 from thinwire.lab.files import check_out
 from thinwire.lab.progress import megabytes
 from thinwire.links.security import read_token
+from thinwire.state.patch import Version
 from thinwire.state.replica import Replica
 from thinwire.types import InputError, LinkError, require
 
@@ -64,7 +66,21 @@ Patience = Annotated[
     float, typer.Option(metavar="SECONDS", help="Give up after so long without a sign of the publisher.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no live line.")]
-Reader = Follower | ShelfReader
+
+
+class Told(Follower):
+    """A follower that knows whether its publisher has spoken: what was loaded at the start may be old."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.told = threading.Event()
+        super().__init__(*args, **kwargs)
+
+    def _arrived(self, version: Version, nbytes: int, seconds: float) -> None:
+        super()._arrived(version, nbytes, seconds)
+        self.told.set()
+
+
+Reader = Told | ShelfReader
 
 
 def follow(
@@ -108,7 +124,7 @@ def follow(
             reader: Reader = (
                 ShelfReader(place, token, into, state=state, poll=poll, patience=patience)
                 if isinstance(place, str)
-                else Follower(*place, token, into, serve, state=state, patience=patience)
+                else Told(*place, token, into, serve, state=state, patience=patience)
             )
             stack.callback(reader.close)
             live = stack.enter_context(Live(lambda: line(reader), quiet))
@@ -151,13 +167,10 @@ def _newest(reader: Reader, place: Address | str, token: bytes | None, patience:
         if newest is None or newest.number < held.number:
             raise LinkError(f"{place} is older than version {held.number}, which is held; follow it anew")
         return reader.wait(newest.number, patience).number
-    # Whatever was loaded at the start counts when the publisher has said that it is the newest.
-    before, ends = reader.held, time.monotonic() + patience
-    reader.wait(1, patience)
-    while before.hash and reader.held is before and time.monotonic() < ends:
-        reader.wait(1, LOOK)
-        time.sleep(LOOK)
-    require(reader.held is not before, LinkError, f"no sign of {place} for {patience:g} s")
+    ends = time.monotonic() + patience
+    while not reader.told.wait(LOOK):
+        reader.wait(0)  # raises what went wrong
+        require(time.monotonic() < ends, LinkError, f"no version came from {place} within {patience:g} s")
     return reader.held.number
 
 

@@ -6,17 +6,16 @@ import shutil
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
-FRESH = 0.5  # seconds between two looks on a terminal
+FRESH = 0.25  # seconds between two looks
 EVERY = 1.0  # seconds between two plain lines at least
 
 
 class Live:
-    """Shows what ``text`` returns: always on a terminal, else at ``tick``, and the last one at the end.
+    """Shows what ``text`` returns: always on a terminal; else after a ``tick``, and at the end.
 
     ``quiet`` shows nothing but notes.
     """
@@ -25,34 +24,27 @@ class Live:
         self._text, self._quiet = text, quiet
         self._terminal = sys.stderr.isatty()
         self._lock = threading.Lock()
-        self._told, self._told_at = "", -EVERY
+        self._told, self._due = "", False
         self._over = threading.Event()
-        self._thread: threading.Thread | None = None
-        if self._terminal and not quiet:
-            self._thread = threading.Thread(target=self._run, name="live line", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="live line", daemon=True)
+        if not quiet:
             self._thread.start()
 
     def tick(self) -> None:
         """Say that there is news."""
-        if not self._terminal and time.monotonic() - self._told_at >= EVERY:
-            self._plain()
+        self._due = True
 
     def note(self, text: str) -> None:
         """Print a line for people, above the live one."""
         with self._lock:
-            sys.stderr.write(f"{self._clear()}{text}\n")
-            sys.stderr.flush()
+            self._write(f"{text}\n")
 
     def close(self) -> None:
         """Show the last line, and stop. Harmless twice."""
-        if self._over.is_set():
-            return
-        self._over.set()
-        if self._thread is not None:
+        if not self._over.is_set() and not self._quiet:
+            self._over.set()
             self._thread.join()
-            sys.stderr.write("\n")
-        else:
-            self._plain()
+            self._show("\n", self._terminal)
 
     def __enter__(self) -> Live:
         return self
@@ -62,24 +54,27 @@ class Live:
     ) -> None:
         self.close()
 
-    def _plain(self) -> None:
-        self._told_at = time.monotonic()
-        text = self._text()
-        if text != self._told and not self._quiet:
-            self._told = text
-            self.note(text)
-
     def _run(self) -> None:
-        while True:
-            text = self._text()[: shutil.get_terminal_size().columns - 1]
-            with self._lock:
-                sys.stderr.write(f"{self._clear()}{text}")
-                sys.stderr.flush()
-            if self._over.wait(FRESH):
-                return
+        since = EVERY
+        while not self._over.wait(FRESH):
+            since += FRESH
+            if self._terminal:
+                self._show("", True)
+            elif self._due and since >= EVERY:
+                self._due, since = False, 0.0
+                self._show("\n")
 
-    def _clear(self) -> str:
-        return "\r\x1b[K" if self._thread is not None else ""
+    def _show(self, end: str, again: bool = False) -> None:
+        text = self._text()
+        with self._lock:
+            if again or text != self._told:
+                self._told = text
+                room = shutil.get_terminal_size().columns - 1 if self._terminal else len(text)
+                self._write(text[:room] + end)
+
+    def _write(self, text: str) -> None:
+        sys.stderr.write(f"\r\x1b[K{text}" if self._terminal else text)
+        sys.stderr.flush()
 
 
 @contextmanager

@@ -13,11 +13,14 @@ from torch import Tensor
 
 from thinwire.cli.live import Live, stopped_by_signals
 from thinwire.cli.places import PORT, Address, TokenFile, check_port
+from thinwire.engines.sync.peek import recall
 from thinwire.engines.sync.publisher import Publisher
 from thinwire.engines.sync.shelf_writer import ShelfWriter
 from thinwire.engines.sync.watch import LOOK, Watch
 from thinwire.lab.progress import megabytes
 from thinwire.links.security import is_loopback, read_token
+from thinwire.state.history import History
+from thinwire.state.layout import Layout
 from thinwire.state.patch import Version
 from thinwire.types import InputError, LinkError, require
 
@@ -164,36 +167,45 @@ class Outlets:
         name: str,
         token: bytes | None,
     ) -> None:
-        self._tensors, self._dtype, self._bounds = tensors, dtype, bounds
+        self._tensors, self._kind = tensors, (dtype, bounds)
         self._name, self._token = name, token
         self._push: Publisher | None = None
         self._pull: ShelfWriter | None = None
+        self._own: History | None = None
         self.newest = Version()
+
+    @property
+    def history(self) -> History:
+        """The versions."""
+        if self._push is not None:
+            return self._push.history
+        if self._own is None:
+            self._own = History(Layout.of(self._tensors, *self._kind))
+        return self._own
 
     def listen(self, host: str, port: int) -> None:
         """Let followers connect."""
-        kind = (self._dtype, self._bounds)
-        self._push = Publisher(self._tensors, host, port, self._token, self._name, *kind)
+        self._push = Publisher(self._tensors, host, port, self._token, self._name, *self._kind)
 
     def keep(self, url: str) -> None:
-        """Write versions to a store."""
-        known = {"name": self._name, "token": self._token}
-        if self._push is not None:
-            self._pull = ShelfWriter(url, self._push.history, **known)  # type: ignore[arg-type]
-        else:
-            self._pull = ShelfWriter.of(url, self._tensors, dtype=self._dtype, bounds=self._bounds, **known)
+        """Write versions to a store, on from what it holds, so that readers need a patch only."""
+        held = recall(url, self._token, self.history.layout)
+        if held is not None:
+            self.history.publish(held)
+        self._pull = ShelfWriter(url, self.history, name=self._name, token=self._token)
 
     def publish(self, tensors: dict[str, Tensor] | None = None) -> None:
         """Make ``tensors`` the newest version; without, those it began with."""
         if tensors is not None:
             self._tensors.clear()
             self._tensors.update(tensors)
-        if self._push is not None:
-            self.newest = self._push.publish()
-            self.check()
-        elif self._pull is not None:
-            self.newest = self._pull.publish()
+        publishing = self._push.publish if self._push is not None else self._publish
+        self.newest = publishing()
+        self.check()
         self._tensors.clear()  # their bits are in the history
+
+    def _publish(self) -> Version:
+        return self.history.publish(self._tensors)
 
     def check(self) -> None:
         """Raise what has ended the store's writer, if anything did; wake it where it has something to do."""
@@ -226,8 +238,7 @@ class Outlets:
 
     def title(self) -> str:
         """Return what is published, and how to follow it."""
-        history = self._push.history if self._push is not None else self._pull.history  # type: ignore[union-attr]
-        layout, ways = history.layout, []
+        layout, ways = self.history.layout, []
         if self._push is not None:
             at = Address(self._push.host, self._push.port)
             only = " on this machine" if is_loopback(at.host) else ""
@@ -240,8 +251,7 @@ class Outlets:
     def line(self) -> str:
         """Return where it stands."""
         newest = self.newest
-        history = self._push.history if self._push is not None else self._pull.history  # type: ignore[union-attr]
-        share = newest.changed / max(1, history.layout.numel)
+        share = newest.changed / max(1, self.history.layout.numel)
         parts = [f"version {newest.number}", f"{100 * share:.3g} % changed"]
         if self._push is not None:
             followers = self._push.followers

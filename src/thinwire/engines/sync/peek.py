@@ -11,14 +11,15 @@ from torch import Tensor, nn
 
 from thinwire.engines.sync import protocol
 from thinwire.engines.sync.claim import read_manifest
-from thinwire.engines.sync.folder import Folder
+from thinwire.engines.sync.fetching import Fetching
+from thinwire.engines.sync.folder import Folder, open_folder
 from thinwire.engines.sync.manifest import LAYOUT, Manifest
 from thinwire.engines.sync.proof import Proof
 from thinwire.engines.sync.protocol import DOWN, MAGIC, NOTHING, PROTOCOL, Ask, Hello, LayoutIs
 from thinwire.links.events import Kind
 from thinwire.links.spoke import Spoke
 from thinwire.state.layout import MAX_NBYTES, Layout
-from thinwire.types import InputError, LinkError, PayloadError, require
+from thinwire.types import InputError, LinkError, PayloadError, ThinwireError, require
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,23 @@ def look(folder: Folder, token: bytes | None = None, max_nbytes: int = MAX_NBYTE
     whole = proof.fits(LAYOUT, data, manifest.layout.check)
     require(whole, PayloadError, f"{LAYOUT} at {folder.where} is damaged")
     return manifest, Layout.from_json(data, max_nbytes)
+
+
+def recall(url: str, token: bytes | None, layout: Layout) -> dict[str, Tensor] | None:
+    """Return the newest tensors that a shelf holds; None where it has none of this layout.
+
+    A publisher that starts again goes on from them.
+    """
+    fetching = Fetching(open_folder(url), Proof(token))
+    try:
+        fetching.look()
+    except (OSError, ThinwireError):  # whoever writes there next says what is wrong, or writes a keyframe
+        pass
+    replica = fetching.replica
+    if replica is None or not replica.held.hash or replica.layout.digest != layout.digest:
+        return None
+    replica.swap()
+    return replica.tensors()
 
 
 class Base(nn.Module):

@@ -1,0 +1,387 @@
+"""publish, follow and inspect: real processes over loopback where they talk, in process where they refuse."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from typer.testing import CliRunner
+
+from thinwire.cli.app import app
+from thinwire.cli.places import Address, parse_place
+from thinwire.cli.publish import parse_bounds
+from thinwire.engines.sync.checkpoint import read_checkpoint, write_checkpoint
+from thinwire.engines.sync.publisher import Publisher
+from thinwire.engines.sync.shelf import ShelfWriter
+from thinwire.engines.sync.watch import Watch
+from thinwire.types import InputError
+
+pytestmark = pytest.mark.timeout(120)
+pytest.importorskip("zstandard")
+pytest.importorskip("safetensors")
+LONG = 30.0  # seconds; a limit, not an expectation
+PLAIN = {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "110", "THINWIRE_TOKEN": None}
+KEPT = {k: v for k, v in os.environ.items() if k not in ("THINWIRE_DEBUG", "THINWIRE_TOKEN")}
+
+
+def weights(seed: int = 0) -> dict[str, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    return {
+        "w": torch.randn(60, 40, generator=g).bfloat16(),
+        "b": torch.randn(7, generator=g),
+        "one": torch.tensor(3),
+        "none": torch.empty(0, 4),
+        "mask": torch.tensor([True, False, True]),
+    }
+
+
+def trained(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return state | {"w": torch.where(torch.arange(40) == 7, state["w"] * 1.5, state["w"])}
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(x.dtype == b[n].dtype and torch.equal(x, b[n]) for n, x in a.items())
+
+
+def invoke(*arguments: object, **environment: str):
+    return CliRunner(env=PLAIN | environment).invoke(app, [str(a) for a in arguments])
+
+
+def one_sentence(text: str) -> str:
+    line = text.strip().splitlines()[-1]
+    assert line.startswith("thinwire: ") and "Traceback" not in text
+    return line
+
+
+def until(done: Callable[[], object], what: str) -> None:
+    ends = time.monotonic() + LONG
+    while not done():
+        assert time.monotonic() < ends, what
+        time.sleep(0.05)
+
+
+class Running:
+    """A thinwire process, and what it has said on stderr so far."""
+
+    def __init__(self, folder: Path, *arguments: object) -> None:
+        self.log = folder / f"{time.monotonic_ns()}.log"
+        command = [sys.executable, "-m", "thinwire", *map(str, arguments)]
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, env=KEPT | {"OMP_NUM_THREADS": "1"}
+            )
+
+    @property
+    def said(self) -> str:
+        return self.log.read_text()
+
+    def wait_for(self, words: str) -> re.Match[str]:
+        until(lambda: re.search(words, self.said) or self.process.poll() is not None, f"{words}: {self.said}")
+        found = re.search(words, self.said)
+        assert found is not None, self.said
+        return found
+
+    def end(self, how: int = signal.SIGINT) -> int:
+        self.process.send_signal(how)
+        return self.process.wait(LONG)
+
+
+@contextmanager
+def running(folder: Path, *arguments: object) -> Iterator[Running]:
+    found = Running(folder, *arguments)
+    try:
+        yield found
+    finally:
+        if found.process.poll() is None:
+            found.process.kill()
+            found.process.wait()
+
+
+def holds(path: Path, state: dict[str, Tensor]) -> bool:
+    return path.exists() and same(read_checkpoint(path), state)
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Iterator[tuple[Publisher, dict[str, Tensor], str]]:
+    """A publisher in this process that has one version, its state and its address."""
+    state = weights()
+    with Publisher(state, name="policy") as publisher:
+        publisher.publish(step=1)
+        yield publisher, state, f"127.0.0.1:{publisher.port}"
+
+
+def test_a_file_that_changes_is_followed(tmp_path: Path):
+    """Both ends as processes; the follower is killed and goes on; Ctrl-C ends both; --exec hears of each."""
+    file, out, saved, heard = (tmp_path / n for n in ("m.safetensors", "o.safetensors", "s", "heard"))
+    first = weights()
+    write_checkpoint(file, first, {})
+    tell = f"echo $THINWIRE_VERSION $THINWIRE_FILE >> {heard}"
+    with running(tmp_path, "publish", file, "--port", 0, "--store", tmp_path / "shelf") as publisher:
+        at = publisher.wait_for(r"follow (127\.0\.0\.1:\d+)")[1]
+        options = ("--out", out, "--state", saved, "--exec", tell)
+        with running(tmp_path, "follow", at, *options) as follower:
+            until(lambda: holds(out, first) and saved.exists() and heard.exists(), "the first version")
+            taken = invoke("publish", file, "--port", at.rpartition(":")[2])
+            assert taken.exit_code == 2 and "choose another host or port" in one_sentence(taken.stderr)
+            second = trained(first)
+            write_checkpoint(file, second, {})
+            until(lambda: holds(out, second), "the second version")
+            follower.end(signal.SIGKILL)
+        assert heard.read_text().splitlines() == [f"{n} {out}" for n in (1, 2)]
+        third = trained(second)
+        write_checkpoint(file, third, {})
+        publisher.wait_for("version 3, 2.")
+        again = invoke("follow", at, "--once", *options)
+        assert again.exit_code == 0, again.output
+        assert holds(out, third)
+        received = re.search(r"version 3, .*?, ([\d.]+) (k?B) received", again.stderr)
+        assert received is not None and float(received[1]) * (1e3 if received[2] == "kB" else 1) < 1200
+        stored = invoke("follow", tmp_path / "shelf", "--once", "--out", tmp_path / "p.safetensors")
+        assert stored.exit_code == 0 and holds(tmp_path / "p.safetensors", third)
+        assert publisher.end() == 0
+        assert "interrupted" not in publisher.said and "Traceback" not in publisher.said
+
+
+def test_a_follower_ends_by_ctrl_c_and_goes_on_from_its_state(tmp_path: Path, published):
+    publisher, state, at = published
+    saved = tmp_path / "saved"
+    with running(tmp_path, "follow", at, "--state", saved) as follower:
+        follower.wait_for("version 1")
+        state |= trained(state)
+        publisher.publish()
+        follower.wait_for("version 2")
+        assert follower.end(signal.SIGTERM) == 0
+        assert "Traceback" not in follower.said
+    found = json.loads(invoke("inspect", saved, "--check", "--json").stdout)
+    assert (found["kind"], found["version"], found["checked"]) == ("saved state", 2, True)
+    sent = publisher.sent
+    assert invoke("follow", at, "--state", saved, "--once").exit_code == 0
+    assert publisher.sent - sent < 600  # it held the newest one
+
+
+def test_a_store_is_followed_to_its_publisher_s_goodbye(tmp_path: Path):
+    file, shelf, out = tmp_path / "m.safetensors", tmp_path / "shelf", tmp_path / "o.safetensors"
+    write_checkpoint(file, weights(), {})
+    for _ in range(2):
+        assert invoke("publish", file, "--store", shelf, "--once").exit_code == 0
+        write_checkpoint(file, trained(weights()), {})
+    followed = invoke("follow", shelf, "--out", out)
+    assert followed.exit_code == 0 and holds(out, trained(weights()))
+    found = json.loads(invoke("inspect", shelf, "--check", "--json").stdout)
+    assert found["versions"][0]["number"] == 1 and not found["alive"]
+    assert sum(f["base"] == 0 for f in found["files"]) == 1  # the second publisher went on from the first's
+    patch = shelf / next(f["name"] for f in found["files"] if f["version"] == found["version"])
+    read = json.loads(invoke("inspect", patch, "--json").stdout)
+    assert (read["kind"], read["version"]) == ("patch", found["version"])
+    assert "60 × 40" in invoke("inspect", shelf).stdout
+    data = bytearray(patch.read_bytes())
+    data[-1] ^= 1
+    patch.write_bytes(data)
+    broken = invoke("inspect", shelf, "--check")
+    assert broken.exit_code == 3 and "is damaged" in one_sentence(broken.stderr)
+
+
+def test_a_store_with_a_token_is_read_with_it_alone(tmp_path: Path):
+    (tmp_path / "a").write_text("a long shared token")
+    (tmp_path / "b").write_text("another long token")
+    with ShelfWriter.of(tmp_path / "shelf", weights(), token=b"a long shared token") as writer:
+        writer.publish()
+    for token, words in ((tmp_path / "b", "signed with another token"), (None, "is signed with a token")):
+        option = () if token is None else ("--token-file", token)
+        for command in (["follow", tmp_path / "shelf", "--once"], ["inspect", tmp_path / "shelf"]):
+            result = invoke(*command, *option)
+            assert result.exit_code == 3 and words in one_sentence(result.stderr)
+    assert invoke("follow", tmp_path / "shelf", "--once", "--token-file", tmp_path / "a").exit_code == 0
+
+
+def test_a_publisher_with_a_token_admits_its_holders_alone(tmp_path: Path):
+    with Publisher(weights(), token=b"a long shared token") as publisher:
+        publisher.publish()
+        at = f"127.0.0.1:{publisher.port}"
+        wrong = invoke("follow", at, "--once", THINWIRE_TOKEN="another long token")
+        assert wrong.exit_code == 3 and "refused this token" in one_sentence(wrong.stderr)
+        assert invoke("inspect", at, THINWIRE_TOKEN="another long token").exit_code == 3
+        assert invoke("follow", at, "--once", THINWIRE_TOKEN="a long shared token").exit_code == 0
+
+
+def test_a_base_that_is_here_needs_one_patch(tmp_path: Path, published):
+    publisher, state, at = published
+    base, out = tmp_path / "base.safetensors", tmp_path / "o.safetensors"
+    write_checkpoint(base, state | {"b": state["b"].double()}, {})  # cast to what the state has
+    state |= trained(state)
+    publisher.publish()
+    result = invoke("follow", at, "--base", base, "--out", out, "--once")
+    assert result.exit_code == 0 and holds(out, state)
+    patches = publisher.history.patch(1).nbytes
+    assert publisher.sent < patches + 1500 < publisher.history.patch().nbytes
+    write_checkpoint(base, {"w": state["w"][:3]}, {})
+    wrong = invoke("follow", at, "--base", base, "--once")
+    assert wrong.exit_code == 2 and "w is bfloat16 [3, 40]" in one_sentence(wrong.stderr)
+
+
+def test_another_layout_ends_both_ends_in_a_sentence(tmp_path: Path, published):
+    _, _, at = published
+    other = Publisher({"w": torch.zeros(3)})
+    other.publish()
+    assert invoke("follow", f"127.0.0.1:{other.port}", "--once", "--state", tmp_path / "s").exit_code == 0
+    other.close()
+    result = invoke("follow", at, "--once", "--state", tmp_path / "s")
+    assert result.exit_code == 2
+    assert "w is bfloat16 [60, 40] at the publisher and float32 [3] here" in one_sentence(result.stderr)
+    file = tmp_path / "m.safetensors"
+    write_checkpoint(file, {"w": torch.zeros(3)}, {})
+    with running(tmp_path, "publish", file, "--port", 0) as publisher:
+        publisher.wait_for("version 1")
+        write_checkpoint(file, {"w": torch.zeros(4)}, {})
+        assert publisher.process.wait(LONG) == 2
+        assert "w: shape (4,), expected (3,)" in one_sentence(publisher.said)
+
+
+def test_half_a_file_is_never_published(tmp_path: Path):
+    file, whole = tmp_path / "m.safetensors", tmp_path / "whole"
+    write_checkpoint(file, weights(), {})
+    write_checkpoint(whole, trained(weights()), {})
+    data = whole.read_bytes()
+    with running(tmp_path, "publish", file, "--port", 0) as publisher:
+        at = publisher.wait_for(r"follow (127\.0\.0\.1:\d+)")[1]
+        publisher.wait_for("version 1")
+        with file.open("wb") as written:  # in place, and with a pause that is too long
+            written.write(data[: len(data) // 2])
+            written.flush()
+            publisher.wait_for("note: cannot read .* cut short .* version 1 stays the newest")
+            written.write(data[len(data) // 2 :])
+        publisher.wait_for("version 2, ")
+        assert invoke("follow", at, "--once", "--out", tmp_path / "o").exit_code == 0
+    assert holds(tmp_path / "o", trained(weights()))
+
+
+def test_one_version_goes_to_the_followers_that_are_there(tmp_path: Path):
+    file = tmp_path / "m.safetensors"
+    write_checkpoint(file, weights(), {})
+    with running(tmp_path, "publish", file, "--port", 0, "--once", "--dtype", "fp16") as publisher:
+        at = publisher.wait_for(r"follow (127\.0\.0\.1:\d+)")[1]
+        found = invoke("inspect", at, "--json")
+        assert {t["dtype"] for t in json.loads(found.stdout)["tensors"]} == {"float16", "int64", "bool"}
+        with running(tmp_path, "follow", at, "--relay", "127.0.0.1:0") as follower:
+            assert "is not HOST" in follower.wait_for("thinwire: .*")[0]
+        with running(tmp_path, "follow", at, "--out", tmp_path / "o") as follower:
+            assert publisher.process.wait(LONG) == 0
+            until((tmp_path / "o").exists, "the file")
+            assert follower.end() == 0
+    assert read_checkpoint(tmp_path / "o")["w"].dtype is torch.float16
+
+
+def test_a_command_that_fails_is_told(tmp_path: Path, published):
+    _, _, at = published
+    result = invoke("follow", at, "--once", "--exec", "exit 7")
+    assert result.exit_code == 0 and "--exec ended with code 7 at version 1" in result.stderr
+
+
+def test_nobody_there_is_a_link_lost(tmp_path: Path):
+    result = invoke("follow", "127.0.0.1:9", "--once", "--patience", "0.5")
+    assert result.exit_code == 3 and "127.0.0.1:9" in one_sentence(result.stderr)
+    result = invoke("follow", tmp_path, "--once", "--patience", "0.5")
+    assert result.exit_code == 3 and str(tmp_path) in one_sentence(result.stderr)
+
+
+WRONG = [
+    (["publish", "nowhere.safetensors"], "nowhere.safetensors is not there"),
+    (["publish", "{no}"], "not safetensors"),
+    (["publish", "{empty}"], "has no safetensors file"),
+    (["publish", "{m}", "--dtype", "int3"], "one of bf16, fp16, fp32"),
+    (["publish", "{m}", "--bound", "much"], "--bound 'much'"),
+    (["publish", "{m}", "--bound", "nobody=0.1"], "nobody"),
+    (["publish", "{m}", "--port", "70000"], "--port is 70000"),
+    (["publish", "{m}", "--host", "0.0.0.0", "--port", "0"], "needs a shared token"),
+    (["publish", "{m}", "--store", "{no}/shelf"], "cannot write to"),
+    (["publish"], "FILE"),
+    (["follow", "nowhere"], "neither HOST:PORT nor a folder"),
+    (["follow", "127.0.0.1:x"], "127.0.0.1:x"),
+    (["follow", "192.0.2.7:7200"], "needs a shared token"),
+    (["follow", "./s", "--relay", "127.0.0.1:7201"], "a store needs no relay"),
+    (["follow", "127.0.0.1:9", "--out", "nowhere/o"], "nowhere is no folder"),
+    (["follow", "127.0.0.1:9", "--out", "{empty}"], "is a folder"),
+    (["follow", "127.0.0.1:9", "--every", "-1"], "--every is -1"),
+    (["follow", "127.0.0.1:9", "--patience", "0"], "--patience is 0"),
+    (["follow", "127.0.0.1:9", "--base", "{no}"], "not safetensors"),
+    (["inspect", "{no}"], "not safetensors"),
+    (["inspect", "{empty}"], "holds no state"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), WRONG, ids=lambda v: v if isinstance(v, str) else v[0])
+def test_wrong_input_is_one_sentence_and_exit_code_2(tmp_path: Path, arguments: list[str], words: str):
+    places = {"m": tmp_path / "m.safetensors", "no": tmp_path / "no", "empty": tmp_path / "empty"}
+    write_checkpoint(places["m"], weights(), {})
+    places["no"].write_text("not a model")
+    places["empty"].mkdir()
+    result = invoke(*[a.format(**places) for a in arguments])
+    assert (result.exit_code, result.stdout) == (2, ""), result.output
+    assert words in one_sentence(result.stderr)
+
+
+def test_places_and_bounds_are_read():
+    assert parse_place("[::1]:7200") == Address("::1", 7200)
+    assert parse_place("C:\\" if os.sep == "\\" else "/a") in ("C:\\", "/a")
+    assert parse_bounds([]) is None
+    for wrong in (["1", "2=3"], ["0"], ["a="]):
+        with pytest.raises(InputError, match="--bound"):
+            parse_bounds(wrong)
+
+
+def test_checkpoints_are_read_and_written_as_safetensors_does(tmp_path: Path):
+    from safetensors.torch import load_file, save_file
+
+    state = weights()
+    write_checkpoint(tmp_path / "ours", state, {"step": "7"})
+    save_file(state, tmp_path / "theirs")
+    assert same(load_file(tmp_path / "ours"), state)
+    assert same(read_checkpoint(tmp_path / "theirs"), state)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["ours", "theirs"]  # nothing temporary is left
+
+
+def test_a_folder_is_one_state(tmp_path: Path):
+    write_checkpoint(tmp_path / "a.safetensors", {"a": torch.ones(3)}, {})
+    write_checkpoint(tmp_path / "b.safetensors", {"b": torch.ones(2)}, {})
+    assert read_checkpoint(tmp_path).keys() == {"a", "b"}
+    index = {"weight_map": {"a": "a.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert read_checkpoint(tmp_path).keys() == {"a"}
+    (tmp_path / "model.safetensors.index.json").unlink()
+    write_checkpoint(tmp_path / "c.safetensors", {"a": torch.ones(3)}, {})
+    with pytest.raises(InputError, match="a is in two files"):
+        read_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("cut", [0, 7, 8, 40, -1])
+def test_a_damaged_file_is_refused(tmp_path: Path, cut: int):
+    file = tmp_path / "m.safetensors"
+    write_checkpoint(file, weights(), {})
+    file.write_bytes(file.read_bytes()[:cut])
+    with pytest.raises(InputError, match="cannot read"):
+        read_checkpoint(file)
+
+
+def test_a_watch_tells_each_change_once_it_rests(tmp_path: Path):
+    file = tmp_path / "m.safetensors"
+    write_checkpoint(file, weights(), {})
+    watch = Watch(file, rest=0.05)
+    assert watch.first().keys() == weights().keys()
+    assert not watch.changed()
+    write_checkpoint(file, trained(weights()), {})
+    assert not watch.changed()  # it has just been seen
+    time.sleep(0.06)
+    assert watch.changed() and watch.take() is not None and not watch.changed()
+    file.unlink()
+    assert not watch.changed()
