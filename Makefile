@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: help demo test check bench bench-stores bench-quality bench-links bench-overlap bench-deltas bench-pushed bench-emulator bench-student pages docs setup clean
+.PHONY: help demo test check bench bench-stores bench-quality bench-links bench-overlap bench-deltas bench-pushed bench-emulator bench-state bench-student pages docs setup clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -54,6 +54,9 @@ bench-deltas: setup  ## What each kind of delta is worth on real activations (th
 
 bench-emulator: setup  ## What iperf3 and ping find across emulated links (ten minutes; needs both)
 	$(BIN)/python -m bench.emulator
+
+bench-state: setup  ## What following a model costs: bytes, speed, age (35 minutes; goes on where it stopped)
+	$(BIN)/python -m bench.state
 
 bench-pushed: setup  ## Which ideas lower the bits at an equal error, on real activations (ten minutes)
 	$(BIN)/python -m bench.pushed

@@ -14,12 +14,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bench import pages_links
+from bench import pages_links, pages_state
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results"
 FIGURES = ROOT / "docs" / "figures"
-PAGES = ("README.md", "docs/results.md", "docs/links.md", "docs/emulator.md", "docs/student-paper.md")
+PAGES = (
+    "README.md",
+    "docs/results.md",
+    "docs/links.md",
+    "docs/emulator.md",
+    "docs/student-paper.md",
+    "docs/state-results.md",
+)
 MARK = re.compile(r"<!-- table:([a-z-]+) -->\n.*?<!-- end -->", re.DOTALL)
 Rows = Iterator[list[str]]
 
@@ -169,8 +176,8 @@ def emulator(found: dict[str, Any]) -> str:
     return table(["link, one way", "headers leave", *heads], rows())
 
 
-def of_links(draw: Callable[[Any, Callable[[list[str], Rows], str]], str]) -> Callable[[Any], str]:
-    """Return a table of ``bench.pages_links`` as one of this page's; an unfinished study says so."""
+def of_study(draw: Callable[[Any, Callable[[list[str], Rows], str]], str]) -> Callable[[Any], str]:
+    """Return a table of a study in cells as one of this page's; an unfinished study says so."""
 
     def drawn(found: Any) -> str:
         missing = len(found["missing"])
@@ -187,12 +194,13 @@ TABLES: dict[str, Callable[[Any], str]] = {
     "deltas": deltas,
     "codecs": codecs,
     "emulator": emulator,
-    "links-gpt": of_links(pages_links.matrix("gpt2-lab")),
-    "links-smollm": of_links(pages_links.matrix("smollm2-135m")),
-    "links-gpt-all": of_links(pages_links.details("gpt2-lab")),
-    "links-smollm-all": of_links(pages_links.details("smollm2-135m")),
-    "links-goals": of_links(pages_links.goals),
-    "links-verified": of_links(pages_links.verified),
+    "links-gpt": of_study(pages_links.matrix("gpt2-lab")),
+    "links-smollm": of_study(pages_links.matrix("smollm2-135m")),
+    "links-gpt-all": of_study(pages_links.details("gpt2-lab")),
+    "links-smollm-all": of_study(pages_links.details("smollm2-135m")),
+    "links-goals": of_study(pages_links.goals),
+    "links-verified": of_study(pages_links.verified),
+    **{name: of_study(draw) for name, draw in pages_state.TABLES.items()},
 }
 
 

@@ -1,0 +1,134 @@
+"""The tables of ``bench.state`` for the docs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+Rows = Iterator[list[str]]
+Table = Callable[[list[str], Rows], str]
+OURS = "thinwire"
+DASH = "–"
+
+
+def _size(nbytes: float) -> str:
+    return f"{nbytes / 1e6:.2f} MB" if nbytes >= 1e6 else f"{nbytes / 1e3:.0f} kB"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.0f} ms"
+
+
+def _yes(ok: bool) -> str:
+    return "yes" if ok else "no"
+
+
+def ratios(found: dict[str, Any], table: Table) -> str:
+    """Return bytes a version against bf16 whole and the best of the others."""
+
+    def rows() -> Rows:
+        for r in found["coding"]:
+            mine, best = r["ways"][OURS], r["ways"][r["best_other"]]
+            yield [
+                f"{r['rate']:g}",
+                str(r["every"]),
+                f"{r['changed']:.2%}",
+                _size(mine["bytes"]),
+                f"{mine['ratio']:.0f}×",
+                f"{_size(best['bytes'])} ({r['best_other']})",
+                f"{best['ratio']:.0f}×",
+                f"{r['fewer']:.1%}",
+                _yes(r["met"]["ratio"] and r["met"]["fewer"]),
+            ]
+
+    head = ["learning rate", "steps a version", "changed", "thinwire", "against bf16 whole", "best other",
+            "against bf16 whole", "fewer bytes than it", "goals met"]  # fmt: skip
+    return table(head, rows())
+
+
+def ways(found: dict[str, Any], table: Table) -> str:
+    """Return bytes a version of every way."""
+    names = [name for r in found["coding"][:1] for name in r["ways"]]
+
+    def rows() -> Rows:
+        for r in found["coding"]:
+            yield [f"{r['rate']:g}", str(r["every"]), *(_size(r["ways"][n]["bytes"]) for n in names)]
+
+    return table(["learning rate", "steps a version", *names], rows())
+
+
+def speeds(found: dict[str, Any], table: Table) -> str:
+    """Return GB/s of bf16 input a core, whole path, and the pause."""
+    others = ("xor zstd-1", "pulse zstd-1")
+
+    def rows() -> Rows:
+        for r in found["coding"]:
+            both = [f"{r['ways'][n]['encode']:.2f} / {r['ways'][n]['decode']:.2f}" for n in (OURS, *others)]
+            parts = [_time(r["parts_s"][k]) for k in ("publish", "code")]
+            pause = r["pause"]
+            yield [
+                f"{r['rate']:g}",
+                str(r["every"]),
+                f"{r['changed']:.2%}",
+                *both,
+                *parts,
+                f"{pause['median'] * 1e3:.1f} / {pause['worst'] * 1e3:.1f} ms",
+                _yes(r["met"]["speed"] and r["met"]["pause"]),
+            ]
+
+    head = ["learning rate", "steps a version", "changed", "thinwire: encode / decode, GB/s",
+            *(f"{n}: encode / decode" for n in others), "publish() takes", "making the patch",
+            "consumer's pause: median / worst", "goals met"]  # fmt: skip
+    return table(head, rows())
+
+
+def ages(found: dict[str, Any], table: Table) -> str:
+    """Return the age of versions at their arrival over slow links."""
+
+    def rows() -> Rows:
+        for a in found["age"]:
+            s = a["summary"]
+            yield [
+                f"{a['mbit']} Mbit/s",
+                f"{a['rate']:g}",
+                f"{_time(s['published_every'])} ({s['times_the_link']:.1f}× the link)",
+                f"{s['published']} → {s['arrived']}",
+                _size(s["bytes"]),
+                _time(s["transfer"]),
+                _time(s["coding"]),
+                f"{_time(s['age']['median'])} / {_time(s['age']['worst'])}",
+                f"{s['within_first']:.0%}, worst {s['worst_of_first']:.2f}×",
+                f"{s['within_second']:.0%}, worst {s['worst_of_second']:.2f}×",
+                "" if a["valid"] else "the machine was late",
+            ]
+
+    head = ["link, 30 ms", "learning rate", "a version every", "published → arrived", "patch",
+            "its transfer T", "coding, both ends", "age at arrival: median / worst",
+            "within T + round trip + coding", "within 2T + round trip", "note"]  # fmt: skip
+    return table(head, rows())
+
+
+def feeds(found: dict[str, Any], table: Table) -> str:
+    """Return what leaves the publisher for one follower and for many."""
+    names = {"one": "one follower", "relay": "eight behind one relay", "direct": "eight, each on its own"}
+    base = next((f["uplink_bytes"] / f["versions"] for f in found["feed"] if f["kind"] == "one"), None)
+
+    def rows() -> Rows:
+        for f in found["feed"]:
+            each = f["uplink_bytes"] / f["versions"]
+            arrived = f"{min(f['arrived'])} to {max(f['arrived'])} of {f['versions']}"
+            times = DASH if base is None else f"{each / base:.2f}×"
+            yield [names[f["kind"]], _size(each), times, arrived, _yes(f["identical"])]
+
+    head = ["followers", "publisher's uplink, a version", "against one follower", "patches each got",
+            "all bit-identical"]  # fmt: skip
+    return table(head, rows())
+
+
+TABLES: dict[str, Callable[[dict[str, Any], Table], str]] = {
+    "state-ratios": ratios,
+    "state-ways": ways,
+    "state-speeds": speeds,
+    "state-ages": ages,
+    "state-feeds": feeds,
+}

@@ -1,0 +1,154 @@
+"""What following a model costs: bytes, speed, the consumer's pause, age over slow links, one uplink for many.
+
+Run ``python -m bench.state`` (``make bench-state``); given words (``coding``, ``age``, ``feed``, a rate such
+as ``1e-06``), the cells that have them all. About 35 minutes on two quiet cores. Three training runs of
+SmolLM2-135M, one a learning rate, are recorded in a scratch folder (some GB, dropped at the end) and replayed
+by every cell. A finished cell is kept in ``bench/results/state/``, so it goes on where it was stopped; the
+summary is ``bench/results/state.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bench import state_coding, state_links
+from bench.codecs import machine
+from bench.state_record import BATCH, DATA, MODEL, RATES, SEQ, STEPS, in_process, scratch
+from thinwire.lab.record import write_json
+from thinwire.types import ThinwireError
+
+RESULTS = Path(__file__).parent / "results"
+CELLS = RESULTS / "state"
+EVERY = (1, 4, 16)
+GOALS = {(1e-6, 1): 400.0, (1e-6, 16): 100.0}  # times fewer bytes than bf16 whole
+FEWER = 0.10  # bytes than the best rival
+FAST, FAST_SHARE, SLOW = 1.0, 0.02, 0.4  # GB/s of bf16 input where at most that share changed, and elsewhere
+PAUSE = 0.05  # seconds
+Words = tuple[str, ...]
+
+
+def cells() -> Iterator[Words]:
+    """Yield the words of every cell, those first that others need."""
+    for rate in RATES:
+        for every in EVERY:
+            yield "coding", f"{rate:g}", f"every-{every}"
+    for mbit, rate, stride, pace, _ in state_links.AGES:
+        yield "age", f"{mbit}mbit", f"{rate:g}", f"stride-{stride}", pace
+    for kind in state_links.FEEDS:
+        yield "feed", kind
+
+
+def cell_file(cell: Words) -> Path:
+    """Return where a cell is kept."""
+    return CELLS / f"{'-'.join(cell)}.json"
+
+
+def measure(cell: Words, folder: Path) -> Any:
+    """Return what a cell finds."""
+    kind, *rest = cell
+    if kind == "coding":
+        return state_coding.measure(folder, float(rest[0]), int(rest[1].removeprefix("every-")))
+    if kind == "feed":
+        return state_links.feed(folder, rest[0])
+    age = next(a for a, c in zip(state_links.AGES, [c for c in cells() if c[0] == "age"], strict=True)
+               if c == cell)  # fmt: skip
+    mbit, rate, stride, pace, seconds = age
+    return state_links.age(folder, mbit, rate, stride, pace, seconds, expected(rate, stride))
+
+
+def expected(rate: float, stride: int) -> float:
+    """Return the bytes that a version takes, from the coding cell of the same rate."""
+    file = cell_file(("coding", f"{rate:g}", f"every-{stride}"))
+    if not file.exists():
+        raise SystemExit(f"{file.name} must be measured first")
+    rows = json.loads(file.read_text())["versions"]
+    return statistics.median(r[state_coding.OURS]["bytes"] for r in rows)
+
+
+def rates_of(cell: Words) -> list[float]:
+    """Return the recordings that a cell replays."""
+    return [state_links.FEED_RATE] if cell[0] == "feed" else [r for r in RATES if f"{r:g}" in cell]
+
+
+def coded(found: dict[str, Any]) -> dict[str, Any]:
+    """Return the summary of a coding cell: bytes a version (mean), ratios, GB/s of bf16 input (median)."""
+    rows, whole = found["versions"], found["whole"]
+    names = [k for k, v in rows[0].items() if isinstance(v, dict)]
+    ways = {}
+    for name in names:
+        nbytes = statistics.fmean(r[name]["bytes"] for r in rows)
+        speeds = {k: whole / 1e9 / statistics.median(r[name][k] for r in rows) for k in ("encode", "decode")}
+        ways[name] = {"bytes": nbytes, "ratio": whole / nbytes, **speeds}
+    ours = [r[state_coding.OURS] for r in rows]
+    pauses = [r["pause"] for r in ours]
+    others = {n: w["bytes"] for n, w in ways.items() if n != state_coding.OURS}
+    best = min(others, key=lambda n: others[n])
+    mine = ways[state_coding.OURS]
+    parts = {k: statistics.median(r[k] for r in ours) for k in ("publish", "code")}
+    changed = statistics.fmean(r["changed"] for r in ours) / found["numel"]
+    wanted = FAST if changed <= FAST_SHARE else SLOW
+    goal = GOALS.get((found["rate"], found["every"]))
+    return {
+        "rate": found["rate"], "every": found["every"], "versions": len(rows), "changed": changed,
+        "changed_last": ours[-1]["changed"] / found["numel"], "ways": ways, "best_other": best,
+        "fewer": 1 - mine["bytes"] / others[best], "parts_s": parts,
+        "pause": {"median": statistics.median(pauses), "worst": max(pauses)},
+        "met": {"ratio": goal is None or mine["ratio"] >= goal,
+                "fewer": mine["bytes"] <= (1 - FEWER) * others[best],
+                "speed": min(mine["encode"], mine["decode"]) >= wanted, "pause": max(pauses) < PAUSE},
+    }  # fmt: skip
+
+
+def summarise() -> dict[str, Any]:
+    """Return what all finished cells say, and which are missing."""
+    found: dict[str, Any] = {"coding": [], "age": [], "feed": [], "missing": []}
+    for cell in cells():
+        file = cell_file(cell)
+        if not file.exists():
+            found["missing"].append(" ".join(cell))
+            continue
+        data = json.loads(file.read_text())
+        if cell[0] == "coding":
+            found["coding"].append(coded(data))
+        elif cell[0] == "age":
+            about = {k: data[k] for k in ("mbit", "rate", "stride", "pace", "summary")}
+            found["age"].append(about | {"valid": data["network"]["valid"]})
+        else:
+            found["feed"].append(data)
+    job = {"model": MODEL, "data": DATA, "batch": BATCH, "seq": SEQ, "steps": STEPS}
+    return {"machine": machine(), "job": job, **found}
+
+
+def main(wanted: list[str]) -> None:
+    """Measure what is missing of the wanted cells, and write the summary."""
+    folder, failed = scratch(), []
+    for cell in cells():
+        if cell_file(cell).exists() or not set(wanted) <= set(cell):
+            continue
+        print(*cell, "...", file=sys.stderr, flush=True)
+        for rate in rates_of(cell):
+            in_process(folder, rate)
+        try:
+            state_links.keep(cell_file(cell), measure(cell, folder))
+        except ThinwireError as e:
+            print(f"{' '.join(cell)}: {e}", file=sys.stderr, flush=True)
+            failed.append(" ".join(cell))
+        write_json(RESULTS / "state.json", summarise())
+    found = summarise()
+    write_json(RESULTS / "state.json", found)
+    if not found["missing"]:
+        shutil.rmtree(folder, ignore_errors=True)
+    elif folder.exists():
+        print(f"the recordings stay in {folder} until all is measured", file=sys.stderr)
+    if failed:
+        raise SystemExit(f"not measured: {'; '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
