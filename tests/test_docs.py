@@ -45,8 +45,10 @@ def test_links_lead_to_files(page: Path) -> None:
     assert missing == []
 
 
-@pytest.mark.parametrize("name", ["index.md", "recipes.md"])
+@pytest.mark.parametrize("name", ["index.md", "recipes.md", "state.md"])
 def test_python_in_the_docs_runs(name: str) -> None:
+    if name == "state.md":
+        pytest.importorskip("zstandard")
     blocks = [code for kind, code in BLOCK.findall((ROOT / "docs" / name).read_text()) if kind == "python"]
     assert blocks
     for code in blocks:
@@ -60,7 +62,10 @@ def commands() -> list[tuple[str, str]]:
         for _, code in BLOCK.findall(page.read_text()):
             for line in code.replace("\\\n", " ").splitlines():
                 line = line.partition("#")[0]
-                if re.search(r"(^|[\s/])thinwire (train|compare|report|doctor|recipes|demo)\b", line):
+                if re.search(
+                    r"(^|[\s/])thinwire (train|compare|report|doctor|recipes|demo|publish|follow|inspect)\b",
+                    line,
+                ):
                     found.append((named(page), line))
     return found
 
@@ -117,7 +122,7 @@ def test_the_tables_of_the_wire_format_are_complete() -> None:
 def test_every_module_of_the_core_is_on_the_map() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     src = ROOT / "src" / "thinwire"
-    names = {p.stem for d in ("codecs", "links") for p in (src / d).glob("*.py")} | {
+    names = {p.stem for d in ("codecs", "links", "state", "engines/sync") for p in (src / d).glob("*.py")} | {
         p.stem for p in src.glob("*.py")
     }
     assert {n for n in names if not n.startswith("__") and not re.search(rf"\b{n}\b", page)} == set()

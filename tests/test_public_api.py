@@ -17,27 +17,44 @@ import torch
 import thinwire
 
 ROOT = Path(__file__).parents[1]
-OPTIONAL = ("transformers", "tokenizers", "zstandard", "typer", "rich", "matplotlib", "safetensors", "gguf")
+OPTIONAL = (
+    "transformers",
+    "tokenizers",
+    "zstandard",
+    "typer",
+    "rich",
+    "matplotlib",
+    "safetensors",
+    "gguf",
+    "fsspec",
+)
 MODULES = sorted(m.name for m in pkgutil.walk_packages(thinwire.__path__, "thinwire."))
 
 PUBLIC = [
     "AuthError",
     "CompressedStage",
     "DesyncError",
+    "Follower",
     "InputError",
+    "Keeping",
     "LinkError",
     "LinkShape",
     "MeasurementError",
     "MissingExtra",
     "PayloadError",
+    "Publisher",
     "Receiver",
     "Recipe",
     "Scheme",
     "Sender",
+    "ShelfReader",
+    "ShelfWriter",
     "ThinwireError",
+    "Version",
     "__version__",
     "connect_mesh",
     "parse_recipe",
+    "publish_callback",
     "read_token",
 ]
 

@@ -1,4 +1,4 @@
-"""thinwire: train and fine-tune models across slow networks by sending compressed changes.
+"""thinwire: train, fine-tune and share models across slow networks by sending compressed changes.
 
 What is named here stays; everything is imported at first use, so that ``import thinwire`` costs nothing.
 """
@@ -11,8 +11,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from thinwire.channel import Receiver, Scheme, Sender
     from thinwire.engines.pipeline import CompressedStage
+    from thinwire.engines.sync.callback import publish_callback
+    from thinwire.engines.sync.follower import Follower
+    from thinwire.engines.sync.publisher import Publisher
+    from thinwire.engines.sync.shelf import Keeping, ShelfReader, ShelfWriter
     from thinwire.links import LinkShape, connect_mesh, read_token
     from thinwire.recipes import Recipe, parse_recipe
+    from thinwire.state.patch import Version
     from thinwire.types import (
         AuthError,
         DesyncError,
@@ -29,8 +34,13 @@ __version__ = "0.1.0"
 _HOMES = {
     "channel": ("Receiver", "Scheme", "Sender"),
     "engines.pipeline": ("CompressedStage",),
+    "engines.sync.callback": ("publish_callback",),
+    "engines.sync.follower": ("Follower",),
+    "engines.sync.publisher": ("Publisher",),
+    "engines.sync.shelf": ("Keeping", "ShelfReader", "ShelfWriter"),
     "links": ("LinkShape", "connect_mesh", "read_token"),
     "recipes": ("Recipe", "parse_recipe"),
+    "state.patch": ("Version",),
     "types": (
         "AuthError",
         "DesyncError",
@@ -48,20 +58,27 @@ __all__ = [
     "AuthError",
     "CompressedStage",
     "DesyncError",
+    "Follower",
     "InputError",
+    "Keeping",
     "LinkError",
     "LinkShape",
     "MeasurementError",
     "MissingExtra",
     "PayloadError",
+    "Publisher",
     "Receiver",
     "Recipe",
     "Scheme",
     "Sender",
+    "ShelfReader",
+    "ShelfWriter",
     "ThinwireError",
+    "Version",
     "__version__",
     "connect_mesh",
     "parse_recipe",
+    "publish_callback",
     "read_token",
 ]
 
