@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import itertools
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -19,12 +23,15 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from thinwire.cli.app import app
+from thinwire.cli.follow import _keep_up
+from thinwire.cli.live import Live
 from thinwire.cli.places import Address, parse_place
 from thinwire.cli.publish import parse_bounds
 from thinwire.engines.sync.checkpoint import read_checkpoint, write_checkpoint
 from thinwire.engines.sync.publisher import Publisher
 from thinwire.engines.sync.shelf import ShelfWriter
 from thinwire.engines.sync.watch import Watch
+from thinwire.state.patch import Version
 from thinwire.types import InputError
 
 pytestmark = pytest.mark.timeout(120)
@@ -95,6 +102,11 @@ class Running:
     def end(self, how: int = signal.SIGINT) -> int:
         self.process.send_signal(how)
         return self.process.wait(LONG)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
 
 
 @contextmanager
@@ -275,9 +287,12 @@ def test_one_version_goes_to_the_followers_that_are_there(tmp_path: Path):
         assert {t["dtype"] for t in json.loads(found.stdout)["tensors"]} == {"float16", "int64", "bool"}
         with running(tmp_path, "follow", at, "--relay", "127.0.0.1:0") as follower:
             assert "is not HOST" in follower.wait_for("thinwire: .*")[0]
-        with running(tmp_path, "follow", at, "--out", tmp_path / "o") as follower:
+        relay = f"127.0.0.1:{free_port()}"
+        with running(tmp_path, "follow", at, "--relay", relay) as follower:
             assert publisher.process.wait(LONG) == 0
-            until((tmp_path / "o").exists, "the file")
+            late = invoke("follow", relay, "--out", tmp_path / "o", "--once")  # from the relay alone
+            assert late.exit_code == 0, late.output
+            follower.wait_for(f"version 1, .* at {relay}")
             assert follower.end() == 0
     assert read_checkpoint(tmp_path / "o")["w"].dtype is torch.float16
 
@@ -286,6 +301,52 @@ def test_a_command_that_fails_is_told(tmp_path: Path, published):
     _, _, at = published
     result = invoke("follow", at, "--once", "--exec", "exit 7")
     assert result.exit_code == 0 and "--exec ended with code 7 at version 1" in result.stderr
+
+
+def test_a_full_disk_leaves_the_file_that_was_there(
+    tmp_path: Path, published, monkeypatch: pytest.MonkeyPatch
+):
+    publisher, state, at = published
+    out = tmp_path / "o.safetensors"
+    assert invoke("follow", at, "--once", "--out", out).exit_code == 0
+    first = dict(state)
+    state |= trained(state)
+    publisher.publish()
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("thinwire.engines.sync.checkpoint.os.fsync", full)
+    result = invoke("follow", at, "--once", "--out", out)
+    assert result.exit_code == 2 and "the disk is full" in one_sentence(result.stderr)
+    assert holds(out, first) and list(tmp_path.iterdir()) == [out]
+
+
+def test_versions_are_taken_at_most_so_often():
+    taken: list[float] = []
+
+    class Recorder:
+        def take(self, number: int) -> None:
+            taken.append(time.monotonic())
+
+    _keep_up([Version(n) for n in (1, 2, 3)], Recorder(), 0.1)  # type: ignore[arg-type]
+    assert len(taken) == 3 and all(b - a >= 0.1 for a, b in itertools.pairwise(taken))
+
+
+def test_on_a_terminal_one_line_is_kept_fresh(monkeypatch: pytest.MonkeyPatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr("thinwire.cli.live.FRESH", 0.01)
+    with Live(lambda: "x" * 500) as live:
+        until(lambda: terminal.getvalue().count("\r") > 3, "the line")
+        live.note("look")
+    lines = terminal.getvalue().split("\r\x1b[K")
+    assert "look\n" in lines and lines[-1].endswith("\n")
+    assert max(map(len, lines)) < 500 and terminal.getvalue().count("\n") == 2
 
 
 def test_nobody_there_is_a_link_lost(tmp_path: Path):
