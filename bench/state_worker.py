@@ -25,6 +25,7 @@ from thinwire.engines.sync.publisher import Publisher
 from thinwire.engines.sync.relay import Relay
 from thinwire.lab.record import write_json
 from thinwire.state.patch import Patch, Version
+from thinwire.types import ThinwireError
 
 PORT = 29600
 PATIENCE = 240.0  # seconds
@@ -153,6 +154,7 @@ class Following:
             model = Weights(tensors)
         self._follower = Follower(host, port, token, into=model)
         self._model = model
+        self.error: ThinwireError | None = None
         self._pauses: list[float] = []
         self._applied: dict[int, float] = {}
         self._watch_applying()
@@ -171,6 +173,12 @@ class Following:
         self._follower._mirror.apply = watched  # type: ignore[method-assign]
 
     def _use(self) -> None:
+        try:
+            self._take_all()
+        except ThinwireError as e:
+            self.error = e
+
+    def _take_all(self) -> None:
         for version in self._follower:
             if self._model is not None:
                 self._follower.apply_to(self._model)
@@ -202,6 +210,8 @@ def follow(order: dict[str, Any]) -> dict[str, Any]:
     followers = [Following(host, port, order) for _ in range(order["count"])]
     for f in followers:
         f.thread.join()
+        if f.error is not None:
+            raise SystemExit(str(f.error))
     end = time.monotonic() + PATIENCE
     while not Path(order["done"]).exists() and time.monotonic() < end:  # the publisher counts who is there
         time.sleep(0.05)
@@ -215,9 +225,12 @@ def main() -> None:
     """Do what is ordered and write what came of it."""
     order = json.loads(os.environ["THINWIRE_BENCH"])
     torch.set_num_threads(1)
-    found = Publishing(order).run() if sys.argv[1] == "publish" else follow(order)
+    try:
+        found = Publishing(order).run() if sys.argv[1] == "publish" else follow(order)
+    except (ThinwireError, SystemExit) as e:
+        print(f"{sys.argv[1]}: {e}", file=sys.stderr, flush=True)
+        os._exit(1)  # whatever other threads wait for
     write_json(Path(order["out"]), found)
-    sys.stdout.flush()
     os._exit(0)
 
 

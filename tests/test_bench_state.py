@@ -108,7 +108,7 @@ def test_strides_add_up_and_come_back(recorded: Path):
     for _ in range(2 * len(changes)):
         at, flips = next(walk)
         words[at] ^= flips
-    assert np.array_equal(words, replay.words)  # back to the start, and here again is the end
+    assert np.array_equal(words, replay.words)
 
 
 def test_ages_are_held_against_their_bounds():
