@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from thinwire.state import classes, parting
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.state.patch import Patch
@@ -27,6 +29,14 @@ def tensors(seed: int = 0) -> dict[str, torch.Tensor]:
         "bytes": torch.randint(0, 255, (11,), generator=g, dtype=torch.uint8),
         "mask": torch.rand(9, generator=g) < 0.5,
     }
+
+
+def by_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let even small patches be coded by class, over several runs of each piece."""
+    for name, value in {"_FEWEST": 1, "_PER_CLASS": 0, "_PER_MEMBER": 0, "_OFTEN": 1, "_SAMPLE": 16}.items():
+        monkeypatch.setattr(classes, name, value)
+    monkeypatch.setattr(parting, "RUN", 64)
+    monkeypatch.setattr(classes, "RUN", 64)
 
 
 def layout(state: dict[str, torch.Tensor] | None = None) -> Layout:

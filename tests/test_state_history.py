@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import states
+from thinwire.state import body, changes, classes
 from thinwire.state import history as histories
 from thinwire.state.history import History
 from thinwire.state.layout import Layout, Piece
@@ -360,7 +361,76 @@ def test_what_is_published_while_a_patch_is_made_is_in_it(monkeypatch, gone):
     assert states.same(replica.tensors(), states.whole(history))
 
 
-def test_many_threads_ask_while_one_publishes():
+@pytest.mark.parametrize("share", [0.02, 0.3, 1.0])
+@pytest.mark.parametrize("log, leads", [("kept", (3, 4)), ("merged", (3, 5)), ("lost", (0, 5))])
+def test_what_is_published_while_a_patch_is_coded_is_not_in_it(monkeypatch, share, log, leads):
+    """Old words are read as they were, from the log; where it does not lead there, the patch is made anew."""
+    states.by_class(monkeypatch)
+    history, state = published(3, 0.1, budget=1 << 20)
+    replica = follower(history)
+    states.train(state, 0.05, 50)
+    history.publish(state)
+    choosing, versions = classes.choose, {4: history.newest.hash}
+
+    def publish_and_choose(blocks, look):
+        if history.newest.number == 4:
+            states.train(state, share, 60)
+            versions[5] = history.publish(state).hash
+            if log == "merged":
+                history._log._entries[-2:] = [merge(history._log._entries[-2:], history.layout.blocks())]
+            elif log == "lost":
+                history._log.clear()
+        return choosing(blocks, look)
+
+    monkeypatch.setattr(changes, "choose", publish_and_choose)
+    patch = history.patch(3)
+    assert (patch.base, patch.version) == leads and patch.hash == versions[patch.version]
+    replica.apply(states.over_the_wire(patch))
+    assert replica.held.hash == patch.hash
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_what_is_published_while_a_keyframe_is_coded_is_not_in_it(monkeypatch, gone):
+    history, state = published(3, budget=1 << 20)
+    encoding, first = body.encode_whole, history.newest
+
+    def publish_and_encode(words):
+        if history.newest is first:
+            states.train(state, 0.3, 70)
+            history.publish(state)
+            if gone:
+                history._log.clear()
+        return encoding(words)
+
+    monkeypatch.setattr(body, "encode_whole", publish_and_encode)
+    patch = history.patch()
+    assert patch.version == (4 if gone else 3)
+    replica = Replica(history.layout)
+    assert replica.apply(states.over_the_wire(patch)).hash == patch.hash
+
+
+def test_a_patch_by_class_needs_the_words_it_is_for(monkeypatch):
+    states.by_class(monkeypatch)
+    history, state = published()
+    replica = follower(history)
+    states.train(state, 0.1, 7)
+    history.publish(state)
+    patch = history.patch(1)
+    with pytest.raises(PayloadError, match="none are held"):
+        body.unpack_changes(history.layout, patch.body)
+    assert body.count_changes(history.layout, patch.body) == history.newest.changed
+    replica.tensors()["embed"].mul_(3)  # somebody writes to what is for reading
+    with pytest.raises((PayloadError, DesyncError), match=r"other words|came out different"):
+        replica.apply(patch)
+    assert replica.held.number == 1 and not replica.swap()
+    replica.apply(history.patch())
+    assert replica.swap() and states.same(replica.tensors(), states.whole(history))
+
+
+@pytest.mark.parametrize("by_class", [False, True])
+def test_many_threads_ask_while_one_publishes(monkeypatch, by_class):
+    if by_class:
+        states.by_class(monkeypatch)
     history, state = published(budget=1 << 20)
     wrong, done = [], threading.Event()
 

@@ -15,6 +15,7 @@ from torch import nn
 import states
 from thinwire.state import body as bodies
 from thinwire.state import moves, saved
+from thinwire.state.blocks import Block
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.state.patch import HEAD, Patch
@@ -153,7 +154,7 @@ def test_truths_are_zero_or_one():
     replica = Replica(history.layout)
     replica.apply(history.patch())
     at, layout = np.array([3], np.int32), history.layout
-    body = bodies.pack_changes(layout, {0: (at, np.array([2], np.int8))})
+    body = bodies.pack_changes(layout, {0: Block(8, at, np.array([2], np.int8))})
     with pytest.raises(PayloadError, match="true or false"):
         replica.apply(Patch(1, 2, history.newest.hash, 5, 0.0, {}, layout.digest, body))
 
@@ -380,13 +381,22 @@ def test_one_thread_applies_while_another_uses_and_swaps():
 
 
 class Followers(RuleBasedStateMachine):
-    """A publisher, a log too small for all, patches in any order or damaged, replicas and a relay."""
+    """A publisher, a log too small for all, patches of both codes in any order, damage, replicas, a relay."""
 
     patches = Bundle("patches")
     which = st.integers(0, 2)
 
-    @initialize(budget=st.sampled_from([0, 300, 1 << 20]))
-    def begin(self, budget):
+    def __init__(self):
+        super().__init__()
+        self.monkeypatch = pytest.MonkeyPatch()
+
+    def teardown(self):
+        self.monkeypatch.undo()
+
+    @initialize(budget=st.sampled_from([0, 300, 1 << 20]), by_class=st.booleans())
+    def begin(self, budget, by_class):
+        if by_class:
+            states.by_class(self.monkeypatch)
         self.state = states.tensors()
         self.history = History(states.layout(self.state), budget=budget)
         self.versions = {}

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from thinwire.state.diffs import fits_whole, pack_diffs, pack_whole, unpack_diffs, unpack_whole
+from thinwire.state.gather import read, write
 from thinwire.state.masks import where
 from thinwire.state.positions import MAX_SIZE, pack_positions, unpack_positions
 from thinwire.state.stream import Array, Reader, pack_flags
@@ -36,7 +37,7 @@ class Block(NamedTuple):
         if self.positions is None:
             words += self.diffs
         else:
-            words[self.positions.astype(np.intp)] += self.diffs  # twice as fast as by int32
+            write(words, self.positions, read(words, self.positions) + self.diffs)
 
     def moved(self) -> int:
         """Return how many elements changed."""
@@ -54,7 +55,7 @@ class Block(NamedTuple):
         if self.positions is None:
             return self.diffs.copy()
         diffs = np.zeros(self.numel, dtype=self.diffs.dtype)
-        diffs[self.positions.astype(np.intp)] = self.diffs
+        write(diffs, self.positions, self.diffs)
         return diffs
 
 
@@ -84,7 +85,8 @@ def check_block(block: Block, word: np.dtype) -> None:
     """Raise ``InputError`` unless positions are in order and range, and the differences are as many."""
     n, at, diffs = block.numel, block.positions, block.diffs
     right = diffs.dtype == word and diffs.shape == ((n,) if at is None else at.shape) and n <= MAX_SIZE
-    require(right, InputError, f"{diffs.size} differences of {diffs.dtype} do not fit a block of {n} {word}")
+    if not right:
+        raise InputError(f"{diffs.size} differences of {diffs.dtype} do not fit a block of {n} {word}")
     if at is not None and at.size:
         ordered = bool(at[0] >= 0) and bool(at[-1] < n) and bool((at[1:] > at[:-1]).all())
         require(ordered, InputError, f"positions that are not increasing within 0..{n - 1}; sort them")

@@ -25,19 +25,16 @@ HEAD = struct.Struct("<BB")
 SECTION = struct.Struct("<BQ")
 LENGTH = struct.Struct("<I")
 
-# By piece: positions [n] or, where all words of it may differ, None; and the differences [n].
-Changes = Mapping[int, tuple[np.ndarray | None, np.ndarray]]
 
-
-def pack_changes(layout: Layout, found: Changes, before: Look | None = None) -> bytes:
-    """Return the body for differences; those at positions, which rise, are not zero.
+def pack_changes(layout: Layout, found: Mapping[int, Block], before: Look | None = None) -> bytes:
+    """Return the body for what changed in some pieces.
 
     ``before(piece, start, stop)`` are words before the change, as for ``changes.pack_blocks``.
     """
     sections = []
     for word, pieces in _pieces(layout).items():
         none = np.zeros(0, np.int32), np.zeros(0, word)
-        blocks = [Block(layout.blocks()[i].numel, *found.get(i, none)) for i in pieces]
+        blocks = [found.get(i) or Block(layout.blocks()[i].numel, *none) for i in pieces]
         sections.append((word, pack_blocks(blocks, word, _of(pieces, before))))
     return _join(CHANGES, sections)
 
@@ -51,20 +48,16 @@ def pack_whole(layout: Layout, words: Callable[[int], np.ndarray]) -> bytes:
     return _join(WHOLE, sections)
 
 
-def unpack_changes(
-    layout: Layout, body: bytes, before: Look | None = None
-) -> dict[int, tuple[np.ndarray | None, np.ndarray]]:
-    """Return the differences of the pieces that have any. Errors: ``PayloadError``.
+def unpack_changes(layout: Layout, body: bytes, before: Look | None = None) -> dict[int, Block]:
+    """Return what changed in the pieces in which something did. Errors: ``PayloadError``.
 
     Bodies packed with words before the change can only be read with them.
     """
-    found: dict[int, tuple[np.ndarray | None, np.ndarray]] = {}
+    found: dict[int, Block] = {}
     for word, pieces, data in _sections(layout, body, CHANGES):
         numels = [layout.blocks()[i].numel for i in pieces]
         blocks = unpack_blocks(data, numels, word, whole=True, before=_of(pieces, before))
-        for i, block in zip(pieces, blocks, strict=True):
-            if len(block.diffs):
-                found[i] = block.positions, block.diffs
+        found |= {i: block for i, block in zip(pieces, blocks, strict=True) if len(block.diffs)}
     return found
 
 

@@ -13,12 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thinwire.state.gather import read
 from thinwire.state.masks import where
 from thinwire.state.stream import Array
 from thinwire.types import InputError, require
 
 _PIECE = 1 << 17  # elements: cast to two bytes each, they and their words fit a level 2 cache
-_WHOLE = 3  # where more than one in so many changed, all old words take less memory than positions and some
+_WHOLE = 5  # where more than one in so many changed, all old words take less time than positions and some
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 Fresh = Callable[[Tensor, Array], Array]  # what a piece of words becomes: new values and words held -> words
@@ -32,8 +33,7 @@ class Changes(NamedTuple):
 
     def diffs(self, words: Array) -> Array:
         """Return by how much ``words`` [numel] now differ from what was there, modulo 2**bits: words [n]."""
-        now = words if self.positions is None else words[self.positions.astype(np.intp)]
-        return now - self.old
+        return read(words, self.positions) - self.old
 
 
 def word_dtype(dtype: torch.dtype) -> np.dtype:
@@ -42,8 +42,8 @@ def word_dtype(dtype: torch.dtype) -> np.dtype:
     >>> word_dtype(torch.bfloat16)
     dtype('int16')
     """
-    known = dtype.itemsize in _WORDS and not dtype.is_complex
-    require(known, InputError, f"elements of {dtype} cannot be kept as words; cast them")
+    if dtype.itemsize not in _WORDS or dtype.is_complex:
+        raise InputError(f"elements of {dtype} cannot be kept as words; cast them")
     return np.dtype(f"i{dtype.itemsize}")
 
 
@@ -65,7 +65,8 @@ def changed(
     ([1], [0, 16256, 0])
     """
     held = word_dtype(dtype)
-    require(words.dtype == held, InputError, f"{name}: {dtype} held as {words.dtype}, expected {held}")
+    if words.dtype != held:
+        raise InputError(f"{name}: {dtype} held as {words.dtype}, expected {held}")
     buffer = torch.empty(min(_PIECE, words.size), dtype=dtype)
 
     def cast(piece: Tensor, _: Array) -> Array:

@@ -42,19 +42,25 @@ def _factor(piece: int) -> int:
     return int(_splitmix(3 + (piece << 8), 1)[0])
 
 
-def whole(words: np.ndarray, piece: int) -> int:
-    """Return what the words [n] of a piece add to the hash."""
-    halves = _narrow(words)
-    full = len(halves) // _ROW * _ROW
+def whole(words: np.ndarray, piece: int, old: np.ndarray | None = None) -> int:
+    """Return what the words [n] of a piece add to the hash; or by how much it moves if they were ``old``."""
+    halves, less = _narrow(words), None if old is None else _narrow(old)
     total = 0
-    for at in range(0, full, _ROW * _ROWS):
-        block = halves[at : min(at + _ROW * _ROWS, full)].astype(np.int64).view(np.uint64).reshape(-1, _ROW)
-        sums = np.einsum("ij,j->i", block, _A)
-        total += int((sums * _B[at // _ROW : at // _ROW + len(sums)]).sum())
-    rest = halves[full:].astype(np.int64).view(np.uint64)
-    if len(rest):
-        total += int((rest * _A[: len(rest)]).sum()) * int(_B[full // _ROW])
+    for at in range(0, len(halves), _ROW * _ROWS):
+        block = halves[at : at + _ROW * _ROWS].astype(np.int64)
+        if less is not None:
+            block -= less[at : at + _ROW * _ROWS]
+        total += _summed(block.view(np.uint64), at // _ROW)
     return total * _factor(piece) & _MASK
+
+
+def _summed(block: np.ndarray, row: int) -> int:
+    """Return the sum of words, of which the first is at the start of a row, each times its factors."""
+    rows = len(block) // _ROW
+    sums = np.einsum("ij,j->i", block[: rows * _ROW].reshape(-1, _ROW), _A)
+    rest = block[rows * _ROW :]
+    total = int((sums * _B[row : row + rows]).sum())
+    return total + (int((rest * _A[: len(rest)]).sum()) * int(_B[row + rows]) if len(rest) else 0)
 
 
 def moved(positions: np.ndarray | None, old: np.ndarray, new: np.ndarray, piece: int) -> int:
@@ -63,7 +69,7 @@ def moved(positions: np.ndarray | None, old: np.ndarray, new: np.ndarray, piece:
     Without positions these are all words of the piece.
     """
     if positions is None:
-        return add(whole(new, piece), -whole(old, piece))
+        return whole(new, piece, old)
     old, new, total = _narrow(old), _narrow(new), 0
     at = positions if len(old) == len(positions) else np.repeat(2 * positions.astype(np.int64), 2)
     if len(old) > len(positions):

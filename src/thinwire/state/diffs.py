@@ -16,15 +16,24 @@ from thinwire.state.positions import pack_positions, unpack_positions
 from thinwire.state.stream import Array, Reader, pack_stream
 from thinwire.types import InputError, PayloadError, require
 
+_PAGE = 1 << 17  # differences to work on at a time: a multiple of 8
+
 
 def pack_diffs(diffs: Array) -> bytes:
     """Return differences [n], signed integers, none zero and most of them 1 or -1, as bytes."""
-    sizes = np.abs(diffs).view(_unsigned(diffs.dtype))  # of the lowest word, this is its size too
-    require(not diffs.size or sizes.min() > 0, InputError, "a difference of zero; leave it out")
-    larger = where(sizes > 1)
-    signs = pack_stream(np.packbits(diffs < 0))
-    beyond = sizes[larger] - sizes.dtype.type(2)
-    return signs + pack_positions([larger], [diffs.size]) + _pack_numbers(beyond)
+    unsigned = _unsigned(diffs.dtype)
+    signs, larger, beyond = [np.empty(0, np.uint8)], [np.empty(0, np.int64)], [np.empty(0, unsigned)]
+    for start in range(0, diffs.size, _PAGE):
+        page = diffs[start : start + _PAGE]
+        sizes = np.abs(page).view(unsigned)  # of the lowest word, this is its size too
+        require(sizes.min() > 0, InputError, "a difference of zero; leave it out")
+        signs.append(np.packbits(page < 0))
+        at = where(sizes > 1)
+        beyond.append(sizes.take(at) - unsigned.type(2))
+        larger.append(at + start)
+    at = np.concatenate(larger)
+    numbers = _pack_numbers(np.concatenate(beyond))
+    return pack_stream(np.concatenate(signs)) + pack_positions([at], [diffs.size]) + numbers
 
 
 def unpack_diffs(reader: Reader, n: int, word: np.dtype) -> Array:
@@ -73,5 +82,6 @@ def _unpack_numbers(reader: Reader, n: int, unsigned: np.dtype, largest: int) ->
 
 
 def _unsigned(word: np.dtype) -> np.dtype:
-    require(word.kind == "i", InputError, f"words of {word} are not signed integers")
+    if word.kind != "i":
+        raise InputError(f"words of {word} are not signed integers")
     return np.dtype(f"u{word.itemsize}")

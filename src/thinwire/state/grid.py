@@ -35,7 +35,8 @@ def settle(new: Tensor, words: Array, bound: float, name: str = "a tensor", whol
     >>> settle(torch.tensor([0.9, 1.0, -2.6]), words, 1.0).positions.tolist(), words.tolist()
     ([1, 2], [0, 1, -3])
     """
-    require(words.dtype == np.int32, InputError, f"{name}: multiples held as {words.dtype}, expected int32")
+    if words.dtype != np.int32:
+        raise InputError(f"{name}: multiples held as {words.dtype}, expected int32")
     step = _step(bound, name)
     near = np.float32(bound * _MARGIN)
 

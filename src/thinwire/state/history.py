@@ -12,6 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from thinwire.state import body, content, intake, moves, saved
+from thinwire.state.gather import read
 from thinwire.state.layout import MAX_NBYTES, Layout
 from thinwire.state.log import Entry, Log, logged, merge
 from thinwire.state.moves import Move
@@ -97,7 +98,7 @@ class History:
                 words = self._words[i]
                 positions, old = intake.take(slot, flat[piece.start : piece.stop], words)
                 if len(old):
-                    made.append(Move(i, positions, old, words[moves.where(positions)]))
+                    made.append(Move(i, positions, old, read(words, positions)))
         except BaseException:
             moves.write(self._words, (Move(m.piece, m.positions, m.new, m.old) for m in made))
             raise

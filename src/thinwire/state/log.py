@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from thinwire.state.gather import mark, write
 from thinwire.state.layout import Layout, Piece
-from thinwire.state.moves import Move, where
+from thinwire.state.moves import Move
 
 KEPT = 2  # entries that no budget takes
 MARKS = 64  # bases lately asked for that are kept apart
@@ -120,7 +121,7 @@ def logged(move: Move, words: np.ndarray) -> Change:
     if positions is None or len(positions) * _DENSE <= len(words):
         return Change(positions, old)
     before = words.copy()
-    before[where(positions)] = old
+    write(before, positions, old)
     return Change(None, before)
 
 
@@ -146,7 +147,7 @@ def _union(found: list[Change], numel: int) -> Change:
         positions, first = np.unique(positions, return_index=True)
         return Change(positions, np.concatenate([c.old for c in found])[first])
     changed = np.zeros(numel, bool)
-    changed[where(positions)] = True
+    mark(changed, positions)
     rising = np.flatnonzero(changed).astype(np.int32)
     before = _roll_back(np.empty(numel, found[0].old.dtype), found)
     return Change(rising, before[rising])
@@ -155,5 +156,5 @@ def _union(found: list[Change], numel: int) -> Change:
 def _roll_back(words: np.ndarray, found: list[Change]) -> np.ndarray:
     """Undo changes in ``words``, the latest first, and return them."""
     for c in reversed(found):
-        words[where(c.positions)] = c.old
+        write(words, c.positions, c.old)
     return words

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from thinwire.state import body, content
+from thinwire.state import body, content, gather
 from thinwire.state.layout import Layout
 from thinwire.state.patch import Patch, Version
 from thinwire.state.words import Words
@@ -48,8 +48,8 @@ def moves(patch: Patch, words: Words, held: Version) -> list[Move]:
     """
     found = []
     changes = body.unpack_changes(words.layout, patch.body, lambda i, start, stop: words[i][start:stop])
-    for i, (positions, diffs) in changes.items():
-        old = words[i].copy() if positions is None else words[i][where(positions)]
+    for i, (_, positions, diffs) in changes.items():
+        old = words[i].copy() if positions is None else gather.read(words[i], positions)
         found.append(Move(i, positions, old, old + diffs))
         _check_truths(words.layout, i, found[-1].new)
     reached = content.add(held.hash, hash_of(found))
@@ -85,12 +85,7 @@ def hash_of(found: Iterable[Move]) -> int:
 def write(words: Words, found: Iterable[Move]) -> None:
     """Make the moves."""
     for m in found:
-        words[m.piece][where(m.positions)] = m.new
-
-
-def where(positions: np.ndarray | None) -> np.ndarray | slice:
-    """Return the index of these positions: as wide integers, twice as fast as by narrow ones."""
-    return slice(None) if positions is None else positions.astype(np.intp)
+        gather.write(words[m.piece], m.positions, m.new)
 
 
 def _check_truths(layout: Layout, piece: int, new: np.ndarray) -> None:

@@ -5,7 +5,7 @@ Both ends know the words before the change, so which class an element is of need
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -38,21 +38,25 @@ class Run(NamedTuple):
         if block.positions is None:
             diffs = block.diffs[self.start : self.stop]
             at = where(diffs != 0)
-            return at, diffs[at]
+            return at, diffs.take(at)
         at = block.positions[self.first : self.last].astype(np.intp)
         at -= self.start
         return at, block.diffs[self.first : self.last]
 
+    def back(self, at: Array) -> Array:
+        """Return positions from ``start`` on as those in the block: int32 [n]."""
+        return at.astype(np.int32) + np.int32(self.start)
 
-def runs(block: Block, length: int | None = None) -> Iterator[Run]:
-    """Yield the runs of a block, each of ``length`` elements (``RUN``) but the last."""
-    length = length or RUN
-    starts = range(0, block.numel, length)
-    firsts = [0] * len(starts)
-    if block.positions is not None:
-        firsts = block.positions.searchsorted(np.array(starts, dtype=block.positions.dtype)).tolist()
-    for start, first, last in zip(starts, firsts, [*firsts[1:], block.diffs.size], strict=True):
-        yield Run(start, min(start + length, block.numel), first, last)
+
+def runs(block: Block, length: int, first: int = 0, step: int = 1) -> list[Run]:
+    """Return each ``step``-th run of ``length`` elements, but the last, of a block, from the ``first`` on."""
+    starts = range(first * length, block.numel, step * length)
+    stops = [min(start + length, block.numel) for start in starts]
+    if block.positions is None:
+        return [Run(start, stop, 0, 0) for start, stop in zip(starts, stops, strict=True)]
+    ends = np.array([starts, stops], dtype=block.positions.dtype)  # of another type, all would be cast
+    places = block.positions.searchsorted(ends).tolist()
+    return [Run(*ends) for ends in zip(starts, stops, *places, strict=True)]
 
 
 def sizes_at(look: Look, index: int, run: Run, word: np.dtype) -> Array:
@@ -73,18 +77,18 @@ def take_out(blocks: Sequence[Block], look: Look, cuts: Sequence[int]) -> tuple[
     for i, block in enumerate(blocks):
         word = block.diffs.dtype
         others, every = list[Changes](), np.zeros(min(RUN, block.numel), dtype=word)
-        for run in runs(block):
+        for run in runs(block, RUN):
             sizes = sizes_at(look, i, run, word)
             at, diffs = run.changes(block)
             members, parts = _classed(sizes, cuts)
             every[at] = diffs
-            own = every[members]
+            own = every.take(members)
             every[at] = 0
             for found, part in zip(classes, parts, strict=True):
-                found.append(own[part])
-            outside = where(sizes[at] >= _least(cuts[-1], sizes))
-            others.append((at[outside] + run.start, diffs[outside]))
-        rest.append(_gathered(block.numel, others))
+                found.append(own.take(part))
+            outside = where(sizes.take(at) >= _least(cuts[-1], sizes))
+            others.append((run.back(at.take(outside)), diffs.take(outside)))
+        rest.append(_gathered(block.numel, others, word))
     return [np.concatenate(found) for found in classes], rest
 
 
@@ -95,7 +99,7 @@ def put_back(rest: Sequence[Block], classes: Sequence[Array], look: Look, cuts: 
     for i, block in enumerate(rest):
         word = block.diffs.dtype
         found, every = list[Changes](), np.zeros(min(RUN, block.numel), dtype=word)
-        for run in runs(block):
+        for run in runs(block, RUN):
             members, parts = _classed(sizes_at(look, i, run, word), cuts)
             own = np.empty(members.size, dtype=word)
             for queue, part in zip(queues, parts, strict=True):
@@ -104,12 +108,28 @@ def put_back(rest: Sequence[Block], classes: Sequence[Array], look: Look, cuts: 
             every[at] = diffs
             every[members] = own
             here = where(every != 0)
-            found.append((here + run.start, every[here]))
+            found.append((run.back(here), every.take(here)))
             every[here] = 0
-        blocks.append(_gathered(block.numel, found))
+        blocks.append(_gathered(block.numel, found, word))
     for queue in queues:
         queue.close()
     return blocks
+
+
+def between(old: Array, new: Array) -> Block:
+    """Return what takes ``old`` to ``new``: words [numel] each."""
+    moved = int(np.count_nonzero(old != new))
+    if moved * _WHOLE > old.size:
+        return Block(old.size, None, new - old)
+    positions, diffs, done = np.empty(moved, dtype=np.int32), np.empty(moved, dtype=old.dtype), 0
+    for start in range(0, old.size if moved else 0, RUN):
+        every = new[start : start + RUN] - old[start : start + RUN]
+        at = where(every != 0)
+        diffs[done : done + at.size] = every.take(at)
+        at += start
+        positions[done : done + at.size] = at
+        done += at.size
+    return Block(old.size, positions, diffs)
 
 
 class _Queue:
@@ -132,7 +152,7 @@ class _Queue:
 def _classed(sizes: Array, cuts: Sequence[int]) -> tuple[Array, list[Array]]:
     """Return where elements below the last cut are, and which of these each class has: intp, increasing."""
     members = where(sizes < _least(cuts[-1], sizes))
-    own = sizes[members]
+    own = sizes.take(members)
     below = [own < _least(cut, sizes) for cut in cuts[:-1]] + [np.ones(own.size, dtype=np.bool_)]
     masks = below[:1] + [b ^ a for a, b in pairwise(below)]
     return members, [where(mask) for mask in masks]
@@ -142,7 +162,7 @@ def _least(cut: int, sizes: Array) -> int:
     return cut << 8 * sizes.itemsize - 8
 
 
-def _gathered(numel: int, found: Sequence[Changes]) -> Block:
+def _gathered(numel: int, found: Sequence[Changes], word: np.dtype) -> Block:
     at = np.concatenate([np.empty(0, dtype=np.int32), *(at for at, _ in found)], dtype=np.int32)
-    block = Block(numel, at, np.concatenate([diffs for _, diffs in found]))
+    block = Block(numel, at, np.concatenate([np.empty(0, dtype=word), *(diffs for _, diffs in found)]))
     return block if at.size * _WHOLE <= numel else Block(numel, None, block.dense())

@@ -11,8 +11,10 @@ from contextlib import AbstractContextManager
 
 import numpy as np
 
+from thinwire.state.blocks import Block
+from thinwire.state.gather import read
 from thinwire.state.log import Change, Entry
-from thinwire.state.moves import where
+from thinwire.state.parting import between
 
 
 class Gone(Exception):
@@ -49,18 +51,21 @@ class Past:
         change.undo(words, start)
         return words
 
-    def difference(self, change: Change, piece: int) -> tuple[np.ndarray | None, np.ndarray]:
-        """Return the positions at which ``change`` made a difference, None for all, and which it was."""
-        positions = change.positions
+    def difference(self, change: Change, piece: int) -> Block:
+        """Return what ``change`` made of a piece: the differences where there are any, or all of them."""
+        positions, old = change
         with self._lock:
             words = self._live(piece)
+            numel = len(words)
             if self._changes(piece):
-                words = self.words(piece, 0, len(words))
-            diffs = words[where(positions)] - change.old
-        if positions is None or diffs.all():
-            return positions, diffs
-        still = np.flatnonzero(diffs)  # the others are back to what they were
-        return positions[still], diffs[still]
+                words = self.words(piece, 0, numel)
+            if positions is None:
+                return between(old, words)
+            diffs = read(words, positions) - old
+        if not diffs.all():
+            still = np.flatnonzero(diffs)  # the others are back to what they were
+            positions, diffs = positions[still], diffs[still]
+        return Block(numel, positions, diffs)
 
     def _changes(self, piece: int) -> list[Change]:
         """Return what newer versions changed, the latest first."""

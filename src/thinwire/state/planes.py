@@ -19,7 +19,8 @@ _ROTATED, _ZIGZAG = 0, 1
 
 def encode_whole(words: Array) -> bytes:
     """Return signed integers [n] as bytes: about 10.6 bits for each bf16 of trained weights."""
-    require(words.dtype.kind == "i", InputError, f"words of {words.dtype} are not signed integers")
+    if words.dtype.kind != "i":
+        raise InputError(f"words of {words.dtype} are not signed integers")
     sample = words[:: max(1, words.size // _SAMPLE)]
     turn = min((_ROTATED, _ZIGZAG), key=lambda way: _bits(_turned(sample, way)))
     return bytes((turn,)) + pack_planes(_turned(words, turn))

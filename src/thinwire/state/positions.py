@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from thinwire.state.gather import mark
 from thinwire.state.masks import where
 from thinwire.state.numbers import pack_numbers, unpack_numbers
 from thinwire.state.stream import Array, Reader, pack_stream, uvarint
@@ -66,7 +67,7 @@ def _summed(gaps: Array, size: int) -> Array:
 
 def _bitmap(positions: Array, size: int) -> Array:
     mask = np.zeros(size, dtype=np.bool_)
-    mask[positions.astype(np.intp)] = True  # three times as fast as by int32
+    mark(mask, positions)
     return np.packbits(mask)
 
 

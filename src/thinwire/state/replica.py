@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from thinwire.state import binding, moves, saved
+from thinwire.state.gather import read, write
 from thinwire.state.layout import MAX_NBYTES, Layout
 from thinwire.state.moves import Move
 from thinwire.state.patch import Meta, Patch, Version
@@ -172,8 +173,7 @@ class Replica:
             self._back.copy_from(front)
         else:
             for piece, positions in self._behind:
-                at = moves.where(positions)
-                self._back.words[piece][at] = front.words[piece][at]
+                write(self._back.words[piece], positions, read(front.words[piece], positions))
                 self._back.refresh(piece, positions)
         self._behind, self._differing = [], 0
         return self._back

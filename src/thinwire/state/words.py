@@ -84,7 +84,7 @@ def _same(x: Tensor, y: Tensor) -> bool:
 
 def check_fits(slot: Slot, x: Tensor) -> None:
     """Raise ``InputError`` unless ``x`` has the slot's shape and can be cast to its dtype."""
-    shape = tuple(x.shape)
-    require(shape == slot.shape, InputError, f"{slot.name}: shape {shape}, expected {slot.shape}")
-    fits = x.dtype == slot.dtype or (x.is_floating_point() and slot.dtype.is_floating_point)
-    require(fits, InputError, f"{slot.name}: {x.dtype} cannot stand for {slot.dtype}")
+    if x.shape != slot.shape:  # not by require: names of dtypes take longer than all the rest
+        raise InputError(f"{slot.name}: shape {tuple(x.shape)}, expected {slot.shape}")
+    if x.dtype != slot.dtype and not (x.is_floating_point() and slot.dtype.is_floating_point):
+        raise InputError(f"{slot.name}: {x.dtype} cannot stand for {slot.dtype}")

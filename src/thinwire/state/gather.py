@@ -1,0 +1,39 @@
+"""Words at many positions, read and written page by page.
+
+Wide indices are twice as fast as narrow ones, but all of them at once would be fresh memory of four times the
+words, and the first touch of that takes longer than the rest.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from thinwire.state.stream import Array
+
+_PAGE = 1 << 15  # positions at a time
+
+
+def read(words: Array, positions: Array | None) -> Array:
+    """Return the words at ``positions`` [n], which are in range; without any, all words, not copied."""
+    if positions is None:
+        return words
+    found = np.empty(positions.size, dtype=words.dtype)
+    for start in range(0, positions.size, _PAGE):
+        page = positions[start : start + _PAGE].astype(np.intp)
+        words.take(page, out=found[start : start + _PAGE], mode="clip")  # others write by way of a buffer
+    return found
+
+
+def write(words: Array, positions: Array | None, values: Array) -> None:
+    """Write ``values`` [n] into ``words`` at ``positions`` [n]; without any, they are all words."""
+    if positions is None:
+        words[...] = values
+        return
+    for start in range(0, positions.size, _PAGE):
+        words[positions[start : start + _PAGE].astype(np.intp)] = values[start : start + _PAGE]
+
+
+def mark(mask: Array, positions: Array) -> None:
+    """Set a mask at ``positions`` [n]."""
+    for start in range(0, positions.size, _PAGE):
+        mask[positions[start : start + _PAGE].astype(np.intp)] = True
