@@ -196,8 +196,10 @@ def test_a_gate_has_a_rate_and_a_delay_and_can_be_shut():
         took = back(gate.port, 100_000)
         assert 0.3 < took < 3.0  # 0.25 s of line, and a delay each way
         gate.shut()
-        with pytest.raises(OSError):
-            back(gate.port, 1000)
+        with socket.create_connection(("127.0.0.1", gate.port), timeout=0.2) as s:
+            s.sendall(b"anybody?")
+            with pytest.raises(TimeoutError):
+                s.recv(1)
         gate.open()
         assert back(gate.port, 1000) > 0.1
     finally:

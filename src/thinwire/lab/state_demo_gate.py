@@ -12,7 +12,7 @@ import threading
 from contextlib import suppress
 from time import monotonic, sleep
 
-READ = 16384  # bytes
+MOST, LEAST, PIECE = 16384, 1024, 0.01  # bytes that are moved at once, or so many seconds of the line
 AHEAD = 0.2  # seconds of a line that may wait before it, as in a router's queue
 FULL = 1 << 12  # pieces under way
 
@@ -25,16 +25,21 @@ class Gate:
 
     def __init__(self, host: str, to: int, rate: float | None = None, delay: float = 0.0) -> None:
         self._target, self._rate, self._delay = (host, to), rate, delay
+        self._piece = MOST if rate is None else int(min(max(rate * PIECE, LEAST), MOST))
         self._shut = self._closed = False
         self._lock = threading.Lock()
         self._sockets: list[socket.socket] = []
+        self._held: socket.socket | None = None
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._free = {"up": 0.0, "down": 0.0}  # when each way's line is free again
         threading.Thread(target=self._accept, name=f"gate to {host}:{to}", daemon=True).start()
 
     def shut(self) -> None:
-        """Cut all connections and let none through until ``open``; bytes on their way are lost."""
+        """Cut all connections and let none through until ``open``; bytes on their way are lost.
+
+        Who connects meanwhile hears nothing, as where packets are lost: a refusal would mean something.
+        """
         self._shut = True
         self._drop()
 
@@ -62,12 +67,19 @@ class Gate:
                 far = socket.create_connection(self._target, timeout=5.0)
                 far.settimeout(None)
             except OSError:
-                near.close()
+                self._hold(near)
                 continue
             with self._lock:
                 self._sockets += [near, far]
             for ends in ((near, far, "up"), (far, near, "down")):
                 self._forward(*ends)
+
+    def _hold(self, near: socket.socket) -> None:
+        """Keep a connection open that leads nowhere, until the next one: who dials again has left it."""
+        with self._lock:
+            held, self._held = self._held, near
+        if held is not None:
+            held.close()
 
     def _forward(self, source: socket.socket, sink: socket.socket, way: str) -> None:
         under_way: queue.Queue[tuple[float, bytes]] = queue.Queue(FULL)
@@ -79,7 +91,7 @@ class Gate:
         self, source: socket.socket, sink: socket.socket, way: str, out: queue.Queue[tuple[float, bytes]]
     ) -> None:
         with suppress(OSError):
-            while data := source.recv(READ):
+            while data := source.recv(self._piece):
                 out.put((self._due(len(data), way), data))
         out.put((monotonic(), b""))
 
@@ -113,6 +125,8 @@ class Gate:
     def _drop(self) -> None:
         with self._lock:
             dropped, self._sockets = self._sockets, []
+            if self._held is not None and self._closed:
+                self._held.close()
         for s in dropped:
             with suppress(OSError):
                 s.shutdown(socket.SHUT_RDWR)
