@@ -298,8 +298,9 @@ def test_a_few_bytes_cannot_claim_much_memory(body: bytes, reason: str) -> None:
 def test_a_patch_for_other_words_is_refused() -> None:
     before, after = optimised(1e-6, 16)
     body = pack_blocks([difference(before, after)], SHORT, held(before))
-    with pytest.raises(PayloadError, match="other words"):
-        unpack_blocks(body, [before.size], SHORT, before=held(np.zeros_like(before)))
+    for other in (np.zeros_like(before), np.full_like(before, 0x7000)):  # all in a class, and none
+        with pytest.raises(PayloadError, match="other words"):
+            unpack_blocks(body, [before.size], SHORT, before=held(other))
     with pytest.raises(PayloadError, match="none are held"):
         unpack_blocks(body, [before.size], SHORT)
 

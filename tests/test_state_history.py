@@ -14,6 +14,7 @@ from thinwire.state import history as histories
 from thinwire.state.history import History
 from thinwire.state.layout import Layout, Piece
 from thinwire.state.log import KEPT, Change, Entry, Log, merge
+from thinwire.state.past import Past
 from thinwire.state.patch import Patch
 from thinwire.state.replica import Replica
 from thinwire.types import DesyncError, InputError, PayloadError
@@ -387,6 +388,31 @@ def test_what_is_published_while_a_patch_is_coded_is_not_in_it(monkeypatch, shar
     assert (patch.base, patch.version) == leads and patch.hash == versions[patch.version]
     replica.apply(states.over_the_wire(patch))
     assert replica.held.hash == patch.hash
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.tuples(positions, st.booleans()), max_size=4),
+    positions,
+    st.integers(0, 150),
+    st.integers(0, 50),
+)
+def test_words_of_a_version_are_read_under_newer_ones(steps, at, start, length):
+    live, entries = np.zeros(200, np.int16), []
+    base = live.copy()
+    live[at] += 7
+    version, change = live.copy(), Change(at, base[at])
+    for touched, whole in steps:
+        entries.append(
+            Entry(0, 0, {0: Change(None, live.copy()) if whole else Change(touched, live[touched])})
+        )
+        live[touched] += 1
+    past, stop = Past(threading.RLock(), lambda _: live, lambda: entries), start + length
+    assert np.array_equal(past.words(0, start, stop), version[start:stop])
+    assert np.array_equal(past.before(change, 0, start, stop), base[start:stop])
+    for known in (change, Change(None, base), Change(np.arange(200, dtype=np.int32), base)):
+        positions, diffs = past.difference(known, 0).sparse()
+        assert np.array_equal(positions, at) and (diffs == 7).all()
 
 
 @pytest.mark.parametrize("gone", [False, True])
