@@ -15,7 +15,7 @@ class TcpProxy:
     def __init__(self, target: int) -> None:
         self.target = target
         self.counts = {UP: 0, DOWN: 0}
-        self.connections = 0
+        self.connections = self.turned_away = 0
         self._flips: dict[str, set[int]] = {UP: set(), DOWN: set()}
         self._open = threading.Event()
         self._open.set()
@@ -73,6 +73,7 @@ class TcpProxy:
             except OSError:
                 return
             if self._cut or self._closed:
+                self.turned_away += 1
                 near.close()
                 continue
             try:

@@ -10,6 +10,7 @@ import zmq
 
 from thinwire.links.clock import PeerClock
 from thinwire.links.events import Event, Kind
+from thinwire.links.greeting import asks_for_token
 from thinwire.links.metered import Traffic, wire_bytes
 from thinwire.links.security import REMEDY, check_host, secure_connector
 from thinwire.links.station import (
@@ -55,8 +56,9 @@ class Spoke(Station):
         self.peer = f"{host}:{port}"
         self.clock = PeerClock()  # the hub's, against this end's monotonic clock
         self.secure = secure
-        self.refused = 0  # handshakes in a row that failed
-        self._silence, self._endpoint = silence, endpoint(host, port)
+        self.refused = 0  # handshakes in a row that failed, though somebody there asks for a token
+        self._proved = False  # the hub has taken this token once: whatever breaks off later, it is not that
+        self._silence, self._endpoint, self._address = silence, endpoint(host, port), (host, port)
         self._outbox: deque[bytes] = deque()
         self._there = False
         self.heard = monotonic()  # when the hub gave its last sign of life
@@ -81,7 +83,7 @@ class Spoke(Station):
 
         ``silence``: seconds without a sign of life after which the connection is made anew.
         Errors: ``InputError`` for an address off loopback without a token; ``recv`` raises ``AuthError`` when
-        the hub does not hold this token.
+        the hub does not hold this token, but not after it once did.
         """
         check_host(host, token)
         sock = open_socket(zmq.DEALER, host, max_message)
@@ -125,21 +127,24 @@ class Spoke(Station):
         if kind in _DIALS:
             self._redial_at = None if kind == _Event.CONNECTED else monotonic() + REDIAL + CONNECT
         elif kind == _Event.HANDSHAKE_SUCCEEDED:
-            self.refused, self.heard = 0, monotonic()
+            self.refused, self._proved, self.heard = 0, True, monotonic()
             self._ping(self.heard)
             self._there = True
             self._events.put(Event(Kind.JOINED, b""))
         elif kind == _Event.DISCONNECTED:
             self._lost(b"the connection broke")
-        elif kind in REFUSED:
+        elif kind in REFUSED and not self._proved:
             self._refuse(kind, value)
         if kind == _Event.DISCONNECTED or kind in REFUSED:
             self._redial_at = monotonic() + REDIAL
 
     def _refuse(self, kind: int, value: int) -> None:
-        self.refused += 1
+        """Blame the token where the hub said so, or breaks off again and again though it greets."""
         mismatch = kind == _Event.HANDSHAKE_FAILED_PROTOCOL and value == MECHANISM_MISMATCH
-        if kind == _Event.HANDSHAKE_FAILED_AUTH or mismatch or (self.secure and self.refused >= REFUSALS):
+        certain = kind == _Event.HANDSHAKE_FAILED_AUTH or mismatch
+        if self.secure and not certain:
+            self.refused = self.refused + 1 if asks_for_token(*self._address) else 0
+        if certain or self.refused >= REFUSALS:
             self._fail(AuthError(f"{self.peer} refused this token: {REMEDY} to the same text at both ends"))
 
     def _receive(self) -> None:
