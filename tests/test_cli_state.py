@@ -239,7 +239,17 @@ def test_a_base_that_is_here_needs_one_patch(tmp_path: Path, published):
     assert publisher.sent < patches + 1500 < publisher.history.patch().nbytes
     write_checkpoint(base, {"w": state["w"][:3]}, {})
     wrong = invoke("follow", at, "--base", base, "--once")
-    assert wrong.exit_code == 2 and "w is bfloat16 [3, 40]" in one_sentence(wrong.stderr)
+    assert wrong.exit_code == 2 and "w: shape (3, 40), expected (60, 40)" in one_sentence(wrong.stderr)
+
+
+def test_a_state_file_that_is_none_is_bad_input(tmp_path: Path, published):
+    _, _, at = published
+    held = tmp_path / "held.safetensors"
+    for place in (at, tmp_path):
+        for write in (lambda: held.write_bytes(b"nothing of ours"), lambda: write_checkpoint(held, {}, {})):
+            write()
+            result = invoke("follow", place, "--once", "--state", held)
+            assert result.exit_code == 2 and f"{held} is not a saved state" in one_sentence(result.stderr)
 
 
 def test_another_layout_ends_both_ends_in_a_sentence(tmp_path: Path, published):

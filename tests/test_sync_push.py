@@ -193,6 +193,45 @@ def test_who_holds_the_newest_contents_already_is_told_their_number() -> None:
         assert same(f.tensors(), used(w))
 
 
+def test_a_mapping_is_a_base_and_whoever_goes_on_knows_when_that_is_confirmed(tmp_path: Path) -> None:
+    pytest.importorskip("safetensors")
+    w, state = weights(), tmp_path / "held.safetensors"
+    base = used(w) | {"another": torch.zeros(1)}
+    base["bias"] = base["bias"].float()  # cast to what the state has
+    with publisher(w) as p:
+        p.publish()
+        with Follower(HOST, p.port, base=base, state=state) as f:
+            f.wait(1)
+            assert f.confirmed and not f.arrivals and f.replica.held.number == 1 == f.status.version
+        f = Follower(HOST, p.port, base={}, state=state)  # what was saved goes before a base
+        until(lambda: f.confirmed)
+        f.close()
+        port = p.port
+    with Follower(HOST, port, state=state) as f:
+        assert f.wait(1).number == 1 and not f.confirmed  # nobody is there
+        with publisher(w, port=port) as p:
+            train(w)
+            p.publish()
+            until(lambda: f.confirmed)
+            assert same(f.tensors(), used(w))
+
+
+def test_a_relay_calls_versions_as_its_publisher_does() -> None:
+    w = weights()
+    with publisher(w) as p, Relay(HOST, p.port) as relay, Follower(HOST, relay.port) as f:
+        port, first = p.port, p.publish()
+        f.wait(1)
+        p.history.outnumber(6)
+        p.close()
+        with publisher(w, port=port) as again:
+            again.history.outnumber(6)
+            assert again.publish().hash == first.hash
+            assert relay.wait(7).hash == first.hash and f.wait(7).hash == first.hash
+            train(w)
+            again.publish()
+            assert f.wait(8).number == 8 and same(f.tensors(), used(w))
+
+
 # faults at the start
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -17,12 +16,11 @@ from thinwire.cli.places import Address, TokenFile, parse_place
 from thinwire.engines.sync.checkpoint import read_checkpoint, write_checkpoint
 from thinwire.engines.sync.folder import open_folder
 from thinwire.engines.sync.follower import PATIENCE, Follower, Following
-from thinwire.engines.sync.peek import Base, ask, look
+from thinwire.engines.sync.peek import look
 from thinwire.engines.sync.shelf_reader import POLL, ShelfReader, ShelfReading
 from thinwire.lab.files import check_out
 from thinwire.lab.progress import megabytes
 from thinwire.links.security import read_token
-from thinwire.state.patch import Version
 from thinwire.state.replica import Replica
 from thinwire.types import InputError, LinkError, require
 
@@ -68,19 +66,7 @@ Patience = Annotated[
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no live line.")]
 
 
-class Told(Follower):
-    """A follower that knows whether its publisher has spoken: what was loaded at the start may be old."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.told = threading.Event()
-        super().__init__(*args, **kwargs)
-
-    def _arrived(self, version: Version, nbytes: int, seconds: float) -> None:
-        super()._arrived(version, nbytes, seconds)
-        self.told.set()
-
-
-Reader = Told | ShelfReader
+Reader = Follower | ShelfReader
 
 
 def follow(
@@ -120,11 +106,11 @@ def follow(
     with ExitStack() as stack:
         stack.enter_context(stopped_by_signals())
         try:
-            into = _base(base, place, token, patience) if base and not _is_saved(state) else None
+            start = read_checkpoint(base) if base is not None and not _is_saved(state) else None
             reader: Reader = (
-                ShelfReader(place, token, into, state=state, poll=poll, patience=patience)
+                ShelfReader(place, token, base=start, state=state, poll=poll, patience=patience)
                 if isinstance(place, str)
-                else Told(*place, token, into, serve, state=state, patience=patience)
+                else Follower(*place, token, relay=serve, base=start, state=state, patience=patience)
             )
             stack.callback(reader.close)
             live = stack.enter_context(Live(lambda: line(reader), quiet))
@@ -149,17 +135,6 @@ def _check_file(path: Path | None) -> None:
         require(not path.is_dir(), InputError, f"{path} is a folder; give the name of a file in it")
 
 
-def _base(path: Path, place: Address | str, token: bytes | None, patience: float) -> Base:
-    """Return the checkpoint that is here already, in the dtypes of the state."""
-    found = read_checkpoint(path)
-    if isinstance(place, str):
-        try:
-            return Base(found, look(open_folder(place), token)[1])
-        except OSError as e:
-            raise LinkError(f"cannot read the store at {place}: {e}; --base needs one that is there") from e
-    return Base(found, ask(*place, token, patience).layout)
-
-
 def _newest(reader: Reader, place: Address | str, token: bytes | None, patience: float) -> int:
     """Wait until what the publisher has now is here, and return its number."""
     if isinstance(reader, ShelfReader):
@@ -168,8 +143,9 @@ def _newest(reader: Reader, place: Address | str, token: bytes | None, patience:
             raise LinkError(f"{place} is older than version {held.number}, which is held; follow it anew")
         return reader.wait(newest.number, patience).number
     ends = time.monotonic() + patience
-    while not reader.told.wait(LOOK):
+    while not reader.confirmed:
         reader.wait(0)  # raises what went wrong
+        time.sleep(LOOK)
         require(time.monotonic() < ends, LinkError, f"no version came from {place} within {patience:g} s")
     return reader.held.number
 

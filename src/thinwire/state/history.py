@@ -19,7 +19,7 @@ from thinwire.state.moves import Move
 from thinwire.state.past import Gone, Past
 from thinwire.state.patch import MAX_VERSION, Meta, Patch, Version, check_meta
 from thinwire.state.words import Words, filled, named
-from thinwire.types import InputError, require
+from thinwire.types import DesyncError, InputError, require
 
 CACHED = 8  # patches to the newest version that are kept, each from another base
 
@@ -126,6 +126,17 @@ class History:
                 moves.write(words, made)
             self._words = words
             return self._advance(target, made) if self._newest.number else self._settle(target)
+
+    def confirm(self, version: Version) -> Version:
+        """Call the newest contents what the publisher, which a relay follows, calls them, and return that.
+
+        Errors: ``DesyncError`` where contents differ, or the number is below that of what is held.
+        """
+        with self._lock:
+            now = self._newest
+            if version.hash != now.hash or version.number < now.number:
+                raise DesyncError(f"version {version.number} is not version {now.number}, which is held")
+            return now if version.number == now.number else self._advance(version, [])
 
     def outnumber(self, version: int) -> Version:
         """Give the newest contents a number above ``version``, unless theirs is, and return that version.

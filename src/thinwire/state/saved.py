@@ -55,8 +55,8 @@ def load(path: str | Path, max_nbytes: int = MAX_NBYTES) -> tuple[Words, Version
     except OSError as e:
         raise InputError(f"cannot read a state from {path}: {e}") from e
     except (library.SafetensorError, *WRONG_VALUES) as e:
-        raise PayloadError(f"{path} is not a saved state: {str(e)[:200]}; fetch the state anew") from e
-    require(words.hash() == version.hash, PayloadError, f"{path} was damaged; fetch the state anew")
+        raise PayloadError(f"{path} is not a saved state: {str(e)[:200]}; delete it and follow anew") from e
+    require(words.hash() == version.hash, PayloadError, f"{path} was damaged; delete it and follow anew")
     return words, version
 
 

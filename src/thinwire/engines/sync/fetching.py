@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
-
-from torch import nn
 
 from thinwire.engines.sync.claim import read_manifest
 from thinwire.engines.sync.folder import Folder
 from thinwire.engines.sync.landing import most
-from thinwire.engines.sync.manifest import LAYOUT, File, Manifest
+from thinwire.engines.sync.manifest import LAYOUT, File, Manifest, Shelved
+from thinwire.engines.sync.mirror import Mirror
 from thinwire.engines.sync.proof import Proof
 from thinwire.engines.sync.route import farthest
 from thinwire.engines.sync.wrapping import unwrap
-from thinwire.state.layout import MAX_NBYTES, Layout
+from thinwire.state.layout import Layout
 from thinwire.state.patch import Patch, Version
 from thinwire.state.replica import Replica
 from thinwire.types import DesyncError, InputError, LinkError, PayloadError, require
@@ -29,23 +27,21 @@ AVOID = 30.0  # seconds that a bad file is left alone; twice as long each time
 
 
 class Fetching:
-    """A replica that is brought forward from a folder; ``look`` does it, on one thread at a time."""
+    """Bring a mirror forward from a folder; ``look`` does it, on one thread at a time."""
 
     def __init__(
         self,
         folder: Folder,
         proof: Proof,
+        mirror: Mirror | None = None,
         *,
         name: str | None = None,
-        into: nn.Module | None = None,
-        saved: Path | None = None,
-        max_nbytes: int = MAX_NBYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder, self._proof, self._name, self._clock = folder, proof, name, clock
-        self.into, self._saved, self._max_nbytes = into, saved, max_nbytes
+        self.mirror = mirror if mirror is not None else Mirror()
         self._bad: dict[str, tuple[float, int]] = {}  # by name: not before when, and how often it was bad
-        self.replica: Replica | None = None
+        self.confirmed = False  # at some look what was held then was the newest version
         self.manifest: Manifest | None = None  # as it was read last
         self.trouble: Exception | None = None  # with the last file that was of no use
         self.nbytes = 0  # read, the manifest included
@@ -53,8 +49,12 @@ class Fetching:
         self.trip: float | None = None  # the shortest time that the manifest took, in seconds
 
     @property
+    def replica(self) -> Replica | None:
+        return self.mirror.replica
+
+    @property
     def held(self) -> Version:
-        return self.replica.held if self.replica is not None else Version()
+        return self.mirror.held
 
     def look(self, landed: Callable[[Version], None] = lambda version: None) -> bool:
         """Take what the folder has to offer, one published version after the other; return whether any.
@@ -81,30 +81,13 @@ class Fetching:
         self.trip = took if self.trip is None else min(self.trip, took)
         if self._name is not None and manifest.name != self._name:
             raise InputError(f"{self._folder.where} holds the state {manifest.name!r}, not {self._name!r}")
-        if self.replica is None:
-            self.replica = self._begin(manifest)
-        elif manifest.digest != self.replica.layout.digest:
-            raise InputError(
-                f"the state at {self._folder.where} has got other names, shapes or dtypes; follow it anew"
-            )
+        if self.replica is None or manifest.digest != self.replica.layout.digest:
+            layout = Layout.from_json(self._fetch(manifest.layout), self.mirror.max_nbytes)
+            fits = layout.digest == manifest.digest
+            require(fits, PayloadError, f"{LAYOUT} is not the manifest's layout")
+            self.mirror.agree(layout, manifest.name)
         self.manifest = manifest
         return manifest
-
-    def _begin(self, manifest: Manifest) -> Replica:
-        """Return a replica of the layout that the folder holds: saved before, from a model, or empty."""
-        layout = Layout.from_json(self._fetch(manifest.layout), self._max_nbytes)
-        require(layout.digest == manifest.digest, PayloadError, f"{LAYOUT} is not the manifest's layout")
-        if self._saved is not None and self._saved.is_file():
-            replica = Replica.load(self._saved, self._max_nbytes)
-            if replica.layout.digest != layout.digest:
-                raise InputError(f"{self._saved} was saved from another state; delete it, or give another")
-            if self.into is not None:
-                replica.bind(self.into)
-            return replica
-        replica = Replica(layout)
-        if self.into is not None:
-            start_from(replica, self.into)
-        return replica
 
     def _route(self, manifest: Manifest) -> list[File]:
         """Return the files to fetch; none leads to a number that is not above the one held."""
@@ -147,7 +130,7 @@ class Fetching:
         patch = Patch.unpack(unwrap(data))
         promised = (patch.base, patch.version) == (file.base, file.version)
         require(promised, PayloadError, f"{file.name} leads from {patch.base} to {patch.version}")
-        return replica.apply(patch)
+        return self.mirror.apply(patch)
 
     def _fetch(self, file: File) -> bytes:
         data = self._folder.read(file.name, file.nbytes)
@@ -164,8 +147,11 @@ class Fetching:
     def _check_reached(self, manifest: Manifest) -> None:
         newest, held, where = manifest.newest, self.held.number, self._folder.where
         self._bad = {f.name: self._bad[f.name] for f in manifest.files if f.name in self._bad}
-        if newest is None or self.place(manifest) == newest.number:
+        if newest is None:
             self.trouble = None
+        elif self.place(manifest) == newest.number:
+            self.trouble, self.confirmed = None, True
+            self._confirm(newest)
         elif newest.number <= held:
             raise LinkError(
                 f"{where} has versions up to {newest.number}, and version {held} is held: its publisher "
@@ -175,13 +161,8 @@ class Fetching:
             reason = f" ({self.trouble})" if self.trouble else ""
             raise LinkError(f"no file at {where} leads from version {held} to {newest.number} now{reason}")
 
-
-def start_from(replica: Replica, model: nn.Module) -> None:
-    """Bind ``model``, and let its weights be what the replica holds at first: a base the publisher may know.
-
-    Errors: ``InputError`` naming the first tensor that is missing or of another shape or dtype.
-    """
-    replica.bind(model)
-    owned = model.state_dict(keep_vars=True)
-    replica.start({n: owned[n].detach() for n in replica.layout.index if n in owned})
-    replica.swap()
+    def _confirm(self, newest: Shelved) -> None:
+        """Call a base by the number that its contents have in the folder."""
+        held = self.held
+        if newest.number > held.number:
+            self.mirror.confirm(Version(newest.number, newest.hash, newest.published, held.meta))

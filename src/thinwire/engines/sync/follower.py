@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -69,10 +69,11 @@ class Following:
 class Follower:
     """Keep a copy of the state that is published at ``host``:``port``, on threads of its own.
 
-    ``into``: a model whose weights may be a base that the publisher knows; it is bound, and brought forward
-    by ``apply_to``. ``relay``: an address to serve other followers at, from what comes here once. ``state``:
-    a file to go on from, written by ``save`` and on ``close``. The publisher need not be there yet, and may
-    go and come back.
+    ``into``: a model that is bound, and brought forward by ``apply_to``. ``base``: tensors that are here
+    already, by name; contents the publisher knows save their bytes. Without them, the model's weights are
+    that base. ``relay``: an address to serve other followers at, from what comes here once. ``state``: a file
+    to go on from, before any base, written by ``save`` and on ``close``. The publisher need not be there yet,
+    and may go and come back.
 
     Errors reach whoever waits, iterates or applies: ``AuthError`` for another token, ``InputError`` naming
     the first tensor where the state does not fit the model, or is no longer the one it was.
@@ -86,16 +87,17 @@ class Follower:
         into: nn.Module | None = None,
         relay: tuple[str, int] | None = None,
         *,
+        base: Mapping[str, Tensor] | None = None,
         state: str | Path | None = None,
         patience: float = PATIENCE,
         silence: float = SILENCE,
         max_nbytes: int = MAX_NBYTES,
     ) -> None:
         self._state, self._patience = None if state is None else Path(state), patience
-        self._mirror = Mirror(into, self._state, max_nbytes)
+        self._mirror = Mirror(into, self._state, max_nbytes, base)
         self._changed = threading.Condition()
         self._error: Exception | None = None
-        self._closing = False
+        self._closing = self._confirmed = False
         self._newest = self._mirror.held
         self._patches = 0  # that came
         self.arrivals: deque[Arrival] = deque(maxlen=ARRIVALS)
@@ -115,6 +117,14 @@ class Follower:
     def held(self) -> Version:
         """The newest version here, in use or not, by the publisher's number; number 0 before the first."""
         return self._newest
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether what was held was the publisher's newest version at some time since this began to follow.
+
+        Before that, what is held comes from the base or the file: it may be old.
+        """
+        return self._confirmed
 
     @property
     def replica(self) -> Replica:
@@ -246,7 +256,7 @@ class Follower:
             if nbytes:
                 self._patches += 1
                 self.arrivals.append(arrival)
-            self._newest = version
+            self._newest, self._confirmed = version, True
             self._changed.notify_all()
 
     def _fail(self, error: Exception) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
 
-from thinwire.engines.sync.fetching import start_from
 from thinwire.state.layout import MAX_NBYTES, Layout
 from thinwire.state.patch import Patch, Version
 from thinwire.state.replica import Replica
@@ -14,19 +14,26 @@ from thinwire.types import InputError, PayloadError, require
 
 
 class Mirror:
-    """The target of a follower's patches. ``saved``: a file to go on from, if there; ``into``: a model.
+    """What a follower's patches are applied to, and the only owner of its replica.
 
-    Errors: ``InputError`` where the saved state does not fit the model.
+    It begins with the state in the file ``saved``, if that is there; else with the tensors of ``base``, or
+    with the weights of ``into``: contents the publisher may know. ``into`` is bound to the replica.
+
+    Errors: ``InputError`` where the file is damaged or no saved state, or does not fit the model.
     """
 
     def __init__(
-        self, into: nn.Module | None = None, saved: Path | None = None, max_nbytes: int = MAX_NBYTES
+        self,
+        into: nn.Module | None = None,
+        saved: Path | None = None,
+        max_nbytes: int = MAX_NBYTES,
+        base: Mapping[str, Tensor] | None = None,
     ) -> None:
-        self.into, self._saved, self.max_nbytes = into, saved, max_nbytes
+        self.into, self.max_nbytes, self._base = into, max_nbytes, base
         self.name = ""  # of the state, as its publisher calls it
         self.replica: Replica | None = None
         if saved is not None and saved.is_file():
-            self.replica = Replica.load(saved, max_nbytes)
+            self.replica, self._base = _loaded(saved, max_nbytes), None
             if into is not None:
                 self.replica.bind(into)
 
@@ -47,14 +54,46 @@ class Mirror:
             return
         replica = Replica(layout)
         if self.into is not None:
-            start_from(replica, self.into)
-        self.replica = replica
+            replica.bind(self.into)
+        start = self._base if self._base is not None else _owned(self.into)
+        if start is not None:
+            replica.start(_of_slots(layout, start))
+            replica.swap()
+        self.replica, self._base = replica, None
 
     def apply(self, patch: Patch) -> Version:
         """Bring the replica forward."""
         if self.replica is None:
             raise PayloadError("a patch before the layout")
         return self.replica.apply(patch)
+
+    def confirm(self, version: Version) -> Version:
+        """Call what is held as its publisher does; ``DesyncError`` where that is something else."""
+        if self.replica is None:
+            raise PayloadError("a version before the layout")
+        return self.replica.confirm(version)
+
+
+def _loaded(saved: Path, max_nbytes: int) -> Replica:
+    try:
+        return Replica.load(saved, max_nbytes)
+    except PayloadError as e:  # no peer sent it
+        raise InputError(str(e)) from e
+
+
+def _owned(model: nn.Module | None) -> dict[str, Tensor] | None:
+    if model is None:
+        return None
+    return {name: x.detach() for name, x in model.state_dict(keep_vars=True).items()}
+
+
+def _of_slots(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensor of each slot, under its own name or one that is tied to it; others are left out."""
+    found: dict[str, Tensor] = {}
+    for name in (*(s.name for s in layout.slots), *(alias for alias, _ in layout.aliases)):
+        if name in tensors:
+            found.setdefault(layout.slots[layout.index[name]].name, tensors[name])
+    return found
 
 
 def check_same(mine: Layout, theirs: Layout) -> None:

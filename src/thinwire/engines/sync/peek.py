@@ -1,13 +1,11 @@
-"""Ask a publisher or a shelf what it has, without following it; begin from a checkpoint that is here."""
+"""Ask a publisher or a shelf what it has, without following it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from thinwire.engines.sync import protocol
 from thinwire.engines.sync.claim import read_manifest
@@ -92,28 +90,3 @@ def recall(url: str, token: bytes | None, layout: Layout) -> dict[str, Tensor] |
         return None
     replica.swap()
     return replica.tensors()
-
-
-class Base(nn.Module):
-    """Tensors under their names as a module, for ``into``: where a follower starts, cast to ``layout``.
-
-    Names that the layout ties to another one may be missing.
-    """
-
-    def __init__(self, tensors: Mapping[str, Tensor], layout: Layout) -> None:
-        super().__init__()
-        self._held: dict[str, Tensor] = {}
-        for name, index in layout.index.items():
-            slot = layout.slots[index]
-            x = self._held.get(slot.name) if name != slot.name else tensors.get(name)
-            if x is not None:
-                same = x.dtype == slot.dtype or not (x.is_floating_point() and slot.dtype.is_floating_point)
-                self._held[name] = x if same else x.to(slot.dtype)
-
-    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Tensor]]:
-        """Yield all tensors by their names, which may have dots in any place."""
-        yield from self._held.items()
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        """Return all tensors by name."""
-        return dict(self._held)

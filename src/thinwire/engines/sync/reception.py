@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic
 from typing import Protocol
 
@@ -59,6 +60,10 @@ class Target(Protocol):
 
     def apply(self, patch: Patch) -> Version:
         """Move on by a patch; ``PayloadError`` or ``DesyncError`` where that fails, with nothing changed."""
+        ...
+
+    def confirm(self, version: Version) -> Version:
+        """Call what is held as the publisher does, and return that; errors as ``apply``."""
         ...
 
 
@@ -240,8 +245,11 @@ class Reception:
 
     def _same(self, message: Same) -> None:
         held = self._target.held
-        if message.hash == held.hash and message.version > 0:
-            self._arrived(Version(message.version, message.hash, message.published, held.meta), 0, 0.0)
+        if message.hash != held.hash or not message.version:
+            return
+        version = Version(message.version, message.hash, message.published, held.meta)
+        with suppress(DesyncError):  # a newer one has come meanwhile, or a number that is still too low
+            self._arrived(self._target.confirm(version), 0, 0.0)
 
     # the thread that applies
 

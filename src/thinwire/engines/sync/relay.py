@@ -88,6 +88,14 @@ class Relay:
         self._feed.wake()
         return version
 
+    def confirm(self, version: Version) -> Version:
+        """Call what is held as the publisher does, and pass that on."""
+        if self._history is None or self._feed is None:
+            raise PayloadError("a version before the layout")
+        known = self._history.confirm(version)
+        self._feed.wake()
+        return known
+
     # what users call
 
     @property

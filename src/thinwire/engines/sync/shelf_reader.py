@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from thinwire.engines.sync.fetching import Fetching
 from thinwire.engines.sync.folder import open_folder
+from thinwire.engines.sync.mirror import Mirror
 from thinwire.engines.sync.proof import Proof
 from thinwire.links.inbox import renewed
 from thinwire.state.layout import MAX_NBYTES
@@ -50,9 +51,11 @@ class ShelfReading:
 class ShelfReader:
     """Keeps a copy of the state at ``url`` fresh, from a thread of its own that looks every ``poll`` seconds.
 
-    ``into``: a model whose weights may be a base that the publisher knows; it is bound, and brought forward
-    by ``apply_to``. ``name``: of the state, where anything else would be a mistake. ``state``: a file to go
-    on from, written by ``save`` and on ``close``. ``token``: the publisher's. ``options`` go to fsspec.
+    ``into``: a model that is bound, and brought forward by ``apply_to``. ``base``: tensors that are here
+    already, by name; contents the publisher knows save their bytes. Without them, the model's weights are
+    that base. ``name``: of the state, where anything else would be a mistake. ``state``: a file to go on
+    from, before any base, written by ``save`` and on ``close``. ``token``: the publisher's. ``options`` go
+    to fsspec.
 
     Errors reach whoever waits, iterates or applies: ``AuthError`` where just one end has a token or it is
     another one, ``InputError`` where the state is not the expected one.
@@ -68,6 +71,7 @@ class ShelfReader:
         token: bytes | None = None,
         into: nn.Module | None = None,
         *,
+        base: Mapping[str, Tensor] | None = None,
         name: str | None = None,
         state: str | Path | None = None,
         poll: float = POLL,
@@ -79,9 +83,8 @@ class ShelfReader:
         folder = open_folder(url, **(options or {}))
         self.where, self._state = folder.where, None if state is None else Path(state)
         self._poll, self._patience = poll, patience
-        self._fetching = Fetching(
-            folder, Proof(token), name=name, into=into, saved=self._state, max_nbytes=max_nbytes
-        )
+        self._mirror = Mirror(into, self._state, max_nbytes, base)
+        self._fetching = Fetching(folder, Proof(token), self._mirror, name=name)
         self._turn = threading.Condition()
         self._closing = False
         self._left = False  # the publisher said goodbye, and its last version is here
@@ -100,6 +103,14 @@ class ShelfReader:
     def held(self) -> Version:
         """The newest version that is here, in use or not; number 0 before the first."""
         return self._fetching.held
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether what was held was the store's newest version at some look since this began to follow.
+
+        Before that, what is held comes from the base or the file: it may be old.
+        """
+        return self._fetching.confirmed
 
     @property
     def replica(self) -> Replica:
@@ -165,9 +176,9 @@ class ShelfReader:
         self._raise_fatal()
         began = time.perf_counter()
         replica = self.replica
-        if model is not self._fetching.into:
+        if model is not self._mirror.into:
             replica.bind(model)
-            self._fetching.into = model
+            self._mirror.into = model
         replica.swap()
         return time.perf_counter() - began
 
