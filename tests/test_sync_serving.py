@@ -8,10 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thinwire.engines.sync.landing import Landing
+from thinwire.engines.sync.making import Making
 from thinwire.engines.sync.pace import EARLY, MIN_CHUNK, SLACK, STALE, Pace
 from thinwire.engines.sync.protocol import (
     DOWN,
@@ -28,6 +30,8 @@ from thinwire.engines.sync.protocol import (
     unpack,
 )
 from thinwire.engines.sync.serving import Order, Parcel, Serving, useless
+from thinwire.state.history import History
+from thinwire.state.layout import Layout
 from thinwire.types import PayloadError
 
 MBIT = 125_000.0  # bytes/s
@@ -158,6 +162,22 @@ def test_a_long_transfer_uses_the_whole_line_and_hardly_queues(mbit: float, trip
     )  # a window of 8 KiB doubles a dozen times at most
     late = sorted(sim.waits[len(sim.waits) // 2 :])  # seconds that chunks wait for the line
     assert late[int(0.75 * len(late))] <= 0.3 * trip + SLACK + 0.02 + MIN_CHUNK / rate
+
+
+@given(st.binary(max_size=20), st.binary(max_size=40), st.integers(0, 60), st.integers(1, 60))
+def test_a_parcel_is_cut_as_if_head_and_body_were_one(head: bytes, body: bytes, start: int, n: int) -> None:
+    cut = Parcel(0, 0, 1, 1, body, head)
+    assert cut.nbytes == len(head + body) and bytes(cut.cut(start, n)) == (head + body)[start : start + n]
+
+
+def test_what_is_sent_of_a_patch_is_the_patch_and_the_history_s_own_bytes() -> None:
+    pytest.importorskip("zstandard")
+    history = History(Layout.of({"w": torch.zeros(5000)}))
+    history.publish({"w": torch.randn(5000)})
+    patch, making = history.patch(), Making(history, lambda: None)
+    made = making.start(Order(0, 1)).result(10.0)
+    making.close()
+    assert made.body is patch.body and bytes(made.cut(0, made.nbytes)) == patch.pack()
 
 
 @pytest.mark.parametrize(("mbit", "trip"), LINES[:4])

@@ -71,14 +71,18 @@ class Patch:
         """Bytes of the body."""
         return len(self.body)
 
-    def pack(self) -> bytes:
-        """Return the patch as bytes."""
+    def head(self) -> bytes:
+        """Return what comes before the body in the patch as bytes: whoever sends both need not join them."""
         meta = _dump(self.meta)
         digest = bytes.fromhex(self.layout)
         numbers = (self.base, self.version, self.base_hash, self.hash, self.published, digest)
         fields = FIELDS.pack(*numbers, len(meta), len(self.body)) + meta
         crc = zlib.crc32(self.body, zlib.crc32(fields))
-        return b"".join([HEAD.pack(MAGIC, FORMAT, 0, 0, crc), fields, self.body])
+        return HEAD.pack(MAGIC, FORMAT, 0, 0, crc) + fields
+
+    def pack(self) -> bytes:
+        """Return the patch as bytes."""
+        return b"".join((self.head(), self.body))
 
     @classmethod
     def unpack(cls, data: bytes | bytearray | memoryview, max_nbytes: int = MAX_NBYTES) -> Patch:

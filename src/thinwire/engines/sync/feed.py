@@ -220,7 +220,7 @@ class Feed:
         """Return the parcel that a follower has a part of, if it is still of use to it."""
         parcel = self._making.kept(hello.part_base, hello.part_version, hello.part_hash)
         right = hello.instance == self.instance and parcel is not None
-        if parcel is None or not right or not 0 < hello.part < len(parcel.data):
+        if parcel is None or not right or not 0 < hello.part < parcel.nbytes:
             return None
         starts = not parcel.base or parcel.base_hash == hello.hash
         return (parcel, hello.part) if starts and parcel.version > hello.version else None

@@ -47,7 +47,8 @@ class Making:
         patch = self._history.patch(base or None)
         found = self._kept.get((patch.base, patch.version))
         if found is None or found.hash != patch.hash:
-            found = Parcel(patch.base, patch.base_hash, patch.version, patch.hash, patch.pack())
+            numbers = (patch.base, patch.base_hash, patch.version, patch.hash)
+            found = Parcel(*numbers, patch.body, patch.head())
             self._kept[patch.base, patch.version] = found
         self._took(monotonic() - began, patch.base)
         return found

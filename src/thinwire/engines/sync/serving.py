@@ -21,13 +21,24 @@ CHECK_SHARE = 0.1  # of a transfer's time that may go into fresh patches made on
 
 @dataclass(frozen=True, eq=False)
 class Parcel:
-    """A packed patch, shared by all followers that it is sent to."""
+    """A patch as bytes, its head and then its body, shared by all followers that it is sent to."""
 
     base: int  # 0: a keyframe
     base_hash: int
     version: int
     hash: int
-    data: bytes
+    body: bytes  # the history's own: a keyframe is as large as the state
+    head: bytes = b""
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.head) + len(self.body)
+
+    def cut(self, start: int, nbytes: int) -> memoryview | bytes:
+        """Return the bytes from ``start`` on, at most ``nbytes``."""
+        start, stop = start - len(self.head), start - len(self.head) + nbytes
+        body = memoryview(self.body)[max(0, start) : max(0, stop)]
+        return body if start >= 0 else self.head[start:][:nbytes] + body
 
 
 class Order(NamedTuple):
@@ -51,7 +62,7 @@ class Transfer:
 
     @property
     def left(self) -> int:
-        return len(self.parcel.data) - self.at
+        return self.parcel.nbytes - self.at
 
 
 def useless(left: int, fresh: int) -> bool:
@@ -124,7 +135,7 @@ class Serving:
         compared, self._ordered, self._comparing = self._comparing, None, None
         if compared is None:
             self._next = parcel
-        elif self.sending is compared and useless(compared.left, len(parcel.data)):
+        elif self.sending is compared and useless(compared.left, parcel.nbytes):
             self._outbox.append(Abandon(compared.number, parcel.version))
             self.sending, self._next, self.abandoned = None, parcel, self.abandoned + 1
 
@@ -184,13 +195,13 @@ class Serving:
         self.sending = Transfer(self._numbers, parcel, now, start, parcel.version, now)
         p = parcel
         ends = (p.base, p.base_hash, p.version, p.hash)
-        self._outbox.append(Begin(self._numbers, *ends, len(p.data), start))
+        self._outbox.append(Begin(self._numbers, *ends, p.nbytes, start))
 
     def _chunk(self, now: float) -> Chunk | None:
         sending = self.sending
         if sending is None or not self.pace.room:
             return None
-        data = memoryview(sending.parcel.data)[sending.at : sending.at + self.pace.chunk]
+        data = sending.parcel.cut(sending.at, self.pace.chunk)
         chunk = Chunk(sending.number, sending.at, data)
         self.pace.sent(len(data), now)
         sending.at += len(data)
