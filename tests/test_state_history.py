@@ -1,5 +1,6 @@
 """History and log: patches from any known version, merged, cached, bounded; relays; the trainer's faults."""
 
+import itertools
 import threading
 
 import numpy as np
@@ -13,7 +14,7 @@ from thinwire.state import body, changes, classes
 from thinwire.state import history as histories
 from thinwire.state.history import History
 from thinwire.state.layout import Layout, Piece
-from thinwire.state.log import KEPT, Change, Entry, Log, merge
+from thinwire.state.log import IN_USE, KEPT, Change, Entry, Log, merge
 from thinwire.state.past import Past
 from thinwire.state.patch import Patch
 from thinwire.state.replica import Replica
@@ -150,6 +151,64 @@ def test_a_base_lately_asked_for_outlives_others():
     log.budget = 50
     log.append(Entry(40, 40, {}))
     assert list(log.bases()) == [5, 40]  # what was asked for longer ago went first
+
+
+@pytest.mark.parametrize("share", [0.01, 0.1, 0.4])
+def test_what_a_follower_is_about_to_hold_outlives_all_that_is_made_to_compare(share):
+    """A link slower than its publisher: patches are made only for their size, from what is held still."""
+    state, number = {"w": torch.randn(20_000)}, itertools.count()
+    history, used = History(Layout.of(state, torch.bfloat16)), []
+    history.keep(lambda: used)
+
+    def publish(times):
+        for _ in range(times):
+            hit = torch.rand(20_000, generator=torch.Generator().manual_seed(next(number))) < share
+            state["w"] = torch.where(hit, state["w"] * 1.01, state["w"])
+            history.publish(state)
+
+    publish(1)
+    held = 1
+    for _ in range(4):
+        publish(4)
+        sent = history.patch(held)
+        used = [sent.version, held]
+        for _ in range(3):
+            publish(3)
+            assert history.patch(held, mark=False).base == held
+        publish(3)
+        assert history.patch(sent.version).base == sent.version
+        held = sent.version
+        assert history.log_nbytes <= history.layout.nbytes * 2 or len(history._log.bases()) == KEPT
+
+
+def test_versions_in_use_are_bounded_and_the_least_important_goes_first():
+    used = [5, 30, 1, 3]
+    log = Log(states.layout(), 100, lambda: used)
+    for base in range(1, 40):
+        log.append(Entry(base, base, {0: Change(None, np.zeros(100, np.int16))}))
+    assert set(log.bases()) <= {*used, 39} and log.nbytes <= 100 * IN_USE
+    log.budget = 60
+    log.append(Entry(40, 40, {0: Change(None, np.zeros(100, np.int16))}))
+    assert list(log.bases()) == [5, 30] and log.nbytes == 400
+    used = []
+    log.append(Entry(41, 41, {}))
+    assert list(log.bases()) == [5, 41]  # nobody uses them: the budget holds, but for the last two
+
+
+def test_whoever_is_released_is_asked_no_more():
+    history, state = published(budget=0)
+    asked = []
+    history.keep(asked_for := (lambda: asked.append(1) or ()))
+    for i in range(4):
+        states.train(state, 1.0, i)
+        history.publish(state)
+    assert asked
+    history.release(asked_for)
+    history.release(asked_for)
+    asked.clear()
+    states.train(state, 1.0, 9)
+    history.publish(state)
+    assert not asked
 
 
 positions = st.lists(st.integers(0, 199), unique=True, max_size=60).map(

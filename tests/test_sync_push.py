@@ -42,6 +42,7 @@ from thinwire.links.hub import Hub
 from thinwire.links.spoke import Spoke
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
+from thinwire.state.patch import Patch
 from thinwire.types import AuthError, InputError, LinkError, PayloadError
 
 LONG = 30.0  # seconds; a limit, not an expectation
@@ -409,6 +410,35 @@ def test_on_a_slow_line_versions_are_merged_and_their_age_stays_bounded() -> Non
             assert arrival.age <= line_time + spare
         assert oldest <= 2 * max(times) + spare
         assert f.wait(p.newest.number).hash == p.newest.hash and same(f.tensors(), used(w))
+
+
+def test_a_line_slower_than_the_publisher_never_needs_a_second_keyframe() -> None:
+    """What is being sent is what the next patch starts from, however often a fresh one is made to compare."""
+    w, asked = weights(rows=2000), []
+    with publisher(w) as p, SlowProxy(p.port, 4e5) as line:
+        patch, stop = p.history.patch, monotonic() + LONG
+
+        def noted(base: int | None = None, mark: bool = True) -> Patch:
+            found = patch(base, mark)
+            asked.append((base, mark, found.base))
+            return found
+
+        p.history.patch = noted  # type: ignore[method-assign]
+        p.publish()
+        with Follower(HOST, line.port) as f:
+            f.wait(1)
+            while len(f.arrivals) < 5 and monotonic() < stop:
+                hit = torch.rand_like(w["embed"]) < 0.2
+                w["embed"] = torch.where(hit, w["embed"] * 1.01, w["embed"])
+                p.publish()
+                sleep(0.01)
+            came = [a.version for a in f.arrivals]
+            assert len(came) >= 5 and p.newest.number > 3 * len(came)
+            assert any(not mark for _, mark, _ in asked)
+            assert all(base == found for base, _, found in asked[1:]), asked
+            bound = p.history.layout.nbytes * 2
+            assert p.history.log_nbytes <= bound or len(p.history._log.bases()) == 2
+            assert f.wait(p.newest.number).hash == p.newest.hash and same(f.tensors(), used(w))
 
 
 def test_a_transfer_is_given_up_where_going_back_is_shorter() -> None:

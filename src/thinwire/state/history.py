@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,8 +28,8 @@ class History:
     """The only owner of a state's live words and of the log of what each version changed.
 
     ``publish`` and ``adopt`` belong to one thread, ``patch`` and ``find`` to any. ``budget`` bounds the log
-    in bytes (default: a quarter of the state); ``start`` is the number after which versions are counted: a
-    publisher that starts again gives its last one.
+    in bytes (default: a quarter of the state); with versions in use (``keep``) it may take eight times that.
+    ``start`` is the number after which versions are counted: a publisher that starts again gives its last.
 
     >>> import torch
     >>> layout = Layout.of({"w": torch.zeros(4)})
@@ -42,7 +42,10 @@ class History:
         require(0 <= start < MAX_VERSION - 1, InputError, f"start={start} is no version number")
         self.layout = layout
         self._words = Words(layout)
-        self._log = Log(layout, layout.nbytes // 4 if budget is None else budget)
+        self._log = Log(layout, layout.nbytes // 4 if budget is None else budget, self._in_use)
+        self._users: list[Callable[[], Iterable[int]]] = []
+        self._making: tuple[int, int] = (0, 0)  # base and version of the patch that is made, or was last
+        self._wanted = False  # that patch is not made just to see how large it is
         self._newest = Version()
         self._known: dict[int, int] = {}  # versions that can be patched from, and their hashes
         self._start = start
@@ -59,6 +62,21 @@ class History:
     def log_nbytes(self) -> int:
         """Bytes the log takes."""
         return self._log.nbytes
+
+    def keep(self, in_use: Callable[[], Iterable[int]]) -> None:
+        """Let ``in_use`` say which versions patches will start from, the most important first.
+
+        It is called by whoever publishes, when there is not room for all versions: it must not wait.
+        """
+        self._users = [*self._users, in_use]
+
+    def release(self, in_use: Callable[[], Iterable[int]]) -> None:
+        """Ask ``in_use`` no more. Harmless twice."""
+        self._users = [user for user in self._users if user != in_use]
+
+    def _in_use(self) -> list[int]:
+        used = [number for user in self._users for number in user()]
+        return [*self._making, *used] if self._wanted else [*used, *self._making]
 
     def publish(
         self, tensors: Mapping[str, Tensor], meta: Meta | None = None, published: float | None = None
@@ -82,7 +100,7 @@ class History:
         return self._settle(Version(self._start + 1, self._words.hash(), when, meta, self.layout.numel))
 
     def _settle(self, version: Version) -> Version:
-        self._newest = version
+        self._newest, self._cache = version, {}
         self._known = {**self._log.bases(), version.number: version.hash}
         return version
 
@@ -164,10 +182,12 @@ class History:
             return version
         return max((n for n, h in known.items() if h == hash), default=0)
 
-    def patch(self, base: int | None = None) -> Patch:
+    def patch(self, base: int | None = None, mark: bool = True) -> Patch:
         """Return what leads from version ``base`` (None, or one no longer known: from nothing) to the newest.
 
-        All versions between are merged. Errors: ``InputError`` when there is none yet, or none after base.
+        All versions between are merged. Both ends are kept for a while after this, unless ``mark`` is False:
+        then it was made to see how large it is, or somebody says what is in use. Errors: ``InputError`` when
+        there is none yet, or none after base.
         """
         with self._coding:
             target = self._newest
@@ -175,15 +195,22 @@ class History:
             require(
                 base != target.number, InputError, f"version {base} is the newest; nothing leads on from it"
             )
+            self._wanted = mark
             found = self._cache.get(base or 0)
             if found is None or found.version != target.number:
                 found = self._make(base or 0)
-            self._keep(base or 0, found)
+            with self._lock:
+                self._note(base or 0, found, mark)
         return found
 
-    def _keep(self, base: int, patch: Patch) -> None:
-        others = {b: p for b, p in self._cache.items() if p.version == patch.version and b != base}
-        self._cache = dict([*others.items(), (base, patch)][-CACHED:])
+    def _note(self, base: int, patch: Patch, mark: bool) -> None:
+        self._making = patch.base, patch.version
+        if mark:
+            self._log.mark(patch.version)
+            self._log.mark(base)
+        if patch.version == self._newest.number:
+            others = {b: p for b, p in self._cache.items() if b != base}
+            self._cache = dict([*others.items(), (base, patch)][-CACHED:])
 
     def _make(self, base: int) -> Patch:
         found = self._since(base)
@@ -213,10 +240,9 @@ class History:
         """Return what changed since ``base``, up to which version, and the words of that; None: not known."""
         with self._lock:
             entries, target = self._log.since(base), self._newest
-            self._log.mark(target.number)
+            self._making = base, target.number
             if not entries:
                 return None
-            self._log.mark(base)
         merged = merge(entries, self.layout.blocks())  # the long part: publishing may go on meanwhile
         with self._lock:
             if self._newest is not target:
@@ -225,7 +251,7 @@ class History:
                 if not entries:
                     return None
                 merged, target = merge(entries, self.layout.blocks()), self._newest
-            self._log.mark(target.number)
+            self._making = base, target.number
             return merged, target, self._past(target)
 
     def _past(self, version: Version) -> Past:
@@ -244,7 +270,7 @@ class History:
     def _keyframe(self) -> Patch:
         with self._lock:
             target = self._newest
-            self._log.mark(target.number)
+            self._making = 0, target.number
             past = self._past(target)
         numels = [piece.numel for piece in self.layout.blocks()]
         try:

@@ -1,14 +1,14 @@
 """What each version of a state changed: old words, so that a patch can be made from any version still known.
 
-Over its budget a log merges neighbouring entries whose boundary nobody asked for lately, small ones first,
-and then drops the oldest. The last two stay, whatever their size: without them, changes of many words would
-leave nothing to patch from.
+Over its budget a log merges neighbouring entries whose boundary nobody uses or asked for lately, small ones
+first, and then drops the oldest. Versions in use may take some times the budget. The last two stay, whatever
+their size: without them, changes of many words would leave nothing to patch from.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from thinwire.state.moves import Move
 
 KEPT = 2  # entries that no budget takes
 MARKS = 64  # bases lately asked for that are kept apart
+IN_USE = 8  # times the budget that bases in use may take: two states, by default
 _DENSE = 3  # a piece of which more than a third changed is logged whole
 _SCATTER = 64  # merging by scattering over the whole piece pays off from this share of it
 
@@ -59,10 +60,14 @@ class Entry:
 
 
 class Log:
-    """Entries in order, each from its base to the next one's, the last to the newest version."""
+    """Entries in order, each from its base to the next one's, the last to the newest version.
 
-    def __init__(self, layout: Layout, budget: int) -> None:
-        self.budget = budget  # bytes
+    ``in_use`` returns versions that patches will start from, the most important first; it is asked when
+    there is not room for all.
+    """
+
+    def __init__(self, layout: Layout, budget: int, in_use: Callable[[], Iterable[int]] = lambda: ()) -> None:
+        self.budget, self._in_use = budget, in_use  # bytes
         self._pieces = layout.blocks()
         self._entries: list[Entry] = []
         self._marks: OrderedDict[int, None] = OrderedDict()
@@ -84,7 +89,7 @@ class Log:
         return {e.base: e.hash for e in self._entries}
 
     def mark(self, base: int) -> None:
-        """Keep ``base`` as one to patch from while there is room: a follower holds it, or soon will."""
+        """Keep ``base`` as one to patch from while there is room: somebody asked for it, and may again."""
         self._marks[base] = None
         self._marks.move_to_end(base)
         if len(self._marks) > MARKS:
@@ -96,8 +101,13 @@ class Log:
         return [] if start is None else self._entries[start:]
 
     def _shrink(self) -> None:
+        if self.nbytes <= self.budget or len(self._entries) <= KEPT:
+            return
+        ranks = {base: i for i, base in enumerate(dict.fromkeys(self._in_use()))}
         while self.nbytes > self.budget and len(self._entries) > KEPT:
-            at = self._unasked()
+            at = self._least(ranks)
+            if at is None:
+                return
             if not at:
                 self.nbytes -= self._entries.pop(0).nbytes
             else:
@@ -105,14 +115,22 @@ class Log:
                 self.nbytes += merged.nbytes - self._entries[at - 1].nbytes - self._entries[at].nbytes
                 self._entries[at - 1 : at + 1] = [merged]
 
-    def _unasked(self) -> int:
-        """Return the entry whose base to forget: one nobody asked for, or that asked for longest ago."""
+    def _least(self, ranks: Mapping[int, int]) -> int | None:
+        """Return the entry whose base to forget; None where all are in use and within what these may take.
+
+        First one nobody asked for, then that asked for longest ago, then the last: it may be asked for yet.
+        """
         lately = {base: i for i, base in enumerate(self._marks)}
-        last = len(self._entries) - 1
-        inner = [i for i in range(1, last) if self._entries[i].base not in lately]
+        bases, last = [e.base for e in self._entries], len(self._entries) - 1
+        free = [i for i, base in enumerate(bases) if base not in ranks]
+        inner = [i for i in free if 0 < i < last and bases[i] not in lately]
         if inner:  # where merging costs least
             return min(inner, key=lambda i: self._entries[i - 1].nbytes + self._entries[i].nbytes)
-        return min(range(last), key=lambda i: lately.get(self._entries[i].base, -1))
+        if free:
+            return min(free, key=lambda i: (i == last, lately.get(bases[i], -1)))
+        if self.nbytes <= IN_USE * self.budget:
+            return None
+        return max(range(last + 1), key=lambda i: ranks[bases[i]])
 
 
 def logged(move: Move, words: np.ndarray) -> Change:

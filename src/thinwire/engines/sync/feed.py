@@ -26,7 +26,7 @@ from thinwire.engines.sync.protocol import (
     Message,
     Same,
 )
-from thinwire.engines.sync.serving import CHECK_SHARE, Order, Parcel, Serving
+from thinwire.engines.sync.serving import CHECK_SHARE, Order, Parcel, Serving, Transfer
 from thinwire.links.events import Event, Kind
 from thinwire.links.hub import Hub
 from thinwire.links.inbox import renewed
@@ -59,6 +59,7 @@ class _Follower:
     claim: tuple[int, int] = (0, 0)  # version and hash that it said it holds
     serving: Serving = field(default_factory=Serving)
     order: tuple[Order, Future[Parcel]] | None = None
+    used: tuple[int, int] = (0, 0)  # the version that it will hold, and the one it holds
 
 
 class Feed:
@@ -87,6 +88,7 @@ class Feed:
         self._closing = self._news = False
         self._compare_at = 0.0  # when a patch may be made next only to compare its size
         self._error: Exception | None = None
+        history.keep(self._in_use)
         self._thread = threading.Thread(target=self._run, name=f"feed at port {hub.port}", daemon=True)
         self._thread.start()
 
@@ -121,6 +123,17 @@ class Feed:
         self._hub.close()
         self._thread.join(10.0)
         self._making.close()
+        self._history.release(self._in_use)
+
+    def _in_use(self) -> list[int]:
+        """Return the versions that patches will start from, those that are coming before those that are held.
+
+        Patches that are under way, or parked, count.
+        """
+        used = [follower.used for follower in list(self._followers.values())]
+        parcels = self._making.parcels()
+        under_way = [p.base for p in parcels] + [p.version for p in parcels]
+        return [coming for coming, _ in used] + under_way + [held for _, held in used]
 
     # the thread
 
@@ -247,9 +260,16 @@ class Feed:
         for message in serving.messages(now):
             self._hub.send(peer, message.pack())
         if follower.order is None:
-            seconds, compare = self._making.seconds, now >= self._compare_at
+            seconds = self._making.seconds
+            compare = now >= self._compare_at and self._comparable(serving.sending)
             wanted = serving.order(self._history.newest.number, now, seconds, compare)
             if wanted is not None:
                 if wanted.compare:  # all followers together get this share of a core
                     self._compare_at = now + seconds / CHECK_SHARE
                 follower.order = wanted, self._making.start(wanted)
+        follower.used = (serving.expected, serving.held)
+
+    def _comparable(self, sending: Transfer | None) -> bool:
+        """Return whether there can be a fresh patch from where this one starts; else it were a keyframe."""
+        parcel = sending.parcel if sending is not None else None
+        return parcel is not None and self._known(parcel.base, parcel.base_hash) == parcel.base > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,6 +21,7 @@ class Making:
         self._history, self._ready = history, ready
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="patches")
         self._kept: weakref.WeakValueDictionary[tuple[int, int], Parcel] = weakref.WeakValueDictionary()
+        self._lock = threading.Lock()
         self._jobs: dict[int, Future[Parcel]] = {}  # by base: followers at one version share the work
         self.seconds = 0.0  # that a patch from a version takes, about
         self.keyframe_seconds = 0.0
@@ -29,27 +31,34 @@ class Making:
         self._jobs = {base: job for base, job in self._jobs.items() if not job.done()}
         found = self._jobs.get(order.base)
         if found is None:
-            found = self._jobs[order.base] = self._pool.submit(self._make, order.base)
+            found = self._jobs[order.base] = self._pool.submit(self._make, order.base, not order.compare)
             found.add_done_callback(lambda _: self._ready())
         return found
 
     def kept(self, base: int, version: int, content: int) -> Parcel | None:
         """Return a parcel that somebody still uses."""
-        found = self._kept.get((base, version))
+        with self._lock:
+            found = self._kept.get((base, version))
         return found if found is not None and found.hash == content else None
+
+    def parcels(self) -> list[Parcel]:
+        """Return all parcels that somebody still uses; from any thread."""
+        with self._lock:
+            return list(self._kept.values())
 
     def close(self) -> None:
         """End the thread once it is done with what it makes."""
         self._pool.shutdown(cancel_futures=True)
 
-    def _make(self, base: int) -> Parcel:
+    def _make(self, base: int, mark: bool) -> Parcel:
         began = monotonic()
-        patch = self._history.patch(base or None)
-        found = self._kept.get((patch.base, patch.version))
-        if found is None or found.hash != patch.hash:
+        patch = self._history.patch(base or None, mark)
+        found = self.kept(patch.base, patch.version, patch.hash)
+        if found is None:
             numbers = (patch.base, patch.base_hash, patch.version, patch.hash)
             found = Parcel(*numbers, patch.body, patch.head())
-            self._kept[patch.base, patch.version] = found
+            with self._lock:
+                self._kept[patch.base, patch.version] = found
         self._took(monotonic() - began, patch.base)
         return found
 
