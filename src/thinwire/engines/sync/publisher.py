@@ -26,7 +26,8 @@ class Publisher:
 
     ``dtype`` casts floats to what followers use; ``bounds`` lets the named tensors, or all floats, be off by
     so much in their own units. ``port`` 0 takes a free one; off loopback a ``token`` is needed, and only its
-    holders can follow. ``budget`` bounds the log of changes in bytes (default: a quarter of the state).
+    holders can follow. ``budget`` bounds the log of changes in bytes (default: a quarter of the state); for
+    what followers hold or are about to, it may take eight times that.
 
     Errors: ``InputError`` for tensors that cannot be followed, an address that cannot be bound (another
     publisher listens there already), or one off loopback without a token.
