@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import states
 from thinwire.state import body, changes, classes
 from thinwire.state import history as histories
+from thinwire.state import log as logs
 from thinwire.state.history import History
 from thinwire.state.layout import Layout, Piece
 from thinwire.state.log import IN_USE, KEPT, Change, Entry, Log, merge
@@ -186,13 +187,28 @@ def test_versions_in_use_are_bounded_and_the_least_important_goes_first():
     log = Log(states.layout(), 100, lambda: used)
     for base in range(1, 40):
         log.append(Entry(base, base, {0: Change(None, np.zeros(100, np.int16))}))
-    assert set(log.bases()) <= {*used, 39} and log.nbytes <= 100 * IN_USE
+    assert set(log.bases()) == {*used} and log.nbytes <= 100 * IN_USE
     log.budget = 60
     log.append(Entry(40, 40, {0: Change(None, np.zeros(100, np.int16))}))
     assert list(log.bases()) == [5, 30] and log.nbytes == 400
     used = []
     log.append(Entry(41, 41, {}))
     assert list(log.bases()) == [5, 41]  # nobody uses them: the budget holds, but for the last two
+
+
+def test_small_entries_are_not_merged_into_a_large_one_in_use_as_they_come(monkeypatch):
+    sizes = []
+    monkeypatch.setattr(
+        logs, "merge", lambda entries, pieces: sizes.append(len(entries)) or merge(entries, pieces)
+    )
+    log = Log(states.layout(), 300, lambda: [1])
+    log.append(Entry(1, 1, {0: Change(None, np.zeros(500, np.int16))}))
+    for base in range(2, 52):
+        at = np.array([base % 7], np.int32)
+        log.append(Entry(base, base, {0: Change(at, np.zeros(1, np.int16))}))
+    assert not sizes and log.nbytes == 1000 + 50 * 6
+    log.append(Entry(52, 52, {0: Change(np.array([3], np.int32), np.zeros(1, np.int16))}))
+    assert sizes and 1 in log.bases() and log.nbytes <= 1000 + 50 * 6
 
 
 def test_whoever_is_released_is_asked_no_more():

@@ -44,7 +44,7 @@ class History:
         self._words = Words(layout)
         self._log = Log(layout, layout.nbytes // 4 if budget is None else budget, self._in_use)
         self._users: list[Callable[[], Iterable[int]]] = []
-        self._making: tuple[int, int] = (0, 0)  # base and version of the patch that is made, or was last
+        self._making: tuple[int, int] = (0, 0)  # base and version of the patch that is made
         self._wanted = False  # that patch is not made just to see how large it is
         self._newest = Version()
         self._known: dict[int, int] = {}  # versions that can be patched from, and their hashes
@@ -204,7 +204,8 @@ class History:
         return found
 
     def _note(self, base: int, patch: Patch, mark: bool) -> None:
-        self._making = patch.base, patch.version
+        # who says what is in use needs a moment to say so of this one
+        self._making = (patch.base, patch.version) if self._users else (0, 0)
         if mark:
             self._log.mark(patch.version)
             self._log.mark(base)

@@ -20,7 +20,7 @@ from thinwire.state.moves import Move
 
 KEPT = 2  # entries that no budget takes
 MARKS = 64  # bases lately asked for that are kept apart
-IN_USE = 8  # times the budget that bases in use may take: two states, by default
+IN_USE = 8  # times the budget that all may take while there are bases in use: two states, by default
 _DENSE = 3  # a piece of which more than a third changed is logged whole
 _SCATTER = 64  # merging by scattering over the whole piece pays off from this share of it
 
@@ -101,13 +101,11 @@ class Log:
         return [] if start is None else self._entries[start:]
 
     def _shrink(self) -> None:
-        if self.nbytes <= self.budget or len(self._entries) <= KEPT:
+        if self.nbytes <= self.budget:
             return
         ranks = {base: i for i, base in enumerate(dict.fromkeys(self._in_use()))}
-        while self.nbytes > self.budget and len(self._entries) > KEPT:
+        while len(self._entries) > KEPT and self._over(ranks):
             at = self._least(ranks)
-            if at is None:
-                return
             if not at:
                 self.nbytes -= self._entries.pop(0).nbytes
             else:
@@ -115,10 +113,19 @@ class Log:
                 self.nbytes += merged.nbytes - self._entries[at - 1].nbytes - self._entries[at].nbytes
                 self._entries[at - 1 : at + 1] = [merged]
 
-    def _least(self, ranks: Mapping[int, int]) -> int | None:
-        """Return the entry whose base to forget; None where all are in use and within what these may take.
+    def _over(self, ranks: Mapping[int, int]) -> bool:
+        """Return whether there is not room for all. What nobody uses has the budget to itself.
+
+        Else, beside a large entry in use, each small one were merged into it at once, which takes its time.
+        """
+        free = sum(e.nbytes for e in self._entries if e.base not in ranks)
+        return free > self.budget or self.nbytes > IN_USE * self.budget
+
+    def _least(self, ranks: Mapping[int, int]) -> int:
+        """Return the entry whose base to forget.
 
         First one nobody asked for, then that asked for longest ago, then the last: it may be asked for yet.
+        Last come those in use, the least important first.
         """
         lately = {base: i for i, base in enumerate(self._marks)}
         bases, last = [e.base for e in self._entries], len(self._entries) - 1
@@ -128,8 +135,6 @@ class Log:
             return min(inner, key=lambda i: self._entries[i - 1].nbytes + self._entries[i].nbytes)
         if free:
             return min(free, key=lambda i: (i == last, lately.get(bases[i], -1)))
-        if self.nbytes <= IN_USE * self.budget:
-            return None
         return max(range(last + 1), key=lambda i: ranks[bases[i]])
 
 
