@@ -17,6 +17,7 @@ class TcpProxy:
         self.counts = {UP: 0, DOWN: 0}
         self.connections = self.turned_away = 0
         self._flips: dict[str, set[int]] = {UP: set(), DOWN: set()}
+        self._stall_at: dict[str, int] = {}
         self._open = threading.Event()
         self._open.set()
         self._cut = self._closed = False
@@ -53,8 +54,13 @@ class TcpProxy:
         """Forward nothing, both ways, and keep the connections."""
         self._open.clear()
 
+    def stall_at(self, way: str, nbytes: int) -> None:
+        """Stall once so many bytes, or a few more, of one direction have been forwarded."""
+        self._stall_at[way] = nbytes
+
     def resume(self) -> None:
         """Forward again what was held."""
+        self._stall_at.clear()
         self._open.set()
 
     def corrupt(self, way: str, after: int) -> None:
@@ -100,6 +106,8 @@ class TcpProxy:
     def _counted(self, data: bytes, way: str) -> bytes:
         start = self.counts[way]
         self.counts[way] += len(data)
+        if self.counts[way] >= self._stall_at.get(way, self.counts[way] + 1):
+            self._open.clear()
         hit = [n for n in self._flips[way] if start <= n < start + len(data)]
         if not hit:
             return data

@@ -45,7 +45,7 @@ from thinwire.state.layout import Layout
 from thinwire.state.patch import Patch
 from thinwire.types import AuthError, InputError, LinkError, PayloadError
 
-LONG = 30.0  # seconds; a limit, not an expectation
+LONG = 60.0  # seconds; a limit, not an expectation
 HOST = "127.0.0.1"
 
 
@@ -113,12 +113,12 @@ def test_each_version_is_bit_identical_and_in_order() -> None:
         assert f.wait(30).number == 30
         numbers = [a.version for a in f.arrivals]
         assert numbers == sorted(set(numbers))
+        until(lambda: abs((status := f.status).ahead) <= status.doubt + 0.05)  # clocks are read one by one
         status = f.status
-        assert (
-            status.connected and status.error is None and status.held == 30 and 0 <= (status.age or -1) < LONG
-        )
-        assert abs(status.ahead) <= status.doubt + 0.05 and status.ratio > 0.5
-        assert p.followers[0].version == 30 or p.followers[0].delivered > 0
+        assert status.connected and status.error is None and status.held == 30 and status.ratio > 0.5
+        assert status.age is not None and -status.doubt - 0.05 <= status.age < LONG
+        p.flush()
+        assert p.followers[0].version == 30 and p.followers[0].delivered == len(f.arrivals)
 
 
 def test_iteration_yields_the_newest_and_ends_with_close() -> None:
@@ -144,13 +144,12 @@ def test_a_model_is_brought_forward_between_two_steps() -> None:
     with publisher(w) as p, Follower(HOST, p.port) as f:
         p.publish()
         f.wait(1)
-        pause = f.apply_to(model)
-        assert pause < 1.0 and same(dict(model.state_dict()), used(w))
+        assert f.apply_to(model) > 0 and same(dict(model.state_dict()), used(w))
+        before, first = model.embed.clone(), used(w)
         train(w)
         p.publish()
         f.wait(2)
-        before = model.embed.clone()
-        assert torch.equal(before, model.embed)  # nothing moves under the consumer
+        assert same(dict(model.state_dict()), first)  # nothing moves under the consumer
         f.apply_to(model)
         assert same(dict(model.state_dict()), used(w)) and not torch.equal(before, model.embed)
 
@@ -187,7 +186,7 @@ def test_who_holds_the_newest_contents_already_is_told_their_number() -> None:
     with publisher(w) as p, Follower(HOST, p.port, into=model) as f:
         until(lambda: p.followers and f._reception._layout is not None)  # it is there before any version
         p.publish()
-        assert f.wait(1, 10).number == 1 and not f.arrivals
+        assert f.wait(1).number == 1 and not f.arrivals
         train(w)
         p.publish()
         f.wait(2)
@@ -249,7 +248,7 @@ def test_a_wrong_token_is_told_at_the_follower_and_hurts_nobody_else() -> None:
         assert good.wait(1).number == 1
         train(w)
         assert good.wait(p.publish().number).number == 2
-        p.flush(5.0)
+        p.flush()
 
 
 @pytest.mark.parametrize(
@@ -355,18 +354,21 @@ def test_a_follower_goes_on_from_its_saved_state(tmp_path: Path) -> None:
 
 
 def test_a_transfer_that_was_cut_goes_on_where_it_broke_off() -> None:
-    w = weights(rows=5000)  # 2 MB
-    with publisher(w) as p, SlowProxy(p.port, 2e6) as line:
+    w = weights(rows=2000)
+    with publisher(w) as p, SlowProxy(p.port, 1e6) as line:
         p.publish()
+        whole = p.history.patch().nbytes
         with Follower(HOST, line.port) as f:
             for part in (0.3, 0.6):
-                until(lambda part=part: line.counts[DOWN] > part * 2e6)
+                line.stall_at(DOWN, int(part * whole))
+                until(lambda part=part: f.status.nbytes > (part - 0.1) * whole)
                 line.cut()
-                sleep(0.05)
+                until(lambda: not f.status.connected)
+                line.resume()
                 line.restore()
             f.wait(1)
-            assert same(f.tensors(), used(w))
-            assert line.counts[DOWN] < 1.25 * f.arrivals[0].nbytes
+            assert same(f.tensors(), used(w)) and not f.status.abandoned
+            assert f.status.nbytes < 1.1 * f.arrivals[0].nbytes  # heads and all
 
 
 def test_a_follower_that_was_cut_off_for_a_while_gets_one_merged_patch() -> None:
@@ -386,36 +388,33 @@ def test_a_follower_that_was_cut_off_for_a_while_gets_one_merged_patch() -> None
         assert f.arrivals[1].nbytes < f.arrivals[0].nbytes / 2
 
 
-def test_on_a_slow_line_versions_are_merged_and_their_age_stays_bounded() -> None:
-    w, published, rate = weights(rows=400), {}, 60e3
-    with publisher(w) as p, SlowProxy(p.port, rate) as line, Follower(HOST, line.port) as f:
+def test_on_a_slow_line_versions_are_merged_and_none_waits_for_long() -> None:
+    """Counted in transfers: what the ages are in seconds is for false clocks to say (test_sync_serving)."""
+    w, published, began = weights(rows=400), {}, {}
+    with publisher(w) as p, SlowProxy(p.port, 60e3) as line, Follower(HOST, line.port) as f:
         p.publish()
         f.wait(1)
-        end, oldest = monotonic() + 4.0, 0.0
-        while monotonic() < end:
+        end = monotonic() + LONG
+        while len(f.arrivals) < 8:
+            assert monotonic() < end, f"{len(f.arrivals)} arrivals"
             train(w, 2e-4)
             version = p.publish()
-            published[version.number] = version.hash
-            sleep(0.03)
-            if len(f.arrivals) > 2:  # the keyframe took its time
-                oldest = max(oldest, f.status.age or 0.0)
+            published[version.number], began[version.number] = version.hash, len(f.arrivals)
+            sleep(0.01)
             held = f.held
             assert published.get(held.number, held.hash) == held.hash
-        came = list(f.arrivals)[1:]
-        numbers = [a.version for a in came]
-        assert numbers == sorted(set(numbers)) and 4 < len(came) < len(published) / 2
-        times = [a.nbytes / rate for a in came]
-        spare = 0.3  # this machine's: encoding, applying, and threads that wait for their turn
-        for arrival, line_time in zip(came, times, strict=True):
-            assert arrival.age <= line_time + spare
-        assert oldest <= 2 * max(times) + spare
         assert f.wait(p.newest.number).hash == p.newest.hash and same(f.tensors(), used(w))
+        numbers = [a.version for a in f.arrivals]
+    assert numbers == sorted(set(numbers)) and len(numbers) < len(published) / 2
+    for number, before in began.items():  # two are begun, or one is and one is made already
+        came = next(i for i, n in enumerate(numbers) if n >= number)
+        assert came - before <= 2, (number, before, numbers)
 
 
 def test_a_line_slower_than_the_publisher_never_needs_a_second_keyframe() -> None:
     """What is being sent is what the next patch starts from, however often a fresh one is made to compare."""
-    w, asked = weights(rows=2000), []
-    with publisher(w) as p, SlowProxy(p.port, 4e5) as line:
+    w, asked = weights(rows=1000), []
+    with publisher(w) as p, SlowProxy(p.port, 1.5e5) as line:
         patch, stop = p.history.patch, monotonic() + LONG
 
         def noted(base: int | None = None, mark: bool = True) -> Patch:
@@ -427,14 +426,14 @@ def test_a_line_slower_than_the_publisher_never_needs_a_second_keyframe() -> Non
         p.publish()
         with Follower(HOST, line.port) as f:
             f.wait(1)
-            while len(f.arrivals) < 5 and monotonic() < stop:
+            while len(f.arrivals) < 5 or all(mark for _, mark, _ in asked):
+                assert monotonic() < stop, asked
                 hit = torch.rand_like(w["embed"]) < 0.2
                 w["embed"] = torch.where(hit, w["embed"] * 1.01, w["embed"])
                 p.publish()
                 sleep(0.01)
             came = [a.version for a in f.arrivals]
-            assert len(came) >= 5 and p.newest.number > 3 * len(came)
-            assert any(not mark for _, mark, _ in asked)
+            assert p.newest.number > 2 * len(came)
             assert all(base == found for base, _, found in asked[1:]), asked
             bound = p.history.layout.nbytes * 2
             assert p.history.log_nbytes <= bound or len(p.history._log.bases()) == 2
@@ -442,29 +441,34 @@ def test_a_line_slower_than_the_publisher_never_needs_a_second_keyframe() -> Non
 
 
 def test_a_transfer_is_given_up_where_going_back_is_shorter() -> None:
-    w = weights(rows=5000)
+    w = weights(rows=3000)
     base = {n: x.clone() for n, x in w.items()}
-    with publisher(w, budget=1 << 24) as p, SlowProxy(p.port, 1e6) as line, Follower(HOST, line.port) as f:
+    with (
+        publisher(w, budget=1 << 24) as p,
+        SlowProxy(p.port, 1e5) as line,
+        Follower(HOST, line.port, base=used(w)) as f,
+    ):
         p.publish()
         f.wait(1)
         w["embed"] += torch.randn_like(w["embed"])
-        p.publish()
-        until(lambda: p.followers[0].rate is not None and line.counts[DOWN] > f.arrivals[0].nbytes + 300e3)
-        sleep(0.3)
+        p.publish()  # many seconds of this line: a busy machine compares in that time too
+        until(lambda: line.counts[DOWN] > 50e3)
         w["embed"].copy_(base["embed"])
         w["bias"] += 1
         p.publish()  # from what the follower holds this is 50 numbers
-        f.wait(3, 5.0)
+        until(lambda: p.followers[0].abandoned)
+        line.rate = 1e6
+        f.wait(3)
         assert same(f.tensors(), used(w)) and f.status.abandoned == 1
-        assert p.followers[0].abandoned == 1 and [a.version for a in f.arrivals] == [1, 3]
+        assert p.followers[0].abandoned == 1 and [a.version for a in f.arrivals] == [3]
 
 
 def test_who_stops_reading_holds_up_nobody_and_is_sent_no_more_than_a_window() -> None:
-    w = weights(rows=5000)
+    w = weights(rows=2000)
     with (
-        publisher(w, silence=60.0) as p,
-        TcpProxy(p.port) as line,
-        Follower(HOST, line.port, silence=60.0) as stuck,
+        publisher(w, silence=600.0) as p,
+        SlowProxy(p.port, 5e5) as line,
+        Follower(HOST, line.port, silence=600.0) as stuck,
         Follower(HOST, p.port) as good,
     ):
         p.publish()
@@ -472,23 +476,21 @@ def test_who_stops_reading_holds_up_nobody_and_is_sent_no_more_than_a_window() -
         good.wait(1)
         until(lambda: [s.version for s in p.followers] == [1, 1])
         line.stall()
-        before = sum(s.sent for s in p.followers)
-        for _ in range(20):
+        slow, *_ = sorted(p.followers, key=lambda s: s.rate or 0.0)
+        for _ in range(8):
             train(w, 1e-2)
-            assert good.wait(p.publish().number, 5.0)
-        done = {s.name: s for s in p.followers}
-        slow = min(done.values(), key=lambda s: s.delivered)
-        assert sum(s.sent for s in done.values()) - before > 0 and slow.version == 1
-        queued = sum(peer.queued for peer in p._feed._hub._peers.values())
-        assert queued <= 1 << 20
+            assert good.wait(p.publish().number)
+        until(lambda: next(s.sent for s in p.followers if s.name == slow.name) > slow.sent + 4096)
+        now = next(s for s in p.followers if s.name == slow.name)
+        assert now.version == 1 and now.sent - slow.sent < good.arrivals[-1].nbytes / 2  # not even a patch
         line.resume()
-        stuck.wait(21)
-        assert same(stuck.tensors(), used(w))
+        stuck.wait(9)
+        assert same(stuck.tensors(), used(w)) and len(stuck.arrivals) <= 4
 
 
 def test_damage_on_the_way_is_noticed_and_mended() -> None:
     w = weights(rows=3000)
-    with publisher(w) as p, SlowProxy(p.port, 4e6) as line, Follower(HOST, line.port, silence=1.0) as f:
+    with publisher(w) as p, SlowProxy(p.port, 4e6) as line, Follower(HOST, line.port, silence=2.0) as f:
         for after in (100_000, 300_000, 500_000):
             line.corrupt(DOWN, after)
         p.publish()
@@ -498,6 +500,7 @@ def test_damage_on_the_way_is_noticed_and_mended() -> None:
             line.corrupt(DOWN, 20_000)
             f.wait(p.publish().number)
             assert same(f.tensors(), used(w))
+        assert not line._flips[DOWN]  # all of it happened
 
 
 def test_ages_are_by_the_publisher_s_clock_whatever_this_one_says() -> None:
@@ -509,7 +512,8 @@ def test_ages_are_by_the_publisher_s_clock_whatever_this_one_says() -> None:
         p._feed.wake()
         f.wait(1)
         until(lambda: abs(f.status.ahead - ahead) < 1)
-        assert abs(f.status.age or 99.0) < 5
+        age = f.status.age
+        assert age is not None and -1 < age < LONG
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -585,7 +589,7 @@ def test_eight_followers_through_one_relay_cost_the_publisher_what_one_costs() -
         relay.wait(version.number)
         for f in followers:
             assert same(f.tensors(), used(w))
-            assert abs(f.clock - relay.now()) < 0.1
+            until(lambda f=f: abs(f.clock - relay.now()) <= f.status.doubt + 0.05)
         one = followers[0].status.nbytes
         assert p.sent < 1.2 * one and len(p.followers) == 1
         assert relay.sent > 7 * one and len(relay.followers) == 8
@@ -665,7 +669,7 @@ def test_hostile_followers_do_not_disturb_the_publisher() -> None:
             spoke.send(bytes([rng.choice([1, 2, 3, 4])]) + rng.randbytes(rng.randrange(0, 120)))
         for _ in range(3):
             train(w)
-            good.wait(p.publish().number, 10.0)
+            good.wait(p.publish().number)
         assert same(good.tensors(), used(w)) and p.newest.number == 4
 
 
@@ -712,33 +716,22 @@ def liar() -> Iterator[Liar]:
 
 
 def test_hostile_publishers_change_nothing_and_end_in_a_payload_error(liar: Liar) -> None:
-    rng = random.Random(2)
+    huge = Begin(1, 0, 0, 1, 2, 2**63, 0)  # more than the state can need
+    amid = Begin(1, 0, 0, 1, 2, 1000, 500)  # goes on with what never began
     with Follower(HOST, liar.hub.port) as f:
         hello = liar.greet()
-        sent = [
-            Begin(1, 0, 0, 1, 2, 2**63, 0),  # more than the state can need
-            Begin(1, 0, 0, 1, 2, 1000, 500),  # goes on with what never began
-            Chunk(5, 0, b"of no transfer"),
-            Same(9, 1234, 0.0),  # not what is held
-        ]
-        for message in sent[2:]:
+        for message in (Chunk(5, 0, b"of no transfer"), Same(9, 1234, 0.0)):
             liar.hub.send(liar.peer, message.pack())
         assert isinstance(liar.hear(), Ack)
-        for message in [*sent[:2], sent[0], sent[1], sent[0]]:
+        for message in (huge, amid, huge, amid):
             liar.hub.send(liar.peer, message.pack())
-            if f.status.error:
-                break
-            heard = [None]
-            while not isinstance(heard[-1], Hello) and not f.status.error:
-                event = liar.hub.recv(0.2)
-                if event is not None and event.kind is Kind.DATA:
-                    heard.append(unpack(event.data, UP))
-            if isinstance(heard[-1], Hello):
-                liar.answer(heard[-1].session, b"")
+            again = liar.hear()
+            assert isinstance(again, Hello) and again.version == 0 and f.status.error is None
+            liar.answer(again.session, b"")
+        liar.hub.send(liar.peer, huge.pack())  # one too many
         with pytest.raises(PayloadError):
             f.wait(1, LONG)
         assert f.held.number == 0 and hello.version == 0
-        assert rng.random() >= 0
 
 
 def test_a_patch_of_garbage_or_with_a_wrong_hash_is_never_held(liar: Liar) -> None:
@@ -780,7 +773,7 @@ def test_close_leaves_no_thread() -> None:
 
     once()
     gc.collect()
-    threads = threading.active_count()
+    threads = set(threading.enumerate())
     for _ in range(2):
         once()
-    assert threading.active_count() == threads
+    until(lambda: set(threading.enumerate()) <= threads)
