@@ -170,7 +170,9 @@ class Feed:
         elif event.kind is Kind.DATA:
             try:
                 self._hear(event.peer, protocol.unpack(event.data, UP))
-            except PayloadError:  # whoever speaks so is not to be served; it may begin again
+            except LinkError:  # the hub's own
+                raise
+            except Exception:  # whoever speaks so is not to be served; it may begin again, others go on
                 self._part(self._followers.pop(event.peer, None))
 
     def _hear(self, peer: bytes, message: Message) -> None:
@@ -221,7 +223,9 @@ class Feed:
         newest = self._history.newest
         taken = hello.version == newest.number and hello.hash != newest.hash
         above = max(hello.above, hello.version)
-        if newest.number < above < HIGHEST or (taken and newest.number):
+        honest = above < HIGHEST or above <= newest.number
+        require(honest, PayloadError, f"a follower that has seen version {above}; at most {HIGHEST} is one")
+        if newest.number < above or (taken and newest.number):
             self._outnumber(above)
 
     def _layout(self, session: int, newest: int, known: bool) -> LayoutIs:

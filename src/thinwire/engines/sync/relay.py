@@ -7,7 +7,7 @@ import time
 from time import monotonic
 from types import TracebackType
 
-from thinwire.engines.sync.feed import Feed, FollowerStatus
+from thinwire.engines.sync.feed import HIGHEST, Feed, FollowerStatus
 from thinwire.engines.sync.mirror import check_same
 from thinwire.engines.sync.reception import Reception
 from thinwire.links.hub import Hub
@@ -150,8 +150,9 @@ class Relay:
 
     def _pass_up(self, version: int) -> None:
         """Ask the publisher to number its versions above what a follower of this relay has seen."""
-        if version + 1 > self._above:
-            self._above = version + 1
+        above = min(version + 1, HIGHEST - 1)  # one that is refused up there would cut all others off
+        if above > self._above:
+            self._above = above
             self._reception.hello()
 
     def _arrived(self, version: Version, nbytes: int, seconds: float) -> None:

@@ -1,0 +1,85 @@
+"""What a peer, a slow line, a missing package or a hostile manifest must not do to publishers and followers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic, sleep
+
+import pytest
+import torch
+from torch import Tensor
+
+from thinwire.engines.sync.feed import HIGHEST
+from thinwire.engines.sync.follower import Follower
+from thinwire.engines.sync.protocol import DOWN, MAGIC, NOTHING, PROTOCOL, Hello, unpack
+from thinwire.engines.sync.publisher import Publisher
+from thinwire.engines.sync.relay import Relay
+from thinwire.links.events import Kind
+from thinwire.links.spoke import Spoke
+
+HOST = "127.0.0.1"
+LONG = 30.0  # seconds; a limit, not an expectation
+
+
+def weights(rows: int = 20) -> dict[str, Tensor]:
+    return {"w": torch.arange(50.0 * rows).reshape(rows, 50), "b": torch.zeros(7)}
+
+
+def until(done: object, timeout: float = LONG) -> None:
+    """Wait until ``done()`` is true."""
+    end = monotonic() + timeout
+    while not done():  # type: ignore[operator]
+        assert monotonic() < end, "in vain"
+        sleep(0.01)
+
+
+@contextmanager
+def stranger(port: int) -> Iterator[Spoke]:
+    """A spoke that is there, and says what it likes."""
+    spoke = Spoke.connect(HOST, port)
+    try:
+        until(lambda: spoke.joined)
+        yield spoke
+    finally:
+        spoke.close(1.0)
+
+
+def hello(session: int, layout: bytes, version: int = 0, content: int = 0, above: int = 0) -> bytes:
+    return Hello(MAGIC, PROTOCOL, session, NOTHING, layout, version, content, above, 0, 0, 0, 0).pack()
+
+
+def answer(spoke: Spoke, kind: type, timeout: float = LONG) -> object | None:
+    """Return the next message of that kind; None where none comes."""
+    end = monotonic() + timeout
+    while (left := end - monotonic()) > 0:
+        event = spoke.recv(left)
+        if event is not None and event.kind is Kind.DATA:
+            message = unpack(event.data, DOWN)
+            if isinstance(message, kind):
+                return message
+    return None
+
+
+@pytest.mark.parametrize("relayed", [False, True])
+@pytest.mark.parametrize("above", [HIGHEST - 1, HIGHEST, 2**53, 2**64 - 1])
+def test_a_number_that_cannot_be_costs_nobody_but_whoever_says_it(above: int, relayed: bool) -> None:
+    w = weights()
+    with Publisher(w) as p:
+        p.publish(1)
+        relay = Relay(HOST, p.port) if relayed else None
+        if relay is not None:
+            relay.wait(1)
+        port, digest = relay.port if relay else p.port, bytes.fromhex(p.history.layout.digest)
+        with stranger(port) as spoke, Follower(HOST, port) as f:
+            f.wait(1)
+            for version in (0, p.newest.number):  # the second is a number that is taken, of other contents
+                spoke.send(hello(1, digest, version, 77, above))
+                sleep(0.1)
+            w["w"] += 1
+            newest = p.publish(2)
+            assert f.wait(newest.number, LONG).meta["step"] == 2
+            assert torch.equal(f.tensors()["w"], w["w"])
+        if relay is not None:
+            relay.check()
+            relay.close()
