@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import io
-import itertools
 import json
 import os
 import re
@@ -13,9 +12,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -28,17 +28,20 @@ from thinwire.cli.live import Live
 from thinwire.cli.places import Address, parse_place
 from thinwire.cli.publish import parse_bounds
 from thinwire.engines.sync.checkpoint import read_checkpoint, write_checkpoint
+from thinwire.engines.sync.folder import open_folder
+from thinwire.engines.sync.peek import ask, look
 from thinwire.engines.sync.publisher import Publisher
 from thinwire.engines.sync.shelf import ShelfWriter
 from thinwire.engines.sync.watch import Watch
 from thinwire.state.patch import Version
 from thinwire.types import InputError
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 pytest.importorskip("zstandard")
 pytest.importorskip("safetensors")
-LONG = 30.0  # seconds; a limit, not an expectation
+LONG = 90.0  # seconds; a limit, not an expectation
 PLAIN = {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "110", "THINWIRE_TOKEN": None}
+PORTS = iter(range(20_000 + os.getpid() % 10_000, 32_000))
 KEPT = {k: v for k, v in os.environ.items() if k not in ("THINWIRE_DEBUG", "THINWIRE_TOKEN")}
 
 
@@ -105,8 +108,46 @@ class Running:
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
+    """Return another port that nobody listens at, of those that the system gives to nobody by itself."""
+    for port in PORTS:
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("no port is free")
+
+
+Script = Generator[Callable[[], object], None, None]
+
+
+def newest(shelf: Path) -> int:
+    """Return the number of a store's newest version; 0 before the first."""
+    try:
+        found = look(open_folder(shelf))[0].newest
+    except OSError:
+        return 0
+    return found.number if found is not None else 0
+
+
+def meanwhile(monkeypatch: pytest.MonkeyPatch, script: Script) -> list[str]:
+    """Play a script while ``publish`` looks after its file, in this process; return what it tells people.
+
+    Whenever the command pauses, the script goes on if what it waits for is so; its end is a Ctrl-C.
+    """
+    notes: list[str] = []
+    waits = [next(script), time.monotonic() + LONG]
+
+    def sleep(seconds: float) -> None:
+        time.sleep(min(seconds, 0.02))
+        assert time.monotonic() < waits[1], notes
+        if waits[0]():
+            try:
+                waits[:] = [next(script), time.monotonic() + LONG]
+            except StopIteration:
+                raise KeyboardInterrupt from None
+
+    clock = SimpleNamespace(sleep=sleep, monotonic=time.monotonic)
+    monkeypatch.setattr("thinwire.cli.publish.time", clock)
+    monkeypatch.setattr("thinwire.cli.live.Live.note", lambda _, text: notes.append(text))
+    return notes
 
 
 @contextmanager
@@ -149,6 +190,7 @@ def test_a_file_that_changes_is_followed(tmp_path: Path):
             second = trained(first)
             write_checkpoint(file, second, {})
             until(lambda: holds(out, second), "the second version")
+            until(lambda: heard.read_text().count("\n") == 2, "the command after it")
             follower.end(signal.SIGKILL)
         assert heard.read_text().splitlines() == [f"{n} {out}" for n in (1, 2)]
         third = trained(second)
@@ -158,7 +200,7 @@ def test_a_file_that_changes_is_followed(tmp_path: Path):
         assert again.exit_code == 0, again.output
         assert holds(out, third)
         received = re.search(r"version 3, .*?, ([\d.]+) (k?B) received", again.stderr)
-        assert received is not None and float(received[1]) * (1e3 if received[2] == "kB" else 1) < 1200
+        assert received is not None and float(received[1]) * (1e3 if received[2] == "kB" else 1) < 2500
         stored = invoke("follow", tmp_path / "shelf", "--once", "--out", tmp_path / "p.safetensors")
         assert stored.exit_code == 0 and holds(tmp_path / "p.safetensors", third)
         assert publisher.end() == 0
@@ -177,9 +219,9 @@ def test_a_follower_ends_by_ctrl_c_and_goes_on_from_its_state(tmp_path: Path, pu
         assert "Traceback" not in follower.said
     found = json.loads(invoke("inspect", saved, "--check", "--json").stdout)
     assert (found["kind"], found["version"], found["checked"]) == ("saved state", 2, True)
-    sent = publisher.sent
+    sent, delivered = publisher.sent, publisher.history.patch().nbytes
     assert invoke("follow", at, "--state", saved, "--once").exit_code == 0
-    assert publisher.sent - sent < 600  # it held the newest one
+    assert publisher.sent - sent < delivered / 2  # it held the newest one
 
 
 def test_a_store_is_followed_to_its_publisher_s_goodbye(tmp_path: Path):
@@ -236,7 +278,7 @@ def test_a_base_that_is_here_needs_one_patch(tmp_path: Path, published):
     result = invoke("follow", at, "--base", base, "--out", out, "--once")
     assert result.exit_code == 0 and holds(out, state)
     patches = publisher.history.patch(1).nbytes
-    assert publisher.sent < patches + 1500 < publisher.history.patch().nbytes
+    assert patches < publisher.sent < 0.75 * publisher.history.patch().nbytes, (publisher.sent, patches)
     write_checkpoint(base, {"w": state["w"][:3]}, {})
     wrong = invoke("follow", at, "--base", base, "--once")
     assert wrong.exit_code == 2 and "w: shape (3, 40), expected (60, 40)" in one_sentence(wrong.stderr)
@@ -252,7 +294,7 @@ def test_a_state_file_that_is_none_is_bad_input(tmp_path: Path, published):
             assert result.exit_code == 2 and f"{held} is not a saved state" in one_sentence(result.stderr)
 
 
-def test_another_layout_ends_both_ends_in_a_sentence(tmp_path: Path, published):
+def test_another_layout_ends_the_follower_in_a_sentence(tmp_path: Path, published):
     _, _, at = published
     other = Publisher({"w": torch.zeros(3)})
     other.publish()
@@ -261,49 +303,69 @@ def test_another_layout_ends_both_ends_in_a_sentence(tmp_path: Path, published):
     result = invoke("follow", at, "--once", "--state", tmp_path / "s")
     assert result.exit_code == 2
     assert "w is bfloat16 [60, 40] at the publisher and float32 [3] here" in one_sentence(result.stderr)
-    file = tmp_path / "m.safetensors"
+
+
+def test_a_file_whose_layout_changes_ends_the_publisher_in_a_sentence(tmp_path: Path, monkeypatch):
+    file, shelf = tmp_path / "m.safetensors", tmp_path / "shelf"
     write_checkpoint(file, {"w": torch.zeros(3)}, {})
-    with running(tmp_path, "publish", file, "--port", 0) as publisher:
-        publisher.wait_for("version 1")
+
+    def script() -> Script:
+        yield lambda: True
         write_checkpoint(file, {"w": torch.zeros(4)}, {})
-        assert publisher.process.wait(LONG) == 2
-        assert "w: shape (4,), expected (3,)" in one_sentence(publisher.said)
+        yield lambda: False
+
+    meanwhile(monkeypatch, script())
+    result = invoke("publish", file, "--store", shelf)
+    assert result.exit_code == 2 and "w: shape (4,), expected (3,)" in one_sentence(result.stderr)
 
 
-def test_half_a_file_is_never_published(tmp_path: Path):
-    file, whole = tmp_path / "m.safetensors", tmp_path / "whole"
+def test_half_a_file_is_never_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file, whole, shelf = tmp_path / "m.safetensors", tmp_path / "whole", tmp_path / "shelf"
     write_checkpoint(file, weights(), {})
     write_checkpoint(whole, trained(weights()), {})
     data = whole.read_bytes()
-    with running(tmp_path, "publish", file, "--port", 0) as publisher:
-        at = publisher.wait_for(r"follow (127\.0\.0\.1:\d+)")[1]
-        publisher.wait_for("version 1")
+
+    def script() -> Script:
+        yield lambda: True
         with file.open("wb") as written:  # in place, and with a pause that is too long
             written.write(data[: len(data) // 2])
             written.flush()
-            publisher.wait_for("note: cannot read .* cut short .* version 1 stays the newest")
+            yield lambda: "note: cannot read" in notes[-1]
             written.write(data[len(data) // 2 :])
-        publisher.wait_for("version 2, ")
-        assert invoke("follow", at, "--once", "--out", tmp_path / "o").exit_code == 0
+        yield lambda: newest(shelf) == 2
+
+    notes = meanwhile(monkeypatch, script())
+    result = invoke("publish", file, "--store", shelf)
+    assert result.exit_code == 0, result.output
+    assert re.search("cut short .* version 1 stays the newest", notes[-1])
+    assert invoke("follow", shelf, "--once", "--out", tmp_path / "o").exit_code == 0
     assert holds(tmp_path / "o", trained(weights()))
 
 
-def test_one_version_goes_to_the_followers_that_are_there(tmp_path: Path):
-    file = tmp_path / "m.safetensors"
+def test_one_version_goes_to_the_followers_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file, followers = tmp_path / "m.safetensors", []
     write_checkpoint(file, weights(), {})
-    with running(tmp_path, "publish", file, "--port", 0, "--once", "--dtype", "fp16") as publisher:
-        at = publisher.wait_for(r"follow (127\.0\.0\.1:\d+)")[1]
-        found = invoke("inspect", at, "--json")
-        assert {t["dtype"] for t in json.loads(found.stdout)["tensors"]} == {"float16", "int64", "bool"}
-        with running(tmp_path, "follow", at, "--relay", "127.0.0.1:0") as follower:
-            assert "is not HOST" in follower.wait_for("thinwire: .*")[0]
-        relay = f"127.0.0.1:{free_port()}"
-        with running(tmp_path, "follow", at, "--relay", relay) as follower:
-            assert publisher.process.wait(LONG) == 0
-            late = invoke("follow", relay, "--out", tmp_path / "o", "--once")  # from the relay alone
-            assert late.exit_code == 0, late.output
-            follower.wait_for(f"version 1, .* at {relay}")
-            assert follower.end() == 0
+    relay, port = f"127.0.0.1:{free_port()}", free_port()
+
+    def script() -> Script:
+        yield lambda: True
+        found = ask("127.0.0.1", port).layout.slots
+        assert {str(slot.dtype) for slot in found} == {"torch.float16", "torch.int64", "torch.bool"}
+        followers.append(Running(tmp_path, "follow", f"127.0.0.1:{port}", "--relay", relay))
+        yield lambda: False
+
+    meanwhile(monkeypatch, script())
+    try:
+        result = invoke("publish", file, "--port", port, "--once", "--dtype", "fp16")
+        assert result.exit_code == 0, result.output
+        late = invoke("follow", relay, "--out", tmp_path / "o", "--once")  # from the relay alone
+        assert late.exit_code == 0, late.output
+        followers[0].wait_for(f"version 1, .* at {relay}")
+        assert followers[0].end() == 0
+    finally:
+        for follower in followers:
+            follower.process.kill()
+            follower.process.wait()
     assert read_checkpoint(tmp_path / "o")["w"].dtype is torch.float16
 
 
@@ -332,15 +394,19 @@ def test_a_full_disk_leaves_the_file_that_was_there(
     assert holds(out, first) and list(tmp_path.iterdir()) == [out]
 
 
-def test_versions_are_taken_at_most_so_often():
+def test_versions_are_taken_at_most_so_often(monkeypatch: pytest.MonkeyPatch):
     taken: list[float] = []
+    now = [100.0]
 
     class Recorder:
         def take(self, number: int) -> None:
-            taken.append(time.monotonic())
+            taken.append(now[0])
+            now[0] += 0.01 if number < 3 else 5.0  # to write one may take longer than the pause
 
-    _keep_up([Version(n) for n in (1, 2, 3)], Recorder(), 0.1)  # type: ignore[arg-type]
-    assert len(taken) == 3 and all(b - a >= 0.1 for a, b in itertools.pairwise(taken))
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda s: now.__setitem__(0, now[0] + s))
+    monkeypatch.setattr("thinwire.cli.follow.time", clock)
+    _keep_up([Version(n) for n in (1, 2, 3, 4)], Recorder(), 2.0)  # type: ignore[arg-type]
+    assert taken == pytest.approx([100.0, 102.0, 104.0, 109.0])
 
 
 def test_on_a_terminal_one_line_is_kept_fresh(monkeypatch: pytest.MonkeyPatch):
@@ -381,6 +447,7 @@ WRONG = [
     (["follow", "127.0.0.1:x"], "127.0.0.1:x"),
     (["follow", "192.0.2.7:7200"], "needs a shared token"),
     (["follow", "./s", "--relay", "127.0.0.1:7201"], "a store needs no relay"),
+    (["follow", "127.0.0.1:9", "--relay", "127.0.0.1:0"], "is not HOST"),
     (["follow", "127.0.0.1:9", "--out", "nowhere/o"], "nowhere is no folder"),
     (["follow", "127.0.0.1:9", "--out", "{empty}"], "is a folder"),
     (["follow", "127.0.0.1:9", "--every", "-1"], "--every is -1"),
