@@ -97,13 +97,18 @@ class Replica:
             if not patch.base:
                 self._make_room()
                 return self._install(moves.whole(patch, self.layout), patch.target)
-            newest = self._back if self._ready else self._front
+            newest = self._newest()
             if newest is None:
                 raise DesyncError(
                     f"a patch from version {patch.base}, and nothing is held; ask for a keyframe"
                 )
             self._move(moves.moves(patch, newest.words, self._held), patch.target)
             return self._held
+
+    def _newest(self) -> View | None:
+        """Return the buffer with what is held: nobody writes to it but whoever applies, in front or not."""
+        with self._lock:  # a swap between the two looks would show the older buffer
+            return self._back if self._ready else self._front
 
     def confirm(self, version: Version) -> Version:
         """Hold what is held as ``version``, which the publisher says it is, and return that.
@@ -225,7 +230,7 @@ class Replica:
     def save(self, path: str | Path) -> None:
         """Write what is held as a safetensors file, whole or not at all. Errors: ``InputError``."""
         with self._applying:
-            newest = self._back if self._ready else self._front
+            newest = self._newest()
             if newest is None:
                 raise InputError("nothing is held yet, so there is nothing to save")
             saved.save(path, newest.words, self._held)
