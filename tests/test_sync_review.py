@@ -1,4 +1,4 @@
-"""What a peer, a slow line, a missing package or a hostile manifest must not do to publishers and followers."""
+"""What a peer, a slow line, a missing package or a hostile manifest must not do to either end."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from thinwire.cli.follow import follow
 from thinwire.engines.sync.feed import HIGHEST
 from thinwire.engines.sync.follower import Follower
+from thinwire.engines.sync.peek import ask
 from thinwire.engines.sync.protocol import DOWN, MAGIC, NOTHING, PROTOCOL, Hello, unpack
 from thinwire.engines.sync.publisher import Publisher
 from thinwire.engines.sync.relay import Relay
 from thinwire.links.events import Kind
 from thinwire.links.spoke import Spoke
+from thinwire.types import InputError, PayloadError
 
 HOST = "127.0.0.1"
 LONG = 30.0  # seconds; a limit, not an expectation
@@ -83,3 +86,24 @@ def test_a_number_that_cannot_be_costs_nobody_but_whoever_says_it(above: int, re
         if relay is not None:
             relay.check()
             relay.close()
+
+
+def test_a_state_over_the_limit_is_refused_before_memory_is_taken() -> None:
+    with Publisher(weights()) as p:
+        p.publish(1)
+        size = p.history.layout.nbytes
+        with Follower(HOST, p.port, max_nbytes=2 * size) as f:
+            f.wait(1)
+        with Follower(HOST, p.port, max_nbytes=size // 2) as f, pytest.raises(PayloadError, match="limit"):
+            f.wait(1, LONG)
+        with Relay(HOST, p.port, max_nbytes=size // 2) as relay, pytest.raises(PayloadError, match="limit"):
+            relay.wait(1, LONG)
+        with pytest.raises(PayloadError, match="limit"):
+            ask(HOST, p.port, max_nbytes=size // 2)
+        assert ask(HOST, p.port, max_nbytes=2 * size).newest == 1
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan"])
+def test_a_limit_of_nothing_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="--max-gb"):
+        follow("127.0.0.1:1", max_gb=float(text))

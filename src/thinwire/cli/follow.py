@@ -7,7 +7,7 @@ import subprocess
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -21,11 +21,13 @@ from thinwire.engines.sync.shelf_reader import POLL, ShelfReader, ShelfReading
 from thinwire.lab.files import check_out
 from thinwire.lab.progress import megabytes
 from thinwire.links.security import read_token
+from thinwire.state.layout import MAX_NBYTES
 from thinwire.state.replica import Replica
 from thinwire.types import InputError, LinkError, require
 
 STATE_EVERY = 10.0  # seconds between two saves of --state at least
 LOOK = 0.05  # seconds
+GB, GREATEST = 1e9, 1e9
 Source = Annotated[
     str,
     typer.Argument(metavar="SOURCE", help="A publisher's or relay's HOST:PORT, or a store's path or URL."),
@@ -63,6 +65,10 @@ Poll = Annotated[float, typer.Option(metavar="SECONDS", help="Look into a store 
 Patience = Annotated[
     float, typer.Option(metavar="SECONDS", help="Give up after so long without a sign of the publisher.")
 ]
+MaxGb = Annotated[
+    float | None,
+    typer.Option(metavar="GB", help="Take no larger state, so that no stranger fills the memory."),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no live line.")]
 
 
@@ -81,6 +87,7 @@ def follow(
     once: Once = False,
     poll: Poll = POLL,
     patience: Patience = PATIENCE,
+    max_gb: MaxGb = None,
     quiet: Quiet = False,
 ) -> None:
     """Keep a copy of a published state fresh: bit-identical, always the newest version that came.
@@ -96,6 +103,8 @@ def follow(
     """
     require(every >= 0, InputError, f"--every is {every:g}; it must be at least 0 seconds")
     require(patience > 0, InputError, f"--patience is {patience:g}; it must be above 0 seconds")
+    require(max_gb is None or max_gb > 0, InputError, f"--max-gb is {max_gb}; it must be above 0")
+    most = MAX_NBYTES if max_gb is None else int(min(max_gb, GREATEST) * GB)
     place = parse_place(source)
     serve = None if relay is None else Address.parse(relay, "--relay")
     own = serve is None or not isinstance(place, str)
@@ -107,10 +116,11 @@ def follow(
         stack.enter_context(stopped_by_signals())
         try:
             start = read_checkpoint(base) if base is not None and not _is_saved(state) else None
+            known: Any = {"base": start, "state": state, "patience": patience, "max_nbytes": most}
             reader: Reader = (
-                ShelfReader(place, token, base=start, state=state, poll=poll, patience=patience)
+                ShelfReader(place, token, poll=poll, **known)
                 if isinstance(place, str)
-                else Follower(*place, token, relay=serve, base=start, state=state, patience=patience)
+                else Follower(*place, token, relay=serve, **known)
             )
             stack.callback(reader.close)
             live = stack.enter_context(Live(lambda: line(reader), quiet))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -73,7 +74,7 @@ class Follower:
     already, by name; contents the publisher knows save their bytes. Without them, the model's weights are
     that base. ``relay``: an address to serve other followers at, from what comes here once. ``state``: a file
     to go on from, before any base, written by ``save`` and on ``close``. The publisher need not be there yet,
-    and may go and come back.
+    and may go and come back. ``max_nbytes``: no larger state is taken.
 
     Errors reach whoever waits, iterates or applies: ``AuthError`` for another token, ``InputError`` naming
     the first tensor where the state does not fit the model, or is no longer the one it was.
@@ -101,7 +102,8 @@ class Follower:
         self._newest = self._mirror.held
         self._patches = 0  # that came
         self.arrivals: deque[Arrival] = deque(maxlen=ARRIVALS)
-        self.relay = None if relay is None else Relay(host, port, relay, token, silence=silence)
+        limits: Any = {"silence": silence, "max_nbytes": max_nbytes}
+        self.relay = None if relay is None else Relay(host, port, relay, token, **limits)
         if self.relay is not None:  # so the link to the publisher carries one copy
             host, port = _reachable(self.relay.host), self.relay.port
         try:
@@ -111,7 +113,8 @@ class Follower:
                 self.relay.close()
             raise
         layout = self._mirror.replica.layout if self._mirror.replica is not None else None
-        self._reception = Reception(self._spoke, self._mirror, layout, self._arrived, self._fail)
+        told = self._arrived, self._fail
+        self._reception = Reception(self._spoke, self._mirror, layout, *told, max_nbytes)
 
     @property
     def held(self) -> Version:

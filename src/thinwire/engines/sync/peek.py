@@ -29,7 +29,9 @@ class Offer:
     layout: Layout
 
 
-def ask(host: str, port: int, token: bytes | None = None, timeout: float = 60.0) -> Offer:
+def ask(
+    host: str, port: int, token: bytes | None = None, timeout: float = 60.0, max_nbytes: int = MAX_NBYTES
+) -> Offer:
     """Return what the publisher or relay at ``host``:``port`` has.
 
     Errors: ``LinkError`` naming it after ``timeout`` seconds, ``AuthError``, ``PayloadError``; ``InputError``
@@ -42,7 +44,7 @@ def ask(host: str, port: int, token: bytes | None = None, timeout: float = 60.0)
             if event is not None and event.kind is Kind.JOINED:
                 spoke.send(Hello(MAGIC, PROTOCOL, 1, NOTHING, NOTHING, 0, 0, 0, 0, 0, 0, 0).pack())
             elif event is not None and event.kind is Kind.DATA:
-                found = _offer(protocol.unpack(event.data, DOWN), spoke.peer)
+                found = _offer(protocol.unpack(event.data, DOWN), spoke.peer, max_nbytes)
                 if found is not None:
                     return found
     finally:
@@ -50,14 +52,14 @@ def ask(host: str, port: int, token: bytes | None = None, timeout: float = 60.0)
     raise LinkError(f"{spoke.peer} did not answer within {timeout:g} s; see whether a publisher is there")
 
 
-def _offer(message: protocol.Message, peer: str) -> Offer | None:
+def _offer(message: protocol.Message, peer: str, max_nbytes: int) -> Offer | None:
     if isinstance(message, Ask) and message.protocol != PROTOCOL:
         raise InputError(
             f"{peer} speaks protocol {message.protocol}, this end {PROTOCOL}: install the same thinwire there"
         )
     if not isinstance(message, LayoutIs):
         return None
-    layout = Layout.from_json(message.json)
+    layout = Layout.from_json(message.json, max_nbytes)
     require(layout.digest == message.layout.hex(), PayloadError, "a layout whose digest is another")
     return Offer(message.name.rstrip(b"\0").decode(errors="replace"), message.newest, layout)
 

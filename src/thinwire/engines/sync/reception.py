@@ -31,7 +31,7 @@ from thinwire.engines.sync.protocol import (
 from thinwire.links.events import Event, Kind
 from thinwire.links.inbox import renewed
 from thinwire.links.spoke import Spoke
-from thinwire.state.layout import Layout
+from thinwire.state.layout import MAX_NBYTES, Layout
 from thinwire.state.patch import Patch, Version
 from thinwire.types import DesyncError, InputError, LinkError, PayloadError
 
@@ -71,7 +71,7 @@ class Reception:
     """Receive from one feed into ``target``; two threads, one that listens and one that applies.
 
     ``arrived`` is called with each version as it is held, the bytes of its patch and the seconds it took to
-    come; ``failed`` once, with what ended it.
+    come; ``failed`` once, with what ended it. No state of over ``max_nbytes`` bytes is taken.
     """
 
     def __init__(
@@ -81,8 +81,10 @@ class Reception:
         layout: Layout | None,
         arrived: Callable[[Version, int, float], None],
         failed: Callable[[Exception], None],
+        max_nbytes: int = MAX_NBYTES,
     ) -> None:
         self.spoke, self._target, self._layout = spoke, target, layout
+        self._max_nbytes = max_nbytes
         self._arrived, self._failed = arrived, failed
         self.instance = NOTHING
         self.abandoned = self.restarts = self.failures = 0
@@ -214,7 +216,7 @@ class Reception:
             if not len(message.json):
                 self._layout, self._hello_due = None, True
                 return
-            layout = Layout.from_json(message.json)
+            layout = Layout.from_json(message.json, self._max_nbytes)
             if layout.digest != message.layout.hex():
                 raise PayloadError("a layout whose digest is another")
             self._target.agree(layout, bytes(message.name).rstrip(b"\0").decode(errors="replace"))

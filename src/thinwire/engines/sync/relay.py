@@ -15,7 +15,7 @@ from thinwire.links.inbox import renewed
 from thinwire.links.spoke import Spoke
 from thinwire.links.station import SILENCE
 from thinwire.state.history import History
-from thinwire.state.layout import Layout
+from thinwire.state.layout import MAX_NBYTES, Layout
 from thinwire.state.patch import Patch, Version
 from thinwire.types import LinkError, PayloadError
 
@@ -24,7 +24,7 @@ class Relay:
     """Follow the publisher, or another relay, at ``host``:``port``, and serve at ``listen``.
 
     Memory: one copy of the state and the log of its changes. Versions keep their numbers, times are by the
-    publisher's clock. ``token`` is the same up and down.
+    publisher's clock. ``token`` is the same up and down. ``max_nbytes``: no larger state is taken.
 
     Errors: as ``Publisher`` for the address; what ends the relay later is raised by ``check`` and ``wait``.
     """
@@ -38,6 +38,7 @@ class Relay:
         *,
         budget: int | None = None,
         silence: float = SILENCE,
+        max_nbytes: int = MAX_NBYTES,
     ) -> None:
         self._budget, self._above = budget, 0
         self._changed = threading.Condition()
@@ -52,7 +53,7 @@ class Relay:
         except BaseException:
             self._hub.close(0.0)
             raise
-        self._reception = Reception(self._spoke, self, None, self._arrived, self._fail)
+        self._reception = Reception(self._spoke, self, None, self._arrived, self._fail, max_nbytes)
 
     def now(self) -> float:
         """Return the time in seconds since the epoch by the publisher's clock."""
