@@ -1,9 +1,13 @@
 """Faults that a review of the state package found, each with the test that shows it."""
 
+import gc
 import threading
+
+import torch
 
 import states
 from thinwire.state.history import History
+from thinwire.state.layout import Layout
 from thinwire.state.replica import Replica
 
 LONG = 10.0  # seconds that nothing here takes
@@ -67,3 +71,46 @@ def test_a_swap_while_a_buffer_is_chosen_does_not_show_the_older_one(tmp_path):
     replica.armed = True
     replica.save(tmp_path / "held")
     assert states.same(Replica.load(tmp_path / "held").tensors(), states.whole(history))
+
+
+def two_models():
+    """Return a model, another of its kind, their state and a history of that."""
+    torch.manual_seed(0)
+    models = [torch.nn.Linear(4, 3), torch.nn.Linear(4, 3)]
+    state = {name: x.detach().clone() for name, x in models[0].state_dict().items()}
+    history = History(Layout.of(state))
+    history.publish(state)
+    return models, state, history
+
+
+def test_every_model_that_was_bound_follows():
+    models, state, history = two_models()
+    replica = follower(history)
+    for i in range(2, 8):
+        for model in models:
+            replica.bind(model)  # as often as one likes
+        for x in state.values():
+            x += i
+        history.publish(state)
+        replica.apply(history.patch(i - 1))
+        assert replica.swap()
+        for model in models:
+            assert states.same(dict(model.state_dict()), state)
+
+
+def test_models_that_nobody_has_any_more_are_let_go():
+    _, state, history = two_models()
+    replica = follower(history)
+    for _ in range(50):
+        replica.bind(torch.nn.Linear(4, 3))
+    gc.collect()
+    model = torch.nn.Linear(4, 3)
+    part = model.weight  # somebody has but this
+    replica.bind(model)
+    assert len(replica._bound._found) == 2
+    del model
+    gc.collect()
+    state["weight"] += 1
+    history.publish(state)
+    replica.apply(history.patch(1))
+    assert replica.swap() and torch.equal(part, state["weight"])

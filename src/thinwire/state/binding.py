@@ -1,6 +1,8 @@
-"""Point the parameters and buffers of a model at the tensors of a state."""
+"""Point the parameters and buffers of models at the tensors of a state."""
 
 from __future__ import annotations
+
+import weakref
 
 from torch import Tensor, nn
 
@@ -39,14 +41,31 @@ def bind(layout: Layout, model: nn.Module) -> list[tuple[Tensor, int]]:
     return list(found.values())
 
 
-def point(bound: list[tuple[Tensor, int]], view: View) -> None:
-    """Let each bound tensor share the memory of its slot, or copy that to where it lives."""
-    for x, index in bound:
-        values = view.slots[index]
-        if x.device == values.device:
-            x.data = values
-        else:
-            x.data.copy_(values, non_blocking=True)
+class Bound:
+    """The tensors of all models that are to be those of a state, each as long as somebody has it."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # by id: the tensor, and its slot
+
+    def add(self, found: list[tuple[Tensor, int]]) -> None:
+        """Take in what ``bind`` found, again if need be."""
+        self._found = {i: (x, slot) for i, (x, slot) in self._found.items() if x() is not None}
+        self._found |= {id(x): (weakref.ref(x), slot) for x, slot in found}
+
+    def point(self, view: View) -> None:
+        """Let each tensor share the memory of its slot, or copy that to where it lives."""
+        for tensor, index in self._found.values():
+            x, values = tensor(), view.slots[index]
+            if x is None:
+                continue
+            if x.device == values.device:
+                x.data = values
+            else:
+                _copy(x, values)
+
+
+def _copy(x: Tensor, values: Tensor) -> None:
+    x.data.copy_(values, non_blocking=True)
 
 
 def _text(shape: tuple[int, ...], dtype: object) -> str:

@@ -49,7 +49,7 @@ class Replica:
         self._ready = False  # the back buffer holds a version newer than the front's
         self._behind: list[Place] | None = None  # where back and front differ; None: anywhere
         self._differing = 0  # how many words that may be
-        self._bound: list[tuple[Tensor, int]] = []
+        self._bound = binding.Bound()
         self._lock = threading.Lock()  # which buffer is which
         self._applying = threading.Lock()
 
@@ -196,14 +196,17 @@ class Replica:
                 return False
             self._front, self._back = self._back, self._front
             self._shown, self._ready = self._held, False
-            binding.point(self._bound, self._front)
+            self._bound.point(self._front)
         finally:
             self._lock.release()
         self.pause = time.perf_counter() - began
         return True
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the front's tensors by name, aliases too, not copied. Errors: ``InputError`` before any."""
+        """Return the front's tensors by name, aliases too, not copied: until the next ``swap``, by whomever.
+
+        Errors: ``InputError`` before any.
+        """
         front = self._front
         require(front is not None, InputError, "nothing is in front yet; apply a patch, then swap")
         return dict(front.tensors) if front is not None else {}
@@ -211,15 +214,15 @@ class Replica:
     def bind(self, model: nn.Module) -> None:
         """Let parameters and buffers of ``model`` be the front's tensors, now and after each ``swap``.
 
-        The model may have more tensors than the state. Those on another device are copied to, the others
-        share the front's memory: nobody else may write to them. Errors: ``InputError`` naming the first
-        tensor that is missing or of another shape or dtype.
+        Models bound before stay so. One may have more tensors than the state. Those on another device are
+        copied to, the others share the front's memory: nobody else may write to them. Errors: ``InputError``
+        naming the first tensor that is missing or of another shape or dtype.
         """
-        bound = binding.bind(self.layout, model)
+        found = binding.bind(self.layout, model)
         with self._lock:
-            self._bound = bound
+            self._bound.add(found)
             if self._front is not None:
-                binding.point(bound, self._front)
+                self._bound.point(self._front)
 
     def check(self) -> None:
         """Raise ``DesyncError`` unless the words in front hash to what they should: about 1 ns each."""
