@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from time import monotonic, sleep
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from thinwire.cli.follow import follow
 from thinwire.engines.sync.feed import HIGHEST
@@ -17,6 +18,8 @@ from thinwire.engines.sync.peek import ask
 from thinwire.engines.sync.protocol import DOWN, MAGIC, NOTHING, PROTOCOL, Hello, unpack
 from thinwire.engines.sync.publisher import Publisher
 from thinwire.engines.sync.relay import Relay
+from thinwire.engines.sync.shelf_reader import ShelfReader
+from thinwire.engines.sync.shelf_writer import ShelfWriter
 from thinwire.links.events import Kind
 from thinwire.links.spoke import Spoke
 from thinwire.types import InputError, PayloadError
@@ -27,6 +30,15 @@ LONG = 30.0  # seconds; a limit, not an expectation
 
 def weights(rows: int = 20) -> dict[str, Tensor]:
     return {"w": torch.arange(50.0 * rows).reshape(rows, 50), "b": torch.zeros(7)}
+
+
+class Model(nn.Module):
+    """A model that holds the state of ``weights``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(20, 50))
+        self.b = nn.Parameter(torch.zeros(7))
 
 
 def until(done: object, timeout: float = LONG) -> None:
@@ -107,3 +119,57 @@ def test_a_state_over_the_limit_is_refused_before_memory_is_taken() -> None:
 def test_a_limit_of_nothing_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="--max-gb"):
         follow("127.0.0.1:1", max_gb=float(text))
+
+
+def test_two_models_of_one_follower_stay_whole() -> None:
+    w, (first, second) = weights(), (Model(), Model())
+    with Publisher(w) as p, Follower(HOST, p.port, into=first) as f:
+        for step in range(6):
+            w["w"] += 1
+            f.wait(p.publish(step).number)
+            if step == 0:
+                f.apply_to(first)
+            f.apply_to(second)
+            assert torch.equal(second.w, w["w"]) and torch.equal(first.w, w["w"])
+
+
+def test_only_apply_to_touches_a_model(tmp_path: Path) -> None:
+    w, model = weights(), Model()
+    mine = model.w.data_ptr()
+    with Publisher(w) as p, Follower(HOST, p.port, into=model, state=tmp_path / "state") as f:
+        p.publish(1)
+        f.wait(1)
+        assert model.w.data_ptr() == mine and not model.w.any()
+        f.apply_to(model)
+        assert torch.equal(model.w, w["w"])
+        other = Model()
+        f.close()
+        with Follower(HOST, p.port, into=other, state=tmp_path / "state") as again:
+            again.wait(1)
+            assert not other.w.any()
+            again.apply_to(other)
+            assert torch.equal(other.w, w["w"])
+    with (
+        ShelfWriter.of(tmp_path / "shelf", w) as writer,
+        ShelfReader(tmp_path / "shelf", poll=0.05) as reader,
+    ):
+        writer.publish(1)
+        reader.wait(1)
+        third, fourth = Model(), Model()
+        for model in (third, fourth):
+            reader.apply_to(model)
+        w["w"] += 1
+        reader.wait(writer.publish(2).number)
+        reader.apply_to(third)
+        assert torch.equal(third.w, w["w"]) and torch.equal(fourth.w, w["w"])
+
+
+def test_a_model_that_does_not_fit_is_named_before_anything_comes() -> None:
+    class Other(Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.b = nn.Parameter(torch.zeros(8))
+
+    refused = pytest.raises(InputError, match="b is float32")
+    with Publisher(weights()) as p, Follower(HOST, p.port, into=Other()) as f, refused:
+        f.wait(1, LONG)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from weakref import WeakSet
 
 from torch import Tensor, nn
 
+from thinwire.state import binding
 from thinwire.state.layout import MAX_NBYTES, Layout
 from thinwire.state.patch import Patch, Version
 from thinwire.state.replica import Replica
@@ -17,7 +19,8 @@ class Mirror:
     """What a follower's patches are applied to, and the only owner of its replica.
 
     It begins with the state in the file ``saved``, if that is there; else with the tensors of ``base``, or
-    with the weights of ``into``: contents the publisher may know. ``into`` is bound to the replica.
+    with the weights of ``into``: contents the publisher may know. No model is touched but in ``show``, which
+    is for the thread that uses it.
 
     Errors: ``InputError`` where the file is damaged or no saved state, or does not fit the model.
     """
@@ -29,13 +32,14 @@ class Mirror:
         max_nbytes: int = MAX_NBYTES,
         base: Mapping[str, Tensor] | None = None,
     ) -> None:
-        self.into, self.max_nbytes, self._base = into, max_nbytes, base
+        self._into, self.max_nbytes, self._base = into, max_nbytes, base
+        self._bound: WeakSet[nn.Module] = WeakSet()
         self.name = ""  # of the state, as its publisher calls it
         self.replica: Replica | None = None
         if saved is not None and saved.is_file():
             self.replica, self._base = _loaded(saved, max_nbytes), None
             if into is not None:
-                self.replica.bind(into)
+                binding.bind(self.replica.layout, into)  # whether it fits; no more than that
 
     @property
     def held(self) -> Version:
@@ -53,13 +57,23 @@ class Mirror:
             check_same(self.replica.layout, layout)
             return
         replica = Replica(layout)
-        if self.into is not None:
-            replica.bind(self.into)
-        start = self._base if self._base is not None else _owned(self.into)
+        if self._into is not None:
+            binding.bind(layout, self._into)  # whether it fits; no more than that
+        start = self._base if self._base is not None else _owned(self._into)
         if start is not None:
             replica.start(_of_slots(layout, start))
-            replica.swap()
+            replica.swap()  # nobody uses it yet
         self.replica, self._base = replica, None
+
+    def show(self, replica: Replica, model: nn.Module) -> bool:
+        """Let ``model``, and all shown before, use the replica's newest version; return whether it moved.
+
+        Errors: ``InputError`` naming the first tensor that does not fit.
+        """
+        if model not in self._bound:
+            replica.bind(model)
+            self._bound.add(model)
+        return replica.swap()
 
     def apply(self, patch: Patch) -> Version:
         """Bring the replica forward."""

@@ -170,20 +170,20 @@ class ShelfReader:
     def apply_to(self, model: nn.Module) -> float:
         """Let ``model`` use the newest version here, between two of its steps; return the pause in seconds.
 
-        Parameters and buffers become views of the copy: nobody else may write to them. Errors: those of the
-        class, and ``InputError`` naming the first tensor that does not fit.
+        Parameters and buffers become views of the copy: nobody else may write to them. Models that were
+        given before come along: all are of the same version. Errors: those of the class, and ``InputError``
+        naming the first tensor that does not fit.
         """
         self._raise_fatal()
         began = time.perf_counter()
-        replica = self.replica
-        if model is not self._mirror.into:
-            replica.bind(model)
-            self._mirror.into = model
-        replica.swap()
+        self._mirror.show(self.replica, model)
         return time.perf_counter() - began
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the newest version's tensors by name, not copied: they hold until the next such call."""
+        """Return the newest version's tensors by name, not copied, and take models along to that version.
+
+        They hold until the next call of this or of ``apply_to``: then their memory is written again.
+        """
         self._raise_fatal()
         self.replica.swap()
         return self.replica.tensors()
