@@ -3,9 +3,12 @@
 import gc
 import threading
 
+import numpy as np
+import pytest
 import torch
 
 import states
+from thinwire.state import blocks, changes
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.state.replica import Replica
@@ -114,3 +117,20 @@ def test_models_that_nobody_has_any_more_are_let_go():
     history.publish(state)
     replica.apply(history.patch(1))
     assert replica.swap() and torch.equal(part, state["weight"])
+
+
+@pytest.mark.parametrize("most", [1, 300, 1000, 5000])
+def test_blocks_of_more_elements_than_a_stream_may_have_share_several(monkeypatch, most):
+    numels, word = [100, 400, 5000, 250, 1, 3000], np.dtype(np.int16)
+    rng, found = np.random.default_rng(0), []
+    for i, n in enumerate(numels):
+        at = np.flatnonzero(rng.random(n) < (0.9 if i == 2 else 0.2)).astype(np.int32)
+        found.append(changes.Block(n, at, rng.choice(np.array([1, -1, 7], word), at.size)))
+    as_one = changes.pack_blocks(found, word)
+    monkeypatch.setattr(blocks, "MOST", most)
+    body = changes.pack_blocks(found, word)
+    assert (body == as_one) == (most == 5000)  # what fits is as it always was
+    back = changes.unpack_blocks(body, numels, word)
+    for a, b in zip(found, back, strict=True):
+        assert np.array_equal(a.positions, b.positions) and np.array_equal(a.diffs, b.diffs)
+    assert changes.count_blocks(body, numels, word) == sum(b.moved() for b in found)

@@ -1,7 +1,8 @@
 """Blocks of changes <-> bytes, with nothing known of the words that change.
 
 Layout: one bit a block, packed: whether a difference for every element travels, zeros too, as where most
-changed; the ``positions`` of all other blocks, and their ``diffs``; then the first ones' differences.
+changed; the ``positions`` of all other blocks and their ``diffs``, for as many blocks at a time as have at
+most ``MOST`` elements together; then the first ones' differences.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from thinwire.types import InputError, require
 
 _WHOLE = 0.4  # share of changes from which on a symbol an element costs less than positions and symbols
 _LEAST = 4096  # elements that are worth streams of their own
+MOST = MAX_SIZE  # elements of the blocks that share streams: no stream tells of more
 
 
 class Block(NamedTuple):
@@ -63,10 +65,12 @@ def pack_plain(blocks: Sequence[Block], word: np.dtype) -> bytes:
     """Return what changed in ``blocks`` of signed integers ``word`` as bytes."""
     whole = [_mostly_changed(block) for block in blocks]
     some = [block for block, all_travel in zip(blocks, whole, strict=True) if not all_travel]
-    changes = [block.sparse() for block in some]
-    diffs = [d for _, d in changes] or [np.empty(0, dtype=word)]
-    out = [pack_flags(whole), pack_positions([at for at, _ in changes], [block.numel for block in some])]
-    out.append(pack_diffs(np.concatenate(diffs)))
+    out = [pack_flags(whole)]
+    for run in _runs([block.numel for block in some]):
+        changes = [block.sparse() for block in some[run]]
+        diffs = [d for _, d in changes] or [np.empty(0, dtype=word)]
+        out.append(pack_positions([at for at, _ in changes], [block.numel for block in some[run]]))
+        out.append(pack_diffs(np.concatenate(diffs)))
     out += [pack_whole(block.dense()) for block, w in zip(blocks, whole, strict=True) if w]
     return b"".join(out)
 
@@ -92,12 +96,26 @@ def check_block(block: Block, word: np.dtype) -> None:
         require(ordered, InputError, f"positions that are not increasing within 0..{n - 1}; sort them")
 
 
+def _runs(numels: Sequence[int]) -> Iterator[slice]:
+    """Yield the runs of blocks that share streams; one if there are no blocks."""
+    start = total = 0
+    for i, n in enumerate(numels):
+        if total + n > MOST and i > start:
+            yield slice(start, i)
+            start, total = i, 0
+        total += n
+    yield slice(start, len(numels))
+
+
 def _unpack_sparse(reader: Reader, numels: Sequence[int], word: np.dtype) -> Iterator[Block]:
-    sets = unpack_positions(reader, numels)
-    diffs = unpack_diffs(reader, sum(positions.size for positions in sets), word)
-    stops = np.cumsum([positions.size for positions in sets])
-    parts = np.split(diffs, stops[:-1]) if sets else []
-    return iter([Block(n, p, d) for n, p, d in zip(numels, sets, parts, strict=True)])
+    blocks: list[Block] = []
+    for run in _runs(numels):
+        sets = unpack_positions(reader, numels[run])
+        diffs = unpack_diffs(reader, sum(positions.size for positions in sets), word)
+        stops = np.cumsum([positions.size for positions in sets])
+        parts = np.split(diffs, stops[:-1]) if sets else []
+        blocks += [Block(n, p, d) for n, p, d in zip(numels[run], sets, parts, strict=True)]
+    return iter(blocks)
 
 
 def _mostly_changed(block: Block) -> bool:
