@@ -290,7 +290,7 @@ def test_a_few_bytes_cannot_claim_much_memory(body: bytes, reason: str) -> None:
     try:
         with pytest.raises(PayloadError, match=reason):
             unpack_blocks(body, [100], SHORT, before=held(words))
-        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+        assert tracemalloc.get_traced_memory()[1] < HUGE // 10  # other threads may need some too
     finally:
         tracemalloc.stop()
 

@@ -554,5 +554,5 @@ def test_many_threads_ask_while_one_publishes(monkeypatch, by_class):
         history.publish(state)
     done.set()
     for t in threads:
-        t.join(20)
+        t.join(120)
     assert not wrong and not any(t.is_alive() for t in threads)

@@ -22,6 +22,8 @@ from thinwire.state.patch import HEAD, Patch
 from thinwire.state.replica import Replica
 from thinwire.types import DesyncError, InputError, PayloadError
 
+LONG = 60.0  # seconds; a limit, not an expectation
+
 
 def pair(share=0.1, **kwargs):
     """Return a history of one version, its tensors, and a replica of it."""
@@ -49,7 +51,7 @@ def test_what_is_applied_is_seen_after_the_swap():
     assert replica.version == 1 and replica.held.number == 2 and states.same(replica.tensors(), first)
     assert replica.swap() and not replica.swap()
     assert (replica.version, replica.hash, replica.meta) == (2, history.newest.hash, {"step": 2})
-    assert replica.published == history.newest.published and 0 < replica.pause < 1
+    assert replica.published == history.newest.published and 0 < replica.pause < LONG
     assert states.same(replica.tensors(), states.whole(history))
 
 
@@ -190,7 +192,7 @@ def test_a_bound_model_follows_and_keeps_its_tensors():
             trained.norm.num_batches_tracked += 1
         history.publish(state)
         replica.apply(history.patch(replica.held.number))
-        assert replica.swap() and replica.pause < 1
+        assert replica.swap() and replica.pause < LONG
     late = Model()
     replica.bind(late)
     assert torch.equal(late.head.weight, trained.head.weight)
@@ -525,4 +527,4 @@ class Followers(RuleBasedStateMachine):
 
 
 TestFollowers = Followers.TestCase
-TestFollowers.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestFollowers.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -164,6 +164,7 @@ def test_a_long_transfer_uses_the_whole_line_and_hardly_queues(mbit: float, trip
     assert late[int(0.75 * len(late))] <= 0.3 * trip + SLACK + 0.02 + MIN_CHUNK / rate
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=20), st.binary(max_size=40), st.integers(0, 60), st.integers(1, 60))
 def test_a_parcel_is_cut_as_if_head_and_body_were_one(head: bytes, body: bytes, start: int, n: int) -> None:
     cut = Parcel(0, 0, 1, 1, body, head)
@@ -281,6 +282,7 @@ def test_comparing_takes_a_tenth_of_the_time_at_most_and_keyframes_are_not_compa
     assert keyframe.order(7, 5.0, 0.001) is None
 
 
+@settings(deadline=None)
 @given(left=st.integers(0, 10**9), fresh=st.integers(1, 10**9))
 def test_giving_up_never_costs_bytes(left: int, fresh: int) -> None:
     assert min(left, fresh) == (fresh if useless(left, fresh) else left)
@@ -335,7 +337,7 @@ def test_done_for_another_version_is_an_error_and_for_an_unknown_transfer_nothin
 
 
 @given(st.lists(st.tuples(st.integers(1, 100_000), st.floats(0.0, 0.5)), max_size=60))
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 def test_the_window_is_bounded_whatever_the_acknowledgements(steps: list[tuple[int, float]]) -> None:
     pace, now = Pace(), 0.0
     for nbytes, seconds in steps:
@@ -370,6 +372,7 @@ def test_a_longer_way_is_noticed() -> None:
 # messages
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_hostile_messages_are_payload_errors_or_messages(data: bytes) -> None:
     for kinds in (UP, DOWN):

@@ -8,6 +8,7 @@ import os
 import threading
 from dataclasses import replace
 from functools import partial
+from time import monotonic, sleep
 
 import numpy as np
 import pytest
@@ -27,6 +28,14 @@ from thinwire.types import AuthError, InputError, LinkError, PayloadError
 
 pytest.importorskip("zstandard")
 LEASE = 60.0
+LONG = 60.0  # seconds; a limit, not an expectation
+
+
+def until(done):
+    end = monotonic() + LONG
+    while not done():
+        assert monotonic() < end, "in vain"
+        sleep(0.005)
 
 
 class Clock:
@@ -75,8 +84,7 @@ def settle(shelf):
     for _ in range(4):
         shelf.write()
         shelf.tend()
-        while shelf._keyframe is not None and shelf._keyframe.running:
-            threading.Event().wait(0.001)
+        until(lambda: shelf._keyframe is None or not shelf._keyframe.running)
     assert shelf._keyframe is None
 
 
@@ -172,8 +180,7 @@ def test_a_keyframe_is_shown_once_something_leads_on_from_it(folder):
     shelf.write()
     source.publish()  # not written yet
     shelf.tend()  # begins a keyframe, of version 3
-    while shelf._keyframe.running:
-        threading.Event().wait(0.001)
+    until(lambda: not shelf._keyframe.running)
     shelf.tend()
     assert [v.number for v in shelf.manifest.versions] == [1, 2]
     source.publish()
@@ -805,14 +812,14 @@ def test_a_model_is_published_and_followed(tmp_path):
             model.train_a_little()
             version = writer.publish(step, loss=0.5)
             assert version.meta == {"step": step, "loss": 0.5}
-            found = reader.wait(version.number, timeout=20.0)
+            found = reader.wait(version.number, timeout=LONG)
             assert (found.number, found.meta["step"]) == (step + 1, step)
-            assert reader.apply_to(follower) < 5.0
+            assert reader.apply_to(follower) < LONG
             assert torch.equal(follower.w, model.w) and int(follower.count) == step + 1
         writer.flush()
         status = reader.status
         assert (status.version, status.held, status.error) == (20, 20, None)
-        assert status.age < 60.0 and status.rate > 0 and status.trip > 0 and status.ratio > 1
+        assert status.age < LONG and status.rate > 0 and status.trip > 0 and status.ratio > 1
         assert status.nbytes > 0 and writer.status.nbytes > 0 and writer.status.version == 20
     assert writer.status.error is None
 
@@ -896,8 +903,9 @@ def test_a_writer_tells_what_keeps_it_from_writing_and_goes_on_when_it_can(tmp_p
         m.setattr("thinwire.engines.sync.shelf_writer.RETRY", 0.05)
         model.train_a_little()
         writer.publish()
+        until(lambda: writer.status.error)
         with pytest.raises(InputError, match="the disk is full: cannot write to"):
-            writer.flush(0.3)
+            writer.flush(0.1)
         assert "the disk is full" in writer.status.error and writer.status.version == 1
         model.train_a_little()
         writer.publish()  # training goes on
@@ -915,10 +923,11 @@ def test_a_full_disk_does_not_keep_old_files_from_being_deleted(tmp_path, monkey
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as m:
+        m.setattr("thinwire.engines.sync.shelf_writer.RETRY", 0.05)
         m.setattr(Shelving, "write", full)
         m.setattr(Shelving, "sweep", lambda shelf: swept.set())
         writer.publish()
-        assert swept.wait(20.0)
+        assert swept.wait(LONG)
     writer.close()
 
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import ClassVar
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 
@@ -218,6 +218,7 @@ def all_routes(files, at, goal):
             yield from (f.nbytes + rest for rest in all_routes(files, f.version, goal))
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_no_other_route_is_cheaper(data):
     goal = data.draw(st.integers(1, 6))
@@ -360,6 +361,7 @@ def test_nonsense_in_a_manifest_is_a_payload_error(field, value):
         unpack(json.dumps(fields).encode(), proof, "here")
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_bytes_that_are_no_manifest_are_a_payload_error(data):
     with pytest.raises(PayloadError):
@@ -372,6 +374,7 @@ def test_deep_and_long_json_is_a_payload_error(data):
         unpack(data, Proof(None), "here")
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10_000), st.integers(0, 255))
 def test_a_damaged_manifest_is_never_taken(place, value):
     data = bytearray(example().pack(Proof(b"a")))
@@ -396,12 +399,14 @@ def test_a_wrapped_patch_is_a_safetensors_file(tmp_path):
         assert file.metadata() == {"version": "4"}
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=100))
 def test_bytes_that_wrap_no_patch_are_a_payload_error(data):
     with pytest.raises(PayloadError):
         unwrap(data)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10_000), st.integers(0, 255))
 def test_a_damaged_wrapping_gives_a_payload_error_or_bytes_of_the_file(place, value):
     data = bytearray(wrap(b"body", {"a": "b"}))
