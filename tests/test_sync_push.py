@@ -391,7 +391,11 @@ def test_a_follower_that_was_cut_off_for_a_while_gets_one_merged_patch() -> None
 def test_on_a_slow_line_versions_are_merged_and_none_waits_for_long() -> None:
     """Counted in transfers: what the ages are in seconds is for false clocks to say (test_sync_serving)."""
     w, published, began = weights(rows=400), {}, {}
-    with publisher(w) as p, SlowProxy(p.port, 60e3) as line, Follower(HOST, line.port) as f:
+    with (
+        publisher(w) as p,
+        SlowProxy(p.port, 60e3) as line,
+        Follower(HOST, line.port, base=used(w)) as f,
+    ):
         p.publish()
         f.wait(1)
         end = monotonic() + LONG
@@ -414,7 +418,7 @@ def test_on_a_slow_line_versions_are_merged_and_none_waits_for_long() -> None:
 def test_a_line_slower_than_the_publisher_never_needs_a_second_keyframe() -> None:
     """What is being sent is what the next patch starts from, however often a fresh one is made to compare."""
     w, asked = weights(rows=1000), []
-    with publisher(w) as p, SlowProxy(p.port, 1.5e5) as line:
+    with publisher(w) as p, SlowProxy(p.port, 1e5) as line:
         patch, stop = p.history.patch, monotonic() + LONG
 
         def noted(base: int | None = None, mark: bool = True) -> Patch:
@@ -424,9 +428,9 @@ def test_a_line_slower_than_the_publisher_never_needs_a_second_keyframe() -> Non
 
         p.history.patch = noted  # type: ignore[method-assign]
         p.publish()
-        with Follower(HOST, line.port) as f:
+        with Follower(HOST, line.port, base=used(w)) as f:
             f.wait(1)
-            while len(f.arrivals) < 5 or all(mark for _, mark, _ in asked):
+            while len(f.arrivals) < 3 or all(mark for _, mark, _ in asked):
                 assert monotonic() < stop, asked
                 hit = torch.rand_like(w["embed"]) < 0.2
                 w["embed"] = torch.where(hit, w["embed"] * 1.01, w["embed"])
@@ -434,7 +438,7 @@ def test_a_line_slower_than_the_publisher_never_needs_a_second_keyframe() -> Non
                 sleep(0.01)
             came = [a.version for a in f.arrivals]
             assert p.newest.number > 2 * len(came)
-            assert all(base == found for base, _, found in asked[1:]), asked
+            assert all(base == found > 0 for base, _, found in asked), asked
             bound = p.history.layout.nbytes * 2
             assert p.history.log_nbytes <= bound or len(p.history._log.bases()) == 2
             assert f.wait(p.newest.number).hash == p.newest.hash and same(f.tensors(), used(w))
@@ -483,6 +487,7 @@ def test_who_stops_reading_holds_up_nobody_and_is_sent_no_more_than_a_window() -
         until(lambda: next(s.sent for s in p.followers if s.name == slow.name) > slow.sent + 4096)
         now = next(s for s in p.followers if s.name == slow.name)
         assert now.version == 1 and now.sent - slow.sent < good.arrivals[-1].nbytes / 2  # not even a patch
+        line.rate = 1e8
         line.resume()
         stuck.wait(9)
         assert same(stuck.tensors(), used(w)) and len(stuck.arrivals) <= 4
@@ -505,15 +510,17 @@ def test_damage_on_the_way_is_noticed_and_mended() -> None:
 
 def test_ages_are_by_the_publisher_s_clock_whatever_this_one_says() -> None:
     w, ahead = weights(), 3600.0
-    with publisher(w) as p, Relay(HOST, p.port) as relay, Follower(HOST, relay.port) as f:
+    with publisher(w) as p:
         p._feed._hub._clock = lambda: time.time() + ahead
-        until(lambda: relay._spoke is not None and relay._spoke.clock.doubt < 1)
-        p.history.publish(w, published=time.time() + ahead)
-        p._feed.wake()
-        f.wait(1)
-        until(lambda: abs(f.status.ahead - ahead) < 1)
-        age = f.status.age
-        assert age is not None and -1 < age < LONG
+        with Relay(HOST, p.port) as relay:
+            until(lambda: relay._spoke is not None and relay._spoke.clock.doubt < 1)
+            with Follower(HOST, relay.port) as f:
+                p.history.publish(w, published=time.time() + ahead)
+                p._feed.wake()
+                f.wait(1)
+                until(lambda: abs(f.status.ahead - ahead) < 1)
+                age = f.status.age
+                assert age is not None and -1 < age < LONG
 
 
 @pytest.mark.parametrize("seed", range(3))
