@@ -6,23 +6,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic, sleep
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from slow_proxy import SlowProxy
 from thinwire.cli.follow import follow
+from thinwire.engines.sync.callback import publish_callback
 from thinwire.engines.sync.feed import HIGHEST
 from thinwire.engines.sync.follower import Follower
 from thinwire.engines.sync.peek import ask
-from thinwire.engines.sync.protocol import DOWN, MAGIC, NOTHING, PROTOCOL, Hello, unpack
+from thinwire.engines.sync.protocol import DOWN, MAGIC, NOTHING, PROTOCOL, Hello, LayoutIs, unpack
 from thinwire.engines.sync.publisher import Publisher
 from thinwire.engines.sync.relay import Relay
 from thinwire.engines.sync.shelf_reader import ShelfReader
 from thinwire.engines.sync.shelf_writer import ShelfWriter
 from thinwire.links.events import Kind
 from thinwire.links.spoke import Spoke
-from thinwire.types import InputError, PayloadError
+from thinwire.types import InputError, LinkError, PayloadError
 
 HOST = "127.0.0.1"
 LONG = 30.0  # seconds; a limit, not an expectation
@@ -173,3 +176,82 @@ def test_a_model_that_does_not_fit_is_named_before_anything_comes() -> None:
     refused = pytest.raises(InputError, match="b is float32")
     with Publisher(weights()) as p, Follower(HOST, p.port, into=Other()) as f, refused:
         f.wait(1, LONG)
+
+
+def test_the_last_version_reaches_who_follows_before_a_publisher_is_gone() -> None:
+    w = weights(400)  # 80 kB of noise: seconds on this line
+    p = Publisher(w)
+    with SlowProxy(p.port, 80e3) as line, Follower(HOST, line.port) as f:
+        with p:
+            p.publish(0)
+            f.wait(1)
+            w["w"] = torch.randn(400, 50)
+            last = p.publish(1)
+        assert f.wait(last.number, LONG).hash == last.hash
+
+
+def test_close_waits_only_where_told_and_says_who_is_behind() -> None:
+    w = weights(400)
+    p = Publisher(w)
+    with SlowProxy(p.port, 20e3) as line, Follower(HOST, line.port):
+        until(lambda: any(f.greeted for f in p.followers))
+        line.rate = 10.0
+        w["w"] = torch.randn(400, 50)
+        p.publish(1)
+        with pytest.raises(LinkError, match="to hold version 1"):
+            p.close(0.2)
+        p.close(LONG)  # harmless twice
+
+
+def test_an_error_in_a_publishers_block_is_not_held_up() -> None:
+    w = weights(400)
+    began = monotonic()
+    with (
+        pytest.raises(RuntimeError),
+        Publisher(w) as p,
+        SlowProxy(p.port, 1e3) as line,
+        Follower(HOST, line.port),
+    ):
+        until(lambda: any(f.greeted for f in p.followers))
+        p.publish(1)
+        raise RuntimeError
+    assert monotonic() - began < LONG
+
+
+def test_a_peer_that_never_greets_is_not_waited_for() -> None:
+    with Publisher(weights()) as p, stranger(p.port) as spoke:
+        p.publish(1)
+        spoke.send(hello(1, NOTHING))
+        assert answer(spoke, LayoutIs) is not None
+        until(lambda: len(p.followers) == 1)
+        p.flush(LONG / 10)
+
+
+class Recorder:
+    """What a callback publishes to."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.calls: list[tuple[int | None, dict[str, str | int | float]]] = []
+        self.flushed, self.error = 0.0, error
+
+    def publish(self, step: int | None = None, **meta: str | int | float) -> None:
+        self.calls.append((step, meta))
+
+    def flush(self, timeout: float = 0.0) -> None:
+        self.flushed = timeout
+        if self.error is not None:
+            raise self.error
+
+
+def end_of_training(recorder: Recorder, step: int = 1, **logged: object) -> None:
+    pytest.importorskip("transformers")
+    state = SimpleNamespace(global_step=step, is_world_process_zero=True, log_history=[logged])
+    callback = publish_callback(recorder, timeout=7.0)
+    callback.on_train_end(None, state, None)  # type: ignore[arg-type]
+
+
+def test_the_end_of_training_lets_the_last_version_arrive_and_never_fails_for_it() -> None:
+    end_of_training(recorder := Recorder())
+    assert recorder.flushed == 7.0 and len(recorder.calls) == 1
+    with pytest.warns(UserWarning, match="follower 7f3a"):
+        end_of_training(Recorder(LinkError("follower 7f3a is away")))

@@ -51,6 +51,7 @@ class FollowerStatus:
     rtt: float | None
     delivered: int  # transfers applied
     abandoned: int
+    greeted: bool = True  # it has said what it holds, and has the layout
 
 
 @dataclass
@@ -108,7 +109,7 @@ class Feed:
         found = []
         for peer, follower in list(self._followers.items()):
             s, sent = follower.serving, self._hub.traffic(peer)[0].nbytes
-            known = (s.pace.rate, s.pace.trip, s.delivered, s.abandoned)
+            known = (s.pace.rate, s.pace.trip, s.delivered, s.abandoned, s.greeted)
             found.append(FollowerStatus(self._hub.describe(peer), s.held, sent, *known))
         return found
 

@@ -32,6 +32,8 @@ class Publisher:
     Errors: ``InputError`` for tensors that cannot be followed, an address that cannot be bound (another
     publisher listens there already), or one off loopback without a token.
 
+    The end of a ``with`` block, unless it is an error, waits until all who follow have the newest version.
+
     >>> publisher = Publisher({"w": torch.zeros(4)})
     >>> publisher.publish(step=10).number
     1
@@ -56,6 +58,7 @@ class Publisher:
         hub = Hub.bind(host, port, token=token, silence=silence)
         self.host, self.port = host, hub.port
         self._feed = Feed(self.history, hub, name)
+        self._closed = False
 
     def publish(self, step: int | None = None, **meta: str | int | float) -> Version:
         """Make the tensors as they are now the newest version, and return it without waiting for anybody.
@@ -84,17 +87,29 @@ class Publisher:
         return self._feed.sent
 
     def flush(self, timeout: float = TIMEOUT) -> None:
-        """Wait until all who follow now hold the newest version; ``LinkError`` naming one who does not."""
+        """Wait until all who follow now hold the newest version; ``LinkError`` naming one who does not.
+
+        Who has connected but not yet said what it holds does not count.
+        """
         newest, end = self.newest.number, monotonic() + timeout
-        while behind := [f.name for f in self.followers if f.version < newest]:
+        while behind := [f.name for f in self.followers if f.greeted and f.version < newest]:
             self._feed.check()
             if monotonic() > end:
                 raise LinkError(f"waited {timeout:g} s for follower {behind[0]} to hold version {newest}")
             sleep(POLL)
 
-    def close(self) -> None:
-        """Stop; followers keep what they hold, and go on looking for a publisher here. Harmless twice."""
-        self._feed.close()
+    def close(self, timeout: float = 0.0) -> None:
+        """Stop; followers keep what they hold, and go on looking for a publisher here. Harmless twice.
+
+        With a ``timeout`` those who follow get so many seconds to take the newest version: without, what is
+        on its way to them is lost. Errors: as ``flush``, once it has stopped.
+        """
+        try:
+            if timeout > 0 and not self._closed:
+                self.flush(timeout)
+        finally:
+            self._closed = True
+            self._feed.close()
 
     def __enter__(self) -> Publisher:
         return self
@@ -102,4 +117,4 @@ class Publisher:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self.close(TIMEOUT if error is None else 0.0)
