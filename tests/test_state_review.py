@@ -134,3 +134,30 @@ def test_blocks_of_more_elements_than_a_stream_may_have_share_several(monkeypatc
     for a, b in zip(found, back, strict=True):
         assert np.array_equal(a.positions, b.positions) and np.array_equal(a.diffs, b.diffs)
     assert changes.count_blocks(body, numels, word) == sum(b.moved() for b in found)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_after_a_jump_the_state_itself_travels_if_it_is_smaller(dtype):
+    g = torch.Generator().manual_seed(0)
+    history = History(Layout.of({"w": torch.zeros(1 << 18)}, dtype), budget=1 << 24)
+    first = torch.randn(1 << 18, generator=g)
+    for x in (first, first + 0.01 * first, torch.randn(1 << 18, generator=g), torch.zeros(1 << 18)):
+        held = follower(history) if history.newest.number else None
+        history.publish({"w": x})
+        if held is not None:
+            patch = history.patch(held.version)
+            assert (patch.base == 0) == (history.newest.number > 2)  # from the step of 1 % on, jumps
+            held.apply(patch)
+            assert held.swap() and torch.equal(held.tensors()["w"], x.to(dtype))
+            whole = history.patch(None)
+            assert patch.nbytes <= 1.03 * whole.nbytes
+            assert patch.base or whole is patch  # made once, for all who need it
+
+
+def test_a_patch_that_is_smaller_than_the_state_is_kept():
+    x = torch.randn(1 << 18, generator=torch.Generator().manual_seed(0))
+    history = History(Layout.of({"w": x}), budget=1 << 24)
+    history.publish({"w": x})
+    x[: 1 << 17] = torch.randn(1 << 17, generator=torch.Generator().manual_seed(1))
+    history.publish({"w": x})
+    assert history.patch(1).base == 1
