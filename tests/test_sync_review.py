@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic, sleep
@@ -25,7 +27,7 @@ from thinwire.engines.sync.shelf_reader import ShelfReader
 from thinwire.engines.sync.shelf_writer import ShelfWriter
 from thinwire.links.events import Kind
 from thinwire.links.spoke import Spoke
-from thinwire.types import InputError, LinkError, PayloadError
+from thinwire.types import InputError, LinkError, MissingExtra, PayloadError
 
 HOST = "127.0.0.1"
 LONG = 30.0  # seconds; a limit, not an expectation
@@ -255,3 +257,23 @@ def test_the_end_of_training_lets_the_last_version_arrive_and_never_fails_for_it
     assert recorder.flushed == 7.0 and len(recorder.calls) == 1
     with pytest.warns(UserWarning, match="follower 7f3a"):
         end_of_training(Recorder(LinkError("follower 7f3a is away")))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: Publisher(weights()),
+        lambda path: Relay(HOST, 1),
+        lambda path: Follower(HOST, 1),
+        lambda path: ShelfWriter.of(path / "shelf", weights()),
+        lambda path: ShelfReader(path / "shelf"),
+    ],
+)
+def test_a_missing_package_is_told_at_the_start(
+    make: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    threads = threading.active_count()
+    with pytest.raises(MissingExtra, match="zstandard"):
+        make(tmp_path)
+    assert threading.active_count() <= threads and not (tmp_path / "shelf").exists()

@@ -128,6 +128,11 @@ def _coders() -> _Coders:
     return _kept[0]
 
 
+def check_coder() -> None:
+    """Raise ``MissingExtra`` without zstandard: at the start, not in the midst of training."""
+    _zstandard()
+
+
 def _zstandard() -> ModuleType:
     try:
         import zstandard

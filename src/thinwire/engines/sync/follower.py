@@ -23,6 +23,7 @@ from thinwire.links.station import SILENCE
 from thinwire.state.layout import MAX_NBYTES
 from thinwire.state.patch import Version
 from thinwire.state.replica import Replica
+from thinwire.state.stream import check_coder
 from thinwire.types import InputError, LinkError
 
 TIMEOUT = 60.0  # seconds that a wait takes at most, unless told otherwise
@@ -94,6 +95,7 @@ class Follower:
         silence: float = SILENCE,
         max_nbytes: int = MAX_NBYTES,
     ) -> None:
+        check_coder()
         self._state, self._patience = None if state is None else Path(state), patience
         self._mirror = Mirror(into, self._state, max_nbytes, base)
         self._changed = threading.Condition()

@@ -15,6 +15,7 @@ from thinwire.links.station import SILENCE
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.state.patch import Version
+from thinwire.state.stream import check_coder
 from thinwire.types import LinkError
 
 TIMEOUT = 60.0  # seconds
@@ -30,7 +31,7 @@ class Publisher:
     what followers hold or are about to, it may take eight times that.
 
     Errors: ``InputError`` for tensors that cannot be followed, an address that cannot be bound (another
-    publisher listens there already), or one off loopback without a token.
+    publisher listens there already), or one off loopback without a token. ``MissingExtra`` without zstandard.
 
     The end of a ``with`` block, unless it is an error, waits until all who follow have the newest version.
 
@@ -53,6 +54,7 @@ class Publisher:
         budget: int | None = None,
         silence: float = SILENCE,
     ) -> None:
+        check_coder()
         self._source = source
         self.history = History(Layout.of(tensors_of(source), dtype, bounds), budget)
         hub = Hub.bind(host, port, token=token, silence=silence)

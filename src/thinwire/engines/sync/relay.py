@@ -17,6 +17,7 @@ from thinwire.links.station import SILENCE
 from thinwire.state.history import History
 from thinwire.state.layout import MAX_NBYTES, Layout
 from thinwire.state.patch import Patch, Version
+from thinwire.state.stream import check_coder
 from thinwire.types import LinkError, PayloadError
 
 
@@ -40,6 +41,7 @@ class Relay:
         silence: float = SILENCE,
         max_nbytes: int = MAX_NBYTES,
     ) -> None:
+        check_coder()
         self._budget, self._above = budget, 0
         self._changed = threading.Condition()
         self._error: Exception | None = None

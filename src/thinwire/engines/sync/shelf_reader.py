@@ -20,6 +20,7 @@ from thinwire.links.inbox import renewed
 from thinwire.state.layout import MAX_NBYTES
 from thinwire.state.patch import Version
 from thinwire.state.replica import Replica
+from thinwire.state.stream import check_coder
 from thinwire.types import AuthError, InputError, LinkError, ThinwireError, require
 
 POLL = 2.0  # seconds between two looks at the manifest
@@ -79,6 +80,7 @@ class ShelfReader:
         max_nbytes: int = MAX_NBYTES,
         options: Mapping[str, Any] | None = None,
     ) -> None:
+        check_coder()
         require(poll > 0, InputError, f"poll={poll} s is not above 0")
         folder = open_folder(url, **(options or {}))
         self.where, self._state = folder.where, None if state is None else Path(state)

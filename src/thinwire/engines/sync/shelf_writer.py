@@ -21,6 +21,7 @@ from thinwire.links.inbox import renewed
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.state.patch import Version
+from thinwire.state.stream import check_coder
 from thinwire.types import InputError, LinkError, ThinwireError, require
 
 LEASE = 60.0  # seconds that a silent publisher keeps others out
@@ -62,6 +63,7 @@ class ShelfWriter:
         instance: str | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
+        check_coder()
         require(lease > 0, InputError, f"lease={lease} s is not above 0")
         self.history = history
         self._source: Source | None = None
