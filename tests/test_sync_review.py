@@ -18,15 +18,21 @@ from slow_proxy import SlowProxy
 from thinwire.cli.follow import follow
 from thinwire.engines.sync.callback import publish_callback
 from thinwire.engines.sync.feed import HIGHEST
+from thinwire.engines.sync.folder import PlainFolder
 from thinwire.engines.sync.follower import Follower
+from thinwire.engines.sync.keeping import Keeping
 from thinwire.engines.sync.peek import ask
+from thinwire.engines.sync.proof import Proof
 from thinwire.engines.sync.protocol import DOWN, MAGIC, NOTHING, PROTOCOL, Hello, LayoutIs, unpack
 from thinwire.engines.sync.publisher import Publisher
 from thinwire.engines.sync.relay import Relay
 from thinwire.engines.sync.shelf_reader import ShelfReader
 from thinwire.engines.sync.shelf_writer import ShelfWriter
+from thinwire.engines.sync.shelving import Shelving
 from thinwire.links.events import Kind
 from thinwire.links.spoke import Spoke
+from thinwire.state.history import History
+from thinwire.state.layout import Layout
 from thinwire.types import InputError, LinkError, MissingExtra, PayloadError
 
 HOST = "127.0.0.1"
@@ -277,3 +283,43 @@ def test_a_missing_package_is_told_at_the_start(
     with pytest.raises(MissingExtra, match="zstandard"):
         make(tmp_path)
     assert threading.active_count() <= threads and not (tmp_path / "shelf").exists()
+
+
+FOREIGN = (
+    "patches/fix-1.safetensors",
+    "patches/2024-01.safetensors",
+    "patches/.download.part",
+    "keyframes/model-00001-of-00002.safetensors",
+    "keyframes/00000003.safetensors",
+)
+OWN = (
+    "patches/00000001-00000002-aaaaaaaa.safetensors",
+    "patches/.00000001-00000002-aaaaaaaa.safetensors.12345678.part",
+    "keyframes/00000003-0123abcd.safetensors",
+)
+
+
+def test_nobody_elses_files_go_from_a_shelf(tmp_path: Path) -> None:
+    folder, now = PlainFolder(tmp_path), [1000.0]
+    for name in FOREIGN + OWN:
+        folder.write(name, b"x")
+    history = History(Layout.of(weights()))
+    history.publish(weights())
+
+    def shelving() -> Shelving:
+        told = (lambda: None, lambda: now[0])
+        return Shelving(folder, history, "state", "ab" * 16, Proof(None), Keeping(), 60.0, *told)
+
+    def left() -> set[str]:
+        return {*folder.names("patches"), *folder.names("keyframes")}
+
+    shelf = shelving()  # there was no manifest: whose files these are, nobody knows
+    shelf.write()
+    now[0] += 1000
+    shelf.sweep()
+    assert left() >= {*FOREIGN, *OWN}
+    shelf = shelving()  # goes on from its own
+    now[0] += 1000
+    shelf.sweep()
+    assert left() >= set(FOREIGN) and not left() & set(OWN)
+    assert {f.name for f in shelf.manifest.files} <= left()

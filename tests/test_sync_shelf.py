@@ -412,7 +412,7 @@ def test_what_a_dead_writer_left_half_written_is_swept(plain):
     source.publish()
     shelf.write()
     plain.write("patches/00000001-00000002-aaaaaaaa.safetensors", b"orphan")
-    plain.write("patches/.x.safetensors.1234.part", b"orphan")
+    plain.write("patches/.00000001-00000002-aaaaaaaa.safetensors.12345678.part", b"orphan")
     plain.write("patches/notes.txt", b"somebody's")
     restarted = shelving(plain, source, clock, grace=0.0)
     restarted.tend()

@@ -25,6 +25,8 @@ MAX_VERSIONS = 4096
 MAX_NUMBER = 1 << 53  # exact in every reader of JSON
 MAX_TEXT = 256  # characters
 NAME = re.compile(rf"({PATCHES}|{KEYFRAMES})/[0-9a-z-]{{1,100}}\.safetensors")
+_LEG = r"(patches/[0-9]{8,16}-|keyframes/)[0-9]{8,16}-[0-9a-f]{8}\.safetensors"
+WRITTEN = re.compile(_LEG)  # what publishers call files; readers take any NAME
 HASH, CHECK, LABEL = re.compile("[0-9a-f]{16}"), re.compile("[0-9a-f]{64}"), re.compile("[0-9a-f]{8,64}")
 
 

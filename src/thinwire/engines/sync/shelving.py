@@ -7,6 +7,7 @@ goes what no manifest names any more.
 from __future__ import annotations
 
 import hashlib
+import re
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -16,7 +17,7 @@ from thinwire.engines.sync.claim import check_still_ours, claim
 from thinwire.engines.sync.folder import PART, Folder
 from thinwire.engines.sync.keeping import Keeping
 from thinwire.engines.sync.keyframe import Keyframe
-from thinwire.engines.sync.manifest import KEYFRAMES, LAYOUT, NAME, PATCHES, STATE, File, Manifest, Shelved
+from thinwire.engines.sync.manifest import KEYFRAMES, LAYOUT, PATCHES, STATE, WRITTEN, File, Manifest, Shelved
 from thinwire.engines.sync.proof import Proof
 from thinwire.engines.sync.wrapping import wrap
 from thinwire.state import body
@@ -24,6 +25,10 @@ from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.state.patch import Patch, Version
 
+# a plain folder's, which begins with a dot, and a store's
+_PART = re.compile(
+    rf"({PATCHES}|{KEYFRAMES})/\.?[0-9-]+-[0-9a-f]{{8}}\.safetensors\.[0-9a-f]{{8}}{re.escape(PART)}"
+)
 BEATS = 3  # times within its lease that a manifest is written, whether there is news or not
 
 
@@ -51,11 +56,13 @@ class Shelving:
         file = File(LAYOUT, 0, 0, len(layout), proof.of(LAYOUT, layout))
         blank = Manifest(name, instance, clock(), lease, history.layout.digest, file)
         self.manifest = claim(folder, proof, blank)
+        anew = self.manifest is blank
         if newest := self.manifest.newest:
             history.outnumber(newest.number)
         self._write(LAYOUT, layout)
         self._commit(self.manifest, taken=False)
-        self._doom_orphans()
+        if not anew:
+            self._doom_orphans()
 
     def write(self) -> bool:
         """Bring the shelf up to the history's newest version; return whether it was behind.
@@ -184,10 +191,13 @@ class Shelving:
         return replace(self.manifest, files=tuple(f for f in self.manifest.files if f.name in there))
 
     def _doom_orphans(self) -> None:
-        """Mark for deletion what an earlier publisher left behind when it died."""
+        """Mark for deletion what an earlier publisher of this state left behind when it died.
+
+        Only what this program writes: whose folder it was, before there was a manifest, nobody knows.
+        """
         named = {f.name for f in self.manifest.files}
         for name in (*self._folder.names(PATCHES), *self._folder.names(KEYFRAMES)):
-            if name not in named and (NAME.fullmatch(name) or name.endswith(PART)):
+            if name not in named and (WRITTEN.fullmatch(name) or _PART.fullmatch(name)):
                 self._doomed[name] = self._clock() + self._keeping.grace
 
     def sweep(self) -> None:
