@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import states
-from thinwire.state import blocks, changes
+from thinwire.state import blocks, changes, log
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.state.replica import Replica
@@ -161,3 +161,55 @@ def test_a_patch_that_is_smaller_than_the_state_is_kept():
     x[: 1 << 17] = torch.randn(1 << 17, generator=torch.Generator().manual_seed(1))
     history.publish({"w": x})
     assert history.patch(1).base == 1
+
+
+def test_versions_in_which_nothing_changes_do_not_pile_up(monkeypatch):
+    monkeypatch.setattr(log, "MOST", 50)
+    history, state = published(budget=1 << 30)
+    for _ in range(200):
+        history.publish(state)
+    assert len(history._log.bases()) == 50
+    held = follower(history)
+    states.train(state, 0.1, 3)
+    history.publish(state)
+    held.apply(history.patch(held.version))
+    assert held.swap() and states.same(held.tensors(), states.whole(history))
+
+
+def test_entries_count_however_little_changed():
+    history, state = published(budget=100 * log.OVERHEAD)
+    for _ in range(300):
+        history.publish(state)
+    assert history.log_nbytes <= 100 * log.OVERHEAD and len(history._log.bases()) <= 100
+
+
+def test_more_entries_than_may_be_go_even_if_they_are_in_use(monkeypatch):
+    monkeypatch.setattr(log, "MOST", 20)
+    history, state = published(budget=1 << 30)
+    history.keep(lambda: range(1, 500))
+    for _ in range(60):
+        history.publish(state)
+    assert len(history._log.bases()) == 20
+
+
+def test_a_follower_that_never_swaps_does_not_gather_changes_for_ever():
+    state = {"w": torch.zeros(1 << 16)}
+    history = History(Layout.of(state))
+    history.publish(state)
+    replica, gathered = follower(history), []
+    replica.apply(advance_one(history, state, 0))
+    assert replica.swap()
+    for i in range(1, 200):
+        replica.apply(advance_one(history, state, i))
+        gathered.append(len(replica._behind or ()))
+    assert 1 < max(gathered) <= 64
+    assert replica.swap() and torch.equal(replica.tensors()["w"], state["w"])
+    replica.apply(advance_one(history, state, 200))
+    assert len(replica._behind) == 1 and replica.swap()
+    assert torch.equal(replica.tensors()["w"], state["w"])
+
+
+def advance_one(history, state, i):
+    state["w"][i] = 1.0
+    history.publish(state)
+    return history.patch(history.newest.number - 1)

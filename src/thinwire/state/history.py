@@ -193,9 +193,9 @@ class History:
     def patch(self, base: int | None = None, mark: bool = True) -> Patch:
         """Return what leads from version ``base`` (None, or one no longer known: from nothing) to the newest.
 
-        From nothing too where that is smaller. All versions between are merged. Both ends are kept for a while after this, unless ``mark`` is False:
-        then it was made to see how large it is, or somebody says what is in use. Errors: ``InputError`` when
-        there is none yet, or none after base.
+        From nothing too where that is smaller. All versions between are merged. Both ends are kept for a
+        while after this, unless ``mark`` is False: then it was made to see how large it is, or somebody says
+        what is in use. Errors: ``InputError`` when there is none yet, or none after base.
         """
         with self._coding:
             target = self._newest

@@ -2,7 +2,7 @@
 
 Over its budget a log merges neighbouring entries whose boundary nobody uses or asked for lately, small ones
 first, and then drops the oldest. Versions in use may take some times the budget. The last two stay, whatever
-their size: without them, changes of many words would leave nothing to patch from.
+their size: without them, changes of many words would leave nothing to patch from. There are at most ``MOST``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from thinwire.state.layout import Layout, Piece
 from thinwire.state.moves import Move
 
 KEPT = 2  # entries that no budget takes
+MOST = 1024  # entries: what each publication lists
+OVERHEAD = 200  # bytes that an entry takes besides its arrays, and so does each change; about
 MARKS = 64  # bases lately asked for that are kept apart
 IN_USE = 8  # times the budget that all may take while there are bases in use: two states, by default
 _DENSE = 3  # a piece of which more than a third changed is logged whole
@@ -33,7 +35,8 @@ class Change(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        return self.old.nbytes + (0 if self.positions is None else self.positions.nbytes)
+        """Bytes it takes."""
+        return OVERHEAD + self.old.nbytes + (0 if self.positions is None else self.positions.nbytes)
 
     def undo(self, words: np.ndarray, start: int) -> None:
         """Put the old words back into ``words``, those of the piece from ``start`` on."""
@@ -56,7 +59,8 @@ class Entry:
 
     @property
     def nbytes(self) -> int:
-        return sum(c.nbytes for c in self.changes.values())
+        """Bytes it takes; some even if nothing changed."""
+        return OVERHEAD + sum(c.nbytes for c in self.changes.values())
 
 
 class Log:
@@ -101,7 +105,7 @@ class Log:
         return [] if start is None else self._entries[start:]
 
     def _shrink(self) -> None:
-        if self.nbytes <= self.budget:
+        if self.nbytes <= self.budget and len(self._entries) <= MOST:
             return
         ranks = {base: i for i, base in enumerate(dict.fromkeys(self._in_use()))}
         while len(self._entries) > KEPT and self._over(ranks):
@@ -118,6 +122,8 @@ class Log:
 
         Else, beside a large entry in use, each small one were merged into it at once, which takes its time.
         """
+        if len(self._entries) > MOST:
+            return True
         free = sum(e.nbytes for e in self._entries if e.base not in ranks)
         return free > self.budget or self.nbytes > IN_USE * self.budget
 

@@ -22,6 +22,7 @@ from thinwire.types import DesyncError, InputError, require
 Place = tuple[int, np.ndarray | None]  # a piece, and positions in it
 PATIENCE = 0.02  # seconds that a swap waits for words being written; it comes again after the next step
 _WHOLE = 8  # a buffer that is behind by more than this share of the words is copied, not caught up
+_PLACES = 64  # and so is one behind by more than so many changes a piece, on average: they take memory too
 
 
 class Replica:
@@ -165,7 +166,8 @@ class Replica:
         if known is not None:
             known += [(m.piece, m.positions) for m in made]
             self._differing += sum(len(m.old) for m in made)
-            self._behind = known if self._differing * _WHOLE <= self.layout.numel else None
+            few = len(known) <= _PLACES * len(self.layout.blocks())
+            self._behind = known if few and self._differing * _WHOLE <= self.layout.numel else None
 
     def _caught_up(self) -> View:
         """Return the back buffer with the words of the front, which nobody can swap away."""
