@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -21,11 +22,13 @@ from thinwire.engines.sync.feed import HIGHEST
 from thinwire.engines.sync.folder import PlainFolder
 from thinwire.engines.sync.follower import Follower
 from thinwire.engines.sync.keeping import Keeping
+from thinwire.engines.sync.manifest import MAX_VERSIONS, File
 from thinwire.engines.sync.peek import ask
 from thinwire.engines.sync.proof import Proof
 from thinwire.engines.sync.protocol import DOWN, MAGIC, NOTHING, PROTOCOL, Hello, LayoutIs, unpack
 from thinwire.engines.sync.publisher import Publisher
 from thinwire.engines.sync.relay import Relay
+from thinwire.engines.sync.route import cheapest, farthest
 from thinwire.engines.sync.shelf_reader import ShelfReader
 from thinwire.engines.sync.shelf_writer import ShelfWriter
 from thinwire.engines.sync.shelving import Shelving
@@ -323,3 +326,34 @@ def test_nobody_elses_files_go_from_a_shelf(tmp_path: Path) -> None:
     shelf.sweep()
     assert left() >= set(FOREIGN) and not left() & set(OWN)
     assert {f.name for f in shelf.manifest.files} <= left()
+
+
+class Counted(list[File]):
+    """Files that count how often they are gone through."""
+
+    passes = 0
+
+    def __iter__(self) -> Iterator[File]:
+        self.passes += 1
+        return super().__iter__()
+
+
+def test_a_manifest_of_dead_ends_costs_one_pass() -> None:
+    n = 4 * MAX_VERSIONS
+    ends = [
+        File(f"patches/{i}", 2 * i + 1, 2 * i + 2, 10, "") for i in range(n)
+    ]  # none leads on from another
+    files = Counted([*ends, File("keyframes/1", 0, 1, 100, "")])
+    assert [f.name for f in farthest(files, 0)] == ["keyframes/1", "patches/0"] and files.passes == 1
+    assert farthest(ends, 0) == [] and cheapest(files, 0, 2 * n) is None
+
+
+def test_the_farthest_chain_is_the_cheapest_to_the_newest_that_can_be_reached() -> None:
+    rng = random.Random(0)
+    for _ in range(300):
+        pairs = [sorted(rng.sample(range(9), 2)) for _ in range(rng.randrange(14))]
+        files = [File("", a, b, rng.randrange(1, 40), "") for a, b in pairs]
+        held = rng.randrange(6)
+        best = next((c for goal in range(9, held, -1) if (c := cheapest(files, held, goal))), [])
+        assert farthest(files, held) == best
+        assert not best or best[0].base in (0, held)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 
 from thinwire.engines.sync.manifest import MAX_VERSIONS, File, Manifest, Shelved
@@ -68,11 +69,12 @@ class Keeping:
         if self.span < 2 or len(manifest.versions) <= self.span:
             return None
         window = manifest.versions[-self.span - 1 :]
-        numbers = {v.number for v in window[1:]}
-        spans = [f for f in manifest.files if f.version in numbers and _jumps(f, manifest)]
+        numbers, known = {v.number for v in window[1:]}, [v.number for v in manifest.versions]
+        spans = [f for f in manifest.files if f.version in numbers and _jumps(f, known)]
         return None if spans else window[0]
 
 
-def _jumps(file: File, manifest: Manifest) -> bool:
-    """Return whether a patch leads across versions that the manifest has between its ends."""
-    return file.base > 0 and any(file.base < v.number < file.version for v in manifest.versions)
+def _jumps(file: File, known: list[int]) -> bool:
+    """Return whether a patch leads across versions between its ends, of those ``known``, in order."""
+    after = bisect_right(known, file.base)
+    return file.base > 0 and after < len(known) and known[after] < file.version

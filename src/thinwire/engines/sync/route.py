@@ -18,26 +18,29 @@ def cheapest(files: Iterable[File], held: int, goal: int) -> list[File] | None:
     >>> [f.name for f in cheapest(files, 0, 2)], [f.name for f in cheapest(files, 1, 2)]
     (['c'], ['b'])
     """
-    # A file's base is below its version, so in order of versions each base is settled before it is used.
-    cost: dict[int, tuple[int, int]] = {0: (0, 0), held: (0, 0)}
-    last: dict[int, File] = {}
-    for file in sorted(files, key=attrgetter("version")):
-        if file.base not in cost or not held < file.version <= goal:
-            continue
-        nbytes, hops = cost[file.base]
-        offer = (nbytes + file.nbytes, hops + 1)
-        if file.version not in cost or offer < cost[file.version]:
-            cost[file.version], last[file.version] = offer, file
+    last = _last(files, held)
     return _back(last, goal) if goal in last else None
 
 
 def farthest(files: Iterable[File], held: int) -> list[File]:
     """Return the cheapest chain to the newest version that any chain leads to; empty where none leads on."""
-    usable = list(files)
-    for goal in sorted({f.version for f in usable if f.version > held}, reverse=True):
-        if chain := cheapest(usable, held, goal):
-            return chain
-    return []
+    last = _last(files, held)
+    return _back(last, max(last)) if last else []
+
+
+def _last(files: Iterable[File], held: int) -> dict[int, File]:
+    """Return, for each version that a chain leads to, the last file of the cheapest: all in one pass."""
+    # A file's base is below its version, so in order of versions each base is settled before it is used.
+    cost: dict[int, tuple[int, int]] = {0: (0, 0), held: (0, 0)}
+    last: dict[int, File] = {}
+    for file in sorted(files, key=attrgetter("version")):
+        if file.base not in cost or file.version <= held:
+            continue
+        nbytes, hops = cost[file.base]
+        offer = (nbytes + file.nbytes, hops + 1)
+        if file.version not in cost or offer < cost[file.version]:
+            cost[file.version], last[file.version] = offer, file
+    return last
 
 
 def _back(last: dict[int, File], goal: int) -> list[File]:
