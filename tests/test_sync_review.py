@@ -25,7 +25,18 @@ from thinwire.engines.sync.keeping import Keeping
 from thinwire.engines.sync.manifest import MAX_VERSIONS, File
 from thinwire.engines.sync.peek import ask
 from thinwire.engines.sync.proof import Proof
-from thinwire.engines.sync.protocol import DOWN, MAGIC, NOTHING, PROTOCOL, Hello, LayoutIs, unpack
+from thinwire.engines.sync.protocol import (
+    DOWN,
+    MAGIC,
+    MAX_NAME,
+    NOTHING,
+    PROTOCOL,
+    UP,
+    Hello,
+    LayoutIs,
+    Same,
+    unpack,
+)
 from thinwire.engines.sync.publisher import Publisher
 from thinwire.engines.sync.relay import Relay
 from thinwire.engines.sync.route import cheapest, farthest
@@ -33,6 +44,7 @@ from thinwire.engines.sync.shelf_reader import ShelfReader
 from thinwire.engines.sync.shelf_writer import ShelfWriter
 from thinwire.engines.sync.shelving import Shelving
 from thinwire.links.events import Kind
+from thinwire.links.hub import Hub
 from thinwire.links.spoke import Spoke
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
@@ -357,3 +369,39 @@ def test_the_farthest_chain_is_the_cheapest_to_the_newest_that_can_be_reached() 
         best = next((c for goal in range(9, held, -1) if (c := cheapest(files, held, goal))), [])
         assert farthest(files, held) == best
         assert not best or best[0].base in (0, held)
+
+
+def test_who_starts_from_a_base_learns_the_meta_data_of_what_it_holds() -> None:
+    w = weights()
+    with Publisher(w) as p:
+        p.publish(7, loss=0.5)
+        with Relay(HOST, p.port) as relay:
+            relay.wait(1)
+            for port in (p.port, relay.port):
+                with Follower(HOST, port, base=weights()) as f:
+                    assert f.wait(1).meta == {"step": 7, "loss": 0.5} and not f.arrivals
+                    f.replica.swap()
+                    assert f.replica.meta == {"step": 7, "loss": 0.5}
+
+
+@pytest.mark.parametrize(
+    "meta", [b"[1]", b"{", b'{"a": [1]}', b"\xff", b'{"a": "' + b"x" * (1 << 16) + b'"}']
+)
+def test_meta_data_from_a_publisher_is_checked(meta: bytes) -> None:
+    layout = Layout.of(weights())
+    held = History(layout).publish(weights())
+    hub = Hub.bind()
+    try:
+        with Follower(HOST, hub.port, base=weights()) as f, pytest.raises(PayloadError):
+            end = monotonic() + LONG
+            while monotonic() < end:
+                event = hub.recv(0.05)
+                if event is not None and event.kind is Kind.DATA and event.data[0] == Hello.KIND:
+                    session = unpack(event.data, UP).session
+                    digest, json = bytes.fromhex(layout.digest), layout.to_json()
+                    known = (PROTOCOL, session, b"i" * 16, digest, 1, bytes(MAX_NAME), json)
+                    hub.send(event.peer, LayoutIs(*known).pack())  # type: ignore[arg-type]
+                    hub.send(event.peer, Same(1, held.hash, 1.0, meta).pack())
+                f.wait(0)
+    finally:
+        hub.close(0.0)

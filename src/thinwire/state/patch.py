@@ -73,7 +73,7 @@ class Patch:
 
     def head(self) -> bytes:
         """Return what comes before the body in the patch as bytes: whoever sends both need not join them."""
-        meta = _dump(self.meta)
+        meta = dump_meta(self.meta)
         digest = bytes.fromhex(self.layout)
         numbers = (self.base, self.version, self.base_hash, self.hash, self.published, digest)
         fields = FIELDS.pack(*numbers, len(meta), len(self.body)) + meta
@@ -102,7 +102,7 @@ class Patch:
         whole = n_meta <= MAX_META and start + n_meta + n_body == len(view)
         require(whole, PayloadError, f"a patch of {len(view)} bytes is not as long as it says")
         require(zlib.crc32(view[HEAD.size :]) == crc, PayloadError, "a patch's checksum does not match")
-        meta = _load(bytes(view[start : start + n_meta]))
+        meta = load_meta(bytes(view[start : start + n_meta]))
         return cls(*_checked(*numbers), meta, digest.hex(), bytes(view[start + n_meta :]))
 
 
@@ -129,11 +129,13 @@ def check_meta(meta: Any) -> dict[str, str | int | float]:
     return found
 
 
-def _dump(meta: Meta) -> bytes:
+def dump_meta(meta: Meta) -> bytes:
+    """Return ``meta`` as bytes. Errors: ``InputError``."""
     return json.dumps(check_meta(meta), separators=(",", ":")).encode()
 
 
-def _load(data: bytes) -> dict[str, str | int | float]:
+def load_meta(data: bytes) -> dict[str, str | int | float]:
+    """Return the meta data that ``dump_meta`` made bytes of. Errors: ``PayloadError``."""
     try:
         return check_meta(json.loads(data))
     except WRONG_VALUES as e:  # an InputError too

@@ -31,6 +31,7 @@ from thinwire.links.events import Event, Kind
 from thinwire.links.hub import Hub
 from thinwire.links.inbox import renewed
 from thinwire.state.history import History
+from thinwire.state.patch import dump_meta
 from thinwire.types import InputError, LinkError, PayloadError, require
 
 TURN = 1.0  # seconds
@@ -217,7 +218,8 @@ class Feed:
     def _tell_same(self, peer: bytes, held: int) -> None:
         newest = self._history.newest
         if held and held == newest.number:
-            self._hub.send(peer, Same(held, newest.hash, newest.published).pack())
+            meta = dump_meta(newest.meta)
+            self._hub.send(peer, Same(held, newest.hash, newest.published, meta).pack())
 
     def _count_on(self, hello: Hello) -> None:
         """Number the newest version above what a follower has seen: it takes nothing that looks older."""

@@ -152,13 +152,18 @@ class Abandon(Message):
 
 @dataclass(frozen=True)
 class Same(Message):
-    """What the follower holds has the contents of the newest version, which is called so here."""
+    """What the follower holds has the contents of the newest version, which is called so here.
+
+    ``meta``: the version's, as JSON.
+    """
 
     version: int
     hash: int
     published: float
+    meta: memoryview | bytes = b""
     KIND = 21
     FIELDS = struct.Struct("<QQd")
+    TAIL = True
 
 
 @dataclass(frozen=True)

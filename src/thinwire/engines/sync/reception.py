@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 from collections.abc import Callable
@@ -32,8 +33,8 @@ from thinwire.links.events import Event, Kind
 from thinwire.links.inbox import renewed
 from thinwire.links.spoke import Spoke
 from thinwire.state.layout import MAX_NBYTES, Layout
-from thinwire.state.patch import Patch, Version
-from thinwire.types import DesyncError, InputError, LinkError, PayloadError
+from thinwire.state.patch import MAX_META, Patch, Version, load_meta
+from thinwire.types import DesyncError, InputError, LinkError, PayloadError, require
 
 TURN = 1.0  # seconds
 ANSWER = 5.0  # seconds without an answer after which HELLO is said again
@@ -249,7 +250,10 @@ class Reception:
         held = self._target.held
         if message.hash != held.hash or not message.version:
             return
-        version = Version(message.version, message.hash, message.published, held.meta)
+        require(len(message.meta) <= MAX_META, PayloadError, f"meta data of {len(message.meta)} bytes")
+        meta = load_meta(bytes(message.meta)) if len(message.meta) else held.meta
+        require(math.isfinite(message.published), PayloadError, f"a version published at {message.published}")
+        version = Version(message.version, message.hash, message.published, meta)
         with suppress(DesyncError):  # a newer one has come meanwhile, or a number that is still too low
             self._arrived(self._target.confirm(version), 0, 0.0)
 
