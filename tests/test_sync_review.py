@@ -405,3 +405,25 @@ def test_meta_data_from_a_publisher_is_checked(meta: bytes) -> None:
                 f.wait(0)
     finally:
         hub.close(0.0)
+
+
+@pytest.mark.parametrize("silence", [0.0, -1.0, float("nan")])
+def test_a_silence_of_nothing_is_refused(silence: float) -> None:
+    for make in (lambda: Hub.bind(silence=silence), lambda: Spoke.connect(HOST, 1, silence=silence)):
+        with pytest.raises(InputError, match="silence"):
+            make()
+
+
+def test_ends_that_lose_patience_soon_ping_often_enough() -> None:
+    hub = Hub.bind(silence=0.8)  # below the heartbeat there is otherwise
+    spoke = Spoke.connect(HOST, hub.port, silence=0.8)
+    try:
+        until(lambda: len(hub.peers) == 1)
+        peers, end = hub.peers, monotonic() + 2.5
+        while (left := end - monotonic()) > 0:
+            event = hub.recv(left)
+            assert event is None or event.kind is not Kind.LOST
+        assert spoke.joined and hub.peers == peers
+    finally:
+        spoke.close(0.0)
+        hub.close(0.0)

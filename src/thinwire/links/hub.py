@@ -32,6 +32,7 @@ from thinwire.links.station import (
     SILENCE,
     STAMP,
     Station,
+    check_silence,
     endpoint,
     open_socket,
 )
@@ -70,10 +71,10 @@ class Hub(Station):
     ) -> None:
         self.host, self.port, self.secure = host, port, token is not None
         self.refused = 0  # connections that broke off before they were let in
-        self._token, self._zap_socket, self._silence, self._clock = token, zap, silence, clock
+        self._token, self._zap_socket, self._clock = token, zap, clock
         self._peers: dict[bytes, _Peer] = {}
         self._gone = (Traffic(), Traffic())  # sent and received, of peers that are no more
-        super().__init__(sock, REFUSED[0] | REFUSED[1] | REFUSED[2], f"the hub at {host}:{port}")
+        super().__init__(sock, REFUSED[0] | REFUSED[1] | REFUSED[2], f"the hub at {host}:{port}", silence)
         self._thread.start()
 
     @classmethod
@@ -89,11 +90,13 @@ class Hub(Station):
     ) -> Hub:
         """Listen at ``host``; port 0 takes a free one.
 
-        ``silence``: seconds after which a peer that says nothing is lost. ``clock``: what the spokes compare
+        ``silence``: seconds after which a peer that says nothing is lost; below 4 the spokes, which ping every
+        second or four times in their own silence, need the same. ``clock``: what the spokes compare
         their clocks with, in seconds. ``max_message``: bytes of the largest message that is read.
         Errors: ``InputError`` for an address off loopback without a token, or one that cannot be bound.
         """
         check_host(host, token)
+        check_silence(silence)
         sock = open_socket(zmq.ROUTER, host, max_message)
         sock.router_mandatory = True  # a peer that is gone, or whose queue is full, is an error to us
         sock.router_handover = True  # a new connection under a name replaces the old, maybe dead one

@@ -20,7 +20,6 @@ from thinwire.links.station import (
     BYE_BYTE,
     DATA,
     DATA_BYTE,
-    HEARTBEAT,
     IDENTITY,
     PING,
     PONG,
@@ -28,6 +27,7 @@ from thinwire.links.station import (
     SILENCE,
     STAMP,
     Station,
+    check_silence,
     endpoint,
     open_socket,
 )
@@ -58,14 +58,14 @@ class Spoke(Station):
         self.secure = secure
         self.refused = 0  # handshakes in a row that failed, though somebody there asks for a token
         self._proved = False  # the hub has taken this token once: whatever breaks off later, it is not that
-        self._silence, self._endpoint, self._address = silence, endpoint(host, port), (host, port)
+        self._endpoint, self._address = endpoint(host, port), (host, port)
         self._outbox: deque[bytes] = deque()
         self._there = False
         self.heard = monotonic()  # when the hub gave its last sign of life
         self._patient_from, self._pinged = self.heard, 0.0
         self._redial_at: float | None = None  # libzmq does not dial again after every kind of failure
         self._sent, self._received = Traffic(), Traffic()
-        super().__init__(sock, _WATCHED, f"the way to {self.peer}")
+        super().__init__(sock, _WATCHED, f"the way to {self.peer}", silence)
         sock.connect(self._endpoint)  # after the monitor, which would miss the first handshake otherwise
         self._thread.start()
 
@@ -86,6 +86,7 @@ class Spoke(Station):
         the hub does not hold this token, but not after it once did.
         """
         check_host(host, token)
+        check_silence(silence)
         sock = open_socket(zmq.DEALER, host, max_message)
         sock.routing_id = b"s" + secrets.token_bytes(IDENTITY - 1)  # a zero byte first is ZeroMQ's own
         sock.immediate = True  # nothing is queued for a connection that is not there
@@ -195,7 +196,7 @@ class Spoke(Station):
             self._redial(now)
         elif self._redial_at is not None and now > self._redial_at:
             self._redial(now)
-        elif self._there and now - self._pinged > HEARTBEAT:
+        elif self._there and now - self._pinged >= self._heartbeat:
             self._ping(now)
 
     def _ping(self, now: float) -> None:

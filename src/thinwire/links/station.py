@@ -14,13 +14,14 @@ from zmq.utils.monitor import recv_monitor_message
 from thinwire.links.events import Event, Events
 from thinwire.links.metered import CURVE_OVERHEAD
 from thinwire.links.zmq_link import STALL
-from thinwire.types import LinkError
+from thinwire.types import InputError, LinkError, require
 
-HEARTBEAT = 1.0  # seconds between two pings of a spoke
+HEARTBEAT = 1.0  # seconds between two pings of a spoke, at most
+BEATS = 4  # pings within the silence after which an end counts as lost, at least
 SILENCE = 10.0  # seconds without a sign of life after which the other end counts as lost
 QUEUED = 256  # messages that libzmq queues for one peer
 BURST = 64  # messages moved in one turn, so that neither direction starves the other
-IDLE = 250  # milliseconds
+IDLE = 250  # milliseconds, at most, between two looks at the time
 BLOCKED = 10  # milliseconds before a message that found no room is offered again
 IDENTITY = 16  # bytes of a spoke's name
 PING, PONG, DATA, BYE = range(4)  # a message's first byte
@@ -34,8 +35,10 @@ REFUSED = (_Event.HANDSHAKE_FAILED_AUTH, _Event.HANDSHAKE_FAILED_PROTOCOL, _Even
 class Station:
     """A socket, the thread that owns it, and what it reports; the base of ``Hub`` and ``Spoke``."""
 
-    def __init__(self, sock: zmq.Socket[bytes], watched: int, where: str) -> None:
-        self._sock, self._where = sock, where
+    def __init__(self, sock: zmq.Socket[bytes], watched: int, where: str, silence: float) -> None:
+        self._sock, self._where, self._silence = sock, where, silence
+        self._heartbeat = min(HEARTBEAT, silence / BEATS)  # seconds
+        self._idle = min(IDLE, max(1, int(1000 * self._heartbeat / 2)))  # milliseconds
         self._events = Events()
         self._lock = threading.Lock()
         self._monitor = sock.get_monitor_socket(watched)
@@ -94,7 +97,7 @@ class Station:
             self._shut()
 
     def _turn(self, poller: zmq.Poller) -> bool:
-        ready: dict[Any, int] = dict(poller.poll(BLOCKED if self._waiting() else IDLE))
+        ready: dict[Any, int] = dict(poller.poll(BLOCKED if self._waiting() else self._idle))
         if self._wake_out.fileno() in ready:
             self._wake_out.recv(4096)
         if self._monitor in ready:
@@ -166,6 +169,11 @@ def open_socket(kind: int, host: str, max_message: int) -> zmq.Socket[bytes]:
     sock.setsockopt(zmq.TCP_KEEPALIVE, 1)
     sock.handshake_ivl = int(SILENCE * 1000)
     return sock
+
+
+def check_silence(silence: float) -> None:
+    """Raise ``InputError`` unless so many seconds without a sign of life can be told from none."""
+    require(silence > 0, InputError, f"silence={silence} s is not above 0; an end would be lost at once")
 
 
 def endpoint(host: str, port: int | str) -> str:
