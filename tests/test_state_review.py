@@ -1,5 +1,6 @@
 """Faults that a review of the state package found, each with the test that shows it."""
 
+import contextlib
 import gc
 import threading
 
@@ -12,6 +13,7 @@ from thinwire.state import blocks, changes, log
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.state.replica import Replica
+from thinwire.types import DesyncError, InputError
 
 LONG = 10.0  # seconds that nothing here takes
 
@@ -213,3 +215,59 @@ def advance_one(history, state, i):
     state["w"][i] = 1.0
     history.publish(state)
     return history.patch(history.newest.number - 1)
+
+
+def test_what_somebody_wrote_to_is_not_saved(tmp_path):
+    history, _ = published()
+    replica = follower(history)
+    replica.save(tmp_path / "held")
+    replica.tensors()["embed"][0, 0] += 1
+    with pytest.raises(InputError, match="version 1 was written to"):
+        replica.save(tmp_path / "held")
+    assert states.same(Replica.load(tmp_path / "held").tensors(), states.whole(history))
+    assert [path.name for path in tmp_path.iterdir()] == ["held"]
+
+
+@pytest.mark.parametrize("swaps", [False, True])
+@pytest.mark.parametrize("every", [1, 3, 8])
+def test_what_somebody_wrote_to_shows_in_time_and_a_keyframe_mends_it(every, swaps):
+    history, state = published(budget=1 << 20)
+    replica = Replica(history.layout, check_every=every)
+    replica.apply(history.patch())
+    for seed in range(2 * every):  # all is well, as often as it is looked at
+        replica.swap()
+        replica.apply(advance(history, state, seed + 2))
+    replica.swap()
+    before = replica.held
+    replica.tensors()["embed"].view(torch.int16)[0, 0] ^= 1
+    counted, passed = history.newest.number, 0
+    with pytest.raises(DesyncError, match="were written to"):
+        for _ in range(every):
+            state["one"] += 1.0
+            history.publish(state)
+            replica.apply(history.patch(replica.held.number))
+            passed += 1
+            if swaps:
+                replica.swap()
+    assert passed < every and replica.held.number == before.number + passed
+    for base in (replica.held.number, replica.held.number, None):  # as a follower asks
+        with contextlib.suppress(DesyncError):
+            replica.apply(history.patch(base))
+            break
+    assert base is None or swaps  # another buffer that is well is copied
+    assert replica.swap() and history.newest.number > counted
+    assert states.same(replica.tensors(), states.whole(history))
+
+
+def test_whoever_does_not_want_contents_checked_need_not():
+    history, state = published()
+    replica = Replica(history.layout, check_every=0)
+    replica.apply(history.patch())
+    replica.swap()
+    replica.tensors()["embed"].view(torch.int16)[0, 0] ^= 1
+    for _ in range(5):
+        state["one"] += 1.0
+        history.publish(state)
+        replica.apply(history.patch(replica.held.number))
+    with pytest.raises(InputError, match="check_every=-1"):
+        Replica(history.layout, check_every=-1)

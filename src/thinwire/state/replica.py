@@ -22,6 +22,7 @@ from thinwire.types import DesyncError, InputError, require
 Place = tuple[int, np.ndarray | None]  # a piece, and positions in it
 PATIENCE = 0.02  # seconds that a swap waits for words being written; it comes again after the next step
 _WHOLE = 8  # a buffer that is behind by more than this share of the words is copied, not caught up
+CHECK_EVERY = 256  # 2 ns a word then: far below what versions take anyway
 _PLACES = 64  # and so is one behind by more than so many changes a piece, on average: they take memory too
 
 
@@ -33,6 +34,9 @@ class Replica:
     ``version``, ``hash``, ``published`` and ``meta`` are the front's; ``held`` is the newest complete one,
     which patches must start from. Nothing older than ``held`` is ever taken.
 
+    The hash of a patch is checked by what it changes; every ``check_every`` patches (0: never) all words are
+    hashed too, which shows whether anybody else wrote to them.
+
     >>> import torch
     >>> layout = Layout.of({"w": torch.zeros(4)})
     >>> replica = Replica(layout)
@@ -40,8 +44,12 @@ class Replica:
     (0, True, [1.0, 1.0, 1.0, 1.0])
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, check_every: int = CHECK_EVERY) -> None:
+        require(
+            check_every >= 0, InputError, f"check_every={check_every}; 0 for never, or a number of patches"
+        )
         self.layout = layout
+        self._check_every, self._unchecked = check_every, 0  # patches
         self.pause = 0.0  # seconds the last swap took
         self._front: View | None = None
         self._back: View | None = None
@@ -103,8 +111,31 @@ class Replica:
                 raise DesyncError(
                     f"a patch from version {patch.base}, and nothing is held; ask for a keyframe"
                 )
-            self._move(moves.moves(patch, newest.words, self._held), patch.target)
+            made = moves.moves(patch, newest.words, self._held)
+            self._check_contents()
+            self._move(made, patch.target)
             return self._held
+
+    def _check_contents(self) -> None:
+        """Raise ``DesyncError`` where it is time to look and a buffer is not what it should be.
+
+        Until they are, or all come anew, no patch counts.
+        """
+        self._unchecked += 1
+        if not self._check_every or self._unchecked < self._check_every:
+            return
+        with self._lock:
+            ready, front, back, shown = self._ready, self._front, self._back, self._shown
+        if not ready:
+            back = self._caught_up()  # then both are what is held
+        try:
+            for view, version in ((back, self._held), (front, shown)):
+                if view is not None:
+                    _check(view.words, version)
+        except DesyncError:
+            self._behind = None  # the next time, the back is copied from the front
+            raise
+        self._unchecked = 0
 
     def _newest(self) -> View | None:
         """Return the buffer with what is held: nobody writes to it but whoever applies, in front or not."""
@@ -136,7 +167,7 @@ class Replica:
         view = View(words)
         with self._lock:
             self._back, self._behind = view, None
-            self._ready, self._held = True, version
+            self._ready, self._held, self._unchecked = True, version, 0
         return version
 
     def _move(self, made: list[Move], version: Version) -> None:
@@ -228,12 +259,16 @@ class Replica:
 
     def check(self) -> None:
         """Raise ``DesyncError`` unless the words in front hash to what they should: about 1 ns each."""
-        front, shown = self._front, self._shown
-        if front is not None and front.words.hash() != shown.hash:
-            raise DesyncError(f"the tensors of version {shown.number} were written to; ask for a keyframe")
+        with self._lock:
+            front, shown = self._front, self._shown
+        if front is not None:
+            _check(front.words, shown)
 
     def save(self, path: str | Path) -> None:
-        """Write what is held as a safetensors file, whole or not at all. Errors: ``InputError``."""
+        """Write what is held as a safetensors file, whole or not at all.
+
+        Errors: ``InputError``, also where somebody wrote to the tensors: all words are hashed before.
+        """
         with self._applying:
             newest = self._newest()
             if newest is None:
@@ -248,3 +283,9 @@ class Replica:
         replica._install(words, version)
         replica.swap()
         return replica
+
+
+def _check(words: Words, version: Version) -> None:
+    """Raise ``DesyncError`` unless ``words`` hash to what ``version`` should."""
+    if words.hash() != version.hash:
+        raise DesyncError(f"the tensors of version {version.number} were written to; ask for a keyframe")

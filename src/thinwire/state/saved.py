@@ -22,7 +22,14 @@ from thinwire.types import WRONG_VALUES, InputError, MissingExtra, PayloadError,
 
 
 def save(path: str | Path, words: Words, version: Version) -> None:
-    """Write ``words`` and what is known of their version. Errors: ``InputError`` naming path and reason."""
+    """Write ``words`` and what is known of their version. Errors: ``InputError`` naming path and reason.
+
+    Words that do not hash to what the version should are not written.
+    """
+    if words.hash() != version.hash:
+        raise InputError(
+            f"version {version.number} was written to and is not saved to {path}: copy tensors, then train"
+        )
     known = {"number": version.number, "hash": f"{version.hash:016x}", "published": version.published}
     metadata = {"thinwire.layout": words.layout.to_json().decode()}
     metadata["thinwire.version"] = json.dumps(known | {"meta": dict(version.meta)})
