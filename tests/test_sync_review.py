@@ -10,7 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic, sleep
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -427,3 +429,50 @@ def test_ends_that_lose_patience_soon_ping_often_enough() -> None:
     finally:
         spoke.close(0.0)
         hub.close(0.0)
+
+
+@pytest.mark.parametrize(
+    "loss", [float("nan"), float("inf"), "low", None, torch.ones(2), torch.tensor(torch.nan)]
+)
+def test_a_loss_that_is_no_number_does_not_end_the_training(loss: object) -> None:
+    end_of_training(recorder := Recorder(), 3, loss=loss)
+    assert recorder.calls == [(3, {})]
+
+
+@pytest.mark.parametrize("loss", [0.5, np.float32(0.5), np.float64(0.5), torch.tensor(0.5), np.array(0.5)])
+def test_scalars_of_any_kind_are_numbers(loss: object) -> None:
+    end_of_training(recorder := Recorder(), 3, loss=loss)
+    assert recorder.calls == [(3, {"loss": 0.5})]
+    with Publisher(weights()) as p:
+        version = p.publish(np.int64(3), loss=loss, many=torch.tensor(7))  # type: ignore[arg-type]
+        assert version.meta == {"step": 3, "loss": 0.5, "many": 7}
+        with pytest.raises(InputError, match="loss"):
+            p.publish(4, loss=torch.ones(2))  # type: ignore[arg-type]
+
+
+class FullyShardedDataParallel(nn.Module):
+    """Called like torch's."""
+
+
+class Sharded(nn.Module):
+    """One layer of which is wrapped, or whose parameters are like DeepSpeed's."""
+
+    def __init__(self, zero: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2) if zero else FullyShardedDataParallel()
+        for x in self.layer.parameters():
+            x.ds_id = 0  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("main", [True, False])
+@pytest.mark.parametrize("zero", [True, False])
+def test_a_sharded_model_is_refused_on_every_process(zero: bool, main: bool) -> None:
+    pytest.importorskip("transformers")
+    state = SimpleNamespace(global_step=0, is_world_process_zero=main, log_history=[])
+    callback: Any = publish_callback(Recorder())
+    callback.on_train_begin(None, state, None, model=nn.Linear(2, 2))
+    callback.on_train_begin(SimpleNamespace(fsdp=[], world_size=2), state, None, model=nn.Linear(2, 2))
+    with pytest.raises(InputError, match="sharded"):
+        callback.on_train_begin(None, state, None, model=Sharded(zero))
+    with pytest.raises(InputError, match="sharded"):
+        callback.on_train_begin(SimpleNamespace(fsdp=["full_shard"], world_size=2), state, None)

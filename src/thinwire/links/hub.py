@@ -90,8 +90,8 @@ class Hub(Station):
     ) -> Hub:
         """Listen at ``host``; port 0 takes a free one.
 
-        ``silence``: seconds after which a peer that says nothing is lost; below 4 the spokes, which ping every
-        second or four times in their own silence, need the same. ``clock``: what the spokes compare
+        ``silence``: seconds after which a peer that says nothing is lost; below 4 the spokes need the same,
+        which ping every second, or four times in their own silence. ``clock``: what the spokes compare
         their clocks with, in seconds. ``max_message``: bytes of the largest message that is read.
         Errors: ``InputError`` for an address off loopback without a token, or one that cannot be bound.
         """

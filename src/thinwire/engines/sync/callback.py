@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import nn
 
 from thinwire.types import InputError, MissingExtra, ThinwireError, require
 
@@ -28,7 +31,8 @@ def publish_callback(publisher: Publishes, every: int = 1, timeout: float = TIME
     Only the main process publishes. The last loss that was logged goes with each version as ``loss``. After
     training followers, or the store, get ``timeout`` seconds to take the last version; who does not is named
     in a warning. The publisher is the caller's to close. Errors: ``InputError`` for ``every`` below 1,
-    ``MissingExtra`` without transformers; what ``publish`` raises ends the training.
+    ``MissingExtra`` without transformers; what ``publish`` raises ends the training, and so does a model that
+    is sharded over processes, at its beginning.
 
     Use: ``Trainer(..., callbacks=[publish_callback(publisher, every=4)])``.
     """
@@ -43,6 +47,9 @@ def publish_callback(publisher: Publishes, every: int = 1, timeout: float = TIME
 
         def __init__(self) -> None:
             self._published = -1
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            _check_whole(args, kwargs.get("model"))
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if state.global_step % every == 0:
@@ -69,7 +76,30 @@ def _flush(publisher: Publishes, timeout: float) -> None:
         warnings.warn(f"the last version has not reached everybody: {e}", stacklevel=2)
 
 
-def _loss(history: list[dict[str, float]]) -> dict[str, float]:
-    """Return the last loss that was logged."""
+def _loss(history: list[dict[str, Any]]) -> dict[str, float]:
+    """Return the last loss that was logged, where that is a finite number: it must not end the training."""
     found = next((entry["loss"] for entry in reversed(history) if "loss" in entry), None)
-    return {} if found is None else {"loss": float(found)}
+    try:
+        value = math.nan if found is None else float(found)  # numpy's and torch's scalars are numbers, too
+    except (TypeError, ValueError, RuntimeError):
+        value = math.nan
+    return {"loss": value} if math.isfinite(value) else {}
+
+
+def _check_whole(args: Any, model: Any) -> None:
+    """Raise ``InputError`` on every process where each has a part of the model only.
+
+    The main process alone would wait for the others' parts for ever.
+    """
+    fsdp = bool(getattr(args, "fsdp", None)) and getattr(args, "world_size", 1) > 1
+    if fsdp or (isinstance(model, nn.Module) and _is_sharded(model)):
+        raise InputError(
+            "the model is sharded over processes (FSDP, ZeRO-3 or DTensor), and this callback publishes from "
+            "one; gather its tensors on all of them, and publish those from one"
+        )
+
+
+def _is_sharded(model: nn.Module) -> bool:
+    wrapped = any(type(m).__name__ == "FullyShardedDataParallel" for m in model.modules())
+    parts = (hasattr(x, "ds_id") or type(x.data).__name__ == "DTensor" for x in model.parameters())
+    return wrapped or any(parts)

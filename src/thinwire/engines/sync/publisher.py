@@ -9,7 +9,7 @@ from types import TracebackType
 import torch
 
 from thinwire.engines.sync.feed import Feed, FollowerStatus
-from thinwire.engines.sync.shelf_writer import Source, tensors_of
+from thinwire.engines.sync.shelf_writer import Source, notes_of, tensors_of
 from thinwire.links.hub import Hub
 from thinwire.links.station import SILENCE
 from thinwire.state.history import History
@@ -68,8 +68,7 @@ class Publisher:
         Errors: ``InputError`` for tensors that no longer fit; whatever ended the feed, if anything did.
         """
         self._feed.check()
-        notes = meta if step is None else {"step": step} | meta
-        version = self.history.publish(tensors_of(self._source), notes)
+        version = self.history.publish(tensors_of(self._source), notes_of(step, meta))
         self._feed.wake()
         return version
 

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -109,8 +110,7 @@ class ShelfWriter:
         self._raise_fatal()
         if self._source is None:
             raise InputError("this writer has no tensors of its own; publish to its history, then offer()")
-        notes = meta if step is None else {"step": step} | meta
-        version = self.history.publish(tensors_of(self._source), notes)
+        version = self.history.publish(tensors_of(self._source), notes_of(step, meta))
         self.offer()
         return version
 
@@ -217,6 +217,22 @@ class ShelfWriter:
     def _told(self) -> None:
         with self._turn:
             self._turn.notify_all()
+
+
+def notes_of(step: object, meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a version's meta data; scalars of numpy and torch become plain numbers.
+
+    >>> notes_of(torch.tensor(3), {"loss": torch.tensor(0.5)})
+    {'step': 3, 'loss': 0.5}
+    """
+    found = dict(meta) if step is None else {"step": step} | dict(meta)
+    return {key: _plain(value) for key, value in found.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic) or (isinstance(value, Tensor | np.ndarray) and value.ndim == 0):
+        return value.item()
+    return value
 
 
 def tensors_of(source: Source) -> Mapping[str, Tensor]:
