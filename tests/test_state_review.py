@@ -2,7 +2,10 @@
 
 import contextlib
 import gc
+import json
 import threading
+import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,8 +15,9 @@ import states
 from thinwire.state import blocks, changes, log
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
+from thinwire.state.patch import MAX_TIME, Patch, check_meta, load_meta
 from thinwire.state.replica import Replica
-from thinwire.types import DesyncError, InputError
+from thinwire.types import DesyncError, InputError, PayloadError
 
 LONG = 10.0  # seconds that nothing here takes
 
@@ -271,3 +275,45 @@ def test_whoever_does_not_want_contents_checked_need_not():
         replica.apply(history.patch(replica.held.number))
     with pytest.raises(InputError, match="check_every=-1"):
         Replica(history.layout, check_every=-1)
+
+
+@pytest.mark.parametrize("published", [1e308, -1.0, float(MAX_TIME), float("nan"), float("inf")])
+def test_times_can_be_told_as_dates(published, tmp_path):
+    history, state = published_at(5.0)
+    with pytest.raises(InputError, match="is no time"):
+        history.publish(state, published=published)
+    assert history.newest.number == 1
+    patch = history.patch()
+    with pytest.raises(PayloadError, match="published at"):
+        Patch.unpack(replace(patch, published=published).pack())
+    replica = follower(history)
+    replica._held = replace(replica.held, published=published)
+    replica.save(tmp_path / "held")
+    with pytest.raises(PayloadError, match="published at"):
+        Replica.load(tmp_path / "held")
+    time.localtime(MAX_TIME)
+
+
+def published_at(when):
+    state = states.tensors()
+    history = History(states.layout(state))
+    history.publish(state, published=when)
+    return history, state
+
+
+@pytest.mark.parametrize("text", ["\x1b[2J", "a\x07", "\r", "\u202e", "\x9b1m", "\ud800", "a\0"])
+def test_meta_data_cannot_move_a_terminal_s_cursor(text):
+    for meta in ({"a": text}, {text: 1}):
+        with pytest.raises(InputError, match="plain text"):
+            check_meta(meta)
+        with pytest.raises(PayloadError, match="plain text") as error:
+            load_meta(json.dumps(meta).encode())
+        assert text not in str(error.value)
+
+
+def test_meta_data_are_what_people_write():
+    meta = {"note": "Läuft: 学習率 1e-6\n\tsecond line", "step": 3, "done": True, "loss": 0.5}
+    assert load_meta(json.dumps(meta).encode()) == check_meta(meta) == meta
+    for value in (10**400, -(10**30), float("nan")):
+        with pytest.raises(InputError, match="finite numbers"):
+            check_meta({"a": value})

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 from torch import Tensor
 
 from thinwire.state import body, content, intake, moves, saved
@@ -17,7 +16,7 @@ from thinwire.state.layout import MAX_NBYTES, Layout
 from thinwire.state.log import Entry, Log, logged, merge
 from thinwire.state.moves import Move
 from thinwire.state.past import Gone, Past
-from thinwire.state.patch import MAX_VERSION, Meta, Patch, Version, check_meta
+from thinwire.state.patch import MAX_VERSION, Meta, Patch, Version, check_meta, is_time
 from thinwire.state.planes import bits_a_word
 from thinwire.state.words import Words, filled, named
 from thinwire.types import DesyncError, InputError, require
@@ -95,7 +94,7 @@ class History:
         """
         kept, found = check_meta(meta or {}), named(self.layout, tensors)
         when = time.time() if published is None else float(published)
-        require(np.isfinite(when), InputError, f"published={when} is no time")
+        require(is_time(when), InputError, f"published={when:g} is no time in seconds since the epoch")
         with self._lock:
             if not self._newest.number:
                 return self._first(found, when, kept)

@@ -26,6 +26,7 @@ FIELDS = struct.Struct("<QQQQd16sIQ")
 MAX_NBYTES = 1 << 36  # of a packed patch, unless the caller knows better
 MAX_META = 1 << 16
 MAX_VERSION = 1 << 53  # numbers below it are exact in JSON
+MAX_TIME = 1 << 37  # seconds since the epoch: in the year 6325, which can still be written as a date
 
 Meta = Mapping[str, str | int | float]
 
@@ -112,21 +113,43 @@ def _checked(
     ordered = 0 <= base < version < MAX_VERSION
     require(ordered, PayloadError, f"a patch from version {base} to {version} leads nowhere")
     require(base > 0 or not base_hash, PayloadError, "a keyframe that needs a base")
-    require(math.isfinite(published), PayloadError, f"a version published at {published}")
+    require(is_time(published), PayloadError, f"a version published at {published:g}")
     return base, version, base_hash, new_hash, published
 
 
+def is_time(published: float) -> bool:
+    """Return whether ``published``, in seconds since the epoch, can be told as a date.
+
+    >>> is_time(1.7e9), is_time(1e308), is_time(float("nan"))
+    (True, False, False)
+    """
+    return 0 <= published < MAX_TIME
+
+
 def check_meta(meta: Any) -> dict[str, str | int | float]:
-    """Return a copy of ``meta``. Errors: ``InputError`` unless it maps text to text or finite numbers."""
+    """Return a copy of ``meta``.
+
+    Errors: ``InputError`` unless it maps printable text to that (lines may break) or finite numbers: what one
+    end says must not move the cursor of the other's terminal.
+    """
     require(isinstance(meta, Mapping), InputError, f"meta is a {type(meta).__name__}, not a mapping")
     found = dict(meta)
     for key, value in found.items():
-        plain = type(value) in (str, int, float, bool) and (type(value) is str or math.isfinite(value))
-        ok = isinstance(key, str) and plain
-        require(ok, InputError, f"meta {key!r:.99} = {value!r:.99}: text to text or finite numbers only")
+        ok = isinstance(key, str) and key.isprintable() and _plain(value)
+        require(
+            ok, InputError, f"meta {key!r:.99} = {value!r:.99}: plain text to that or finite numbers only"
+        )
     n = len(json.dumps(found))
     require(n <= MAX_META, InputError, f"meta of {n} bytes; at most {MAX_META}")
     return found
+
+
+def _plain(value: Any) -> bool:
+    if type(value) is str:
+        return value.isprintable() or all(line.isprintable() for line in value.replace("\t", " ").split("\n"))
+    if type(value) is float:
+        return math.isfinite(value)
+    return type(value) is bool or (type(value) is int and abs(value) < 1 << 64)
 
 
 def dump_meta(meta: Meta) -> bytes:

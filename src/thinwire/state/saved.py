@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from thinwire.state.layout import MAX_NBYTES, Layout
-from thinwire.state.patch import MAX_VERSION, Version, check_meta
+from thinwire.state.patch import MAX_VERSION, Version, check_meta, is_time
 from thinwire.state.words import Words
 from thinwire.types import WRONG_VALUES, InputError, MissingExtra, PayloadError, require
 
@@ -73,6 +73,7 @@ def _read(file: Any, max_nbytes: int) -> tuple[Words, Version]:
     known = json.loads(metadata["thinwire.version"])
     number, published = known["number"], float(known["published"])
     require(type(number) is int and 0 <= number < MAX_VERSION, PayloadError, f"version {number!r:.99}")
+    require(is_time(published), PayloadError, f"a version published at {published:g}")
     version = Version(number, int(known["hash"], 16), published, check_meta(known["meta"]))
     for slot in layout.slots:
         shape = tuple(file.get_slice(slot.name).get_shape())
