@@ -219,10 +219,12 @@ def test_a_base_that_the_reader_has_costs_it_no_keyframe(folder):
     for _ in range(3):
         source.publish()
         shelf.write()
-    reader = Fetching(folder, Proof(None), Mirror(model))
+    mirror, first = Mirror(model), model["w"].detach().clone()
+    reader = Fetching(folder, Proof(None), mirror)
     reader.look()
-    assert same(reader, source.state)
-    assert torch.equal(model["w"], source.state["w"])
+    assert torch.equal(model["w"], first)  # it is moved by who uses it
+    assert mirror.show(reader.replica, model)
+    assert same(reader, source.state) and torch.equal(model["w"], source.state["w"])
     keyframe = next(f for f in shelf.manifest.files if not f.base)
     assert reader.patch_nbytes < keyframe.nbytes / 2
 
