@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from slow_proxy import SlowProxy
 from thinwire.cli.follow import follow
+from thinwire.engines.sync import feed
 from thinwire.engines.sync.callback import publish_callback
 from thinwire.engines.sync.feed import HIGHEST
 from thinwire.engines.sync.folder import PlainFolder
@@ -476,3 +477,53 @@ def test_a_sharded_model_is_refused_on_every_process(zero: bool, main: bool) -> 
         callback.on_train_begin(None, state, None, model=Sharded(zero))
     with pytest.raises(InputError, match="sharded"):
         callback.on_train_begin(SimpleNamespace(fsdp=["full_shard"], world_size=2), state, None)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_publisher_that_is_gone_is_missed_behind_a_relay(
+    own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, "SILENT", 0.3)
+    with Publisher(weights()) as p:
+        p.publish(1)
+        with Relay(HOST, p.port) as relay:
+            where = {"host": HOST, "port": p.port if own else relay.port, "relay": (HOST, 0) if own else None}
+            with Follower(**where, patience=2.0) as f:  # type: ignore[arg-type]
+                f.wait(1)
+                p.close()
+                began = monotonic()
+                named = str(p.port if own else relay.port)
+                with pytest.raises(LinkError, match=f"no sign of {HOST}:{named} for 2 s"):
+                    for _ in f:
+                        assert monotonic() - began < LONG
+                if own:
+                    until(lambda: not f.status.connected)
+
+
+def test_a_publisher_that_comes_back_is_no_longer_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "SILENT", 0.3)
+    w = weights()
+    p = Publisher(w)
+    p.publish(1)
+    with Relay(HOST, p.port) as relay, Follower(HOST, relay.port) as f:
+        f.wait(1)
+        p.close()
+        until(lambda: monotonic() - f._signed > 1.5)
+        w["w"] += 1
+        with Publisher(w, port=p.port) as again:
+            again.publish(2)
+            assert f.wait(2).meta == {"step": 2}
+            until(lambda: monotonic() - f._signed < 1.5)
+
+
+def test_what_ends_a_relay_ends_its_port() -> None:
+    p = Publisher(weights())
+    p.publish(1)
+    with Relay(HOST, p.port) as relay, Follower(HOST, relay.port) as f:
+        f.wait(1)
+        p.close()
+        with Publisher({"other": torch.zeros(3)}, port=p.port) as other:
+            other.publish(1)
+            with pytest.raises(InputError, match="follow it anew"):
+                relay.wait(2, LONG)
+            until(lambda: not f.status.connected)

@@ -24,6 +24,7 @@ from thinwire.engines.sync.protocol import (
     Hello,
     LayoutIs,
     Message,
+    Quiet,
     Same,
 )
 from thinwire.engines.sync.serving import CHECK_SHARE, Order, Parcel, Serving, Transfer
@@ -35,6 +36,7 @@ from thinwire.state.patch import dump_meta
 from thinwire.types import InputError, LinkError, PayloadError, require
 
 TURN = 1.0  # seconds
+SILENT = 3.0  # seconds, a few pings, after which followers hear that the publisher above gives no sign
 BURST = 256  # events taken before the followers are served
 PARKED = 4  # transfers that broke off and are kept for their follower to come back
 PARKED_FOR = 600.0  # seconds
@@ -68,7 +70,8 @@ class Feed:
     """Send a history's newest version to whoever follows; ``wake`` it after each publication.
 
     ``outnumber`` is called with the newest version number that a follower knows of: versions must be counted
-    on from there (a relay passes it up instead). The feed owns the hub.
+    on from there (a relay passes it up instead). ``quiet``: seconds without a sign of whoever publishes what
+    a relay passes on; followers are told. The feed owns the hub.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class Feed:
         name: str = "state",
         outnumber: Callable[[int], object] | None = None,
         instance: bytes | None = None,
+        quiet: Callable[[], float] = lambda: 0.0,
     ) -> None:
         require(len(name.encode()) <= MAX_NAME, InputError, f"the name {name!r} is over {MAX_NAME} bytes")
         self._history, self._hub, self._name = history, hub, name.encode()
@@ -88,6 +92,7 @@ class Feed:
         self._followers: dict[bytes, _Follower] = {}
         self._parked: OrderedDict[Parcel, float] = OrderedDict()
         self._closing = self._news = False
+        self._quiet, self._tell_at, self._told = quiet, 0.0, 0.0
         self._compare_at = 0.0  # when a patch may be made next only to compare its size
         self._error: Exception | None = None
         history.keep(self._in_use)
@@ -160,11 +165,23 @@ class Feed:
             self._take(event)
             touched.add(event.peer)
             timeout = 0.0
+        self._tell_quiet(monotonic())
         if self._news or not touched:
             self._news, touched = False, set(self._followers)
         for peer in touched:
             if peer in self._followers:
                 self._serve(peer, self._followers[peer])
+
+    def _tell_quiet(self, now: float) -> None:
+        """Tell followers, now and then, for how long the publisher above is silent, and once when it is back."""
+        if now < self._tell_at:
+            return
+        seconds, self._tell_at = self._quiet(), now + TURN
+        seconds = seconds if seconds > SILENT else 0.0
+        if seconds or self._told:
+            for peer in self._followers:
+                self._hub.send(peer, Quiet(seconds).pack())
+        self._told = seconds
 
     def _take(self, event: Event) -> None:
         if event.kind is Kind.LOST:

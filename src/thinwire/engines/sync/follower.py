@@ -135,8 +135,18 @@ class Follower:
     def replica(self) -> Replica:
         """The copy itself. Errors: ``InputError`` before anything came."""
         if self._mirror.replica is None:
-            raise InputError(f"nothing has come from {self._spoke.peer} yet; wait() for it")
+            raise InputError(f"nothing has come from {self._peer} yet; wait() for it")
         return self._mirror.replica
+
+    @property
+    def _peer(self) -> str:
+        """Whom this follows, for errors: with a relay of its own, who is above that."""
+        return self.relay.peer if self.relay is not None else self._spoke.peer
+
+    @property
+    def _signed(self) -> float:
+        relay = self.relay
+        return min(self._reception.signed, relay.signed) if relay is not None else self._reception.signed
 
     @property
     def clock(self) -> float:
@@ -159,7 +169,7 @@ class Follower:
             ratio=whole / nbytes if nbytes else 0.0,
             trip=clock.trip,
             rate=last.nbytes / last.seconds if last is not None and last.seconds > 0 else None,
-            connected=self._spoke.joined,
+            connected=self._spoke.joined and (self.relay is None or self.relay.connected),
             ahead=self.clock - time.time(),
             doubt=clock.doubt,
             abandoned=self._reception.abandoned,
@@ -175,8 +185,8 @@ class Follower:
         self._await(lambda: self._newest.number >= version, timeout)
         if self._newest.number < version:
             if self._closing:
-                raise LinkError(f"this end stopped following {self._spoke.peer}")
-            raise LinkError(f"waited {timeout:g} s for version {version} from {self._spoke.peer}")
+                raise LinkError(f"this end stopped following {self._peer}")
+            raise LinkError(f"waited {timeout:g} s for version {version} from {self._peer}")
         return self._newest
 
     def __iter__(self) -> Iterator[Version]:
@@ -187,9 +197,9 @@ class Follower:
         """
         seen = 0
         while not self._closing:
-            left = self._spoke.heard + self._patience - monotonic()
+            left = self._signed + self._patience - monotonic()
             if left <= 0:
-                raise LinkError(f"no sign of {self._spoke.peer} for {self._patience:g} s")
+                raise LinkError(f"no sign of {self._peer} for {self._patience:g} s")
             self._await(lambda: self._newest.number > seen, left)  # noqa: B023
             if self._newest.number > seen:
                 version = self._newest

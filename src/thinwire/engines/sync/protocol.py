@@ -175,8 +175,17 @@ class Ask(Message):
     FIELDS = struct.Struct("<B")
 
 
+@dataclass(frozen=True)
+class Quiet(Message):
+    """A relay has had no sign of its publisher for so many ``seconds``; 0 once there is one again."""
+
+    seconds: float
+    KIND = 22
+    FIELDS = struct.Struct("<d")
+
+
 UP = {m.KIND: m for m in (Hello, Ack, Done, Again)}
-DOWN = {m.KIND: m for m in (LayoutIs, Begin, Chunk, Abandon, Same, Ask)}
+DOWN = {m.KIND: m for m in (LayoutIs, Begin, Chunk, Abandon, Same, Quiet, Ask)}
 
 
 def unpack(data: bytes | memoryview, kinds: dict[int, Any]) -> Any:

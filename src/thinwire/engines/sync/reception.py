@@ -27,6 +27,7 @@ from thinwire.engines.sync.protocol import (
     Hello,
     LayoutIs,
     Message,
+    Quiet,
     Same,
 )
 from thinwire.links.events import Event, Kind
@@ -90,6 +91,7 @@ class Reception:
         self.instance = NOTHING
         self.abandoned = self.restarts = self.failures = 0
         self.heard = monotonic()  # when the publisher's feed last said anything
+        self._quiet_since = math.inf  # when the last sign of the publisher was, where a relay lacks one
         self._session = self._received = 0
         self._answered = False
         self._asked_at = 0.0
@@ -106,6 +108,11 @@ class Reception:
         ]
         for thread in self._threads:
             thread.start()
+
+    @property
+    def signed(self) -> float:
+        """When the publisher itself, beyond all relays, last gave a sign of life; of the monotonic clock."""
+        return min(self.spoke.heard, self._quiet_since)
 
     def close(self) -> None:
         """End both threads; a patch that is being applied is finished first."""
@@ -194,6 +201,9 @@ class Reception:
                     "same thinwire at both"
                 )
             self._hello_due = True
+        elif isinstance(message, Quiet):
+            require(message.seconds >= 0, PayloadError, f"a publisher silent for {message.seconds} s")
+            self._quiet_since = monotonic() - message.seconds if message.seconds else math.inf
         elif not self._answered:
             return  # of a connection or a session before
         elif isinstance(message, Begin):
@@ -213,6 +223,7 @@ class Reception:
             self.restarts += self.instance != NOTHING
             self.instance = message.instance
         self._received, self._answered, self._landing = 0, True, None
+        self._quiet_since = math.inf
         if self._layout is None or message.layout.hex() != self._layout.digest:
             if not len(message.json):
                 self._layout, self._hello_due = None, True

@@ -80,7 +80,9 @@ class Relay:
             check_same(self._history.layout, layout)
             return
         self._history = History(layout, self._budget)
-        self._feed = Feed(self._history, self._hub, name, self._pass_up)
+        self._feed = Feed(
+            self._history, self._hub, name, self._pass_up, quiet=lambda: monotonic() - self.signed
+        )
 
     def apply(self, patch: Patch) -> Version:
         """Move on by a patch, and pass it on."""
@@ -100,6 +102,21 @@ class Relay:
         return known
 
     # what users call
+
+    @property
+    def signed(self) -> float:
+        """When the publisher last gave a sign of life, by the monotonic clock."""
+        return self._reception.signed
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection up now."""
+        return self._reception.spoke.joined
+
+    @property
+    def peer(self) -> str:
+        """Whom it follows: ``host:port``."""
+        return self._reception.spoke.peer
 
     @property
     def followers(self) -> list[FollowerStatus]:
@@ -166,3 +183,4 @@ class Relay:
         with self._changed:
             self._error = self._error or error
             self._changed.notify_all()
+        self._hub.close(0.0)  # followers notice, instead of waiting for what cannot come
