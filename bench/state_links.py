@@ -137,10 +137,15 @@ def ages(found: dict[str, Any], rate: float, trip: float) -> list[dict[str, floa
 
 
 def summary(found: dict[str, Any], rows: list[dict[str, float]], one: float) -> dict[str, Any]:
-    """Return a cell in a line; ``one``: the seconds of line that a version takes if it is sent by itself."""
+    """Return a cell in a line; ``one``: the seconds of line that a version takes if it is sent by itself.
+
+    Errors: ``MeasurementError`` unless two versions were published after the first, and one arrived.
+    """
     versions, published = found["publish"]["versions"], [r["age"] for r in rows]
     times = [v["published"] for v in versions[1:]]
-    between = (times[-1] - times[0]) / max(1, len(times) - 1)
+    if len(times) < 2 or times[-1] <= times[0] or not rows:
+        raise MeasurementError(f"{len(times)} versions after the first and {len(rows)} arrivals; take longer")
+    between = (times[-1] - times[0]) / (len(times) - 1)
     return {
         "published": len(versions) - 1,
         "arrived": len(rows),
@@ -168,10 +173,9 @@ def feed(folder: Path, kind: str) -> dict[str, Any]:
     many = 1 if kind == "one" else MANY
     orders = {"folder": str(folder), "rate": FEED_RATE, "stride": 1, "interval": FEED_INTERVAL,
               "seconds": FEED_SECONDS, "followers": MANY if kind == "direct" else 1, "count": many,
-              "relay": kind == "relay", "base": kind != "one"}  # fmt: skip
+              "relay": kind == "relay", "base": kind == "relay"}  # fmt: skip
     with tempfile.TemporaryDirectory() as place:
         found = Cell(FEED_LINK, Path(place), orders).run()
-    hashes = {f["hash"] for f in found["follow"]["followers"]}
     followers = found["follow"]["followers"]
     return {
         "kind": kind,
@@ -182,8 +186,13 @@ def feed(folder: Path, kind: str) -> dict[str, Any]:
         "uplink_bytes": found["network"]["uplink_bytes"],
         "versions": len(found["publish"]["versions"]) - 1,
         "arrived": [len(f["arrivals"]) for f in followers],
-        "identical": len(hashes) == 1,
+        "identical": identical(found),
     }
+
+
+def identical(found: dict[str, Any]) -> bool:
+    """Return whether all followers ended with what was published last."""
+    return {f["hash"] for f in found["follow"]["followers"]} == {found["publish"]["hash"]}
 
 
 def keep(path: Path, found: Any) -> None:

@@ -94,9 +94,9 @@ class Publishing:
     def _watch_coding(self) -> None:
         history, make = self._publisher.history, self._publisher.history.patch
 
-        def watched(base: int | None = None) -> Patch:
+        def watched(base: int | None = None, mark: bool = True) -> Patch:
             began = time.perf_counter()
-            found = make(base)
+            found = make(base, mark)
             self._patches.append({"base": found.base, "version": found.version, "bytes": len(found.body),
                                   "seconds": time.perf_counter() - began})  # fmt: skip
             return found
@@ -124,7 +124,8 @@ class Publishing:
         Path(self._order["done"]).touch()
         followers = [asdict(f) for f in self._publisher.followers]
         return {"versions": self._rows, "patches": self._patches, "sent_first": sent,
-                "sent": self._publisher.sent, "followers": followers}  # fmt: skip
+                "sent": self._publisher.sent, "followers": followers,
+                "hash": f"{self._publisher.newest.hash:016x}"}  # fmt: skip
 
     def _publish(self, step: int, **meta: int) -> None:
         began = time.perf_counter()
