@@ -35,6 +35,7 @@ from thinwire.engines.sync.protocol import (
     NOTHING,
     PROTOCOL,
     UP,
+    Ask,
     Hello,
     LayoutIs,
     Same,
@@ -527,3 +528,39 @@ def test_what_ends_a_relay_ends_its_port() -> None:
             with pytest.raises(InputError, match="follow it anew"):
                 relay.wait(2, LONG)
             until(lambda: not f.status.connected)
+
+
+@pytest.mark.parametrize("reply", ["ask", "no layout"])
+def test_a_feed_that_only_asks_is_not_greeted_as_fast_as_the_line_goes(reply: str) -> None:
+    hub, greeted = Hub.bind(), 0
+    try:
+        with Follower(HOST, hub.port) as f:
+            end = monotonic() + 1.5
+            while (left := end - monotonic()) > 0:
+                event = hub.recv(left)
+                if event is None or event.kind is not Kind.DATA or event.data[0] != Hello.KIND:
+                    continue
+                greeted += 1
+                session = unpack(event.data, UP).session
+                known = (PROTOCOL, session, b"i" * 16, b"d" * 16, 1, bytes(MAX_NAME), b"")
+                hub.send(event.peer, (Ask(PROTOCOL) if reply == "ask" else LayoutIs(*known)).pack())  # type: ignore[arg-type]
+            assert 2 <= greeted <= 6
+            if reply == "no layout":
+                with pytest.raises(PayloadError, match="left out"):
+                    f.wait(1, LONG)
+    finally:
+        hub.close(0.0)
+
+
+def test_a_follower_that_counts_up_does_not_fill_the_log() -> None:
+    with Publisher(weights()) as p, stranger(p.port) as spoke:
+        p.publish(1)
+        digest = bytes.fromhex(p.history.layout.digest)
+        for i in range(300):
+            spoke.send(hello(i, digest, above=2 * i + 10))
+        spoke.send(hello(1000, NOTHING))  # is answered: it is still served otherwise
+        while (found := answer(spoke, LayoutIs)) is not None and found.session != 1000:  # type: ignore[attr-defined]
+            pass
+        assert found is not None and 600 > p.newest.number > 100
+        with Follower(HOST, p.port) as f:
+            f.wait(p.publish(2).number)

@@ -37,6 +37,7 @@ from thinwire.types import InputError, LinkError, PayloadError, require
 
 TURN = 1.0  # seconds
 SILENT = 3.0  # seconds, a few pings, after which followers hear that the publisher above gives no sign
+MOVES = 64  # times that followers may have the newest version numbered anew at once; one more each second
 BURST = 256  # events taken before the followers are served
 PARKED = 4  # transfers that broke off and are kept for their follower to come back
 PARKED_FOR = 600.0  # seconds
@@ -87,9 +88,11 @@ class Feed:
         self._history, self._hub, self._name = history, hub, name.encode()
         self._outnumber = outnumber or history.outnumber
         self.instance = instance or secrets.token_bytes(16)
+        self._json = history.layout.to_json()
         self._digest = bytes.fromhex(history.layout.digest)
         self._making = Making(history, self.wake)
         self._followers: dict[bytes, _Follower] = {}
+        self._moves, self._moved_at = float(MOVES), monotonic()
         self._parked: OrderedDict[Parcel, float] = OrderedDict()
         self._closing = self._news = False
         self._quiet, self._tell_at, self._told = quiet, 0.0, 0.0
@@ -173,7 +176,7 @@ class Feed:
                 self._serve(peer, self._followers[peer])
 
     def _tell_quiet(self, now: float) -> None:
-        """Tell followers, now and then, for how long the publisher above is silent, and once when it is back."""
+        """Tell followers, now and then, how long the publisher above is silent, and once when it is back."""
         if now < self._tell_at:
             return
         seconds, self._tell_at = self._quiet(), now + TURN
@@ -246,10 +249,16 @@ class Feed:
         honest = above < HIGHEST or above <= newest.number
         require(honest, PayloadError, f"a follower that has seen version {above}; at most {HIGHEST} is one")
         if newest.number < above or (taken and newest.number):
+            now = monotonic()
+            self._moves = min(MOVES, self._moves + now - self._moved_at)
+            self._moved_at = now
+            if self._moves < 1:  # it says HELLO again later: whoever only wants numbers moved gets few
+                raise PayloadError("too many followers that have seen newer versions")
+            self._moves -= 1
             self._outnumber(above)
 
     def _layout(self, session: int, newest: int, known: bool) -> LayoutIs:
-        json = b"" if known else self._history.layout.to_json()
+        json = b"" if known else self._json
         name = self._name.ljust(MAX_NAME, b"\0")
         return LayoutIs(PROTOCOL, session, self.instance, self._digest, newest, name, memoryview(json))
 

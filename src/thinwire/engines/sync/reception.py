@@ -38,6 +38,7 @@ from thinwire.state.patch import MAX_META, Patch, Version, load_meta
 from thinwire.types import DesyncError, InputError, LinkError, PayloadError, require
 
 TURN = 1.0  # seconds
+ASKED = 0.5  # seconds at least between two HELLOs, where it is the feed that asks again
 ANSWER = 5.0  # seconds without an answer after which HELLO is said again
 FAILURES = 5  # patches or messages in a row that cannot be used before the follower gives up
 WAITING = 2  # patches that wait to be applied
@@ -94,7 +95,7 @@ class Reception:
         self._quiet_since = math.inf  # when the last sign of the publisher was, where a relay lacks one
         self._session = self._received = 0
         self._answered = False
-        self._asked_at = 0.0
+        self._asked_at = self._hello_at = 0.0  # when HELLO was said last, and when it may be again
         self._landing: Landing | None = None
         self._part: Landing | None = None
         self._began = 0.0
@@ -167,21 +168,26 @@ class Reception:
     def _listen(self) -> None:
         try:
             while not self._closing:
-                event = self.spoke.recv(TURN)
+                event = self.spoke.recv(self._rest())
                 if event is not None:
                     self._take(event)
                 elif self.spoke.joined and not self._answered and monotonic() - self._asked_at > ANSWER:
                     self._hello_due = True
-                if self._hello_due and not self._pending:
+                if self._hello_due and not self._pending and monotonic() >= self._hello_at:
                     self._say_hello()
         except Exception as e:
             if not (self._closing and isinstance(e, LinkError)):
                 self._failed(e)
                 self.spoke.close(0.0)
 
+    def _rest(self) -> float:
+        """Return the seconds to wait for news, at most."""
+        left = self._hello_at - monotonic()
+        return min(TURN, max(0.0, left)) if self._hello_due and left > 0 else TURN
+
     def _take(self, event: Event) -> None:
         if event.kind is Kind.JOINED:
-            self._hello_due = True
+            self._hello_due, self._hello_at = True, 0.0
         elif event.kind is Kind.DATA:
             self.heard = monotonic()
             try:
@@ -200,7 +206,7 @@ class Reception:
                     f"{self.spoke.peer} speaks protocol {message.protocol}, this end {PROTOCOL}: install the "
                     "same thinwire at both"
                 )
-            self._hello_due = True
+            self._hello_due, self._hello_at = True, self._asked_at + ASKED
         elif isinstance(message, Quiet):
             require(message.seconds >= 0, PayloadError, f"a publisher silent for {message.seconds} s")
             self._quiet_since = monotonic() - message.seconds if message.seconds else math.inf
@@ -226,8 +232,8 @@ class Reception:
         self._quiet_since = math.inf
         if self._layout is None or message.layout.hex() != self._layout.digest:
             if not len(message.json):
-                self._layout, self._hello_due = None, True
-                return
+                self._layout = None  # so that HELLO does not claim to know it
+                raise PayloadError("another layout, and it was left out")
             layout = Layout.from_json(message.json, self._max_nbytes)
             if layout.digest != message.layout.hex():
                 raise PayloadError("a layout whose digest is another")
