@@ -14,7 +14,7 @@ import torch
 from bench import state_links, state_worker
 
 import states
-from thinwire.state import blocks, changes, log
+from thinwire.state import binding, blocks, changes, log
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.state.patch import MAX_TIME, Patch, check_meta, load_meta
@@ -356,3 +356,66 @@ def test_the_bench_times_all_patches_that_are_made():
     publishing._watch_coding()
     assert history.patch(1, False).version == history.patch(None).version == 2
     assert [p["base"] for p in publishing._patches] == [1, 0]
+
+
+class Elsewhere:
+    """A device that is not there: what was copied to it, by slot."""
+
+    def __init__(self, monkeypatch, model):
+        self._names = {id(x): name for name, x in model.named_parameters()}
+        self.holds, self.copied, self.broken = {}, [], False
+        monkeypatch.setattr(binding, "_copy", self._copy)
+
+    def _copy(self, x, values):
+        if self.broken:
+            raise RuntimeError("out of memory")
+        self.copied.append(self._names[id(x)])
+        self.holds[self.copied[-1]] = values.clone()
+
+
+def layers(device):
+    return torch.nn.Sequential(*(torch.nn.Linear(3, 2, device=device) for _ in range(4)))
+
+
+@pytest.fixture
+def elsewhere(monkeypatch):
+    state = {name: x.detach().clone() for name, x in layers("cpu").state_dict().items()}
+    history = History(Layout.of(state), budget=1 << 20)
+    history.publish(state)
+    replica, model = follower(history), layers("meta")
+    there = Elsewhere(monkeypatch, model)
+    replica.bind(model)
+    assert states.same(there.holds, state)
+    there.copied.clear()
+    return history, state, replica, there, model
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_another_device_gets_what_changed_and_nothing_else(elsewhere, every):
+    history, state, replica, there, _model = elsewhere
+    touched = set()
+    for i in range(2, 40):
+        name = f"{i % 4}.weight"
+        touched.add(name)
+        state[name][0, i % 3] = float(i)
+        history.publish(state)
+        whole = i % 13 == 0  # a keyframe may change anything
+        replica.apply(history.patch(None if whole else replica.held.number))
+        touched |= set(state) if whole else set()
+        if i % every == 0:
+            assert replica.swap()
+            assert sorted(there.copied) == sorted(touched) and states.same(there.holds, state)
+            there.copied.clear()
+            touched.clear()
+
+
+def test_after_a_copy_that_failed_everything_is_copied(elsewhere):
+    history, state, replica, there, _model = elsewhere
+    for i, broken in enumerate((True, False)):
+        state[f"{i}.weight"] += 1.0
+        history.publish(state)
+        replica.apply(history.patch(replica.held.number))
+        there.broken = broken
+        with pytest.raises(RuntimeError) if broken else contextlib.nullcontext():
+            replica.swap()
+    assert sorted(there.copied) == sorted(state) and states.same(there.holds, state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Container
 
 from torch import Tensor, nn
 
@@ -46,22 +47,28 @@ class Bound:
 
     def __init__(self) -> None:
         self._found: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # by id: the tensor, and its slot
+        self._cut_short = False  # a copy failed, so that others are missing too
 
     def add(self, found: list[tuple[Tensor, int]]) -> None:
         """Take in what ``bind`` found, again if need be."""
         self._found = {i: (x, slot) for i, (x, slot) in self._found.items() if x() is not None}
         self._found |= {id(x): (weakref.ref(x), slot) for x, slot in found}
 
-    def point(self, view: View) -> None:
-        """Let each tensor share the memory of its slot, or copy that to where it lives."""
+    def point(self, view: View, touched: Container[int] | None = None) -> None:
+        """Let each tensor share the memory of its slot, or copy that to where it lives.
+
+        Slots that are not among those ``touched`` are there already; None: any may have changed.
+        """
+        touched, self._cut_short = None if self._cut_short else touched, True
         for tensor, index in self._found.values():
             x, values = tensor(), view.slots[index]
             if x is None:
                 continue
             if x.device == values.device:
                 x.data = values
-            else:
+            elif touched is None or index in touched:
                 _copy(x, values)
+        self._cut_short = False
 
 
 def _copy(x: Tensor, values: Tensor) -> None:

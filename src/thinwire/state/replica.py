@@ -58,6 +58,7 @@ class Replica:
         self._ready = False  # the back buffer holds a version newer than the front's
         self._behind: list[Place] | None = None  # where back and front differ; None: anywhere
         self._differing = 0  # how many words that may be
+        self._touched: set[int] | None = None  # slots in which back and front may differ; None: in all
         self._bound = binding.Bound()
         self._lock = threading.Lock()  # which buffer is which
         self._applying = threading.Lock()
@@ -166,7 +167,7 @@ class Replica:
     def _install(self, words: Words, version: Version) -> Version:
         view = View(words)
         with self._lock:
-            self._back, self._behind = view, None
+            self._back, self._behind, self._touched = view, None, None
             self._ready, self._held, self._unchecked = True, version, 0
         return version
 
@@ -194,6 +195,8 @@ class Replica:
         moves.write(back.words, made)
         for m in made:
             back.refresh(m.piece, m.positions)
+            if self._touched is not None:
+                self._touched.add(self.layout.blocks()[m.piece].slot)
         if known is not None:
             known += [(m.piece, m.positions) for m in made]
             self._differing += sum(len(m.old) for m in made)
@@ -213,7 +216,7 @@ class Replica:
             for piece, positions in self._behind:
                 write(self._back.words[piece], positions, read(front.words[piece], positions))
                 self._back.refresh(piece, positions)
-        self._behind, self._differing = [], 0
+        self._behind, self._differing, self._touched = [], 0, set()
         return self._back
 
     def swap(self) -> bool:
@@ -229,7 +232,7 @@ class Replica:
                 return False
             self._front, self._back = self._back, self._front
             self._shown, self._ready = self._held, False
-            self._bound.point(self._front)
+            self._bound.point(self._front, self._touched)
         finally:
             self._lock.release()
         self.pause = time.perf_counter() - began
