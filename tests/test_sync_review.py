@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,8 +20,9 @@ from torch import Tensor, nn
 
 from slow_proxy import SlowProxy
 from thinwire.cli.follow import follow
-from thinwire.engines.sync import feed
+from thinwire.engines.sync import feed, shelf_writer
 from thinwire.engines.sync.callback import publish_callback
+from thinwire.engines.sync.claim import read_manifest
 from thinwire.engines.sync.feed import HIGHEST
 from thinwire.engines.sync.folder import PlainFolder
 from thinwire.engines.sync.follower import Follower
@@ -564,3 +566,50 @@ def test_a_follower_that_counts_up_does_not_fill_the_log() -> None:
         assert found is not None and 600 > p.newest.number > 100
         with Follower(HOST, p.port) as f:
             f.wait(p.publish(2).number)
+
+
+class SlowUploads(PlainFolder):
+    """A folder to which one patch takes much longer than a lease."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def write(self, name: str, data: bytes) -> None:
+        if name.startswith("patches/"):
+            self.begun.set()
+            assert self.go_on.wait(LONG)
+        super().write(name, data)
+
+
+def test_a_lease_outlives_a_long_upload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    w, folder = weights(), SlowUploads(tmp_path)
+    monkeypatch.setattr(shelf_writer, "open_folder", lambda url: folder)
+    with ShelfWriter.of(tmp_path, w, lease=1.0) as writer:
+        writer.publish(1)
+        writer.flush(LONG)
+        w["w"] += 1
+        writer.publish(2)
+        assert folder.begun.wait(LONG)
+        end = monotonic() + 2.5
+        while monotonic() < end:
+            manifest = read_manifest(folder, Proof(None))
+            assert time.time() - manifest.written < manifest.lease
+            sleep(0.05)
+        folder.go_on.set()
+        writer.flush(LONG)
+    assert read_manifest(folder, Proof(None)).lease == 0.0  # said goodbye, and nobody took that back
+
+
+def test_who_waits_for_a_dead_publishers_lease_is_told_the_way_out(tmp_path: Path) -> None:
+    def shelving(instance: str, at: float) -> Shelving:
+        history, told = History(Layout.of(weights())), (lambda: None, lambda: at)
+        return Shelving(
+            PlainFolder(tmp_path), history, "state", instance, Proof(None), Keeping(), 60.0, *told
+        )
+
+    shelving("ab" * 16, 90000.0)  # its clock is a day ahead
+    with pytest.raises(InputError, match=r"wait .* s or delete state\.json"):
+        shelving("cd" * 16, 1000.0)
+    (tmp_path / "state.json").unlink()
+    shelving("cd" * 16, 1000.0)

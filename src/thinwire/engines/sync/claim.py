@@ -35,7 +35,7 @@ def claim(folder: Folder, proof: Proof, blank: Manifest) -> Manifest:
     if found.instance != blank.instance and found.lease > 0 and left > 0:
         raise InputError(
             f"another publisher writes the state {found.name!r} to {folder.where}; stop it, choose another "
-            f"folder, or wait {left:.0f} s if it has died"
+            f"folder, or, if it has died, wait {left:.0f} s or delete {STATE} there"
         )
     if found.digest != blank.digest:
         raise InputError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -81,7 +82,10 @@ class ShelfWriter:
         self._error: ThinwireError | None = None
         self._fatal: Exception | None = None
         self._thread = threading.Thread(target=self._run, name=f"thinwire shelf {self.where}", daemon=True)
+        self._over = threading.Event()
+        self._heart = threading.Thread(target=self._live, name=f"thinwire lease {self.where}", daemon=True)
         self._thread.start()
+        self._heart.start()
 
     @classmethod
     def of(
@@ -181,14 +185,26 @@ class ShelfWriter:
         try:
             while not self._wait():
                 self._step()
+            self._rest()
             self._shelf.leave()
         except OSError as e:
             self._error = refusal(e, self.where)
         except Exception as e:  # told to whoever publishes, waits or closes
             self._fatal = e
+        self._rest()
         with self._turn:
             self._ended = True
             self._turn.notify_all()
+
+    def _live(self) -> None:
+        """Renew the lease while an upload takes longer than it; the other thread tells what goes wrong."""
+        while not self._over.wait(self._beat):
+            with suppress(OSError, ThinwireError):
+                self._shelf.beat()
+
+    def _rest(self) -> None:
+        self._over.set()
+        self._heart.join(TIMEOUT)
 
     def _wait(self) -> bool:
         """Wait for news, or until it is time for a sign of life or another attempt; return whether to end."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -29,11 +30,12 @@ from thinwire.state.patch import Patch, Version
 _PART = re.compile(
     rf"({PATCHES}|{KEYFRAMES})/\.?[0-9-]+-[0-9a-f]{{8}}\.safetensors\.[0-9a-f]{{8}}{re.escape(PART)}"
 )
+LATE = 0.6  # of its lease that a manifest may age before another thread renews it
 BEATS = 3  # times within its lease that a manifest is written, whether there is news or not
 
 
 class Shelving:
-    """A history's versions in a folder. For one thread; keyframes have one of their own."""
+    """A history's versions in a folder. For one thread, but for ``beat``; keyframes have one of their own."""
 
     def __init__(
         self,
@@ -51,6 +53,7 @@ class Shelving:
         self._lease, self._wake, self._clock = lease, wake, clock
         self._doomed: dict[str, float] = {}  # files that no manifest names any more, and when they go
         self._keyframe: Keyframe | None = None
+        self._committing = threading.RLock()  # the manifest is written by one thread at a time
         self.nbytes = 0  # written, the manifest included
         layout = history.layout.to_json()
         file = File(LAYOUT, 0, 0, len(layout), proof.of(LAYOUT, layout))
@@ -90,10 +93,21 @@ class Shelving:
             self._commit(self._found())
         self.sweep()
 
+    def beat(self) -> None:
+        """Say that this publisher is alive, where a long upload keeps its thread from that; from another."""
+        with self._committing:
+            late = self._clock() - self.manifest.written >= LATE * self._lease
+            if self._lease > 0 and late:
+                check_still_ours(self._folder, self._proof, self.manifest.instance)
+                manifest = replace(self.manifest, written=self._clock())
+                self._write(STATE, manifest.pack(self._proof))
+                self.manifest = manifest
+
     def leave(self) -> None:
         """Tell readers and the next publisher that this one has ended."""
-        self._lease = 0.0
-        self._commit(self.manifest)
+        with self._committing:
+            self._lease = 0.0
+            self._commit(self.manifest)
 
     def _next(self) -> Patch | None:
         """Return what leads from the manifest's newest version to the history's, if there is news."""
@@ -172,6 +186,10 @@ class Shelving:
 
     def _commit(self, manifest: Manifest, taken: bool = True) -> None:
         """Make ``manifest``, less what is not to be kept, what readers see."""
+        with self._committing:
+            self._replace(manifest, taken)
+
+    def _replace(self, manifest: Manifest, taken: bool) -> None:
         if taken:
             check_still_ours(self._folder, self._proof, manifest.instance)
         now = self._clock()
