@@ -124,7 +124,7 @@ def test_an_interrupt_leaves_nothing_running(model: Path, tmp_path: Path):
 def test_a_worker_ends_with_its_starter(tmp_path: Path):
     code = (
         "import sys, time; from thinwire.lab.state_demo_talk import run_worker; "
-        "run_worker(lambda order, orders: time.sleep(60))"
+        "run_worker(lambda order, orders: time.sleep(600))"
     )
     env = {"THINWIRE_STATE_DEMO": "{}", "PYTHONPATH": ":".join(p for p in sys.path if p)}
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, env=env)

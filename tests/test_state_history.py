@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -549,10 +550,12 @@ def test_many_threads_ask_while_one_publishes(monkeypatch, by_class):
                     replica.apply(states.over_the_wire(history.patch(replica.held.number)))
                     replica.swap()
                     replica.check()
+                else:
+                    time.sleep(0.001)
         except Exception as e:
             wrong.append(e)
 
-    threads = [threading.Thread(target=follow) for _ in range(3)]
+    threads = [threading.Thread(target=follow, daemon=True) for _ in range(3)]
     for t in threads:
         t.start()
     for i in range(40):

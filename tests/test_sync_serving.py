@@ -154,7 +154,7 @@ LINES = [(1.4, 0.03), (10, 0.03), (10, 0.1), (100, 0.05), (200, 0.2), (1000, 0.0
 @pytest.mark.parametrize(("mbit", "trip"), LINES)
 def test_a_long_transfer_uses_the_whole_line_and_hardly_queues(mbit: float, trip: float) -> None:
     rate = mbit * MBIT
-    seconds = 20.0 if mbit <= 100 else 10.0
+    seconds = 20.0 if mbit <= 100 else 5.0
     sim = Sim(rate, trip, 1e9, lambda base, version: int(rate * seconds), until=60.0).run()
     (when, version, _), *_ = sim.arrivals
     assert (
@@ -176,7 +176,7 @@ def test_what_is_sent_of_a_patch_is_the_patch_and_the_history_s_own_bytes() -> N
     history = History(Layout.of({"w": torch.zeros(5000)}))
     history.publish({"w": torch.randn(5000)})
     patch, making = history.patch(), Making(history, lambda: None)
-    made = making.start(Order(0, 1)).result(10.0)
+    made = making.start(Order(0, 1)).result(60.0)
     making.close()
     assert made.body is patch.body and bytes(made.cut(0, made.nbytes)) == patch.pack()
 

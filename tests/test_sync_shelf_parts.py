@@ -157,7 +157,7 @@ def web(tmp_path, monkeypatch):
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
-    yield WebFolder(f"http://127.0.0.1:{server.server_port}/", timeout=5.0)
+    yield WebFolder(f"http://127.0.0.1:{server.server_port}/", timeout=60.0)
     server.shutdown()
     server.server_close()
     thread.join()
