@@ -154,7 +154,7 @@ LINES = [(1.4, 0.03), (10, 0.03), (10, 0.1), (100, 0.05), (200, 0.2), (1000, 0.0
 @pytest.mark.parametrize(("mbit", "trip"), LINES)
 def test_a_long_transfer_uses_the_whole_line_and_hardly_queues(mbit: float, trip: float) -> None:
     rate = mbit * MBIT
-    seconds = 20.0 if mbit <= 100 else 5.0
+    seconds = {200: 10.0, 1000: 5.0}.get(mbit, 20.0)
     sim = Sim(rate, trip, 1e9, lambda base, version: int(rate * seconds), until=60.0).run()
     (when, version, _), *_ = sim.arrivals
     assert (
