@@ -54,6 +54,12 @@ def difference(before: Array, after: Array) -> Block:
     return Block(before.size, at, after[at] - before[at])
 
 
+def add_to(words: Array, block: Block) -> None:
+    """Take ``words`` [numel] from the one version to the other, in place."""
+    positions, diffs = block.sparse()
+    words[positions] += diffs
+
+
 def held(*words: Array) -> Look:
     """Return the words of blocks as both ends look at them."""
     return lambda i, start, stop: words[i][start:stop]
@@ -113,8 +119,8 @@ def test_words_come_out_as_an_optimiser_left_them(rate: float, steps: int) -> No
     words = before.copy()
     found = unpack_blocks(body, [half, half], SHORT, True, held(*old))
     assert count_blocks(body, [half, half], SHORT) == sum(block.moved() for block in blocks)
-    found[0].add_to(words[:half])
-    found[1].add_to(words[half:])
+    add_to(words[:half], found[0])
+    add_to(words[half:], found[1])
     assert np.array_equal(words, after)
 
 
@@ -250,7 +256,7 @@ def test_damaged_bytes_are_refused_or_stay_in_bounds(
         except PayloadError:
             continue
         for block in blocks:
-            block.add_to(np.zeros(block.numel, dtype=word))  # whatever it says, it stays inside
+            add_to(np.zeros(block.numel, dtype=word), block)  # whatever it says, it stays inside
 
 
 @settings(deadline=None, max_examples=200)
@@ -259,7 +265,7 @@ def test_any_bytes_are_refused_or_stay_in_bounds(data: bytes, word: np.dtype, nu
     look = held(*[np.zeros(n, dtype=word) for n in numels])
     try:
         for block in unpack_blocks(data, numels, word, before=look):
-            block.add_to(np.zeros(block.numel, dtype=word))
+            add_to(np.zeros(block.numel, dtype=word), block)
     except PayloadError:
         pass
 
@@ -348,5 +354,6 @@ def test_classes_longer_than_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     body = pack_blocks([difference(before, after)], SHORT, held(before))
     assert body[1]
     words = before.copy()
-    unpack_blocks(body, [before.size], SHORT, True, held(before))[0].add_to(words)
+    (found,) = unpack_blocks(body, [before.size], SHORT, True, held(before))
+    add_to(words, found)
     assert np.array_equal(words, after)

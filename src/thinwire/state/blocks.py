@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from thinwire.state.diffs import fits_whole, pack_diffs, pack_whole, unpack_diffs, unpack_whole
-from thinwire.state.gather import read, write
+from thinwire.state.gather import write
 from thinwire.state.masks import where
 from thinwire.state.positions import MAX_SIZE, pack_positions, unpack_positions
 from thinwire.state.stream import Array, Reader, pack_flags
@@ -33,13 +33,6 @@ class Block(NamedTuple):
     numel: int
     positions: Array | None
     diffs: Array
-
-    def add_to(self, words: Array) -> None:
-        """Take ``words`` [numel] from the one version to the other, in place."""
-        if self.positions is None:
-            words += self.diffs
-        else:
-            write(words, self.positions, read(words, self.positions) + self.diffs)
 
     def moved(self) -> int:
         """Return how many elements changed."""
