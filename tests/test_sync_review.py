@@ -20,6 +20,8 @@ from torch import Tensor, nn
 
 from slow_proxy import SlowProxy
 from thinwire.cli.follow import follow
+from thinwire.cli.inspect import _print
+from thinwire.cli.live import Live
 from thinwire.engines.sync import feed, shelf_writer
 from thinwire.engines.sync.callback import publish_callback
 from thinwire.engines.sync.claim import read_manifest
@@ -27,7 +29,8 @@ from thinwire.engines.sync.feed import HIGHEST
 from thinwire.engines.sync.folder import PlainFolder
 from thinwire.engines.sync.follower import Follower
 from thinwire.engines.sync.keeping import Keeping
-from thinwire.engines.sync.manifest import MAX_VERSIONS, File
+from thinwire.engines.sync.manifest import MAX_VERSIONS, File, Manifest, Shelved
+from thinwire.engines.sync.manifest import unpack as unpack_manifest
 from thinwire.engines.sync.peek import ask
 from thinwire.engines.sync.proof import Proof
 from thinwire.engines.sync.protocol import (
@@ -613,3 +616,24 @@ def test_who_waits_for_a_dead_publishers_lease_is_told_the_way_out(tmp_path: Pat
         shelving("cd" * 16, 1000.0)
     (tmp_path / "state.json").unlink()
     shelving("cd" * 16, 1000.0)
+
+
+def test_what_others_say_does_nothing_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    evil = "a\x1b[2J\x07\r\u202eb\x9b1m"
+    tensors = [{"name": evil, "shape": [2], "published": 1e308}]
+    _print({"name": evil, "published": 1e308, "meta": {evil: evil}, "tensors": tensors})
+    with Live(lambda: evil) as live:
+        live.note(evil)
+    shown = "".join(capsys.readouterr())
+    assert shown.count("a?[2J???b?1m") == 6 and "1e+308" in shown
+    assert not {*"\x1b\x07\r\u202e\x9b"} & {*shown}
+
+
+@pytest.mark.parametrize("published", [1e308, -1.0, float(1 << 40)])
+def test_a_manifest_with_a_time_that_is_none_is_refused(published: float, tmp_path: Path) -> None:
+    layout = Layout.of(weights())
+    file = File("layout.json", 0, 0, 10, "a" * 64)
+    version = Shelved(1, 7, published)
+    manifest = Manifest("state", "ab" * 16, 1.0, 60.0, layout.digest, file, (version,))
+    with pytest.raises(PayloadError, match="published at"):
+        unpack_manifest(manifest.pack(Proof(None)), Proof(None), "here")

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from thinwire.cli.live import printable
 from thinwire.cli.output import PLAIN_WIDTH, print_json
 from thinwire.cli.places import Address, TokenFile, parse_place
 from thinwire.engines.sync.claim import read_manifest
@@ -26,6 +27,7 @@ from thinwire.engines.sync.proof import Proof
 from thinwire.lab.progress import megabytes
 from thinwire.links.security import read_token
 from thinwire.state.layout import Layout
+from thinwire.state.patch import is_time
 from thinwire.types import InputError, LinkError, PayloadError, ThinwireError
 
 TIMEOUT = 20.0  # seconds that a publisher has to answer
@@ -157,7 +159,8 @@ def _print(found: Mapping[str, Any]) -> None:
     tables = ("tensors", "versions", "files")
     for key, value in found.items():
         if key not in tables:
-            console.print(f"{key.replace('_', ' ')}: {_words(key, value)}", markup=False, soft_wrap=True)
+            text = printable(f"{key.replace('_', ' ')}: {_words(key, value)}")
+            console.print(text, markup=False, soft_wrap=True)
     for key in tables:
         rows = found.get(key)
         if rows:
@@ -166,8 +169,8 @@ def _print(found: Mapping[str, Any]) -> None:
 
 
 def _words(key: str, value: Any) -> str:
-    if key == "published" and value:
-        return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(value))}"
+    if key == "published" and value and is_time(value):
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value))
     if key.endswith("nbytes"):
         return f"{value} ({megabytes(value)})"
     if isinstance(value, bool):
@@ -182,7 +185,7 @@ def _table(rows: list[dict[str, Any]]) -> Table:
         right = name in ("nbytes", "number", "base")
         table.add_column(name.replace("nbytes", "bytes"), justify="right" if right else "left")
     for row in rows:
-        table.add_row(*(escape(_cell(name, row.get(name))) for name in names))
+        table.add_row(*(escape(printable(_cell(name, row.get(name)))) for name in names))
     return table
 
 

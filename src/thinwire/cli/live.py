@@ -14,6 +14,15 @@ FRESH = 0.25  # seconds between two looks
 EVERY = 1.0  # seconds between two plain lines at least
 
 
+def printable(text: str) -> str:
+    """Return ``text`` without what would move a terminal's cursor: other ends had a say in it.
+
+    >>> printable("a\\x1b[2Jb")
+    'a?[2Jb'
+    """
+    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
+
+
 class Live:
     """Shows what ``text`` returns: always on a terminal; else after a ``tick``, and at the end.
 
@@ -37,7 +46,7 @@ class Live:
     def note(self, text: str) -> None:
         """Print a line for people, above the live one."""
         with self._lock:
-            self._write(f"{text}\n")
+            self._write(f"{printable(text)}\n")
 
     def close(self) -> None:
         """Show the last line, and stop. Harmless twice."""
@@ -65,7 +74,7 @@ class Live:
                 self._show("\n")
 
     def _show(self, end: str, again: bool = False) -> None:
-        text = self._text()
+        text = printable(self._text()).replace("\n", " ")
         with self._lock:
             if again or text != self._told:
                 self._told = text

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from thinwire.engines.sync.proof import Proof
+from thinwire.state.patch import is_time
 from thinwire.types import WRONG_VALUES, AuthError, PayloadError
 
 STATE, LAYOUT = "state.json", "layout.json"
@@ -128,7 +129,10 @@ def _manifest(fields: Any) -> Manifest:
 
 def _version(fields: Any) -> Shelved:
     number, digits = _whole(fields["number"], 1), _text(fields["hash"], HASH)
-    return Shelved(number, int(digits, 16), _real(fields["published"]))
+    published = _real(fields["published"])
+    if not is_time(published):
+        raise PayloadError(f"a version published at {published:g} s since the epoch")
+    return Shelved(number, int(digits, 16), published)
 
 
 def _leg(fields: Any, known: set[int]) -> File:

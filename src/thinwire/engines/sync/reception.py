@@ -34,7 +34,7 @@ from thinwire.links.events import Event, Kind
 from thinwire.links.inbox import renewed
 from thinwire.links.spoke import Spoke
 from thinwire.state.layout import MAX_NBYTES, Layout
-from thinwire.state.patch import MAX_META, Patch, Version, load_meta
+from thinwire.state.patch import MAX_META, Patch, Version, is_time, load_meta
 from thinwire.types import DesyncError, InputError, LinkError, PayloadError, require
 
 TURN = 1.0  # seconds
@@ -269,7 +269,7 @@ class Reception:
             return
         require(len(message.meta) <= MAX_META, PayloadError, f"meta data of {len(message.meta)} bytes")
         meta = load_meta(bytes(message.meta)) if len(message.meta) else held.meta
-        require(math.isfinite(message.published), PayloadError, f"a version published at {message.published}")
+        require(is_time(message.published), PayloadError, f"a version published at {message.published:g}")
         version = Version(message.version, message.hash, message.published, meta)
         with suppress(DesyncError):  # a newer one has come meanwhile, or a number that is still too low
             self._arrived(self._target.confirm(version), 0, 0.0)
