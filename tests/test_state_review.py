@@ -141,7 +141,6 @@ def test_blocks_of_more_elements_than_a_stream_may_have_share_several(monkeypatc
     back = changes.unpack_blocks(body, numels, word)
     for a, b in zip(found, back, strict=True):
         assert np.array_equal(a.positions, b.positions) and np.array_equal(a.diffs, b.diffs)
-    assert changes.count_blocks(body, numels, word) == sum(b.moved() for b in found)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from thinwire.state.changes import Block, Look, count_blocks, pack_blocks, unpack_blocks
+from thinwire.state.changes import Block, Look, pack_blocks, unpack_blocks
 from thinwire.state.layout import Layout
 from thinwire.state.planes import decode_whole, encode_whole
 from thinwire.state.words import Words
@@ -59,14 +59,6 @@ def unpack_changes(layout: Layout, body: bytes, before: Look | None = None) -> d
         blocks = unpack_blocks(data, numels, word, whole=True, before=_of(pieces, before))
         found |= {i: block for i, block in zip(pieces, blocks, strict=True) if len(block.diffs)}
     return found
-
-
-def count_changes(layout: Layout, body: bytes) -> int:
-    """Return how many elements a body changes; no words are needed. Errors: ``PayloadError``."""
-    count = 0
-    for word, pieces, data in _sections(layout, body, CHANGES):
-        count += count_blocks(data, [layout.blocks()[i].numel for i in pieces], word)
-    return count
 
 
 def unpack_whole(body: bytes, words: Words) -> None:

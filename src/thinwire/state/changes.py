@@ -26,7 +26,7 @@ from thinwire.state.positions import MAX_SIZE
 from thinwire.state.stream import Array, Reader, pack_flags, uvarint
 from thinwire.types import InputError, PayloadError, require
 
-__all__ = ["Block", "Look", "count_blocks", "decode", "encode", "pack_blocks", "unpack_blocks"]
+__all__ = ["Block", "Look", "decode", "encode", "pack_blocks", "unpack_blocks"]
 
 CUT = 1 << 22
 
@@ -77,15 +77,6 @@ def unpack_blocks(
     empty = np.empty(0, dtype=np.int32), np.empty(0, dtype=word)
     blocks = [next(found) if some else Block(n, *empty) for n, some in zip(numels, touched, strict=True)]
     return blocks if whole else [Block(block.numel, *block.sparse()) for block in blocks]
-
-
-def count_blocks(data: bytes | bytearray | memoryview, numels: Sequence[int], word: np.dtype) -> int:
-    """Return how many elements ``unpack_blocks`` would find changed, which takes no words."""
-    reader = Reader(data)
-    _, classes, rest = _parts(
-        reader, [n for n, some in zip(numels, reader.flags(len(numels)), strict=True) if some], word
-    )
-    return sum(int(np.count_nonzero(diffs)) for diffs in classes) + sum(block.moved() for block in rest)
 
 
 def encode(positions: Array, diffs: Array, numel: int, word: np.dtype, before: Array | None = None) -> bytes:

@@ -83,11 +83,6 @@ class Log:
         self.nbytes += entry.nbytes
         self._shrink()
 
-    def clear(self) -> None:
-        """Forget all entries."""
-        self._entries.clear()
-        self.nbytes = 0
-
     def bases(self) -> dict[int, int]:
         """Return the versions that can be patched from, oldest first, and the hash of each."""
         return {e.base: e.hash for e in self._entries}
