@@ -14,6 +14,11 @@ import torch
 from bench import state_links, state_worker
 
 import states
+from thinwire.engines.sync.follower import Follower
+from thinwire.engines.sync.publisher import Publisher
+from thinwire.engines.sync.relay import Relay
+from thinwire.engines.sync.shelf_reader import ShelfReader
+from thinwire.engines.sync.shelf_writer import ShelfWriter
 from thinwire.state import binding, blocks, changes, log
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
@@ -159,6 +164,29 @@ def test_after_a_jump_the_state_itself_travels_if_it_is_smaller(dtype):
             whole = history.patch(None)
             assert patch.nbytes <= 1.03 * whole.nbytes
             assert patch.base or whole is patch  # made once, for all who need it
+
+
+@pytest.mark.parametrize("way", ["link", "relay", "store"])
+def test_followers_come_along_over_a_jump(tmp_path, way):
+    weights = {"w": torch.randn(1 << 17, generator=torch.Generator().manual_seed(0)).bfloat16()}
+    with contextlib.ExitStack() as open_:
+        if way == "store":
+            publisher = open_.enter_context(ShelfWriter.of(str(tmp_path), weights, name="jumps"))
+            reader = open_.enter_context(ShelfReader(str(tmp_path), poll=0.05))
+        else:
+            publisher = open_.enter_context(Publisher(weights))
+            port = publisher.port
+            if way == "relay":
+                port = open_.enter_context(Relay("127.0.0.1", port, ("127.0.0.1", 0))).port
+            reader = open_.enter_context(Follower("127.0.0.1", port))
+        for step, scale in enumerate((1.0, 0.0, 3.0, 1.001)):
+            weights["w"] *= scale
+            weights["w"] += (scale == 3.0) * torch.randn(1 << 17).bfloat16()
+            version = publisher.publish(step=step)
+            if way == "store":
+                publisher.flush()
+            assert reader.wait(version.number, timeout=LONG).number == version.number
+            assert torch.equal(reader.tensors()["w"], weights["w"])
 
 
 def test_a_patch_that_is_smaller_than_the_state_is_kept():
