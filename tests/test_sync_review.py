@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from slow_proxy import SlowProxy
+from thinwire.cli import publish
 from thinwire.cli.follow import follow
 from thinwire.cli.inspect import _print
 from thinwire.cli.live import Live
@@ -54,6 +55,7 @@ from thinwire.engines.sync.shelf_writer import ShelfWriter
 from thinwire.engines.sync.shelving import Shelving
 from thinwire.links.events import Kind
 from thinwire.links.hub import Hub
+from thinwire.links.inbox import renewed
 from thinwire.links.spoke import Spoke
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
@@ -227,7 +229,7 @@ def test_close_waits_only_where_told_and_says_who_is_behind() -> None:
     p = Publisher(w)
     with SlowProxy(p.port, 20e3) as line, Follower(HOST, line.port):
         until(lambda: any(f.greeted for f in p.followers))
-        line.rate = 10.0
+        line.rate = 4e3
         w["w"] = torch.randn(400, 50)
         p.publish(1)
         with pytest.raises(LinkError, match="to hold version 1"):
@@ -637,3 +639,51 @@ def test_a_manifest_with_a_time_that_is_none_is_refused(published: float, tmp_pa
     manifest = Manifest("state", "ab" * 16, 1.0, 60.0, layout.digest, file, (version,))
     with pytest.raises(PayloadError, match="published at"):
         unpack_manifest(manifest.pack(Proof(None)), Proof(None), "here")
+
+
+@pytest.mark.parametrize("followed", [True, False])
+def test_publishing_once_says_what_it_waited_for(followed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publish, "PATIENCE", 0.5)
+    w = weights(400)
+    outlets = publish.Outlets(dict(w), None, None, "state", None)
+    outlets.listen(HOST, 0)
+    push = outlets._push
+    assert push is not None
+    try:
+        with SlowProxy(push.port, 20e3) as line, Follower(HOST, line.port if followed else 1):
+            if followed:
+                until(lambda: any(f.greeted for f in push.followers))
+            line.rate = 4e3
+            outlets.publish()
+            with pytest.raises(LinkError, match="holds version 0" if followed else "nobody follows"):
+                outlets.finish()
+    finally:
+        outlets.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_link_that_fails_inside_does_not_say_that_this_end_closed_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hub = Hub.bind()
+    monkeypatch.setattr(hub, "_check", lambda now: 1 // 0)
+    with pytest.raises(LinkError, match="failed: ZeroDivisionError"):
+        hub.recv(LONG)
+        hub.recv(LONG)
+    hub.close(0.0)
+
+
+class Odd(Exception):
+    """Cannot be made from what it keeps."""
+
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(f"{first} and {second}")
+
+
+def test_errors_of_any_kind_are_told_again() -> None:
+    many = UnicodeDecodeError("utf-8", b"x", 0, 1, "odd")
+    for error in (LinkError("away"), many, FileNotFoundError(2, "gone", "a"), Odd(1, 2)):
+        again = renewed(error)
+        assert again is not error and again.__traceback__ is None and str(error) in str(again)
+        assert type(again) in (type(error), RuntimeError)
+    assert isinstance(renewed(many), UnicodeDecodeError)

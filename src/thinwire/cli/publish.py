@@ -219,13 +219,18 @@ class Outlets:
             self._pull.flush(PATIENCE)
         if self._push is None:
             return
-        ends = time.monotonic() + PATIENCE
-        while time.monotonic() < ends:
-            held = [f.version for f in self._push.followers]
-            if held and min(held) >= self._push.newest.number:
-                return
+        ends, push = time.monotonic() + PATIENCE, self._push
+        while not any(f.greeted and f.version >= push.newest.number for f in push.followers):
+            push.check()
+            if time.monotonic() > ends:
+                raise LinkError(self._waited_in_vain(push))
             time.sleep(LOOK)
-        raise LinkError(f"no follower took version {self.newest.number} within {PATIENCE:g} s")
+        push.flush(max(0.0, ends - time.monotonic()))
+
+    def _waited_in_vain(self, push: Publisher) -> str:
+        behind = [f"{f.name} holds version {f.version}" for f in push.followers]
+        why = "; ".join(behind[:3]) if behind else "nobody follows; start 'thinwire follow' with this address"
+        return f"no follower took version {push.newest.number} within {PATIENCE:g} s: {why}"
 
     def close(self) -> None:
         """Write what is new to the store, and stop."""

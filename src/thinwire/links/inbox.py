@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from concurrent.futures import Future
 from threading import Lock
@@ -14,7 +15,11 @@ T = TypeVar("T")
 
 def renewed(error: Exception) -> Exception:
     """Return a copy of ``error``: one instance raised in two threads would mix their tracebacks."""
-    return type(error)(str(error))
+    try:
+        found = copy.copy(error)  # with all its arguments: some take more than a text
+    except Exception:  # a class that cannot be made from its arguments
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return found.with_traceback(None)
 
 
 def pending() -> Future[None]:

@@ -92,6 +92,9 @@ class Station:
             self._farewell()
         except zmq.ZMQError as e:
             self._fail(LinkError(f"{self._where} failed: {e.strerror}"))
+        except Exception as e:  # told to whoever waits, who would else hear that this end closed it
+            self._fail(LinkError(f"{self._where} failed: {type(e).__name__}: {e}"))
+            raise
         finally:
             self._fail(LinkError(f"this end closed {self._where}"))
             self._shut()

@@ -87,6 +87,10 @@ class Publisher:
         """Wire bytes sent to all followers so far."""
         return self._feed.sent
 
+    def check(self) -> None:
+        """Raise what ended the serving of followers, if anything did."""
+        self._feed.check()
+
     def flush(self, timeout: float = TIMEOUT) -> None:
         """Wait until all who follow now hold the newest version; ``LinkError`` naming one who does not.
 
