@@ -19,7 +19,14 @@ from bench import pages_links
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results"
 FIGURES = ROOT / "docs" / "figures"
-PAGES = ("README.md", "docs/results.md", "docs/links.md", "docs/emulator.md", "docs/student-paper.md")
+PAGES = (
+    "README.md",
+    "docs/results.md",
+    "docs/links.md",
+    "docs/planning.md",
+    "docs/emulator.md",
+    "docs/student-paper.md",
+)
 MARK = re.compile(r"<!-- table:([a-z-]+) -->\n.*?<!-- end -->", re.DOTALL)
 Rows = Iterator[list[str]]
 
@@ -193,6 +200,7 @@ TABLES: dict[str, Callable[[Any], str]] = {
     "links-smollm-all": of_links(pages_links.details("smollm2-135m")),
     "links-goals": of_links(pages_links.goals),
     "links-verified": of_links(pages_links.verified),
+    "links-predictions": of_links(pages_links.predictions),
 }
 
 
