@@ -100,6 +100,8 @@ def draw_auto() -> Any:
         )
     waiting.step(times, [s["wait_s"] / s["seconds"] for s in steps], where="pre", color=COLOURS[0])
     rate.set(yscale="log", ylabel="rate as estimated,\nMbit/s")
+    rate.set_yticks([20, 50, 100, 200, 500], ["20", "50", "100", "200", "500"])
+    rate.minorticks_off()
     bits.set(yscale="log", ylabel="bits a value")
     bits.set_yticks([1, 2, 4, 8, 16, 32], ["1", "2", "4", "8", "16", "32"])
     bits.minorticks_off()

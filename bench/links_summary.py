@@ -16,7 +16,10 @@ from typing import Any
 from bench.links import AUTO, CELLS, COMMON, FIXED, JOBS, LINKS, RESULTS, VERIFIED, cell_file, cells
 from bench.links_worker import LIFTED
 from thinwire.lab.emulator.profile import Profile
-from thinwire.lab.record import write_json
+from thinwire.lab.predict import measured_seconds, predict_run
+from thinwire.lab.record import RunRecord, StepMetrics, write_json
+from thinwire.lab.record_schema import build
+from thinwire.lab.runs import Run
 from thinwire.links.shape import MTU, SEGMENT
 
 SAME = 0.005  # a held-out loss within 0.5 % of fp32's counts as the same
@@ -177,6 +180,19 @@ def verified(rows: list[Row]) -> list[Row]:
     return out
 
 
+def predictions() -> list[Row]:
+    """Return each end-to-end run over a link of one rate: its step as replayed, over its step as measured."""
+    out = []
+    for kind, model, link, recipe in cells():
+        found = read(kind, model, link, recipe) if kind == "whole" else None
+        if found and Profile.parse(LINKS.get(link, f"trace:{link}")).trace is None:
+            steps = [build(StepMetrics, s, f"a step of {model} over {link}") for s in found["steps"]]
+            run = Run(recipe, RunRecord.from_dict(found["record"]), steps)
+            pair = {"measured": measured_seconds(run), "predicted": predict_run(run)}
+            out.append({"model": model, "link": link, "recipe": recipe} | pair)
+    return out
+
+
 def goals(rows: list[Row]) -> list[Row]:
     """Hold ``auto`` against the bound, AQ-SGD and TAH-Quant where fp32 keeps at most ``SLOW``."""
     out = []
@@ -215,6 +231,7 @@ def main() -> None:
         "jobs": JOBS,
         "rows": rows,
         "verified": verified(rows),
+        "predictions": predictions(),
         "goals": goals(rows),
         "missing": [" ".join(filter(None, cell)) for cell in cells() if not cell_file(*cell).exists()],
     }

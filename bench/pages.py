@@ -23,6 +23,7 @@ PAGES = (
     "README.md",
     "docs/results.md",
     "docs/links.md",
+    "docs/planning.md",
     "docs/emulator.md",
     "docs/student-paper.md",
     "docs/state-results.md",
@@ -200,6 +201,7 @@ TABLES: dict[str, Callable[[Any], str]] = {
     "links-smollm-all": of_study(pages_links.details("smollm2-135m")),
     "links-goals": of_study(pages_links.goals),
     "links-verified": of_study(pages_links.verified),
+    "links-predictions": of_study(pages_links.predictions),
     **{name: of_study(draw) for name, draw in pages_state.TABLES.items()},
 }
 

@@ -106,6 +106,23 @@ def goals(found: dict[str, Any], table: Table) -> str:
     return table(head, rows())
 
 
+def predictions(found: dict[str, Any], table: Table) -> str:
+    """Return what the replay says of runs that were made, beside what they took."""
+
+    def rows() -> Rows:
+        for p in found["predictions"]:
+            seconds = (f"{1e3 * p[k]:.0f} ms" for k in ("measured", "predicted"))
+            yield [
+                f"`{p['recipe']}`",
+                p["model"],
+                p["link"],
+                *seconds,
+                _percent(p["predicted"] / p["measured"]),
+            ]
+
+    return table(["recipe", "model", "link", "a step took", "predicted", "of it"], rows())
+
+
 def verified(found: dict[str, Any], table: Table) -> str:
     """Return the cells that were also run from the first step to the last."""
 

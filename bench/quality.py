@@ -28,7 +28,17 @@ from thinwire.recipes import parse_recipe
 
 RESULTS = Path(__file__).parent / "results"
 CELLS = RESULTS / "quality"
-RECIPES = ("fp32", "thinwire", "tahquant", "aqsgd", "direct:bits=4", "aqsgd-code", "step-delta", "bf16")
+RECIPES = (
+    "fp32",
+    "thinwire",
+    "thinwire:gdelta=1,bw=2.4",
+    "tahquant",
+    "aqsgd",
+    "direct:bits=4",
+    "aqsgd-code",
+    "step-delta",
+    "bf16",
+)
 RATES = (1e-5, 2e-5, 5e-5)
 SEEDS = (0, 1, 2)
 JOB: dict[str, Any] = {
