@@ -97,7 +97,7 @@ def test_the_most_exact_recipe_that_costs_nothing_is_proposed() -> None:
     assert by_name["thinwire"].seconds <= by_name["auto"].seconds < by_name["bf16"].seconds
     assert by_name["bf16"].seconds < by_name["fp32"].seconds
     for p in found[2]:
-        assert p.unlimited_s <= p.uncrowded_s <= p.seconds
+        assert p.unlimited_s <= p.uncrowded_s <= p.seconds * (1 + 1e-12)  # sums in another order
         assert [(leg.source, leg.target) for leg in p.legs] == [p.order, p.order[::-1]]
     assert by_name["fp32"].legs[0].added > 0.1 > found[1000][0].legs[0].added
 
