@@ -17,7 +17,8 @@ import zmq
 
 from thinwire.links.events import Event, Kind
 from thinwire.links.metered import Traffic, wire_bytes
-from thinwire.links.security import ZAP_ENDPOINT, answer_zap, check_host, secure_binder
+from thinwire.links.security import answer_zap, check_host
+from thinwire.links.sockets import listen
 from thinwire.links.station import (
     ANSWER,
     BURST,
@@ -33,10 +34,8 @@ from thinwire.links.station import (
     STAMP,
     Station,
     check_silence,
-    endpoint,
-    open_socket,
+    station_socket,
 )
-from thinwire.types import InputError
 
 MAX_REQUEST = 4096  # bytes of a message from a spoke
 MAX_QUEUE = 1 << 26  # bytes that wait for one peer; what is over it is refused
@@ -97,22 +96,8 @@ class Hub(Station):
         """
         check_host(host, token)
         check_silence(silence)
-        sock = open_socket(zmq.ROUTER, host, max_message)
-        sock.router_mandatory = True  # a peer that is gone, or whose queue is full, is an error to us
-        sock.router_handover = True  # a new connection under a name replaces the old, maybe dead one
-        zap = None
-        if token is not None:
-            zap = sock.context.socket(zmq.REP)
-            zap.bind(ZAP_ENDPOINT)
-            secure_binder(sock, token)
-        try:
-            sock.bind(endpoint(host, port or "*"))
-        except zmq.ZMQError as e:
-            sock.context.destroy(linger=0)
-            raise InputError(
-                f"cannot listen at {host}:{port}: {e.strerror}; choose another host or port"
-            ) from e
-        port = int(sock.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+        sock = station_socket(zmq.ROUTER, host, max_message)
+        zap, port = listen(sock, host, port, token)
         return cls(sock, host, port, token, zap, silence, clock)
 
     @property

@@ -13,6 +13,7 @@ from thinwire.links.events import Event, Kind
 from thinwire.links.greeting import asks_for_token
 from thinwire.links.metered import Traffic, wire_bytes
 from thinwire.links.security import REMEDY, check_host, secure_connector
+from thinwire.links.sockets import dial_again, endpoint
 from thinwire.links.station import (
     ANSWER,
     BURST,
@@ -28,8 +29,7 @@ from thinwire.links.station import (
     STAMP,
     Station,
     check_silence,
-    endpoint,
-    open_socket,
+    station_socket,
 )
 from thinwire.links.zmq_link import MAX_MESSAGE
 from thinwire.links.zmq_thread import MECHANISM_MISMATCH, REDIAL, REFUSALS
@@ -87,7 +87,7 @@ class Spoke(Station):
         """
         check_host(host, token)
         check_silence(silence)
-        sock = open_socket(zmq.DEALER, host, max_message)
+        sock = station_socket(zmq.DEALER, host, max_message)
         sock.routing_id = b"s" + secrets.token_bytes(IDENTITY - 1)  # a zero byte first is ZeroMQ's own
         sock.immediate = True  # nothing is queued for a connection that is not there
         sock.reconnect_ivl, sock.reconnect_ivl_max = 100, 1000  # ms
@@ -205,11 +205,7 @@ class Spoke(Station):
 
     def _redial(self, now: float) -> None:
         self._redial_at = now + REDIAL + CONNECT
-        try:
-            self._sock.disconnect(self._endpoint)
-        except zmq.ZMQError:  # libzmq has given the endpoint up already
-            pass
-        self._sock.connect(self._endpoint)
+        dial_again(self._sock, self._endpoint)
 
     def _lost(self, why: bytes) -> None:
         with self._lock:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import socket as sockets
+import socket
 import struct
 import threading
 from time import monotonic
@@ -12,8 +12,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from thinwire.links.events import Event, Events
-from thinwire.links.metered import CURVE_OVERHEAD
-from thinwire.links.zmq_link import STALL
+from thinwire.links.sockets import open_socket
 from thinwire.types import InputError, LinkError, require
 
 HEARTBEAT = 1.0  # seconds between two pings of a spoke, at most
@@ -44,7 +43,7 @@ class Station:
         self._monitor = sock.get_monitor_socket(watched)
         self._error: LinkError | None = None
         self._linger: float | None = None  # set by close: when to stop flushing
-        self._wake_in, self._wake_out = sockets.socketpair()
+        self._wake_in, self._wake_out = socket.socketpair()
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
         self._thread = threading.Thread(target=self._run, name=where, daemon=True)
@@ -160,16 +159,10 @@ class Station:
         raise NotImplementedError
 
 
-def open_socket(kind: int, host: str, max_message: int) -> zmq.Socket[bytes]:
-    """Return a socket in a context of its own that takes frames of at most ``max_message`` bytes."""
-    sock = zmq.Context().socket(kind)
-    sock.linger = 0
-    # a larger frame breaks the connection before memory is taken for it
-    sock.maxmsgsize = max_message + 1 + CURVE_OVERHEAD
-    sock.sndhwm = sock.rcvhwm = QUEUED
-    sock.ipv6 = ":" in host
-    sock.setsockopt(zmq.TCP_MAXRT, int(STALL * 1000))
-    sock.setsockopt(zmq.TCP_KEEPALIVE, 1)
+def station_socket(kind: int, host: str, max_message: int) -> zmq.Socket[bytes]:
+    """Return a socket that takes messages of at most ``max_message`` bytes, besides their kind."""
+    sock = open_socket(kind, host, max_message + 1, QUEUED)
+    sock.rcvhwm = QUEUED
     sock.handshake_ivl = int(SILENCE * 1000)
     return sock
 
@@ -177,12 +170,3 @@ def open_socket(kind: int, host: str, max_message: int) -> zmq.Socket[bytes]:
 def check_silence(silence: float) -> None:
     """Raise ``InputError`` unless so many seconds without a sign of life can be told from none."""
     require(silence > 0, InputError, f"silence={silence} s is not above 0; an end would be lost at once")
-
-
-def endpoint(host: str, port: int | str) -> str:
-    """Return the address in ZeroMQ's notation.
-
-    >>> endpoint("::1", 5000)
-    'tcp://[::1]:5000'
-    """
-    return f"tcp://[{host.strip('[]')}]:{port}" if ":" in host else f"tcp://{host}:{port}"

@@ -12,13 +12,12 @@ from concurrent.futures import Future
 import zmq
 
 from thinwire.links.base import Data, LinkEstimate
-from thinwire.links.metered import CURVE_OVERHEAD
-from thinwire.links.security import ZAP_ENDPOINT, check_host, secure_binder, secure_connector
+from thinwire.links.security import check_host, secure_connector
+from thinwire.links.sockets import endpoint, listen, open_socket
 from thinwire.links.zmq_thread import Pump
 from thinwire.types import InputError, LinkError
 
 MAX_MESSAGE = 1 << 26  # bytes
-STALL = 8.0  # seconds without a TCP acknowledgement before the kernel gives a connection up
 HIGH_WATER = 256  # messages that libzmq queues; more wait in this process
 
 
@@ -56,22 +55,8 @@ class ZmqLink:
         only holders of a wrong token did.
         """
         check_host(host, token)
-        sock = _socket(zmq.ROUTER, host, max_message)
-        sock.router_mandatory = True  # an unknown name is an error, so messages wait for their peer
-        sock.router_handover = True  # a new connection under the name replaces the old, maybe dead one
-        zap = None
-        if token is not None:
-            zap = sock.context.socket(zmq.REP)
-            zap.bind(ZAP_ENDPOINT)
-            secure_binder(sock, token)
-        try:
-            sock.bind(f"tcp://{_bracketed(host)}:{port or '*'}")
-        except zmq.ZMQError as e:
-            sock.context.destroy(linger=0)
-            raise InputError(
-                f"cannot listen at {host}:{port}: {e.strerror}; choose another host or port"
-            ) from e
-        port = int(sock.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+        sock = open_socket(zmq.ROUTER, host, max_message, HIGH_WATER)
+        zap, port = listen(sock, host, port, token)
         who = f"{peer} ({via or f'{host}:{port}'})"
         pump = Pump(sock, name, who, zap=zap, token=token, connect_timeout=connect_timeout)
         return cls(pump, host, port, token is not None, max_message, binds=True)
@@ -95,16 +80,16 @@ class ZmqLink:
         when there is no connection within ``connect_timeout`` seconds, ``AuthError`` when the token is wrong.
         """
         check_host(host, token)
-        sock = _socket(zmq.DEALER, host, max_message)
+        sock = open_socket(zmq.DEALER, host, max_message, HIGH_WATER)
         sock.routing_id = name
         sock.reconnect_ivl, sock.reconnect_ivl_max = 100, 1000  # ms
         sock.connect_timeout = 3000  # ms
         if token is not None:
             secure_connector(sock, token)
-        endpoint = f"tcp://{_bracketed(host)}:{port}"
+        address = endpoint(host, port)
         who = f"{peer} ({via or f'{host}:{port}'})"
         try:
-            pump = Pump(sock, name, who, endpoint=endpoint, token=token, connect_timeout=connect_timeout)
+            pump = Pump(sock, name, who, endpoint=address, token=token, connect_timeout=connect_timeout)
         except zmq.ZMQError as e:
             sock.context.destroy(linger=0)
             raise InputError(f"cannot connect to {host}:{port}: {e.strerror}; check the address") from e
@@ -142,19 +127,3 @@ class ZmqLink:
 
     def close(self, timeout: float = 5.0) -> None:
         self._pump.close(timeout)
-
-
-def _socket(kind: int, host: str, max_message: int) -> zmq.Socket[bytes]:
-    sock = zmq.Context().socket(kind)  # a context each: ZAP and shutdown stay this link's own matter
-    sock.linger = 0
-    # a larger frame breaks the connection before memory is taken for it
-    sock.maxmsgsize = max_message + CURVE_OVERHEAD
-    sock.sndhwm = HIGH_WATER
-    sock.ipv6 = ":" in host
-    sock.setsockopt(zmq.TCP_MAXRT, int(STALL * 1000))
-    sock.setsockopt(zmq.TCP_KEEPALIVE, 1)
-    return sock
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host and not host.startswith("[") else host

@@ -13,6 +13,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from thinwire.links.inbox import Inbox, failed, pending, renewed
 from thinwire.links.security import REMEDY, answer_zap
+from thinwire.links.sockets import dial_again
 from thinwire.types import AuthError, LinkError
 
 REFUSALS = (
@@ -217,13 +218,8 @@ class Pump:
 
     def _dial(self) -> None:
         self._redial_now, self._redial_at = False, monotonic() + REDIAL
-        if self._endpoint is None:
-            return
-        try:
-            self._sock.disconnect(self._endpoint)
-        except zmq.ZMQError:  # libzmq has given the endpoint up already
-            pass
-        self._sock.connect(self._endpoint)
+        if self._endpoint is not None:
+            dial_again(self._sock, self._endpoint)
 
     def _fail(self, error: LinkError) -> None:
         with self._lock:

@@ -1,0 +1,64 @@
+"""ZeroMQ sockets as every link here opens them: bounded, in a context of their own, secured by the token."""
+
+from __future__ import annotations
+
+import contextlib
+
+import zmq
+
+from thinwire.links.metered import CURVE_OVERHEAD
+from thinwire.links.security import ZAP_ENDPOINT, secure_binder
+from thinwire.types import InputError
+
+STALL = 8.0  # seconds without a TCP acknowledgement before the kernel gives a connection up
+
+
+def open_socket(kind: int, host: str, max_message: int, queued: int) -> zmq.Socket[bytes]:
+    """Return a socket that takes frames of at most ``max_message`` bytes and queues ``queued`` messages."""
+    sock = zmq.Context().socket(kind)  # a context each: ZAP and shutdown stay this link's own matter
+    sock.linger = 0
+    # a larger frame breaks the connection before memory is taken for it
+    sock.maxmsgsize = max_message + CURVE_OVERHEAD
+    sock.sndhwm = queued
+    sock.ipv6 = ":" in host
+    sock.setsockopt(zmq.TCP_MAXRT, int(STALL * 1000))
+    sock.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    return sock
+
+
+def listen(
+    sock: zmq.Socket[bytes], host: str, port: int, token: bytes | None
+) -> tuple[zmq.Socket[bytes] | None, int]:
+    """Bind a ROUTER; return the socket that ZeroMQ asks about tokens, if there is one, and the port.
+
+    Port 0 takes a free one. Errors: ``InputError`` where the address cannot be bound.
+    """
+    sock.router_mandatory = True  # a peer that is unknown, or whose queue is full, is an error to us
+    sock.router_handover = True  # a new connection under a name replaces the old, maybe dead one
+    zap = None
+    if token is not None:
+        zap = sock.context.socket(zmq.REP)
+        zap.bind(ZAP_ENDPOINT)
+        secure_binder(sock, token)
+    try:
+        sock.bind(endpoint(host, port or "*"))
+    except zmq.ZMQError as e:
+        sock.context.destroy(linger=0)
+        raise InputError(f"cannot listen at {host}:{port}: {e.strerror}; choose another host or port") from e
+    return zap, int(sock.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+
+
+def dial_again(sock: zmq.Socket[bytes], address: str) -> None:
+    """Give a DEALER a fresh connection to ``address``."""
+    with contextlib.suppress(zmq.ZMQError):  # libzmq has given the endpoint up already
+        sock.disconnect(address)
+    sock.connect(address)
+
+
+def endpoint(host: str, port: int | str) -> str:
+    """Return the address in ZeroMQ's notation.
+
+    >>> endpoint("::1", 5000)
+    'tcp://[::1]:5000'
+    """
+    return f"tcp://[{host.strip('[]')}]:{port}" if ":" in host else f"tcp://{host}:{port}"
