@@ -15,9 +15,10 @@ from thinwire.cli.live import Live, stopped_by_signals
 from thinwire.cli.places import Address, TokenFile, parse_place
 from thinwire.engines.sync.checkpoint import read_checkpoint, write_checkpoint
 from thinwire.engines.sync.folder import open_folder
-from thinwire.engines.sync.follower import PATIENCE, Follower, Following
+from thinwire.engines.sync.follower import Follower, Following
 from thinwire.engines.sync.peek import look
 from thinwire.engines.sync.shelf_reader import POLL, ShelfReader, ShelfReading
+from thinwire.engines.sync.using import PATIENCE
 from thinwire.lab.files import check_out
 from thinwire.lab.progress import megabytes
 from thinwire.links.security import read_token

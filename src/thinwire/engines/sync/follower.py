@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from types import TracebackType
 from typing import Any
 
 from torch import Tensor, nn
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from thinwire.engines.sync.mirror import Mirror
 from thinwire.engines.sync.reception import Reception
 from thinwire.engines.sync.relay import Relay
+from thinwire.engines.sync.using import PATIENCE, TIMEOUT, Using
 from thinwire.links.inbox import renewed
 from thinwire.links.spoke import Spoke
 from thinwire.links.station import SILENCE
@@ -26,8 +26,6 @@ from thinwire.state.replica import Replica
 from thinwire.state.stream import check_coder
 from thinwire.types import InputError, LinkError
 
-TIMEOUT = 60.0  # seconds that a wait takes at most, unless told otherwise
-PATIENCE = 300.0  # seconds without a sign of the publisher after which iteration gives up
 ARRIVALS = 4096  # that are remembered
 
 
@@ -68,7 +66,7 @@ class Following:
     error: str | None
 
 
-class Follower:
+class Follower(Using):
     """Keep a copy of the state that is published at ``host``:``port``, on threads of its own.
 
     ``into``: a model that is bound, and brought forward by ``apply_to``. ``base``: tensors that are here
@@ -206,34 +204,6 @@ class Follower:
                 seen = version.number
                 yield version
 
-    def apply_to(self, model: nn.Module) -> float:
-        """Let ``model`` use the newest version here, between two of its steps; return the pause in seconds.
-
-        Parameters and buffers become views of the copy: nobody else may write to them. Models that were
-        given before come along: all are of the same version. Errors: those of the class, and ``InputError``
-        naming the first tensor that does not fit.
-        """
-        self._raise()
-        began = time.perf_counter()
-        self._mirror.show(self.replica, model)
-        return time.perf_counter() - began
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the newest version's tensors by name, not copied, and take models along to that version.
-
-        They hold until the next call of this or of ``apply_to``: then their memory is written again.
-        """
-        self._raise()
-        self.replica.swap()
-        return self.replica.tensors()
-
-    def save(self, path: str | Path | None = None) -> None:
-        """Write what is held to a safetensors file, to go on from later. Errors: ``InputError``."""
-        target = self._state if path is None else Path(path)
-        if target is None:
-            raise InputError("there is no place to save to; give a path, or state= from the start")
-        self.replica.save(target)
-
     def close(self) -> None:
         """Stop following; with ``state``, save what is held. Harmless when repeated."""
         with self._changed:
@@ -244,14 +214,6 @@ class Follower:
             self.relay.close()
         if self._state is not None and not ended and self._mirror.held.hash:
             self.save()
-
-    def __enter__(self) -> Follower:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _await(self, done: Callable[[], bool], timeout: float) -> None:
         with self._changed:

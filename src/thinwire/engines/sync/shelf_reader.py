@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,6 +15,7 @@ from thinwire.engines.sync.fetching import Fetching
 from thinwire.engines.sync.folder import open_folder
 from thinwire.engines.sync.mirror import Mirror
 from thinwire.engines.sync.proof import Proof
+from thinwire.engines.sync.using import PATIENCE, TIMEOUT, Using
 from thinwire.links.inbox import renewed
 from thinwire.state.layout import MAX_NBYTES
 from thinwire.state.patch import Version
@@ -25,8 +25,6 @@ from thinwire.types import AuthError, InputError, LinkError, ThinwireError, requ
 
 POLL = 2.0  # seconds between two looks at the manifest
 SLOWEST = 30.0  # seconds between two looks, where the store cannot be reached
-TIMEOUT = 60.0  # seconds that a wait takes at most, unless told otherwise
-PATIENCE = 300.0  # seconds without a sign of the publisher after which iteration gives up
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ class ShelfReading:
     error: str | None
 
 
-class ShelfReader:
+class ShelfReader(Using):
     """Keeps a copy of the state at ``url`` fresh, from a thread of its own that looks every ``poll`` seconds.
 
     ``into``: a model that is bound, and brought forward by ``apply_to``. ``base``: tensors that are here
@@ -169,34 +167,6 @@ class ShelfReader:
             elif time.monotonic() - self._signed_at > self._patience:
                 raise LinkError(f"no sign of the publisher at {self.where} for {self._patience:g} s")
 
-    def apply_to(self, model: nn.Module) -> float:
-        """Let ``model`` use the newest version here, between two of its steps; return the pause in seconds.
-
-        Parameters and buffers become views of the copy: nobody else may write to them. Models that were
-        given before come along: all are of the same version. Errors: those of the class, and ``InputError``
-        naming the first tensor that does not fit.
-        """
-        self._raise_fatal()
-        began = time.perf_counter()
-        self._mirror.show(self.replica, model)
-        return time.perf_counter() - began
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the newest version's tensors by name, not copied, and take models along to that version.
-
-        They hold until the next call of this or of ``apply_to``: then their memory is written again.
-        """
-        self._raise_fatal()
-        self.replica.swap()
-        return self.replica.tensors()
-
-    def save(self, path: str | Path | None = None) -> None:
-        """Write what is held to a safetensors file, to go on from later. Errors: ``InputError``."""
-        target = self._state if path is None else Path(path)
-        if target is None:
-            raise InputError("there is no place to save to; give a path, or state= from the start")
-        self.replica.save(target)
-
     def close(self) -> None:
         """Stop looking; with ``state``, save what is held. Harmless when repeated."""
         with self._turn:
@@ -206,20 +176,12 @@ class ShelfReader:
         if self._state is not None and not ended and self.held.hash:
             self.save()
 
-    def __enter__(self) -> ShelfReader:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def _await(self, done: Callable[[], bool], timeout: float) -> None:
         with self._turn:
             self._turn.wait_for(lambda: done() or self._closing or self._fatal is not None, timeout)
-        self._raise_fatal()
+        self._raise()
 
-    def _raise_fatal(self) -> None:
+    def _raise(self) -> None:
         error = self._fatal
         if error is not None:
             raise renewed(error) if isinstance(error, ThinwireError) else error

@@ -1,0 +1,74 @@
+"""What using a followed state is like, however it comes: by link or through a store."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from torch import Tensor, nn
+
+from thinwire.engines.sync.mirror import Mirror
+from thinwire.state.replica import Replica
+from thinwire.types import InputError
+
+TIMEOUT = 60.0  # seconds that a wait takes at most, unless told otherwise
+PATIENCE = 300.0  # seconds without a sign of the publisher after which iteration gives up
+
+
+class Using(ABC):
+    """The base of ``Follower`` and ``ShelfReader``: models, tensors and a file of what they hold."""
+
+    _mirror: Mirror
+    _state: Path | None
+
+    @property
+    @abstractmethod
+    def replica(self) -> Replica:
+        """The copy itself. Errors: ``InputError`` before anything came."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop following."""
+
+    @abstractmethod
+    def _raise(self) -> None:
+        """Raise what ended the following, if anything did."""
+
+    def apply_to(self, model: nn.Module) -> float:
+        """Let ``model`` use the newest version here, between two of its steps; return the pause in seconds.
+
+        Parameters and buffers become views of the copy: nobody else may write to them. Models that were
+        given before come along: all are of the same version. Errors: those of the class, and ``InputError``
+        naming the first tensor that does not fit.
+        """
+        self._raise()
+        began = time.perf_counter()
+        self._mirror.show(self.replica, model)
+        return time.perf_counter() - began
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the newest version's tensors by name, not copied, and take models along to that version.
+
+        They hold until the next call of this or of ``apply_to``: then their memory is written again.
+        """
+        self._raise()
+        self.replica.swap()
+        return self.replica.tensors()
+
+    def save(self, path: str | Path | None = None) -> None:
+        """Write what is held to a safetensors file, to go on from later. Errors: ``InputError``."""
+        target = self._state if path is None else Path(path)
+        if target is None:
+            raise InputError("there is no place to save to; give a path, or state= from the start")
+        self.replica.save(target)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
