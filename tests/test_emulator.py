@@ -26,10 +26,9 @@ from thinwire.lab.emulator.check import DELAY_LIMIT, RATE_LIMIT, check_network
 from thinwire.lab.emulator.commands import RankFailure, run_ranks
 from thinwire.lab.emulator.isolation import INSTEAD
 from thinwire.lab.emulator.lateness import LatenessMeter, limit
-from thinwire.lab.emulator.namespaces import MTU
 from thinwire.lab.emulator.packets import HEADER, destination, on_the_wire
 from thinwire.lab.emulator.session import Emulation
-from thinwire.links.shape import SEGMENT
+from thinwire.links.shape import MTU, SEGMENT
 from thinwire.types import InputError, MeasurementError
 
 SENDER = """

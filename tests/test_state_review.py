@@ -149,7 +149,7 @@ def test_blocks_of_more_elements_than_a_stream_may_have_share_several(monkeypatc
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_after_a_jump_the_state_itself_travels_if_it_is_smaller(dtype):
+def test_after_a_jump_a_patch_is_no_larger_than_the_state(dtype):
     g = torch.Generator().manual_seed(0)
     history = History(Layout.of({"w": torch.zeros(1 << 18)}, dtype), budget=1 << 24)
     first = torch.randn(1 << 18, generator=g)
@@ -158,12 +158,32 @@ def test_after_a_jump_the_state_itself_travels_if_it_is_smaller(dtype):
         history.publish({"w": x})
         if held is not None:
             patch = history.patch(held.version)
-            assert (patch.base == 0) == (history.newest.number > 2)  # from the step of 1 % on, jumps
+            assert patch.base and patch.nbytes <= 1.001 * history.patch(None).nbytes + 64
             held.apply(patch)
             assert held.swap() and torch.equal(held.tensors()["w"], x.to(dtype))
-            whole = history.patch(None)
-            assert patch.nbytes <= 1.03 * whole.nbytes
-            assert patch.base or whole is patch  # made once, for all who need it
+
+
+def test_each_tensor_travels_as_what_is_smaller(monkeypatch):
+    g = torch.Generator().manual_seed(0)
+    n = 1 << 17
+    x = {name: torch.randn(n, generator=g) for name in ("jumps", "moves", "steps", "stays")}
+    history = History(Layout.of(x, torch.bfloat16))
+    history.publish(x)
+    held = follower(history)
+    x["jumps"] = torch.randn(n, generator=g)  # new words
+    x["moves"] *= 1 + 0.01 * torch.randn(n, generator=g)  # a difference for each
+    x["steps"][::100] *= 1.5  # positions and differences
+    history.publish(x)
+    patch = history.patch(1)
+    held.apply(patch)
+    assert held.swap() and all(torch.equal(held.tensors()[k], v.bfloat16()) for k, v in x.items())
+    monkeypatch.setattr(changes, "jumped", lambda blocks, look: [False] * len(blocks))
+    history.publish(x)  # no cached patch
+    without = history.patch(1)
+    assert patch.nbytes < without.nbytes - 0.01 * n * 2  # the one tensor
+    monkeypatch.setattr(changes, "jumped", lambda blocks, look: [b.positions is None for b in blocks])
+    history.publish(x)
+    assert patch.nbytes < history.patch(1).nbytes - 0.2 * n * 2  # the other one as differences
 
 
 @pytest.mark.parametrize("way", ["link", "relay", "store"])

@@ -40,6 +40,7 @@ from thinwire.engines.sync.relay import Relay
 from thinwire.links.events import Kind
 from thinwire.links.hub import Hub
 from thinwire.links.spoke import Spoke
+from thinwire.state import body
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.state.patch import Patch
@@ -144,7 +145,13 @@ def test_a_model_is_brought_forward_between_two_steps() -> None:
     with publisher(w) as p, Follower(HOST, p.port) as f:
         p.publish()
         f.wait(1)
-        assert f.apply_to(model) > 0 and same(dict(model.state_dict()), used(w))
+        applied = f.apply_to(model)
+        assert (
+            applied.pause > 0
+            and applied.new
+            and applied.version == f.held
+            and same(dict(model.state_dict()), used(w))
+        )
         before, first = model.embed.clone(), used(w)
         train(w)
         p.publish()
@@ -524,9 +531,107 @@ def test_ages_are_by_the_publisher_s_clock_whatever_this_one_says() -> None:
                 assert age is not None and -1 < age < LONG
 
 
-@pytest.mark.parametrize("seed", range(3))
+def test_a_publisher_that_starts_again_from_its_file_sends_a_patch(tmp_path: Path) -> None:
+    w, path = weights(), tmp_path / "publisher.safetensors"
+    with publisher(w, state=path) as p, Follower(HOST, p.port) as f:
+        p.publish()
+        f.wait(1)
+        train(w)
+        p.publish()
+        f.wait(2)
+        port = p.port
+        p.close()
+        assert path.is_file()
+        train(w)
+        with publisher(w, port=port, state=path) as again:
+            assert again.newest.number == 2 and f.wait(2).number == 2
+            again.publish()
+            f.wait(3)
+            assert same(f.tensors(), used(w)) and f.arrivals[-1].nbytes < f.arrivals[0].nbytes / 4
+
+
+def test_a_publisher_offers_nothing_from_its_file_before_it_publishes(tmp_path: Path) -> None:
+    w, path = weights(), tmp_path / "publisher.safetensors"
+    with publisher(w) as p:
+        p.publish()
+        p.save(path)
+        with Follower(HOST, p.port) as f:
+            train(w)
+            p.publish()
+            newest = f.wait(2)
+            port = p.port
+            p.close()
+            with publisher(w, port=port, state=path) as again:  # of version 1
+                until(lambda: any(s.greeted for s in again.followers))
+                sleep(0.1)
+                assert f.held == newest and same(f.tensors(), used(w))
+                assert f.wait(again.publish().number).hash == newest.hash
+
+
+@pytest.mark.parametrize("content", [b"nothing of ours", None])
+def test_a_publisher_s_file_of_anything_else_is_refused(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "publisher.safetensors"
+    if content is None:
+        with publisher(weights(rows=3), state=path) as p:
+            p.publish()
+    else:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match=str(path)):
+        publisher(weights(), state=path)
+
+
+def test_names_choose_what_is_published_and_what_it_is_called() -> None:
+    w = weights()
+    first = next(iter(w))
+    with (
+        publisher(w, names=lambda name: "mine" if name == first else None) as p,
+        Follower(HOST, p.port) as f,
+    ):
+        p.publish(7)
+        assert f.wait(1).meta == {"step": 7}
+        assert list(f.tensors()) == ["mine"]
+        p.publish(8, {first: torch.zeros_like(w[first]), "other": torch.ones(1)}, note="zeros")
+        assert f.wait(2).meta == {"step": 8, "note": "zeros"}
+        assert not f.tensors()["mine"].any()
+    for names, reason in ((lambda name: "one", "two tensors"), (lambda name: None, "no tensor")):
+        with pytest.raises(InputError, match=reason):
+            publisher(w, names=names)
+
+
+def test_whoever_joins_late_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A keyframe that takes for ever is made beside patches, and one is enough for all who join meanwhile."""
+    w, making, go_on = weights(), threading.Event(), threading.Event()
+    with publisher(w) as p, Follower(HOST, p.port) as f:
+        p.publish()
+        f.wait(1)
+        whole = body.pack_whole
+        made = []
+
+        def slow(layout: Layout, words: object) -> bytes:
+            made.append(1)
+            making.set()
+            assert go_on.wait(LONG)
+            return whole(layout, words)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(body, "pack_whole", slow)
+        train(w)
+        f.wait(p.publish().number)  # so that no keyframe of the newest version is at hand
+        with Follower(HOST, p.port) as late, Follower(HOST, p.port) as later:
+            assert making.wait(LONG)
+            for _ in range(3):
+                train(w)
+                f.wait(p.publish().number)
+                assert same(f.tensors(), used(w))
+            go_on.set()
+            for joined in (late, later):
+                joined.wait(p.newest.number)
+                assert same(joined.tensors(), used(w))
+        assert len(made) == 1
+
+
+@pytest.mark.parametrize(("seed", "versions"), [(0, 200), (1, 25), (2, 25)])
 def test_whatever_happens_each_version_held_is_one_that_was_published_and_none_is_older(
-    seed: int, tmp_path: Path
+    seed: int, versions: int, tmp_path: Path
 ) -> None:
     """Cuts, stalls, restarts of either side and late joiners, at random."""
     rng, w, path = random.Random(seed), weights(seed, rows=200), tmp_path / "state.safetensors"
@@ -549,7 +654,7 @@ def test_whatever_happens_each_version_held_is_one_that_was_published_and_none_i
         assert f.replica.version >= last
         last = f.replica.version
 
-    for _ in range(60):
+    while len(published) < versions:
         what = rng.choices(
             ["publish", "look", "cut", "restore", "publisher", "follower", "joiner"], [9, 4, 2, 3, 1, 1, 1]
         )
@@ -561,7 +666,10 @@ def test_whatever_happens_each_version_held_is_one_that_was_published_and_none_i
             line.restore()
         elif what == ["publisher"]:
             p.close()
-            p = publisher(w, port=port, silence=2.0)
+            state = rng.choice(
+                [None, tmp_path / "publisher.safetensors"]
+            )  # which may be of a life before the last
+            p = publisher(w, port=port, silence=2.0, state=state)
             publish()
         elif what == ["follower"]:
             f.close()

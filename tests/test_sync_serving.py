@@ -315,7 +315,7 @@ def test_a_follower_is_never_sent_what_looks_older_to_it() -> None:
     serving = Serving()
     serving.hello(1, None, 0.0, floor=57)  # it calls version 1 number 57: an earlier life's
     assert serving.order(57, 0.0, 0.0) is None
-    assert serving.order(58, 0.0, 0.0) == Order(1, 1)
+    assert serving.order(58, 0.0, 0.0) == Order(1, 1, above=57)
 
 
 def test_a_part_goes_on_where_it_broke_off() -> None:

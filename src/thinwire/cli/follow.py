@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from thinwire.cli.live import Live, stopped_by_signals
-from thinwire.cli.places import Address, TokenFile, parse_place
+from thinwire.cli.places import Address, MaxGb, TokenFile, largest, parse_place
 from thinwire.engines.sync.checkpoint import read_checkpoint, write_checkpoint
 from thinwire.engines.sync.folder import open_folder
 from thinwire.engines.sync.follower import Follower, Following
@@ -22,13 +22,11 @@ from thinwire.engines.sync.using import PATIENCE
 from thinwire.lab.files import check_out
 from thinwire.lab.progress import megabytes
 from thinwire.links.security import read_token
-from thinwire.state.layout import MAX_NBYTES
 from thinwire.state.replica import Replica
 from thinwire.types import InputError, LinkError, require
 
 STATE_EVERY = 10.0  # seconds between two saves of --state at least
 LOOK = 0.05  # seconds
-GB, GREATEST = 1e9, 1e9
 Source = Annotated[
     str,
     typer.Argument(metavar="SOURCE", help="A publisher's or relay's HOST:PORT, or a store's path or URL."),
@@ -66,10 +64,6 @@ Poll = Annotated[float, typer.Option(metavar="SECONDS", help="Look into a store 
 Patience = Annotated[
     float, typer.Option(metavar="SECONDS", help="Give up after so long without a sign of the publisher.")
 ]
-MaxGb = Annotated[
-    float | None,
-    typer.Option(metavar="GB", help="Take no larger state, so that no stranger fills the memory."),
-]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no live line.")]
 
 
@@ -104,8 +98,7 @@ def follow(
     """
     require(every >= 0, InputError, f"--every is {every:g}; it must be at least 0 seconds")
     require(patience > 0, InputError, f"--patience is {patience:g}; it must be above 0 seconds")
-    require(max_gb is None or max_gb > 0, InputError, f"--max-gb is {max_gb}; it must be above 0")
-    most = MAX_NBYTES if max_gb is None else int(min(max_gb, GREATEST) * GB)
+    most = largest(max_gb)
     place = parse_place(source)
     serve = None if relay is None else Address.parse(relay, "--relay")
     own = serve is None or not isinstance(place, str)

@@ -15,12 +15,13 @@ from rich.table import Table
 
 from thinwire.cli.live import printable
 from thinwire.cli.output import PLAIN_WIDTH, print_json
-from thinwire.cli.places import Address, TokenFile, parse_place
+from thinwire.cli.places import Address, MaxGb, TokenFile, largest, parse_place
 from thinwire.engines.sync.claim import read_manifest
 from thinwire.engines.sync.fetching import Fetching
 from thinwire.engines.sync.folder import Folder, open_folder
 from thinwire.engines.sync.follower import Follower
 from thinwire.engines.sync.manifest import Manifest
+from thinwire.engines.sync.mirror import Mirror
 from thinwire.engines.sync.notes import read_notes
 from thinwire.engines.sync.peek import ask, look
 from thinwire.engines.sync.proof import Proof
@@ -42,7 +43,13 @@ Check = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print it as JSON, and nothing else, on stdout.")]
 
 
-def inspect(source: Source, check: Check = False, token_file: TokenFile = None, json: Json = False) -> None:
+def inspect(
+    source: Source,
+    check: Check = False,
+    token_file: TokenFile = None,
+    max_gb: MaxGb = None,
+    json: Json = False,
+) -> None:
     """Say what a state is made of: names, shapes, dtypes, versions, and the bytes of each.
 
     [bold]Examples[/bold]
@@ -51,23 +58,24 @@ def inspect(source: Source, check: Check = False, token_file: TokenFile = None, 
 
     thinwire inspect 192.0.2.7:7200 --token-file secret
     """
-    token = read_token(token_file)
+    token, most = read_token(token_file), largest(max_gb)
     if Path(source).is_file():
         found = _file(Path(source), check)
     else:
         place = parse_place(source)
-        found = _store(place, token, check) if isinstance(place, str) else _publisher(place, token, check)
+        limits = token, check, most
+        found = _store(place, *limits) if isinstance(place, str) else _publisher(place, *limits)
     if json:
         print_json(found)
     else:
         _print(found)
 
 
-def _publisher(at: Address, token: bytes | None, check: bool) -> dict[str, Any]:
-    offer = ask(*at, token, TIMEOUT)
+def _publisher(at: Address, token: bytes | None, check: bool, most: int) -> dict[str, Any]:
+    offer = ask(*at, token, TIMEOUT, most)
     found = {"kind": "publisher", "where": str(at), "name": offer.name, "version": offer.newest}
     if check and offer.newest:
-        with Follower(*at, token) as follower:
+        with Follower(*at, token, max_nbytes=most) as follower:
             version = follower.wait(1, TIMEOUT)
             follower.tensors()
             follower.replica.check()
@@ -75,11 +83,11 @@ def _publisher(at: Address, token: bytes | None, check: bool) -> dict[str, Any]:
     return found | _tensors(offer.layout)
 
 
-def _store(url: str, token: bytes | None, check: bool) -> dict[str, Any]:
+def _store(url: str, token: bytes | None, check: bool, most: int) -> dict[str, Any]:
     folder = open_folder(url)
     try:
-        manifest, layout = look(folder, token)
-        problems = _problems(folder, manifest, token) if check else []
+        manifest, layout = look(folder, token, most)
+        problems = _problems(folder, manifest, token, most) if check else []
     except FileNotFoundError as e:
         raise InputError(f"{folder.where} holds no state; publish one with --store {folder.where}") from e
     except OSError as e:
@@ -104,7 +112,7 @@ def _store(url: str, token: bytes | None, check: bool) -> dict[str, Any]:
     return found | ({"checked": True} if check else {}) | _tensors(layout)
 
 
-def _problems(folder: Folder, manifest: Manifest, token: bytes | None) -> list[str]:
+def _problems(folder: Folder, manifest: Manifest, token: bytes | None, most: int) -> list[str]:
     """Return what is wrong with the files, and with what following them leads to."""
     proof, problems = Proof(token), []
     for file in manifest.files:
@@ -118,7 +126,7 @@ def _problems(folder: Folder, manifest: Manifest, token: bytes | None) -> list[s
         return []  # its publisher went on meanwhile, and files that are no longer needed went
     if manifest.newest is not None and not problems:
         try:
-            Fetching(folder, proof).look()
+            Fetching(folder, proof, Mirror(max_nbytes=most)).look()
         except ThinwireError as e:
             problems.append(str(e))
     return problems

@@ -10,6 +10,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from thinwire.links.address import MAX_PORT, parse_address
+from thinwire.state.layout import MAX_NBYTES
 from thinwire.types import InputError, require
 
 PORT = 7200  # of a publisher, where nobody says otherwise
@@ -17,6 +18,11 @@ URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(::|://)")  # one letter is a drive, n
 TokenFile = Annotated[
     str | None,
     typer.Option(metavar="FILE", help="File with the token that all ends share (or set THINWIRE_TOKEN)."),
+]
+GB, GREATEST = 1e9, 1e9
+MaxGb = Annotated[
+    float | None,
+    typer.Option(metavar="GB", help="Take no larger state, so that no stranger fills the memory."),
 ]
 
 
@@ -53,6 +59,12 @@ def parse_place(text: str) -> Address | str:
         f"path or URL, like ./{text or 'store'}",
     )
     return Address.parse(text, "the address")
+
+
+def largest(max_gb: float | None) -> int:
+    """Return the bytes of the largest state to take. Errors: ``InputError``."""
+    require(max_gb is None or max_gb > 0, InputError, f"--max-gb is {max_gb}; it must be above 0")
+    return MAX_NBYTES if max_gb is None else int(min(max_gb, GREATEST) * GB)
 
 
 def check_port(port: int) -> None:

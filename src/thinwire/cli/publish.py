@@ -53,6 +53,14 @@ Store = Annotated[
     typer.Option(metavar="URL", help="Folder or store to write versions to.", rich_help_panel=PULL),
 ]
 Name = Annotated[str, typer.Option(help="What the state is called.")]
+State = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Where the newest version is saved at the end, to go on from: followers need no keyframe then.",
+        rich_help_panel=PUSH,
+    ),
+]
 Once = Annotated[
     bool, typer.Option("--once", help="Publish what is there, and end when a follower or the store has it.")
 ]
@@ -66,6 +74,7 @@ def publish(
     host: Host = "127.0.0.1",
     port: Port = None,
     token_file: TokenFile = None,
+    state: State = None,
     store: Store = None,
     name: Name = "state",
     once: Once = False,
@@ -87,6 +96,11 @@ def publish(
     port = PORT if port is None and store is None else port
     if port is not None:
         check_port(port)
+    require(
+        port is not None or state is None,
+        InputError,
+        "--state is for --port; a store is what its publisher needs",
+    )
     kind, bounds = _dtype(dtype), parse_bounds(bound or [])
     watch = Watch(file)
     with ExitStack() as stack:
@@ -94,7 +108,7 @@ def publish(
         outlets = Outlets(watch.first(), kind, bounds, name, token)
         stack.callback(outlets.close)
         if port is not None:
-            outlets.listen(host, port)
+            outlets.listen(host, port, state)
         if store is not None:
             outlets.keep(store)
         live = stack.enter_context(Live(outlets.line, quiet))
@@ -183,14 +197,15 @@ class Outlets:
             self._own = History(Layout.of(self._tensors, *self._kind))
         return self._own
 
-    def listen(self, host: str, port: int) -> None:
-        """Let followers connect."""
-        self._push = Publisher(self._tensors, host, port, self._token, self._name, *self._kind)
+    def listen(self, host: str, port: int, state: Path | None = None) -> None:
+        """Let followers connect; go on from the file ``state`` if it is there."""
+        at = host, port, self._token, self._name
+        self._push = Publisher(self._tensors, *at, *self._kind, state=state)
 
     def keep(self, url: str) -> None:
         """Write versions to a store, on from what it holds, so that readers need a patch only."""
         held = recall(url, self._token, self.history.layout)
-        if held is not None:
+        if held is not None and not self.history.newest.number:
             self.history.publish(held)
         self._pull = ShelfWriter(url, self.history, name=self._name, token=self._token)
 

@@ -12,6 +12,7 @@ from thinwire.types import MissingExtra
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 SERIES = 8  # colours of the stylesheet; later runs start over with another line style
@@ -125,12 +126,21 @@ def smooth(values: Sequence[float], window: int) -> list[float]:
 
 def ticks(axes: Axes, log: bool) -> None:
     """Number the x axis plainly, on a logarithmic one at 1, 2 and 5."""
-    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
+    from matplotlib.ticker import MaxNLocator
 
-    if not log:
+    if log:
+        logarithmic(axes.xaxis)
+    else:
         axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
-        return
-    axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=12))
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def logarithmic(axis: Axis, base: int = 10) -> None:
+    """Give an axis a logarithmic scale with plain numbers, of decades at 1, 2 and 5."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    axes = axis.axes
+    (axes.set_xscale if axis is axes.xaxis else axes.set_yscale)("log")
+    subs = (1.0, 2.0, 5.0) if base == 10 else (1.0,)
+    axis.set_major_locator(LogLocator(base=base, subs=subs, numticks=12))
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.set_minor_formatter(NullFormatter())

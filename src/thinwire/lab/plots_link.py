@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-from thinwire.lab.drawing import FAINT, STYLES, new_figure, series_colour, series_order, svg
+from thinwire.lab.drawing import FAINT, STYLES, logarithmic, new_figure, series_colour, series_order, svg
 from thinwire.lab.record import StepMetrics
 from thinwire.lab.runs import Run
 
@@ -42,11 +42,7 @@ def _over_time(
         for (x, y), style in zip(of(run, times), STYLES * 4, strict=False):
             axes.step(x, y, where="pre", color=series_colour(number), linestyle=style, linewidth=1.6)
     if log:
-        from matplotlib.ticker import NullFormatter, StrMethodFormatter
-
-        axes.set_yscale("log", base=2 if name == "bits" else 10)
-        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        axes.yaxis.set_minor_formatter(NullFormatter())
+        logarithmic(axes.yaxis, 2 if name == "bits" else 10)
     axes.set_xlabel("seconds of training", color=FAINT, fontsize=9.5)
     axes.set_ylabel(label, color=FAINT, fontsize=9.5)
     return svg(figure, f"link-{name}", f"{label} against seconds of training")

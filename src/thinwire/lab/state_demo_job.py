@@ -17,6 +17,7 @@ from thinwire.lab.models import ModelSource
 from thinwire.lab.tokenizer import tokenise
 from thinwire.types import InputError, require
 
+SEED, TEMPERATURE = 0, 0.8  # of what is written
 ENOUGH = 4  # tokens that are prepared, in tokens that are trained on
 
 
@@ -68,15 +69,20 @@ class Tuning:
 
 
 def write_on(model: Any, tokenizer: Any, prompt: str, tokens: int) -> str:
-    """Return what ``model`` writes after ``prompt``, always the likeliest token: equal weights agree."""
+    """Return what ``model`` writes after ``prompt``, drawn with a seed of its own: equal weights agree.
+
+    Drawn, since the likeliest tokens of a model hardly change over some steps of training.
+    """
     ids = torch.tensor([tokenizer.encode(prompt, add_special_tokens=False)])
-    with torch.no_grad():
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
         out = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=tokens,
-            do_sample=False,
-            repetition_penalty=1.2,
+            min_new_tokens=tokens,
+            do_sample=True,
+            temperature=TEMPERATURE,
             pad_token_id=0,
         )
     return str(tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True))

@@ -8,15 +8,16 @@ import statistics
 from pathlib import Path
 
 import thinwire
-from thinwire.lab.drawing import FAINT, RULE, curve, new_figure, svg
+from thinwire.lab.drawing import FAINT, RULE, curve, logarithmic, new_figure, svg
 from thinwire.lab.progress import megabytes
 from thinwire.lab.report_style import CSS
 from thinwire.lab.state_demo_board import DASH, seconds
 from thinwire.lab.state_demo_record import Log, Record
 
 COLOURS = {"writer": 1, "late": 2}  # series of the stylesheet
-HEAD = ("follower", "patches", "typical patch", "largest", "came in all", "against whole versions",
-        "age at arrival, median", "longest pause of its model", "ends bit-identical")  # fmt: skip
+ABOUT = ("", "patches that came", "bytes of a typical patch", "of the largest", "all bytes that came",
+         "against whole versions", "age at arrival, median", "longest pause of its model",
+         "ends bit-identical")  # fmt: skip
 
 
 def write_report(record: Record, path: str | Path) -> Path:
@@ -74,7 +75,7 @@ def report_html(record: Record) -> str:
         _card("Times smaller than the whole state", "Patch by patch.", ratio_figure(record)),
         _card("Weights that moved", "Of all weights as followers use them, in bf16.", moved_figure(record)),
         "</div>",
-        _card("What the newest weights wrote", "The likeliest token each time: equal weights, equal text.",
+        _card("What the newest weights wrote", "With the same random numbers: equal weights, equal text.",
               _texts(record)),
         f"<footer>Made by thinwire {thinwire.__version__} from state.json beside it.</footer>",
     ]  # fmt: skip
@@ -137,7 +138,9 @@ def _table(head: tuple[str, ...], rows: list[list[str]]) -> str:
 
 
 def _followers(record: Record) -> str:
-    return _table(HEAD, [_follower(record, name, log) for name, log in record.followers.items()])
+    columns = [ABOUT, *(_follower(record, name, log) for name, log in record.followers.items())]
+    head, *rows = zip(*columns, strict=True)
+    return _table(head, [list(row) for row in rows])
 
 
 def _follower(record: Record, name: str, log: Log) -> list[str]:
@@ -200,7 +203,7 @@ def _points(record: Record, name: str, y_of: str, y_label: str, label: str) -> s
         values = [a["nbytes"] / 1e6 if y_of == "nbytes" else record.ratio(a["nbytes"]) for a in log.arrivals]
         if values:
             curve(axes, [a["version"] for a in log.arrivals], values, COLOURS.get(who, 3))
-    axes.set_yscale("log")
+    logarithmic(axes.yaxis)
     axes.set_xlabel("version", color=FAINT, fontsize=9.5)
     axes.set_ylabel(y_label, color=FAINT, fontsize=9.5)
     return svg(figure, name, label)
@@ -222,7 +225,7 @@ def moved_figure(record: Record) -> str:
     numel = record.numel or 1
     curve(axes, [v["version"] for v in record.published],
           [100 * v["changed"] / numel for v in record.published], 0)  # fmt: skip
-    axes.set_yscale("log")
+    logarithmic(axes.yaxis)
     axes.set_xlabel("version", color=FAINT, fontsize=9.5)
     axes.set_ylabel("% of weights (logarithmic)", color=FAINT, fontsize=9.5)
     return svg(figure, "moved", "Share of weights that each version changed")

@@ -80,8 +80,7 @@ class Following:
         """Bring the model forward between two of its uses; write something now and then."""
         if not self._follower.held.hash:
             return
-        pause = self._follower.apply_to(self._model)
-        self._worst = max(self._worst, pause)
+        self._worst = max(self._worst, self._follower.apply_to(self._model).pause)
         due = time.monotonic() - self._written >= self._order["every"]
         if self._order["prompt"] and due:
             replica = self._follower.replica

@@ -120,7 +120,7 @@ class Hub(Station):
                 return False
             found.queue.append(DATA_BYTE + data)
             found.queued += len(data) + 1
-        self._nudge()
+        self._bell.ring()
         return True
 
     def traffic(self, peer: bytes | None = None) -> tuple[Traffic, Traffic]:

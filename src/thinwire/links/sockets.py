@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 
 import zmq
 
@@ -53,6 +54,32 @@ def dial_again(sock: zmq.Socket[bytes], address: str) -> None:
     with contextlib.suppress(zmq.ZMQError):  # libzmq has given the endpoint up already
         sock.disconnect(address)
     sock.connect(address)
+
+
+class Bell:
+    """Wakes a thread that polls: it watches ``fileno`` and calls ``answer``, others ``ring``."""
+
+    def __init__(self) -> None:
+        self._rope, self._clapper = socket.socketpair()
+        self._rope.setblocking(False)
+        self._clapper.setblocking(False)
+
+    def fileno(self) -> int:
+        return self._clapper.fileno()
+
+    def ring(self) -> None:
+        """Wake the thread, from any other."""
+        with contextlib.suppress(OSError):  # full: it is awake anyway; closed: it is gone
+            self._rope.send(b"r")
+
+    def answer(self) -> None:
+        """Be ready to be rung again."""
+        self._clapper.recv(4096)
+
+    def close(self) -> None:
+        """Ring no more."""
+        self._rope.close()
+        self._clapper.close()
 
 
 def endpoint(host: str, port: int | str) -> str:

@@ -116,7 +116,7 @@ class Spoke(Station):
             if not self._there or len(self._outbox) >= MAX_QUEUE or self._linger is not None:
                 return False
             self._outbox.append(DATA_BYTE + data)
-        self._nudge()
+        self._bell.ring()
         return True
 
     # the thread

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import struct
 import threading
 from time import monotonic
@@ -12,7 +11,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from thinwire.links.events import Event, Events
-from thinwire.links.sockets import open_socket
+from thinwire.links.sockets import Bell, open_socket
 from thinwire.types import InputError, LinkError, require
 
 HEARTBEAT = 1.0  # seconds between two pings of a spoke, at most
@@ -43,9 +42,7 @@ class Station:
         self._monitor = sock.get_monitor_socket(watched)
         self._error: LinkError | None = None
         self._linger: float | None = None  # set by close: when to stop flushing
-        self._wake_in, self._wake_out = socket.socketpair()
-        self._wake_in.setblocking(False)
-        self._wake_out.setblocking(False)
+        self._bell = Bell()
         self._thread = threading.Thread(target=self._run, name=where, daemon=True)
 
     def recv(self, timeout: float) -> Event | None:
@@ -56,7 +53,7 @@ class Station:
         full = self._events.full
         event = self._events.get(timeout)
         if full:
-            self._nudge()  # the thread may read again
+            self._bell.ring()  # the thread may read again
         return event
 
     def wake(self) -> None:
@@ -67,21 +64,15 @@ class Station:
         """Send what is queued for at most ``timeout`` seconds, then end the thread. Safe to call twice."""
         with self._lock:
             self._linger = self._linger or monotonic() + timeout
-        self._nudge()
+        self._bell.ring()
         if self._thread is not threading.current_thread():
             self._thread.join(timeout + 10.0)
-
-    def _nudge(self) -> None:
-        try:
-            self._wake_in.send(b"w")
-        except OSError:  # full: the thread is awake anyway; closed: it is gone
-            pass
 
     # the thread
 
     def _run(self) -> None:
         try:
-            extra = [s for s in (self._monitor, self._zap(), self._wake_out.fileno()) if s is not None]
+            extra = [s for s in (self._monitor, self._zap(), self._bell.fileno()) if s is not None]
             busy, reading = zmq.Poller(), zmq.Poller()
             for poller, sources in ((busy, extra), (reading, [self._sock, *extra])):
                 for source in sources:
@@ -100,8 +91,8 @@ class Station:
 
     def _turn(self, poller: zmq.Poller) -> bool:
         ready: dict[Any, int] = dict(poller.poll(BLOCKED if self._waiting() else self._idle))
-        if self._wake_out.fileno() in ready:
-            self._wake_out.recv(4096)
+        if self._bell.fileno() in ready:
+            self._bell.answer()
         if self._monitor in ready:
             while self._monitor.poll(0):
                 event = recv_monitor_message(self._monitor)
@@ -128,8 +119,7 @@ class Station:
         context = self._sock.context
         self._sock.close(linger=int(left * 1000))
         context.term()
-        self._wake_in.close()
-        self._wake_out.close()
+        self._bell.close()
 
     # what differs between the two
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket as sockets
 import threading
 from collections import deque
 from concurrent.futures import Future
@@ -11,9 +10,11 @@ from time import monotonic
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from thinwire.links.address import parse_address
+from thinwire.links.greeting import asks_for_token
 from thinwire.links.inbox import Inbox, failed, pending, renewed
 from thinwire.links.security import REMEDY, answer_zap
-from thinwire.links.sockets import dial_again
+from thinwire.links.sockets import Bell, dial_again
 from thinwire.types import AuthError, LinkError
 
 REFUSALS = (
@@ -68,9 +69,7 @@ class Pump:
         self._redial_at: float | None = None
         self._redial_now = False
         self._linger: float | None = None  # set by close: when to stop flushing
-        self._wake_in, self._wake_out = sockets.socketpair()
-        self._wake_in.setblocking(False)
-        self._wake_out.setblocking(False)
+        self._bell = Bell()
         self._thread = threading.Thread(target=self._run, name=f"link to {peer}", daemon=True)
         self._thread.start()
 
@@ -83,37 +82,31 @@ class Pump:
             self._outbox.append((data, future))
             first = len(self._outbox) == 1
         if first:
-            self._wake()
+            self._bell.ring()
         return future
 
     def redial(self) -> None:
         """Ask a connector for a fresh connection; a binder cannot and does nothing."""
         self._redial_now = True
-        self._wake()
+        self._bell.ring()
 
     def fail(self, error: LinkError) -> None:
         """Let the thread end with ``error``."""
         with self._lock:
             self.error = self.error or error
-        self._wake()
+        self._bell.ring()
 
     def close(self, timeout: float) -> None:
         """Flush for at most ``timeout`` seconds, close the sockets and end the thread."""
         with self._lock:
             self._linger = self._linger or monotonic() + timeout
-        self._wake()
+        self._bell.ring()
         self._thread.join(timeout + 10.0)
-
-    def _wake(self) -> None:
-        try:
-            self._wake_in.send(b"w")
-        except OSError:  # full: the thread is awake anyway; closed: it is gone
-            pass
 
     def _run(self) -> None:
         try:
             poller = zmq.Poller()
-            for source in (self._sock, self._monitor, self._zap, self._wake_out.fileno()):
+            for source in (self._sock, self._monitor, self._zap, self._bell.fileno()):
                 if source is not None:
                     poller.register(source, zmq.POLLIN)
             while self._turn(poller):
@@ -126,8 +119,8 @@ class Pump:
 
     def _turn(self, poller: zmq.Poller) -> bool:
         ready = dict(poller.poll(self._pause()))
-        if self._wake_out.fileno() in ready:
-            self._wake_out.recv(4096)
+        if self._bell.fileno() in ready:
+            self._bell.answer()
         if self._monitor in ready:
             self._watch()
         if self._zap is not None and self._zap in ready and self._token is not None:
@@ -193,10 +186,18 @@ class Pump:
         self._about_token = self._about_token or mismatch
         if self._endpoint is None or self.connected.is_set():
             return  # a binder must not die because a stranger knocks
-        if kind == _Event.HANDSHAKE_FAILED_AUTH or mismatch or (self._token and self.refused >= REFUSALS):
+        certain = kind == _Event.HANDSHAKE_FAILED_AUTH or mismatch
+        if self._token and not certain and not self._greets():
+            self.refused = 0
+        if certain or (self._token and self.refused >= REFUSALS):
             self._fail(
                 AuthError(f"{self.peer} refused this rank's token: {REMEDY} to the same text on each rank")
             )
+
+    def _greets(self) -> bool:
+        """Return whether the peer is there, or just something on the way that accepts and breaks off."""
+        host, port = parse_address((self._endpoint or "").removeprefix("tcp://"))
+        return asks_for_token(host, port or 0)
 
     def _check_connection(self) -> None:
         now = monotonic()
@@ -239,5 +240,4 @@ class Pump:
         context = self._sock.context
         self._sock.close(linger=int(linger * 1000))
         context.term()
-        self._wake_in.close()
-        self._wake_out.close()
+        self._bell.close()

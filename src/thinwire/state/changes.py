@@ -1,9 +1,10 @@
 """Lossless code of what changed between two versions: positions, and differences of words modulo 2**bits.
 
 A difference of bits is the smallest thing to send: a step to the next float is 1 or -1 whatever the exponent,
-and where a value crosses zero, which is rare, no mapping of the words makes the step small. Layout of a body:
+and where a value crosses zero, which is rare, no mapping of the words makes the step small. Layout:
 
 - one bit a block, packed: whether anything changed; nothing else travels for one where not;
+- one bit for each that did: whether it jumped; the new words of those, as ``jumps``; then, of the others:
 - the number of cuts u8, the cuts u8 each, increasing, and the number of elements in each class (varints);
 - the differences of the elements of each class, through all blocks, cut into ``blocks`` of ``CUT`` elements;
 - all that changed elsewhere, as ``blocks``.
@@ -15,12 +16,13 @@ fixed number of bytes an element of the declared blocks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import compress, pairwise
 
 import numpy as np
 
 from thinwire.state.blocks import Block, check_block, pack_plain, unpack_plain
 from thinwire.state.classes import MAX_CUTS, choose
+from thinwire.state.jumps import differences, jumped, pack_jumps, unpack_jumps
 from thinwire.state.parting import Look, put_back, take_out
 from thinwire.state.positions import MAX_SIZE
 from thinwire.state.stream import Array, Reader, pack_flags, uvarint
@@ -46,12 +48,18 @@ def pack_blocks(blocks: Sequence[Block], word: np.dtype, before: Look | None = N
     for block in blocks:
         check_block(block, word)
     touched = [block.moved() > 0 for block in blocks]
-    rest = [block for block, some in zip(blocks, touched, strict=True) if some]
-    look = _among(before, touched)
+    rest, look = list(compress(blocks, touched)), _among(before, touched)
+    jumps = jumped(rest, look) if look else [False] * len(rest)
+    out = [pack_flags(touched), pack_flags(jumps), pack_jumps(rest, jumps, look) if look else b""]
+    still = [not jump for jump in jumps]
+    return b"".join([*out, _pack_differences(list(compress(rest, still)), word, _among(look, still))])
+
+
+def _pack_differences(rest: list[Block], word: np.dtype, look: Look | None) -> bytes:
     cuts, classes = choose(rest, look) if look else [], list[Array]()
     if look and cuts:
         classes, rest = take_out(rest, look, cuts)
-    out = [pack_flags(touched), bytes((len(cuts), *cuts)), *(uvarint(diffs.size) for diffs in classes)]
+    out = [bytes((len(cuts), *cuts)), *(uvarint(diffs.size) for diffs in classes)]
     out += [pack_plain([Block(p.size, None, p) for p in _cut(diffs)], word) for diffs in classes]
     return b"".join([*out, pack_plain(rest, word)])
 
@@ -72,8 +80,7 @@ def unpack_blocks(
         require(0 <= n <= MAX_SIZE, InputError, f"a block of {n} elements, at most {MAX_SIZE}; cut it")
     reader = Reader(data)
     touched = reader.flags(len(numels))
-    sizes = [n for n, some in zip(numels, touched, strict=True) if some]
-    found = iter(_unpack(reader, sizes, word, _among(before, touched)))
+    found = iter(_unpack(reader, list(compress(numels, touched)), word, _among(before, touched)))
     empty = np.empty(0, dtype=np.int32), np.empty(0, dtype=word)
     blocks = [next(found) if some else Block(n, *empty) for n, some in zip(numels, touched, strict=True)]
     return blocks if whole else [Block(block.numel, *block.sparse()) for block in blocks]
@@ -96,7 +103,7 @@ def _among(before: Look | None, touched: Sequence[bool]) -> Look | None:
     """Return ``before`` by the index among the blocks that something changes in."""
     if before is None:
         return None
-    look, indices = before, [i for i, some in enumerate(touched) if some]
+    look, indices = before, list(compress(range(len(touched)), touched))
     return lambda i, start, stop: look(indices[i], start, stop)
 
 
@@ -106,12 +113,18 @@ def _look(before: Array | None) -> Look | None:
 
 def _unpack(reader: Reader, numels: Sequence[int], word: np.dtype, before: Look | None) -> list[Block]:
     """Return the blocks of what changed, and leave nothing of the body."""
-    cuts, classes, rest = _parts(reader, numels, word)
-    if not cuts:
-        return rest
+    jumps = reader.flags(len(numels))
+    new = unpack_jumps(reader, list(compress(numels, jumps)), word)
+    still = [not jump for jump in jumps]
+    cuts, classes, rest = _parts(reader, list(compress(numels, still)), word)
     if before is None:
-        raise PayloadError("a patch that can only be read with the words it changes; none are held")
-    return put_back(rest, classes, before, cuts)
+        alone = not new and not cuts
+        require(alone, PayloadError, "a patch that can only be read with the words it changes; none are held")
+        return rest
+    if look := _among(before, still) if cuts else None:
+        rest = put_back(rest, classes, look, cuts)
+    others, words = iter(rest), iter(new)
+    return [differences(next(words), i, before) if jump else next(others) for i, jump in enumerate(jumps)]
 
 
 def _parts(

@@ -1,10 +1,10 @@
 """Content hash of a state: 64 bits that follow from the words alone, whichever way a version was reached.
 
 h = START + sum of word * A[low part of its position] * B[high part] * C[piece], modulo 2^64; all factors are
-odd and drawn by splitmix64 from a fixed seed. It is a sum, so a change moves it by what changed alone. One
-wrong word always shows; of several, errors at random stay unnoticed with a chance of about 2^-32 at worst.
-It is against accidents, not attackers: links and stores authenticate by keys. Words of 8 bytes count as two
-of 4, lest two flipped signs cancel.
+odd and drawn by splitmix64 from a fixed seed. It is a sum, so a change moves it by what changed alone. Words
+of 8 bytes count as two of 4, lest two flipped signs cancel. One wrong word of up to 4 bytes always shows; of
+several, errors at random stay unnoticed with a chance of about 2^-32 at worst. It is against accidents, not
+attackers: links and stores authenticate by keys.
 
 Source: multilinear hashing (Carter and Wegman 1979) [second-hand]; splitmix64 (Steele, Lea and Flood 2014).
 """

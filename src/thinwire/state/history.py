@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -17,24 +18,28 @@ from thinwire.state.log import Entry, Log, logged, merge
 from thinwire.state.moves import Move
 from thinwire.state.past import Gone, Past
 from thinwire.state.patch import MAX_VERSION, Meta, Patch, Version, check_meta, is_time
-from thinwire.state.planes import bits_a_word
 from thinwire.state.words import Words, filled, named
 from thinwire.types import DesyncError, InputError, require
 
-# A patch of over an eighth of the state is weighed against a keyframe, by what a sample of the words says of
-# that, and gives way if a keyframe is smaller. Measured, in bits a bf16 word of weights, where all changed:
-# after a step of a tenth of their size 7.3 against 10.6, of half 10.4; after one as large as they are 10.9,
-# between unrelated weights 11.2 (of fp32 28.2 against 26.6), and 11.6 against nothing if they become zeros.
-_WEIGHED, _LEAST = 8, 1 << 16  # part of the state, bytes of a patch
-_JUMP = 1.03  # times what the sample says: nearer than that, making both takes longer than it saves
-_SAMPLE = 4096  # words of a piece that tell of the rest
 CACHED = 8  # patches to the newest version that are kept, each from another base
+
+Made = TypeVar("Made", Patch, Patch | None)
+
+
+class _Lane:
+    """One patch at a time is made here; ``ends`` are its base and version, which are kept meanwhile."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.ends = (0, 0)
+        self.wanted = False  # it is not made just to see how large it is
 
 
 class History:
     """The only owner of a state's live words and of the log of what each version changed.
 
-    ``publish`` and ``adopt`` belong to one thread, ``patch`` and ``find`` to any. ``budget`` bounds the log
+    ``publish`` and ``adopt`` belong to one thread, ``patch`` and ``find`` to any: a keyframe, which takes as
+    long as the state is large, and a patch are made beside each other. ``budget`` bounds the log
     in bytes (default: a quarter of the state); with versions in use (``keep``) it may take eight times that.
     ``start`` is the number after which versions are counted: a publisher that starts again gives its last.
 
@@ -51,13 +56,12 @@ class History:
         self._words = Words(layout)
         self._log = Log(layout, layout.nbytes // 4 if budget is None else budget, self._in_use)
         self._users: list[Callable[[], Iterable[int]]] = []
-        self._making: tuple[int, int] = (0, 0)  # base and version of the patch that is made
-        self._wanted = False  # that patch is not made just to see how large it is
+        self._patches, self._keyframes = _Lane(), _Lane()
+        self._lately: tuple[int, int] = (0, 0)  # ends of what was made last, for somebody
         self._newest = Version()
         self._known: dict[int, int] = {}  # versions that can be patched from, and their hashes
         self._start = start
         self._lock = threading.RLock()  # the live words and the log; held while they are read or written
-        self._coding = threading.Lock()  # one patch at a time is made
         self._cache: dict[int, Patch] = {}
 
     @property
@@ -83,7 +87,14 @@ class History:
 
     def _in_use(self) -> list[int]:
         used = [number for user in self._users for number in user()]
-        return [*self._making, *used] if self._wanted else [*used, *self._making]
+        lanes = self._keyframes, self._patches
+        first = [number for lane in lanes if lane.wanted for number in lane.ends]
+        return [
+            *self._lately,
+            *first,
+            *used,
+            *(number for lane in lanes if not lane.wanted for number in lane.ends),
+        ]
 
     def publish(
         self, tensors: Mapping[str, Tensor], meta: Meta | None = None, published: float | None = None
@@ -189,42 +200,54 @@ class History:
             return version
         return max((n for n, h in known.items() if h == hash), default=0)
 
+    def knows(self, version: int) -> bool:
+        """Return whether ``version`` can be patched from."""
+        return version in self._known
+
     def patch(self, base: int | None = None, mark: bool = True) -> Patch:
         """Return what leads from version ``base`` (None, or one no longer known: from nothing) to the newest.
 
-        From nothing too where that is smaller. All versions between are merged. Both ends are kept for a
-        while after this, unless ``mark`` is False: then it was made to see how large it is, or somebody says
-        what is in use. Errors: ``InputError`` when there is none yet, or none after base.
+        All versions between are merged. Both ends are kept for a while after this, unless ``mark`` is False:
+        then it was made to see how large it is, or somebody says what is in use. Errors: ``InputError`` when
+        there is none yet, or none after base.
         """
-        with self._coding:
-            target = self._newest
-            require(target.number > 0, InputError, "nothing has been published yet")
-            require(
-                base != target.number, InputError, f"version {base} is the newest; nothing leads on from it"
-            )
-            self._wanted = mark
-            found = self._cache.get(base or 0)
-            if found is None or found.version != target.number:
-                found = self._make(base or 0)
-            with self._lock:
-                self._note(base or 0, found, mark)
+        if base:
+            with self._patches.lock:
+                found = self._made(self._patches, base, mark, lambda: self._make(base))
+            if found is not None:
+                return found
+        with self._keyframes.lock:
+            return self._made(self._keyframes, 0, mark, self._keyframe)
+
+    def _made(self, lane: _Lane, base: int, mark: bool, make: Callable[[], Made]) -> Made | Patch:
+        """Return the cached patch from ``base``, or what ``make`` returns: None where base is gone."""
+        target = self._newest
+        require(target.number > 0, InputError, "nothing has been published yet")
+        require(base != target.number, InputError, f"version {base} is the newest; nothing leads on from it")
+        lane.wanted = mark
+        cached = self._cache.get(base)
+        found = cached if cached is not None and cached.version == target.number else make()
+        with self._lock:
+            lane.ends = 0, 0
+            if found is not None:
+                self._note(found, mark)
         return found
 
-    def _note(self, base: int, patch: Patch, mark: bool) -> None:
-        # who says what is in use needs a moment to say so of this one
-        self._making = (patch.base, patch.version) if self._users else (0, 0)
+    def _note(self, patch: Patch, mark: bool) -> None:
+        if mark and self._users:  # who says what is in use needs a moment to say so of this one
+            self._lately = patch.base, patch.version
         if mark:
             self._log.mark(patch.version)
-            self._log.mark(base)
+            if patch.base:
+                self._log.mark(patch.base)
         if patch.version == self._newest.number:
-            ends = base, patch.base  # of which the latter is 0 for a keyframe that stands for a patch
-            kept = [(b, p) for b, p in self._cache.items() if b not in ends]
-            self._cache = dict([*kept, *dict.fromkeys(ends, patch).items()][-CACHED:])
+            kept = [(b, p) for b, p in self._cache.items() if b != patch.base]
+            self._cache = dict([*kept, (patch.base, patch)][-CACHED:])
 
-    def _make(self, base: int) -> Patch:
+    def _make(self, base: int) -> Patch | None:
         found = self._since(base)
         if found is None:
-            return self._keyframe()
+            return None
         merged, target, past = found
         try:
             changes = {i: past.difference(change, i) for i, change in merged.changes.items()}
@@ -233,42 +256,24 @@ class History:
             )
         except Gone:
             return self._make_at_once(base)
-        return self._smaller(self._patch(merged.base, merged.hash, target, packed))
+        return self._patch(merged.base, merged.hash, target, packed)
 
-    def _make_at_once(self, base: int) -> Patch:
+    def _make_at_once(self, base: int) -> Patch | None:
         """Return a patch of which only what takes longest is done while others publish; it is the larger."""
         with self._lock:
             found = self._since(base)
             if found is None:
-                return self._keyframe()
+                return None
             merged, target, past = found
             changes = {i: past.difference(change, i) for i, change in merged.changes.items()}
         packed = body.pack_changes(self.layout, changes)
-        return self._smaller(self._patch(merged.base, merged.hash, target, packed))
-
-    def _smaller(self, patch: Patch) -> Patch:
-        """Return ``patch``, or a keyframe where that is smaller: after a jump, differences say no less."""
-        if patch.nbytes < max(_LEAST, self.layout.nbytes // _WEIGHED):
-            return patch
-        if patch.nbytes < _JUMP * self._about_whole():
-            return patch
-        whole = self._keyframe()
-        return whole if whole.nbytes < patch.nbytes else patch
-
-    def _about_whole(self) -> float:
-        """Return about how many bytes a keyframe takes."""
-        total = 0.0
-        for i, piece in enumerate(self.layout.blocks()):
-            with self._lock:
-                sample = self._words[i][:: max(1, piece.numel // _SAMPLE)].copy()
-            total += piece.numel * bits_a_word(sample) / 8
-        return total
+        return self._patch(merged.base, merged.hash, target, packed)
 
     def _since(self, base: int) -> tuple[Entry, Version, Past] | None:
         """Return what changed since ``base``, up to which version, and the words of that; None: not known."""
         with self._lock:
             entries, target = self._log.since(base), self._newest
-            self._making = base, target.number
+            self._patches.ends = base, target.number
             if not entries:
                 return None
         merged = merge(entries, self.layout.blocks())  # the long part: publishing may go on meanwhile
@@ -279,7 +284,7 @@ class History:
                 if not entries:
                     return None
                 merged, target = merge(entries, self.layout.blocks()), self._newest
-            self._making = base, target.number
+            self._patches.ends = base, target.number
             return merged, target, self._past(target)
 
     def _past(self, version: Version) -> Past:
@@ -297,10 +302,8 @@ class History:
 
     def _keyframe(self) -> Patch:
         with self._lock:
-            target, found = self._newest, self._cache.get(0)
-            if found is not None and found.version == target.number:
-                return found
-            self._making = 0, target.number
+            target = self._newest
+            self._keyframes.ends = 0, target.number
             past = self._past(target)
         numels = [piece.numel for piece in self.layout.blocks()]
         try:

@@ -36,11 +36,6 @@ def decode_whole(data: bytes | bytearray | memoryview, numel: int, word: np.dtyp
     return _restored(turned, turn)
 
 
-def bits_a_word(sample: Array) -> float:
-    """Return about how many bits ``encode_whole`` takes a word, by some: of 4096, 1 % too few, measured."""
-    return min(_bits(_turned(sample, way)) for way in (_ROTATED, _ZIGZAG)) if sample.size else 0.0
-
-
 def pack_planes(values: Array) -> bytes:
     """Return unsigned integers [n] as one stream a byte of theirs."""
     shifts = range(0, 8 * values.itemsize, 8)

@@ -45,9 +45,7 @@ class Replica:
     """
 
     def __init__(self, layout: Layout, check_every: int = CHECK_EVERY) -> None:
-        require(
-            check_every >= 0, InputError, f"check_every={check_every}; 0 for never, or a number of patches"
-        )
+        check_interval(check_every)
         self.layout = layout
         self._check_every, self._unchecked = check_every, 0  # patches
         self.pause = 0.0  # seconds the last swap took
@@ -69,8 +67,13 @@ class Replica:
         return self._held
 
     @property
+    def shown(self) -> Version:
+        """The version in use; number 0 for none, and for a base from elsewhere."""
+        return self._shown
+
+    @property
     def version(self) -> int:
-        """The number of the version in use; 0 for none, and for a base from elsewhere."""
+        """The number of the version in use."""
         return self._shown.number
 
     @property
@@ -279,13 +282,18 @@ class Replica:
             saved.save(path, newest.words, self._held)
 
     @classmethod
-    def load(cls, path: str | Path, max_nbytes: int = MAX_NBYTES) -> Replica:
+    def load(cls, path: str | Path, max_nbytes: int = MAX_NBYTES, check_every: int = CHECK_EVERY) -> Replica:
         """Return the replica saved at ``path``, in front. Errors: ``InputError``, ``PayloadError``."""
         words, version = saved.load(path, max_nbytes)
-        replica = cls(words.layout)
+        replica = cls(words.layout, check_every)
         replica._install(words, version)
         replica.swap()
         return replica
+
+
+def check_interval(patches: int) -> None:
+    """Raise ``InputError`` unless ``patches`` is a number that ``check_every`` may be."""
+    require(patches >= 0, InputError, f"check_every={patches}; 0 for never, or a number of patches")
 
 
 def _check(words: Words, version: Version) -> None:

@@ -32,7 +32,7 @@ from thinwire.links.events import Event, Kind
 from thinwire.links.hub import Hub
 from thinwire.links.inbox import renewed
 from thinwire.state.history import History
-from thinwire.state.patch import dump_meta
+from thinwire.state.patch import Version, dump_meta
 from thinwire.types import InputError, LinkError, PayloadError, require
 
 TURN = 1.0  # seconds
@@ -72,7 +72,8 @@ class Feed:
 
     ``outnumber`` is called with the newest version number that a follower knows of: versions must be counted
     on from there (a relay passes it up instead). ``quiet``: seconds without a sign of whoever publishes what
-    a relay passes on; followers are told. The feed owns the hub.
+    a relay passes on; followers are told. ``later``: what the history begins with is not offered before the
+    first ``wake``. The feed owns the hub.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Feed:
         outnumber: Callable[[int], object] | None = None,
         instance: bytes | None = None,
         quiet: Callable[[], float] = lambda: 0.0,
+        later: bool = False,
     ) -> None:
         require(len(name.encode()) <= MAX_NAME, InputError, f"the name {name!r} is over {MAX_NAME} bytes")
         self._history, self._hub, self._name = history, hub, name.encode()
@@ -90,11 +92,12 @@ class Feed:
         self.instance = instance or secrets.token_bytes(16)
         self._json = history.layout.to_json()
         self._digest = bytes.fromhex(history.layout.digest)
-        self._making = Making(history, self.wake)
+        self._making = Making(history, self._stir)
         self._followers: dict[bytes, _Follower] = {}
         self._moves, self._moved_at = float(MOVES), monotonic()
         self._parked: OrderedDict[Parcel, float] = OrderedDict()
         self._closing = self._news = False
+        self._offers = not later
         self._quiet, self._tell_at, self._told = quiet, 0.0, 0.0
         self._compare_at = 0.0  # when a patch may be made next only to compare its size
         self._error: Exception | None = None
@@ -104,8 +107,16 @@ class Feed:
 
     def wake(self) -> None:
         """Look at the history again: there is a newer version."""
+        self._offers = True
+        self._stir()
+
+    def _stir(self) -> None:
         self._news = True
         self._hub.wake()
+
+    @property
+    def _newest(self) -> Version:
+        return self._history.newest if self._offers else Version()
 
     def check(self) -> None:
         """Raise what ended the feed, if anything did."""
@@ -225,7 +236,7 @@ class Feed:
             return
         self._part(self._followers.get(peer))
         self._count_on(hello)
-        newest, known = self._history.newest, hello.layout == self._digest
+        newest, known = self._newest, hello.layout == self._digest
         self._hub.send(peer, self._layout(hello.session, newest.number, known).pack())
         follower = self._followers[peer] = _Follower(hello.session)
         if not known:
@@ -236,7 +247,7 @@ class Feed:
         self._tell_same(peer, held)
 
     def _tell_same(self, peer: bytes, held: int) -> None:
-        newest = self._history.newest
+        newest = self._newest
         if held and held == newest.number:
             meta = dump_meta(newest.meta)
             self._hub.send(peer, Same(held, newest.hash, newest.published, meta).pack())
@@ -295,7 +306,7 @@ class Feed:
         if follower.order is None:
             seconds = self._making.seconds
             compare = now >= self._compare_at and self._comparable(serving.sending)
-            wanted = serving.order(self._history.newest.number, now, seconds, compare)
+            wanted = serving.order(self._newest.number, now, seconds, compare)
             if wanted is not None:
                 if wanted.compare:  # all followers together get this share of a core
                     self._compare_at = now + seconds / CHECK_SHARE

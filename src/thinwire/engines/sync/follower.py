@@ -22,7 +22,7 @@ from thinwire.links.spoke import Spoke
 from thinwire.links.station import SILENCE
 from thinwire.state.layout import MAX_NBYTES
 from thinwire.state.patch import Version
-from thinwire.state.replica import Replica
+from thinwire.state.replica import CHECK_EVERY, Replica
 from thinwire.state.stream import check_coder
 from thinwire.types import InputError, LinkError
 
@@ -73,7 +73,8 @@ class Follower(Using):
     already, by name; contents the publisher knows save their bytes. Without them, the model's weights are
     that base. ``relay``: an address to serve other followers at, from what comes here once. ``state``: a file
     to go on from, before any base, written by ``save`` and on ``close``. The publisher need not be there yet,
-    and may go and come back. ``max_nbytes``: no larger state is taken.
+    and may go and come back. ``max_nbytes``: no larger state is taken. All contents are hashed after each
+    ``check_every`` patches (0: never).
 
     Errors reach whoever waits, iterates or applies: ``AuthError`` for another token, ``InputError`` naming
     the first tensor where the state does not fit the model, or is no longer the one it was.
@@ -92,10 +93,11 @@ class Follower(Using):
         patience: float = PATIENCE,
         silence: float = SILENCE,
         max_nbytes: int = MAX_NBYTES,
+        check_every: int = CHECK_EVERY,
     ) -> None:
         check_coder()
         self._state, self._patience = None if state is None else Path(state), patience
-        self._mirror = Mirror(into, self._state, max_nbytes, base)
+        self._mirror = Mirror(into, self._state, max_nbytes, base, check_every)
         self._changed = threading.Condition()
         self._error: Exception | None = None
         self._closing = self._confirmed = False
@@ -162,7 +164,7 @@ class Follower(Using):
         return Following(
             version=replica.version if replica is not None else 0,
             held=newest.number,
-            age=self.clock - newest.published if newest.published else None,
+            age=max(0.0, self.clock - newest.published) if newest.published else None,
             nbytes=nbytes,
             ratio=whole / nbytes if nbytes else 0.0,
             trip=clock.trip,

@@ -1,4 +1,8 @@
-"""Patches for a feed's followers, made on a thread of their own: the followers' other business goes on."""
+"""Patches for a feed's followers, made on threads of their own: the followers' other business goes on.
+
+A keyframe takes as long as the state is large, so there is a thread for these alone: nobody's patches wait
+for whoever joins late.
+"""
 
 from __future__ import annotations
 
@@ -15,24 +19,41 @@ FORGET = 0.5  # weight of the newest measurement in the mean time that a patch t
 
 
 class Making:
-    """Make parcels one at a time; ``ready`` is called, on the thread here, whenever one is done."""
+    """Make parcels, one keyframe and one patch at a time; each calls ``ready``, on a thread here."""
 
     def __init__(self, history: History, ready: Callable[[], None]) -> None:
         self._history, self._ready = history, ready
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="patches")
+        self._patches = ThreadPoolExecutor(1, thread_name_prefix="patches")
+        self._keyframes = ThreadPoolExecutor(1, thread_name_prefix="keyframes")
         self._kept: weakref.WeakValueDictionary[tuple[int, int], Parcel] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
         self._jobs: dict[int, Future[Parcel]] = {}  # by base: followers at one version share the work
         self.seconds = 0.0  # that a patch from a version takes, about
-        self.keyframe_seconds = 0.0
 
     def start(self, order: Order) -> Future[Parcel]:
         """Return a future for the parcel of an order, shared with others that are waiting for the same."""
         self._jobs = {base: job for base, job in self._jobs.items() if not job.done()}
-        found = self._jobs.get(order.base)
+        base = order.base if self._history.knows(order.base) else 0
+        found = self._jobs.get(base) or self._lately(base, order.above)
         if found is None:
-            found = self._jobs[order.base] = self._pool.submit(self._make, order.base, not order.compare)
+            pool = self._patches if base else self._keyframes
+            found = self._jobs[base] = pool.submit(self._make, base, not order.compare)
             found.add_done_callback(lambda _: self._ready())
+        return found
+
+    def _lately(self, base: int, above: int) -> Future[Parcel] | None:
+        """Return a keyframe of a version over ``above`` that others are being sent.
+
+        A patch must lead on from there: then one more follower takes no memory.
+        """
+        known = (
+            p for p in self.parcels() if not p.base and self._history.find(p.version, p.hash) == p.version
+        )
+        newest = max(known, key=lambda p: p.version, default=None)
+        if base or newest is None or newest.version <= above:
+            return None
+        found: Future[Parcel] = Future()
+        found.set_result(newest)
         return found
 
     def kept(self, base: int, version: int, content: int) -> Parcel | None:
@@ -47,8 +68,9 @@ class Making:
             return list(self._kept.values())
 
     def close(self) -> None:
-        """End the thread once it is done with what it makes."""
-        self._pool.shutdown(cancel_futures=True)
+        """End the threads once they are done with what they make."""
+        for pool in (self._patches, self._keyframes):
+            pool.shutdown(cancel_futures=True)
 
     def _make(self, base: int, mark: bool) -> Parcel:
         began = monotonic()
@@ -59,11 +81,6 @@ class Making:
             found = Parcel(*numbers, patch.body, patch.head())
             with self._lock:
                 self._kept[patch.base, patch.version] = found
-        self._took(monotonic() - began, patch.base)
+        if patch.base:
+            self.seconds += FORGET * (monotonic() - began - self.seconds)
         return found
-
-    def _took(self, seconds: float, base: int) -> None:
-        if base:
-            self.seconds += FORGET * (seconds - self.seconds)
-        else:
-            self.keyframe_seconds = seconds

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from thinwire.state import binding
 from thinwire.state.layout import MAX_NBYTES, Layout
 from thinwire.state.patch import Patch, Version
-from thinwire.state.replica import Replica
+from thinwire.state.replica import CHECK_EVERY, Replica, check_interval
 from thinwire.types import InputError, PayloadError, require
 
 
@@ -31,13 +31,16 @@ class Mirror:
         saved: Path | None = None,
         max_nbytes: int = MAX_NBYTES,
         base: Mapping[str, Tensor] | None = None,
+        check_every: int = CHECK_EVERY,
     ) -> None:
+        check_interval(check_every)
+        self._check_every = check_every
         self._into, self.max_nbytes, self._base = into, max_nbytes, base
         self._bound: WeakSet[nn.Module] = WeakSet()
         self.name = ""  # of the state, as its publisher calls it
         self.replica: Replica | None = None
         if saved is not None and saved.is_file():
-            self.replica, self._base = _loaded(saved, max_nbytes), None
+            self.replica, self._base = _loaded(saved, max_nbytes, check_every), None
             if into is not None:
                 binding.bind(self.replica.layout, into)  # whether it fits; no more than that
 
@@ -56,7 +59,7 @@ class Mirror:
         if self.replica is not None:
             check_same(self.replica.layout, layout)
             return
-        replica = Replica(layout)
+        replica = Replica(layout, self._check_every)
         if self._into is not None:
             binding.bind(layout, self._into)  # whether it fits; no more than that
         start = self._base if self._base is not None else _owned(self._into)
@@ -66,14 +69,17 @@ class Mirror:
         self.replica, self._base = replica, None
 
     def show(self, replica: Replica, model: nn.Module) -> bool:
-        """Let ``model``, and all shown before, use the replica's newest version; return whether it moved.
+        """Let ``model``, and all shown before, use the replica's newest version.
+
+        Return whether that is news to ``model``.
 
         Errors: ``InputError`` naming the first tensor that does not fit.
         """
-        if model not in self._bound:
+        fresh = model not in self._bound
+        if fresh:
             replica.bind(model)
             self._bound.add(model)
-        return replica.swap()
+        return replica.swap() or fresh
 
     def apply(self, patch: Patch) -> Version:
         """Bring the replica forward."""
@@ -88,9 +94,9 @@ class Mirror:
         return self.replica.confirm(version)
 
 
-def _loaded(saved: Path, max_nbytes: int) -> Replica:
+def _loaded(saved: Path, max_nbytes: int, check_every: int) -> Replica:
     try:
-        return Replica.load(saved, max_nbytes)
+        return Replica.load(saved, max_nbytes, check_every)
     except PayloadError as e:  # no peer sent it
         raise InputError(str(e)) from e
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from time import monotonic
+from typing import Any
 
 from torch import Tensor
 
@@ -77,12 +80,14 @@ def look(folder: Folder, token: bytes | None = None, max_nbytes: int = MAX_NBYTE
     return manifest, Layout.from_json(data, max_nbytes)
 
 
-def recall(url: str, token: bytes | None, layout: Layout) -> dict[str, Tensor] | None:
+def recall(
+    url: str | Path, token: bytes | None, layout: Layout, options: Mapping[str, Any] | None = None
+) -> dict[str, Tensor] | None:
     """Return the newest tensors that a shelf holds; None where it has none of this layout.
 
-    A publisher that starts again goes on from them.
+    A publisher that starts again goes on from them. ``options`` go to fsspec.
     """
-    fetching = Fetching(open_folder(url), Proof(token))
+    fetching = Fetching(open_folder(url, **(options or {})), Proof(token))
     try:
         fetching.look()
     except (OSError, ThinwireError):  # whoever writes there next says what is wrong, or writes a keyframe

@@ -87,7 +87,7 @@ class Done(Message):
 
 @dataclass(frozen=True)
 class Again(Message):
-    """A transfer could not be used: ``version`` is still held, or nothing is (0) and a keyframe is needed."""
+    """A transfer could not be used: ``version`` is still held, or a keyframe is needed (0)."""
 
     session: int
     transfer: int

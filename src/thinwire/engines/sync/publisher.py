@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from time import monotonic, sleep
 from types import TracebackType
 
 import torch
 
 from thinwire.engines.sync.feed import Feed, FollowerStatus
-from thinwire.engines.sync.shelf_writer import Source, notes_of, tensors_of
+from thinwire.engines.sync.source import Names, Source, notes_of, tensors_of
 from thinwire.links.hub import Hub
 from thinwire.links.station import SILENCE
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.state.patch import Version
 from thinwire.state.stream import check_coder
-from thinwire.types import LinkError
+from thinwire.types import InputError, LinkError, PayloadError
 
 TIMEOUT = 60.0  # seconds
 POLL = 0.01  # seconds
@@ -27,11 +28,14 @@ class Publisher:
 
     ``dtype`` casts floats to what followers use; ``bounds`` lets the named tensors, or all floats, be off by
     so much in their own units. ``port`` 0 takes a free one; off loopback a ``token`` is needed, and only its
-    holders can follow. ``budget`` bounds the log of changes in bytes (default: a quarter of the state); for
-    what followers hold or are about to, it may take eight times that.
+    holders can follow. ``names`` makes the name that a tensor is published by from its own, None for one to
+    leave out. ``state``: a file that is gone on from if it is there, written by ``save`` and on ``close``:
+    followers of the version in it need no keyframe. ``budget`` bounds the log of changes in bytes (default: a
+    quarter of the state); for what followers hold or are about to, it may take eight times that.
 
     Errors: ``InputError`` for tensors that cannot be followed, an address that cannot be bound (another
-    publisher listens there already), or one off loopback without a token. ``MissingExtra`` without zstandard.
+    publisher listens there already), one off loopback without a token, or a ``state`` of other tensors.
+    ``MissingExtra`` without zstandard.
 
     The end of a ``with`` block, unless it is an error, waits until all who follow have the newest version.
 
@@ -51,24 +55,31 @@ class Publisher:
         dtype: torch.dtype | None = None,
         bounds: Mapping[str, float] | float | None = None,
         *,
+        names: Names | None = None,
+        state: str | Path | None = None,
         budget: int | None = None,
         silence: float = SILENCE,
     ) -> None:
         check_coder()
-        self._source = source
-        self.history = History(Layout.of(tensors_of(source), dtype, bounds), budget)
+        self._source, self._names, self._state = source, names, None if state is None else Path(state)
+        self.history = _history(self._state, Layout.of(tensors_of(source, names), dtype, bounds), budget)
         hub = Hub.bind(host, port, token=token, silence=silence)
         self.host, self.port = host, hub.port
-        self._feed = Feed(self.history, hub, name)
+        # the version before may be older than what followers hold: it is a base for the next one, no news
+        self._feed = Feed(self.history, hub, name, later=self.history.newest.number > 0)
         self._closed = False
 
-    def publish(self, step: int | None = None, **meta: str | int | float) -> Version:
+    def publish(
+        self, step: int | None = None, tensors: Source | None = None, **meta: str | int | float
+    ) -> Version:
         """Make the tensors as they are now the newest version, and return it without waiting for anybody.
 
+        ``tensors``: those to take in place of the ones that this began with. ``step`` and ``meta`` go along.
         Errors: ``InputError`` for tensors that no longer fit; whatever ended the feed, if anything did.
         """
         self._feed.check()
-        version = self.history.publish(tensors_of(self._source), notes_of(step, meta))
+        found = tensors_of(self._source if tensors is None else tensors, self._names)
+        version = self.history.publish(found, notes_of(step, meta))
         self._feed.wake()
         return version
 
@@ -103,18 +114,30 @@ class Publisher:
                 raise LinkError(f"waited {timeout:g} s for follower {behind[0]} to hold version {newest}")
             sleep(POLL)
 
+    def save(self, path: str | Path | None = None) -> None:
+        """Write the newest version to a file, for a publisher that starts again: ``state``, unless told.
+
+        Best along with each checkpoint of the training. Errors: ``InputError``, also before any version.
+        """
+        target = self._state if path is None else path
+        if target is None:
+            raise InputError("there is no place to save to; give a path, or state= from the start")
+        self.history.save(target)
+
     def close(self, timeout: float = 0.0) -> None:
-        """Stop; followers keep what they hold, and go on looking for a publisher here. Harmless twice.
+        """Stop, and save where there is a ``state``. Followers keep what they hold, and look for the next.
 
         With a ``timeout`` those who follow get so many seconds to take the newest version: without, what is
-        on its way to them is lost. Errors: as ``flush``, once it has stopped.
+        on its way to them is lost. Harmless twice. Errors: as ``flush`` and ``save``, once it has stopped.
         """
+        closed, self._closed = self._closed, True
         try:
-            if timeout > 0 and not self._closed:
+            if timeout > 0 and not closed:
                 self.flush(timeout)
         finally:
-            self._closed = True
             self._feed.close()
+            if self._state is not None and self.newest.number and not closed:
+                self.save()
 
     def __enter__(self) -> Publisher:
         return self
@@ -123,3 +146,18 @@ class Publisher:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close(TIMEOUT if error is None else 0.0)
+
+
+def _history(state: Path | None, layout: Layout, budget: int | None) -> History:
+    """Return the history to go on from."""
+    if state is None or not state.is_file():
+        return History(layout, budget)
+    try:
+        found = History.load(state, budget)
+    except PayloadError as e:  # no peer sent it
+        raise InputError(str(e)) from e
+    if found.layout.digest != layout.digest:
+        raise InputError(
+            f"{state} holds a state of other names, shapes or dtypes; delete it, or give another file"
+        )
+    return found

@@ -42,11 +42,15 @@ class Parcel:
 
 
 class Order(NamedTuple):
-    """A patch that should be made: from ``base`` (0: nothing) to the newest version; or only to compare."""
+    """A patch that should be made, or made only to compare, from ``base`` (0: nothing) to the newest version.
+
+    Instead of that any version over ``above`` will do.
+    """
 
     base: int
     number: int  # of the order
     compare: bool = False
+    above: int = 0
 
 
 @dataclass
@@ -134,7 +138,8 @@ class Serving:
             return
         compared, self._ordered, self._comparing = self._comparing, None, None
         if compared is None:
-            self._next = parcel
+            # one that was begun for others may be of a version before this follower's: then it is ordered anew
+            self._next = parcel if parcel.version > order.above else None
         elif self.sending is compared and useless(compared.left, parcel.nbytes):
             self._outbox.append(Abandon(compared.number, parcel.version))
             self.sending, self._next, self.abandoned = None, parcel, self.abandoned + 1
@@ -187,7 +192,7 @@ class Serving:
 
     def _placed(self, base: int, compare: bool = False) -> Order:
         self._orders += 1
-        self._ordered = Order(base, self._orders, compare)
+        self._ordered = Order(base, self._orders, compare, max(base, self._floor))
         return self._ordered
 
     def _begin(self, parcel: Parcel, now: float, start: int) -> None:

@@ -19,7 +19,7 @@ from thinwire.engines.sync.using import PATIENCE, TIMEOUT, Using
 from thinwire.links.inbox import renewed
 from thinwire.state.layout import MAX_NBYTES
 from thinwire.state.patch import Version
-from thinwire.state.replica import Replica
+from thinwire.state.replica import CHECK_EVERY, Replica
 from thinwire.state.stream import check_coder
 from thinwire.types import AuthError, InputError, LinkError, ThinwireError, require
 
@@ -53,8 +53,8 @@ class ShelfReader(Using):
     ``into``: a model that is bound, and brought forward by ``apply_to``. ``base``: tensors that are here
     already, by name; contents the publisher knows save their bytes. Without them, the model's weights are
     that base. ``name``: of the state, where anything else would be a mistake. ``state``: a file to go on
-    from, before any base, written by ``save`` and on ``close``. ``token``: the publisher's. ``options`` go
-    to fsspec.
+    from, before any base, written by ``save`` and on ``close``. ``token``: the publisher's.
+    ``check_every``: patches between two hashes of all contents (0: never). ``options`` go to fsspec.
 
     Errors reach whoever waits, iterates or applies: ``AuthError`` where just one end has a token or it is
     another one, ``InputError`` where the state is not the expected one.
@@ -76,6 +76,7 @@ class ShelfReader(Using):
         poll: float = POLL,
         patience: float = PATIENCE,
         max_nbytes: int = MAX_NBYTES,
+        check_every: int = CHECK_EVERY,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         check_coder()
@@ -83,7 +84,7 @@ class ShelfReader(Using):
         folder = open_folder(url, **(options or {}))
         self.where, self._state = folder.where, None if state is None else Path(state)
         self._poll, self._patience = poll, patience
-        self._mirror = Mirror(into, self._state, max_nbytes, base)
+        self._mirror = Mirror(into, self._state, max_nbytes, base, check_every)
         self._fetching = Fetching(folder, Proof(token), self._mirror, name=name)
         self._turn = threading.Condition()
         self._closing = False

@@ -11,14 +11,14 @@ from types import TracebackType
 from typing import Any
 from uuid import uuid4
 
-import numpy as np
 import torch
-from torch import Tensor, nn
 
 from thinwire.engines.sync.folder import open_folder, refusal
 from thinwire.engines.sync.keeping import Keeping
+from thinwire.engines.sync.peek import recall
 from thinwire.engines.sync.proof import Proof
 from thinwire.engines.sync.shelving import BEATS, Shelving
+from thinwire.engines.sync.source import Names, Source, notes_of, tensors_of
 from thinwire.links.inbox import renewed
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
@@ -29,7 +29,6 @@ from thinwire.types import InputError, LinkError, ThinwireError, require
 LEASE = 60.0  # seconds that a silent publisher keeps others out
 TIMEOUT = 60.0  # seconds
 RETRY = 2.0  # seconds after which a write that failed is tried again
-Source = nn.Module | Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -69,6 +68,7 @@ class ShelfWriter:
         require(lease > 0, InputError, f"lease={lease} s is not above 0")
         self.history = history
         self._source: Source | None = None
+        self._names: Names | None = None
         folder = open_folder(url, **(options or {}))
         self.where = folder.where
         kept, proof, instance = keeping or Keeping(), Proof(token), instance or uuid4().hex
@@ -95,26 +95,38 @@ class ShelfWriter:
         *,
         dtype: torch.dtype | None = None,
         bounds: Mapping[str, float] | float | None = None,
+        names: Names | None = None,
         **options: Any,
     ) -> ShelfWriter:
         """Return a writer with a history of its own, of a module's or a mapping's tensors, for ``publish``.
 
-        ``dtype`` and ``bounds`` say how followers will use them (see ``Layout.of``); ``options`` are those of
-        the class.
+        ``dtype`` and ``bounds`` say how followers will use them (see ``Layout.of``), ``names`` what they are
+        called (see ``Publisher``); ``options`` are those of the class. What the store holds is read first:
+        readers of it will need a patch and no keyframe.
         """
-        writer = cls(url, History(Layout.of(tensors_of(source), dtype, bounds)), **options)
-        writer._source = source
+        history = History(Layout.of(tensors_of(source, names), dtype, bounds))
+        held = recall(url, options.get("token"), history.layout, options.get("options"))
+        if held is not None:
+            history.publish(held)
+        writer = cls(url, history, **options)
+        writer._source, writer._names = source, names
         return writer
 
-    def publish(self, step: int | None = None, **meta: str | int | float) -> Version:
+    def publish(
+        self, step: int | None = None, tensors: Source | None = None, **meta: str | int | float
+    ) -> Version:
         """Make the source's tensors the newest version, and return at once: the thread writes them.
 
-        Errors: ``InputError`` for tensors that no longer fit, or where another publisher has taken over.
+        ``tensors``: those to take in place of the source's. ``step`` and ``meta`` go along. Errors:
+        ``InputError`` for tensors that no longer fit, or where another publisher has taken over.
         """
         self._raise_fatal()
-        if self._source is None:
-            raise InputError("this writer has no tensors of its own; publish to its history, then offer()")
-        version = self.history.publish(tensors_of(self._source), notes_of(step, meta))
+        source = self._source if tensors is None else tensors
+        if source is None:
+            raise InputError(
+                "this writer has no tensors of its own; give some, or offer() those of its history"
+            )
+        version = self.history.publish(tensors_of(source, self._names), notes_of(step, meta))
         self.offer()
         return version
 
@@ -233,26 +245,3 @@ class ShelfWriter:
     def _told(self) -> None:
         with self._turn:
             self._turn.notify_all()
-
-
-def notes_of(step: object, meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a version's meta data; scalars of numpy and torch become plain numbers.
-
-    >>> notes_of(torch.tensor(3), {"loss": torch.tensor(0.5)})
-    {'step': 3, 'loss': 0.5}
-    """
-    found = dict(meta) if step is None else {"step": step} | dict(meta)
-    return {key: _plain(value) for key, value in found.items()}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.generic) or (isinstance(value, Tensor | np.ndarray) and value.ndim == 0):
-        return value.item()
-    return value
-
-
-def tensors_of(source: Source) -> Mapping[str, Tensor]:
-    """Return the tensors of a module by name, or the mapping itself; not copied."""
-    if not isinstance(source, nn.Module):
-        return source
-    return {name: x.detach() for name, x in source.state_dict(keep_vars=True).items()}

@@ -6,16 +6,28 @@ import time
 from abc import ABC, abstractmethod
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from torch import Tensor, nn
 
 from thinwire.engines.sync.mirror import Mirror
+from thinwire.state.patch import Version
 from thinwire.state.replica import Replica
 from thinwire.types import InputError
 
 TIMEOUT = 60.0  # seconds that a wait takes at most, unless told otherwise
 PATIENCE = 300.0  # seconds without a sign of the publisher after which iteration gives up
+
+
+class Applied(NamedTuple):
+    """What ``apply_to`` did: seconds the consumer waited, the version in use, and whether weights changed.
+
+    Where they did, whatever was computed with the old ones, such as a cache of keys and values, is stale.
+    """
+
+    pause: float
+    version: Version
+    new: bool
 
 
 class Using(ABC):
@@ -37,8 +49,8 @@ class Using(ABC):
     def _raise(self) -> None:
         """Raise what ended the following, if anything did."""
 
-    def apply_to(self, model: nn.Module) -> float:
-        """Let ``model`` use the newest version here, between two of its steps; return the pause in seconds.
+    def apply_to(self, model: nn.Module) -> Applied:
+        """Let ``model`` use the newest version here, between two of its steps; return what that did.
 
         Parameters and buffers become views of the copy: nobody else may write to them. Models that were
         given before come along: all are of the same version. Errors: those of the class, and ``InputError``
@@ -46,8 +58,8 @@ class Using(ABC):
         """
         self._raise()
         began = time.perf_counter()
-        self._mirror.show(self.replica, model)
-        return time.perf_counter() - began
+        new = self._mirror.show(self.replica, model)
+        return Applied(time.perf_counter() - began, self.replica.shown, new)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the newest version's tensors by name, not copied, and take models along to that version.

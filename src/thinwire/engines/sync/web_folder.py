@@ -5,12 +5,14 @@ from __future__ import annotations
 import urllib.error
 import urllib.request
 from http.client import HTTPException, HTTPResponse
+from time import monotonic
 from urllib.parse import quote, urlsplit
 
 from thinwire.engines.sync.folder import check_size, shown
 from thinwire.types import InputError, PayloadError
 
 TIMEOUT = 30.0  # seconds without a byte
+SLOWEST = 1e3  # bytes/s on average, below which a server only keeps its reader busy
 PIECE = 1 << 16  # bytes read at once
 GONE, UNCHANGED = (404, 410), 304
 MAX_TAG = 256  # characters
@@ -35,7 +37,7 @@ class WebFolder:
         request = urllib.request.Request(f"{self._base}/{quote(name)}{self._query}", headers=headers)
         try:
             with urllib.request.urlopen(request, timeout=self._timeout) as response:
-                return self._keep(name, response, _body(response, limit, f"{self.where}/{name}"))
+                return self._keep(name, response, self._body(response, limit, f"{self.where}/{name}"))
         except urllib.error.HTTPError as e:
             with e:
                 return self._answer(name, e)
@@ -43,6 +45,22 @@ class WebFolder:
             raise OSError(f"{self.where} cannot be reached: {e.reason}") from e
         except (HTTPException, ValueError) as e:
             raise OSError(f"{self.where} did not answer in HTTP for {name}: {e!r}") from e
+
+    def _body(self, response: HTTPResponse, limit: int, where: str) -> bytes:
+        """Return the body, a piece at a time, so that no length the server claims is allocated."""
+        claimed = response.headers.get("Content-Length", "")
+        if claimed.isdecimal() and len(claimed) < 20:
+            check_size(int(claimed), limit, where)
+        body, began = bytearray(), monotonic()
+        while piece := response.read1(PIECE):
+            body += piece
+            check_size(len(body), limit, where)
+            took = monotonic() - began
+            if took > self._timeout + len(body) / SLOWEST:
+                raise OSError(f"{where}: {len(body)} bytes came in {took:.0f} s; the server is too slow")
+        if claimed.isdecimal() and len(body) != int(claimed):
+            raise PayloadError(f"{where} ended after {len(body)} of {claimed} bytes")
+        return bytes(body)
 
     def _keep(self, name: str, response: HTTPResponse, body: bytes) -> bytes:
         """Remember what lies in no folder of its own: the manifest, which is asked for over and over."""
@@ -66,17 +84,3 @@ class WebFolder:
 
     def names(self, folder: str) -> list[str]:
         raise InputError(f"{self.where} cannot be listed; publish to the folder that the server shows")
-
-
-def _body(response: HTTPResponse, limit: int, where: str) -> bytes:
-    """Return the body, a piece at a time, so that no length the server claims is allocated."""
-    claimed = response.headers.get("Content-Length", "")
-    if claimed.isdecimal() and len(claimed) < 20:
-        check_size(int(claimed), limit, where)
-    body = bytearray()
-    while piece := response.read(PIECE):
-        body += piece
-        check_size(len(body), limit, where)
-    if claimed.isdecimal() and len(body) != int(claimed):
-        raise PayloadError(f"{where} ended after {len(body)} of {claimed} bytes")
-    return bytes(body)

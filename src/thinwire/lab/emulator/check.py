@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from thinwire.lab.emulator.namespaces import MTU, address
+from thinwire.lab.emulator.namespaces import address
 from thinwire.lab.emulator.profile import Profile, one_way
-from thinwire.links.shape import SEGMENT
+from thinwire.links.shape import MTU, SEGMENT
 from thinwire.types import MeasurementError
 
 MakeSocket = Callable[[int], socket.socket]

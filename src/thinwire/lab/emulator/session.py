@@ -28,12 +28,13 @@ from thinwire.lab.emulator import enter
 from thinwire.lab.emulator.check import CheckResult, check_network
 from thinwire.lab.emulator.isolation import INSTEAD
 from thinwire.lab.emulator.lateness import Lateness, fault, limit
-from thinwire.lab.emulator.namespaces import DEVICE, MTU, address
+from thinwire.lab.emulator.namespaces import DEVICE, address
 from thinwire.lab.emulator.orphans import MARK, mark
 from thinwire.lab.emulator.path import Count, LineCounts, RankCounts
 from thinwire.lab.emulator.profile import Profile, one_way
 from thinwire.lab.emulator.relay_process import RelayProcess
 from thinwire.lab.machine import cores
+from thinwire.links.shape import MTU
 from thinwire.types import InputError, MeasurementError, MissingExtra, ThinwireError, require
 
 RANKS = range(2, 17)

@@ -1,0 +1,58 @@
+"""What is published: the tensors of a module or a mapping, and the notes that go with a version."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from thinwire.types import InputError, require
+
+Source = nn.Module | Mapping[str, Tensor]
+Names = Callable[[str], str | None]
+
+
+def tensors_of(source: Source, names: Names | None = None) -> Mapping[str, Tensor]:
+    """Return the tensors of a module, or of a mapping, by the names that they are published by; not copied.
+
+    ``names`` makes that of a tensor's own, None for one to leave out. Errors: ``InputError`` where two
+    tensors get one name, or none is left.
+
+    >>> import torch
+    >>> layers = {"base.w": torch.zeros(1), "lora.w": torch.ones(1)}
+    >>> list(tensors_of(layers, lambda name: name if name.startswith("lora.") else None))
+    ['lora.w']
+    """
+    if isinstance(source, nn.Module):
+        found: Mapping[str, Tensor] = {n: x.detach() for n, x in source.state_dict(keep_vars=True).items()}
+    else:
+        found = source
+    if names is None:
+        return found
+    chosen: dict[str, Tensor] = {}
+    for own, x in found.items():
+        name = names(own)
+        if name is not None:
+            require(name not in chosen, InputError, f"two tensors would be published as {name}, one is {own}")
+            chosen[name] = x
+    require(bool(chosen), InputError, "names leaves no tensor to publish; let it return a name for some")
+    return chosen
+
+
+def notes_of(step: object, meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a version's meta data; scalars of numpy and torch become plain numbers.
+
+    >>> import torch
+    >>> notes_of(torch.tensor(3), {"loss": torch.tensor(0.5)})
+    {'step': 3, 'loss': 0.5}
+    """
+    found = dict(meta) if step is None else {"step": step} | dict(meta)
+    return {key: _plain(value) for key, value in found.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic) or (isinstance(value, Tensor | np.ndarray) and value.ndim == 0):
+        return value.item()
+    return value
