@@ -138,7 +138,7 @@ class Serving:
             return
         compared, self._ordered, self._comparing = self._comparing, None, None
         if compared is None:
-            # one that was begun for others may be of a version before this follower's: then it is ordered anew
+            # begun for others, it may be of a version before what this one holds: then another is ordered
             self._next = parcel if parcel.version > order.above else None
         elif self.sending is compared and useless(compared.left, parcel.nbytes):
             self._outbox.append(Abandon(compared.number, parcel.version))
