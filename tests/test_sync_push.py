@@ -598,6 +598,19 @@ def test_names_choose_what_is_published_and_what_it_is_called() -> None:
             publisher(w, names=names)
 
 
+def test_whoever_joins_is_sent_the_keyframe_that_others_are_sent_at_once() -> None:
+    w = weights(rows=2000)
+    with publisher(w) as p, SlowProxy(p.port, 2e5) as line, Follower(HOST, line.port) as slow:
+        p.publish()
+        until(lambda: any(s.sent > 100_000 for s in p.followers))
+        began = monotonic()
+        with Follower(HOST, p.port) as late:
+            late.wait(1)
+            assert slow.held.number == 0 and monotonic() - began < LONG
+            assert same(late.tensors(), used(w))
+        line.rate = 1e8
+
+
 def test_whoever_joins_late_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A keyframe that takes for ever is made beside patches, and one is enough for all who join meanwhile."""
     w, making, go_on = weights(), threading.Event(), threading.Event()
@@ -639,7 +652,7 @@ def test_whatever_happens_each_version_held_is_one_that_was_published_and_none_i
     p = publisher(w, silence=2.0)
     port, line = p.port, SlowProxy(p.port, 3e5)
     f = Follower(HOST, line.port, state=path)
-    last, others = 0, []
+    last, others = (0, 0), []
 
     def publish() -> None:
         train(w, 10.0 ** rng.uniform(-5, -2))
@@ -651,8 +664,9 @@ def test_whatever_happens_each_version_held_is_one_that_was_published_and_none_i
             return
         tensors = f.tensors()
         assert same(tensors, published[f.replica.hash])
-        assert f.replica.version >= last
-        last = f.replica.version
+        now = f.replica.version, list(published).index(f.replica.hash)  # whatever contents are called
+        assert now[0] >= last[0] and now[1] >= last[1]
+        last = now
 
     while len(published) < versions:
         what = rng.choices(

@@ -311,6 +311,24 @@ def test_a_late_patch_for_a_follower_that_began_anew_is_dropped() -> None:
     assert again is not None and again.base == 5
 
 
+def test_after_again_nothing_older_than_what_was_held_will_do() -> None:
+    serving = Serving()
+    serving.hello(1, None, 0.0)
+    order = serving.order(2, 0.0, 0.0)
+    assert order is not None
+    serving.made(order, parcel(1, 2, 10), 0.0)
+    (begin, _) = serving.messages(0.0)
+    assert isinstance(begin, Begin) and serving.done(begin.transfer, 2, 1002)
+    serving.pace.acked(10, 0.5)
+    serving.again(begin.transfer, 0)
+    order = serving.order(3, 1.0, 0.0)
+    assert order == Order(0, order.number if order else 0, above=2)
+    serving.made(order, parcel(0, 2, 10), 1.0)  # of somebody else's job
+    assert not [m for m in serving.messages(1.0) if isinstance(m, Begin)]
+    again = serving.order(3, 1.0, 0.0)
+    assert again is not None and again.above == 2
+
+
 def test_a_follower_is_never_sent_what_looks_older_to_it() -> None:
     serving = Serving()
     serving.hello(1, None, 0.0, floor=57)  # it calls version 1 number 57: an earlier life's

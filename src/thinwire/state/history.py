@@ -21,6 +21,7 @@ from thinwire.state.patch import MAX_VERSION, Meta, Patch, Version, check_meta, 
 from thinwire.state.words import Words, filled, named
 from thinwire.types import DesyncError, InputError, require
 
+LATELY = 5.0  # seconds within which who has a patch says what it uses
 CACHED = 8  # patches to the newest version that are kept, each from another base
 
 Made = TypeVar("Made", Patch, Patch | None)
@@ -33,6 +34,10 @@ class _Lane:
         self.lock = threading.Lock()
         self.ends = (0, 0)
         self.wanted = False  # it is not made just to see how large it is
+        self.lately, self.until = (
+            (0, 0),
+            0.0,
+        )  # the ends of the last one for somebody, and how long they count
 
 
 class History:
@@ -57,7 +62,6 @@ class History:
         self._log = Log(layout, layout.nbytes // 4 if budget is None else budget, self._in_use)
         self._users: list[Callable[[], Iterable[int]]] = []
         self._patches, self._keyframes = _Lane(), _Lane()
-        self._lately: tuple[int, int] = (0, 0)  # ends of what was made last, for somebody
         self._newest = Version()
         self._known: dict[int, int] = {}  # versions that can be patched from, and their hashes
         self._start = start
@@ -88,13 +92,11 @@ class History:
     def _in_use(self) -> list[int]:
         used = [number for user in self._users for number in user()]
         lanes = self._keyframes, self._patches
+        now = time.monotonic()
+        lately = [number for lane in lanes if now < lane.until for number in lane.lately]
         first = [number for lane in lanes if lane.wanted for number in lane.ends]
-        return [
-            *self._lately,
-            *first,
-            *used,
-            *(number for lane in lanes if not lane.wanted for number in lane.ends),
-        ]
+        last = [number for lane in lanes if not lane.wanted for number in lane.ends]
+        return [*lately, *first, *used, *last]
 
     def publish(
         self, tensors: Mapping[str, Tensor], meta: Meta | None = None, published: float | None = None
@@ -226,16 +228,18 @@ class History:
         require(base != target.number, InputError, f"version {base} is the newest; nothing leads on from it")
         lane.wanted = mark
         cached = self._cache.get(base)
-        found = cached if cached is not None and cached.version == target.number else make()
-        with self._lock:
+        try:
+            found = cached if cached is not None and cached.version == target.number else make()
+            with self._lock:
+                if found is not None:
+                    self._note(found, mark)
+                    if mark and self._users:
+                        lane.lately, lane.until = (found.base, found.version), time.monotonic() + LATELY
+        finally:
             lane.ends = 0, 0
-            if found is not None:
-                self._note(found, mark)
         return found
 
     def _note(self, patch: Patch, mark: bool) -> None:
-        if mark and self._users:  # who says what is in use needs a moment to say so of this one
-            self._lately = patch.base, patch.version
         if mark:
             self._log.mark(patch.version)
             if patch.base:
@@ -311,6 +315,7 @@ class History:
         except Gone:
             with self._lock:
                 words, target = self._words.copy(), self._newest
+                self._keyframes.ends = 0, target.number
             packed = body.pack_whole(self.layout, words.__getitem__)
         return self._patch(0, 0, target, packed)
 

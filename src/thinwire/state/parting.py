@@ -16,7 +16,7 @@ from thinwire.state.masks import where
 from thinwire.state.stream import Array
 from thinwire.types import InputError, PayloadError
 
-RUN = 1 << 18  # elements to work on at a time: words, sizes and differences of 2 bytes fit a level 2 cache
+RUN = 1 << 19  # elements to work on at a time: words, sizes and differences of 2 bytes fit a level 2 cache
 _WHOLE = 3  # where more than one in so many changed, a difference for every element takes less memory
 
 # Words of a block before its change: its index, and from which element to before which. They may be a view,
@@ -86,8 +86,8 @@ def take_out(blocks: Sequence[Block], look: Look, cuts: Sequence[int]) -> tuple[
             every[at] = 0
             for found, part in zip(classes, parts, strict=True):
                 found.append(own.take(part))
-            outside = where(sizes.take(at) >= _least(cuts[-1], sizes))
-            others.append((run.back(at.take(outside)), diffs.take(outside)))
+            at, diffs = _outside(sizes, cuts, at, diffs)
+            others.append((run.back(at), diffs))
         rest.append(_gathered(block.numel, others, word))
     return [np.concatenate(found) for found in classes], rest
 
@@ -97,19 +97,18 @@ def put_back(rest: Sequence[Block], classes: Sequence[Array], look: Look, cuts: 
     queues = [_Queue(differences) for differences in classes]
     blocks = []
     for i, block in enumerate(rest):
-        word = block.diffs.dtype
-        found, every = list[Changes](), np.zeros(min(RUN, block.numel), dtype=word)
+        word, found = block.diffs.dtype, list[Changes]()
         for run in runs(block, RUN):
-            members, parts = _classed(sizes_at(look, i, run, word), cuts)
+            sizes = sizes_at(look, i, run, word)
+            members, parts = _classed(sizes, cuts)
             own = np.empty(members.size, dtype=word)
             for queue, part in zip(queues, parts, strict=True):
                 own[part] = queue.take(part.size)
-            at, diffs = run.changes(block)
-            every[at] = diffs
-            every[members] = own
-            here = where(every != 0)
-            found.append((run.back(here), every.take(here)))
-            every[here] = 0
+            some = where(own != 0)
+            at, diffs = _merged(
+                (members.take(some), own.take(some)), _outside(sizes, cuts, *run.changes(block))
+            )
+            found.append((run.back(at), diffs))
         blocks.append(_gathered(block.numel, found, word))
     for queue in queues:
         queue.close()
@@ -156,6 +155,21 @@ def _classed(sizes: Array, cuts: Sequence[int]) -> tuple[Array, list[Array]]:
     below = [own < _least(cut, sizes) for cut in cuts[:-1]] + [np.ones(own.size, dtype=np.bool_)]
     masks = below[:1] + [b ^ a for a, b in pairwise(below)]
     return members, [where(mask) for mask in masks]
+
+
+def _outside(sizes: Array, cuts: Sequence[int], at: Array, diffs: Array) -> Changes:
+    """Return those changes of a run that have no class."""
+    outside = where(sizes.take(at) >= _least(cuts[-1], sizes))
+    return at.take(outside), diffs.take(outside)
+
+
+def _merged(some: Changes, others: Changes) -> Changes:
+    """Return all changes, of which no two are at one position, in order."""
+    if not others[0].size or not some[0].size:
+        return some if some[0].size else others
+    at, diffs = (np.concatenate(both) for both in zip(some, others, strict=True))
+    order = np.argsort(at, kind="stable")  # a merge: both are in order
+    return at.take(order), diffs.take(order)
 
 
 def _least(cut: int, sizes: Array) -> int:

@@ -86,7 +86,7 @@ class Feed:
         quiet: Callable[[], float] = lambda: 0.0,
         later: bool = False,
     ) -> None:
-        require(len(name.encode()) <= MAX_NAME, InputError, f"the name {name!r} is over {MAX_NAME} bytes")
+        check_name(name)
         self._history, self._hub, self._name = history, hub, name.encode()
         self._outnumber = outnumber or history.outnumber
         self.instance = instance or secrets.token_bytes(16)
@@ -115,7 +115,8 @@ class Feed:
         self._hub.wake()
 
     @property
-    def _newest(self) -> Version:
+    def newest(self) -> Version:
+        """The newest version that followers are offered; number 0 for none."""
         return self._history.newest if self._offers else Version()
 
     def check(self) -> None:
@@ -236,7 +237,7 @@ class Feed:
             return
         self._part(self._followers.get(peer))
         self._count_on(hello)
-        newest, known = self._newest, hello.layout == self._digest
+        newest, known = self.newest, hello.layout == self._digest
         self._hub.send(peer, self._layout(hello.session, newest.number, known).pack())
         follower = self._followers[peer] = _Follower(hello.session)
         if not known:
@@ -247,7 +248,7 @@ class Feed:
         self._tell_same(peer, held)
 
     def _tell_same(self, peer: bytes, held: int) -> None:
-        newest = self._newest
+        newest = self.newest
         if held and held == newest.number:
             meta = dump_meta(newest.meta)
             self._hub.send(peer, Same(held, newest.hash, newest.published, meta).pack())
@@ -287,6 +288,7 @@ class Feed:
         if follower is None or follower.serving.sending is None:
             return
         self._parked[follower.serving.sending.parcel] = monotonic() + PARKED_FOR
+        self._parked.move_to_end(follower.serving.sending.parcel)
         while len(self._parked) > PARKED:
             self._parked.popitem(last=False)
 
@@ -306,7 +308,7 @@ class Feed:
         if follower.order is None:
             seconds = self._making.seconds
             compare = now >= self._compare_at and self._comparable(serving.sending)
-            wanted = serving.order(self._newest.number, now, seconds, compare)
+            wanted = serving.order(self.newest.number, now, seconds, compare)
             if wanted is not None:
                 if wanted.compare:  # all followers together get this share of a core
                     self._compare_at = now + seconds / CHECK_SHARE
@@ -317,3 +319,8 @@ class Feed:
         """Return whether there can be a fresh patch from where this one starts; else it were a keyframe."""
         parcel = sending.parcel if sending is not None else None
         return parcel is not None and self._known(parcel.base, parcel.base_hash) == parcel.base > 0
+
+
+def check_name(name: str) -> None:
+    """Raise ``InputError`` for a state's name that no message has room for."""
+    require(len(name.encode()) <= MAX_NAME, InputError, f"the name {name!r} is over {MAX_NAME} bytes")

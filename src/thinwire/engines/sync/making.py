@@ -15,6 +15,7 @@ from time import monotonic
 from thinwire.engines.sync.serving import Order, Parcel
 from thinwire.state.history import History
 
+YOUNG = 10.0  # seconds that a keyframe is given to whoever joins: then a fresh one spares them older contents
 FORGET = 0.5  # weight of the newest measurement in the mean time that a patch takes
 
 
@@ -28,32 +29,33 @@ class Making:
         self._kept: weakref.WeakValueDictionary[tuple[int, int], Parcel] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
         self._jobs: dict[int, Future[Parcel]] = {}  # by base: followers at one version share the work
+        self._keyframe: weakref.ref[Parcel] | None = None  # made last, while somebody uses it
+        self._keyframe_at = 0.0
         self.seconds = 0.0  # that a patch from a version takes, about
 
     def start(self, order: Order) -> Future[Parcel]:
         """Return a future for the parcel of an order, shared with others that are waiting for the same."""
         self._jobs = {base: job for base, job in self._jobs.items() if not job.done()}
         base = order.base if self._history.knows(order.base) else 0
-        found = self._jobs.get(base) or self._lately(base, order.above)
+        found = self._jobs.get(base) or (None if base else self._lately(order.above))
         if found is None:
             pool = self._patches if base else self._keyframes
             found = self._jobs[base] = pool.submit(self._make, base, not order.compare)
-            found.add_done_callback(lambda _: self._ready())
+        found.add_done_callback(lambda _: self._ready())  # at once where it is there already
         return found
 
-    def _lately(self, base: int, above: int) -> Future[Parcel] | None:
-        """Return a keyframe of a version over ``above`` that others are being sent.
+    def _lately(self, above: int) -> Future[Parcel] | None:
+        """Return the keyframe made last, if it is of a version over ``above`` and still young.
 
-        A patch must lead on from there: then one more follower takes no memory.
+        A patch must lead on from there: then one more follower takes no time and no memory.
         """
-        known = (
-            p for p in self.parcels() if not p.base and self._history.find(p.version, p.hash) == p.version
-        )
-        newest = max(known, key=lambda p: p.version, default=None)
-        if base or newest is None or newest.version <= above:
+        parcel, made_at = self._keyframe() if self._keyframe is not None else None, self._keyframe_at
+        if parcel is None or parcel.version <= above or monotonic() - made_at > YOUNG:
+            return None
+        if self._history.find(parcel.version, parcel.hash) != parcel.version:
             return None
         found: Future[Parcel] = Future()
-        found.set_result(newest)
+        found.set_result(parcel)
         return found
 
     def kept(self, base: int, version: int, content: int) -> Parcel | None:
@@ -81,6 +83,8 @@ class Making:
             found = Parcel(*numbers, patch.body, patch.head())
             with self._lock:
                 self._kept[patch.base, patch.version] = found
-        if patch.base:
+        if not patch.base:
+            self._keyframe, self._keyframe_at = weakref.ref(found), monotonic()
+        else:
             self.seconds += FORGET * (monotonic() - began - self.seconds)
         return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
@@ -36,7 +36,7 @@ class Mirror:
         check_interval(check_every)
         self._check_every = check_every
         self._into, self.max_nbytes, self._base = into, max_nbytes, base
-        self._bound: WeakSet[nn.Module] = WeakSet()
+        self._shown: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # models, and hashes of contents
         self.name = ""  # of the state, as its publisher calls it
         self.replica: Replica | None = None
         if saved is not None and saved.is_file():
@@ -71,15 +71,14 @@ class Mirror:
     def show(self, replica: Replica, model: nn.Module) -> bool:
         """Let ``model``, and all shown before, use the replica's newest version.
 
-        Return whether that is news to ``model``.
-
-        Errors: ``InputError`` naming the first tensor that does not fit.
+        Return whether contents are others than when ``model`` was shown last. Errors: ``InputError`` naming
+        the first tensor that does not fit.
         """
-        fresh = model not in self._bound
-        if fresh:
+        if model not in self._shown:
             replica.bind(model)
-            self._bound.add(model)
-        return replica.swap() or fresh
+        replica.swap()  # which another model, or whoever looks at the tensors, may have done meanwhile
+        before, self._shown[model] = self._shown.get(model), replica.hash
+        return before != replica.hash
 
     def apply(self, patch: Patch) -> Version:
         """Bring the replica forward."""

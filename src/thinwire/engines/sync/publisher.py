@@ -9,7 +9,7 @@ from types import TracebackType
 
 import torch
 
-from thinwire.engines.sync.feed import Feed, FollowerStatus
+from thinwire.engines.sync.feed import Feed, FollowerStatus, check_name
 from thinwire.engines.sync.source import Names, Source, notes_of, tensors_of
 from thinwire.links.hub import Hub
 from thinwire.links.station import SILENCE
@@ -63,10 +63,11 @@ class Publisher:
         check_coder()
         self._source, self._names, self._state = source, names, None if state is None else Path(state)
         self.history = _history(self._state, Layout.of(tensors_of(source, names), dtype, bounds), budget)
+        check_name(name)
         hub = Hub.bind(host, port, token=token, silence=silence)
         self.host, self.port = host, hub.port
-        # the version before may be older than what followers hold: it is a base for the next one, no news
-        self._feed = Feed(self.history, hub, name, later=self.history.newest.number > 0)
+        # what the history begins with may be older than what followers hold: it is a base, and no news
+        self._feed = Feed(self.history, hub, name, later=True)
         self._closed = False
 
     def publish(
@@ -107,7 +108,7 @@ class Publisher:
 
         Who has connected but not yet said what it holds does not count.
         """
-        newest, end = self.newest.number, monotonic() + timeout
+        newest, end = self._feed.newest.number, monotonic() + timeout
         while behind := [f.name for f in self.followers if f.greeted and f.version < newest]:
             self._feed.check()
             if monotonic() > end:

@@ -105,7 +105,7 @@ class Serving:
 
         ``floor``: the number it knows that by; it takes none that is not above.
         """
-        self.pace, self.greeted, self._floor = Pace(), True, floor
+        self.pace, self.greeted, self._floor = Pace(), True, max(floor, held)
         self._restart(held)
         if part is not None:
             self._begin(part[0], now, part[1])
@@ -121,6 +121,7 @@ class Serving:
         right = (version, content) == (parcel.version, parcel.hash)
         require(right, PayloadError, f"version {version} is held where {parcel.version} was sent")
         self.held, self.delivered = version, self.delivered + 1
+        self._floor = max(self._floor, version)
         return True
 
     def again(self, number: int, held: int) -> None:
