@@ -62,6 +62,13 @@ CODECS = (
 )
 
 
+CHANNELS_OF = {  # name: is each message a first visit; does it go forward
+    "channel of thinwire, first visit": (True, True),
+    "channel of thinwire, revisit": (False, True),
+    "channel of thinwire, backward": (False, False),
+}
+
+
 def hidden_state(nbytes: int) -> torch.Tensor:
     """Return float32 [4, tokens, channels] of about ``nbytes``: normal values, a few large channels."""
     g = torch.Generator().manual_seed(0)
@@ -157,9 +164,8 @@ def channels(x: torch.Tensor) -> list[Subject]:
     """Return the channels of the recipe ``thinwire``."""
     recipe = parse_recipe("thinwire")
     return [
-        ChannelSubject("channel of thinwire, first visit", recipe.forward, x, first=True),
-        ChannelSubject("channel of thinwire, revisit", recipe.forward, x, first=False),
-        ChannelSubject("channel of thinwire, backward", recipe.backward, x, first=False),
+        ChannelSubject(name, recipe.forward if forward else recipe.backward, x, first)
+        for name, (first, forward) in CHANNELS_OF.items()
     ]
 
 

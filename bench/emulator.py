@@ -2,8 +2,9 @@
 
 Run ``python -m bench.emulator`` (``make bench-emulator``); about ten minutes. Every cell is one rate, one
 delay and one congestion control; finished cells are kept, so it goes on where it was stopped. A cell that the
-machine was too busy for is measured again, at most ``TRIES`` times, and then kept as invalid. A cell outside
-the limits is measured anew the next time, and keeps what was found before (``earlier``). The reference
+machine was too busy for is measured again, at most ``TRIES`` times, and then kept as invalid, without what
+iperf3 and ping found: that is no result. A cell outside the limits is measured anew the next time, and keeps
+the valid rates that were found before (``earlier``). The reference
 is what headers leave: 1448 of 1500 bytes. Results: ``bench/results/emulator.json``. Needs iperf3 and ping.
 """
 
@@ -32,6 +33,7 @@ RESULTS = Path(__file__).parent / "results" / "emulator.json"
 MBITS, DELAYS, CONGESTION = (10, 100, 500, 1000), (5, 50, 150), ("cubic", "bbr")
 SECONDS = 9
 TRIES = 3
+KEPT = ("scheduling", "lateness", "lateness_limit", "cpu_share", "load", "valid")  # of the emulation
 STREAMS = 4  # the link's rate is in question, not how long one connection takes to find it
 
 
@@ -90,21 +92,28 @@ def cell(mbit: int, delay_ms: int, congestion: str) -> dict[str, Any]:
             found: dict[str, Any] = {"trip": round_trip(net)}
             found |= goodput(net, warm_up=warm_up(mbit, delay_ms))
         about = net.describe()
-        kept = ("scheduling", "lateness", "lateness_limit", "cpu_share", "load", "valid")
-        found |= {"attempt": attempt, **{name: about[name] for name in kept}}
+        found |= {"attempt": attempt, **{name: about[name] for name in KEPT}}
         if about["valid"]:
             break
+    return judged(found, mbit, delay_ms, congestion)
+
+
+def judged(found: dict[str, Any], mbit: int, delay_ms: int, congestion: str) -> dict[str, Any]:
+    """Return a cell with its verdict; where the machine was late, without what is no result."""
     asked = mbit * 125e3 * SEGMENT / MTU
+    if not found["valid"]:
+        kept = {name: found[name] for name in (*KEPT, "attempt")}
+        return kept | {"rate_asked": asked, "within": False}
     off, trip = found["rate"] / asked - 1, found["trip"] - 2 * delay_ms * 1e-3
     within = abs(off) <= RATE_LIMIT and abs(trip) <= DELAY_LIMIT and found["congestion"] == congestion
     return found | {"rate_asked": asked, "rate_off": off, "trip_off": trip, "within": within}
 
 
 def improved(before: dict[str, Any] | None, mbit: int, delay: int, congestion: str) -> dict[str, Any]:
-    """Return a cell as it was if that was within the limits, else measured again, with the earlier rates."""
+    """Return a cell as it was if it was within the limits, else measured again, with earlier valid rates."""
     if before and before["within"] and before["valid"]:
         return before
-    earlier = [*before["earlier"], before["rate"]] if before else []
+    earlier = [*before["earlier"], *([before["rate"]] if before["valid"] else [])] if before else []
     return cell(mbit, delay, congestion) | {"earlier": earlier}
 
 
@@ -130,11 +139,12 @@ def main() -> None:
 
 def line(name: str, c: dict[str, Any]) -> str:
     """Return a cell as a line of the table."""
-    verdict = "within" if c["within"] else "OUTSIDE"
+    late = f"late {c['lateness']['mean'] * 1e3:5.3f} ms  relay {c['cpu_share']:4.0%}"
+    if not c["valid"]:
+        return f"{name:22} {late}  INVALID: late, so no result"
     return (
         f"{name:22} {c['rate'] / 125e3:8.2f} Mbit/s {c['rate_off']:+7.2%}  {c['trip'] * 1e3:7.2f} ms "
-        f"{c['trip_off'] * 1e3:+5.2f}  late {c['lateness']['mean'] * 1e3:5.3f} ms  "
-        f"relay {c['cpu_share']:4.0%}  {verdict if c['valid'] else 'INVALID: late'}"
+        f"{c['trip_off'] * 1e3:+5.2f}  {late}  {'within' if c['within'] else 'OUTSIDE'}"
     )
 
 

@@ -5,6 +5,8 @@ the median step of uncompressed turns with the shape off in the same session; th
 against the median step of uncompressed fp32, run end to end over the unshaped network. So two runs are
 compared by the shares of C that they keep. The loss fixed beforehand is fp32's held-out loss after three
 passes, within 0.5 %: the time to it is that of three passes, and exists only where a recipe ends there.
+Bytes are those of whole runs: of the training, where a cell is a product. Where such a cell was also run from
+end to end (``VERIFIED``), the goals are held against that run.
 """
 
 from __future__ import annotations
@@ -24,6 +26,15 @@ from thinwire.links.shape import MTU, SEGMENT
 
 SAME = 0.005  # a held-out loss within 0.5 % of fp32's counts as the same
 SLOW = 0.15  # fp32 keeps at most so much of its speed: the cells the goals are about
+OF_BOUND, OF_FREE = 0.95, 0.90  # of the bound; of the free step where the bound is OF_BOUND or more
+SOONER = (  # how many times sooner than whom, over three passes or over one
+    ("AQ-SGD", ("aqsgd:fw=4,bw=8", "aqsgd:fw=3,bw=6"), "epochs", 1.5),
+    ("TAH-Quant", ("tahquant",), "epochs", 1.15),
+    ("AQ-SGD", ("aqsgd:fw=4,bw=8", "aqsgd:fw=3,bw=6"), "one_epoch", 4.0),
+)
+SPANS = {"epochs": "to the loss", "one_epoch": "one pass"}
+UNSEEN = "trace"  # the link on which auto should beat every fixed recipe
+CLOSE = 0.03  # single runs: who is ahead by less than this may be behind the next time
 Row = dict[str, Any]
 
 
@@ -69,15 +80,27 @@ def bound(link: str, c: float, nbytes: float) -> float | None:
     return float(c / (c + 2 * (delay + x / COMMON["microbatches"])))
 
 
-def fixed_row(model: str, link: str, recipe: str, found: Row) -> Row:
-    """Return one cell of the matrix that is a product of a session and a training."""
+def sent(found: Row) -> int:
+    """Return the bytes of all steps of a run, both directions, evaluations left out."""
+    return sum(s["bytes_forward"] + s["bytes_backward"] for s in found["steps"])
+
+
+def fixed_row(model: str, link: str, recipe: str, found: Row) -> Row | None:
+    """Return one cell of the matrix that is a product of a session and a training; None without the latter.
+
+    Bytes and losses are the training's: in a session a revisit follows the first visit by a step, so the
+    change since then, and with it a delta, is smaller than in a run.
+    """
+    training = read("training", model, "none", recipe)
+    if training is None:
+        return None
     c, visits = found["c"], found["recipes"][recipe]
     first, again = visits["first"]["seconds"], visits["again"]["seconds"]
     job = JOBS[model]
     steps, passes = job["steps"] // job["epochs"], job["epochs"]
     tokens = job["batch"] * job["seq"]
     seconds = steps * (first + (passes - 1) * again)
-    nbytes = steps * (visits["first"]["bytes"] + (passes - 1) * visits["again"]["bytes"])
+    nbytes, final = sent(training), training["record"]["loss"]["eval_final"]
     row = {
         "model": model,
         "link": link,
@@ -89,8 +112,9 @@ def fixed_row(model: str, link: str, recipe: str, found: Row) -> Row:
         "seconds_one_epoch": steps * first,
         "seconds": seconds,
         "bytes": nbytes,
+        "eval_final": final,
     }
-    return row | _ends(link, c, nbytes / (steps * passes)) | _loss(model, recipe)
+    return row | _ends(link, c, nbytes / (steps * passes)) | _same(model, final)
 
 
 def whole_row(model: str, link: str, recipe: str, c: float) -> Row | None:
@@ -100,7 +124,7 @@ def whole_row(model: str, link: str, recipe: str, c: float) -> Row | None:
         return None
     record, steps = found["record"], found["steps"]
     job, seconds = JOBS[model], [s["seconds"] for s in steps]
-    nbytes = sum(s["bytes_forward"] + s["bytes_backward"] for s in steps)
+    nbytes = sent(found)
     per_pass = job["steps"] // job["epochs"]
     row = {
         "model": model,
@@ -108,6 +132,7 @@ def whole_row(model: str, link: str, recipe: str, c: float) -> Row | None:
         "recipe": recipe,
         "how": "whole",
         "tokens_s": record["totals"]["tokens"] / sum(seconds),
+        "share_step_one": c / seconds[0],
         "share_first": c / statistics.median(seconds[:per_pass]),
         "share": c * len(seconds) / sum(seconds),
         "seconds_one_epoch": sum(seconds[:per_pass]),
@@ -127,14 +152,6 @@ def _ends(link: str, c: float, nbytes: float) -> Row:
         "bound": bound(link, c, nbytes),
         "communication_to_compute": None if line is None else line / c,
     }
-
-
-def _loss(model: str, recipe: str) -> Row:
-    found = read("training", model, "none", recipe)
-    if found is None:
-        return {"eval_final": None, "same_loss": None}
-    final = found["record"]["loss"]["eval_final"]
-    return {"eval_final": final} | _same(model, final)
 
 
 def _same(model: str, final: float) -> Row:
@@ -158,25 +175,33 @@ def matrix() -> list[Row]:
         for link in LINKS:
             found = session(model, link)
             if found:
-                rows += [fixed_row(model, link, recipe, found) for recipe in FIXED]
+                rows += filter(None, (fixed_row(model, link, recipe, found) for recipe in FIXED))
             elif c:
                 rows += filter(None, (whole_row(model, link, recipe, c) for recipe in FIXED))
             rows += filter(None, [whole_row(model, link, AUTO, c) if c else None])
     return rows
 
 
+def end_to_end() -> dict[tuple[str, str, str], Row]:
+    """Return the end-to-end runs of cells that are products in the matrix, by model, link and recipe."""
+    found = {}
+    for model, link, recipe in VERIFIED:
+        c = free_step(model)
+        row = whole_row(model, link, recipe, c) if c else None
+        if row:
+            found[model, link, recipe] = row
+    return found
+
+
 def verified(rows: list[Row]) -> list[Row]:
     """Return the cells run end to end beside their product: the shares of C in both."""
+    products = {(r["model"], r["link"], r["recipe"]): r for r in rows if r["how"] == "product"}
     out = []
-    for model, link, recipe in VERIFIED:
-        product = next(
-            (r for r in rows if (r["model"], r["link"], r["recipe"]) == (model, link, recipe)), None
-        )
-        c = free_step(model)
-        whole = whole_row(model, link, recipe, c) if product and c else None
-        if product and whole:
-            pair = {"product": product["share"], "whole": whole["share"], "c": [product["c"], c]}
-            out.append({"model": model, "link": link, "recipe": recipe} | pair)
+    for cell, whole in end_to_end().items():
+        if cell in products:
+            product, place = products[cell], dict(zip(("model", "link", "recipe"), cell, strict=True))
+            pair = {"product": product["share"], "whole": whole["share"], "c": [product["c"], whole["c"]]}
+            out.append(place | pair)
     return out
 
 
@@ -194,19 +219,64 @@ def predictions() -> list[Row]:
 
 
 def goals(rows: list[Row]) -> list[Row]:
-    """Hold ``auto`` against the bound, AQ-SGD and TAH-Quant where fp32 keeps at most ``SLOW``."""
-    out = []
+    """Hold ``auto`` against the bound and the fixed recipes; ``slow`` where fp32 keeps at most ``SLOW``.
+
+    A recipe's end-to-end run in the cell counts where there is one, else the cell of the matrix.
+    """
+    runs, out = end_to_end(), []
     for auto in (r for r in rows if r["recipe"] == AUTO):
-        beside = {r["recipe"]: r for r in rows if (r["model"], r["link"]) == (auto["model"], auto["link"])}
+        place = {"model": auto["model"], "link": auto["link"]}
+        here = {r["recipe"]: r for r in rows if place.items() <= r.items()}
+        beside = {name: runs.get((*place.values(), name), row) for name, row in here.items()}
         if "fp32" not in beside:
             continue
-        slow = beside["fp32"]["share"] <= SLOW
+        fp32 = beside["fp32"]["share"]
         versus = {name: _versus(beside[name], auto) for name in FIXED if name in beside}
-        of_bound = auto["share"] / auto["bound"] if auto["bound"] else None
-        place = {"model": auto["model"], "link": auto["link"], "slow": slow}
-        shares = {"share": auto["share"], "share_first": auto["share_first"], "of_bound": of_bound}
-        out.append(place | shares | {"faster_than": versus, "same_loss": auto["same_loss"]})
+        shares = {name: auto[name] for name in ("share", "share_first", "share_step_one", "bound")}
+        shares["of_bound"] = auto["share"] / auto["bound"] if auto["bound"] else None
+        more = {"faster_than": versus, "same_loss": auto["same_loss"]}
+        out.append(place | {"slow": fp32 <= SLOW, "fp32_keeps": fp32} | shares | more)
     return out
+
+
+def verdicts(goals: list[Row]) -> list[Row]:
+    """Return each goal in each cell that it is about: what it wants, what was found, whether it is met."""
+    out: list[Row] = []
+    for goal in goals:
+        held: list[tuple[str, float, float | None]] = []
+        if goal["slow"]:
+            held += _held_to_the_bound(goal) if goal["bound"] else []
+            held += [
+                (f"sooner than {who} `{name}`, {SPANS[span]}", wanted, goal["faster_than"][name][span])
+                for who, names, span, wanted in SOONER
+                for name in names
+                if name in goal["faster_than"]
+            ]
+        if goal["link"] == UNSEEN:
+            others = [(v["epochs"], name) for name, v in goal["faster_than"].items() if v["epochs"]]
+            least, name = min(others, default=(None, "none"))
+            held.append((f"sooner than every fixed recipe, the quickest of them `{name}`", 1.0, least))
+        place = {"model": goal["model"], "link": goal["link"]}
+        for text, wanted, found in held:
+            out.append(place | {"goal": text, "wanted": wanted, "found": found, "met": _met(wanted, found)})
+    return out
+
+
+def _met(wanted: float, found: float | None) -> bool | None:
+    """Say whether a goal is met; None where being ahead at all is the goal, and the lead is too small."""
+    if found is None or found < wanted:
+        return False
+    return None if wanted == 1.0 and found < 1 + CLOSE else True
+
+
+def _held_to_the_bound(goal: Row) -> list[tuple[str, float, float | None]]:
+    """Return the goals of a cell that has a bound: texts, what is wanted, what was found."""
+    bound = goal["bound"]
+    parts = (("", "share"), (", first pass", "share_first"), (", first step", "share_step_one"))
+    held = [(f"share of the bound{text}", OF_BOUND, goal[name] / bound) for text, name in parts]
+    if bound >= OF_BOUND:
+        held += [(f"share of the free step{text}", OF_FREE, goal[name]) for text, name in parts]
+    return held
 
 
 def _versus(other: Row, auto: Row) -> Row:
@@ -219,9 +289,20 @@ def _versus(other: Row, auto: Row) -> Row:
     }
 
 
+def relay_share() -> list[float]:
+    """Return the least and the largest share of a core that the relay took in a cell."""
+    found = []
+    for cell in cells():
+        kept = read(*cell)
+        network = kept and (kept.get("network") or kept["record"]["link"]["emulator"])
+        found += [network["cpu_share"]] if network else []
+    return [min(found), max(found)] if found else []
+
+
 def main() -> None:
     """Write the summary of the cells that are finished."""
     rows = matrix()
+    held = goals(rows)
     environment = next(
         (json.loads(f.read_text())["record"]["environment"] for f in sorted(CELLS.glob("training-*"))), {}
     )
@@ -232,7 +313,9 @@ def main() -> None:
         "rows": rows,
         "verified": verified(rows),
         "predictions": predictions(),
-        "goals": goals(rows),
+        "goals": held,
+        "verdicts": verdicts(held),
+        "relay_share": relay_share(),
         "missing": [" ".join(filter(None, cell)) for cell in cells() if not cell_file(*cell).exists()],
     }
     write_json(RESULTS / "links.json", summary)

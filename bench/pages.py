@@ -135,7 +135,9 @@ def deltas(found: dict[str, Any]) -> str:
 
 
 def codecs(found: dict[str, Any]) -> str:
-    """Speed of the codecs at the smallest size measured."""
+    """Speed of the codecs at the smallest size measured, and what the machine did besides."""
+    from bench.codecs import CHANNELS_OF, CODECS
+    from thinwire.codecs import parse_codec
 
     smallest = min(r["input_bytes"] for r in found["rows"])
 
@@ -146,8 +148,14 @@ def codecs(found: dict[str, Any]) -> str:
                 share = f"{r['share_of_memcpy']:.1%}"
                 yield [f"`{r['codec']}`", f"{r['bits_per_value']:.2f}", *(f"{s:.2f}" for s in speeds), share]
 
+    measured = {r["codec"] for r in found["rows"]}
+    missing = [n for n in (*(repr(parse_codec(c)) for c in CODECS), *CHANNELS_OF) if n not in measured]
+    machine = found["machine"]
+    note = f"The system's load was {machine['load']:.1f} on {machine['cores']} cores at the end."
+    if missing:
+        note += f" Not measured yet: {', '.join(f'`{n}`' for n in missing)}."
     head = ["codec", "bits a value", "encode, GB/s", "decode, GB/s", "both, GB/s", "both, share of a copy's"]
-    return table(head, rows())
+    return f"{table(head, rows())}\n\n{note}"
 
 
 def emulator(found: dict[str, Any]) -> str:
@@ -174,7 +182,12 @@ def emulator(found: dict[str, Any]) -> str:
 
     each = ("Mbit/s (off by)", "ping, ms", "late, ms")
     heads = [f"{congestion}: {what}" for congestion in ("cubic", "bbr") for what in each]
-    return table(["link, one way", "headers leave", *heads], rows())
+    shares = [c["cpu_share"] for c in cells.values() if c["valid"]]
+    note = f"The relay took {100 * min(shares):.0f} to {100 * max(shares):.0f} % of a core in these cells"
+    links = results("links")
+    if links and links["relay_share"]:
+        note += f", and {pages_links.relay(links)} in those of [the study of links](links.md)"
+    return f"{table(['link, one way', 'headers leave', *heads], rows())}\n\n{note}."
 
 
 def of_study(draw: Callable[[Any, Callable[[list[str], Rows], str]], str]) -> Callable[[Any], str]:
@@ -200,6 +213,7 @@ TABLES: dict[str, Callable[[Any], str]] = {
     "links-gpt-all": of_study(pages_links.details("gpt2-lab")),
     "links-smollm-all": of_study(pages_links.details("smollm2-135m")),
     "links-goals": of_study(pages_links.goals),
+    "links-verdicts": of_study(pages_links.verdicts),
     "links-verified": of_study(pages_links.verified),
     "links-predictions": of_study(pages_links.predictions),
     **{name: of_study(draw) for name, draw in pages_state.TABLES.items()},

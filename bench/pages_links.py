@@ -18,6 +18,10 @@ def _percent(x: float | None) -> str:
     return DASH if x is None else f"{100 * x:.0f} %" if x >= 0.0995 else f"{100 * x:.1f} %"
 
 
+def _hundredths(x: float | None) -> str:
+    return DASH if x is None else f"{x:.2f}×"
+
+
 def _times(x: float | None) -> str:
     return DASH if x is None else f"{x:.1f}×" if x < 9.95 else f"{x:.0f}×"
 
@@ -73,37 +77,47 @@ def goals(found: dict[str, Any], table: Table) -> str:
 
     def rows() -> Rows:
         for g in found["goals"]:
-            cell = next(
-                r
-                for r in found["rows"]
-                if (r["model"], r["link"], r["recipe"]) == (g["model"], g["link"], "auto")
-            )
-            fp32 = next(
-                r
-                for r in found["rows"]
-                if (r["model"], r["link"], r["recipe"]) == (g["model"], g["link"], "fp32")
-            )
             versus = g["faster_than"]
             aqsgd = versus.get("aqsgd:fw=4,bw=8", {})
             yield [
                 g["model"],
                 g["link"],
-                _percent(fp32["share"]),
+                _percent(g["fp32_keeps"]),
+                _percent(g["share_step_one"]),
                 _percent(g["share_first"]),
                 _percent(g["share"]),
-                _percent(cell["bound"]),
+                _percent(g["bound"]),
                 _percent(g["of_bound"]),
                 _times(aqsgd.get("one_epoch")),
                 _times(aqsgd.get("epochs")),
                 _times(versus.get("tahquant", {}).get("epochs")),
+                _times(versus.get("direct:bits=4", {}).get("epochs")),
                 _times(versus.get("thinwire", {}).get("epochs")),
                 {True: "yes", False: "no", None: DASH}[g["same_loss"]],
             ]
 
-    head = ["model", "link", "fp32 keeps", "auto, first pass", "auto", "bound", "of the bound",
-            "faster than AQ-SGD, one pass", "to the loss", "than TAH-Quant", "than thinwire",
-            "auto reaches the loss"]  # fmt: skip
+    head = ["model", "link", "fp32 keeps", "auto, first step", "first pass", "all", "bound", "of the bound",
+            "sooner than AQ-SGD, one pass", "to the loss", "than TAH-Quant", "than direct, 4 bits",
+            "than thinwire", "auto reaches the loss"]  # fmt: skip
     return table(head, rows())
+
+
+def verdicts(found: dict[str, Any], table: Table) -> str:
+    """Return each goal in each cell that it is about, and whether it is met."""
+
+    def rows() -> Rows:
+        for v in found["verdicts"]:
+            write = _percent if v["goal"].startswith("share") else _hundredths
+            met = {True: "yes", False: "**no**", None: "too close to tell"}[v["met"]]
+            yield [v["goal"], v["model"], v["link"], write(v["wanted"]), write(v["found"]), met]
+
+    return table(["auto's", "model", "link", "wanted", "found", "met"], rows())
+
+
+def relay(found: dict[str, Any]) -> str:
+    """Return what share of a core the relay took in the cells, as words."""
+    least, most = found["relay_share"]
+    return f"between {_percent(least)} and {_percent(most)}"
 
 
 def predictions(found: dict[str, Any], table: Table) -> str:

@@ -1,0 +1,145 @@
+"""The studies of links and of the emulator: what counts as a result, and where a figure comes from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from bench import emulator, links_summary
+from bench.links import AUTO, FIXED
+from bench.links_worker import LIFTED
+
+MODEL, LINK = "gpt2-lab", "10+30"
+STEPS = 90
+FREE = 0.2  # seconds of a step without a shape
+
+
+def run(seconds: float, nbytes: int, loss: float = 6.0) -> dict[str, Any]:
+    """Return the cell of a whole run: its steps, and what is read of its record."""
+    record = {
+        "loss": {"eval_final": loss},
+        "totals": {"tokens": STEPS * 8 * 128},
+        "decisions": [],
+        "status": "done",
+    }
+    step = {"seconds": seconds, "bytes_forward": nbytes, "bytes_backward": nbytes}
+    return {"record": record, "steps": [step] * STEPS}
+
+
+def session(nbytes: int) -> dict[str, Any]:
+    """Return a timing session: first visits of two seconds, revisits of one, C of a fifth."""
+    visits = [
+        {"recipe": r, "visit": v, "seconds": 1.0 if v else 2.0, "bytes": nbytes, "wire_bytes": nbytes}
+        for r in FIXED
+        for v in (0, 1, 2)
+    ]
+    free = {"recipe": LIFTED, "visit": 0, "seconds": FREE, "bytes": 1, "wire_bytes": 1}
+    return {"steps": [*visits, free], "network": {"congestion": {}, "lateness": {}}}
+
+
+@pytest.fixture
+def cells(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, ...], Any]:
+    """Cells of one model and link, which stand in for the committed ones."""
+    found: dict[tuple[str, ...], Any] = {
+        ("timing", MODEL, LINK): session(nbytes=10),
+        ("whole", MODEL, "unlimited", "fp32"): run(FREE, 1000),
+        ("whole", MODEL, LINK, AUTO): run(0.4, 50),
+        **{("training", MODEL, "none", recipe): run(FREE, 70) for recipe in FIXED},
+    }
+    monkeypatch.setattr(links_summary, "read", lambda *cell: found.get(tuple(filter(None, cell))))
+    return found
+
+
+def row(recipe: str) -> dict[str, Any]:
+    (only,) = [r for r in links_summary.matrix() if (r["link"], r["recipe"]) == (LINK, recipe)]
+    return only
+
+
+def test_a_product_has_the_bytes_of_the_whole_run(cells: dict[tuple[str, ...], Any]) -> None:
+    found = row("thinwire")
+    assert found["how"] == "product" and found["bytes"] == STEPS * 2 * 70
+    assert found["seconds"] == pytest.approx(30 * 2.0 + 60 * 1.0)
+    line = links_summary.line_seconds(LINK, 2 * 70)
+    assert found["communication_to_compute"] == pytest.approx((line or 0) / FREE)
+
+
+def test_without_its_training_a_product_is_no_cell(cells: dict[tuple[str, ...], Any]) -> None:
+    del cells["training", MODEL, "none", "thinwire"]
+    assert "thinwire" not in {r["recipe"] for r in links_summary.matrix()}
+
+
+def goal() -> dict[str, Any]:
+    (only,) = [g for g in links_summary.goals(links_summary.matrix()) if g["link"] == LINK]
+    return only
+
+
+def test_goals_are_held_against_end_to_end_runs_where_there_are_some(
+    cells: dict[tuple[str, ...], Any],
+) -> None:
+    before = goal()["faster_than"]
+    assert before["aqsgd:fw=4,bw=8"]["one_epoch"] == pytest.approx(2.0 / 0.4)
+    assert before["aqsgd:fw=4,bw=8"] == before["tahquant"]
+    cells["whole", MODEL, LINK, "aqsgd:fw=4,bw=8"] = run(0.5, 70)
+    cells["whole", MODEL, LINK, "fp32"] = run(1.6, 1000)
+    after = goal()
+    assert after["faster_than"]["tahquant"] == before["tahquant"]
+    assert after["faster_than"]["aqsgd:fw=4,bw=8"]["one_epoch"] == pytest.approx(0.5 / 0.4)
+    assert after["faster_than"]["aqsgd:fw=4,bw=8"]["epochs"] == pytest.approx(0.5 / 0.4)
+    assert after["fp32_keeps"] == pytest.approx(FREE / 1.6) and after["slow"]
+    (checked,) = [v for v in links_summary.verified(links_summary.matrix()) if v["recipe"] == "fp32"]
+    assert checked["whole"] == pytest.approx(FREE / 1.6)
+
+
+def verdicts() -> dict[str, Any]:
+    found = links_summary.verdicts(links_summary.goals(links_summary.matrix()))
+    return {v["goal"]: v["met"] for v in found}
+
+
+def test_a_missed_goal_is_said_to_be_missed(cells: dict[tuple[str, ...], Any]) -> None:
+    cells["whole", MODEL, LINK, "fp32"] = run(1.6, 1000)
+    cells["whole", MODEL, LINK, AUTO]["steps"][0] = {**run(4.0, 50)["steps"][0]}
+    found = verdicts()
+    assert (
+        found["share of the bound, first pass"] is False and found["share of the bound, first step"] is False
+    )
+    assert found["sooner than AQ-SGD `aqsgd:fw=3,bw=6`, one pass"] is True
+    cells["training", MODEL, "none", "tahquant"] = run(FREE, 70, loss=7.0)
+    assert verdicts()["sooner than TAH-Quant `tahquant`, to the loss"] is False  # nothing to compare with
+
+
+def test_a_lead_within_the_noise_is_no_lead(cells: dict[tuple[str, ...], Any]) -> None:
+    for recipe in FIXED:
+        cells["whole", MODEL, "trace", recipe] = run(0.5, 70)
+    text = "sooner than every fixed recipe, the quickest of them `"
+    for seconds, met in ((0.4, True), (0.495, None), (0.505, False)):
+        cells["whole", MODEL, "trace", AUTO] = run(seconds, 50)
+        assert [m for goal, m in verdicts().items() if goal.startswith(text)] == [met]
+
+
+# The emulator's study.
+
+
+def emulated(valid: bool, rate: float = 1.2e6) -> dict[str, Any]:
+    """Return what one attempt at a cell of 10 Mbit/s and 5 ms brings, not yet judged."""
+    about = {"scheduling": "fifo", "lateness": {"mean": 1e-4}, "lateness_limit": 1e-3, "cpu_share": 0.1}
+    found = {"trip": 0.0101, "rate": rate, "mean_rate": rate, "seconds": [rate], "congestion": "cubic"}
+    return found | about | {"load": {}, "valid": valid, "attempt": 1}
+
+
+def test_a_late_cell_has_no_rate() -> None:
+    late = emulator.judged(emulated(valid=False), 10, 5, "cubic")
+    assert late["within"] is False and late["valid"] is False
+    assert not {"rate", "rate_off", "mean_rate", "seconds", "trip"} & set(late)
+    assert "INVALID" in emulator.line("a cell", late) and "Mbit/s" not in emulator.line("a cell", late)
+    good = emulator.judged(emulated(valid=True), 10, 5, "cubic")
+    assert good["within"] and "within" in emulator.line("a cell", good)
+
+
+@pytest.mark.parametrize(("valid", "earlier"), [(True, [1.0, 9e5]), (False, [1.0])])
+def test_a_late_cell_s_rate_is_not_carried_on(
+    monkeypatch: pytest.MonkeyPatch, valid: bool, earlier: list[float]
+) -> None:
+    monkeypatch.setattr(emulator, "cell", lambda *_: {"within": True, "valid": True})
+    before = {"within": False, "valid": valid, "rate": 9e5, "earlier": [1.0]}
+    assert emulator.improved(before, 10, 5, "cubic")["earlier"] == earlier
+    assert emulator.improved(None, 10, 5, "cubic")["earlier"] == []
