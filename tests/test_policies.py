@@ -238,6 +238,14 @@ def test_finer_rungs_take_more_bits_and_err_less(gdelta: int, values: str, way: 
             assert again[0] < 0.5 * rung.bits and again[1] < 1.1 * first[1]
 
 
+def test_without_memory_a_rung_codes_every_visit_alike() -> None:
+    recipe, policy = parse_recipe("auto:memory=none"), auto("auto:memory=none")
+    for rung in policy.forward:
+        assert rung.keyframe is None and rung.first == rung.bits
+        first, again = sent_by(rung, recipe.forward, visits("Gaussian", way="forward"))
+        assert again == pytest.approx(first, rel=0.05)
+
+
 def test_the_floor_is_the_user_s_and_the_ladder_begins_there() -> None:
     for text, rungs in (("auto", (6, 6)), ("auto:first=8,fw=8,bw=8", (3, 3)), ("auto:fw=5,bw=6", (6, 5))):
         policy, recipe = auto(text), parse_recipe(text)

@@ -45,6 +45,7 @@ BITS = {
     "thinwire-groups:entropy=0,first=8,fw=4,bw=2,group=64,refs=float32": ((8.25, 4.125), (2.125, 2.125)),
     # Its floor; what the policy makes of it is in test_policies.py.
     "auto": ((3.05 * 63 / 64 + CHANNEL + 8.5 / 64, 0.55), (3.5, 3.5)),
+    "auto:memory=none": ((3.05 * 63 / 64 + CHANNEL + 8.5 / 64,) * 2, (3.5, 3.5)),
 }
 
 
@@ -147,10 +148,11 @@ def test_ours_errs_alike_at_each_visit_and_spends_only_on_what_changed():
     assert sum(forward.bits) < 0.8 * sum(groups.bits)
 
 
-def test_without_memory_every_visit_is_a_first_one():
-    recipe = parse_recipe("thinwire:memory=none")
+@pytest.mark.parametrize("name", ["thinwire", "auto"])
+def test_without_memory_every_visit_is_a_first_one(name):
+    recipe = parse_recipe(f"{name}:memory=none")
     assert recipe.forward.memory == recipe.backward.memory == NoMemory()
-    for way in both("thinwire:memory=none"):
+    for way in both(f"{name}:memory=none"):
         assert max(way.bits) < 1.02 * min(way.bits)
     sender = Sender(recipe.forward)
     sender.encode(torch.randn(2, 8, 64), [0, 1])

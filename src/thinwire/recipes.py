@@ -216,6 +216,7 @@ def tahquant(
 
 
 REFERENCES: dict[str, Codec] = {"int8": Uniform(8), "float16": Cast("float16"), "float32": Raw()}
+MEMORY = Parameter("whether both ends remember each sample, or nothing", choices=("sample", "none"))
 CLIP = Parameter("the share of a group's peak that the top level stands for", 0.05, 1, whole=False)
 
 
@@ -229,9 +230,7 @@ def thinwire(
     fw: Annotated[float, _accuracy("an activation later")] = 3.7,
     bw: Annotated[float, _accuracy("a gradient")] = 3.4,
     gdelta: Annotated[int, _flag("send gradients as deltas by sample too")] = 0,
-    memory: Annotated[
-        str, Parameter("whether both ends remember each sample, or nothing", choices=("sample", "none"))
-    ] = "sample",
+    memory: Annotated[str, MEMORY] = "sample",
     sink: Annotated[int, Parameter("positions in front coded at 8 bits at a first visit", 0, 64)] = 1,
     mean: Annotated[int, _flag("send the channels' means apart at a first visit")] = 1,
     refs: Annotated[str, Parameter("how references are held", choices=tuple(REFERENCES))] = "int8",
@@ -327,18 +326,20 @@ def auto(
         float, Parameter("how much longer a step may be, a direction", 0, 0.5, whole=False)
     ] = 0.02,
     gdelta: Annotated[int, _flag("send gradients as deltas by sample too")] = 0,
+    memory: Annotated[str, MEMORY] = "sample",
     refs: Annotated[str, Parameter("how references are held", choices=tuple(REFERENCES))] = "int8",
 ) -> tuple[Scheme, Scheme, Policy]:
     """Send as ``thinwire`` this accurately, the floor, or finer where link and compute leave room for it.
 
     See ``HideBehindCompute`` for the rule. Finer rungs end in bf16 and in values as they are, which pass by
-    the references. Errors: ``MissingExtra`` without zstandard.
+    the references. ``memory="none"`` keeps none, for data seen once. Errors: ``MissingExtra`` without
+    zstandard.
     """
     _need_zstandard("auto", 1)
 
     def finer(by: float) -> Recipe:
         more = {name: min(8.0, bits + by) for name, bits in (("first", first), ("fw", fw), ("bw", bw))}
-        return thinwire(gdelta=gdelta, refs=refs, **more)  # type: ignore[arg-type]
+        return thinwire(gdelta=gdelta, memory=memory, refs=refs, **more)  # type: ignore[arg-type]
 
     recipes = list(dict.fromkeys(finer(by) for by in FINER))
     forward, backward = (
