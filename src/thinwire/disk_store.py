@@ -83,10 +83,11 @@ class Shelf:
 class DiskStore:
     """Keep references in a file in ``folder`` (default: the system's temporary one), some of them in memory.
 
-    ``memory`` [bytes] bounds what is held in memory, one reference at least: up to half of it what waits to
-    be written, up to half what was read ahead, and for the rest the most recently used. ``put`` waits for the
-    disk only while its half is full. ``prefetch`` may be called from any thread; all else is for one caller
-    at a time. Layouts may differ from key to key.
+    ``memory`` [bytes] bounds the references in memory, one at least: up to half of it what waits to be
+    written, up to half what was read ahead, and for the rest the most recently used. ``put`` waits for the
+    disk only while its half is full. Where each reference lies is kept besides, in some 170 bytes a key.
+    ``prefetch`` may be called from any thread; all else is for one caller at a time. Layouts may differ from
+    key to key.
     Errors: ``InputError`` where the folder cannot be used or the disk is full, at the next ``get`` or
     ``put`` if it happened beside the caller.
 
