@@ -11,7 +11,7 @@ from thinwire.codecs import Uniform
 from thinwire.disk_store import DiskStore
 from thinwire.engines.pipeline import CompressedStage
 from thinwire.types import InputError
-from toy import RECIPES, Toy, batches, in_processes, joined
+from toy import MICROBATCHES, RECIPES, Toy, batches, in_processes, joined
 
 STEPS = 20
 
@@ -207,6 +207,48 @@ def test_a_closed_stage_leaves_neither_threads_nor_references():
         assert {"encode", "decode"} <= {name.split()[0] for name in own}
         assert not [n for n in left if n.startswith(("encode", "decode", "references"))]
         assert len(said) == stores and all("closed" in text for text in said)
+
+
+class Noting(DiskStore):
+    """A store on disk that notes what it is told to read ahead."""
+
+    def __init__(self):
+        super().__init__()
+        self.ahead = []
+
+    def prefetch(self, keys):
+        keys = list(keys)
+        self.ahead.append(keys)
+        super().prefetch(keys)
+
+
+def announce_ids(rank, world, port):
+    """Train with references on disk; tell the first stage alone what comes next; return what stores heard."""
+    with joined(rank, world, port) as peers:
+        stores = []
+
+        def store():
+            stores.append(Noting())
+            return stores[-1]
+
+        toy = Toy(rank, world, "gpipe", peers, RECIPES["delta"], store=store)
+        ids = list(batches(3))
+        for now, after in zip(ids, [*ids[1:], ()], strict=True):
+            if rank == 0:
+                toy.stages[0].begin(now, MICROBATCHES, after)
+            x, y = (t[now] for t in toy.data)
+            toy.schedule.step(x) if rank == 0 else toy.schedule.step(target=y, losses=[])
+            toy.stages[0].end()
+        heard = [s.ahead for s in stores]
+        for s in toy.stages:
+            s.close()
+        return heard
+
+
+def test_announced_ids_reach_the_stores_of_the_other_stage():
+    wanted = [ids.tolist() for ids in batches(3)][1:]
+    for heard in in_processes(2, announce_ids):
+        assert heard and all(each == wanted for each in heard)
 
 
 def test_a_lane_that_waits_does_not_keep_the_interpreter():
