@@ -24,7 +24,7 @@ class HideBehindCompute:
     as the sum of their costs stays within the tolerance; where nothing but the link is slow that is the
     floor, on a fast link the uncompressed rung. Where the rungs in use no longer fit, they fall at once; they
     rise only if the finer ones would fit at ``1 - margin`` of the rate too, ``patience`` decisions in a row
-    (at the first decision: at once). So a rate that wavers by 10 % either way changes nothing.
+    (at the first decision: at once). So a rate that wavers by 10 % either way changes next to nothing.
 
     A site without any estimate yet stays on the floor; one whose estimate is lost or older than ``max_age``
     seconds stays where it is.
