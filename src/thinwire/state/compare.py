@@ -18,7 +18,7 @@ from thinwire.state.masks import where
 from thinwire.state.stream import Array
 from thinwire.types import InputError, require
 
-_PIECE = 1 << 17  # elements: cast to two bytes each, they and their words fit a level 2 cache
+_PIECE = 1 << 19  # elements: fewer calls are worth more than a level 2 cache; a fifth faster than 2**17
 _WHOLE = 5  # where more than one in so many changed, all old words take less time than positions and some
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

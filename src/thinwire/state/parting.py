@@ -16,7 +16,7 @@ from thinwire.state.masks import where
 from thinwire.state.stream import Array
 from thinwire.types import InputError, PayloadError
 
-RUN = 1 << 19  # elements to work on at a time: words, sizes and differences of 2 bytes fit a level 2 cache
+RUN = 1 << 19  # elements to work on at a time: near the caches, and enough for what each call costs
 _WHOLE = 3  # where more than one in so many changed, a difference for every element takes less memory
 
 # Words of a block before its change: its index, and from which element to before which. They may be a view,
