@@ -14,14 +14,17 @@ import numpy as np
 import pytest
 import torch
 
+from thinwire.engines.sync.claim import LOOKS
 from thinwire.engines.sync.fetching import AVOID, Fetching
 from thinwire.engines.sync.folder import PlainFolder, open_folder
 from thinwire.engines.sync.keeping import Keeping
 from thinwire.engines.sync.manifest import unpack
 from thinwire.engines.sync.mirror import Mirror
+from thinwire.engines.sync.peek import recall, resume
 from thinwire.engines.sync.proof import Proof
 from thinwire.engines.sync.shelf import ShelfReader, ShelfWriter
 from thinwire.engines.sync.shelving import Shelving
+from thinwire.state import history as histories
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.types import AuthError, InputError, LinkError, PayloadError
@@ -43,6 +46,9 @@ class Clock:
 
     def __call__(self):
         return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
 
 
 class Source:
@@ -75,7 +81,16 @@ class Source:
 def shelving(folder, source, clock=None, instance="a" * 16, token=None, **keeping):
     kept, clock = Keeping(**keeping), clock or Clock()
     return Shelving(
-        folder, source.history, "model", instance, Proof(token), kept, LEASE, lambda: None, clock=clock
+        folder,
+        source.history,
+        "model",
+        instance,
+        Proof(token),
+        kept,
+        LEASE,
+        lambda: None,
+        clock=clock,
+        sleep=clock.sleep,
     )
 
 
@@ -213,8 +228,8 @@ def test_only_what_the_manifest_needs_stays(folder):
 def test_a_base_that_the_reader_has_costs_it_no_keyframe(folder):
     source = Source()
     model = torch.nn.ParameterDict({n: torch.nn.Parameter(x.clone()) for n, x in source.state.items()})
-    source.note(source.history.publish(source.state))
     shelf = shelving(folder, source)
+    source.note(source.history.publish(source.state))
     shelf.write()
     for _ in range(3):
         source.publish()
@@ -404,6 +419,9 @@ def test_a_writer_that_restarts_with_another_state_begins_with_a_keyframe_at_the
     restarted = shelving(folder, again)
     if first == "claim":
         again.publish()
+    else:
+        assert not restarted.write()  # what a history begins with may be old: it is no news
+        restarted.offers = True
     restarted.write()
     assert restarted.manifest.newest.number == 4
     assert reader.look() and reader.held.number == 4 and same(reader, again.state)
@@ -432,6 +450,61 @@ def test_a_second_publisher_is_refused_while_the_first_is_alive(folder):
     shelving(folder, Source(), clock, instance="b" * 16)
     with pytest.raises(InputError, match="another publisher has taken over"):
         shelf.tend()
+
+
+@pytest.mark.parametrize(
+    "ahead", [LEASE + 1, 86400.0, -86400.0], ids=["a lease ahead", "a day", "a day behind"]
+)
+def test_a_life_is_not_told_by_comparing_clocks(folder, ahead):
+    first, second = Clock(), Clock()
+    shelf = shelving(folder, Source(), first)
+
+    def sleep(seconds):
+        first.now += seconds
+        shelf.tend()  # as often as it is due
+
+    second.now, second.sleep = first.now + ahead, sleep
+    with pytest.raises(InputError, match=r"another publisher writes the state 'model' .* wait (60|19) s"):
+        shelving(folder, Source(), second, instance="b" * 16)
+
+    def alone(seconds):
+        first.now += seconds
+
+    began, second.now, second.sleep = first.now, first.now + ahead, alone  # it has died
+    shelving(folder, Source(), second, instance="b" * 16)
+    assert first.now == pytest.approx(began + LEASE)
+
+
+@pytest.mark.parametrize("end", ["goodbye", "deleted", "at the last moment"])
+def test_what_is_seen_while_looking_counts(folder, end):
+    first, second, slept = Clock(), Clock(), []
+    shelf = shelving(folder, Source(), first)
+    second.now += 2 * LEASE
+
+    def sleep(seconds):
+        slept.append(seconds)
+        if end == "goodbye":
+            shelf.leave()
+        elif end == "deleted":
+            folder.delete("state.json")
+        elif len(slept) == LOOKS:
+            first.now += LEASE
+            shelf.tend()
+
+    second.sleep = sleep
+    if end == "at the last moment":
+        with pytest.raises(InputError, match="another publisher writes"):
+            shelving(folder, Source(), second, instance="b" * 16)
+    else:
+        shelving(folder, Source(), second, instance="b" * 16)
+        assert len(slept) == 1
+
+
+def test_nobody_waits_for_a_lease_of_years(folder):
+    shelving(folder, Source())
+    forged(folder, lambda m: replace(m, lease=1e300, written=1e301))
+    with pytest.raises(InputError, match="another publisher writes"):
+        shelving(folder, Source(), instance="b" * 16)
 
 
 def test_a_publisher_whose_manifest_was_replaced_writes_nothing_more(folder):
@@ -475,6 +548,102 @@ def test_another_state_in_the_folder_is_refused(folder):
     model = torch.nn.Linear(2, 2)
     with pytest.raises(InputError, match="w is in the state but not in the model"):
         Fetching(folder, Proof(None), Mirror(model)).look()
+
+
+# --- what the history keeps for a shelf ---
+
+
+class Uploads:
+    """A folder in which something happens while a file of some kind is on its way there."""
+
+    def __init__(self, folder, kind, happens):
+        self.folder, self.kind, self.happens, self.busy = folder, kind, happens, False
+
+    def __getattr__(self, name):
+        return getattr(self.folder, name)
+
+    def write(self, name, data):
+        if name.startswith(self.kind) and not self.busy:
+            self.busy = True
+            self.happens()
+            self.busy = False
+        self.folder.write(name, data)
+
+
+def crowded(size=3000):
+    """A source whose log has room for two entries only: those that somebody says are in use."""
+    source = Source(size=size)
+    source.history = History(Layout.of(source.state), budget=1)
+    return source
+
+
+def test_a_keyframe_that_takes_long_to_write_gets_into_the_manifest(plain, monkeypatch):
+    monkeypatch.setattr(histories, "LATELY", 0.0)  # it takes longer than that
+    source, go_on = crowded(), threading.Event()
+    folder = Uploads(plain, "keyframes", lambda: go_on.wait(LONG))
+    go_on.set()
+    shelf = shelving(folder, source, keyframe_every=2, span=0)
+    for _ in range(3):
+        source.publish()
+        shelf.write()
+    go_on.clear()
+    shelf.tend()  # begins a keyframe, of version 3
+    until(lambda: shelf._keyframe.version)
+    for _ in range(12):
+        source.publish()
+        source.history.patch(source.history.newest.number - 1)  # a feed marks what it sends
+        shelf.write()
+        shelf.tend()
+    go_on.set()
+    until(lambda: not shelf._keyframe.running)
+    source.publish()
+    shelf.write()
+    assert [(f.base, f.version) for f in shelf.manifest.files][-2:] == [(0, 3), (3, 16)]
+    late = Fetching(plain, Proof(None))
+    assert late.look() and same(late, source.state)
+
+
+def test_a_keyframe_counts_where_each_upload_takes_longer_than_a_version(plain):
+    source = crowded()
+    folder = Uploads(plain, "patches", source.publish)
+    shelf = shelving(folder, source, keyframe_every=2, span=0, versions=4)
+    source.publish()
+    for _ in range(60):
+        shelf.write()
+        shelf.tend()
+        until(lambda: shelf._keyframe is None or not shelf._keyframe.running)
+    assert len(shelf.manifest.versions) < 12 and len(shelf.manifest.files) < 16
+
+
+def test_others_marks_do_not_cost_a_shelf_its_base(plain, monkeypatch):
+    monkeypatch.setattr(histories, "LATELY", 0.0)  # a feed's last patch is not what keeps it
+    source = crowded()
+    shelf = shelving(plain, source, keyframe_every=4096)
+    source.publish()
+    shelf.write()
+    for _ in range(80):  # a feed that is faster than the store
+        source.publish()
+        source.history.patch(source.history.newest.number - 1)
+    shelf.write()
+    assert [(f.base, f.version) for f in shelf.manifest.files] == [(0, 1), (1, 81)]
+    assert source.history._users
+    shelf.leave()
+    assert not source.history._users
+
+
+def test_the_version_being_written_is_kept_meanwhile(plain):
+    source = crowded()
+
+    def publish_on():
+        for _ in range(10):
+            source.publish()
+
+    shelf = shelving(Uploads(plain, "patches", publish_on), source, keyframe_every=4096)
+    for _ in range(2):
+        source.publish()
+        shelf.write()
+    shelf.write()
+    assert [(f.base, f.version) for f in shelf.manifest.files] == [(0, 1), (1, 2), (2, 12)]
 
 
 # --- faults ---
@@ -614,8 +783,8 @@ def test_a_shelf_that_began_anew_is_followed_once_its_numbers_are_higher(plain):
     plain.delete("state.json")
     again = Source(seed=5, history=History(Layout.of(source.state)))
     again.state = dict(source.state)
-    again.history.publish(again.state)
     shelf = shelving(plain, again, keyframe_every=1)
+    again.history.publish(again.state)
     shelf.write()
     for _ in range(4):
         again.publish()
@@ -702,13 +871,14 @@ class World:
         self.source = Source(seed, size=400)
         self.keeping = {"versions": 6, "span": 3, "grace": 2.0, "share": 0.6}
         self.seen = {}
-        self.write = self.open()
+        self.published = []  # hashes of contents, in the order in which they were published
+        self.open()
         self.readers = [self.reader(), self.reader()]
         self.held = [0, 0]
+        self.place = [0, 0]  # in that order, of what each reader holds
 
     def open(self):
         self.shelf = shelving(self.folder, self.source, self.clock, **self.keeping)
-        return self.shelf
 
     def reader(self):
         return Fetching(self.folder, Proof(None), clock=self.clock)
@@ -719,6 +889,8 @@ class World:
 
     def note(self, version):
         self.seen[version.hash] = {n: x.clone() for n, x in self.source.state.items()}
+        self.published.append(version.hash)
+        self.shelf.offers = True
 
     def save(self):
         settle(self.shelf)
@@ -737,6 +909,9 @@ class World:
         reader = self.readers[which]
         assert reader.held.number > self.held[which], "never older than before"
         self.held[which] = reader.held.number
+        later = self.published[self.place[which] :]
+        assert reader.held.hash in later, "nor older contents under a newer number"
+        self.place[which] += later.index(reader.held.hash)
         assert same(reader, self.seen[reader.held.hash]), "bit-identical to a published version"
 
     def lose(self):
@@ -750,16 +925,33 @@ class World:
             damage(self.folder, names[int(self.rng.integers(len(names)))])
 
     def restart(self):
-        """The publisher dies; what starts again has the same state, or one of some steps before."""
+        """The publisher dies. What starts again has the same state, or one of some steps before.
+
+        That is published at once, or is what its history begins with: from a file, or from the store. Then
+        some time goes by before it publishes.
+        """
+        how = self.rng.choice(["published", "saved", "recalled"])
         if self.seen and self.rng.random() < 0.5:
-            self.source.state = {n: x.clone() for n, x in list(self.seen.values())[-1].items()}
-        self.source.history = History(Layout.of(self.source.state))
+            states = list(self.seen.values())
+            chosen = states[int(self.rng.integers(len(states)))]
+            self.source.state = {n: x.clone() for n, x in chosen.items()}
+        self.source.history = History(
+            Layout.of(self.source.state), budget=int(self.rng.choice([1000, 1 << 20]))
+        )
+        if how == "saved":
+            self.source.history.publish(self.source.state)
+        elif how == "recalled":
+            resume(self.source.history, self.folder.path, name="model")
         self.open()
-        self.note(self.source.history.publish(self.source.state))
+        if how == "published":
+            self.note(self.source.history.publish(self.source.state))
+        else:
+            self.save()
+            self.look()
 
     def newcomer(self):
         which = int(self.rng.integers(2))
-        self.readers[which], self.held[which] = self.reader(), 0
+        self.readers[which], self.held[which], self.place[which] = self.reader(), 0, 0
 
     def settle(self):
         """A last version, after which nothing goes wrong: whoever looks often enough has it."""
@@ -960,3 +1152,86 @@ def test_a_place_that_cannot_be_written_is_told_at_once(tmp_path):
         ShelfWriter.of("http://127.0.0.1:1/shelf", Model())
     with pytest.raises(InputError, match="has no tensors of its own"):
         ShelfWriter(tmp_path / "shelf", History(Layout.of(dict(Model().state_dict())))).publish()
+
+
+def test_names_that_no_reader_would_take_are_refused(tmp_path):
+    history = History(Layout.of(dict(Model().state_dict())))
+    for wrong in (
+        {"name": "a\nb"},
+        {"name": "x" * 300},
+        {"instance": "me"},
+        {"instance": ""},
+        {"lease": 0.0},
+        {"lease": float("nan")},
+        {"lease": float("inf")},
+    ):
+        with pytest.raises(InputError, match=next(iter(wrong))):
+            ShelfWriter(tmp_path / "shelf", history, **wrong)
+    assert not (tmp_path / "shelf").exists()
+
+
+def versions_of(path):
+    return unpack((path / "state.json").read_bytes(), Proof(None), "here").versions
+
+
+def test_a_writer_that_starts_again_says_nothing_before_it_publishes(tmp_path):
+    """Nobody published what it found in the store; meta data and numbers go on as if it had not been away."""
+    model = Model()
+    with ShelfWriter.of(tmp_path, model) as writer:
+        for step in range(3):
+            model.train_a_little()
+            writer.publish(step=step)
+            writer.flush()
+    before = versions_of(tmp_path)
+    with ShelfWriter.of(tmp_path, model, lease=0.1) as writer:  # nothing is offered, by time or at the end
+        newest = writer.history.newest
+        assert (newest.number, newest.meta, newest.published) == (3, {"step": 2}, before[-1].published)
+        sleep(0.3)
+    assert versions_of(tmp_path) == before
+    with ShelfWriter.of(tmp_path, model) as writer, ShelfReader(tmp_path, **FAST) as reader:
+        assert reader.wait(3).meta == {"step": 2}
+        writer.flush()
+        assert versions_of(tmp_path) == before
+        model.train_a_little()
+        assert writer.publish(step=7).number == 4
+        assert reader.wait(4).meta == {"step": 7}
+        assert torch.equal(reader.tensors()["w"], model.w)
+    last = unpack((tmp_path / "state.json").read_bytes(), Proof(None), "here").files[-1]
+    assert (last.base, last.version) == (3, 4)
+
+
+def test_older_contents_that_a_history_begins_with_are_not_offered(tmp_path):
+    model = Model()
+    old = {n: x.clone() for n, x in model.state_dict().items()}
+    with ShelfWriter.of(tmp_path, model) as writer:
+        for _ in range(3):
+            model.train_a_little()
+            writer.publish()
+            writer.flush()
+    before = versions_of(tmp_path)
+    history = History(Layout.of(old))
+    history.publish(old)  # from a file that was saved some time ago
+    with ShelfWriter(tmp_path, history, lease=0.1) as writer:
+        sleep(0.3)
+        assert versions_of(tmp_path) == before
+        history.publish(dict(model.state_dict()))
+        writer.offer()
+        writer.flush()
+        assert [v.hash for v in versions_of(tmp_path)[len(before) :]] == [history.newest.hash]
+
+
+def test_what_cannot_be_gone_on_from_is_not_fetched(tmp_path, monkeypatch):
+    model = Model()
+    with ShelfWriter.of(tmp_path, model, name="policy") as writer:
+        writer.publish(step=1)
+    layout, read = Layout.of(dict(model.state_dict())), []
+    real = PlainFolder.read
+    monkeypatch.setattr(
+        PlainFolder, "read", lambda f, name, limit: (read.append(name), real(f, name, limit))[1]
+    )
+    assert recall(tmp_path, None, layout, "other") is None
+    assert recall(tmp_path, None, Layout.of({"w": torch.zeros(1)}), "policy") is None
+    assert recall("http://127.0.0.1:1/shelf", None, layout, "policy") is None
+    assert {*read} == {"state.json"}
+    tensors, version = recall(tmp_path, None, layout, "policy")
+    assert torch.equal(tensors["w"], model.w) and (version.number, version.meta) == (1, {"step": 1})

@@ -9,6 +9,7 @@ import os
 import threading
 from dataclasses import asdict, replace
 from itertools import pairwise
+from time import sleep
 from typing import ClassVar
 
 import pytest
@@ -19,7 +20,7 @@ from safetensors import safe_open
 from thinwire.engines.sync import manifest as manifests
 from thinwire.engines.sync.folder import PlainFolder, open_folder, refusal, shown
 from thinwire.engines.sync.keeping import Keeping
-from thinwire.engines.sync.manifest import File, Manifest, Shelved, unpack
+from thinwire.engines.sync.manifest import MAX_VERSIONS, File, Manifest, Shelved, unpack
 from thinwire.engines.sync.proof import Proof
 from thinwire.engines.sync.remote_folder import RemoteFolder
 from thinwire.engines.sync.route import cheapest, farthest
@@ -113,6 +114,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
             "/boom": self.boom,
             "/short": self.short,
             "/endless": self.endless,
+            "/dribble": self.dribble,
             "/state.json": self.tagged,
         }
         answers.get(self.path, super().do_GET)()
@@ -134,6 +136,17 @@ class Handler(http.server.SimpleHTTPRequestHandler):
                 self.wfile.write(bytes(1 << 16))
         except OSError:
             pass
+
+    def dribble(self):
+        try:
+            while True:
+                self.wfile.write(b"HTTP/1.0 200 OK\r\n" if not self.begun else b"x")
+                self.begun = True
+                sleep(0.02)
+        except OSError:
+            pass
+
+    begun = False
 
     def tagged(self):
         body = b"{}"
@@ -185,6 +198,12 @@ def test_what_goes_wrong_on_the_web_is_bounded_and_named(web):
         web.read("endless", 100_000)
     with pytest.raises(OSError, match="cannot be reached"):
         WebFolder("http://127.0.0.1:1").read("state.json", 10)
+
+
+def test_headers_that_never_end_hold_nobody_up(web):
+    web._timeout = 0.3
+    with pytest.raises(OSError, match=r"dribble: \d+ bytes came in 0 s; the server is too slow"):
+        web.read("dribble", 100)
 
 
 def test_a_manifest_that_did_not_change_is_not_sent_again(web):
@@ -260,6 +279,9 @@ def test_a_keyframe_is_due_by_bytes_by_count_or_where_there_is_no_way():
     assert Keeping(share=0.5).keyframe_due(chain(52))
     assert [Keeping(keyframe_every=3).keyframe_due(chain(n)) for n in (1, 2, 3, 4, 5)] == [0, 0, 0, 1, 1]
     assert Keeping().keyframe_due(replace(chain(3), files=chain(3).files[1:]))
+    tiny = {"first": 10**9, "each": 1}  # a manifest has no room for a way that is longer
+    long = (MAX_VERSIONS, MAX_VERSIONS + 1)
+    assert [Keeping().keyframe_due(chain(n, **tiny)) for n in long] == [False, True]
     assert not Keeping().keyframe_due(example(versions=(), files=()))
 
 
@@ -277,7 +299,15 @@ def test_one_patch_in_each_span_leads_across_it():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"versions": 0}, {"versions": 10**6}, {"span": -1}, {"keyframe_every": 0}, {"share": 0}, {"grace": -1}],
+    [
+        {"versions": 0},
+        {"versions": 10**6},
+        {"span": -1},
+        {"keyframe_every": 0},
+        {"keyframe_every": 10**5},
+        {"share": 0},
+        {"grace": -1},
+    ],
 )
 def test_nonsense_to_keep_is_refused(wrong):
     with pytest.raises(InputError, match=next(iter(wrong))):

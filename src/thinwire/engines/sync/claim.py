@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from thinwire.engines.sync.folder import Folder
@@ -9,40 +11,75 @@ from thinwire.engines.sync.manifest import MAX_MANIFEST, STATE, Manifest, unpack
 from thinwire.engines.sync.proof import Proof
 from thinwire.types import AuthError, InputError, PayloadError
 
+LOOKS = 6  # within the lease of a publisher that may be gone
+LONGEST = 86400.0  # seconds: a lease that nobody waits for
+
 
 def read_manifest(folder: Folder, proof: Proof) -> Manifest:
     """Return the manifest. Errors: those of ``Folder.read`` and ``manifest.unpack``."""
     return unpack(folder.read(STATE, MAX_MANIFEST), proof, f"{folder.where}/{STATE}")
 
 
-def claim(folder: Folder, proof: Proof, blank: Manifest) -> Manifest:
+def claim(
+    folder: Folder, proof: Proof, blank: Manifest, sleep: Callable[[float], None] = time.sleep
+) -> Manifest:
     """Return the manifest to go on from: ``blank``, or with the versions of a publisher that is gone.
+
+    One that did not say goodbye is gone once it gave no sign for its lease while this one looked: their
+    clocks may differ by any amount, so they are good enough to keep this one out at once, and for no more.
 
     Errors: ``InputError`` where another publisher is alive there, the state has another name or layout, or
     the manifest is damaged; ``AuthError`` where it has another token; ``OSError`` where nothing can be read.
     """
+    first = _found(folder, proof, blank)
+    if first is None:
+        return blank
+    found = first
+    for look in range(LOOKS + 1):
+        if found.instance == blank.instance or found.lease <= 0:
+            break
+        left = found.lease - (blank.written - found.written)
+        lately, signs = 0 < left <= found.lease, _sign(found) != _sign(first)
+        if lately or signs or found.lease > LONGEST:
+            raise _alive(folder, found, left if lately else found.lease)
+        if look < LOOKS:
+            sleep(found.lease / LOOKS)
+            again = _found(folder, proof, blank)
+            if again is None:
+                return blank
+            found = again
+    return replace(blank, versions=found.versions, files=found.files)
+
+
+def _found(folder: Folder, proof: Proof, blank: Manifest) -> Manifest | None:
+    """Return the manifest that is there, if it is of this state; None where there is none."""
     try:
         found = read_manifest(folder, proof)
     except FileNotFoundError:
-        return blank
+        return None
     except PayloadError as e:
         raise InputError(f"{e}; choose another folder, or delete {STATE} there to begin anew") from e
     if found.name != blank.name:
         raise InputError(
             f"{folder.where} holds the state {found.name!r}, not {blank.name!r}; choose another folder"
         )
-    left = found.lease - (blank.written - found.written)
-    if found.instance != blank.instance and found.lease > 0 and left > 0:
-        raise InputError(
-            f"another publisher writes the state {found.name!r} to {folder.where}; stop it, choose another "
-            f"folder, or, if it has died, wait {left:.0f} s or delete {STATE} there"
-        )
     if found.digest != blank.digest:
         raise InputError(
             f"{folder.where} holds a state {found.name!r} of other names, shapes or dtypes; "
             "choose another folder"
         )
-    return replace(blank, versions=found.versions, files=found.files)
+    return found
+
+
+def _sign(found: Manifest) -> tuple[str, float]:
+    return found.instance, found.written
+
+
+def _alive(folder: Folder, found: Manifest, wait: float) -> InputError:
+    return InputError(
+        f"another publisher writes the state {found.name!r} to {folder.where}; stop it, choose another "
+        f"folder, or, if it has died, wait {wait:.0f} s or delete {STATE} there"
+    )
 
 
 def check_still_ours(folder: Folder, proof: Proof, instance: str) -> None:

@@ -18,6 +18,8 @@ class Keeping:
     less than they do together (0: none). ``keyframe_every``: versions between keyframes; None writes one when
     the patches since the last cost ``share`` of its bytes. ``grace``: seconds that a file outlives its place
     in the manifest, for readers that hold an older one.
+
+    A manifest has room for so many versions, so the way from a keyframe never has more files than that.
     """
 
     versions: int = 32
@@ -31,7 +33,8 @@ class Keeping:
         require(fits, InputError, f"versions={self.versions} to keep is not in 1..{MAX_VERSIONS}")
         require(self.span >= 0, InputError, f"span={self.span} versions is below 0")
         every = self.keyframe_every
-        require(every is None or every >= 1, InputError, f"keyframe_every={every} versions is below 1")
+        fits = every is None or 1 <= every <= MAX_VERSIONS
+        require(fits, InputError, f"keyframe_every={every} versions is not in 1..{MAX_VERSIONS}")
         require(self.share > 0, InputError, f"share={self.share} of a keyframe is not above 0")
         require(self.grace >= 0, InputError, f"grace={self.grace} s is below 0")
 
@@ -41,7 +44,7 @@ class Keeping:
         if newest is None:
             return False
         chain = cheapest(manifest.files, 0, newest.number)
-        if chain is None:
+        if chain is None or len(chain) > MAX_VERSIONS:
             return True
         if self.keyframe_every is not None:
             since = [v for v in manifest.versions if v.number > chain[0].version]

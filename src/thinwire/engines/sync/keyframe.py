@@ -18,11 +18,17 @@ class Keyframe:
         self._done: tuple[File, Shelved] | None = None
         self._error: Exception | None = None
         self._ended = False
+        self.version = 0  # that it leads to, once that is known: what the patch from there starts from
         threading.Thread(target=self._run, name="thinwire keyframe", daemon=True).start()
 
     @property
     def running(self) -> bool:
         return not self._ended
+
+    @property
+    def done(self) -> tuple[File, Shelved] | None:
+        """The file and the version it leads to; None while it is being made, and where that went wrong."""
+        return self._done if self._ended else None
 
     def result(self) -> tuple[File, Shelved]:
         """Return the file and the version it leads to; raise what went wrong, once the thread has ended."""
@@ -33,6 +39,7 @@ class Keyframe:
     def _run(self) -> None:
         try:
             patch = self._history.patch(None)
+            self.version = patch.version
             self._done = self._put(patch), Shelved(patch.version, patch.hash, patch.published)
         except Exception as e:  # told by ``result``, on the thread that asks
             self._error = e

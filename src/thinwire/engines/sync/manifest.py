@@ -15,7 +15,7 @@ from typing import Any
 
 from thinwire.engines.sync.proof import Proof
 from thinwire.state.patch import is_time
-from thinwire.types import WRONG_VALUES, AuthError, PayloadError
+from thinwire.types import WRONG_VALUES, AuthError, InputError, PayloadError, require
 
 STATE, LAYOUT = "state.json", "layout.json"
 PATCHES, KEYFRAMES = "patches", "keyframes"
@@ -75,6 +75,16 @@ class Manifest:
             version["hash"] = f"{version['hash']:016x}"
         fields["check"] = proof.of(STATE, _canonical(fields))
         return _canonical(fields)
+
+
+def check_names(name: str, instance: str) -> None:
+    """Raise ``InputError`` for a state's or a publisher's name that no reader would take."""
+    fits = len(name) <= MAX_TEXT and name.isprintable()
+    require(
+        fits, InputError, f"the name {name[:40]!r} is not a text of at most {MAX_TEXT} printable characters"
+    )
+    fits = LABEL.fullmatch(instance) is not None
+    require(fits, InputError, f"instance={instance[:70]!r} is not 8 to 64 of the digits 0-9 and a-f")
 
 
 def unpack(data: bytes, proof: Proof, where: str) -> Manifest:

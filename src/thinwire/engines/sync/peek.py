@@ -15,11 +15,14 @@ from thinwire.engines.sync.claim import read_manifest
 from thinwire.engines.sync.fetching import Fetching
 from thinwire.engines.sync.folder import Folder, open_folder
 from thinwire.engines.sync.manifest import LAYOUT, Manifest
+from thinwire.engines.sync.mirror import Mirror
 from thinwire.engines.sync.proof import Proof
 from thinwire.engines.sync.protocol import DOWN, MAGIC, NOTHING, PROTOCOL, Ask, Hello, LayoutIs
 from thinwire.links.events import Kind
 from thinwire.links.spoke import Spoke
+from thinwire.state.history import History
 from thinwire.state.layout import MAX_NBYTES, Layout
+from thinwire.state.patch import Version
 from thinwire.types import InputError, LinkError, PayloadError, ThinwireError, require
 
 
@@ -81,19 +84,46 @@ def look(folder: Folder, token: bytes | None = None, max_nbytes: int = MAX_NBYTE
 
 
 def recall(
-    url: str | Path, token: bytes | None, layout: Layout, options: Mapping[str, Any] | None = None
-) -> dict[str, Tensor] | None:
-    """Return the newest tensors that a shelf holds; None where it has none of this layout.
+    url: str | Path,
+    token: bytes | None,
+    layout: Layout,
+    name: str = "state",
+    options: Mapping[str, Any] | None = None,
+) -> tuple[dict[str, Tensor], Version] | None:
+    """Return the newest tensors that a shelf holds, and which version they are.
 
-    A publisher that starts again goes on from them. ``options`` go to fsspec.
+    None where it has none of the state ``name`` with this layout, which is seen before they are fetched, and
+    where nobody can publish: at a web server. ``options`` go to fsspec.
     """
-    fetching = Fetching(open_folder(url, **(options or {})), Proof(token))
+    if str(url).startswith(("http://", "https://")):
+        return None
+    folder, proof, mirror = open_folder(url, **(options or {})), Proof(token), Mirror()
     try:
-        fetching.look()
+        if read_manifest(folder, proof).digest == layout.digest:
+            mirror.agree(layout, name)
+            Fetching(folder, proof, mirror, name=name).look()
     except (OSError, ThinwireError):  # whoever writes there next says what is wrong, or writes a keyframe
         pass
-    replica = fetching.replica
-    if replica is None or not replica.held.hash or replica.layout.digest != layout.digest:
+    replica = mirror.replica
+    if replica is None or not replica.held.hash:
         return None
     replica.swap()
-    return replica.tensors()
+    return replica.tensors(), replica.held
+
+
+def resume(
+    history: History,
+    url: str | Path,
+    token: bytes | None = None,
+    name: str = "state",
+    options: Mapping[str, Any] | None = None,
+) -> None:
+    """Let a history without versions begin with the newest of a shelf, as that calls it.
+
+    A publisher that starts again goes on from there: its readers need a patch. See ``recall``.
+    """
+    found = None if history.newest.number else recall(url, token, history.layout, name, options)
+    if found is not None:
+        tensors, version = found
+        history.outnumber(version.number - 1)
+        history.publish(tensors, version.meta, version.published)

@@ -13,9 +13,11 @@ from uuid import uuid4
 
 import torch
 
+from thinwire.engines.sync.claim import LONGEST
 from thinwire.engines.sync.folder import open_folder, refusal
 from thinwire.engines.sync.keeping import Keeping
-from thinwire.engines.sync.peek import recall
+from thinwire.engines.sync.manifest import check_names
+from thinwire.engines.sync.peek import resume
 from thinwire.engines.sync.proof import Proof
 from thinwire.engines.sync.shelving import BEATS, Shelving
 from thinwire.engines.sync.source import Names, Source, notes_of, tensors_of
@@ -44,9 +46,12 @@ class ShelfStatus:
 class ShelfWriter:
     """Keeps a shelf at ``url`` up to date with a history, from a thread of its own.
 
+    A version that the history has already is what the next one is compared with: it may be older than what
+    readers hold, so nothing is written before the first ``publish``, ``offer`` or ``flush``.
     The newest version wins: whatever is published while a file is being written goes into the next patch.
     ``token`` signs all files. ``instance`` is this publisher's name (8 to 64 hexadecimal digits): one that
-    restarts under its old name need not wait for its ``lease`` [s] to run out. ``options`` go to fsspec.
+    restarts under its old name need not wait for its ``lease`` [s] to run out. Another one waits here for as
+    long as that, to see whether the last one is alive, unless it said goodbye. ``options`` go to fsspec.
 
     Errors: ``InputError`` where the folder cannot be written, holds another state, or belongs to a publisher
     that is alive; ``AuthError`` where it was signed with another token.
@@ -65,13 +70,15 @@ class ShelfWriter:
         options: Mapping[str, Any] | None = None,
     ) -> None:
         check_coder()
-        require(lease > 0, InputError, f"lease={lease} s is not above 0")
+        require(0 < lease <= LONGEST, InputError, f"lease={lease} s is not in 0..{LONGEST:g}, without 0")
+        instance = uuid4().hex if instance is None else instance
+        check_names(name, instance)
         self.history = history
         self._source: Source | None = None
         self._names: Names | None = None
         folder = open_folder(url, **(options or {}))
         self.where = folder.where
-        kept, proof, instance = keeping or Keeping(), Proof(token), instance or uuid4().hex
+        kept, proof = keeping or Keeping(), Proof(token)
         self._turn = threading.Condition()
         try:
             self._shelf = Shelving(folder, history, name, instance, proof, kept, lease, self._wake)
@@ -105,9 +112,8 @@ class ShelfWriter:
         readers of it will need a patch and no keyframe.
         """
         history = History(Layout.of(tensors_of(source, names), dtype, bounds))
-        held = recall(url, options.get("token"), history.layout, options.get("options"))
-        if held is not None:
-            history.publish(held)
+        shelf = options.get("token"), options.get("name", "state"), options.get("options")
+        resume(history, url, *shelf)
         writer = cls(url, history, **options)
         writer._source, writer._names = source, names
         return writer
@@ -131,8 +137,9 @@ class ShelfWriter:
         return version
 
     def offer(self) -> None:
-        """Say that the history has a newer version. Errors: as ``publish``."""
+        """Say that the history's newest version is to be written. Errors: as ``publish``."""
         self._raise_fatal()
+        self._shelf.offers = True
         self._wake()
 
     def _wake(self) -> None:
@@ -162,7 +169,8 @@ class ShelfWriter:
         """Write what is new, say goodbye to readers, and stop; harmless twice. Errors: as ``flush``."""
         if self._thread.is_alive() and not self._fatal:
             try:
-                self.flush(timeout)
+                if self._shelf.offers:
+                    self.flush(timeout)
             finally:
                 self._stop(timeout)
         self._raise_fatal()
@@ -215,6 +223,7 @@ class ShelfWriter:
                 self._shelf.beat()
 
     def _rest(self) -> None:
+        self._shelf.release()
         self._over.set()
         self._heart.join(TIMEOUT)
 
@@ -234,6 +243,7 @@ class ShelfWriter:
     def _step(self) -> None:
         try:
             while self._shelf.write() and not self._closing:
+                self._shelf.tend()  # also where there is always something new
                 self._told()
             self._shelf.tend()
             self._error = None

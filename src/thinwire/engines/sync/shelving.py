@@ -48,35 +48,51 @@ class Shelving:
         lease: float,
         wake: Callable[[], None],
         clock: Callable[[], float] = time.time,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._folder, self._history, self._proof, self._keeping = folder, history, proof, keeping
         self._lease, self._wake, self._clock = lease, wake, clock
         self._doomed: dict[str, float] = {}  # files that no manifest names any more, and when they go
         self._keyframe: Keyframe | None = None
+        self._writing = 0  # the version that a patch leads to which is being written
+        # What a history begins with may be older than what readers hold: a base for the next one, no news.
+        self.offers = not history.newest.number
         self._committing = threading.RLock()  # the manifest is written by one thread at a time
         self.nbytes = 0  # written, the manifest included
         layout = history.layout.to_json()
         file = File(LAYOUT, 0, 0, len(layout), proof.of(LAYOUT, layout))
         blank = Manifest(name, instance, clock(), lease, history.layout.digest, file)
-        self.manifest = claim(folder, proof, blank)
-        anew = self.manifest is blank
-        if newest := self.manifest.newest:
+        self.manifest = claim(folder, proof, blank, sleep)
+        anew, newest, mine = self.manifest is blank, self.manifest.newest, history.newest
+        if newest is not None and (newest.number, newest.hash) != (mine.number, mine.hash):
             history.outnumber(newest.number)
         self._write(LAYOUT, layout)
         self._commit(self.manifest, taken=False)
         if not anew:
             self._doom_orphans()
+        history.keep(self._in_use)
 
     def write(self) -> bool:
         """Bring the shelf up to the history's newest version; return whether it was behind.
 
+        Nothing is written before that is on offer (``offers``): see there.
         Errors: ``InputError`` where another publisher took over, ``OSError`` where a file cannot be written;
         then readers find what they found before.
         """
-        patch = self._next()
+        patch = self._next() if self.offers else None
         if patch is None:
             return False
-        self._add(entry_of(patch), [self._put(patch)])
+        self._writing = patch.version
+        # Made before the patch is written: where that takes longer than between two versions, the history's
+        # newest version is never again the manifest's, which is where the patch after a keyframe must lead.
+        made = None if self._keyframe is None else self._keyframe.done
+        try:
+            link = None if made is None else self._link(made[1], patch.version)
+            self._add(entry_of(patch), [self._put(patch)])
+        finally:
+            self._writing = 0
+        if link is not None:
+            self._take_keyframe(link)
         self._add_span()
         return True
 
@@ -85,6 +101,7 @@ class Shelving:
         self._take_keyframe()
         if (
             self._keyframe is None
+            and self.offers
             and self._history.newest.number
             and self._keeping.keyframe_due(self.manifest)
         ):
@@ -105,9 +122,27 @@ class Shelving:
 
     def leave(self) -> None:
         """Tell readers and the next publisher that this one has ended."""
+        self.release()
         with self._committing:
             self._lease = 0.0
             self._commit(self.manifest)
+
+    def release(self) -> None:
+        """Let the history keep nothing for this shelf any more. Harmless twice."""
+        self._history.release(self._in_use)
+
+    def _in_use(self) -> list[int]:
+        """Return the versions that patches will start from, as the history counts, the most important first.
+
+        What is being written, or is the newest there; a keyframe to which no patch leads on yet; what is
+        needed again if writing fails; and where the next patch across a span begins.
+        """
+        manifest, keyframe = self.manifest, self._keyframe
+        ahead = (*manifest.versions, Shelved(self._history.newest.number + 1, 0, 0.0))
+        bases = (manifest.newest, self._keeping.span_base(replace(manifest, versions=ahead)))
+        known = [0 if b is None else self._history.find(b.number, b.hash) for b in bases]
+        found = [self._writing or known[0], keyframe.version if keyframe is not None else 0, *known]
+        return [number for number in found if number]
 
     def _next(self) -> Patch | None:
         """Return what leads from the manifest's newest version to the history's, if there is news."""
@@ -119,7 +154,7 @@ class Shelving:
         known = history.find(held.number, held.hash)
         if known == newest.number:  # of a version after a restart, the contents alone may be what is held
             return None if known == held.number else _renamed(held, newest, history.layout)
-        patch = history.patch(known or None)
+        patch = history.patch(known or None, mark=not known)  # ``_in_use`` says what is needed
         return replace(patch, base=held.number) if patch.base else patch
 
     def _add(self, entry: Shelved | None, files: list[File]) -> None:
@@ -135,23 +170,25 @@ class Shelving:
 
     def _add_span(self) -> None:
         base = self._keeping.span_base(self.manifest)
-        patch = None if base is None else self._link(base)
+        newest = self.manifest.newest
+        patch = None if base is None or newest is None else self._link(base, newest.number)
         if patch is not None:
             self._add(None, [self._put(patch)])
 
-    def _link(self, base: Shelved) -> Patch | None:
-        """Return a patch from ``base`` to the manifest's newest version, if there can be one now."""
-        history, newest = self._history, self.manifest.newest
+    def _link(self, base: Shelved, goal: int) -> Patch | None:
+        """Return a patch from ``base`` to version ``goal``, if there can be one now."""
+        history = self._history
         known = history.find(base.number, base.hash) == base.number
-        if newest is None or not known or base.number >= history.newest.number:
+        if not known or base.number >= goal or history.newest.number != goal:
             return None
-        patch = history.patch(base.number)
-        return patch if patch.base and patch.version == newest.number else None
+        patch = history.patch(base.number, mark=False)
+        return patch if patch.base and patch.version == goal else None
 
-    def _take_keyframe(self) -> None:
+    def _take_keyframe(self, link: Patch | None = None) -> None:
         """Take a finished keyframe into the manifest, once a patch leads on from it to the newest version.
 
-        Without that it would be the newest version itself, and every reader would fetch it.
+        Without that it would be the newest version itself, and every reader would fetch it. ``link`` is that
+        patch, where it has been made already.
         """
         keyframe, newest = self._keyframe, self.manifest.newest
         if keyframe is None or newest is None or keyframe.running:
@@ -163,7 +200,7 @@ class Shelving:
             raise
         if entry.number == newest.number:
             self._add(None, [file])
-        elif link := self._link(entry):
+        elif link := link or self._link(entry, newest.number):
             self._add(entry, [file, self._put(link)])
         elif self._history.find(entry.number, entry.hash) == entry.number:
             return  # there is a newer version already: try again after the next patch

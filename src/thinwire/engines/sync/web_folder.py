@@ -2,20 +2,71 @@
 
 from __future__ import annotations
 
+import io
+import socket
 import urllib.error
 import urllib.request
-from http.client import HTTPException, HTTPResponse
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from time import monotonic
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 from thinwire.engines.sync.folder import check_size, shown
 from thinwire.types import InputError, PayloadError
 
 TIMEOUT = 30.0  # seconds without a byte
-SLOWEST = 1e3  # bytes/s on average, below which a server only keeps its reader busy
+SLOWEST = 1e3  # bytes/s on average, headers and all, below which a server only keeps its reader busy
 PIECE = 1 << 16  # bytes read at once
 GONE, UNCHANGED = (404, 410), 304
 MAX_TAG = 256  # characters
+
+
+class _Steady(io.RawIOBase):
+    """What comes from a socket, as long as it does not come too slowly; ``TimeoutError`` then."""
+
+    def __init__(self, source: io.BufferedReader, patience: float) -> None:
+        self._source, self._patience = source, patience
+        self._nbytes, self._began = 0, monotonic()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        took = monotonic() - self._began
+        if took > self._patience + self._nbytes / SLOWEST:
+            raise TimeoutError(f"{self._nbytes} bytes came in {took:.0f} s; the server is too slow")
+        count = self._source.readinto1(buffer)
+        self._nbytes += count
+        return count
+
+    def close(self) -> None:
+        self._source.close()
+        super().close()
+
+
+class _Response(HTTPResponse):
+    # A timeout of a socket begins anew with each byte, and there may be hours of them before the body.
+    def __init__(self, sock: socket.socket, *args: Any, **options: Any) -> None:
+        super().__init__(sock, *args, **options)
+        self.fp = io.BufferedReader(_Steady(self.fp, sock.gettimeout() or TIMEOUT))
+
+
+class _Plain(HTTPConnection):
+    response_class = _Response
+
+
+class _Secure(HTTPSConnection):
+    response_class = _Response
+
+
+class _PlainHandler(urllib.request.HTTPHandler):
+    def http_open(self, req: urllib.request.Request) -> HTTPResponse:
+        return self.do_open(_Plain, req)
+
+
+class _SecureHandler(urllib.request.HTTPSHandler):
+    def https_open(self, req: urllib.request.Request) -> HTTPResponse:
+        return self.do_open(_Secure, req)
 
 
 class WebFolder:
@@ -27,6 +78,7 @@ class WebFolder:
         self._query = f"?{query}" if query else ""  # a presigned address carries its proof there
         self.where = shown(url)
         self._timeout = timeout
+        self._opener = urllib.request.build_opener(_PlainHandler, _SecureHandler)
         self._last: dict[str, tuple[str, bytes]] = {}  # by name: the server's tag for it, and what it was
 
     def read(self, name: str, limit: int) -> bytes:
@@ -36,13 +88,15 @@ class WebFolder:
             headers["If-None-Match"] = self._last[name][0]
         request = urllib.request.Request(f"{self._base}/{quote(name)}{self._query}", headers=headers)
         try:
-            with urllib.request.urlopen(request, timeout=self._timeout) as response:
+            with self._opener.open(request, timeout=self._timeout) as response:
                 return self._keep(name, response, self._body(response, limit, f"{self.where}/{name}"))
         except urllib.error.HTTPError as e:
             with e:
                 return self._answer(name, e)
         except urllib.error.URLError as e:
             raise OSError(f"{self.where} cannot be reached: {e.reason}") from e
+        except TimeoutError as e:
+            raise OSError(f"{self.where}/{name}: {e}") from e
         except (HTTPException, ValueError) as e:
             raise OSError(f"{self.where} did not answer in HTTP for {name}: {e!r}") from e
 
@@ -51,13 +105,10 @@ class WebFolder:
         claimed = response.headers.get("Content-Length", "")
         if claimed.isdecimal() and len(claimed) < 20:
             check_size(int(claimed), limit, where)
-        body, began = bytearray(), monotonic()
+        body = bytearray()
         while piece := response.read1(PIECE):
             body += piece
             check_size(len(body), limit, where)
-            took = monotonic() - began
-            if took > self._timeout + len(body) / SLOWEST:
-                raise OSError(f"{where}: {len(body)} bytes came in {took:.0f} s; the server is too slow")
         if claimed.isdecimal() and len(body) != int(claimed):
             raise PayloadError(f"{where} ended after {len(body)} of {claimed} bytes")
         return bytes(body)
