@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from typer.testing import CliRunner
 
+from slow_proxy import SlowProxy
 from thinwire.cli.app import app
 from thinwire.cli.follow import _keep_up
 from thinwire.cli.live import Live
@@ -33,6 +34,8 @@ from thinwire.engines.sync.peek import ask, look
 from thinwire.engines.sync.publisher import Publisher
 from thinwire.engines.sync.shelf import ShelfWriter
 from thinwire.engines.sync.watch import Watch
+from thinwire.state.history import History
+from thinwire.state.layout import Layout
 from thinwire.state.patch import Version
 from thinwire.types import InputError
 
@@ -222,6 +225,85 @@ def test_a_follower_ends_by_ctrl_c_and_goes_on_from_its_state(tmp_path: Path, pu
     sent, delivered = publisher.sent, publisher.history.patch().nbytes
     assert invoke("follow", at, "--state", saved, "--once").exit_code == 0
     assert publisher.sent - sent < delivered / 2  # it held the newest one
+
+
+def test_a_publisher_saves_its_state_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file, kept = tmp_path / "in.safetensors", tmp_path / "kept"
+    kept.mkdir()
+    saved = kept / "saved"
+    write_checkpoint(file, weights(), {})
+    monkeypatch.setattr("thinwire.cli.publish.SAVE_EVERY", 0.0)
+
+    def version() -> int:
+        return json.loads(invoke("inspect", saved, "--json").stdout)["version"] if saved.exists() else 0
+
+    def script() -> Script:
+        yield lambda: version() == 1
+        write_checkpoint(file, trained(weights()), {})
+        yield lambda: version() == 2
+        kept.rename(tmp_path / "gone")  # a disk that is not there: a note, and it goes on
+        write_checkpoint(file, weights(), {})
+        yield lambda: any("cannot save a state" in note for note in notes)
+        (tmp_path / "gone").rename(kept)
+        yield lambda: version() == 3
+
+    notes = meanwhile(monkeypatch, script())
+    result = invoke("publish", file, "--port", "0", "--state", saved, "--quiet")
+    assert result.exit_code == 0, result.output
+    assert json.loads(invoke("inspect", saved, "--check", "--json").stdout)["version"] == 3
+
+
+def test_meta_data_does_not_pass_for_what_a_file_is(tmp_path: Path):
+    names = ("kind", "where", "nbytes", "checked", "version", "hash", "base", "tensors", "files", "published")
+    history = History(Layout.of(weights()))
+    history.publish(weights(), dict.fromkeys(names, "evil") | {"x_nbytes": "evil"})
+    with ShelfWriter(tmp_path / "shelf", history) as writer:
+        writer.offer()
+        writer.flush()
+    history.save(tmp_path / "saved")
+    patch = next((tmp_path / "shelf").rglob("*.safetensors"))
+    write_checkpoint(
+        tmp_path / "m.safetensors", weights(), dict.fromkeys(names, "evil") | {"x_nbytes": "evil"}
+    )
+    for path, kind in (
+        (patch, "keyframe"),
+        (tmp_path / "saved", "saved state"),
+        (tmp_path / "m.safetensors", ""),
+    ):
+        found = json.loads(invoke("inspect", path, "--json").stdout)
+        assert found["kind"] == (kind or "checkpoint") and found["where"] == str(path)
+        assert found["nbytes"] == path.stat().st_size and "checked" not in found
+        if kind:
+            assert found["version"] == 1 and len(found["hash"]) == 16 and found["published"] != "evil"
+        shown = invoke("inspect", path)
+        assert shown.exit_code == 0 and "x nbytes: evil" in shown.stdout, shown.output
+
+
+def test_a_check_of_a_publisher_lasts_as_long_as_its_state_comes(tmp_path: Path, published):
+    _, _, at = published
+    found = json.loads(invoke("inspect", at, "--check", "--json", "--patience", "20").stdout)
+    assert (found["checked"], found["version"]) == (True, 1)
+    big = Publisher({"w": torch.randn(400_000)})
+    with big, SlowProxy(big.port, 400e3) as proxy:
+        slow = f"127.0.0.1:{proxy.port}"
+        assert json.loads(invoke("inspect", slow, "--check", "--json").stdout)["checked"] is False
+        big.publish()
+        began = time.monotonic()
+        result = invoke("inspect", slow, "--check", "--json", "--patience", "0.5")
+        assert result.exit_code == 0, result.output
+        assert time.monotonic() - began > 1.0  # longer than its patience
+
+
+def test_a_store_that_goes_meanwhile_is_a_link_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with ShelfWriter.of(tmp_path / "shelf", weights()) as writer:
+        writer.publish()
+
+    def gone(*_: object) -> None:
+        raise OSError("no route")  # as web servers and fsspec have it: without a file's name
+
+    monkeypatch.setattr("thinwire.cli.follow.look", gone)
+    result = invoke("follow", tmp_path / "shelf", "--once")
+    assert result.exit_code == 3 and "cannot be read any more: no route" in one_sentence(result.stderr)
 
 
 def test_a_store_is_followed_to_its_publisher_s_goodbye(tmp_path: Path):
@@ -442,6 +524,13 @@ WRONG = [
     (["publish", "{m}", "--port", "70000"], "--port is 70000"),
     (["publish", "{m}", "--host", "0.0.0.0", "--port", "0"], "needs a shared token"),
     (["publish", "{m}", "--store", "{no}/shelf"], "cannot write to"),
+    (["publish", "{m}", "--state", "nowhere/s"], "cannot write --state nowhere/s: nowhere is no folder"),
+    (["publish", "{m}", "--state", "{empty}"], "it is a folder"),
+    (["publish", "{m}", "--state", "{m}"], "is in what is published"),
+    (
+        ["publish", "{m}", "--port", "0", "--state", "{no}"],
+        "give another name, and followers get one keyframe",
+    ),
     (["publish"], "FILE"),
     (["follow", "nowhere"], "neither HOST:PORT nor a folder"),
     (["follow", "127.0.0.1:x"], "127.0.0.1:x"),
@@ -455,6 +544,7 @@ WRONG = [
     (["follow", "127.0.0.1:9", "--base", "{no}"], "not safetensors"),
     (["inspect", "{no}"], "not safetensors"),
     (["inspect", "{empty}"], "holds no state"),
+    (["inspect", "{m}", "--patience", "0"], "--patience is 0"),
 ]
 
 

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from tcp_proxy import TcpProxy
 from thinwire.links.clock import PeerClock
-from thinwire.links.events import Event, Kind
+from thinwire.links.events import LIMIT_NBYTES, Event, Events, Kind
 from thinwire.links.greeting import GREETING, asks_for_token
-from thinwire.links.hub import Hub
-from thinwire.links.spoke import Spoke
+from thinwire.links.hub import Hub, _Peer
+from thinwire.links.spoke import MAX_MESSAGE, Spoke
 from thinwire.links.station import Station
 from thinwire.links.zmq_thread import REFUSALS
 from thinwire.types import AuthError, InputError, LinkError
@@ -297,6 +297,68 @@ def test_who_does_not_read_holds_up_nobody_and_its_queue_is_bounded(monkeypatch:
         proxy.resume()
         for _ in range(taken):
             assert await_event(slow, Kind.DATA).data == chunk
+
+
+def test_events_are_bounded_in_bytes_and_in_number() -> None:
+    few = Events(limit=2, limit_nbytes=10)
+    few.put(Event(Kind.DATA, b"", bytes(9)))
+    assert not few.full
+    few.put(Event(Kind.JOINED, b""))
+    assert few.full
+    large = Events(limit_nbytes=10)
+    for n in (4, 8):
+        assert not large.full
+        large.put(Event(Kind.DATA, b"", bytes(n)))
+    assert large.full and large.get(0.0) is not None and not large.full
+
+
+def test_a_spoke_that_is_busy_keeps_little_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a hub sends meanwhile stays with the hub, and the connection is not held for silent."""
+    chunk, n, clock = bytes(1 << 18), 400, Clock()
+    monkeypatch.setattr("thinwire.links.spoke.monotonic", clock)
+    with hub() as h, spoke(h.port) as s:
+        await_event(s, Kind.JOINED)
+        s.send(b"here")
+        peer = await_event(h, Kind.DATA).peer
+        sent, ends = 0, monotonic() + 2.0
+        while sent < n and monotonic() < ends:
+            taken = h.send(peer, chunk)
+            sent += taken
+            sleep(0.0 if taken else 0.002)
+        assert s._events._nbytes <= LIMIT_NBYTES + len(chunk) and s._events.full
+        clock.by += 100.0  # far beyond the silence
+        sleep(0.6)
+        assert s.joined
+        for _ in range(sent):
+            assert await_event(s, Kind.DATA).data == chunk
+
+
+def test_a_message_that_is_too_large_for_a_spoke_is_not_taken() -> None:
+    with hub() as h, spoke(h.port) as s:
+        await_event(s, Kind.JOINED)
+        s.send(b"here")
+        peer = await_event(h, Kind.DATA).peer
+        assert h.send(peer, bytes(MAX_MESSAGE + 1000))
+        assert await_event(s, Kind.LOST).data == b"the connection broke"
+
+
+def test_all_that_do_not_read_have_a_bound_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("thinwire.links.hub.MAX_QUEUED", 1 << 20)
+    monkeypatch.setattr("thinwire.links.hub.FAIR", 1 << 17)
+    chunk, peers = bytes(1 << 16), [bytes([i]) * 16 for i in range(1, 5)]
+    with hub() as h:
+        for peer in peers:
+            h._peers[peer] = _Peer(peer.hex(), monotonic())
+            monkeypatch.setattr(h, "_put", lambda name, data: False)
+        for peer in peers:
+            for _ in range(100):
+                h.send(peer, chunk)
+        queued = [h._peers[peer].queued for peer in peers]
+        assert queued[0] >= 1 << 20 and h._queued == sum(queued) < (1 << 20) + 4 * (1 << 17)
+        assert min(queued) >= len(chunk)  # nobody is left out for others
+        for peer in peers:
+            h.forget(peer)
+        assert h._queued == 0
 
 
 def test_two_hubs_on_one_port_and_addresses_off_loopback() -> None:

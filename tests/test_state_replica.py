@@ -20,7 +20,7 @@ from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.state.patch import HEAD, Patch
 from thinwire.state.replica import Replica
-from thinwire.types import DesyncError, InputError, PayloadError
+from thinwire.types import DesyncError, InputError, LinkError, PayloadError
 
 LONG = 60.0  # seconds; a limit, not an expectation
 
@@ -351,6 +351,68 @@ def test_a_swap_does_not_wait_for_words_being_written(monkeypatch):
     thread.join(LONG)
     assert replica.swap() and replica.version == 3
     replica.check()
+
+
+def test_catching_up_waits_for_words_being_written(monkeypatch):
+    history, state, replica = pair()
+    replica.apply(advance(history, state, 2))
+    patch = advance(history, state, 3)
+    entered, go = threading.Event(), threading.Event()
+    writing = moves.write
+
+    def slow(words, made):
+        entered.set()
+        assert go.wait(LONG)
+        writing(words, made)
+
+    monkeypatch.setattr(moves, "write", slow)
+    thread = threading.Thread(target=replica.apply, args=(patch,), daemon=True)
+    thread.start()
+    assert entered.wait(LONG)
+    with pytest.raises(LinkError, match=r"waited 0\.05 s for a version being written here"):
+        replica.catch_up(0.05)
+    threading.Timer(0.1, go.set).start()
+    replica.catch_up(LONG)
+    thread.join(LONG)
+    assert replica.version == 3
+    replica.catch_up(0.0)  # nothing is newer
+    replica.check()
+
+
+@pytest.mark.parametrize("swapped", [False, True], ids=["front", "ready"])
+def test_patches_are_applied_while_a_version_is_saved(tmp_path, monkeypatch, swapped):
+    history, state, replica = pair()
+    replica.apply(advance(history, state, 2))
+    if swapped:
+        replica.swap()
+    kept = states.whole(history)
+    entered, go = threading.Event(), threading.Event()
+    flush = saved._flush
+
+    def slow(name):
+        entered.set()
+        assert go.wait(LONG)
+        flush(name)
+
+    monkeypatch.setattr(saved, "_flush", slow)
+    path = tmp_path / "state.safetensors"
+    thread = threading.Thread(target=replica.save, args=(path,), daemon=True)
+    thread.start()
+    assert entered.wait(LONG)
+    buffer = replica._saved
+    before = [buffer.words[i].copy() for i in range(len(replica.layout.blocks()))]
+    for seed in range(3, 8):
+        replica.apply(advance(history, state, seed))
+        if seed % 2:
+            assert replica.swap() and states.same(replica.tensors(), states.whole(history))
+            replica.check()
+    assert all(np.array_equal(buffer.words[i], words) for i, words in enumerate(before))
+    go.set()
+    thread.join(LONG)
+    found = Replica.load(path)
+    assert found.version == 2 and states.same(found.tensors(), kept)
+    replica.apply(advance(history, state, 9))
+    assert replica._saved is None and replica.swap() and states.same(replica.tensors(), states.whole(history))
 
 
 def test_one_thread_applies_while_another_uses_and_swaps():

@@ -24,6 +24,7 @@ from thinwire.cli.follow import follow
 from thinwire.cli.inspect import _print
 from thinwire.cli.live import Live
 from thinwire.engines.sync import feed, shelf_writer
+from thinwire.engines.sync import relay as relays
 from thinwire.engines.sync.callback import publish_callback
 from thinwire.engines.sync.claim import read_manifest
 from thinwire.engines.sync.feed import HIGHEST
@@ -32,6 +33,7 @@ from thinwire.engines.sync.follower import Follower
 from thinwire.engines.sync.keeping import Keeping
 from thinwire.engines.sync.manifest import MAX_VERSIONS, File, Manifest, Shelved
 from thinwire.engines.sync.manifest import unpack as unpack_manifest
+from thinwire.engines.sync.mirror import _owned
 from thinwire.engines.sync.peek import ask
 from thinwire.engines.sync.proof import Proof
 from thinwire.engines.sync.protocol import (
@@ -57,6 +59,7 @@ from thinwire.links.events import Kind
 from thinwire.links.hub import Hub
 from thinwire.links.inbox import renewed
 from thinwire.links.spoke import Spoke
+from thinwire.state import moves
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.types import InputError, LinkError, MissingExtra, PayloadError
@@ -524,6 +527,67 @@ def test_a_publisher_that_comes_back_is_no_longer_missed(monkeypatch: pytest.Mon
             until(lambda: monotonic() - f._signed < 1.5)
 
 
+def test_a_publisher_that_never_came_is_missed_behind_a_relay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relays, "SILENT", 0.3)
+    nobody = Hub.bind()
+    port = nobody.port
+    nobody.close(0.0)
+    with Relay(HOST, port) as relay, Follower(HOST, relay.port, patience=3.0) as f:
+        with pytest.raises(LinkError, match=f"no sign of {HOST}:{relay.port} for 3 s"):
+            next(iter(f))
+        assert f.status.connected
+        with Publisher(weights(), port=port) as p:  # and found when it comes
+            p.publish(1)
+            assert f.wait(1).number == 1
+            until(lambda: monotonic() - f._signed < 2.0)
+
+
+def test_a_feed_finds_the_reception_of_its_relay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The layout may come before the relay is done with being made."""
+
+    class Slow(relays.Reception):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            sleep(1.0)
+
+    monkeypatch.setattr(relays, "Reception", Slow)
+    with Publisher(weights()) as p:
+        p.publish(1)
+        with Relay(HOST, p.port) as relay:
+            assert relay.wait(1).number == 1
+            relay.check()
+
+
+def test_what_a_module_keeps_besides_tensors_is_no_base() -> None:
+    class Counting(nn.Linear):
+        def get_extra_state(self) -> dict[str, int]:
+            return {"seen": 3}
+
+        def set_extra_state(self, state: object) -> None:
+            pass
+
+    assert {*(_owned(Counting(2, 2)) or {})} == {"weight", "bias"}
+
+
+def test_tensors_are_the_newest_even_while_words_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = weights()
+    writing = moves.write
+
+    def slow(words: Any, made: Any) -> None:
+        sleep(0.2)  # far longer than a swap waits
+        writing(words, made)
+
+    monkeypatch.setattr(moves, "write", slow)
+    with Publisher(w) as p, Follower(HOST, p.port) as f:
+        p.publish(0)
+        f.wait(1)
+        for step in range(2, 8):
+            w["b"] += 1
+            p.publish(step)
+            held = f.wait(step).number
+            assert f.tensors()["b"][0] >= held - 1
+
+
 def test_what_ends_a_relay_ends_its_port() -> None:
     p = Publisher(weights())
     p.publish(1)
@@ -613,7 +677,7 @@ def test_who_waits_for_a_dead_publishers_lease_is_told_the_way_out(tmp_path: Pat
             PlainFolder(tmp_path), history, "state", instance, Proof(None), Keeping(), 60.0, *told
         )
 
-    shelving("ab" * 16, 90000.0)  # its clock is a day ahead
+    shelving("ab" * 16, 960.0)
     with pytest.raises(InputError, match=r"wait .* s or delete state\.json"):
         shelving("cd" * 16, 1000.0)
     (tmp_path / "state.json").unlink()

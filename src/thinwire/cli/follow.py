@@ -12,17 +12,15 @@ from typing import Annotated, Any
 import typer
 
 from thinwire.cli.live import Live, stopped_by_signals
-from thinwire.cli.places import Address, MaxGb, TokenFile, largest, parse_place
+from thinwire.cli.places import Address, MaxGb, TokenFile, check_file, check_state, largest, parse_place
 from thinwire.engines.sync.checkpoint import read_checkpoint, write_checkpoint
 from thinwire.engines.sync.folder import open_folder
 from thinwire.engines.sync.follower import Follower, Following
 from thinwire.engines.sync.peek import look
 from thinwire.engines.sync.shelf_reader import POLL, ShelfReader, ShelfReading
-from thinwire.engines.sync.using import PATIENCE
-from thinwire.lab.files import check_out
+from thinwire.engines.sync.using import PATIENCE, TIMEOUT
 from thinwire.lab.progress import megabytes
 from thinwire.links.security import read_token
-from thinwire.state.replica import Replica
 from thinwire.types import InputError, LinkError, require
 
 STATE_EVERY = 10.0  # seconds between two saves of --state at least
@@ -103,8 +101,8 @@ def follow(
     serve = None if relay is None else Address.parse(relay, "--relay")
     own = serve is None or not isinstance(place, str)
     require(own, InputError, "--relay needs a publisher's HOST:PORT; a store needs no relay")
-    for path in (out, state):
-        _check_file(path)
+    check_file(out, "--out")
+    check_state(state)
     token = read_token(token_file)
     with ExitStack() as stack:
         stack.enter_context(stopped_by_signals())
@@ -120,7 +118,7 @@ def follow(
             live = stack.enter_context(Live(lambda: line(reader), quiet))
             taking = Taking(reader, out, state, command, live)
             if once:
-                taking.take(_newest(reader, place, token, patience))
+                taking.take(_newest(reader, place, token, patience, most))
             else:
                 _keep_up(reader, taking, every)
         except KeyboardInterrupt:  # how it is meant to end
@@ -132,17 +130,14 @@ def _is_saved(state: Path | None) -> bool:
     return state is not None and state.is_file()
 
 
-def _check_file(path: Path | None) -> None:
-    if path is not None:
-        check_out(path.parent)
-        require(path.parent.is_dir(), InputError, f"{path.parent} is no folder; make it first")
-        require(not path.is_dir(), InputError, f"{path} is a folder; give the name of a file in it")
-
-
-def _newest(reader: Reader, place: Address | str, token: bytes | None, patience: float) -> int:
+def _newest(reader: Reader, place: Address | str, token: bytes | None, patience: float, most: int) -> int:
     """Wait until what the publisher has now is here, and return its number."""
     if isinstance(reader, ShelfReader):
-        held, newest = reader.wait(1, patience), look(open_folder(str(place)), token)[0].newest
+        held = reader.wait(1, patience)
+        try:
+            newest = look(open_folder(str(place)), token, most)[0].newest
+        except OSError as e:  # of any kind, as the store's library has it
+            raise LinkError(f"{place} cannot be read any more: {e}; see whether it is there") from e
         if newest is None or newest.number < held.number:
             raise LinkError(f"{place} is older than version {held.number}, which is held; follow it anew")
         return reader.wait(newest.number, patience).number
@@ -174,7 +169,8 @@ class Taking:
 
     def take(self, number: int) -> None:
         """Take the newest version, which is ``number`` or newer, unless it was taken already."""
-        replica = self._shown()
+        replica = self._reader.replica
+        replica.catch_up(TIMEOUT)
         if replica.hash == self._taken:
             return
         self._taken, number = replica.hash, max(number, replica.version)
@@ -189,13 +185,6 @@ class Taking:
         self._live.tick()
         if self._command is not None:
             self._run(self._command, number)
-
-    def _shown(self) -> Replica:
-        """Return the replica with the newest version in front."""
-        replica = self._reader.replica
-        while not replica.swap() and replica.hash != replica.held.hash:
-            time.sleep(LOOK)  # the next one is being written
-        return replica
 
     def _run(self, command: str, number: int) -> None:
         known = {"THINWIRE_VERSION": str(number)}

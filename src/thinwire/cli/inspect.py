@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from thinwire.cli.live import printable
+from thinwire.cli.live import Live, printable
 from thinwire.cli.output import PLAIN_WIDTH, print_json
 from thinwire.cli.places import Address, MaxGb, TokenFile, largest, parse_place
 from thinwire.engines.sync.claim import read_manifest
@@ -29,9 +29,12 @@ from thinwire.lab.progress import megabytes
 from thinwire.links.security import read_token
 from thinwire.state.layout import Layout
 from thinwire.state.patch import is_time
-from thinwire.types import InputError, LinkError, PayloadError, ThinwireError
+from thinwire.types import InputError, LinkError, PayloadError, ThinwireError, require
 
 TIMEOUT = 20.0  # seconds that a publisher has to answer
+PATIENCE = 60.0  # seconds that --check waits for more of a state
+LEAST = 100.0  # bytes/s that are more than pings: a state is coming
+LOOK = 0.05  # seconds
 Source = Annotated[
     str,
     typer.Argument(metavar="SOURCE", help="A publisher's HOST:PORT, a store's path or URL, or a file."),
@@ -39,6 +42,10 @@ Source = Annotated[
 Check = Annotated[
     bool,
     typer.Option("--check", help="Read everything and check its hashes; exit code 3 if one is wrong."),
+]
+Patience = Annotated[
+    float,
+    typer.Option(metavar="SECONDS", help="Give up --check of a publisher after so long without progress."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print it as JSON, and nothing else, on stdout.")]
 
@@ -48,6 +55,7 @@ def inspect(
     check: Check = False,
     token_file: TokenFile = None,
     max_gb: MaxGb = None,
+    patience: Patience = PATIENCE,
     json: Json = False,
 ) -> None:
     """Say what a state is made of: names, shapes, dtypes, versions, and the bytes of each.
@@ -58,29 +66,51 @@ def inspect(
 
     thinwire inspect 192.0.2.7:7200 --token-file secret
     """
+    require(patience > 0, InputError, f"--patience is {patience:g}; it must be above 0 seconds")
     token, most = read_token(token_file), largest(max_gb)
     if Path(source).is_file():
         found = _file(Path(source), check)
     else:
         place = parse_place(source)
         limits = token, check, most
-        found = _store(place, *limits) if isinstance(place, str) else _publisher(place, *limits)
+        found = _store(place, *limits) if isinstance(place, str) else _publisher(place, *limits, patience)
     if json:
         print_json(found)
     else:
         _print(found)
 
 
-def _publisher(at: Address, token: bytes | None, check: bool, most: int) -> dict[str, Any]:
+def _publisher(at: Address, token: bytes | None, check: bool, most: int, patience: float) -> dict[str, Any]:
     offer = ask(*at, token, TIMEOUT, most)
     found = {"kind": "publisher", "where": str(at), "name": offer.name, "version": offer.newest}
-    if check and offer.newest:
+    if check and not offer.newest:
+        found["checked"] = False  # there is nothing yet
+    elif check:
         with Follower(*at, token, max_nbytes=most) as follower:
-            version = follower.wait(1, TIMEOUT)
+            _fetch(follower, offer.layout, at, patience)
             follower.tensors()
             follower.replica.check()
+            version = follower.replica.shown
             found |= {"version": version.number, "hash": f"{version.hash:016x}", "checked": True}
     return found | _tensors(offer.layout)
+
+
+def _fetch(follower: Follower, layout: Layout, at: Address, patience: float) -> None:
+    """Wait for a whole state, as long as it comes."""
+
+    def line() -> str:
+        return f"{megabytes(follower.status.nbytes)} of at most about {megabytes(layout.nbytes)}"
+
+    with Live(line, quiet=not sys.stderr.isatty()):
+        ends, before = time.monotonic() + patience, 0
+        while not follower.wait(0).number:  # raises what went wrong
+            time.sleep(LOOK)
+            if time.monotonic() < ends:
+                continue
+            nbytes = follower.status.nbytes
+            if nbytes - before < LEAST * patience:
+                raise LinkError(f"{at} sent {nbytes - before} bytes in {patience:g} s; see what holds it up")
+            ends, before = time.monotonic() + patience, nbytes
 
 
 def _store(url: str, token: bytes | None, check: bool, most: int) -> dict[str, Any]:
@@ -134,12 +164,11 @@ def _problems(folder: Folder, manifest: Manifest, token: bytes | None, most: int
 
 def _file(path: Path, check: bool) -> dict[str, Any]:
     notes = read_notes(path)
-    found: dict[str, Any] = {"kind": notes.kind, "where": str(path), "nbytes": notes.nbytes} | dict(
-        notes.known
-    )
+    own: dict[str, Any] = {"kind": notes.kind, "where": str(path), "nbytes": notes.nbytes}
     if check:
         notes.check()
-        found["checked"] = True
+        own["checked"] = True
+    found = own | {k: v for k, v in notes.known.items() if k not in own and k != "checked"}
     return found | (_tensors(notes.layout) if notes.layout is not None else {})
 
 
@@ -166,20 +195,21 @@ def _print(found: Mapping[str, Any]) -> None:
     console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
     tables = ("tensors", "versions", "files")
     for key, value in found.items():
-        if key not in tables:
+        if key not in tables or not isinstance(value, list):  # meta data may be called so
             text = printable(f"{key.replace('_', ' ')}: {_words(key, value)}")
             console.print(text, markup=False, soft_wrap=True)
     for key in tables:
         rows = found.get(key)
-        if rows:
+        if rows and isinstance(rows, list):
             console.print()
             console.print(_table(rows))
 
 
 def _words(key: str, value: Any) -> str:
-    if key == "published" and value and is_time(value):
+    number = isinstance(value, int | float) and not isinstance(value, bool)  # meta data may be a text
+    if key == "published" and number and value and is_time(value):
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value))
-    if key.endswith("nbytes"):
+    if key.endswith("nbytes") and number:
         return f"{value} ({megabytes(value)})"
     if isinstance(value, bool):
         return "yes" if value else "no"

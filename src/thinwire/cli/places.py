@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -11,7 +12,7 @@ import typer
 
 from thinwire.links.address import MAX_PORT, parse_address
 from thinwire.state.layout import MAX_NBYTES
-from thinwire.types import InputError, require
+from thinwire.types import InputError, MissingExtra, require
 
 PORT = 7200  # of a publisher, where nobody says otherwise
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(::|://)")  # one letter is a drive, not a scheme
@@ -65,6 +66,24 @@ def largest(max_gb: float | None) -> int:
     """Return the bytes of the largest state to take. Errors: ``InputError``."""
     require(max_gb is None or max_gb > 0, InputError, f"--max-gb is {max_gb}; it must be above 0")
     return MAX_NBYTES if max_gb is None else int(min(max_gb, GREATEST) * GB)
+
+
+def check_file(path: Path | None, option: str) -> None:
+    """Raise ``InputError``, naming the ``option``, where no file could be written to ``path``."""
+    if path is None:
+        return
+    folder, said = path.parent, f"cannot write {option} {path}"
+    require(folder.is_dir(), InputError, f"{said}: {folder} is no folder; make it first")
+    require(not path.is_dir(), InputError, f"{said}: it is a folder; give the name of a file in it")
+    free = os.access(folder, os.W_OK | os.X_OK)
+    require(free, InputError, f"{said}: {folder} is not writable; choose another {option}")
+
+
+def check_state(path: Path | None) -> None:
+    """Raise unless a state can be saved to ``path``: ``InputError``, or ``MissingExtra`` for its library."""
+    check_file(path, "--state")
+    if path is not None and find_spec("safetensors") is None:
+        raise MissingExtra("--state needs safetensors: pip install 'thinwire[store]'")
 
 
 def check_port(port: int) -> None:

@@ -12,8 +12,8 @@ import typer
 from torch import Tensor
 
 from thinwire.cli.live import Live, stopped_by_signals
-from thinwire.cli.places import PORT, Address, TokenFile, check_port
-from thinwire.engines.sync.peek import resume
+from thinwire.cli.places import PORT, Address, TokenFile, check_port, check_state
+from thinwire.engines.sync.peek import recall
 from thinwire.engines.sync.publisher import Publisher
 from thinwire.engines.sync.shelf_writer import ShelfWriter
 from thinwire.engines.sync.watch import LOOK, Watch
@@ -22,10 +22,11 @@ from thinwire.links.security import is_loopback, read_token
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.state.patch import Version
-from thinwire.types import InputError, LinkError, require
+from thinwire.types import InputError, LinkError, PayloadError, require
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 PATIENCE = 300.0  # seconds that --once waits for a follower
+SAVE_EVERY = 60.0  # seconds between two saves of --state at least, but for the last
 PUSH, PULL = "For followers that connect", "For followers that fetch"
 File = Annotated[
     Path,
@@ -57,7 +58,8 @@ State = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Where the newest version is saved at the end, to go on from: followers need no keyframe then.",
+        help="Save the newest version there, each minute and at the end, and go on from it: followers need "
+        "no keyframe then.",
         rich_help_panel=PUSH,
     ),
 ]
@@ -101,6 +103,8 @@ def publish(
         InputError,
         "--state is for --port; a store is what its publisher needs",
     )
+    check_state(state)
+    _check_apart(file, state)
     kind, bounds = _dtype(dtype), parse_bounds(bound or [])
     watch = Watch(file)
     with ExitStack() as stack:
@@ -125,11 +129,21 @@ def publish(
                 raise
 
 
+def _check_apart(file: Path, state: Path | None) -> None:
+    """Raise ``InputError`` where what is saved would be published, or written over it."""
+    if state is not None and file.exists():
+        inside = file.samefile(state.parent) or (state.exists() and file.samefile(state))
+        require(not inside, InputError, f"--state {state} is in what is published; give another place for it")
+
+
 def _follow_file(watch: Watch, outlets: Outlets, live: Live) -> None:
     """Publish each change of the file, until somebody ends it."""
     while True:
         time.sleep(LOOK)
         outlets.check()
+        trouble = outlets.save()
+        if trouble is not None:
+            live.note(f"note: {trouble}")
         if not watch.changed():
             continue
         try:
@@ -187,6 +201,8 @@ class Outlets:
         self._pull: ShelfWriter | None = None
         self._own: History | None = None
         self.newest = Version()
+        self._state: Path | None = None
+        self._saved, self._save_at = 0, -SAVE_EVERY  # number of the version, and when the next may be
 
     @property
     def history(self) -> History:
@@ -200,11 +216,38 @@ class Outlets:
     def listen(self, host: str, port: int, state: Path | None = None) -> None:
         """Let followers connect; go on from the file ``state`` if it is there."""
         at = host, port, self._token, self._name
-        self._push = Publisher(self._tensors, *at, *self._kind, state=state)
+        try:
+            self._push = Publisher(self._tensors, *at, *self._kind, state=state)
+        except InputError as e:
+            if not isinstance(e.__cause__, PayloadError):
+                raise
+            raise InputError(
+                f"--state {state} is no saved state, or a damaged one; give another name, and followers get "
+                "one keyframe"
+            ) from e
+        self._state = state
+
+    def save(self) -> InputError | None:
+        """Write a version that is not in the file yet, unless that was done lately; return what went wrong.
+
+        The versions go on then, and the file is tried again.
+        """
+        now, newest = time.monotonic(), self.newest.number
+        if self._push is None or self._state is None or self._saved == newest or now < self._save_at:
+            return None
+        self._save_at = now + SAVE_EVERY
+        try:
+            self._push.save()
+        except InputError as e:
+            return e
+        self._saved = newest
+        return None
 
     def keep(self, url: str) -> None:
         """Write versions to a store, on from what it holds, so that readers need a patch only."""
-        resume(self.history, url, self._token, self._name)
+        held = recall(url, self._token, self.history.layout)
+        if held is not None and not self.history.newest.number:
+            self.history.publish(held)
         self._pull = ShelfWriter(url, self.history, name=self._name, token=self._token)
 
     def publish(self, tensors: dict[str, Tensor] | None = None) -> None:

@@ -12,6 +12,7 @@ from thinwire.links.inbox import renewed
 from thinwire.types import LinkError
 
 LIMIT = 1024  # events that wait; the sockets are not read while there are more
+LIMIT_NBYTES = 1 << 25  # or while they hold so many bytes: more than a feed sends unacknowledged
 
 
 class Kind(enum.Enum):
@@ -39,21 +40,24 @@ class Events:
     (b'hello', None)
     """
 
-    def __init__(self, limit: int = LIMIT) -> None:
+    def __init__(self, limit: int = LIMIT, limit_nbytes: int = LIMIT_NBYTES) -> None:
         self._changed = Condition()
         self._events: deque[Event] = deque()
-        self._limit = limit
+        self._nbytes = 0  # of the events that wait
+        self._limit, self._limit_nbytes = limit, limit_nbytes
         self._woken = False
         self._error: Exception | None = None
 
     @property
     def full(self) -> bool:
-        return len(self._events) >= self._limit
+        """Whether no more should be read now: one message may have gone beyond the limit."""
+        return len(self._events) >= self._limit or self._nbytes >= self._limit_nbytes
 
     def put(self, event: Event) -> None:
         """Add an event and wake whoever waits."""
         with self._changed:
             self._events.append(event)
+            self._nbytes += len(event.data)
             self._changed.notify_all()
 
     def wake(self) -> None:
@@ -80,4 +84,6 @@ class Events:
                         break
                     self._woken = False
                     return None
-            return self._events.popleft()
+            event = self._events.popleft()
+            self._nbytes -= len(event.data)
+            return event

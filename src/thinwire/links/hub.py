@@ -27,6 +27,7 @@ from thinwire.links.station import (
     DATA,
     DATA_BYTE,
     IDENTITY,
+    LARGE,
     PING,
     PONG,
     REFUSED,
@@ -38,7 +39,9 @@ from thinwire.links.station import (
 )
 
 MAX_REQUEST = 4096  # bytes of a message from a spoke
-MAX_QUEUE = 1 << 26  # bytes that wait for one peer; what is over it is refused
+MAX_QUEUE = 1 << 25  # bytes that wait for one peer; what is over it is refused
+MAX_QUEUED = 1 << 28  # bytes that wait for all; while there are more, a peer may have FAIR
+FAIR = 1 << 20
 MAX_PEERS = 1024
 
 
@@ -72,6 +75,7 @@ class Hub(Station):
         self.refused = 0  # connections that broke off before they were let in
         self._token, self._zap_socket, self._clock = token, zap, clock
         self._peers: dict[bytes, _Peer] = {}
+        self._queued = 0  # bytes that wait for all peers
         self._gone = (Traffic(), Traffic())  # sent and received, of peers that are no more
         super().__init__(sock, REFUSED[0] | REFUSED[1] | REFUSED[2], f"the hub at {host}:{port}", silence)
         self._thread.start()
@@ -96,7 +100,7 @@ class Hub(Station):
         """
         check_host(host, token)
         check_silence(silence)
-        sock = station_socket(zmq.ROUTER, host, max_message)
+        sock = station_socket(zmq.ROUTER, host, max_message, sends=LARGE)
         zap, port = listen(sock, host, port, token)
         return cls(sock, host, port, token, zap, silence, clock)
 
@@ -116,10 +120,12 @@ class Hub(Station):
         """Queue one message; False where the peer is not there, or more waits for it than may."""
         with self._lock:
             found = self._peers.get(peer)
-            if found is None or found.queued + len(data) > MAX_QUEUE or self._linger is not None:
+            most = MAX_QUEUE if self._queued < MAX_QUEUED else min(FAIR, MAX_QUEUE)
+            if found is None or found.queued + len(data) > most or self._linger is not None:
                 return False
             found.queue.append(DATA_BYTE + data)
             found.queued += len(data) + 1
+            self._queued += len(data) + 1
         self._bell.ring()
         return True
 
@@ -142,6 +148,7 @@ class Hub(Station):
         with self._lock:
             found = self._peers.pop(peer, None)
             if found is not None:
+                self._queued -= found.queued
                 sent, received = self._gone
                 self._gone = sent + found.sent, received + found.received
 
@@ -163,6 +170,8 @@ class Hub(Station):
 
     def _receive(self) -> None:
         for _ in range(BURST):
+            if self._events.full:
+                return
             try:
                 frames = self._sock.recv_multipart(zmq.DONTWAIT, copy=False)
             except zmq.Again:
@@ -211,6 +220,7 @@ class Hub(Station):
                     if peer.queue:
                         peer.queue.popleft()
                         peer.queued -= len(data)
+                        self._queued -= len(data) if self._peers.get(name) is peer else 0
 
     def _put(self, name: bytes, data: bytes) -> bool:
         """Hand a message to ZeroMQ; False where there is no room now."""
@@ -229,6 +239,10 @@ class Hub(Station):
         return True
 
     def _check(self, now: float) -> None:
+        if self._events.full:  # it is this end that does not read: no silence of theirs
+            with self._lock:
+                for p in self._peers.values():
+                    p.heard = now
         with self._lock:
             silent = [name for name, peer in self._peers.items() if now - peer.heard > self._silence]
         for name in silent:

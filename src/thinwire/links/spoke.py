@@ -22,6 +22,7 @@ from thinwire.links.station import (
     DATA,
     DATA_BYTE,
     IDENTITY,
+    LARGE,
     PING,
     PONG,
     REFUSED,
@@ -31,11 +32,11 @@ from thinwire.links.station import (
     check_silence,
     station_socket,
 )
-from thinwire.links.zmq_link import MAX_MESSAGE
 from thinwire.links.zmq_thread import MECHANISM_MISMATCH, REDIAL, REFUSALS
 from thinwire.types import AuthError, InputError
 
 CONNECT = 3.0  # seconds that one attempt to connect may take
+MAX_MESSAGE = (1 << 24) + (1 << 12)  # bytes: the largest layout and what goes along; chunks have 2^18 at most
 MAX_QUEUE = 1024  # messages to the hub that wait; what is over it is refused
 
 _Event = zmq.Event
@@ -82,12 +83,13 @@ class Spoke(Station):
         """Dial a hub; returns at once, and goes on dialling until ``close``.
 
         ``silence``: seconds without a sign of life after which the connection is made anew.
+        ``max_message``: bytes of the largest message that is read.
         Errors: ``InputError`` for an address off loopback without a token; ``recv`` raises ``AuthError`` when
         the hub does not hold this token, but not after it once did.
         """
         check_host(host, token)
         check_silence(silence)
-        sock = station_socket(zmq.DEALER, host, max_message)
+        sock = station_socket(zmq.DEALER, host, max_message, takes=LARGE)
         sock.routing_id = b"s" + secrets.token_bytes(IDENTITY - 1)  # a zero byte first is ZeroMQ's own
         sock.immediate = True  # nothing is queued for a connection that is not there
         sock.reconnect_ivl, sock.reconnect_ivl_max = 100, 1000  # ms
@@ -150,6 +152,8 @@ class Spoke(Station):
 
     def _receive(self) -> None:
         for _ in range(BURST):
+            if self._events.full:
+                return
             try:
                 frames = self._sock.recv_multipart(zmq.DONTWAIT)
             except zmq.Again:
@@ -190,6 +194,8 @@ class Spoke(Station):
         return True
 
     def _check(self, now: float) -> None:
+        if self._events.full:  # it is this end that does not read: no silence of the hub's
+            self._patient_from = now
         if now - max(self.heard, self._patient_from) > self._silence:
             self._patient_from = now
             self._lost(f"it gave no sign of life for {self._silence:g} s".encode())

@@ -17,7 +17,8 @@ from thinwire.types import InputError, LinkError, require
 HEARTBEAT = 1.0  # seconds between two pings of a spoke, at most
 BEATS = 4  # pings within the silence after which an end counts as lost, at least
 SILENCE = 10.0  # seconds without a sign of life after which the other end counts as lost
-QUEUED = 256  # messages that libzmq queues for one peer
+QUEUED = 256  # small messages that libzmq queues for one peer
+LARGE = 16  # and large ones: of these a few fill the line, and libzmq counts messages, not bytes
 BURST = 64  # messages moved in one turn, so that neither direction starves the other
 IDLE = 250  # milliseconds, at most, between two looks at the time
 BLOCKED = 10  # milliseconds before a message that found no room is offered again
@@ -149,10 +150,15 @@ class Station:
         raise NotImplementedError
 
 
-def station_socket(kind: int, host: str, max_message: int) -> zmq.Socket[bytes]:
-    """Return a socket that takes messages of at most ``max_message`` bytes, besides their kind."""
-    sock = open_socket(kind, host, max_message + 1, QUEUED)
-    sock.rcvhwm = QUEUED
+def station_socket(
+    kind: int, host: str, max_message: int, sends: int = QUEUED, takes: int = QUEUED
+) -> zmq.Socket[bytes]:
+    """Return a socket that takes messages of at most ``max_message`` bytes, besides their kind.
+
+    ``sends`` and ``takes``: how many of them libzmq queues for a peer, and from one.
+    """
+    sock = open_socket(kind, host, max_message + 1, sends)
+    sock.rcvhwm = takes
     sock.handshake_ivl = int(SILENCE * 1000)
     return sock
 

@@ -17,10 +17,11 @@ from thinwire.state.moves import Move
 from thinwire.state.patch import Meta, Patch, Version
 from thinwire.state.view import View
 from thinwire.state.words import Words, filled, named
-from thinwire.types import DesyncError, InputError, require
+from thinwire.types import DesyncError, InputError, LinkError, require
 
 Place = tuple[int, np.ndarray | None]  # a piece, and positions in it
 PATIENCE = 0.02  # seconds that a swap waits for words being written; it comes again after the next step
+TIMEOUT = 60.0  # seconds that ``catch_up`` waits for them
 _WHOLE = 8  # a buffer that is behind by more than this share of the words is copied, not caught up
 CHECK_EVERY = 256  # 2 ns a word then: far below what versions take anyway
 _PLACES = 64  # and so is one behind by more than so many changes a piece, on average: they take memory too
@@ -29,8 +30,9 @@ _PLACES = 64  # and so is one behind by more than so many changes a piece, on av
 class Replica:
     """A follower's copy. ``apply`` brings the back buffer forward, ``swap`` makes it the front: what is used.
 
-    ``apply``, ``start`` and ``save`` belong to one thread, ``swap`` and ``tensors`` to the one that uses the
-    tensors. These are for reading, and hold until the next ``swap``: after it their memory is written again.
+    ``apply`` and ``start`` belong to one thread, ``swap`` and ``tensors`` to the one that uses the tensors,
+    ``save`` to any. Tensors are for reading, and hold until the next ``swap``: then their memory is written
+    again.
     ``version``, ``hash``, ``published`` and ``meta`` are the front's; ``held`` is the newest complete one,
     which patches must start from. Nothing older than ``held`` is ever taken.
 
@@ -58,6 +60,8 @@ class Replica:
         self._differing = 0  # how many words that may be
         self._touched: set[int] | None = None  # slots in which back and front may differ; None: in all
         self._bound = binding.Bound()
+        self._saved: View | None = None  # a buffer that is being written to a file: nobody writes to it then
+        self._saving = threading.Lock()
         self._lock = threading.Lock()  # which buffer is which
         self._applying = threading.Lock()
 
@@ -177,6 +181,8 @@ class Replica:
     def _move(self, made: list[Move], version: Version) -> None:
         with self._lock:
             if self._ready and self._back is not None:
+                if self._back is self._saved:
+                    self._back = View(self._back.words.copy())
                 self._write_ready(self._back, made)
                 self._held = version
                 return
@@ -211,7 +217,7 @@ class Replica:
         front = self._front
         if front is None:
             raise DesyncError("nothing is held yet; ask for a keyframe")
-        if self._back is None:
+        if self._back is None or self._back is self._saved:
             self._back = View(front.words.copy())
         elif self._behind is None:
             self._back.copy_from(front)
@@ -222,13 +228,13 @@ class Replica:
         self._behind, self._differing, self._touched = [], 0, set()
         return self._back
 
-    def swap(self) -> bool:
+    def swap(self, patience: float = PATIENCE) -> bool:
         """Put the newest version in front, bound models included; False where there is none to put there.
 
-        Waits at most ``PATIENCE`` seconds for words being written: then what is in front stays for now.
+        Waits at most ``patience`` seconds for words being written: then what is in front stays for now.
         """
         began = time.perf_counter()
-        if not self._lock.acquire(timeout=PATIENCE):
+        if not self._lock.acquire(timeout=patience):
             return False
         try:
             if not self._ready or self._back is None:
@@ -240,6 +246,16 @@ class Replica:
             self._lock.release()
         self.pause = time.perf_counter() - began
         return True
+
+    def catch_up(self, timeout: float = TIMEOUT) -> None:
+        """Put the newest version in front, as ``swap``, and wait for it while its words are being written.
+
+        Errors: ``LinkError`` after ``timeout`` seconds.
+        """
+        end = time.monotonic() + timeout
+        while not self.swap(max(PATIENCE, end - time.monotonic())) and self._shown.hash != self._held.hash:
+            late = time.monotonic() >= end
+            require(not late, LinkError, f"waited {timeout:g} s for a version being written here; try again")
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the front's tensors by name, aliases too, not copied: until the next ``swap``, by whomever.
@@ -273,13 +289,20 @@ class Replica:
     def save(self, path: str | Path) -> None:
         """Write what is held as a safetensors file, whole or not at all.
 
-        Errors: ``InputError``, also where somebody wrote to the tensors: all words are hashed before.
+        Patches are applied meanwhile, to a copy where need be. Errors: ``InputError``, also where somebody
+        wrote to the tensors: all words are hashed before.
         """
-        with self._applying:
-            newest = self._newest()
-            if newest is None:
-                raise InputError("nothing is held yet, so there is nothing to save")
-            saved.save(path, newest.words, self._held)
+        with self._saving:
+            with self._lock:
+                newest, held = self._back if self._ready else self._front, self._held
+                self._saved = newest
+            try:
+                if newest is None:
+                    raise InputError("nothing is held yet, so there is nothing to save")
+                saved.save(path, newest.words, held)
+            finally:
+                with self._lock:
+                    self._saved = None
 
     @classmethod
     def load(cls, path: str | Path, max_nbytes: int = MAX_NBYTES, check_every: int = CHECK_EVERY) -> Replica:

@@ -103,7 +103,8 @@ def _loaded(saved: Path, max_nbytes: int, check_every: int) -> Replica:
 def _owned(model: nn.Module | None) -> dict[str, Tensor] | None:
     if model is None:
         return None
-    return {name: x.detach() for name, x in model.state_dict(keep_vars=True).items()}
+    found = model.state_dict(keep_vars=True).items()  # with what modules keep besides tensors, of any kind
+    return {name: x.detach() for name, x in found if isinstance(x, Tensor)}
 
 
 def _of_slots(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

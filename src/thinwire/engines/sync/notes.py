@@ -68,9 +68,7 @@ def _patch(path: Path, size: int) -> FileNotes:
     known: dict[str, Any] = dict(patch.meta) | {"base": patch.base, "version": patch.version}
     known |= {"hash": f"{patch.hash:016x}", "published": patch.published, "layout": patch.layout}
     known |= {"base_hash": f"{patch.base_hash:016x}"} if patch.base else {}
-    return FileNotes(
-        "patch" if patch.base else "keyframe", size, None, known | dict(patch.meta), lambda: None
-    )
+    return FileNotes("patch" if patch.base else "keyframe", size, None, known, lambda: None)
 
 
 def _checkpoint(

@@ -91,7 +91,6 @@ class Reception:
         self._arrived, self._failed = arrived, failed
         self.instance = NOTHING
         self.abandoned = self.restarts = self.failures = 0
-        self.heard = monotonic()  # when the publisher's feed last said anything
         self._quiet_since = math.inf  # when the last sign of the publisher was, where a relay lacks one
         self._session = self._received = 0
         self._answered = False
@@ -189,7 +188,6 @@ class Reception:
         if event.kind is Kind.JOINED:
             self._hello_due, self._hello_at = True, 0.0
         elif event.kind is Kind.DATA:
-            self.heard = monotonic()
             try:
                 self._hear(protocol.unpack(event.data, DOWN))
             except PayloadError as e:
@@ -293,9 +291,10 @@ class Reception:
                 pass
 
     def _apply(self, landing: Landing, seconds: float) -> Message:
-        begin = landing.begin
+        begin, nbytes = landing.begin, len(landing.data)
         try:
             patch = Patch.unpack(landing.data, len(landing.data))
+            landing.data = bytearray()  # the patch has what is needed of it
             ends = (patch.base, patch.base_hash, patch.version, patch.hash)
             if ends != (begin.base, begin.base_hash, begin.version, begin.hash):
                 raise PayloadError(f"a patch to version {patch.version} announced as one to {begin.version}")
@@ -306,7 +305,7 @@ class Reception:
             known = (held.number, held.hash) if self.failures < 2 else (0, 0)  # then from nothing
             return Again(self._session, begin.transfer, *known)
         self.failures = 0
-        self._arrived(version, len(landing.data), seconds)
+        self._arrived(version, nbytes, seconds)
         return Done(self._session, begin.transfer, version.number, version.hash)
 
     def _failure(self, error: Exception) -> None:

@@ -7,8 +7,9 @@ import time
 from time import monotonic
 from types import TracebackType
 
-from thinwire.engines.sync.feed import HIGHEST, Feed, FollowerStatus
+from thinwire.engines.sync.feed import HIGHEST, SILENT, TURN, Feed, FollowerStatus
 from thinwire.engines.sync.mirror import check_same
+from thinwire.engines.sync.protocol import Quiet
 from thinwire.engines.sync.reception import Reception
 from thinwire.links.hub import Hub
 from thinwire.links.inbox import renewed
@@ -55,7 +56,12 @@ class Relay:
         except BaseException:
             self._hub.close(0.0)
             raise
-        self._reception = Reception(self._spoke, self, None, self._arrived, self._fail, max_nbytes)
+        self._over = threading.Event()
+        self._begun = threading.Lock()  # held where there is a feed, or none: it needs the reception
+        with self._begun:
+            self._reception = Reception(self._spoke, self, None, self._arrived, self._fail, max_nbytes)
+        self._waiting = threading.Thread(target=self._tell_quiet, name="relay without a feed", daemon=True)
+        self._waiting.start()
 
     def now(self) -> float:
         """Return the time in seconds since the epoch by the publisher's clock."""
@@ -79,10 +85,11 @@ class Relay:
         if self._history is not None:
             check_same(self._history.layout, layout)
             return
-        self._history = History(layout, self._budget)
-        self._feed = Feed(
-            self._history, self._hub, name, self._pass_up, quiet=lambda: monotonic() - self.signed
-        )
+        with self._begun:
+            self._history = History(layout, self._budget)
+            self._feed = Feed(
+                self._history, self._hub, name, self._pass_up, quiet=lambda: monotonic() - self.signed
+            )
 
     def apply(self, patch: Patch) -> Version:
         """Move on by a patch, and pass it on."""
@@ -155,7 +162,9 @@ class Relay:
 
     def close(self) -> None:
         """Stop receiving and serving. Harmless twice."""
+        self._over.set()
         self._reception.close()
+        self._waiting.join(TURN)
         if self._feed is not None:
             self._feed.close()
         self._hub.close()
@@ -174,6 +183,16 @@ class Relay:
         if above > self._above:
             self._above = above
             self._reception.hello()
+
+    def _tell_quiet(self) -> None:
+        """Tell who follows already how long there has been no sign of a publisher, until there is a feed."""
+        while not self._over.wait(TURN):
+            with self._begun:
+                if self._feed is not None:
+                    return
+                seconds = monotonic() - self.signed
+                for peer in self._hub.peers if seconds > SILENT else ():
+                    self._hub.send(peer, Quiet(seconds).pack())
 
     def _arrived(self, version: Version, nbytes: int, seconds: float) -> None:
         with self._changed:

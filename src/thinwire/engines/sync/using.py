@@ -64,11 +64,13 @@ class Using(ABC):
     def tensors(self) -> dict[str, Tensor]:
         """Return the newest version's tensors by name, not copied, and take models along to that version.
 
-        They hold until the next call of this or of ``apply_to``: then their memory is written again.
+        They hold until the next call of this or of ``apply_to``: then their memory is written again. Waits
+        for words that are just being written, unlike ``apply_to``; ``LinkError`` after ``TIMEOUT`` seconds.
         """
         self._raise()
-        self.replica.swap()
-        return self.replica.tensors()
+        replica = self.replica
+        replica.catch_up(TIMEOUT)
+        return replica.tensors()
 
     def save(self, path: str | Path | None = None) -> None:
         """Write what is held to a safetensors file, to go on from later. Errors: ``InputError``."""
