@@ -13,7 +13,7 @@ from torch import Tensor
 
 from thinwire.cli.live import Live, stopped_by_signals
 from thinwire.cli.places import PORT, Address, TokenFile, check_port, check_state
-from thinwire.engines.sync.peek import recall
+from thinwire.engines.sync.peek import resume
 from thinwire.engines.sync.publisher import Publisher
 from thinwire.engines.sync.shelf_writer import ShelfWriter
 from thinwire.engines.sync.watch import LOOK, Watch
@@ -245,9 +245,7 @@ class Outlets:
 
     def keep(self, url: str) -> None:
         """Write versions to a store, on from what it holds, so that readers need a patch only."""
-        held = recall(url, self._token, self.history.layout)
-        if held is not None and not self.history.newest.number:
-            self.history.publish(held)
+        resume(self.history, url, self._token, self._name)
         self._pull = ShelfWriter(url, self.history, name=self._name, token=self._token)
 
     def publish(self, tensors: dict[str, Tensor] | None = None) -> None:
