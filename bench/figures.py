@@ -13,6 +13,11 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
 RESULTS = Path(__file__).parent / "results"
+AGES = (  # cells of bench.state: at the pace of training, and ten times what the link carries
+    "state/age-10mbit-1e-06-stride-1-trained.json",
+    "state/age-10mbit-1e-05-stride-1-trained.json",
+    "state/age-10mbit-5e-05-stride-1-10x.json",
+)
 AUTO = "links/whole-gpt2-lab-drop-auto.json"
 COLOURS = ("#6b7280", "#d97706", "#2563eb", "#059669", "#7c3aed", "#db2777", "#0891b2", "#65a30d")
 
@@ -27,6 +32,7 @@ def draw_all(folder: Path) -> None:
         ("student", draw_student, "student.json"),
         ("quality", draw_quality, "quality.json"),
         ("auto", draw_auto, AUTO),
+        ("state-age", draw_ages, AGES[-1]),
     )
     for name, draw, source in figures:
         if (RESULTS / source).exists():
@@ -107,5 +113,26 @@ def draw_auto() -> Any:
     bits.minorticks_off()
     waiting.set(ylabel="share of the step\nspent waiting", xlabel="seconds of training")
     rate.legend(frameon=False)
+    figure.tight_layout()
+    return figure
+
+
+def draw_ages() -> Any:
+    """Age of what a follower holds against time: it grows until the next version is there."""
+    figure, all_axes = plt.subplots(1, len(AGES), figsize=(12, 3.2))
+    for axes, source in zip(all_axes, AGES, strict=True):
+        found = _json(source)
+        rows = found["rows"]
+        began = rows[0]["at"]
+        times, ages = [], []
+        for row, until in zip(rows, [r["at"] for r in rows[1:]], strict=False):
+            times += [row["at"] - began, until - began]
+            ages += [row["age"], row["age"] + until - row["at"]]
+        axes.plot(times, ages, color=COLOURS[2], lw=1)
+        axes.set(xlabel="s", ylim=(0, None))
+        axes.set_title(
+            f"{found['rate']:g}, a version every {found['summary']['published_every']:.2g} s", fontsize=10
+        )
+    all_axes[0].set(ylabel="age of the version held, s")
     figure.tight_layout()
     return figure

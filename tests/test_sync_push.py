@@ -476,7 +476,7 @@ def test_a_transfer_is_given_up_where_going_back_is_shorter() -> None:
 
 
 def test_who_stops_reading_holds_up_nobody_and_is_sent_no_more_than_a_window() -> None:
-    w = weights(rows=2000)
+    w = weights(rows=6000)
     with (
         publisher(w, silence=600.0) as p,
         SlowProxy(p.port, 5e5) as line,
