@@ -17,6 +17,7 @@ FREE = 0.2  # seconds of a step without a shape
 def run(seconds: float, nbytes: int, loss: float = 6.0) -> dict[str, Any]:
     """Return the cell of a whole run: its steps, and what is read of its record."""
     record = {
+        "started": "2026-11-21T12:00:00+00:00",
         "loss": {"eval_final": loss},
         "totals": {"tokens": STEPS * 8 * 128},
         "decisions": [],
@@ -46,6 +47,7 @@ def cells(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, ...], Any]:
         ("whole", MODEL, LINK, AUTO): run(0.4, 50),
         **{("training", MODEL, "none", recipe): run(FREE, 70) for recipe in FIXED},
     }
+    monkeypatch.setattr(links_summary, "free_runs", lambda model: [run(FREE, 1000)] if model == MODEL else [])
     monkeypatch.setattr(links_summary, "read", lambda *cell: found.get(tuple(filter(None, cell))))
     return found
 
