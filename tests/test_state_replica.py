@@ -330,7 +330,8 @@ def test_writing_that_breaks_off_leaves_the_front_and_the_next_patch_whole(monke
     replica.check()
 
 
-def test_a_swap_does_not_wait_for_words_being_written(monkeypatch):
+def midway(monkeypatch):
+    """Return a replica, the words of a newer version being written; what lets that go on; its thread."""
     history, state, replica = pair()
     replica.apply(advance(history, state, 2))
     patch = advance(history, state, 3)
@@ -346,6 +347,11 @@ def test_a_swap_does_not_wait_for_words_being_written(monkeypatch):
     thread = threading.Thread(target=replica.apply, args=(patch,), daemon=True)
     thread.start()
     assert entered.wait(LONG)
+    return replica, go, thread
+
+
+def test_a_swap_does_not_wait_for_words_being_written(monkeypatch):
+    replica, go, thread = midway(monkeypatch)
     assert not replica.swap() and replica.version == 1
     go.set()
     thread.join(LONG)
@@ -354,21 +360,7 @@ def test_a_swap_does_not_wait_for_words_being_written(monkeypatch):
 
 
 def test_catching_up_waits_for_words_being_written(monkeypatch):
-    history, state, replica = pair()
-    replica.apply(advance(history, state, 2))
-    patch = advance(history, state, 3)
-    entered, go = threading.Event(), threading.Event()
-    writing = moves.write
-
-    def slow(words, made):
-        entered.set()
-        assert go.wait(LONG)
-        writing(words, made)
-
-    monkeypatch.setattr(moves, "write", slow)
-    thread = threading.Thread(target=replica.apply, args=(patch,), daemon=True)
-    thread.start()
-    assert entered.wait(LONG)
+    replica, go, thread = midway(monkeypatch)
     with pytest.raises(LinkError, match=r"waited 0\.05 s for a version being written here"):
         replica.catch_up(0.05)
     threading.Timer(0.1, go.set).start()
