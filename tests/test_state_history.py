@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 import states
 from thinwire.state import body, changes, classes
-from thinwire.state import history as histories
 from thinwire.state import log as logs
 from thinwire.state.history import History
 from thinwire.state.layout import Layout, Piece
@@ -425,46 +424,21 @@ def test_a_relay_takes_nothing_wrong():
     assert relay.adopt(patch).number == 3
 
 
-@pytest.mark.parametrize("gone", [False, True])
-def test_what_is_published_while_a_patch_is_made_is_in_it(monkeypatch, gone):
-    history, state = published(3, 0.3, budget=1 << 20)
-    replica = follower(history)
-    states.train(state, 0.3, 50)
-    history.publish(state)
-    merging = histories.merge
-
-    def merge_and_publish(entries, pieces):
-        merged = merging(entries, pieces)
-        if history.newest.number == 4:
-            states.train(state, 0.3, 60)
-            history.publish(state)
-            if gone:  # the log is so small that meanwhile all of it fell off
-                forget(history)
-        return merged
-
-    monkeypatch.setattr(histories, "merge", merge_and_publish)
-    patch = history.patch(3)
-    assert (patch.base, patch.version) == (0 if gone else 3, 5)
-    replica.apply(states.over_the_wire(patch))
-    replica.swap()
-    assert states.same(replica.tensors(), states.whole(history))
-
-
 @pytest.mark.parametrize("share", [0.02, 0.3, 1.0])
-@pytest.mark.parametrize("log, leads", [("kept", (3, 4)), ("merged", (3, 5)), ("lost", (0, 5))])
-def test_what_is_published_while_a_patch_is_coded_is_not_in_it(monkeypatch, share, log, leads):
-    """Old words are read as they were, from the log; where it does not lead there, the patch is made anew."""
+@pytest.mark.parametrize("log", ["kept", "merged", "lost"])
+def test_what_is_published_while_a_patch_is_coded_is_not_in_it(monkeypatch, share, log):
+    """Words are read as they were, whatever the log still knows."""
     states.by_class(monkeypatch)
     history, state = published(3, 0.1, budget=1 << 20)
     replica = follower(history)
     states.train(state, 0.05, 50)
-    history.publish(state)
-    choosing, versions = classes.choose, {4: history.newest.hash}
+    content = history.publish(state).hash
+    choosing = classes.choose
 
     def publish_and_choose(blocks, look):
         if history.newest.number == 4:
             states.train(state, share, 60)
-            versions[5] = history.publish(state).hash
+            history.publish(state)
             if log == "merged":
                 history._log._entries[-2:] = [merge(history._log._entries[-2:], history.layout.blocks())]
             elif log == "lost":
@@ -473,52 +447,72 @@ def test_what_is_published_while_a_patch_is_coded_is_not_in_it(monkeypatch, shar
 
     monkeypatch.setattr(changes, "choose", publish_and_choose)
     patch = history.patch(3)
-    assert (patch.base, patch.version) == leads and patch.hash == versions[patch.version]
+    assert (patch.base, patch.version, patch.hash) == (3, 4, content) and history.newest.number == 5
     replica.apply(states.over_the_wire(patch))
     assert replica.held.hash == patch.hash
+    assert not history._pasts
+
+
+class Overwritten:
+    """Words that somebody overwrites: before they are read, as they are, or never."""
+
+    def __init__(self, version, touched, when):
+        self.live, self.touched, self.when = version.copy(), touched, when
+        self.past = Past(self)
+        if when == "before":
+            self.overwrite()
+
+    def overwrite(self):
+        self.past.keep(0, self.live.copy())
+        self.live[self.touched] += 1
+
+    def __getitem__(self, piece):
+        if self.when == "as":
+            self.overwrite()
+        return self.live
 
 
 @settings(deadline=None, max_examples=60)
 @given(
-    st.lists(st.tuples(positions, st.booleans()), max_size=4),
+    positions,
     positions,
     st.integers(0, 150),
     st.integers(0, 50),
+    st.sampled_from(["never", "before", "as"]),
 )
-def test_words_of_a_version_are_read_under_newer_ones(steps, at, start, length):
-    live, entries = np.zeros(200, np.int16), []
-    base = live.copy()
-    live[at] += 7
-    version, change = live.copy(), Change(at, base[at])
-    for touched, whole in steps:
-        entries.append(
-            Entry(0, 0, {0: Change(None, live.copy()) if whole else Change(touched, live[touched])})
-        )
-        live[touched] += 1
-    past, stop = Past(threading.RLock(), lambda _: live, lambda: entries), start + length
-    assert np.array_equal(past.words(0, start, stop), version[start:stop])
-    assert np.array_equal(past.before(change, 0, start, stop), base[start:stop])
+def test_words_of_a_version_are_read_whoever_overwrites_them(at, touched, start, length, when):
+    base, stop = np.zeros(200, np.int16), start + length
+    version, change = base.copy(), Change(at, base[at])
+    version[at] += 7
+
+    def past():
+        return Overwritten(version, touched, when).past
+
+    assert np.array_equal(past().words(0, start, stop), version[start:stop])
+    assert np.array_equal(past().before(change, 0, start, stop), base[start:stop])
     for known in (change, Change(None, base), Change(np.arange(200, dtype=np.int32), base)):
-        positions, diffs = past.difference(known, 0).sparse()
-        assert np.array_equal(positions, at) and (diffs == 7).all()
+        found, diffs = past().difference(known, 0).sparse()
+        assert np.array_equal(found, at) and (diffs == 7).all()
 
 
-@pytest.mark.parametrize("gone", [False, True])
-def test_what_is_published_while_a_keyframe_is_coded_is_not_in_it(monkeypatch, gone):
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_is_published_while_a_keyframe_is_coded_is_not_in_it(monkeypatch, fails):
     history, state = published(3, budget=1 << 20)
     encoding, first = body.encode_whole, history.newest
 
     def publish_and_encode(words):
         if history.newest is first:
             states.train(state, 0.3, 70)
+            if fails:  # what changed before the tensor that does not fit is put back
+                with pytest.raises(InputError, match="lossy"):
+                    history.publish(state | {"lossy": torch.full((97,), float("nan"))})
             history.publish(state)
-            if gone:
-                forget(history)
+            forget(history)
         return encoding(words)
 
     monkeypatch.setattr(body, "encode_whole", publish_and_encode)
     patch = history.patch()
-    assert patch.version == (4 if gone else 3)
+    assert patch.version == 3 and not history._pasts
     replica = Replica(history.layout)
     assert replica.apply(states.over_the_wire(patch)).hash == patch.hash
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 from torch import Tensor
 
 from thinwire.state import body, content, intake, moves, saved
@@ -16,7 +17,7 @@ from thinwire.state.gather import read
 from thinwire.state.layout import MAX_NBYTES, Layout
 from thinwire.state.log import Entry, Log, logged, merge
 from thinwire.state.moves import Move
-from thinwire.state.past import Gone, Past
+from thinwire.state.past import Past
 from thinwire.state.patch import MAX_VERSION, Meta, Patch, Version, check_meta, is_time
 from thinwire.state.words import Words, filled, named
 from thinwire.types import DesyncError, InputError, require
@@ -67,6 +68,7 @@ class History:
         self._start = start
         self._lock = threading.RLock()  # the live words and the log; held while they are read or written
         self._cache: dict[int, Patch] = {}
+        self._pasts: list[Past] = []  # of versions that patches are being made from
 
     @property
     def newest(self) -> Version:
@@ -133,7 +135,7 @@ class History:
                 slot = self.layout.slots[piece.slot]
                 if piece.slot != last or flat is None:
                     flat, last = intake.flat(slot, found[piece.slot]), piece.slot
-                words = self._words[i]
+                words = self._overwrite(i)
                 positions, old = intake.take(slot, flat[piece.start : piece.stop], words)
                 if len(old):
                     made.append(Move(i, positions, old, read(words, positions)))
@@ -161,8 +163,11 @@ class History:
         target = replace(patch.target, changed=_count(made) if self._newest.number else self.layout.numel)
         with self._lock:
             if patch.base:
+                for move in made:
+                    self._overwrite(move.piece)
                 moves.write(words, made)
-            self._words = words
+            else:  # nobody writes to the words that there were
+                self._words, self._pasts = words, []
             return self._advance(target, made) if self._newest.number else self._settle(target)
 
     def confirm(self, version: Version) -> Version:
@@ -249,74 +254,51 @@ class History:
             self._cache = dict([*kept, (patch.base, patch)][-CACHED:])
 
     def _make(self, base: int) -> Patch | None:
-        found = self._since(base)
-        if found is None:
-            return None
-        merged, target, past = found
-        try:
-            changes = {i: past.difference(change, i) for i, change in merged.changes.items()}
-            packed = body.pack_changes(
-                self.layout, changes, lambda i, *run: past.before(merged.changes[i], i, *run)
-            )
-        except Gone:
-            return self._make_at_once(base)
-        return self._patch(merged.base, merged.hash, target, packed)
-
-    def _make_at_once(self, base: int) -> Patch | None:
-        """Return a patch of which only what takes longest is done while others publish; it is the larger."""
-        with self._lock:
-            found = self._since(base)
-            if found is None:
-                return None
-            merged, target, past = found
-            changes = {i: past.difference(change, i) for i, change in merged.changes.items()}
-        packed = body.pack_changes(self.layout, changes)
-        return self._patch(merged.base, merged.hash, target, packed)
-
-    def _since(self, base: int) -> tuple[Entry, Version, Past] | None:
-        """Return what changed since ``base``, up to which version, and the words of that; None: not known."""
         with self._lock:
             entries, target = self._log.since(base), self._newest
             self._patches.ends = base, target.number
             if not entries:
                 return None
-        merged = merge(entries, self.layout.blocks())  # the long part: publishing may go on meanwhile
+            past = self._remember()
+        try:
+            merged = merge(entries, self.layout.blocks())
+            changes = {i: past.difference(change, i) for i, change in merged.changes.items()}
+            packed = body.pack_changes(
+                self.layout, changes, lambda i, *run: past.before(merged.changes[i], i, *run)
+            )
+        finally:
+            self._forget(past)
+        return self._patch(merged.base, merged.hash, target, packed)
+
+    def _remember(self) -> Past:
+        """Return the words of the newest version, which stay readable until they are forgotten."""
+        past = Past(self._words)
+        self._pasts = [*self._pasts, past]
+        return past
+
+    def _forget(self, past: Past) -> None:
         with self._lock:
-            if self._newest is not target:
-                since = self._log.since(target.number)
-                entries = [merged, *since] if since else self._log.since(base)
-                if not entries:
-                    return None
-                merged, target = merge(entries, self.layout.blocks()), self._newest
-            self._patches.ends = base, target.number
-            return merged, target, self._past(target)
+            self._pasts = [other for other in self._pasts if other is not past]
 
-    def _past(self, version: Version) -> Past:
-        """Return the words of a version that is the newest now."""
-
-        def since() -> list[Entry]:
-            if self._newest is version:
-                return []
-            entries = self._log.since(version.number)
-            if not entries:
-                raise Gone
-            return entries
-
-        return Past(self._lock, lambda piece: self._words[piece], since)
+    def _overwrite(self, piece: int) -> np.ndarray:
+        """Return the live words of a piece, to be changed: whoever reads this version has got a copy."""
+        words = self._words[piece]
+        lacking = [past for past in self._pasts if past.lacks(piece)]
+        if lacking:
+            kept = words.copy()
+            for past in lacking:
+                past.keep(piece, kept)
+        return words
 
     def _keyframe(self) -> Patch:
         with self._lock:
-            target = self._newest
+            target, past = self._newest, self._remember()
             self._keyframes.ends = 0, target.number
-            past = self._past(target)
         numels = [piece.numel for piece in self.layout.blocks()]
         try:
             packed = body.pack_whole(self.layout, lambda i: past.words(i, 0, numels[i]))
-        except Gone:
-            with self._lock:
-                words, target = self._words.copy(), self._newest
-                self._keyframes.ends = 0, target.number
-            packed = body.pack_whole(self.layout, words.__getitem__)
+        finally:
+            self._forget(past)
         return self._patch(0, 0, target, packed)
 
     def save(self, path: str | Path) -> None:

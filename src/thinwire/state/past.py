@@ -1,47 +1,43 @@
 """The words of one version and of a base before it, read while newer versions take their place.
 
-What newer versions changed, the log knows, and here it is undone. So whoever makes a patch holds the lock for
-a run of words at a time, and a trainer that publishes waits no longer than that.
+Whoever overwrites words of a version that is still being read keeps them first. So a reader needs no lock:
+it reads, and where meanwhile they were kept, it reads what was kept. It never waits for a trainer that
+publishes, nor the trainer for it; what that takes is memory, at most one more copy of the state.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from typing import TypeVar
 
 import numpy as np
 
 from thinwire.state.blocks import Block
 from thinwire.state.gather import read
-from thinwire.state.log import Change, Entry
+from thinwire.state.log import Change
 from thinwire.state.parting import between
+from thinwire.state.words import Words
 
-
-class Gone(Exception):
-    """So many versions have come since that the log no longer leads back."""
+Found = TypeVar("Found")
 
 
 class Past:
-    """Words of the version after which ``since`` lists the log's entries; that raises ``Gone`` in the end.
+    """The words of the version that ``words`` are of now, whatever becomes of them."""
 
-    ``live`` returns the newest words of a piece, a view. Both are called with ``lock`` held.
-    """
+    def __init__(self, words: Words) -> None:
+        self._words, self._kept = words, dict[int, np.ndarray]()
 
-    def __init__(
-        self,
-        lock: AbstractContextManager[object],
-        live: Callable[[int], np.ndarray],
-        since: Callable[[], list[Entry]],
-    ) -> None:
-        self._lock, self._live, self._since = lock, live, since
+    def lacks(self, piece: int) -> bool:
+        """Return whether the words of a piece are to be kept before they are overwritten."""
+        return piece not in self._kept
+
+    def keep(self, piece: int, words: np.ndarray) -> None:
+        """Take ``words`` [n], which nobody will change, for those of a piece that is to be overwritten."""
+        self._kept[piece] = words
 
     def words(self, piece: int, start: int, stop: int) -> np.ndarray:
         """Return the words of a piece from ``start`` to before ``stop``, in memory of their own."""
-        with self._lock:
-            words = self._live(piece)[start:stop].copy()
-            for change in self._changes(piece):
-                change.undo(words, start)
-        return words
+        return self._read(piece, lambda words: words[start:stop].copy())
 
     def before(self, change: Change, piece: int, start: int, stop: int) -> np.ndarray:
         """Return the words before ``change``, which led to this version. They are for reading."""
@@ -53,20 +49,22 @@ class Past:
 
     def difference(self, change: Change, piece: int) -> Block:
         """Return what ``change`` made of a piece: the differences where there are any, or all of them."""
-        positions, old = change
-        with self._lock:
-            words = self._live(piece)
-            numel = len(words)
-            if self._changes(piece):
-                words = self.words(piece, 0, numel)
-            if positions is None:
-                return between(old, words)
-            diffs = read(words, positions) - old
-        if not diffs.all():
-            still = np.flatnonzero(diffs)  # the others are back to what they were
-            positions, diffs = positions[still], diffs[still]
-        return Block(numel, positions, diffs)
+        return self._read(piece, lambda words: _difference(change, words))
 
-    def _changes(self, piece: int) -> list[Change]:
-        """Return what newer versions changed, the latest first."""
-        return [e.changes[piece] for e in reversed(self._since()) if piece in e.changes]
+    def _read(self, piece: int, get: Callable[[np.ndarray], Found]) -> Found:
+        if self.lacks(piece):
+            found = get(self._words[piece])
+            if self.lacks(piece):  # only now it is known that nobody wrote meanwhile
+                return found
+        return get(self._kept[piece])
+
+
+def _difference(change: Change, words: np.ndarray) -> Block:
+    positions, old = change
+    if positions is None:
+        return between(old, words)
+    diffs = read(words, positions) - old
+    if not diffs.all():
+        still = np.flatnonzero(diffs)  # the others are back to what they were
+        positions, diffs = positions[still], diffs[still]
+    return Block(len(words), positions, diffs)
