@@ -45,13 +45,13 @@ def test_words_become_the_cast_tensor(
     if found.positions is None:
         assert whole and 5 * expected.size > words.size
         assert np.array_equal(found.old, before)
-        assert np.array_equal(found.diffs(words), words - before)
+        assert np.array_equal(found.new - found.old, words - before)
     else:
         assert not (whole and 5 * expected.size > words.size)
         assert found.positions.dtype == np.int32
         assert np.array_equal(found.positions, expected)
         assert np.array_equal(found.old, before[expected])
-        assert np.array_equal(found.diffs(words), (words - before)[expected])
+        assert np.array_equal(found.new - found.old, (words - before)[expected])
     assert changed(new, words, held).old.size == 0
 
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from thinwire.state.blocks import Block
-from thinwire.state.parting import RUN, Look, runs, sizes_at
+from thinwire.state.parting import RUN, Look, runs, sizes_of, words_at
 from thinwire.state.stream import Array
 
 MAX_CUTS = 4
@@ -46,7 +46,8 @@ def choose(blocks: Sequence[Block], look: Look) -> list[int]:
     first, all_sizes, sizes_then, by = 0, np.zeros(_SIZES), list[Array](), list[Array]()
     for i, block in enumerate(blocks):
         for run in runs(block, length, first, step):
-            sizes = sizes_at(look, i, run, block.diffs.dtype) >> (8 * block.diffs.itemsize - 8)
+            words = words_at(look, i, run, block.diffs.dtype)
+            sizes = sizes_of(words) >> (8 * block.diffs.itemsize - 8)
             sample = sizes[:_SAMPLE]
             all_sizes += np.bincount(sample, minlength=_SIZES) * (sizes.size / sample.size)
             at, diffs = run.changes(block)

@@ -15,6 +15,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from thinwire.state import native
 from thinwire.state.layout import PIECE
 
 START = 0x7468696E77697265  # of a state of zeros; nothing at all has the hash 0
@@ -74,6 +75,8 @@ def moved(positions: np.ndarray | None, old: np.ndarray, new: np.ndarray, piece:
     at = positions if len(old) == len(positions) else np.repeat(2 * positions.astype(np.int64), 2)
     if len(old) > len(positions):
         at[1::2] += 1
+    if native.there(at, old, new) and at.dtype == np.int32:
+        return native.moved(at, old, new, _A, _B) * _factor(piece) & _MASK
     for i in range(0, len(at), _RUN):
         here = at[i : i + _RUN].astype(np.int64)
         step = np.subtract(new[i : i + _RUN], old[i : i + _RUN], dtype=np.int64).view(np.uint64)

@@ -22,7 +22,7 @@ _PAGE = 1 << 17  # differences to work on at a time: a multiple of 8
 def pack_diffs(diffs: Array) -> bytes:
     """Return differences [n], signed integers, none zero and most of them 1 or -1, as bytes."""
     unsigned = _unsigned(diffs.dtype)
-    signs, larger, beyond = [np.empty(0, np.uint8)], [np.empty(0, np.int64)], [np.empty(0, unsigned)]
+    signs, larger, beyond = [np.empty(0, np.uint8)], [np.empty(0, np.int32)], [np.empty(0, unsigned)]
     for start in range(0, diffs.size, _PAGE):
         page = diffs[start : start + _PAGE]
         sizes = np.abs(page).view(unsigned)  # of the lowest word, this is its size too
@@ -30,7 +30,7 @@ def pack_diffs(diffs: Array) -> bytes:
         signs.append(np.packbits(page < 0))
         at = where(sizes > 1)
         beyond.append(sizes.take(at) - unsigned.type(2))
-        larger.append(at + start)
+        larger.append(at.astype(np.int32) + np.int32(start))
     at = np.concatenate(larger)
     numbers = _pack_numbers(np.concatenate(beyond))
     return pack_stream(np.concatenate(signs)) + pack_positions([at], [diffs.size]) + numbers

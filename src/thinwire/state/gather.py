@@ -1,13 +1,14 @@
-"""Words at many positions, read and written page by page.
+"""Words at many positions (int32), read and written: by compiled passes, or page by page.
 
-Wide indices are twice as fast as narrow ones, but all of them at once would be fresh memory of four times the
-words, and the first touch of that takes longer than the rest.
+To numpy, wide indices are twice as fast as narrow ones, but all of them at once would be fresh memory of four
+times the words, and the first touch of that takes longer than the rest.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from thinwire.state import native
 from thinwire.state.stream import Array
 
 _PAGE = 1 << 15  # positions at a time
@@ -17,6 +18,8 @@ def read(words: Array, positions: Array | None) -> Array:
     """Return the words at ``positions`` [n], which are in range; without any, all words, not copied."""
     if positions is None:
         return words
+    if _compiled(words, positions):
+        return native.take(words, positions)
     found = np.empty(positions.size, dtype=words.dtype)
     for start in range(0, positions.size, _PAGE):
         page = positions[start : start + _PAGE].astype(np.intp)
@@ -29,11 +32,21 @@ def write(words: Array, positions: Array | None, values: Array) -> None:
     if positions is None:
         words[...] = values
         return
+    if _compiled(words, positions):
+        native.put(words, positions, np.ascontiguousarray(values))
+        return
     for start in range(0, positions.size, _PAGE):
         words[positions[start : start + _PAGE].astype(np.intp)] = values[start : start + _PAGE]
 
 
 def mark(mask: Array, positions: Array) -> None:
     """Set a mask at ``positions`` [n]."""
+    if _compiled(mask, positions):
+        native.put(mask, positions, np.ones(positions.size, dtype=np.bool_))
+        return
     for start in range(0, positions.size, _PAGE):
         mask[positions[start : start + _PAGE].astype(np.intp)] = True
+
+
+def _compiled(words: Array, positions: Array) -> bool:
+    return native.there(words, positions) and positions.dtype == np.int32

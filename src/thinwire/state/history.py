@@ -13,7 +13,6 @@ import numpy as np
 from torch import Tensor
 
 from thinwire.state import body, content, intake, moves, saved
-from thinwire.state.gather import read
 from thinwire.state.layout import MAX_NBYTES, Layout
 from thinwire.state.log import Entry, Log, logged, merge
 from thinwire.state.moves import Move
@@ -69,6 +68,7 @@ class History:
         self._lock = threading.RLock()  # the live words and the log; held while they are read or written
         self._cache: dict[int, Patch] = {}
         self._pasts: list[Past] = []  # of versions that patches are being made from
+        self._latest: dict[int, Move] = {}  # what led from the last version but one to the newest
 
     @property
     def newest(self) -> Version:
@@ -136,9 +136,9 @@ class History:
                 if piece.slot != last or flat is None:
                     flat, last = intake.flat(slot, found[piece.slot]), piece.slot
                 words = self._overwrite(i)
-                positions, old = intake.take(slot, flat[piece.start : piece.stop], words)
-                if len(old):
-                    made.append(Move(i, positions, old, read(words, positions)))
+                took = intake.take(slot, flat[piece.start : piece.stop], words)
+                if len(took.old):
+                    made.append(Move(i, *took))
         except BaseException:
             moves.write(self._words, (Move(m.piece, m.positions, m.new, m.old) for m in made))
             raise
@@ -147,6 +147,7 @@ class History:
     def _advance(self, version: Version, made: list[Move]) -> Version:
         changes = {m.piece: logged(m, self._words[m.piece]) for m in made}
         self._log.append(Entry(self._newest.number, self._newest.hash, changes))
+        self._latest = {m.piece: m for m in made if m.positions is not None}  # others are live words
         return self._settle(version)
 
     def adopt(self, patch: Patch) -> Version:
@@ -259,10 +260,14 @@ class History:
             self._patches.ends = base, target.number
             if not entries:
                 return None
-            past = self._remember()
+            past, latest = self._remember(), self._latest if len(entries) == 1 else {}
         try:
-            merged = merge(entries, self.layout.blocks())
-            changes = {i: past.difference(change, i) for i, change in merged.changes.items()}
+            pieces = self.layout.blocks()
+            merged, known = (
+                merge(entries, pieces),
+                {i: m.difference(pieces[i].numel) for i, m in latest.items()},
+            )
+            changes = {i: known.get(i) or past.difference(change, i) for i, change in merged.changes.items()}
             packed = body.pack_changes(
                 self.layout, changes, lambda i, *run: past.before(merged.changes[i], i, *run)
             )

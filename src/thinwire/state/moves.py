@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from thinwire.state import body, content, gather
+from thinwire.state.blocks import Block
 from thinwire.state.layout import Layout
 from thinwire.state.patch import Patch, Version
 from thinwire.state.words import Words
@@ -27,6 +28,10 @@ class Move(NamedTuple):
     def changed(self) -> int:
         """How many words change."""
         return len(self.old) if self.positions is not None else int(np.count_nonzero(self.old != self.new))
+
+    def difference(self, numel: int) -> Block:
+        """Return it as what changed in a piece of so many elements."""
+        return Block(numel, self.positions, self.new - self.old)
 
 
 def check_follows(patch: Patch, layout: Layout, held: Version) -> None:

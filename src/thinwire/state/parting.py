@@ -11,18 +11,21 @@ from typing import NamedTuple
 
 import numpy as np
 
+from thinwire.state import gather, native
 from thinwire.state.blocks import Block
 from thinwire.state.masks import where
 from thinwire.state.stream import Array
 from thinwire.types import InputError, PayloadError
 
-RUN = 1 << 19  # elements to work on at a time: near the caches, and enough for what each call costs
+RUN = 1 << 20  # elements to work on at a time: near the caches, and enough for what each call costs
 _WHOLE = 3  # where more than one in so many changed, a difference for every element takes less memory
 
 # Words of a block before its change: its index, and from which element to before which. They may be a view,
 # and are done with before others are asked for.
 Look = Callable[[int, int, int], Array]
 Changes = tuple[Array, Array]  # positions [n], differences [n]
+
+_OTHER = "a patch for other words than are held"
 
 
 class Run(NamedTuple):
@@ -34,18 +37,18 @@ class Run(NamedTuple):
     last: int
 
     def changes(self, block: Block) -> Changes:
-        """Return the changes here, their positions from ``start`` on: intp."""
+        """Return the changes here, their positions from ``start`` on: int32."""
         if block.positions is None:
             diffs = block.diffs[self.start : self.stop]
             at = where(diffs != 0)
-            return at, diffs.take(at)
-        at = block.positions[self.first : self.last].astype(np.intp)
-        at -= self.start
+            return at.astype(np.int32), diffs.take(at)
+        at = block.positions[self.first : self.last] - np.int32(self.start)
         return at, block.diffs[self.first : self.last]
 
     def back(self, at: Array) -> Array:
         """Return positions from ``start`` on as those in the block: int32 [n]."""
-        return at.astype(np.int32) + np.int32(self.start)
+        found: Array = at + np.int32(self.start)
+        return found
 
 
 def runs(block: Block, length: int, first: int = 0, step: int = 1) -> list[Run]:
@@ -59,14 +62,19 @@ def runs(block: Block, length: int, first: int = 0, step: int = 1) -> list[Run]:
     return [Run(*ends) for ends in zip(starts, stops, *places, strict=True)]
 
 
-def sizes_at(look: Look, index: int, run: Run, word: np.dtype) -> Array:
-    """Return the words of a run without their signs, whose highest byte is their size: unsigned [n]."""
+def words_at(look: Look, index: int, run: Run, word: np.dtype) -> Array:
+    """Return the words of a run before the change [n]."""
     words = look(index, run.start, run.stop)
     if words.shape != (run.stop - run.start,) or words.dtype != word:
         raise InputError(
             f"{words.size} words of {words.dtype} before a change of {run.stop - run.start} of {word}"
         )
-    sizes: Array = words.view(f"u{word.itemsize}") << 1
+    return words
+
+
+def sizes_of(words: Array) -> Array:
+    """Return words without their signs, whose highest byte is their size: unsigned [n]."""
+    sizes: Array = words.view(f"u{words.itemsize}") << 1
     return sizes
 
 
@@ -78,15 +86,12 @@ def take_out(blocks: Sequence[Block], look: Look, cuts: Sequence[int]) -> tuple[
         word = block.diffs.dtype
         others, every = list[Changes](), np.zeros(min(RUN, block.numel), dtype=word)
         for run in runs(block, RUN):
-            sizes = sizes_at(look, i, run, word)
-            at, diffs = run.changes(block)
-            members, parts = _classed(sizes, cuts)
-            every[at] = diffs
-            own = every.take(members)
-            every[at] = 0
-            for found, part in zip(classes, parts, strict=True):
-                found.append(own.take(part))
-            at, diffs = _outside(sizes, cuts, at, diffs)
+            words, changes = words_at(look, i, run, word), run.changes(block)
+            gather.write(every, *changes)
+            for found, part in zip(classes, _sorted(words, cuts, every[: words.size]), strict=True):
+                found.append(part)
+            gather.write(every, changes[0], np.zeros_like(changes[1]))
+            at, diffs = _outside(words, cuts, *changes)
             others.append((run.back(at), diffs))
         rest.append(_gathered(block.numel, others, word))
     return [np.concatenate(found) for found in classes], rest
@@ -94,24 +99,17 @@ def take_out(blocks: Sequence[Block], look: Look, cuts: Sequence[int]) -> tuple[
 
 def put_back(rest: Sequence[Block], classes: Sequence[Array], look: Look, cuts: Sequence[int]) -> list[Block]:
     """Undo ``take_out``. Errors: ``PayloadError`` unless there are as many elements of each class."""
-    queues = [_Queue(differences) for differences in classes]
-    blocks = []
+    taken, blocks = [0 for _ in cuts], []
     for i, block in enumerate(rest):
         word, found = block.diffs.dtype, list[Changes]()
         for run in runs(block, RUN):
-            sizes = sizes_at(look, i, run, word)
-            members, parts = _classed(sizes, cuts)
-            own = np.empty(members.size, dtype=word)
-            for queue, part in zip(queues, parts, strict=True):
-                own[part] = queue.take(part.size)
-            some = where(own != 0)
-            at, diffs = _merged(
-                (members.take(some), own.take(some)), _outside(sizes, cuts, *run.changes(block))
-            )
+            words = words_at(look, i, run, word)
+            own = _unsorted(words, cuts, classes, taken)
+            at, diffs = _merged(own, _outside(words, cuts, *run.changes(block)))
             found.append((run.back(at), diffs))
         blocks.append(_gathered(block.numel, found, word))
-    for queue in queues:
-        queue.close()
+    if taken != [differences.size for differences in classes]:
+        raise PayloadError(_OTHER)
     return blocks
 
 
@@ -131,49 +129,66 @@ def between(old: Array, new: Array) -> Block:
     return Block(old.size, positions, diffs)
 
 
-class _Queue:
-    """The differences of a class, of which each run takes as many as it has elements of that class."""
-
-    def __init__(self, differences: Array) -> None:
-        self._differences, self._at = differences, 0
-
-    def take(self, n: int) -> Array:
-        self._at += n
-        if self._at > self._differences.size:
-            raise PayloadError("a patch for other words than are held")
-        return self._differences[self._at - n : self._at]
-
-    def close(self) -> None:
-        if self._at != self._differences.size:
-            raise PayloadError("a patch for other words than are held")
+def _sorted(words: Array, cuts: Sequence[int], every: Array) -> list[Array]:
+    """Return the differences of the elements of each class, of those for ``every`` element."""
+    if native.there(words, every):
+        return native.sort(words, _least(cuts, words), every)
+    members, parts = _classed(words, cuts)
+    own = every.take(members)
+    return [own.take(part) for part in parts]
 
 
-def _classed(sizes: Array, cuts: Sequence[int]) -> tuple[Array, list[Array]]:
+def _unsorted(words: Array, cuts: Sequence[int], classes: Sequence[Array], taken: list[int]) -> Changes:
+    """Return what changed among the elements of classes, whose differences follow those that were taken."""
+    if native.there(words, *classes):
+        found = native.unsort(words, _least(cuts, words), classes, taken)
+        if found is None:
+            raise PayloadError(_OTHER)
+        return found
+    members, parts = _classed(words, cuts)
+    own = np.empty(members.size, dtype=words.dtype)
+    for i, (part, differences) in enumerate(zip(parts, classes, strict=True)):
+        start, stop = taken[i], taken[i] + part.size
+        if stop > differences.size:
+            raise PayloadError(_OTHER)
+        own[part], taken[i] = differences[start:stop], stop
+    some = where(own != 0)
+    return members.take(some).astype(np.int32), own.take(some)
+
+
+def _classed(words: Array, cuts: Sequence[int]) -> tuple[Array, list[Array]]:
     """Return where elements below the last cut are, and which of these each class has: intp, increasing."""
-    members = where(sizes < _least(cuts[-1], sizes))
+    sizes, least = sizes_of(words), _least(cuts, words)
+    members = where(sizes < least[-1])
     own = sizes.take(members)
-    below = [own < _least(cut, sizes) for cut in cuts[:-1]] + [np.ones(own.size, dtype=np.bool_)]
+    below = [own < cut for cut in least[:-1]] + [np.ones(own.size, dtype=np.bool_)]
     masks = below[:1] + [b ^ a for a, b in pairwise(below)]
     return members, [where(mask) for mask in masks]
 
 
-def _outside(sizes: Array, cuts: Sequence[int], at: Array, diffs: Array) -> Changes:
+def _outside(words: Array, cuts: Sequence[int], at: Array, diffs: Array) -> Changes:
     """Return those changes of a run that have no class."""
-    outside = where(sizes.take(at) >= _least(cuts[-1], sizes))
-    return at.take(outside), diffs.take(outside)
+    most = _least(cuts, words)[-1]
+    if native.there(words, at, diffs):
+        return native.outside(words, int(most), at, diffs)
+    some = where(sizes_of(words.take(at)) >= most)
+    return at.take(some), diffs.take(some)
 
 
 def _merged(some: Changes, others: Changes) -> Changes:
     """Return all changes, of which no two are at one position, in order."""
     if not others[0].size or not some[0].size:
         return some if some[0].size else others
+    if native.there(*some, *others):
+        return native.merge(*some, *others)
     at, diffs = (np.concatenate(both) for both in zip(some, others, strict=True))
     order = np.argsort(at, kind="stable")  # a merge: both are in order
     return at.take(order), diffs.take(order)
 
 
-def _least(cut: int, sizes: Array) -> int:
-    return cut << 8 * sizes.itemsize - 8
+def _least(cuts: Sequence[int], words: Array) -> Array:
+    """Return from which size on words are of no class below a cut: unsigned, one a cut."""
+    return np.array([cut << 8 * words.itemsize - 8 for cut in cuts], dtype=f"u{words.itemsize}")
 
 
 def _gathered(numel: int, found: Sequence[Changes], word: np.dtype) -> Block:

@@ -1,0 +1,210 @@
+/* The passes over all words of a state, and over all that changed, each in one go; native.py calls them.
+
+   Where no compiler was at hand, numpy does the same in several passes. Words are compared as bits, so they are
+   unsigned here. To find the few elements of 64 that matter, a loop that compilers turn into vector code flags
+   them, and the flags are packed into one number whose bits are then taken one by one.
+
+   Nothing here checks its arguments: native.py does. */
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
+#if !defined(__GNUC__) || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "made for gcc or clang, and for machines that store the lowest byte first"
+#endif
+
+#if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__clang__)
+#define FAST __attribute__((target_clones("avx2", "default")))
+#else
+#define FAST
+#endif
+
+/* native.py asks for it: a library that was built from an older source would misread what it is given. */
+enum { INTERFACE = 2 };
+int64_t tw_interface(void) { return INTERFACE; }
+
+enum { LOOK = 64, CHUNK = 4096, ROW_BITS = 12, MOST = 4 };
+
+/* One bit a flag, of LOOK flags that are 0 or 1. */
+static inline uint64_t packed(const uint8_t *flags)
+{
+    uint64_t bits = 0;
+#ifdef __SSE2__
+    for (size_t g = 0; g < LOOK / 16; g++) {
+        __m128i some = _mm_loadu_si128((const __m128i *)(flags + 16 * g));
+        bits |= (uint64_t)(uint32_t)_mm_movemask_epi8(_mm_slli_epi16(some, 7)) << 16 * g;
+    }
+#else
+    for (size_t g = 0; g < LOOK / 8; g++) {
+        uint64_t some;
+        memcpy(&some, flags + 8 * g, 8);
+        bits |= (some * UINT64_C(0x0102040810204080) >> 56) << 8 * g;
+    }
+#endif
+    return bits;
+}
+
+/* Where bits are set, from base on; room for 4 more than there are. How many there are cannot be foreseen, and
+   a branch for each would be mispredicted at most blocks, so four are written at a time. */
+static inline size_t listed(uint64_t bits, size_t base, uint16_t *at)
+{
+    const size_t count = (size_t)__builtin_popcountll(bits);
+    for (size_t j = 0; j < count; j += 4)
+        for (size_t k = j; k < j + 4; k++) {
+            at[k] = (uint16_t)(base + (size_t)__builtin_ctzll(bits | UINT64_C(1) << 63));
+            bits &= bits - 1;
+        }
+    return count;
+}
+
+/* Run BODY with p at each element of 0..n - 1 for which FLAG, an expression of p, holds. */
+#define EACH(n, FLAG, BODY)                                                                         \
+    for (size_t i = 0; i < (n); i += CHUNK) {                                                       \
+        uint16_t found_at[CHUNK + 4];                                                               \
+        const size_t chunk = (n) - i < CHUNK ? (n) - i : CHUNK;                                      \
+        size_t found_here = 0;                                                                      \
+        for (size_t base = 0; base < chunk; base += LOOK) {                                          \
+            uint8_t flags[LOOK];                                                                    \
+            if (chunk - base >= LOOK) {                                                              \
+                for (size_t j = 0; j < LOOK; j++) { const size_t p = i + base + j; flags[j] = (FLAG); } \
+            } else {                                                                                \
+                memset(flags, 0, LOOK);                                                             \
+                for (size_t p = i + base; p < (n); p++) flags[p - i - base] = (FLAG);               \
+            }                                                                                       \
+            found_here += listed(packed(flags), base, found_at + found_here);                       \
+        }                                                                                           \
+        for (size_t j = 0; j < found_here; j++) {                                                   \
+            const size_t p = i + found_at[j];                                                       \
+            BODY                                                                                    \
+        }                                                                                           \
+    }
+
+/* Where a mask of zeros and ones is set. */
+FAST void tw_where(const uint8_t *mask, size_t n, int64_t *at)
+{
+    EACH(n, mask[p], *at++ = (int64_t)p;)
+}
+
+/* Whether all positions are of an array of size elements. */
+FAST int64_t tw_within(const int32_t *at, size_t n, size_t size)
+{
+    uint32_t most = 0;
+    for (size_t j = 0; j < n; j++) most = (uint32_t)at[j] > most ? (uint32_t)at[j] : most;
+    return !n || most < size;
+}
+
+/* The class of a word by its size, which is the word without its sign, doubled: how many of least[0..2] it
+   reaches. A table of fewer classes is filled up with what no size reaches: sizes are even. */
+#define CLASSES(W)                                                                                  \
+    W least[MOST] = {(W)-1, (W)-1, (W)-1, (W)-1};                                                   \
+    const W most = limits[classes - 1];                                                             \
+    for (size_t k = 0; k < classes; k++) least[k] = limits[k];
+#define CLASS(size) (size_t)(((size) >= least[0]) + ((size) >= least[1]) + ((size) >= least[2]))
+
+#define KERNELS(W, SIGNED)                                                                          \
+                                                                                                    \
+/* How many words differ. */                                                                        \
+FAST size_t tw_differing_##W(const W *now, const W *held, size_t n)                                 \
+{                                                                                                   \
+    size_t count = 0;                                                                               \
+    for (size_t p = 0; p < n; p++) count += now[p] != held[p];                                      \
+    return count;                                                                                   \
+}                                                                                                   \
+                                                                                                    \
+/* Make held what now is; say where it was not, counted from start on, what was there, and what is. */\
+FAST void tw_replace_##W(const W *now, W *held, size_t n, int32_t start, int32_t *at, W *old, W *new_)\
+{                                                                                                   \
+    EACH(n, now[p] != held[p],                                                                      \
+        *at++ = start + (int32_t)p; *old++ = held[p]; *new_++ = held[p] = now[p];)                  \
+}                                                                                                   \
+                                                                                                    \
+FAST void tw_take_##W(const W *words, const int32_t *at, size_t n, W *out)                          \
+{                                                                                                   \
+    for (size_t j = 0; j < n; j++) out[j] = words[at[j]];                                           \
+}                                                                                                   \
+                                                                                                    \
+FAST void tw_put_##W(W *words, const int32_t *at, size_t n, const W *values)                        \
+{                                                                                                   \
+    for (size_t j = 0; j < n; j++) words[at[j]] = values[j];                                        \
+}                                                                                                   \
+                                                                                                    \
+/* By how much the content hash moves as words at some positions change from old to now. */         \
+FAST uint64_t tw_moved_##W(const int32_t *at, const W *old, const W *now, size_t n,                 \
+                           const uint64_t *low, const uint64_t *high)                               \
+{                                                                                                   \
+    uint64_t sum = 0;                                                                               \
+    for (size_t j = 0; j < n; j++) {                                                                \
+        const uint64_t step = (uint64_t)((int64_t)(SIGNED)now[j] - (int64_t)(SIGNED)old[j]);        \
+        sum += step * low[at[j] & ((1 << ROW_BITS) - 1)] * high[at[j] >> ROW_BITS];                 \
+    }                                                                                               \
+    return sum;                                                                                     \
+}                                                                                                   \
+                                                                                                    \
+/* Sort the differences of n elements, 0 where nothing changed, by the class of their words. */     \
+FAST void tw_sort_##W(const W *words, size_t n, const W *limits, size_t classes, const W *every, W **out)\
+{                                                                                                   \
+    CLASSES(W)                                                                                      \
+    W *to[MOST];                                                                                    \
+    for (size_t c = 0; c < classes; c++) to[c] = out[c];                                            \
+    EACH(n, (W)(words[p] << 1) < most,                                                              \
+        const W size = (W)(words[p] << 1);                                                          \
+        *to[CLASS(size)]++ = every[p];)                                                             \
+    for (size_t c = 0; c < classes; c++) out[c] = to[c];                                            \
+}                                                                                                   \
+                                                                                                    \
+/* Undo that: differences that are not 0 and where they are; -1 where a class has none left. */     \
+FAST int64_t tw_unsort_##W(const W *words, size_t n, const W *limits, size_t classes, W **next,     \
+                           W *const *stops, int32_t *at, W *diffs)                                  \
+{                                                                                                   \
+    CLASSES(W)                                                                                      \
+    W *from[MOST], *stop[MOST];                                                                     \
+    for (size_t c = 0; c < classes; c++) { from[c] = next[c]; stop[c] = stops[c]; }                 \
+    int64_t found = 0;                                                                              \
+    EACH(n, (W)(words[p] << 1) < most,                                                              \
+        const W size = (W)(words[p] << 1);                                                          \
+        const size_t c = CLASS(size);                                                               \
+        if (from[c] == stop[c]) return -1;                                                          \
+        at[found] = (int32_t)p;                                                                     \
+        diffs[found] = *from[c]++;                                                                  \
+        found += diffs[found] != 0;)                                                                \
+    for (size_t c = 0; c < classes; c++) next[c] = from[c];                                         \
+    return found;                                                                                   \
+}                                                                                                   \
+                                                                                                    \
+/* Those changes that are of no class. */                                                           \
+FAST size_t tw_outside_##W(const W *words, W most, const int32_t *at, const W *diffs, size_t n,     \
+                           int32_t *out_at, W *out)                                                 \
+{                                                                                                   \
+    size_t found = 0;                                                                               \
+    for (size_t j = 0; j < n; j++) {                                                                \
+        out_at[found] = at[j];                                                                      \
+        out[found] = diffs[j];                                                                      \
+        found += (W)(words[at[j]] << 1) >= most;                                                    \
+    }                                                                                               \
+    return found;                                                                                   \
+}                                                                                                   \
+                                                                                                    \
+/* Changes at two rising lists of positions, no two the same, as one. */                            \
+FAST void tw_merge_##W(const int32_t *at, const W *diffs, size_t n, const int32_t *at2,             \
+                       const W *diffs2, size_t n2, int32_t *out_at, W *out)                         \
+{                                                                                                   \
+    size_t i = 0, j = 0, k = 0;                                                                     \
+    while (i < n && j < n2) {                                                                       \
+        const int first = at[i] < at2[j];                                                           \
+        out_at[k] = first ? at[i] : at2[j];                                                         \
+        out[k++] = first ? diffs[i] : diffs2[j];                                                    \
+        i += first;                                                                                 \
+        j += !first;                                                                                \
+    }                                                                                               \
+    for (; i < n; i++, k++) { out_at[k] = at[i]; out[k] = diffs[i]; }                               \
+    for (; j < n2; j++, k++) { out_at[k] = at2[j]; out[k] = diffs2[j]; }                            \
+}
+
+KERNELS(uint8_t, int8_t)
+KERNELS(uint16_t, int16_t)
+KERNELS(uint32_t, int32_t)
+KERNELS(uint64_t, int64_t)

@@ -1,0 +1,193 @@
+"""Calls of the compiled passes in ``kernels.c``: several times as fast as numpy's, and beside other threads.
+
+They are there where a C compiler was when thinwire was installed; elsewhere ``there()`` is False, and callers
+do the same with numpy. Words are signed or unsigned integers of any width, positions are int32, and whatever
+arrays are given is checked: ``InputError`` for another size, width or order, or a position out of range.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from thinwire.state.stream import Array
+from thinwire.types import InputError, require
+
+INTERFACE = 2  # of kernels.c
+MOST = 4  # classes
+_START = ctypes.c_char * 0  # the beginning of an array
+_NAMES = ("differing", "replace", "take", "put", "moved", "sort", "unsort", "outside", "merge")
+
+
+def _load() -> dict[str, Any]:
+    """Return the functions of the library that lies beside this file; none where there is no such library."""
+    for suffix in EXTENSION_SUFFIXES:
+        path = Path(__file__).with_name(f"_kernels{suffix}")
+        try:
+            library = ctypes.CDLL(str(path))
+            current = library.tw_interface() == INTERFACE
+        except (OSError, AttributeError):
+            continue
+        return _functions(library) if current else {}
+    return {}
+
+
+def _functions(library: ctypes.CDLL) -> dict[str, Any]:
+    names = [f"{name}_uint{8 * size}_t" for name in _NAMES for size in (1, 2, 4, 8)]
+    found = {name: getattr(library, f"tw_{name}") for name in ["where", "within", *names]}
+    for name, function in found.items():
+        function.restype = ctypes.c_uint64 if name.startswith("moved") else ctypes.c_int64
+    return found
+
+
+_FUNCTIONS = _load()
+
+
+def there(*arrays: Array) -> bool:
+    """Return whether there are compiled passes, and each of ``arrays`` is one piece of memory."""
+    return bool(_FUNCTIONS) and all(array.flags.c_contiguous for array in arrays)
+
+
+def where(mask: Array) -> Array:
+    """Return the positions of bool [n] that are set: intp, increasing."""
+    at = np.empty(int(np.count_nonzero(mask)), dtype=np.int64)
+    _FUNCTIONS["where"](_at(mask, mask.size, 1), _size(mask), _at(at, at.size, 8))
+    return at
+
+
+def differing(now: Array, held: Array) -> int:
+    """Return how many words [n] of two arrays differ."""
+    n, width = held.size, held.itemsize
+    return _call("differing", width, _at(now, n, width), _at(held, n, width), _size(held))
+
+
+def replace(now: Array, held: Array, start: int, count: int) -> tuple[Array, Array, Array]:
+    """Make ``held`` [n] what ``now`` is; return positions from ``start`` on, what was there, and what is.
+
+    ``count`` is what ``differing`` says of them.
+    """
+    n, width = held.size, held.itemsize
+    found = [np.empty(count, dtype=dtype) for dtype in (np.dtype(np.int32), held.dtype, held.dtype)]
+    both = _at(now, n, width), _at(held, n, width), _size(held), ctypes.c_int32(start)
+    _call("replace", width, *both, *(_at(x, count, x.itemsize) for x in found))
+    return found[0], found[1], found[2]
+
+
+def take(words: Array, positions: Array) -> Array:
+    """Return the words at ``positions`` [n]."""
+    n, width = positions.size, words.itemsize
+    found = np.empty(n, dtype=words.dtype)
+    at = _positions(positions, words.size)
+    _call("take", width, _at(words, words.size, width), at, _size(positions), _at(found, n, width))
+    return found
+
+
+def put(words: Array, positions: Array, values: Array) -> None:
+    """Write ``values`` [n] into ``words`` at ``positions`` [n]."""
+    n, width = positions.size, words.itemsize
+    at = _positions(positions, words.size)
+    _call("put", width, _at(words, words.size, width), at, _size(positions), _at(values, n, width))
+
+
+def moved(positions: Array, old: Array, new: Array, low: Array, high: Array) -> int:
+    """Return the sum of new - old, each times its factors of ``low`` and ``high``, modulo 2**64."""
+    n, width = positions.size, old.itemsize
+    at = _positions(positions, low.size * high.size)
+    words = _at(old, n, width), _at(new, n, width), _size(positions)
+    return _call("moved", width, at, *words, _at(low, low.size, 8), _at(high, high.size, 8))
+
+
+def sort(words: Array, least: Array, every: Array) -> list[Array]:
+    """Return the differences of the elements of each class.
+
+    ``words`` [n] are those before a change, ``every`` [n] the differences, 0 where there is none. Class c is
+    of the words that without their sign, doubled, are below ``least[c]`` and not below ``least[c - 1]``.
+    """
+    n, width = words.size, words.itemsize
+    found = [np.empty(n, dtype=every.dtype) for _ in least]
+    about = _at(words, n, width), _size(words), _at(least, least.size, width), _size(least)
+    starts, stops = _addresses(found, width), _addresses(found, width)
+    _call("sort", width, *about, _at(every, n, width), stops)
+    counts = [(stop - start) // width for start, stop in zip(starts, stops, strict=True)]
+    return [part[:count].copy() for part, count in zip(found, counts, strict=True)]
+
+
+def unsort(
+    words: Array, least: Array, classes: Sequence[Array], taken: list[int]
+) -> tuple[Array, Array] | None:
+    """Return positions int32 and differences [k] of those that are not 0; None where a class has too few.
+
+    ``taken``, one a class, is how many of each were taken before, and is moved on.
+    """
+    n, width = words.size, words.itemsize
+    at, diffs = np.empty(n, dtype=np.int32), np.empty(n, dtype=words.dtype)
+    heads, next_ones, stops = (_addresses(classes, width) for _ in range(3))
+    for c, head in enumerate(heads):
+        next_ones[c], stops[c] = head + taken[c] * width, head + classes[c].size * width
+    about = _at(words, n, width), _size(words), _at(least, len(classes), width), _size(least)
+    found = _call("unsort", width, *about, next_ones, stops, _at(at, n, 4), _at(diffs, n, width))
+    if found < 0:
+        return None
+    taken[:] = [(after - head) // width for after, head in zip(next_ones, heads, strict=True)]
+    return at[:found].copy(), diffs[:found].copy()
+
+
+def outside(words: Array, most: int, positions: Array, diffs: Array) -> tuple[Array, Array]:
+    """Return those changes whose words, without their sign and doubled, are not below ``most``."""
+    n, width = positions.size, words.itemsize
+    at, found = np.empty(n, dtype=np.int32), np.empty(n, dtype=diffs.dtype)
+    limit = getattr(ctypes, f"c_uint{8 * width}")(most)
+    given = _positions(positions, words.size), _at(diffs, n, width), _size(positions)
+    k = _call(
+        "outside", width, _at(words, words.size, width), limit, *given, _at(at, n, 4), _at(found, n, width)
+    )
+    return at[:k], found[:k]
+
+
+def merge(at: Array, diffs: Array, at2: Array, diffs2: Array) -> tuple[Array, Array]:
+    """Return changes at two lists of rising positions as one."""
+    n, n2, width = at.size, at2.size, diffs.itemsize
+    positions, found = np.empty(n + n2, dtype=np.int32), np.empty(n + n2, dtype=diffs.dtype)
+    first = _at(at, n, 4), _at(diffs, n, width), _size(at)
+    second = _at(at2, n2, 4), _at(diffs2, n2, width), _size(at2)
+    _call("merge", width, *first, *second, _at(positions, n + n2, 4), _at(found, n + n2, width))
+    return positions, found
+
+
+def _call(name: str, width: int, *arguments: Any) -> int:
+    found: int = _FUNCTIONS[f"{name}_uint{8 * width}_t"](*arguments)
+    return found
+
+
+def _size(array: Array) -> ctypes.c_size_t:
+    return ctypes.c_size_t(array.size)
+
+
+def _at(array: Array, n: int, width: int) -> Any:
+    """Return where an array of ``n`` elements of ``width`` bytes lies."""
+    if array.size != n or array.itemsize != width or not array.flags.c_contiguous:
+        raise InputError(f"{array.size} of {array.dtype}, expected {n} of {width} bytes next to each other")
+    if array.flags.writeable:
+        return _START.from_buffer(array.data)  # several times as fast
+    return ctypes.c_void_p(array.__array_interface__["data"][0])
+
+
+def _positions(positions: Array, size: int) -> ctypes.c_void_p:
+    """Return where positions lie, in any order, if all are of an array of ``size`` elements."""
+    at = _at(positions, positions.size, 4)
+    if not _FUNCTIONS["within"](at, _size(positions), ctypes.c_size_t(size)):
+        raise InputError(f"positions from {positions.min()} to {positions.max()} of {size} elements")
+    return at
+
+
+def _addresses(arrays: Sequence[Array], width: int) -> Any:
+    """Return where the arrays of classes lie, as a table that a pass may move on."""
+    require(0 < len(arrays) <= MOST, InputError, f"{len(arrays)} classes; there are 1 to {MOST}")
+    if not all(a.itemsize == width and a.flags.c_contiguous for a in arrays):
+        raise InputError(f"classes of other words than of {width} bytes")
+    return (ctypes.c_uint64 * len(arrays))(*[a.ctypes.data for a in arrays])

@@ -1,0 +1,159 @@
+"""The compiled passes against numpy's, which do the same: every word width, all sizes around a step's."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from thinwire.state import classes, compare, content, gather, masks, native, parting
+from thinwire.state.blocks import Block
+from thinwire.state.changes import pack_blocks, unpack_blocks
+from thinwire.types import InputError, PayloadError
+
+WORDS = [np.dtype(f"i{n}") for n in (1, 2, 4, 8)]
+sizes = st.one_of(st.integers(0, 200), st.sampled_from([63, 64, 65, 4095, 4096, 4097]))
+shares = st.sampled_from([0.0, 0.01, 0.1, 0.5, 1.0])
+widths = st.sampled_from(WORDS)
+seeds = st.integers(0, 2**32 - 1)
+
+pytestmark = pytest.mark.skipif(not native.there(), reason="no C compiler when thinwire was installed")
+
+
+def with_numpy(work):
+    """Return what ``work`` returns where there are no compiled passes."""
+    kept, native._FUNCTIONS = native._FUNCTIONS, {}
+    try:
+        assert not native.there()
+        return work()
+    finally:
+        native._FUNCTIONS = kept
+
+
+def both(work):
+    """Return what ``work`` returns, once compiled passes and numpy agree on it."""
+    found, expected = work(), with_numpy(work)
+    for a, b in zip(found, expected, strict=True):
+        assert a.dtype == b.dtype and np.array_equal(a, b)
+    return found
+
+
+def drawn(seed, n, word, share):
+    """Return words [n], the same with a share of them changed, and where they were."""
+    draw = np.random.default_rng(seed)
+    old = draw.integers(np.iinfo(word).min, np.iinfo(word).max, n, dtype=word, endpoint=True)
+    at = np.flatnonzero(draw.random(n) < share).astype(np.int32)
+    new = old.copy()
+    new[at] += draw.integers(1, 5, at.size, dtype=word)
+    return old, new, at
+
+
+@given(seeds, sizes, widths, shares)
+def test_what_was_replaced(seed, n, word, share):
+    old, new, at = drawn(seed, n, word, share)
+    held = old.copy()
+
+    def replaced():
+        held[:] = old
+        pieces = compare._taken_over(new, held, 7)
+        assert np.array_equal(held, new)
+        return [] if not pieces else [a for a in pieces[0][2:] if a is not None]
+
+    found = both(replaced)
+    if 0 < at.size <= n // compare._WHOLE:
+        for a, b in zip(found, (at + 7, old[at], new[at]), strict=True):
+            assert np.array_equal(a, b)
+
+
+@given(seeds, sizes, shares)
+def test_where_a_mask_is_set(seed, n, share):
+    mask = np.random.default_rng(seed).random(n) < share
+    assert np.array_equal(both(lambda: [masks.where(mask)])[0], np.flatnonzero(mask))
+
+
+@given(seeds, sizes, widths, shares)
+def test_words_at_positions(seed, n, word, share):
+    old, new, at = drawn(seed, n, word, share)
+    assert np.array_equal(both(lambda: [gather.read(new, at)])[0], new[at])
+    at = at[::-1].copy()  # in any order
+
+    def written():
+        into, mask = old.copy(), np.zeros(n, np.bool_)
+        gather.write(into, at, new[at])
+        gather.mark(mask, at)
+        return into, mask
+
+    assert np.array_equal(both(written)[0], new)
+
+
+@given(seeds, sizes, widths, shares)
+def test_the_hash_moves_alike(seed, n, word, share):
+    old, new, at = drawn(seed, n, word, share)
+    (found,) = both(lambda: [np.uint64(content.moved(at, old[at], new[at], 3))])
+    assert found == np.uint64(content.add(content.whole(new, 3), -content.whole(old, 3)))
+
+
+@settings(deadline=None)
+@given(
+    seeds,
+    sizes.filter(bool),
+    widths,
+    shares,
+    st.lists(st.integers(1, 255), min_size=1, max_size=4, unique=True),
+)
+def test_classes_are_taken_out_and_put_back(seed, n, word, share, cuts):
+    old, new, at = drawn(seed, n, word, share)
+    cuts, look = sorted(cuts), lambda _, start, stop: old[start:stop]
+    blocks = [Block(n, at, new[at] - old[at])]
+
+    def taken_out():
+        found, (rest,) = parting.take_out(blocks, look, cuts)
+        return [*found, *rest.sparse()]
+
+    *found, positions, diffs = both(taken_out)
+    assert len(found) == len(cuts)
+    rest = [Block(n, positions, diffs)]
+    back = both(lambda: parting.put_back(rest, found, look, cuts)[0].sparse())
+    assert np.array_equal(back[0], at) and np.array_equal(back[1], new[at] - old[at])
+    for wrong in (lambda x: x[:-1], lambda x: np.append(x, x.dtype.type(1))):
+        if n and found[-1].size:
+            short = [*found[:-1], wrong(found[-1])]
+            for run in (lambda work: work(), with_numpy):
+                with pytest.raises(PayloadError, match="other words"):
+                    run(lambda short=short: parting.put_back(rest, short, look, cuts))
+
+
+@pytest.mark.parametrize("word", WORDS, ids=str)
+def test_patches_are_the_same_bytes(monkeypatch, word):
+    monkeypatch.setattr(classes, "_FEWEST", 1)
+    draw = np.random.default_rng(0)
+    old = (draw.standard_normal(1 << 16) * 2 ** (8 * word.itemsize - 5)).astype(word)
+    at = np.flatnonzero(np.abs(old) < 2 ** (8 * word.itemsize - 8)).astype(np.int32)[::2]
+    blocks, look = [Block(old.size, at, np.ones(at.size, word))], lambda _, start, stop: old[start:stop]
+    body = pack_blocks(blocks, word, look)
+    assert body == with_numpy(lambda: pack_blocks(blocks, word, look))
+    assert body != pack_blocks(blocks, word)  # there were classes
+    (found,) = unpack_blocks(body, [old.size], word, before=look)
+    assert np.array_equal(found.positions, at)
+
+
+def test_wrong_arguments_reach_no_memory():
+    words, at = np.zeros(8, np.int16), np.array([1, 3], np.int32)
+    for wrong in ([-1, 3], [3, 8], [8, 1], [2**31 - 1, 0]):
+        for work in (native.take, lambda w, p: native.put(w, p, np.zeros(2, np.int16))):
+            with pytest.raises(InputError, match="of 8 elements"):
+                work(words, np.array(wrong, np.int32))
+    with pytest.raises(InputError, match="expected 2 of 4 bytes"):
+        native.take(words, at.astype(np.int64))
+    with pytest.raises(InputError, match="expected 2 of 2 bytes"):
+        native.put(words, at, np.zeros(2, np.int32))
+    with pytest.raises(InputError, match="expected 2 of 2 bytes"):
+        native.put(words, at, np.zeros(3, np.int16))
+    with pytest.raises(InputError, match="next to each other"):
+        native.differing(words[::2], words[:4])
+    with pytest.raises(InputError, match="5 classes"):
+        native.sort(words, np.arange(5, dtype=np.uint16), words)
+
+
+def test_a_library_of_another_interface_is_not_used(monkeypatch):
+    monkeypatch.setattr(native, "INTERFACE", 0)
+    assert native._load() == {}
