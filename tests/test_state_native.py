@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinwire.state import classes, compare, content, gather, masks, native, parting
+from thinwire.state import classes, compare, content, diffs, gather, masks, native, parting
 from thinwire.state.blocks import Block
 from thinwire.state.changes import pack_blocks, unpack_blocks
 from thinwire.types import InputError, PayloadError
@@ -64,6 +64,25 @@ def test_what_was_replaced(seed, n, word, share):
             assert np.array_equal(a, b)
 
 
+@given(seeds, sizes, widths, shares)
+def test_what_differs_between_two_versions(seed, n, word, share):
+    old, new, at = drawn(seed, n, word, share)
+    positions, by = both(lambda: parting.between(old, new).sparse())
+    assert np.array_equal(positions, at) and np.array_equal(by, new[at] - old[at])
+
+
+@given(seeds, sizes, widths)
+def test_differences_are_split(seed, n, word):
+    draw, span = np.random.default_rng(seed), np.iinfo(word)
+    found = draw.choice(np.array([-2, -1, 1, 3, span.min, span.max], dtype=word), n)
+    signs, at, _ = both(lambda: native.split(found) if native.there() else diffs._split(found))
+    assert np.array_equal(np.unpackbits(signs, count=n).view(bool), found < 0)
+    assert np.array_equal(at, np.flatnonzero(np.abs(found.astype(object)) > 1))
+    if n:
+        found[n // 2] = 0
+        assert native.split(found) is None and with_numpy(lambda: diffs._split(found)) is None
+
+
 @given(seeds, sizes, shares)
 def test_where_a_mask_is_set(seed, n, share):
     mask = np.random.default_rng(seed).random(n) < share
@@ -89,7 +108,9 @@ def test_words_at_positions(seed, n, word, share):
 def test_the_hash_moves_alike(seed, n, word, share):
     old, new, at = drawn(seed, n, word, share)
     (found,) = both(lambda: [np.uint64(content.moved(at, old[at], new[at], 3))])
-    assert found == np.uint64(content.add(content.whole(new, 3), -content.whole(old, 3)))
+    whole = both(lambda: [np.uint64(content.whole(x, 3)) for x in (new, old)])
+    assert found == np.uint64(content.add(int(whole[0]), -int(whole[1])))
+    assert found == both(lambda: [np.uint64(content.whole(new, 3, old))])[0]
 
 
 @settings(deadline=None)
@@ -109,9 +130,9 @@ def test_classes_are_taken_out_and_put_back(seed, n, word, share, cuts):
         found, (rest,) = parting.take_out(blocks, look, cuts)
         return [*found, *rest.sparse()]
 
-    *found, positions, diffs = both(taken_out)
+    *found, positions, by = both(taken_out)
     assert len(found) == len(cuts)
-    rest = [Block(n, positions, diffs)]
+    rest = [Block(n, positions, by)]
     back = both(lambda: parting.put_back(rest, found, look, cuts)[0].sparse())
     assert np.array_equal(back[0], at) and np.array_equal(back[1], new[at] - old[at])
     for wrong in (lambda x: x[:-1], lambda x: np.append(x, x.dtype.type(1))):

@@ -46,6 +46,8 @@ def _factor(piece: int) -> int:
 def whole(words: np.ndarray, piece: int, old: np.ndarray | None = None) -> int:
     """Return what the words [n] of a piece add to the hash; or by how much it moves if they were ``old``."""
     halves, less = _narrow(words), None if old is None else _narrow(old)
+    if native.there(halves, *([] if less is None else [less])):
+        return native.whole(halves, less, _A, _B) * _factor(piece) & _MASK
     total = 0
     for at in range(0, len(halves), _ROW * _ROWS):
         block = halves[at : at + _ROW * _ROWS].astype(np.int64)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from thinwire.state import native
 from thinwire.state.masks import where
 from thinwire.state.numbers import LARGEST, pack_numbers, unpack_numbers
 from thinwire.state.planes import from_zigzag, pack_planes, unpack_planes, zigzag
@@ -21,19 +22,28 @@ _PAGE = 1 << 17  # differences to work on at a time: a multiple of 8
 
 def pack_diffs(diffs: Array) -> bytes:
     """Return differences [n], signed integers, none zero and most of them 1 or -1, as bytes."""
+    _unsigned(diffs.dtype)
+    parts = native.split(diffs) if native.there(diffs) else _split(diffs)
+    if parts is None:
+        raise InputError("a difference of zero; leave it out")
+    signs, larger, beyond = parts
+    return pack_stream(signs) + pack_positions([larger], [diffs.size]) + _pack_numbers(beyond)
+
+
+def _split(diffs: Array) -> tuple[Array, Array, Array] | None:
+    """Return signs as bits, where sizes are over 1, and these less 2; None where a difference is 0."""
     unsigned = _unsigned(diffs.dtype)
     signs, larger, beyond = [np.empty(0, np.uint8)], [np.empty(0, np.int32)], [np.empty(0, unsigned)]
     for start in range(0, diffs.size, _PAGE):
         page = diffs[start : start + _PAGE]
         sizes = np.abs(page).view(unsigned)  # of the lowest word, this is its size too
-        require(sizes.min() > 0, InputError, "a difference of zero; leave it out")
+        if not sizes.min():
+            return None
         signs.append(np.packbits(page < 0))
         at = where(sizes > 1)
         beyond.append(sizes.take(at) - unsigned.type(2))
         larger.append(at.astype(np.int32) + np.int32(start))
-    at = np.concatenate(larger)
-    numbers = _pack_numbers(np.concatenate(beyond))
-    return pack_stream(np.concatenate(signs)) + pack_positions([at], [diffs.size]) + numbers
+    return np.concatenate(signs), np.concatenate(larger), np.concatenate(beyond)
 
 
 def unpack_diffs(reader: Reader, n: int, word: np.dtype) -> Array:

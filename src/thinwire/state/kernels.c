@@ -24,7 +24,7 @@
 #endif
 
 /* native.py asks for it: a library that was built from an older source would misread what it is given. */
-enum { INTERFACE = 2 };
+enum { INTERFACE = 4 };
 int64_t tw_interface(void) { return INTERFACE; }
 
 enum { LOOK = 64, CHUNK = 4096, ROW_BITS = 12, MOST = 4 };
@@ -46,6 +46,14 @@ static inline uint64_t packed(const uint8_t *flags)
     }
 #endif
     return bits;
+}
+
+/* The same bits with each byte's in the other order. */
+static inline uint64_t highest_first(uint64_t bits)
+{
+    bits = (bits >> 1 & UINT64_C(0x5555555555555555)) | (bits & UINT64_C(0x5555555555555555)) << 1;
+    bits = (bits >> 2 & UINT64_C(0x3333333333333333)) | (bits & UINT64_C(0x3333333333333333)) << 2;
+    return (bits >> 4 & UINT64_C(0x0f0f0f0f0f0f0f0f)) | (bits & UINT64_C(0x0f0f0f0f0f0f0f0f)) << 4;
 }
 
 /* Where bits are set, from base on; room for 4 more than there are. How many there are cannot be foreseen, and
@@ -122,6 +130,37 @@ FAST void tw_replace_##W(const W *now, W *held, size_t n, int32_t start, int32_t
         *at++ = start + (int32_t)p; *old++ = held[p]; *new_++ = held[p] = now[p];)                  \
 }                                                                                                   \
                                                                                                     \
+/* Where words differ, and by how much modulo 2**bits. */                                           \
+FAST void tw_differences_##W(const W *old, const W *now, size_t n, int32_t *at, W *diffs)           \
+{                                                                                                   \
+    EACH(n, now[p] != old[p], *at++ = (int32_t)p; *diffs++ = (W)(now[p] - old[p]);)                 \
+}                                                                                                   \
+                                                                                                    \
+/* Bits of signs, as numpy packs them; where differences are beyond 1, and by how much. How many those\
+   are comes back; -1 if any difference is 0. There is room for as many as there are differences. */\
+FAST int64_t tw_split_##W(const W *diffs, size_t n, uint8_t *signs, int32_t *at, W *beyond)         \
+{                                                                                                   \
+    int64_t found = 0;                                                                              \
+    size_t none = 0;                                                                                \
+    for (size_t p = 0; p < n; p++) none += diffs[p] == 0;                                           \
+    if (none) return -1;                                                                            \
+    for (size_t i = 0; i < n; i += LOOK) {                                                          \
+        uint8_t flags[LOOK] = {0};                                                                  \
+        const size_t here = n - i < LOOK ? n - i : LOOK;                                            \
+        if (here == LOOK)                                                                           \
+            for (size_t j = 0; j < LOOK; j++) flags[j] = (SIGNED)diffs[i + j] < 0;                  \
+        else                                                                                        \
+            for (size_t j = 0; j < here; j++) flags[j] = (SIGNED)diffs[i + j] < 0;                  \
+        const uint64_t bits = highest_first(packed(flags));                                         \
+        memcpy(signs + i / 8, &bits, (here + 7) / 8);                                               \
+    }                                                                                               \
+    EACH(n, (W)(diffs[p] + 1) > 2,                                                                  \
+        const W size = (SIGNED)diffs[p] < 0 ? (W)(0 - diffs[p]) : diffs[p];                         \
+        at[found] = (int32_t)p;                                                                     \
+        beyond[found++] = (W)(size - 2);)                                                           \
+    return found;                                                                                   \
+}                                                                                                   \
+                                                                                                    \
 FAST void tw_take_##W(const W *words, const int32_t *at, size_t n, W *out)                          \
 {                                                                                                   \
     for (size_t j = 0; j < n; j++) out[j] = words[at[j]];                                           \
@@ -140,6 +179,23 @@ FAST uint64_t tw_moved_##W(const int32_t *at, const W *old, const W *now, size_t
     for (size_t j = 0; j < n; j++) {                                                                \
         const uint64_t step = (uint64_t)((int64_t)(SIGNED)now[j] - (int64_t)(SIGNED)old[j]);        \
         sum += step * low[at[j] & ((1 << ROW_BITS) - 1)] * high[at[j] >> ROW_BITS];                 \
+    }                                                                                               \
+    return sum;                                                                                     \
+}                                                                                                   \
+                                                                                                    \
+/* What n words add to the content hash, or by how much it moves if they were old, unless that is null. */\
+FAST uint64_t tw_whole_##W(const W *now, const W *old, size_t n, const uint64_t *low, const uint64_t *high)\
+{                                                                                                   \
+    uint64_t sum = 0;                                                                               \
+    for (size_t row = 0; row << ROW_BITS < n; row++) {                                              \
+        const size_t i = row << ROW_BITS, here = n - i < 1 << ROW_BITS ? n - i : 1 << ROW_BITS;     \
+        uint64_t part = 0;                                                                          \
+        if (old)                                                                                    \
+            for (size_t j = 0; j < here; j++)                                                       \
+                part += (uint64_t)((int64_t)(SIGNED)now[i + j] - (int64_t)(SIGNED)old[i + j]) * low[j];\
+        else                                                                                        \
+            for (size_t j = 0; j < here; j++) part += (uint64_t)(int64_t)(SIGNED)now[i + j] * low[j];\
+        sum += part * high[row];                                                                    \
     }                                                                                               \
     return sum;                                                                                     \
 }                                                                                                   \

@@ -18,10 +18,23 @@ import numpy as np
 from thinwire.state.stream import Array
 from thinwire.types import InputError, require
 
-INTERFACE = 2  # of kernels.c
+INTERFACE = 4  # of kernels.c
 MOST = 4  # classes
 _START = ctypes.c_char * 0  # the beginning of an array
-_NAMES = ("differing", "replace", "take", "put", "moved", "sort", "unsort", "outside", "merge")
+_NAMES = (
+    "differing",
+    "replace",
+    "take",
+    "put",
+    "differences",
+    "split",
+    "moved",
+    "whole",
+    "sort",
+    "unsort",
+    "outside",
+    "merge",
+)
 
 
 def _load() -> dict[str, Any]:
@@ -41,7 +54,7 @@ def _functions(library: ctypes.CDLL) -> dict[str, Any]:
     names = [f"{name}_uint{8 * size}_t" for name in _NAMES for size in (1, 2, 4, 8)]
     found = {name: getattr(library, f"tw_{name}") for name in ["where", "within", *names]}
     for name, function in found.items():
-        function.restype = ctypes.c_uint64 if name.startswith("moved") else ctypes.c_int64
+        function.restype = ctypes.c_uint64 if name.startswith(("moved", "whole")) else ctypes.c_int64
     return found
 
 
@@ -78,6 +91,28 @@ def replace(now: Array, held: Array, start: int, count: int) -> tuple[Array, Arr
     return found[0], found[1], found[2]
 
 
+def differences(old: Array, new: Array, count: int) -> tuple[Array, Array]:
+    """Return where ``old`` [n] and ``new`` differ, int32 [count], and by how much modulo 2**bits [count]."""
+    at, diffs = np.empty(count, dtype=np.int32), np.empty(count, dtype=old.dtype)
+    n, width = old.size, old.itemsize
+    both = _at(old, n, width), _at(new, n, width), _size(old)
+    _call("differences", width, *both, _at(at, count, 4), _at(diffs, count, width))
+    return at, diffs
+
+
+def split(diffs: Array) -> tuple[Array, Array, Array] | None:
+    """Return signs as bits, uint8 [n / 8], where sizes are over 1, int32 [k], and these less 2, unsigned [k].
+
+    None where a difference is 0.
+    """
+    n, width = diffs.size, diffs.itemsize
+    signs, at = np.empty(-(-n // 8), dtype=np.uint8), np.empty(n, dtype=np.int32)
+    beyond = np.empty(n, dtype=f"u{width}")
+    own = _at(diffs, n, width), _size(diffs), _at(signs, signs.size, 1)
+    found = _call("split", width, *own, _at(at, n, 4), _at(beyond, n, width))
+    return None if found < 0 else (signs, at[:found], beyond[:found])
+
+
 def take(words: Array, positions: Array) -> Array:
     """Return the words at ``positions`` [n]."""
     n, width = positions.size, words.itemsize
@@ -100,6 +135,16 @@ def moved(positions: Array, old: Array, new: Array, low: Array, high: Array) -> 
     at = _positions(positions, low.size * high.size)
     words = _at(old, n, width), _at(new, n, width), _size(positions)
     return _call("moved", width, at, *words, _at(low, low.size, 8), _at(high, high.size, 8))
+
+
+def whole(new: Array, old: Array | None, low: Array, high: Array) -> int:
+    """Return the sum of new - old (None: zeros) [n], each times its factors of ``low`` and ``high``."""
+    n, width = new.size, new.itemsize
+    if n > low.size * high.size:
+        raise InputError(f"{n} elements, factors for {low.size * high.size}")
+    before = ctypes.c_void_p() if old is None else _at(old, n, width)
+    factors = _at(low, low.size, 8), _at(high, high.size, 8)
+    return _call("whole", width, _at(new, n, width), before, _size(new), *factors)
 
 
 def sort(words: Array, least: Array, every: Array) -> list[Array]:

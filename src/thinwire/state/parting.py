@@ -115,9 +115,12 @@ def put_back(rest: Sequence[Block], classes: Sequence[Array], look: Look, cuts: 
 
 def between(old: Array, new: Array) -> Block:
     """Return what takes ``old`` to ``new``: words [numel] each."""
-    moved = int(np.count_nonzero(old != new))
+    compiled = native.there(old, new)
+    moved = native.differing(old, new) if compiled else int(np.count_nonzero(old != new))
     if moved * _WHOLE > old.size:
         return Block(old.size, None, new - old)
+    if compiled:
+        return Block(old.size, *native.differences(old, new, moved))
     positions, diffs, done = np.empty(moved, dtype=np.int32), np.empty(moved, dtype=old.dtype), 0
     for start in range(0, old.size if moved else 0, RUN):
         every = new[start : start + RUN] - old[start : start + RUN]
