@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import states
-from thinwire.state import body, changes, classes
+from thinwire.state import body, changes, classes, lane
 from thinwire.state import log as logs
 from thinwire.state.history import History
+from thinwire.state.lane import Ends, Lane, in_use
 from thinwire.state.layout import Layout, Piece
 from thinwire.state.log import IN_USE, KEPT, Change, Entry, Log, merge
 from thinwire.state.past import Past
@@ -192,6 +193,34 @@ def test_what_a_follower_is_about_to_hold_outlives_all_that_is_made_to_compare(s
         assert history.patch(sent.version).base == sent.version
         held = sent.version
         assert history.log_nbytes <= history.layout.nbytes * 2 or len(history._log.bases()) == KEPT
+
+
+def test_an_entry_of_several_versions_is_not_taken_for_the_last_one():
+    history, state = published(2, budget=0)
+    replica = follower(history)
+    history.keep(lambda: [1, 2])
+    for i in range(5):
+        states.train(state, 0.1, 10 + i)
+        history.publish(state)
+    assert len(history._log.since(2)) == 1  # there was no room for what lies between
+    patch = history.patch(2)
+    assert (patch.base, patch.version) == (2, 7)
+    assert replica.apply(states.over_the_wire(patch)).hash == history.newest.hash
+
+
+def test_where_a_patch_leads_is_kept_before_where_it_starts(monkeypatch):
+    """Else the next one were a keyframe, and so slow to send that the one after it is lost in turn."""
+    keyframes, patches = lanes = [Lane(), Lane()]
+    assert in_use(lanes, [3]) == [3]
+    patches.hand_over(1, 8)
+    assert in_use(lanes, [3]) == [8, 3, 1]
+    patches.under_way, keyframes.under_way = Ends(1, 9), Ends(0, 7)
+    assert in_use(lanes, [3]) == [8, 3, 1, 7, 1, 9]  # made to see how large they are
+    patches.wanted = True
+    assert in_use(lanes, [3]) == [8, 9, 3, 1, 1, 7]
+    monkeypatch.setattr(lane, "LATELY", 0.0)
+    patches.hand_over(1, 8)
+    assert in_use(lanes, [3]) == [9, 3, 1, 7]
 
 
 def test_versions_in_use_are_bounded_and_the_least_important_goes_first(arrays_only):

@@ -24,7 +24,7 @@ from thinwire.engines.sync.peek import recall, resume
 from thinwire.engines.sync.proof import Proof
 from thinwire.engines.sync.shelf import ShelfReader, ShelfWriter
 from thinwire.engines.sync.shelving import Shelving
-from thinwire.state import history as histories
+from thinwire.state import lane
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.types import AuthError, InputError, LinkError, PayloadError
@@ -578,7 +578,7 @@ def crowded(size=3000):
 
 
 def test_a_keyframe_that_takes_long_to_write_gets_into_the_manifest(plain, monkeypatch):
-    monkeypatch.setattr(histories, "LATELY", 0.0)  # it takes longer than that
+    monkeypatch.setattr(lane, "LATELY", 0.0)  # it takes longer than that
     source, go_on = crowded(), threading.Event()
     folder = Uploads(plain, "keyframes", lambda: go_on.wait(LONG))
     go_on.set()
@@ -616,7 +616,7 @@ def test_a_keyframe_counts_where_each_upload_takes_longer_than_a_version(plain):
 
 
 def test_others_marks_do_not_cost_a_shelf_its_base(plain, monkeypatch):
-    monkeypatch.setattr(histories, "LATELY", 0.0)  # a feed's last patch is not what keeps it
+    monkeypatch.setattr(lane, "LATELY", 0.0)  # a feed's last patch is not what keeps it
     source = crowded()
     shelf = shelving(plain, source, keyframe_every=4096)
     source.publish()

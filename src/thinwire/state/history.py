@@ -13,6 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from thinwire.state import body, content, intake, moves, saved
+from thinwire.state.lane import Ends, Lane, in_use
 from thinwire.state.layout import MAX_NBYTES, Layout
 from thinwire.state.log import Entry, Log, logged, merge
 from thinwire.state.moves import Move
@@ -21,23 +22,9 @@ from thinwire.state.patch import MAX_VERSION, Meta, Patch, Version, check_meta, 
 from thinwire.state.words import Words, filled, named
 from thinwire.types import DesyncError, InputError, require
 
-LATELY = 5.0  # seconds within which who has a patch says what it uses
 CACHED = 8  # patches to the newest version that are kept, each from another base
 
 Made = TypeVar("Made", Patch, Patch | None)
-
-
-class _Lane:
-    """One patch at a time is made here; ``ends`` are its base and version, which are kept meanwhile."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.ends = (0, 0)
-        self.wanted = False  # it is not made just to see how large it is
-        self.lately, self.until = (
-            (0, 0),
-            0.0,
-        )  # the ends of the last one for somebody, and how long they count
 
 
 class History:
@@ -61,14 +48,14 @@ class History:
         self._words = Words(layout)
         self._log = Log(layout, layout.nbytes // 4 if budget is None else budget, self._in_use)
         self._users: list[Callable[[], Iterable[int]]] = []
-        self._patches, self._keyframes = _Lane(), _Lane()
+        self._patches, self._keyframes = Lane(), Lane()
         self._newest = Version()
         self._known: dict[int, int] = {}  # versions that can be patched from, and their hashes
         self._start = start
         self._lock = threading.RLock()  # the live words and the log; held while they are read or written
         self._cache: dict[int, Patch] = {}
         self._pasts: list[Past] = []  # of versions that patches are being made from
-        self._latest: dict[int, Move] = {}  # what led from the last version but one to the newest
+        self._latest: tuple[int, dict[int, Move]] = 0, {}  # the last version but one; what led on from it
 
     @property
     def newest(self) -> Version:
@@ -93,12 +80,7 @@ class History:
 
     def _in_use(self) -> list[int]:
         used = [number for user in self._users for number in user()]
-        lanes = self._keyframes, self._patches
-        now = time.monotonic()
-        lately = [number for lane in lanes if now < lane.until for number in lane.lately]
-        first = [number for lane in lanes if lane.wanted for number in lane.ends]
-        last = [number for lane in lanes if not lane.wanted for number in lane.ends]
-        return [*lately, *first, *used, *last]
+        return in_use([self._keyframes, self._patches], used)
 
     def publish(
         self, tensors: Mapping[str, Tensor], meta: Meta | None = None, published: float | None = None
@@ -147,7 +129,8 @@ class History:
     def _advance(self, version: Version, made: list[Move]) -> Version:
         changes = {m.piece: logged(m, self._words[m.piece]) for m in made}
         self._log.append(Entry(self._newest.number, self._newest.hash, changes))
-        self._latest = {m.piece: m for m in made if m.positions is not None}  # others are live words
+        moved = {m.piece: m for m in made if m.positions is not None}  # others hold live words
+        self._latest = self._newest.number, moved
         return self._settle(version)
 
     def adopt(self, patch: Patch) -> Version:
@@ -227,7 +210,7 @@ class History:
         with self._keyframes.lock:
             return self._made(self._keyframes, 0, mark, self._keyframe)
 
-    def _made(self, lane: _Lane, base: int, mark: bool, make: Callable[[], Made]) -> Made | Patch:
+    def _made(self, lane: Lane, base: int, mark: bool, make: Callable[[], Made]) -> Made | Patch:
         """Return the cached patch from ``base``, or what ``make`` returns: None where base is gone."""
         target = self._newest
         require(target.number > 0, InputError, "nothing has been published yet")
@@ -240,9 +223,9 @@ class History:
                 if found is not None:
                     self._note(found, mark)
                     if mark and self._users:
-                        lane.lately, lane.until = (found.base, found.version), time.monotonic() + LATELY
+                        lane.hand_over(found.base, found.version)
         finally:
-            lane.ends = 0, 0
+            lane.under_way = Ends()
         return found
 
     def _note(self, patch: Patch, mark: bool) -> None:
@@ -257,10 +240,10 @@ class History:
     def _make(self, base: int) -> Patch | None:
         with self._lock:
             entries, target = self._log.since(base), self._newest
-            self._patches.ends = base, target.number
+            self._patches.under_way = Ends(base, target.number)
             if not entries:
                 return None
-            past, latest = self._remember(), self._latest if len(entries) == 1 else {}
+            past, latest = self._remember(), self._latest[1] if self._latest[0] == base else {}
         try:
             pieces = self.layout.blocks()
             merged, known = (
@@ -298,7 +281,7 @@ class History:
     def _keyframe(self) -> Patch:
         with self._lock:
             target, past = self._newest, self._remember()
-            self._keyframes.ends = 0, target.number
+            self._keyframes.under_way = Ends(0, target.number)
         numels = [piece.numel for piece in self.layout.blocks()]
         try:
             packed = body.pack_whole(self.layout, lambda i: past.words(i, 0, numels[i]))

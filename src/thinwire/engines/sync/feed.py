@@ -154,8 +154,8 @@ class Feed:
         """
         used = [follower.used for follower in list(self._followers.values())]
         parcels = self._making.parcels()
-        under_way = [p.base for p in parcels] + [p.version for p in parcels]
-        return [coming for coming, _ in used] + under_way + [held for _, held in used]
+        coming = [number for number, _ in used] + [parcel.version for parcel in parcels]
+        return coming + [held for _, held in used] + [parcel.base for parcel in parcels]
 
     # the thread
 
