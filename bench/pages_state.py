@@ -7,7 +7,7 @@ from typing import Any
 
 Rows = Iterator[list[str]]
 Table = Callable[[list[str], Rows], str]
-OURS = "thinwire"
+OURS, PLAIN = "thinwire", "thinwire, numpy"
 DASH = "–"
 
 
@@ -48,7 +48,7 @@ def ratios(found: dict[str, Any], table: Table) -> str:
 
 def ways(found: dict[str, Any], table: Table) -> str:
     """Return bytes a version of every way."""
-    names = [name for r in found["coding"][:1] for name in r["ways"]]
+    names = [name for r in found["coding"][:1] for name in r["ways"] if name != PLAIN]
 
     def rows() -> Rows:
         for r in found["coding"]:
@@ -59,7 +59,7 @@ def ways(found: dict[str, Any], table: Table) -> str:
 
 def speeds(found: dict[str, Any], table: Table) -> str:
     """Return GB/s of bf16 input a core, whole path, and the pause."""
-    others = ("xor zstd-1", "pulse zstd-1")
+    others = (PLAIN, "xor zstd-1", "pulse zstd-1")
 
     def rows() -> Rows:
         for r in found["coding"]:
@@ -91,6 +91,7 @@ def ages(found: dict[str, Any], table: Table) -> str:
             yield [
                 f"{a['mbit']} Mbit/s",
                 f"{a['rate']:g}",
+                str(a["stride"]),
                 f"{_time(s['published_every'])} ({s['times_the_link']:.1f}× the link)",
                 f"{s['published']} → {s['arrived']}",
                 _size(s["bytes"]),
@@ -102,8 +103,8 @@ def ages(found: dict[str, Any], table: Table) -> str:
                 "" if a["valid"] else "the machine was late",
             ]
 
-    head = ["link, 30 ms", "learning rate", "a version every", "published → arrived", "patch",
-            "its transfer T", "coding, both ends", "age at arrival: median / worst",
+    head = ["link, 30 ms", "learning rate", "steps a version", "a version every", "published → arrived",
+            "patch", "its transfer T", "coding, both ends", "age at arrival: median / worst",
             "within T + round trip + coding", "within 2T + round trip", "note"]  # fmt: skip
     return table(head, rows())
 

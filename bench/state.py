@@ -1,7 +1,7 @@
 """What following a model costs: bytes, speed, the consumer's pause, age over slow links, one uplink for many.
 
 Run ``python -m bench.state`` (``make bench-state``); given words (``coding``, ``age``, ``feed``, a rate such
-as ``1e-06``), the cells that have them all. About 35 minutes on two quiet cores. Three training runs of
+as ``1e-06``), the cells that have them all. About 40 minutes on two quiet cores. Three training runs of
 SmolLM2-135M, one a learning rate, are recorded in a scratch folder (some GB, dropped at the end) and replayed
 by every cell. A finished cell is kept in ``bench/results/state/``, so it goes on where it was stopped; the
 summary is ``bench/results/state.json``.
@@ -87,7 +87,7 @@ def coded(found: dict[str, Any]) -> dict[str, Any]:
         ways[name] = {"bytes": nbytes, "ratio": whole / nbytes, **speeds}
     ours = [r[state_coding.OURS] for r in rows]
     pauses = [r["pause"] for r in ours]
-    others = {n: w["bytes"] for n, w in ways.items() if n != state_coding.OURS}
+    others = {n: w["bytes"] for n, w in ways.items() if n not in (state_coding.OURS, state_coding.PLAIN)}
     best = min(others, key=lambda n: others[n])
     mine = ways[state_coding.OURS]
     parts = {k: statistics.median(r[k] for r in ours) for k in ("publish", "code")}
@@ -95,7 +95,8 @@ def coded(found: dict[str, Any]) -> dict[str, Any]:
     wanted = FAST if changed <= FAST_SHARE else SLOW
     goal = GOALS.get((found["rate"], found["every"]))
     return {
-        "rate": found["rate"], "every": found["every"], "versions": len(rows), "changed": changed,
+        "rate": found["rate"], "every": found["every"], "compiled": found["compiled"],
+        "versions": len(rows), "changed": changed,
         "changed_last": ours[-1]["changed"] / found["numel"], "ways": ways, "best_other": best,
         "fewer": 1 - mine["bytes"] / others[best], "parts_s": parts,
         "pause": {"median": statistics.median(pauses), "worst": max(pauses)},

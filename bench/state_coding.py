@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,12 @@ from bench.state_record import MODEL, Recording, Replay
 from bench.state_rivals import Rival, rivals
 from thinwire.lab.models import resolve_model
 from thinwire.lab.state_demo_job import base_model
+from thinwire.state import native
 from thinwire.state.history import History
 from thinwire.state.patch import Patch
 from thinwire.state.replica import Replica
 
-OURS = "thinwire"
+OURS, PLAIN = "thinwire", "thinwire, numpy"  # with compiled passes where there are any, and without
 MEASURED = 16  # versions of a cell that all ways are tried on, at most
 
 
@@ -37,10 +39,10 @@ def timed(work: Callable[[], Any]) -> tuple[Any, float]:
 
 
 class Ours:
-    """Both ends of thinwire, with a model that uses what comes."""
+    """Both ends of thinwire, with a model that uses what comes; or without the ``compiled`` passes."""
 
-    def __init__(self, replay: Replay, model: torch.nn.Module) -> None:
-        self._replay = replay
+    def __init__(self, replay: Replay, model: torch.nn.Module, compiled: bool) -> None:
+        self._replay, self._compiled = replay, compiled
         self._history = History(replay.recording.layout)
         self._history.publish(replay.tensors)
         self._replica = Replica(replay.recording.layout)
@@ -52,6 +54,10 @@ class Ours:
 
     def __call__(self) -> dict[str, float]:
         """Publish, send and take one version."""
+        with nullcontext() if self._compiled else native.without():
+            return self._send()
+
+    def _send(self) -> dict[str, float]:
         base = self._history.newest.number
         version, publish = timed(lambda: self._history.publish(self._replay.tensors, {"step": base}))
         packed, code = timed(lambda: self._history.patch(base).pack())
@@ -82,7 +88,8 @@ def measure(folder: Path, rate: float, every: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     recording = Recording(folder, rate)
     replay, others = Replay(recording), rivals(recording.layout)
-    ours = Ours(replay, base_model(resolve_model(MODEL, None), torch.bfloat16))
+    model = base_model(resolve_model(MODEL, None), torch.bfloat16)
+    ours = {name: Ours(replay, model, name == OURS) for name in (OURS, PLAIN)}
     held, rows = np.empty_like(replay.words), []
     count = recording.steps // every
     for number in range(count):
@@ -90,9 +97,9 @@ def measure(folder: Path, rate: float, every: int) -> dict[str, Any]:
         replay.advance(every)
         row: dict[str, Any] = {"step": replay.step}
         if number % -(-count // MEASURED) == 0:
-            ways: list[Callable[[], dict[str, float]]] = [ours]
+            ways: list[Callable[[], dict[str, float]]] = list(ours.values())
             ways += [partial(theirs, r, replay, before, held) for r in others]
-            names = [OURS, *(r.name for r in others)]
+            names = [*ours, *(r.name for r in others)]
             for i in range(len(ways)):
                 k = (i + number) % len(ways)
                 row[names[k]] = ways[k]()
@@ -100,16 +107,17 @@ def measure(folder: Path, rate: float, every: int) -> dict[str, Any]:
             rows.append(row)
             print(f"{rate:g}, every {every}: {_line(row)}", flush=True)
         else:
-            ours()
-    assert ours.right()
+            for each in ours.values():
+                each()
+    assert all(each.right() for each in ours.values())
     losses = [s["loss"] for s in recording.about["steps"]]
     return {"rate": rate, "every": every, "whole": recording.layout.nbytes, "versions": rows,
-            "numel": recording.layout.numel, "losses": losses}  # fmt: skip
+            "numel": recording.layout.numel, "losses": losses, "compiled": native.there()}  # fmt: skip
 
 
 def _line(row: dict[str, Any]) -> str:
     mine = row[OURS]
-    best = min(v["bytes"] for k, v in row.items() if isinstance(v, dict) and k != OURS)
+    best = min(v["bytes"] for k, v in row.items() if isinstance(v, dict) and k not in (OURS, PLAIN))
     return (
         f"step {row['step']}: {mine['changed']} changed, {mine['bytes']} bytes, best other {best}; "
         f"{mine['publish']:.3f} + {mine['code']:.3f} s, {mine['decode']:.3f} s, {mine['pause'] * 1e3:.1f} ms"

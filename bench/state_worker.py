@@ -48,11 +48,13 @@ class Weights(nn.Module):
         return dict(self._own)
 
 
-def to_and_fro(changes: list[Change]) -> Iterator[Change]:
-    """Yield the changes forwards, backwards, forwards...: a flip of bits undoes itself."""
+def round_and_round(changes: list[Change]) -> Iterator[Change]:
+    """Yield the changes again and again: the second time the same bits flip back, so it begins anew.
+
+    Forwards and backwards in turn would make patches of nothing around each turn.
+    """
     while True:
         yield from changes
-        yield from reversed(changes)
 
 
 def strides(recording: Recording, stride: int) -> list[Change]:
@@ -112,7 +114,7 @@ class Publishing:
         time.sleep(1.0)
         end = time.monotonic() + self._order["seconds"]
         due = time.monotonic()
-        for number, (at, flips) in enumerate(to_and_fro(self._changes), 1):
+        for number, (at, flips) in enumerate(round_and_round(self._changes), 1):
             self._words[at] ^= flips
             due = max(due + self._order["interval"], time.monotonic() - self._order["interval"])
             time.sleep(max(0.0, due - time.monotonic()))

@@ -12,7 +12,7 @@ from bench import pages, state, state_coding, state_links, state_record
 from bench.pages_state import TABLES
 from bench.state_record import Recording, Replay, record, words_of
 from bench.state_rivals import rivals
-from bench.state_worker import Weights, strides, to_and_fro
+from bench.state_worker import Weights, round_and_round, strides
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -104,7 +104,7 @@ def test_strides_add_up_and_come_back(recorded: Path):
         words[at] ^= flips
         replay.advance(2)
         assert np.array_equal(words, replay.words)
-    walk = to_and_fro(changes)
+    walk = round_and_round(changes)
     for _ in range(2 * len(changes)):
         at, flips = next(walk)
         words[at] ^= flips
@@ -129,12 +129,12 @@ def test_ages_are_held_against_their_bounds():
     assert (s["within_first"], s["within_second"]) == (0.5, 0.5)
     assert (s["published"], s["arrived"], s["pause"]) == (2, 2, 0.02)
     assert s["times_the_link"] == pytest.approx(0.5)
-    row = {"mbit": 10, "rate": 1e-5, "valid": True, "summary": s}
+    row = {"mbit": 10, "rate": 1e-5, "stride": 1, "valid": True, "summary": s}
     assert "50%" in TABLES["state-ages"]({"age": [row]}, pages.table)
 
 
 def test_every_cell_has_a_file_of_its_own():
     names = [state.cell_file(cell).name for cell in state.cells()]
-    assert len(names) == len(set(names)) == 21
+    assert len(names) == len(set(names)) == 24
     assert all(state.rates_of(cell) for cell in state.cells())
     assert state_links.interval("10x", state_links.carries(10), 10) == pytest.approx(0.1)

@@ -21,12 +21,9 @@ pytestmark = pytest.mark.skipif(not native.there(), reason="no C compiler when t
 
 def with_numpy(work):
     """Return what ``work`` returns where there are no compiled passes."""
-    kept, native._FUNCTIONS = native._FUNCTIONS, {}
-    try:
+    with native.without():
         assert not native.there()
         return work()
-    finally:
-        native._FUNCTIONS = kept
 
 
 def both(work):

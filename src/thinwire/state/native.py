@@ -8,7 +8,8 @@ arrays are given is checked: ``InputError`` for another size, width or order, or
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,17 @@ _FUNCTIONS = _load()
 def there(*arrays: Array) -> bool:
     """Return whether there are compiled passes, and each of ``arrays`` is one piece of memory."""
     return bool(_FUNCTIONS) and all(array.flags.c_contiguous for array in arrays)
+
+
+@contextmanager
+def without() -> Iterator[None]:
+    """Leave all to numpy for a while, in every thread: to compare both."""
+    kept = dict(_FUNCTIONS)
+    _FUNCTIONS.clear()
+    try:
+        yield
+    finally:
+        _FUNCTIONS.update(kept)
 
 
 def where(mask: Array) -> Array:
