@@ -76,7 +76,8 @@ def speeds(found: dict[str, Any], table: Table) -> str:
                 _yes(r["met"]["speed"] and r["met"]["pause"]),
             ]
 
-    head = ["learning rate", "steps a version", "changed", "thinwire: encode / decode, GB/s",
+    passes = "compiled" if all(r["compiled"] for r in found["coding"]) else "not compiled"
+    head = ["learning rate", "steps a version", "changed", f"thinwire ({passes}): encode / decode, GB/s",
             *(f"{n}: encode / decode" for n in others), "publish() takes", "making the patch",
             "consumer's pause: median / worst", "goals met"]  # fmt: skip
     return table(head, rows())

@@ -1,7 +1,7 @@
 """What following a model costs: bytes, speed, the consumer's pause, age over slow links, one uplink for many.
 
 Run ``python -m bench.state`` (``make bench-state``); given words (``coding``, ``age``, ``feed``, a rate such
-as ``1e-06``), the cells that have them all. About 40 minutes on two quiet cores. Three training runs of
+as ``1e-06``), the cells that have them all. About 45 minutes on two quiet cores. Three training runs of
 SmolLM2-135M, one a learning rate, are recorded in a scratch folder (some GB, dropped at the end) and replayed
 by every cell. A finished cell is kept in ``bench/results/state/``, so it goes on where it was stopped; the
 summary is ``bench/results/state.json``.

@@ -133,3 +133,24 @@ def test_where_is_numpys(n: int, share: float, seed: int) -> None:
     mask = np.random.default_rng(seed).random(n) < share**3
     assert np.array_equal(where(mask), np.flatnonzero(mask))
     assert np.array_equal(where(mask[::2]), np.flatnonzero(mask[::2]))
+
+
+@pytest.mark.parametrize(("fails", "share"), [("write", 0.1), ("_joined", 0.1), ("_joined", 0.9)])
+def test_an_interrupt_leaves_all_as_it_was(monkeypatch, fails, share):
+    monkeypatch.setattr(compare, "_PIECE", 64)
+    words = np.zeros(256, dtype=np.int16)
+    before, new = words.copy(), torch.zeros(256)
+    new[torch.rand(256, generator=torch.Generator().manual_seed(0)) < share] = 1.0
+    doing, calls = getattr(compare, fails), []
+
+    def interrupted(*args):
+        calls.append(args)
+        found = doing(*args)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr(compare, fails, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        changed(new, words, torch.bfloat16)
+    assert np.array_equal(words, before)

@@ -338,7 +338,7 @@ def test_times_can_be_told_as_dates(published, tmp_path):
     replica = follower(history)
     replica._held = replace(replica.held, published=published)
     replica.save(tmp_path / "held")
-    with pytest.raises(PayloadError, match="published at"):
+    with pytest.raises(InputError, match="published at"):
         Replica.load(tmp_path / "held")
     time.localtime(MAX_TIME)
 

@@ -16,6 +16,7 @@ from thinwire.lab import machine
 from thinwire.lab.cache import cache_folder
 from thinwire.lab.network import STARTS_AGAIN, tcp_settings
 from thinwire.lab.progress import megabytes
+from thinwire.state import native
 from thinwire.types import ThinwireError
 
 OK, LACKS, BROKEN = "ok", "lacks", "broken"
@@ -60,6 +61,7 @@ def diagnose() -> list[Check]:
         _smollm,
         _shakespeare,
         _wikitext,
+        _passes,
         _encryption,
         _token,
         _emulation,
@@ -157,6 +159,13 @@ def _corpus(title: str, name: str) -> Check:
         finding, _, remedy = str(e).partition("; ")
         return Check(title, LACKS, finding, remedy)
     return Check(title, OK, f"{megabytes(len(corpus.train))} of training text")
+
+
+def _passes() -> Check:
+    if native.there():
+        return Check("state passes", OK, "compiled: publishing and following a state run at full speed")
+    finding = "numpy alone: publishing and following a state takes two to three times the time"
+    return Check("state passes", LACKS, finding, "install a C compiler, then thinwire again")
 
 
 def _encryption() -> Check:

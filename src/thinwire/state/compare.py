@@ -86,31 +86,33 @@ def replace(new: Tensor, words: Array, fresh: Fresh, name: str, whole: bool) -> 
         for start in range(0, words.size, _PIECE):
             held = words[start : start + _PIECE]
             now = fresh(x[start : start + _PIECE], held)
-            log += _taken_over(now, held, start)
+            piece = _compared(now, held, start)
+            if piece is not None:
+                log.append(piece)  # before anything is written: then it can be undone
+                if piece.at is None:
+                    held[:] = now
+                else:
+                    write(words, piece.at, piece.new)
+        return _joined(log, words, whole)
     except BaseException:
         for piece in log:
             piece.restore(words)
         raise
-    return _joined(log, words, whole)
 
 
-def _taken_over(now: Array, held: Array, start: int) -> list[_Piece]:
-    """Make ``held``, the words from ``start`` on, what ``now`` is, and return what was there, if anything."""
+def _compared(now: Array, held: Array, start: int) -> _Piece | None:
+    """Return what is to change in ``held``, the words from ``start`` on, for them to be what ``now`` is."""
     compiled = native.there(now, held)
     differs = None if compiled else now != held
     count = native.differing(now, held) if differs is None else int(np.count_nonzero(differs))
     if not count:
-        return []
+        return None
     if count * _WHOLE > held.size:
-        old = held.copy()
-        held[:] = now
-        return [_Piece(start, count, None, old, held)]
+        return _Piece(start, count, None, held.copy(), held)
     if differs is None:
-        return [_Piece(start, count, *native.replace(now, held, start, count))]
+        return _Piece(start, count, *native.compared(now, held, start, count))
     at = where(differs)
-    old, new = held[at], now[at]
-    held[at] = new
-    return [_Piece(start, count, at.astype(np.int32) + np.int32(start), old, new)]
+    return _Piece(start, count, at.astype(np.int32) + np.int32(start), held[at], now[at])
 
 
 class _Piece(NamedTuple):

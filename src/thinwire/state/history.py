@@ -52,7 +52,7 @@ class History:
         self._newest = Version()
         self._known: dict[int, int] = {}  # versions that can be patched from, and their hashes
         self._start = start
-        self._lock = threading.RLock()  # the live words and the log; held while they are read or written
+        self._lock = threading.RLock()  # the live words and the log; held while they change
         self._cache: dict[int, Patch] = {}
         self._pasts: list[Past] = []  # of versions that patches are being made from
         self._latest: tuple[int, dict[int, Move]] = 0, {}  # the last version but one; what led on from it
@@ -129,7 +129,8 @@ class History:
     def _advance(self, version: Version, made: list[Move]) -> Version:
         changes = {m.piece: logged(m, self._words[m.piece]) for m in made}
         self._log.append(Entry(self._newest.number, self._newest.hash, changes))
-        moved = {m.piece: m for m in made if m.positions is not None}  # others hold live words
+        few = {m.piece: m for m in made if m.positions is not None}  # others hold live words
+        moved = {i: m for i, m in few.items() if changes[i].positions is not None}  # nor more than the log
         self._latest = self._newest.number, moved
         return self._settle(version)
 
@@ -246,10 +247,8 @@ class History:
             past, latest = self._remember(), self._latest[1] if self._latest[0] == base else {}
         try:
             pieces = self.layout.blocks()
-            merged, known = (
-                merge(entries, pieces),
-                {i: m.difference(pieces[i].numel) for i, m in latest.items()},
-            )
+            merged = merge(entries, pieces)
+            known = {i: m.difference(pieces[i].numel) for i, m in latest.items()}
             changes = {i: known.get(i) or past.difference(change, i) for i, change in merged.changes.items()}
             packed = body.pack_changes(
                 self.layout, changes, lambda i, *run: past.before(merged.changes[i], i, *run)
@@ -301,7 +300,7 @@ class History:
 
     @classmethod
     def load(cls, path: str | Path, budget: int | None = None, max_nbytes: int = MAX_NBYTES) -> History:
-        """Return the history of the version saved at ``path``. Errors: ``InputError``, ``PayloadError``."""
+        """Return the history of the version saved at ``path``. Errors: ``InputError``."""
         words, version = saved.load(path, max_nbytes)
         history = cls(words.layout, budget)
         history._words = words

@@ -23,11 +23,13 @@
 #define FAST
 #endif
 
-/* native.py asks for it: a library that was built from an older source would misread what it is given. */
-enum { INTERFACE = 4 };
-int64_t tw_interface(void) { return INTERFACE; }
+/* What setup.py found in this file, so that native.py leaves a library alone that was built from another one. */
+#ifndef TW_SOURCE
+#define TW_SOURCE 0
+#endif
+int64_t tw_source(void) { return TW_SOURCE; }
 
-enum { LOOK = 64, CHUNK = 4096, ROW_BITS = 12, MOST = 4 };
+enum { LOOK = 64, CHUNK = 4096, ROW_BITS = 12, MOST = 4 };  /* ROW_BITS as in content.py, MOST as in classes.py */
 
 /* One bit a flag, of LOOK flags that are 0 or 1. */
 static inline uint64_t packed(const uint8_t *flags)
@@ -91,10 +93,16 @@ static inline size_t listed(uint64_t bits, size_t base, uint16_t *at)
         }                                                                                           \
     }
 
-/* Where a mask of zeros and ones is set. */
-FAST void tw_where(const uint8_t *mask, size_t n, int64_t *at)
+/* What is listed has room for as many as were counted before; memory that others write to may hold more by then,
+   and where it does -1 comes back. */
+#define ROOM if (found == room) return -1;
+
+/* Where a mask is set, and at how many elements. */
+FAST int64_t tw_where(const uint8_t *mask, size_t n, int64_t *at, size_t room)
 {
-    EACH(n, mask[p], *at++ = (int64_t)p;)
+    size_t found = 0;
+    EACH(n, mask[p] != 0, ROOM at[found++] = (int64_t)p;)
+    return (int64_t)found;
 }
 
 /* Whether all positions are of an array of size elements. */
@@ -123,17 +131,22 @@ FAST size_t tw_differing_##W(const W *now, const W *held, size_t n)             
     return count;                                                                                   \
 }                                                                                                   \
                                                                                                     \
-/* Make held what now is; say where it was not, counted from start on, what was there, and what is. */\
-FAST void tw_replace_##W(const W *now, W *held, size_t n, int32_t start, int32_t *at, W *old, W *new_)\
+/* Where two versions of n words differ, counted from start on, and what is there in both. */       \
+FAST int64_t tw_compared_##W(const W *now, const W *held, size_t n, int32_t start,                  \
+                             int32_t *at, W *old, W *fresh, size_t room)                            \
 {                                                                                                   \
+    size_t found = 0;                                                                               \
     EACH(n, now[p] != held[p],                                                                      \
-        *at++ = start + (int32_t)p; *old++ = held[p]; *new_++ = held[p] = now[p];)                  \
+        ROOM at[found] = start + (int32_t)p; old[found] = held[p]; fresh[found++] = now[p];)        \
+    return (int64_t)found;                                                                          \
 }                                                                                                   \
                                                                                                     \
-/* Where words differ, and by how much modulo 2**bits. */                                           \
-FAST void tw_differences_##W(const W *old, const W *now, size_t n, int32_t *at, W *diffs)           \
+/* Where they differ, and by how much modulo 2**bits. */                                            \
+FAST int64_t tw_differences_##W(const W *old, const W *now, size_t n, int32_t *at, W *diffs, size_t room)\
 {                                                                                                   \
-    EACH(n, now[p] != old[p], *at++ = (int32_t)p; *diffs++ = (W)(now[p] - old[p]);)                 \
+    size_t found = 0;                                                                               \
+    EACH(n, now[p] != old[p], ROOM at[found] = (int32_t)p; diffs[found++] = (W)(now[p] - old[p]);)  \
+    return (int64_t)found;                                                                          \
 }                                                                                                   \
                                                                                                     \
 /* Bits of signs, as numpy packs them; where differences are beyond 1, and by how much. How many those\
@@ -171,35 +184,6 @@ FAST void tw_put_##W(W *words, const int32_t *at, size_t n, const W *values)    
     for (size_t j = 0; j < n; j++) words[at[j]] = values[j];                                        \
 }                                                                                                   \
                                                                                                     \
-/* By how much the content hash moves as words at some positions change from old to now. */         \
-FAST uint64_t tw_moved_##W(const int32_t *at, const W *old, const W *now, size_t n,                 \
-                           const uint64_t *low, const uint64_t *high)                               \
-{                                                                                                   \
-    uint64_t sum = 0;                                                                               \
-    for (size_t j = 0; j < n; j++) {                                                                \
-        const uint64_t step = (uint64_t)((int64_t)(SIGNED)now[j] - (int64_t)(SIGNED)old[j]);        \
-        sum += step * low[at[j] & ((1 << ROW_BITS) - 1)] * high[at[j] >> ROW_BITS];                 \
-    }                                                                                               \
-    return sum;                                                                                     \
-}                                                                                                   \
-                                                                                                    \
-/* What n words add to the content hash, or by how much it moves if they were old, unless that is null. */\
-FAST uint64_t tw_whole_##W(const W *now, const W *old, size_t n, const uint64_t *low, const uint64_t *high)\
-{                                                                                                   \
-    uint64_t sum = 0;                                                                               \
-    for (size_t row = 0; row << ROW_BITS < n; row++) {                                              \
-        const size_t i = row << ROW_BITS, here = n - i < 1 << ROW_BITS ? n - i : 1 << ROW_BITS;     \
-        uint64_t part = 0;                                                                          \
-        if (old)                                                                                    \
-            for (size_t j = 0; j < here; j++)                                                       \
-                part += (uint64_t)((int64_t)(SIGNED)now[i + j] - (int64_t)(SIGNED)old[i + j]) * low[j];\
-        else                                                                                        \
-            for (size_t j = 0; j < here; j++) part += (uint64_t)(int64_t)(SIGNED)now[i + j] * low[j];\
-        sum += part * high[row];                                                                    \
-    }                                                                                               \
-    return sum;                                                                                     \
-}                                                                                                   \
-                                                                                                    \
 /* Sort the differences of n elements, 0 where nothing changed, by the class of their words. */     \
 FAST void tw_sort_##W(const W *words, size_t n, const W *limits, size_t classes, const W *every, W **out)\
 {                                                                                                   \
@@ -208,7 +192,8 @@ FAST void tw_sort_##W(const W *words, size_t n, const W *limits, size_t classes,
     for (size_t c = 0; c < classes; c++) to[c] = out[c];                                            \
     EACH(n, (W)(words[p] << 1) < most,                                                              \
         const W size = (W)(words[p] << 1);                                                          \
-        *to[CLASS(size)]++ = every[p];)                                                             \
+        const size_t c = CLASS(size);                                                               \
+        if (c < classes) *to[c]++ = every[p];)                                                      \
     for (size_t c = 0; c < classes; c++) out[c] = to[c];                                            \
 }                                                                                                   \
                                                                                                     \
@@ -223,7 +208,7 @@ FAST int64_t tw_unsort_##W(const W *words, size_t n, const W *limits, size_t cla
     EACH(n, (W)(words[p] << 1) < most,                                                              \
         const W size = (W)(words[p] << 1);                                                          \
         const size_t c = CLASS(size);                                                               \
-        if (from[c] == stop[c]) return -1;                                                          \
+        if (c >= classes || from[c] == stop[c]) return -1;                                          \
         at[found] = (int32_t)p;                                                                     \
         diffs[found] = *from[c]++;                                                                  \
         found += diffs[found] != 0;)                                                                \
@@ -260,7 +245,42 @@ FAST void tw_merge_##W(const int32_t *at, const W *diffs, size_t n, const int32_
     for (; j < n2; j++, k++) { out_at[k] = at2[j]; out[k] = diffs2[j]; }                            \
 }
 
+#define HASHES(W, SIGNED)                                                                           \
+                                                                                                    \
+/* By how much the content hash moves as words at some positions change from old to now. */         \
+FAST uint64_t tw_moved_##W(const int32_t *at, const W *old, const W *now, size_t n,                 \
+                           const uint64_t *low, const uint64_t *high)                               \
+{                                                                                                   \
+    uint64_t sum = 0;                                                                               \
+    for (size_t j = 0; j < n; j++) {                                                                \
+        const uint64_t step = (uint64_t)((int64_t)(SIGNED)now[j] - (int64_t)(SIGNED)old[j]);        \
+        sum += step * low[at[j] & ((1 << ROW_BITS) - 1)] * high[at[j] >> ROW_BITS];                 \
+    }                                                                                               \
+    return sum;                                                                                     \
+}                                                                                                   \
+                                                                                                    \
+/* What n words add to the content hash, or by how much it moves if they were old, unless that is null. */\
+FAST uint64_t tw_whole_##W(const W *now, const W *old, size_t n, const uint64_t *low, const uint64_t *high)\
+{                                                                                                   \
+    uint64_t sum = 0;                                                                               \
+    for (size_t row = 0; row << ROW_BITS < n; row++) {                                              \
+        const size_t i = row << ROW_BITS, here = n - i < 1 << ROW_BITS ? n - i : 1 << ROW_BITS;     \
+        uint64_t part = 0;                                                                          \
+        if (old)                                                                                    \
+            for (size_t j = 0; j < here; j++)                                                       \
+                part += (uint64_t)((int64_t)(SIGNED)now[i + j] - (int64_t)(SIGNED)old[i + j]) * low[j];\
+        else                                                                                        \
+            for (size_t j = 0; j < here; j++) part += (uint64_t)(int64_t)(SIGNED)now[i + j] * low[j];\
+        sum += part * high[row];                                                                    \
+    }                                                                                               \
+    return sum;                                                                                     \
+}                                                                                                   \
+
 KERNELS(uint8_t, int8_t)
 KERNELS(uint16_t, int16_t)
 KERNELS(uint32_t, int32_t)
 KERNELS(uint64_t, int64_t)
+
+HASHES(uint8_t, int8_t)
+HASHES(uint16_t, int16_t)
+HASHES(uint32_t, int32_t)

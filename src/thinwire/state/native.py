@@ -1,13 +1,15 @@
 """Calls of the compiled passes in ``kernels.c``: several times as fast as numpy's, and beside other threads.
 
 They are there where a C compiler was when thinwire was installed; elsewhere ``there()`` is False, and callers
-do the same with numpy. Words are signed or unsigned integers of any width, positions are int32, and whatever
-arrays are given is checked: ``InputError`` for another size, width or order, or a position out of range.
+do the same with numpy. Words are signed or unsigned integers of any width, positions are int32, and arrays
+are checked: ``InputError`` for another size or width, or a position out of range. What others may write to
+meanwhile, a trainer's tensors and live words, can make a result wrong, but reaches no other memory.
 """
 
 from __future__ import annotations
 
 import ctypes
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -19,43 +21,45 @@ import numpy as np
 from thinwire.state.stream import Array
 from thinwire.types import InputError, require
 
-INTERFACE = 4  # of kernels.c
 MOST = 4  # classes
+ROW = 1 << 12  # factors of the content hash that repeat
+_FAR = 1 << 31  # positions are below it
 _START = ctypes.c_char * 0  # the beginning of an array
 _NAMES = (
     "differing",
-    "replace",
-    "take",
-    "put",
+    "compared",
     "differences",
     "split",
-    "moved",
-    "whole",
+    "take",
+    "put",
     "sort",
     "unsort",
     "outside",
     "merge",
 )
+_HASHES = ("moved", "whole")  # of words of up to 4 bytes
 
 
 def _load() -> dict[str, Any]:
-    """Return the functions of the library that lies beside this file; none where there is no such library."""
+    """Return the functions of the library beside this file; none where there is none of this source."""
+    source = Path(__file__).with_name("kernels.c")  # where thinwire is developed
     for suffix in EXTENSION_SUFFIXES:
-        path = Path(__file__).with_name(f"_kernels{suffix}")
         try:
-            library = ctypes.CDLL(str(path))
-            current = library.tw_interface() == INTERFACE
+            library = ctypes.CDLL(str(Path(__file__).with_name(f"_kernels{suffix}")))
+            library.tw_source.restype = ctypes.c_int64
+            if not source.exists() or library.tw_source() == zlib.crc32(source.read_bytes()):
+                return _functions(library)
         except (OSError, AttributeError):
             continue
-        return _functions(library) if current else {}
     return {}
 
 
 def _functions(library: ctypes.CDLL) -> dict[str, Any]:
     names = [f"{name}_uint{8 * size}_t" for name in _NAMES for size in (1, 2, 4, 8)]
+    names += [f"{name}_uint{8 * size}_t" for name in _HASHES for size in (1, 2, 4)]
     found = {name: getattr(library, f"tw_{name}") for name in ["where", "within", *names]}
     for name, function in found.items():
-        function.restype = ctypes.c_uint64 if name.startswith(("moved", "whole")) else ctypes.c_int64
+        function.restype = ctypes.c_uint64 if name.startswith(_HASHES) else ctypes.c_int64
     return found
 
 
@@ -63,13 +67,13 @@ _FUNCTIONS = _load()
 
 
 def there(*arrays: Array) -> bool:
-    """Return whether there are compiled passes, and each of ``arrays`` is one piece of memory."""
-    return bool(_FUNCTIONS) and all(array.flags.c_contiguous for array in arrays)
+    """Return whether there are compiled passes, and each of ``arrays`` is one aligned piece of memory."""
+    return bool(_FUNCTIONS) and all(a.flags.c_contiguous and a.flags.aligned for a in arrays)
 
 
 @contextmanager
 def without() -> Iterator[None]:
-    """Leave all to numpy for a while, in every thread: to compare both."""
+    """Leave all to numpy for a while, to compare both; no other thread may be at work."""
     kept = dict(_FUNCTIONS)
     _FUNCTIONS.clear()
     try:
@@ -81,7 +85,7 @@ def without() -> Iterator[None]:
 def where(mask: Array) -> Array:
     """Return the positions of bool [n] that are set: intp, increasing."""
     at = np.empty(int(np.count_nonzero(mask)), dtype=np.int64)
-    _FUNCTIONS["where"](_at(mask, mask.size, 1), _size(mask), _at(at, at.size, 8))
+    _same(_FUNCTIONS["where"](_at(mask, mask.size, 1), _size(mask), _at(at, at.size, 8), _size(at)), at.size)
     return at
 
 
@@ -91,15 +95,17 @@ def differing(now: Array, held: Array) -> int:
     return _call("differing", width, _at(now, n, width), _at(held, n, width), _size(held))
 
 
-def replace(now: Array, held: Array, start: int, count: int) -> tuple[Array, Array, Array]:
-    """Make ``held`` [n] what ``now`` is; return positions from ``start`` on, what was there, and what is.
+def compared(now: Array, held: Array, start: int, count: int) -> tuple[Array, Array, Array]:
+    """Return where words [n] differ, from ``start`` on, what ``held`` has there, and what ``now`` has.
 
-    ``count`` is what ``differing`` says of them.
+    ``count`` is what ``differing`` says of them. Errors: ``InputError`` where somebody wrote to them since.
     """
-    n, width = held.size, held.itemsize
+    require(start + now.size <= _FAR, InputError, f"{start + now.size} elements, at most {_FAR}")
     found = [np.empty(count, dtype=dtype) for dtype in (np.dtype(np.int32), held.dtype, held.dtype)]
+    n, width = held.size, held.itemsize
     both = _at(now, n, width), _at(held, n, width), _size(held), ctypes.c_int32(start)
-    _call("replace", width, *both, *(_at(x, count, x.itemsize) for x in found))
+    into = (_at(x, count, x.itemsize) for x in found)
+    _same(_call("compared", width, *both, *into, _size(found[0])), count)
     return found[0], found[1], found[2]
 
 
@@ -108,7 +114,7 @@ def differences(old: Array, new: Array, count: int) -> tuple[Array, Array]:
     at, diffs = np.empty(count, dtype=np.int32), np.empty(count, dtype=old.dtype)
     n, width = old.size, old.itemsize
     both = _at(old, n, width), _at(new, n, width), _size(old)
-    _call("differences", width, *both, _at(at, count, 4), _at(diffs, count, width))
+    _same(_call("differences", width, *both, _at(at, count, 4), _at(diffs, count, width), _size(at)), count)
     return at, diffs
 
 
@@ -136,6 +142,7 @@ def take(words: Array, positions: Array) -> Array:
 
 def put(words: Array, positions: Array, values: Array) -> None:
     """Write ``values`` [n] into ``words`` at ``positions`` [n]."""
+    require(words.flags.writeable, InputError, "words that cannot be written to; copy them")
     n, width = positions.size, words.itemsize
     at = _positions(positions, words.size)
     _call("put", width, _at(words, words.size, width), at, _size(positions), _at(values, n, width))
@@ -143,6 +150,7 @@ def put(words: Array, positions: Array, values: Array) -> None:
 
 def moved(positions: Array, old: Array, new: Array, low: Array, high: Array) -> int:
     """Return the sum of new - old, each times its factors of ``low`` and ``high``, modulo 2**64."""
+    require(low.size == ROW, InputError, f"{low.size} factors, expected {ROW}")
     n, width = positions.size, old.itemsize
     at = _positions(positions, low.size * high.size)
     words = _at(old, n, width), _at(new, n, width), _size(positions)
@@ -152,8 +160,8 @@ def moved(positions: Array, old: Array, new: Array, low: Array, high: Array) -> 
 def whole(new: Array, old: Array | None, low: Array, high: Array) -> int:
     """Return the sum of new - old (None: zeros) [n], each times its factors of ``low`` and ``high``."""
     n, width = new.size, new.itemsize
-    if n > low.size * high.size:
-        raise InputError(f"{n} elements, factors for {low.size * high.size}")
+    right = low.size == ROW and n <= low.size * high.size
+    require(right, InputError, f"{n} elements, factors for {low.size} times {high.size}")
     before = ctypes.c_void_p() if old is None else _at(old, n, width)
     factors = _at(low, low.size, 8), _at(high, high.size, 8)
     return _call("whole", width, _at(new, n, width), before, _size(new), *factors)
@@ -221,6 +229,11 @@ def _call(name: str, width: int, *arguments: Any) -> int:
     return found
 
 
+def _same(found: int, counted: int) -> None:
+    if found != counted:
+        raise InputError("an array was written to while it was compared; publish when the step is done")
+
+
 def _size(array: Array) -> ctypes.c_size_t:
     return ctypes.c_size_t(array.size)
 
@@ -234,10 +247,11 @@ def _at(array: Array, n: int, width: int) -> Any:
     return ctypes.c_void_p(array.__array_interface__["data"][0])
 
 
-def _positions(positions: Array, size: int) -> ctypes.c_void_p:
+def _positions(positions: Array, size: int) -> Any:
     """Return where positions lie, in any order, if all are of an array of ``size`` elements."""
+    require(positions.dtype == np.int32, InputError, f"positions of {positions.dtype}, expected int32")
     at = _at(positions, positions.size, 4)
-    if not _FUNCTIONS["within"](at, _size(positions), ctypes.c_size_t(size)):
+    if not _FUNCTIONS["within"](at, _size(positions), ctypes.c_size_t(min(size, _FAR))):
         raise InputError(f"positions from {positions.min()} to {positions.max()} of {size} elements")
     return at
 

@@ -42,7 +42,7 @@ class Run(NamedTuple):
             diffs = block.diffs[self.start : self.stop]
             at = where(diffs != 0)
             return at.astype(np.int32), diffs.take(at)
-        at = block.positions[self.first : self.last] - np.int32(self.start)
+        at = block.positions[self.first : self.last].astype(np.int32) - np.int32(self.start)
         return at, block.diffs[self.first : self.last]
 
     def back(self, at: Array) -> Array:

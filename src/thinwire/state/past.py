@@ -2,7 +2,7 @@
 
 Whoever overwrites words of a version that is still being read keeps them first. So a reader needs no lock:
 it reads, and where meanwhile they were kept, it reads what was kept. It never waits for a trainer that
-publishes, nor the trainer for it; what that takes is memory, at most one more copy of the state.
+publishes, nor the trainer for it; what that takes is memory, at most a copy of the state for each reader.
 """
 
 from __future__ import annotations
@@ -49,22 +49,20 @@ class Past:
 
     def difference(self, change: Change, piece: int) -> Block:
         """Return what ``change`` made of a piece: the differences where there are any, or all of them."""
-        return self._read(piece, lambda words: _difference(change, words))
+        positions, old = change
+        numel = len(self._words[piece])
+        if positions is None:
+            return between(old, self.words(piece, 0, numel))
+        diffs = self._read(piece, lambda words: read(words, positions)) - old
+        if not diffs.all():
+            still = np.flatnonzero(diffs)  # the others are back to what they were
+            positions, diffs = positions[still], diffs[still]
+        return Block(numel, positions, diffs)
 
     def _read(self, piece: int, get: Callable[[np.ndarray], Found]) -> Found:
+        """Return what ``get`` copies of a piece, whose words may change meanwhile: then it copies again."""
         if self.lacks(piece):
             found = get(self._words[piece])
             if self.lacks(piece):  # only now it is known that nobody wrote meanwhile
                 return found
         return get(self._kept[piece])
-
-
-def _difference(change: Change, words: np.ndarray) -> Block:
-    positions, old = change
-    if positions is None:
-        return between(old, words)
-    diffs = read(words, positions) - old
-    if not diffs.all():
-        still = np.flatnonzero(diffs)  # the others are back to what they were
-        positions, diffs = positions[still], diffs[still]
-    return Block(len(words), positions, diffs)

@@ -306,7 +306,7 @@ class Replica:
 
     @classmethod
     def load(cls, path: str | Path, max_nbytes: int = MAX_NBYTES, check_every: int = CHECK_EVERY) -> Replica:
-        """Return the replica saved at ``path``, in front. Errors: ``InputError``, ``PayloadError``."""
+        """Return the replica saved at ``path``, in front. Errors: ``InputError``."""
         words, version = saved.load(path, max_nbytes)
         replica = cls(words.layout, check_every)
         replica._install(words, version)

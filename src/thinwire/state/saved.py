@@ -20,6 +20,8 @@ from thinwire.state.patch import MAX_VERSION, Version, check_meta, is_time
 from thinwire.state.words import Words
 from thinwire.types import WRONG_VALUES, InputError, MissingExtra, PayloadError, require
 
+_REMEDY = "delete it, and the state will come whole"
+
 
 def save(path: str | Path, words: Words, version: Version) -> None:
     """Write ``words`` and what is known of their version. Errors: ``InputError`` naming path and reason.
@@ -52,7 +54,7 @@ def save(path: str | Path, words: Words, version: Version) -> None:
 def load(path: str | Path, max_nbytes: int = MAX_NBYTES) -> tuple[Words, Version]:
     """Return the words in a file and their version.
 
-    Errors: ``InputError`` for a file that cannot be read, ``PayloadError`` for one that is no saved state.
+    Errors: ``InputError`` for a file that cannot be read, or is no saved state: no peer sent it.
     """
     library = _safetensors()
     require(Path(path).is_file(), InputError, f"{path} is no file; save a replica there first")
@@ -61,9 +63,9 @@ def load(path: str | Path, max_nbytes: int = MAX_NBYTES) -> tuple[Words, Version
             words, version = _read(file, max_nbytes)
     except OSError as e:
         raise InputError(f"cannot read a state from {path}: {e}") from e
-    except (library.SafetensorError, *WRONG_VALUES) as e:
-        raise PayloadError(f"{path} is not a saved state: {str(e)[:200]}; delete it and follow anew") from e
-    require(words.hash() == version.hash, PayloadError, f"{path} was damaged; delete it and follow anew")
+    except (library.SafetensorError, PayloadError, *WRONG_VALUES) as e:
+        raise InputError(f"{path} is not a saved state: {str(e)[:200]}; {_REMEDY}") from e
+    require(words.hash() == version.hash, InputError, f"{path} was damaged; {_REMEDY}")
     return words, version
 
 

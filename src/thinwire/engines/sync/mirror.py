@@ -40,7 +40,7 @@ class Mirror:
         self.name = ""  # of the state, as its publisher calls it
         self.replica: Replica | None = None
         if saved is not None and saved.is_file():
-            self.replica, self._base = _loaded(saved, max_nbytes, check_every), None
+            self.replica, self._base = Replica.load(saved, max_nbytes, check_every), None
             if into is not None:
                 binding.bind(self.replica.layout, into)  # whether it fits; no more than that
 
@@ -91,13 +91,6 @@ class Mirror:
         if self.replica is None:
             raise PayloadError("a version before the layout")
         return self.replica.confirm(version)
-
-
-def _loaded(saved: Path, max_nbytes: int, check_every: int) -> Replica:
-    try:
-        return Replica.load(saved, max_nbytes, check_every)
-    except PayloadError as e:  # no peer sent it
-        raise InputError(str(e)) from e
 
 
 def _owned(model: nn.Module | None) -> dict[str, Tensor] | None:

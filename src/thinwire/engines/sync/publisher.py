@@ -17,7 +17,7 @@ from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.state.patch import Version
 from thinwire.state.stream import check_coder
-from thinwire.types import InputError, LinkError, PayloadError
+from thinwire.types import InputError, LinkError
 
 TIMEOUT = 60.0  # seconds
 POLL = 0.01  # seconds
@@ -153,10 +153,7 @@ def _history(state: Path | None, layout: Layout, budget: int | None) -> History:
     """Return the history to go on from."""
     if state is None or not state.is_file():
         return History(layout, budget)
-    try:
-        found = History.load(state, budget)
-    except PayloadError as e:  # no peer sent it
-        raise InputError(str(e)) from e
+    found = History.load(state, budget)
     if found.layout.digest != layout.digest:
         raise InputError(
             f"{state} holds a state of other names, shapes or dtypes; delete it, or give another file"
