@@ -22,8 +22,8 @@ START = 0x7468696E77697265  # of a state of zeros; nothing at all has the hash 0
 _MASK = (1 << 64) - 1
 _SHIFT = 12
 _ROW = 1 << _SHIFT  # positions of one row: its factors stay in the first-level cache
-_ROWS = 32  # converted to 8 bytes at once
-_RUN = 1 << 14  # changes looked up at once
+_ROWS = 32  # converted to 8 bytes at once, by numpy
+_RUN = 1 << 14  # changes looked up at once, by numpy
 
 
 def _splitmix(seed: int, n: int) -> np.ndarray:

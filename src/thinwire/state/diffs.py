@@ -17,7 +17,7 @@ from thinwire.state.positions import pack_positions, unpack_positions
 from thinwire.state.stream import Array, Reader, pack_stream
 from thinwire.types import InputError, PayloadError, require
 
-_PAGE = 1 << 17  # differences to work on at a time: a multiple of 8
+_PAGE = 1 << 17  # differences that numpy works on at a time: a multiple of 8
 
 
 def pack_diffs(diffs: Array) -> bytes:

@@ -1,4 +1,4 @@
-"""Calls of the compiled passes in ``kernels.c``: several times as fast as numpy's, and beside other threads.
+"""Calls of the compiled passes in ``kernels.c``: faster than numpy's, and beside other threads.
 
 They are there where a C compiler was when thinwire was installed; elsewhere ``there()`` is False, and callers
 do the same with numpy. Words are signed or unsigned integers of any width, positions are int32, and arrays
