@@ -120,7 +120,8 @@ def feeds(found: dict[str, Any], table: Table) -> str:
             each = f["uplink_bytes"] / f["versions"]
             arrived = f"{min(f['arrived'])} to {max(f['arrived'])} of {f['versions']}"
             times = DASH if base is None else f"{each / base:.2f}×"
-            yield [names[f["kind"]], _size(each), times, arrived, _yes(f["identical"])]
+            late = "" if f["network"]["valid"] else " (the machine was late)"
+            yield [names[f["kind"]] + late, _size(each), times, arrived, _yes(f["identical"])]
 
     head = ["followers", "publisher's uplink, a version", "against one follower", "patches each got",
             "all bit-identical"]  # fmt: skip
