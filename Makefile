@@ -71,4 +71,4 @@ docs: setup  ## Build the documentation into site/
 	$(BIN)/mkdocs build --strict
 
 clean:  ## Remove what the other commands made, the virtual environment included
-	rm -rf $(VENV) build site runs src/*.egg-info src/thinwire/state/_kernels*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build site runs src/*.egg-info src/thinwire/state/_kernels.bin .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -4,10 +4,21 @@ import zlib
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 SOURCE = "src/thinwire/state/kernels.c"
 
+
+class Library(build_ext):
+    """Build what ctypes loads: under the name of a module, whoever lists modules would try to import it."""
+
+    def get_ext_filename(self, fullname: str) -> str:
+        """Return where a library lies, without the suffix of a module."""
+        return str(Path(*fullname.split(".")).with_suffix(".bin"))
+
+
 setup(
+    cmdclass={"build_ext": Library},
     ext_modules=[
         Extension(
             "thinwire.state._kernels",
@@ -16,5 +27,5 @@ setup(
             extra_compile_args=["-O3"],
             optional=True,
         )
-    ]
+    ],
 )

@@ -529,7 +529,7 @@ WRONG = [
     (["publish", "{m}", "--state", "{m}"], "is in what is published"),
     (
         ["publish", "{m}", "--port", "0", "--state", "{no}"],
-        "give another name, and followers get one keyframe",
+        "delete it, and the state will come whole",
     ),
     (["publish"], "FILE"),
     (["follow", "nowhere"], "neither HOST:PORT nor a folder"),

@@ -22,7 +22,7 @@ from thinwire.links.security import is_loopback, read_token
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.state.patch import Version
-from thinwire.types import InputError, LinkError, PayloadError, require
+from thinwire.types import InputError, LinkError, require
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 PATIENCE = 300.0  # seconds that --once waits for a follower
@@ -216,15 +216,7 @@ class Outlets:
     def listen(self, host: str, port: int, state: Path | None = None) -> None:
         """Let followers connect; go on from the file ``state`` if it is there."""
         at = host, port, self._token, self._name
-        try:
-            self._push = Publisher(self._tensors, *at, *self._kind, state=state)
-        except InputError as e:
-            if not isinstance(e.__cause__, PayloadError):
-                raise
-            raise InputError(
-                f"--state {state} is no saved state, or a damaged one; give another name, and followers get "
-                "one keyframe"
-            ) from e
+        self._push = Publisher(self._tensors, *at, *self._kind, state=state)
         self._state = state
 
     def save(self) -> InputError | None:

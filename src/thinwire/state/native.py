@@ -12,7 +12,6 @@ import ctypes
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
@@ -43,15 +42,13 @@ _HASHES = ("moved", "whole")  # of words of up to 4 bytes
 def _load() -> dict[str, Any]:
     """Return the functions of the library beside this file; none where there is none of this source."""
     source = Path(__file__).with_name("kernels.c")  # where thinwire is developed
-    for suffix in EXTENSION_SUFFIXES:
-        try:
-            library = ctypes.CDLL(str(Path(__file__).with_name(f"_kernels{suffix}")))
-            library.tw_source.restype = ctypes.c_int64
-            if not source.exists() or library.tw_source() == zlib.crc32(source.read_bytes()):
-                return _functions(library)
-        except (OSError, AttributeError):
-            continue
-    return {}
+    try:
+        library = ctypes.CDLL(str(Path(__file__).with_name("_kernels.bin")))
+        library.tw_source.restype = ctypes.c_int64
+        current = not source.exists() or library.tw_source() == zlib.crc32(source.read_bytes())
+        return _functions(library) if current else {}
+    except (OSError, AttributeError):
+        return {}
 
 
 def _functions(library: ctypes.CDLL) -> dict[str, Any]:
