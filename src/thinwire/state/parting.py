@@ -84,14 +84,15 @@ def take_out(blocks: Sequence[Block], look: Look, cuts: Sequence[int]) -> tuple[
     rest = []
     for i, block in enumerate(blocks):
         word = block.diffs.dtype
+        least = _least(cuts, word)
         others, every = list[Changes](), np.zeros(min(RUN, block.numel), dtype=word)
         for run in runs(block, RUN):
             words, changes = words_at(look, i, run, word), run.changes(block)
             gather.write(every, *changes)
-            for found, part in zip(classes, _sorted(words, cuts, every[: words.size]), strict=True):
+            for found, part in zip(classes, _sorted(words, least, every[: words.size]), strict=True):
                 found.append(part)
             gather.write(every, changes[0], np.zeros_like(changes[1]))
-            at, diffs = _outside(words, cuts, *changes)
+            at, diffs = _outside(words, least, *changes)
             others.append((run.back(at), diffs))
         rest.append(_gathered(block.numel, others, word))
     return [np.concatenate(found) for found in classes], rest
@@ -102,10 +103,11 @@ def put_back(rest: Sequence[Block], classes: Sequence[Array], look: Look, cuts: 
     taken, blocks = [0 for _ in cuts], []
     for i, block in enumerate(rest):
         word, found = block.diffs.dtype, list[Changes]()
+        least = _least(cuts, word)
         for run in runs(block, RUN):
             words = words_at(look, i, run, word)
-            own = _unsorted(words, cuts, classes, taken)
-            at, diffs = _merged(own, _outside(words, cuts, *run.changes(block)))
+            own = _unsorted(words, least, classes, taken)
+            at, diffs = _merged(own, _outside(words, least, *run.changes(block)))
             found.append((run.back(at), diffs))
         blocks.append(_gathered(block.numel, found, word))
     if taken != [differences.size for differences in classes]:
@@ -132,23 +134,23 @@ def between(old: Array, new: Array) -> Block:
     return Block(old.size, positions, diffs)
 
 
-def _sorted(words: Array, cuts: Sequence[int], every: Array) -> list[Array]:
+def _sorted(words: Array, least: Array, every: Array) -> list[Array]:
     """Return the differences of the elements of each class, of those for ``every`` element."""
     if native.there(words, every):
-        return native.sort(words, _least(cuts, words), every)
-    members, parts = _classed(words, cuts)
+        return native.sort(words, least, every)
+    members, parts = _classed(words, least)
     own = every.take(members)
     return [own.take(part) for part in parts]
 
 
-def _unsorted(words: Array, cuts: Sequence[int], classes: Sequence[Array], taken: list[int]) -> Changes:
+def _unsorted(words: Array, least: Array, classes: Sequence[Array], taken: list[int]) -> Changes:
     """Return what changed among the elements of classes, whose differences follow those that were taken."""
     if native.there(words, *classes):
-        found = native.unsort(words, _least(cuts, words), classes, taken)
+        found = native.unsort(words, least, classes, taken)
         if found is None:
             raise PayloadError(_OTHER)
         return found
-    members, parts = _classed(words, cuts)
+    members, parts = _classed(words, least)
     own = np.empty(members.size, dtype=words.dtype)
     for i, (part, differences) in enumerate(zip(parts, classes, strict=True)):
         start, stop = taken[i], taken[i] + part.size
@@ -159,9 +161,9 @@ def _unsorted(words: Array, cuts: Sequence[int], classes: Sequence[Array], taken
     return members.take(some).astype(np.int32), own.take(some)
 
 
-def _classed(words: Array, cuts: Sequence[int]) -> tuple[Array, list[Array]]:
+def _classed(words: Array, least: Array) -> tuple[Array, list[Array]]:
     """Return where elements below the last cut are, and which of these each class has: intp, increasing."""
-    sizes, least = sizes_of(words), _least(cuts, words)
+    sizes = sizes_of(words)
     members = where(sizes < least[-1])
     own = sizes.take(members)
     below = [own < cut for cut in least[:-1]] + [np.ones(own.size, dtype=np.bool_)]
@@ -169,9 +171,9 @@ def _classed(words: Array, cuts: Sequence[int]) -> tuple[Array, list[Array]]:
     return members, [where(mask) for mask in masks]
 
 
-def _outside(words: Array, cuts: Sequence[int], at: Array, diffs: Array) -> Changes:
+def _outside(words: Array, least: Array, at: Array, diffs: Array) -> Changes:
     """Return those changes of a run that have no class."""
-    most = _least(cuts, words)[-1]
+    most = least[-1]
     if native.there(words, at, diffs):
         return native.outside(words, int(most), at, diffs)
     some = where(sizes_of(words.take(at)) >= most)
@@ -189,9 +191,9 @@ def _merged(some: Changes, others: Changes) -> Changes:
     return at.take(order), diffs.take(order)
 
 
-def _least(cuts: Sequence[int], words: Array) -> Array:
+def _least(cuts: Sequence[int], word: np.dtype) -> Array:
     """Return from which size on words are of no class below a cut: unsigned, one a cut."""
-    return np.array([cut << 8 * words.itemsize - 8 for cut in cuts], dtype=f"u{words.itemsize}")
+    return np.array([cut << 8 * word.itemsize - 8 for cut in cuts], dtype=f"u{word.itemsize}")
 
 
 def _gathered(numel: int, found: Sequence[Changes], word: np.dtype) -> Block:
