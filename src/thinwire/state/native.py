@@ -147,21 +147,18 @@ def put(words: Array, positions: Array, values: Array) -> None:
 
 def moved(positions: Array, old: Array, new: Array, low: Array, high: Array) -> int:
     """Return the sum of new - old, each times its factors of ``low`` and ``high``, modulo 2**64."""
-    require(low.size == ROW, InputError, f"{low.size} factors, expected {ROW}")
     n, width = positions.size, old.itemsize
     at = _positions(positions, low.size * high.size)
     words = _at(old, n, width), _at(new, n, width), _size(positions)
-    return _call("moved", width, at, *words, _at(low, low.size, 8), _at(high, high.size, 8))
+    return _call("moved", width, at, *words, *_factors(low, high))
 
 
 def whole(new: Array, old: Array | None, low: Array, high: Array) -> int:
     """Return the sum of new - old (None: zeros) [n], each times its factors of ``low`` and ``high``."""
     n, width = new.size, new.itemsize
-    right = low.size == ROW and n <= low.size * high.size
-    require(right, InputError, f"{n} elements, factors for {low.size} times {high.size}")
+    require(n <= low.size * high.size, InputError, f"{n} elements, factors for {low.size * high.size}")
     before = ctypes.c_void_p() if old is None else _at(old, n, width)
-    factors = _at(low, low.size, 8), _at(high, high.size, 8)
-    return _call("whole", width, _at(new, n, width), before, _size(new), *factors)
+    return _call("whole", width, _at(new, n, width), before, _size(new), *_factors(low, high))
 
 
 def sort(words: Array, least: Array, every: Array) -> list[Array]:
@@ -188,9 +185,9 @@ def unsort(
     """
     n, width = words.size, words.itemsize
     at, diffs = np.empty(n, dtype=np.int32), np.empty(n, dtype=words.dtype)
-    heads, next_ones, stops = (_addresses(classes, width) for _ in range(3))
-    for c, head in enumerate(heads):
-        next_ones[c], stops[c] = head + taken[c] * width, head + classes[c].size * width
+    heads = _addresses(classes, width)
+    next_ones = type(heads)(*(head + k * width for head, k in zip(heads, taken, strict=True)))
+    stops = type(heads)(*(head + c.nbytes for head, c in zip(heads, classes, strict=True)))
     about = _at(words, n, width), _size(words), _at(least, len(classes), width), _size(least)
     found = _call("unsort", width, *about, next_ones, stops, _at(at, n, 4), _at(diffs, n, width))
     if found < 0:
@@ -251,6 +248,11 @@ def _positions(positions: Array, size: int) -> Any:
     if not _FUNCTIONS["within"](at, _size(positions), ctypes.c_size_t(min(size, _FAR))):
         raise InputError(f"positions from {positions.min()} to {positions.max()} of {size} elements")
     return at
+
+
+def _factors(low: Array, high: Array) -> tuple[Any, Any]:
+    require(low.size == ROW, InputError, f"{low.size} factors, expected {ROW}")
+    return _at(low, low.size, 8), _at(high, high.size, 8)
 
 
 def _addresses(arrays: Sequence[Array], width: int) -> Any:
