@@ -18,6 +18,7 @@ from thinwire.engines.sync.publisher import Publisher
 from thinwire.engines.sync.shelf_writer import ShelfWriter
 from thinwire.engines.sync.watch import LOOK, Watch
 from thinwire.lab.progress import megabytes
+from thinwire.links import congestion as control
 from thinwire.links.security import is_loopback, read_token
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
@@ -63,6 +64,7 @@ State = Annotated[
         rich_help_panel=PUSH,
     ),
 ]
+Congestion = Annotated[str, typer.Option(metavar="NAME", help=control.MEANING, rich_help_panel=PUSH)]
 Once = Annotated[
     bool, typer.Option("--once", help="Publish what is there, and end when a follower or the store has it.")
 ]
@@ -79,6 +81,7 @@ def publish(
     state: State = None,
     store: Store = None,
     name: Name = "state",
+    congestion: Congestion = control.AUTO,
     once: Once = False,
     quiet: Quiet = False,
 ) -> None:
@@ -112,7 +115,7 @@ def publish(
         outlets = Outlets(watch.first(), kind, bounds, name, token)
         stack.callback(outlets.close)
         if port is not None:
-            outlets.listen(host, port, state)
+            outlets.listen(host, port, state, congestion)
         if store is not None:
             outlets.keep(store)
         live = stack.enter_context(Live(outlets.line, quiet))
@@ -213,10 +216,10 @@ class Outlets:
             self._own = History(Layout.of(self._tensors, *self._kind))
         return self._own
 
-    def listen(self, host: str, port: int, state: Path | None = None) -> None:
+    def listen(self, host: str, port: int, state: Path | None = None, congestion: str = control.AUTO) -> None:
         """Let followers connect; go on from the file ``state`` if it is there."""
         at = host, port, self._token, self._name
-        self._push = Publisher(self._tensors, *at, *self._kind, state=state)
+        self._push = Publisher(self._tensors, *at, *self._kind, state=state, congestion=congestion)
         self._state = state
 
     def save(self) -> InputError | None:

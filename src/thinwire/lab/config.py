@@ -105,11 +105,11 @@ class TrainConfig:
         "Shape the link below the kernel's TCP, each process in a network namespace of its own (Linux).",
     )
     congestion: str = _option(
-        "cubic",
+        "auto",
         PIPELINE,
-        "TCP congestion control of emulated links.",
+        "TCP congestion control; auto: bbr where programs may choose it, and cubic over emulated links.",
         metavar="NAME",
-        choices=("cubic", "bbr"),
+        choices=("auto", "system", "cubic", "bbr"),
     )
     overlap: bool = _option(
         True,

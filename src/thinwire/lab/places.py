@@ -21,8 +21,10 @@ from thinwire.lab.config import TrainConfig
 from thinwire.lab.emulator import lift
 from thinwire.lab.emulator.profile import profiles
 from thinwire.lab.record import RUN, load_run, write_json
+from thinwire.links.congestion import AUTO, SYSTEM
 from thinwire.types import MeasurementError
 
+CUBIC = "cubic"  # the congestion control of emulated links unless told: what most machines have
 Rank = subprocess.Popen[str]
 
 
@@ -79,7 +81,8 @@ class Emulated(ExitStack):
 
         super().__init__()
         shapes = profiles(config.link.split(";"), config.ranks)
-        self._net = Emulation(shapes, config.congestion, config.seed)
+        control = CUBIC if config.congestion in (AUTO, SYSTEM) else config.congestion
+        self._net = Emulation(shapes, control, config.seed)
         self._token = os.environ.get("THINWIRE_TOKEN") or secrets.token_hex(16)  # these links leave loopback
 
     def __enter__(self) -> Self:

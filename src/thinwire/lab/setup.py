@@ -22,6 +22,7 @@ from thinwire.lab.lora import add_adapters
 from thinwire.lab.loss import next_token_loss
 from thinwire.lab.machine import cores, pick_dtype
 from thinwire.lab.split import Stage, build_stage
+from thinwire.links.congestion import SYSTEM
 from thinwire.links.mesh import Peer, connect_mesh
 from thinwire.links.security import read_token
 from thinwire.types import InputError, LinkError, ThinwireError, require
@@ -98,6 +99,7 @@ def _connect(job: Job, rank: int, size: int, store: dist.Store) -> dict[int, Pee
         port=config.port,
         seed=config.seed,
         relay=config.relay,
+        control=SYSTEM if config.emulate else config.congestion,
     )
 
 

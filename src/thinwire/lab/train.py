@@ -23,6 +23,7 @@ from thinwire.lab.measured_cut import agree_cut
 from thinwire.lab.setup import World, build_parts, join, pick_threads
 from thinwire.lab.stepper import Stepper, learning_rate
 from thinwire.lab.telemetry import StepReport, Telemetry
+from thinwire.lab.warmup import warm_up
 from thinwire.types import InputError, MeasurementError
 
 LATENESS = 0.1  # of the link's delay: mean lateness of its messages above which a run is no measurement
@@ -87,7 +88,8 @@ class Run:
         self.config = job.config
         books.phase("loading the model")
         self.telemetry = Telemetry(world, self.config.deadline)
-        self.stepper = Stepper(job, world, self.telemetry, build_parts(job, world))
+        self._parts = build_parts(job, world)
+        self.stepper = Stepper(job, world, self.telemetry, self._parts)
         self.stages = self.stepper.stages
         self.checkpoints = resume.Checkpoints(job, world.rank, self.stages, self.stepper.optimiser)
         policy = job.recipe.policy
@@ -97,6 +99,8 @@ class Run:
     def go(self) -> None:
         """Train, evaluate, save."""
         done = self._resume()
+        width = self.job.source.config.hidden_size
+        warm_up(self._parts, self.stepper.optimiser, self.config, width, self.job.recipe)
         if not done:
             self._evaluate(0)
         self._take_bearings(done)

@@ -15,6 +15,7 @@ from typing import Any
 
 import zmq
 
+from thinwire.links import congestion
 from thinwire.links.events import Event, Kind
 from thinwire.links.metered import Traffic, wire_bytes
 from thinwire.links.security import answer_zap, check_host
@@ -90,18 +91,22 @@ class Hub(Station):
         silence: float = SILENCE,
         clock: Callable[[], float] = time.time,
         max_message: int = MAX_REQUEST,
+        control: str = congestion.AUTO,
     ) -> Hub:
         """Listen at ``host``; port 0 takes a free one.
 
         ``silence``: seconds after which a peer that says nothing is lost; below 4 the spokes need the same,
         which ping every second, or four times in their own silence. ``clock``: what the spokes compare
         their clocks with, in seconds. ``max_message``: bytes of the largest message that is read.
-        Errors: ``InputError`` for an address off loopback without a token, or one that cannot be bound.
+        ``control``: TCP's congestion control (``congestion``).
+        Errors: ``InputError`` for an address off loopback without a token, or one that cannot be bound, or a
+        control that cannot be had.
         """
         check_host(host, token)
         check_silence(silence)
+        chosen = congestion.resolve(control)
         sock = station_socket(zmq.ROUTER, host, max_message, sends=LARGE)
-        zap, port = listen(sock, host, port, token)
+        zap, port = listen(sock, host, port, token, chosen)
         return cls(sock, host, port, token, zap, silence, clock)
 
     @property

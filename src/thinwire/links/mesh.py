@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from time import monotonic, sleep
 from typing import Any, Protocol
 
+from thinwire.links import congestion
 from thinwire.links import probe as probes
 from thinwire.links.address import Route, parse_address
 from thinwire.links.base import LinkEstimate
@@ -106,13 +107,15 @@ def connect_mesh(
     seed: int = 0,
     prefix: str = "thinwire/links",
     relay: str | None = None,
+    control: str = congestion.AUTO,
 ) -> dict[int, Peer]:
     """Return a connected peer for every other rank; all ranks call this, with one ``world`` and ``token``.
 
     ``host`` is the address to listen at, ``advertise`` the one that others use to get there (default: the
     same). ``port``, unless 0, is that of the first pair, each later one takes the next; ``advertise`` may
     name the port, as in ``HOST:PORT``, that a router maps to it. ``shape`` is applied to what this rank
-    sends. ``deadline``: seconds of silence after which a peer is lost.
+    sends. ``deadline``: seconds of silence after which a peer is lost. ``control``: TCP's congestion control
+    (``congestion``), of direct links.
 
     ``relay``, as ``HOST:PORT`` or ``HOST:PORT/RUN``, is where a ``thinwire relay`` runs: this rank dials out
     to it, and store, host, port and advertise are not used. Two runs with one token need two names.
@@ -135,6 +138,7 @@ def connect_mesh(
             "token": token,
             "connect_timeout": connect_timeout,
             "max_message": MAX_SEGMENT,
+            "control": control,
         }
         links = _direct(rank, world, store, (host, port), advertise, prefix, end, options)
     try:

@@ -7,6 +7,7 @@ import socket
 
 import zmq
 
+from thinwire.links import congestion
 from thinwire.links.metered import CURVE_OVERHEAD
 from thinwire.links.security import ZAP_ENDPOINT, secure_binder
 from thinwire.types import InputError
@@ -28,11 +29,12 @@ def open_socket(kind: int, host: str, max_message: int, queued: int) -> zmq.Sock
 
 
 def listen(
-    sock: zmq.Socket[bytes], host: str, port: int, token: bytes | None
+    sock: zmq.Socket[bytes], host: str, port: int, token: bytes | None, control: str | None = None
 ) -> tuple[zmq.Socket[bytes] | None, int]:
     """Bind a ROUTER; return the socket that ZeroMQ asks about tokens, if there is one, and the port.
 
-    Port 0 takes a free one. Errors: ``InputError`` where the address cannot be bound.
+    Port 0 takes a free one; ``control`` is TCP's congestion control, from ``congestion.resolve``. Errors:
+    ``InputError`` where the address cannot be bound.
     """
     sock.router_mandatory = True  # a peer that is unknown, or whose queue is full, is an error to us
     sock.router_handover = True  # a new connection under a name replaces the old, maybe dead one
@@ -46,7 +48,9 @@ def listen(
     except zmq.ZMQError as e:
         sock.context.destroy(linger=0)
         raise InputError(f"cannot listen at {host}:{port}: {e.strerror}; choose another host or port") from e
-    return zap, int(sock.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+    port = int(sock.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+    congestion.at_port(port, control)
+    return zap, port
 
 
 def dial_again(sock: zmq.Socket[bytes], address: str) -> None:

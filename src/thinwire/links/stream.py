@@ -8,6 +8,8 @@ import os
 import socket
 from collections.abc import Callable
 
+from thinwire.links import congestion
+
 CHUNK = 1 << 16  # bytes
 BUFFER = 1 << 17  # bytes that a stream holds in each direction before its sender has to wait
 LINGER = 2.0  # seconds for the other direction to end once one has
@@ -43,6 +45,8 @@ class Stream:
         peer, here = (writer.get_extra_info(n) or ("?", 0) for n in ("peername", "sockname"))
         self.address, self.port = str(peer[0]), int(here[1])
         writer.transport.set_write_buffer_limits(BUFFER)
+        control = congestion.resolve(congestion.AUTO)
+        congestion.at_descriptor(writer.get_extra_info("socket").fileno(), control)
 
     async def take(self, nbytes: int, timeout: float) -> bytes:
         """Read exactly ``nbytes`` within ``timeout`` seconds."""

@@ -7,11 +7,13 @@ in it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import stat
 import struct
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -123,18 +125,34 @@ def sockets() -> list[Place]:
     return found
 
 
-def read_at(place: Place) -> TcpInfo | None:
-    """Return the counters of the TCP socket that is still at ``place``, or None.
+def place_of(descriptor: int) -> Place | None:
+    """Return where the socket at a descriptor is; None where there is none, or not any more."""
+    try:
+        status = os.fstat(descriptor)
+    except OSError:
+        return None
+    return Place(descriptor, status.st_ino) if stat.S_ISSOCK(status.st_mode) else None
 
-    The descriptor is borrowed for the length of the call alone: a copy kept longer would hold the connection
-    open after its owner closed it, and the peer would not learn of the end.
+
+def read_at(place: Place) -> TcpInfo | None:
+    """Return the counters of the TCP socket that is still at ``place``, or None."""
+    with borrowed(place) as sock:
+        return None if sock is None else read(sock)
+
+
+@contextlib.contextmanager
+def borrowed(place: Place) -> Iterator[socket.socket | None]:
+    """Lend a copy of the TCP socket that is still at ``place``, or None, for the block alone.
+
+    A copy kept longer would hold the connection open after its owner closed it, and the peer would not learn
+    of the end.
     """
     try:
         copy = socket.socket(fileno=os.dup(place.descriptor))  # closing the copy leaves the owner's alone
     except OSError:  # closed meanwhile
-        return None
+        yield None
+        return
     with copy:
-        if os.fstat(copy.fileno()).st_ino != place.inode:  # the number is another file's by now
-            return None
-        inet = copy.family in (socket.AF_INET, socket.AF_INET6)
-        return read(copy) if inet and copy.type == socket.SOCK_STREAM else None
+        same = os.fstat(copy.fileno()).st_ino == place.inode  # else the number is another file's by now
+        inet = copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM
+        yield copy if same and inet else None

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 
 import zmq
 
+from thinwire.links import congestion
 from thinwire.links.base import Data, LinkEstimate
 from thinwire.links.security import check_host, secure_connector
 from thinwire.links.sockets import endpoint, listen, open_socket
@@ -45,18 +46,21 @@ class ZmqLink:
         via: str | None = None,
         connect_timeout: float = 60.0,
         max_message: int = MAX_MESSAGE,
+        control: str = congestion.AUTO,
     ) -> ZmqLink:
         """Listen at ``host`` for the one peer that calls itself ``name``; port 0 takes a free one.
 
-        ``via``: what errors say in place of the address, where that leads to a tunnel.
+        ``via``: what errors say in place of the address, where that leads to a tunnel. ``control``: TCP's
+        congestion control (``congestion``).
 
         Errors: ``InputError`` for an address off loopback without a token, or one that cannot be bound; the
         link fails with ``LinkError`` when nobody came within ``connect_timeout`` seconds, ``AuthError`` when
         only holders of a wrong token did.
         """
         check_host(host, token)
+        chosen = congestion.resolve(control)
         sock = open_socket(zmq.ROUTER, host, max_message, HIGH_WATER)
-        zap, port = listen(sock, host, port, token)
+        zap, port = listen(sock, host, port, token, chosen)
         who = f"{peer} ({via or f'{host}:{port}'})"
         pump = Pump(sock, name, who, zap=zap, token=token, connect_timeout=connect_timeout)
         return cls(pump, host, port, token is not None, max_message, binds=True)
@@ -73,6 +77,7 @@ class ZmqLink:
         via: str | None = None,
         connect_timeout: float = 60.0,
         max_message: int = MAX_MESSAGE,
+        control: str = congestion.AUTO,
     ) -> ZmqLink:
         """Connect as ``name`` to a binder; returns at once, the connection is made in the background.
 
@@ -80,6 +85,7 @@ class ZmqLink:
         when there is no connection within ``connect_timeout`` seconds, ``AuthError`` when the token is wrong.
         """
         check_host(host, token)
+        chosen = congestion.resolve(control)
         sock = open_socket(zmq.DEALER, host, max_message, HIGH_WATER)
         sock.routing_id = name
         sock.reconnect_ivl, sock.reconnect_ivl_max = 100, 1000  # ms
@@ -89,7 +95,15 @@ class ZmqLink:
         address = endpoint(host, port)
         who = f"{peer} ({via or f'{host}:{port}'})"
         try:
-            pump = Pump(sock, name, who, endpoint=address, token=token, connect_timeout=connect_timeout)
+            pump = Pump(
+                sock,
+                name,
+                who,
+                endpoint=address,
+                token=token,
+                connect_timeout=connect_timeout,
+                control=chosen,
+            )
         except zmq.ZMQError as e:
             sock.context.destroy(linger=0)
             raise InputError(f"cannot connect to {host}:{port}: {e.strerror}; check the address") from e

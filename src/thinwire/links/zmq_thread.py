@@ -10,6 +10,7 @@ from time import monotonic
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from thinwire.links import congestion
 from thinwire.links.address import parse_address
 from thinwire.links.greeting import asks_for_token
 from thinwire.links.inbox import Inbox, failed, pending, renewed
@@ -38,7 +39,8 @@ for _e in (*_DIALS, *_REFUSED):
 class Pump:
     """Owns a bound ROUTER (``endpoint`` is None; the peer calls itself ``name``) or a connecting DEALER.
 
-    The socket's context belongs to the pump too; ``close`` ends both.
+    The socket's context belongs to the pump too; ``close`` ends both. ``control``: the congestion control of
+    the connections that it makes (``congestion``).
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Pump:
         zap: zmq.Socket[bytes] | None = None,
         token: bytes | None = None,
         connect_timeout: float = 60.0,
+        control: str | None = None,
     ) -> None:
         self.peer, self.inbox = peer, Inbox()
         self._sock, self._name, self._endpoint, self._zap, self._token = sock, name, endpoint, zap, token
@@ -69,6 +72,7 @@ class Pump:
         self._redial_at: float | None = None
         self._redial_now = False
         self._linger: float | None = None  # set by close: when to stop flushing
+        self._control = control
         self._bell = Bell()
         self._thread = threading.Thread(target=self._run, name=f"link to {peer}", daemon=True)
         self._thread.start()
@@ -173,6 +177,8 @@ class Pump:
             kind, value = event["event"], event["value"]
             if kind in _DIALS:
                 self._redial_at = None if kind == _Event.CONNECTED else monotonic() + REDIAL + 3.0
+                if kind == _Event.CONNECTED:  # the value is the connection's descriptor
+                    congestion.at_descriptor(value, self._control)
             elif kind == _Event.HANDSHAKE_SUCCEEDED and self._endpoint is not None:
                 self.connected.set()
             elif kind in _REFUSED:

@@ -11,6 +11,7 @@ import torch
 
 from thinwire.engines.sync.feed import Feed, FollowerStatus, check_name
 from thinwire.engines.sync.source import Names, Source, notes_of, tensors_of
+from thinwire.links.congestion import AUTO
 from thinwire.links.hub import Hub
 from thinwire.links.station import SILENCE
 from thinwire.state.history import History
@@ -32,9 +33,12 @@ class Publisher:
     leave out. ``state``: a file that is gone on from if it is there, written by ``save`` and on ``close``:
     followers of the version in it need no keyframe. ``budget`` bounds the log of changes in bytes (default: a
     quarter of the state); for what followers hold or are about to, it may take eight times that.
+    ``congestion``: TCP's congestion control, by name; ``auto`` is bbr where programs may choose it, which
+    does not begin slowly again after each pause, ``system`` what this machine has.
 
     Errors: ``InputError`` for tensors that cannot be followed, an address that cannot be bound (another
-    publisher listens there already), one off loopback without a token, or a ``state`` of other tensors.
+    publisher listens there already), one off loopback without a token, a ``state`` of other tensors, or a
+    congestion control that cannot be had.
     ``MissingExtra`` without zstandard.
 
     The end of a ``with`` block, unless it is an error, waits until all who follow have the newest version.
@@ -59,12 +63,13 @@ class Publisher:
         state: str | Path | None = None,
         budget: int | None = None,
         silence: float = SILENCE,
+        congestion: str = AUTO,
     ) -> None:
         check_coder()
         self._source, self._names, self._state = source, names, None if state is None else Path(state)
         self.history = _history(self._state, Layout.of(tensors_of(source, names), dtype, bounds), budget)
         check_name(name)
-        hub = Hub.bind(host, port, token=token, silence=silence)
+        hub = Hub.bind(host, port, token=token, silence=silence, control=congestion)
         self.host, self.port = host, hub.port
         # what the history begins with may be older than what followers hold: it is a base, and no news
         self._feed = Feed(self.history, hub, name, later=True)

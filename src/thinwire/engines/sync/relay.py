@@ -11,6 +11,7 @@ from thinwire.engines.sync.feed import HIGHEST, SILENT, TURN, Feed, FollowerStat
 from thinwire.engines.sync.mirror import check_same
 from thinwire.engines.sync.protocol import Quiet
 from thinwire.engines.sync.reception import Reception
+from thinwire.links.congestion import AUTO
 from thinwire.links.hub import Hub
 from thinwire.links.inbox import renewed
 from thinwire.links.spoke import Spoke
@@ -27,6 +28,7 @@ class Relay:
 
     Memory: one copy of the state and the log of its changes. Versions keep their numbers, times are by the
     publisher's clock. ``token`` is the same up and down. ``max_nbytes``: no larger state is taken.
+    ``congestion``: TCP's congestion control down, as for ``Publisher``.
 
     Errors: as ``Publisher`` for the address; what ends the relay later is raised by ``check`` and ``wait``.
     """
@@ -41,6 +43,7 @@ class Relay:
         budget: int | None = None,
         silence: float = SILENCE,
         max_nbytes: int = MAX_NBYTES,
+        congestion: str = AUTO,
     ) -> None:
         check_coder()
         self._budget, self._above = budget, 0
@@ -48,7 +51,7 @@ class Relay:
         self._error: Exception | None = None
         self._history: History | None = None
         self._feed: Feed | None = None
-        self._hub = Hub.bind(*listen, token=token, silence=silence, clock=self.now)
+        self._hub = Hub.bind(*listen, token=token, silence=silence, clock=self.now, control=congestion)
         self.host, self.port = listen[0], self._hub.port
         self._spoke: Spoke | None = None
         try:

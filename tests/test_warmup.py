@@ -1,0 +1,67 @@
+"""Warming up touches memory and libraries, and leaves weights, optimiser and random numbers as they were."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from thinwire.lab.config import TrainConfig
+from thinwire.lab.dropout import SampleDropout, SampleIds
+from thinwire.lab.setup import Part
+from thinwire.lab.warmup import warm_up
+from thinwire.recipes import parse_recipe
+
+CONFIG = TrainConfig(model="gpt2-lab", batch=4, microbatches=2, seq=8)
+WIDTH, WORDS = 16, 32
+
+
+def parts() -> dict[int, Part]:
+    torch.manual_seed(0)
+    ids = SampleIds()
+    first = nn.Sequential(nn.Embedding(WORDS, WIDTH), SampleDropout(0.5, "key", ids))
+    last = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS))
+    return {0: Part(first, ids.set), 1: Part(last, lambda _: None)}
+
+
+def adamw(found: dict[int, Part]) -> torch.optim.AdamW:
+    weights = [p for part in found.values() for p in part.module.parameters()]
+    return torch.optim.AdamW(weights, lr=0.1, weight_decay=0.1, fused=True)
+
+
+def step(found: dict[int, Part], optimiser: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Take a step on the same samples, and return all weights."""
+    found[0].on_samples([3, 5])
+    y = found[1].module(found[0].module(torch.arange(16).reshape(2, 8)))
+    y.square().mean().backward()
+    optimiser.step()
+    optimiser.zero_grad(set_to_none=True)
+    return [p.detach().clone() for part in found.values() for p in part.module.parameters()]
+
+
+@pytest.mark.parametrize("recipe", ["fp32", "thinwire", "aqsgd"])
+def test_what_follows_is_the_same_to_the_last_bit(recipe: str) -> None:
+    cold, warm = parts(), parts()
+    plain, touched = adamw(cold), adamw(warm)
+    random = torch.get_rng_state()
+    warm_up(warm, touched, CONFIG, WIDTH, parse_recipe(recipe))
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(p.grad is None for part in warm.values() for p in part.module.parameters())
+    assert touched.param_groups[0]["lr"] == 0.1 and len(touched.state) == 5
+    for _ in range(3):
+        for a, b in zip(step(cold, plain), step(warm, touched), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_a_resumed_optimisers_state_is_left_alone() -> None:
+    found = parts()
+    optimiser = adamw(found)
+    step(found, optimiser)
+    before = copy.deepcopy(optimiser.state_dict())
+    warm_up(found, optimiser, CONFIG, WIDTH, parse_recipe("fp32"))
+    after = optimiser.state_dict()
+    assert after["param_groups"] == before["param_groups"]
+    for k, state in before["state"].items():
+        assert all(torch.equal(after["state"][k][name], value) for name, value in state.items())
