@@ -14,9 +14,9 @@ import matplotlib.pyplot as plt
 
 RESULTS = Path(__file__).parent / "results"
 AGES = (  # cells of bench.state: at the pace of training, and ten times what the link carries
-    "state/age-10mbit-1e-06-stride-1-trained.json",
-    "state/age-10mbit-1e-05-stride-1-trained.json",
-    "state/age-10mbit-5e-05-stride-1-10x.json",
+    "state/age-10mbit-1e-06-stride-1-trained-bbr.json",
+    "state/age-10mbit-1e-05-stride-1-trained-bbr.json",
+    "state/age-10mbit-5e-05-stride-1-10x-bbr.json",
 )
 AUTO = "links/whole-gpt2-lab-drop-auto.json"
 COLOURS = ("#6b7280", "#d97706", "#2563eb", "#059669", "#7c3aed", "#db2777", "#0891b2", "#65a30d")

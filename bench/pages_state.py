@@ -91,6 +91,7 @@ def ages(found: dict[str, Any], table: Table) -> str:
             s = a["summary"]
             yield [
                 f"{a['mbit']} Mbit/s",
+                a["control"],
                 f"{a['rate']:g}",
                 str(a["stride"]),
                 f"{_time(s['published_every'])} ({s['times_the_link']:.1f}× the link)",
@@ -104,9 +105,10 @@ def ages(found: dict[str, Any], table: Table) -> str:
                 "" if a["valid"] else "the machine was late",
             ]
 
-    head = ["link, 30 ms", "learning rate", "steps a version", "a version every", "published → arrived",
-            "patch", "its transfer T", "coding, both ends", "age at arrival: median / worst",
-            "within T + round trip + coding", "within 2T + round trip", "note"]  # fmt: skip
+    head = ["link, 30 ms", "TCP", "learning rate", "steps a version", "a version every",
+            "published → arrived", "patch", "its transfer T", "coding, both ends",
+            "age at arrival: median / worst", "within T + round trip + coding",
+            "within 2T + round trip", "note"]  # fmt: skip
     return table(head, rows())
 
 

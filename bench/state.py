@@ -38,8 +38,8 @@ def cells() -> Iterator[Words]:
     for rate in RATES:
         for every in EVERY:
             yield "coding", f"{rate:g}", f"every-{every}"
-    for mbit, rate, stride, pace, _ in state_links.AGES:
-        yield "age", f"{mbit}mbit", f"{rate:g}", f"stride-{stride}", pace
+    for mbit, rate, stride, pace, _, controls in state_links.AGES:
+        yield from (("age", f"{mbit}mbit", f"{rate:g}", f"stride-{stride}", pace, c) for c in controls)
     for kind in state_links.FEEDS:
         yield "feed", kind
 
@@ -56,10 +56,11 @@ def measure(cell: Words, folder: Path) -> Any:
         return state_coding.measure(folder, float(rest[0]), int(rest[1].removeprefix("every-")))
     if kind == "feed":
         return state_links.feed(folder, rest[0])
-    age = next(a for a, c in zip(state_links.AGES, [c for c in cells() if c[0] == "age"], strict=True)
-               if c == cell)  # fmt: skip
-    mbit, rate, stride, pace, seconds = age
-    return state_links.age(folder, mbit, rate, stride, pace, seconds, expected(rate, stride))
+    link, size, steps, pace, control = rest
+    mbit, rate = int(link.removesuffix("mbit")), float(size)
+    stride = int(steps.removeprefix("stride-"))
+    seconds = next(a[4] for a in state_links.AGES if a[:4] == (mbit, rate, stride, pace))
+    return state_links.age(folder, mbit, rate, stride, pace, seconds, control, expected(rate, stride))
 
 
 def expected(rate: float, stride: int) -> float:
@@ -118,7 +119,7 @@ def summarise() -> dict[str, Any]:
         if cell[0] == "coding":
             found["coding"].append(coded(data))
         elif cell[0] == "age":
-            about = {k: data[k] for k in ("mbit", "rate", "stride", "pace", "summary")}
+            about = {k: data[k] for k in ("mbit", "rate", "stride", "pace", "control", "summary")}
             found["age"].append(about | {"valid": data["network"]["valid"]})
         else:
             found["feed"].append(data)

@@ -21,20 +21,22 @@ from thinwire.types import MeasurementError
 
 DELAY = "30ms"
 TRAINED = 3.5  # seconds that a step takes on two cores: the pace of whoever trains there
-# link [Mbit/s], learning rate, steps a version, pace ("trained", or times what the link carries), seconds
+CONTROLS = ("bbr", "cubic")  # of congestion: what a publisher takes where it may, and what most machines have
+# link [Mbit/s], learning rate, steps a version, pace ("trained", or times what the link carries), seconds,
+# and which controls
 AGES = (
-    (10, 1e-6, 1, "trained", 45),
-    (10, 1e-5, 1, "trained", 45),
-    (10, 1e-5, 1, "1x", 45),
-    (10, 1e-5, 1, "10x", 60),
-    (10, 1e-5, 4, "1x", 60),
-    (10, 1e-5, 16, "10x", 90),
-    (10, 5e-5, 1, "10x", 120),
-    (100, 1e-6, 1, "trained", 45),
-    (100, 1e-5, 1, "10x", 45),
-    (100, 5e-5, 1, "trained", 45),
-    (100, 5e-5, 1, "1x", 45),
-    (100, 5e-5, 1, "10x", 45),
+    (10, 1e-6, 1, "trained", 45, CONTROLS),
+    (10, 1e-5, 1, "trained", 45, CONTROLS),
+    (10, 1e-5, 1, "1x", 45, CONTROLS),
+    (10, 1e-5, 1, "10x", 60, CONTROLS[:1]),
+    (10, 1e-5, 4, "1x", 60, CONTROLS[:1]),
+    (10, 1e-5, 16, "10x", 90, CONTROLS[:1]),
+    (10, 5e-5, 1, "10x", 120, CONTROLS[:1]),
+    (100, 1e-6, 1, "trained", 45, CONTROLS),
+    (100, 1e-5, 1, "10x", 45, CONTROLS[:1]),
+    (100, 5e-5, 1, "trained", 45, CONTROLS),
+    (100, 5e-5, 1, "1x", 45, CONTROLS),
+    (100, 5e-5, 1, "10x", 45, CONTROLS[:1]),
 )
 FEEDS = ("one", "relay", "direct")  # one follower, eight behind a relay, eight without
 MANY = 8
@@ -56,8 +58,8 @@ def interval(pace: str, nbytes: float, mbit: float) -> float:
 class Cell:
     """A publisher on rank 0 and followers on rank 1 of an emulated network."""
 
-    def __init__(self, link: str, place: Path, orders: dict[str, Any]) -> None:
-        self._link, self._place, self._orders = link, place, orders
+    def __init__(self, link: str, place: Path, orders: dict[str, Any], control: str = CONTROLS[0]) -> None:
+        self._link, self._place, self._orders, self._control = link, place, orders, control
 
     def run(self) -> dict[str, Any]:
         """Measure, again where the machine was late; what is late to the end is kept as invalid."""
@@ -77,7 +79,7 @@ class Cell:
         for sign in (ready, done):
             sign.unlink(missing_ok=True)
         token = secrets.token_hex(16)
-        with Emulation([Profile.parse(self._link)] * 2) as net:
+        with Emulation([Profile.parse(self._link)] * 2, self._control) as net:
             net.check()
             common = self._orders | {"host": net.address(0), "token": token, "ready": str(ready),
                                      "done": str(done)}  # fmt: skip
@@ -99,8 +101,8 @@ class Cell:
                 raise MeasurementError(f"publisher and followers ended with {codes}")
             about = net.describe() | {"first_uplink_bytes": first, "uplink_bytes": _uplink(net)}
         said = {k: json.loads((self._place / f"{k}.json").read_text()) for k in ("publish", "follow")}
-        keep = ("profiles", "valid", "lateness", "lateness_limit", "cpu_share", "load", "first_uplink_bytes",
-                "uplink_bytes")  # fmt: skip
+        keep = ("profiles", "congestion", "valid", "lateness", "lateness_limit", "cpu_share", "load",
+                "first_uplink_bytes", "uplink_bytes")  # fmt: skip
         return {"network": {k: about[k] for k in keep}, **said}
 
 
@@ -108,15 +110,18 @@ def _uplink(net: Emulation) -> int:
     return net.counters()[0].up.passed.nbytes
 
 
-def age(folder: Path, mbit: int, rate: float, stride: int, pace: str, seconds: float, nbytes: float) -> Any:
+def age(
+    folder: Path, mbit: int, rate: float, stride: int, pace: str, seconds: float, control: str, nbytes: float
+) -> Any:
     """Return a cell: a recorded run published at a pace over a link; a version has about ``nbytes``."""
     every = interval(pace, nbytes, mbit)
     orders = {"folder": str(folder), "rate": rate, "stride": stride, "interval": every, "seconds": seconds,
               "followers": 1, "count": 1, "relay": False, "base": True}  # fmt: skip
     with tempfile.TemporaryDirectory() as place:
-        found = Cell(f"{mbit}mbit,{DELAY}", Path(place), orders).run()
+        found = Cell(f"{mbit}mbit,{DELAY}", Path(place), orders, control).run()
     rows = ages(found, carries(mbit), 2 * float(DELAY.removesuffix("ms")) * 1e-3)
-    return {"mbit": mbit, "rate": rate, "stride": stride, "pace": pace, "interval": every, "rows": rows,
+    about = {"mbit": mbit, "rate": rate, "stride": stride, "pace": pace, "control": control}
+    return {**about, "interval": every, "rows": rows,
             "summary": summary(found, rows, nbytes / carries(mbit)), **found}  # fmt: skip
 
 

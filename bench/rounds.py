@@ -1,0 +1,134 @@
+"""The small GPT-2 over its slow links, every recipe from the first step to the last, in turn, in rounds.
+
+``python -m bench.rounds`` (a part of ``make bench-links``). Single runs on a shared machine differ by several
+per cent, as much as some goals turn on. Within a round every recipe runs right after another, in an order
+that moves on from round to round; who is quicker is asked within each round, and the median of the rounds
+counts. C, the free step, is that of uncompressed fp32 over the unshaped network, once a round.
+
+Each run is kept when finished, as ``bench/results/rounds/ROUND-LINK-RECIPE-CONGESTION.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.links import ATTEMPTS, AUTO, COMMON, JOBS, LINKS, RESULTS
+from thinwire.lab.config import TrainConfig
+from thinwire.lab.launch import launch
+from thinwire.lab.record import load_run, read_metrics, write_json
+from thinwire.lab.runs import slug
+from thinwire.types import MeasurementError
+
+CELLS = RESULTS / "rounds"
+MODEL = "gpt2-lab"
+FREE = ("unlimited", "fp32", "cubic")
+OVER = ("10+30", "trace")
+RECIPES = (AUTO, "thinwire", "direct:bits=4", "tahquant", "aqsgd:fw=3,bw=6", "aqsgd:fw=4,bw=8")
+PACED = (AUTO, "thinwire", "tahquant")  # recipes that are also run with bbr
+WAYS = [FREE, *((link, recipe, "cubic") for link in OVER for recipe in RECIPES)]
+WAYS += [(link, recipe, "bbr") for link in OVER for recipe in PACED]
+ROUNDS = 3
+Way = tuple[str, str, str]  # link, recipe, congestion control
+Row = dict[str, Any]
+
+
+def cell_file(number: int, way: Way) -> Path:
+    """Return where a run is kept."""
+    link, recipe, control = way
+    return CELLS / f"{number}-{link}-{slug(recipe)}-{control}.json"
+
+
+def cells() -> Iterator[tuple[int, Way]]:
+    """Yield round and way of every run, in the order in which they are made."""
+    for number in range(1, ROUNDS + 1):
+        first = (number - 1) * len(WAYS) // ROUNDS
+        yield from ((number, way) for way in [*WAYS[first:], *WAYS[:first]])
+
+
+def measure(number: int, way: Way) -> None:
+    """Make one run and keep what counts of it; ``MeasurementError`` where the machine was too busy."""
+    link, recipe, control = way
+    with tempfile.TemporaryDirectory() as out:
+        own = {"emulate": True, "link": LINKS[link], "congestion": control, "eval_samples": 32}
+        config = TrainConfig(**(JOBS[MODEL] | COMMON | own | {"recipe": recipe, "out": out}))
+        record, steps = load_run(launch(config)), read_metrics(out)
+    found = {
+        "started": record.started,
+        "environment": record.environment,
+        "emulator": {k: (record.link.emulator or {}).get(k) for k in ("congestion", "lateness", "valid")},
+        "seconds": [s.seconds for s in steps],
+        "bytes": [s.bytes_forward + s.bytes_backward for s in steps],
+        "eval_final": record.loss.eval_final,
+    }
+    CELLS.mkdir(parents=True, exist_ok=True)
+    write_json(cell_file(number, way), found)
+
+
+def rounds(way: Way) -> list[Row]:
+    """Return the finished runs of a way, by round; empty until all are there."""
+    files = [cell_file(number, way) for number in range(1, ROUNDS + 1)]
+    return [json.loads(f.read_text()) for f in files] if all(f.exists() for f in files) else []
+
+
+def spans(run: Row) -> dict[str, float]:
+    """Return the seconds of a run's first step, of its median step in the first pass, and of all steps."""
+    per_pass = JOBS[MODEL]["steps"] // JOBS[MODEL]["epochs"]
+    seconds: Sequence[float] = run["seconds"]
+    return {
+        "step_one": seconds[0],
+        "first": statistics.median(seconds[:per_pass]),
+        "one_epoch": sum(seconds[:per_pass]),
+        "epochs": sum(seconds),
+    }
+
+
+def free_step() -> float | None:
+    """Return C: the median of the rounds' median free steps; None before all rounds are done."""
+    free = rounds(FREE)
+    return statistics.median(statistics.median(run["seconds"]) for run in free) if free else None
+
+
+def summary() -> list[Row]:
+    """Return one row a way that is finished: its seconds round by round, and how much sooner ``auto`` was."""
+    out = []
+    for way in WAYS:
+        runs = [spans(run) for run in rounds(way)]
+        auto = [spans(run) for run in rounds((way[0], AUTO, "cubic"))]
+        if not runs:
+            continue
+        row: Row = dict(zip(("link", "recipe", "congestion"), way, strict=True))
+        row |= {span: [run[span] for run in runs] for span in runs[0]}
+        row["bytes"] = sum(rounds(way)[0]["bytes"])
+        row["eval_final"] = [run["eval_final"] for run in rounds(way)]
+        sooner = {k: [r[k] / a[k] for r, a in zip(runs, auto, strict=True)] for k in runs[0]} if auto else {}
+        out.append(row | {"sooner": {k: statistics.median(v) for k, v in sooner.items()}})
+    return out
+
+
+def main() -> None:
+    """Make the runs that are missing."""
+    missing = []
+    for number, way in cells():
+        if cell_file(number, way).exists():
+            continue
+        for attempt in range(1, ATTEMPTS + 1):
+            print(f"round {number}:", *way, f"attempt {attempt} ...", file=sys.stderr, flush=True)
+            try:
+                measure(number, way)
+                break
+            except MeasurementError as e:
+                print(e, file=sys.stderr, flush=True)
+        else:
+            missing.append(f"{number} {' '.join(way)}")
+    if missing:
+        raise SystemExit(f"not measured, because this machine was too busy: {'; '.join(missing)}")
+
+
+if __name__ == "__main__":
+    main()
