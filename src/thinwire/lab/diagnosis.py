@@ -16,6 +16,7 @@ from thinwire.lab import machine
 from thinwire.lab.cache import cache_folder
 from thinwire.lab.network import STARTS_AGAIN, tcp_settings
 from thinwire.lab.progress import megabytes
+from thinwire.links import congestion
 from thinwire.state import native
 from thinwire.types import ThinwireError
 
@@ -209,7 +210,8 @@ def _tcp() -> Check:
     control = settings.get("tcp_congestion_control")
     if control is None:
         return Check("TCP", LACKS, "the system tells neither settings nor TCP_INFO; bytes are payload counts")
-    if control in STARTS_AGAIN and settings.get("tcp_slow_start_after_idle") == "1":
-        finding = f"{control} starts slowly again after each pause, which far links feel"
-        return Check("TCP", LACKS, finding, "sysctl -w net.ipv4.tcp_slow_start_after_idle=0, or take bbr")
-    return Check("TCP", OK, f"{control}, with the kernel's counts of each connection")
+    chosen = congestion.resolve(congestion.AUTO) or control
+    if chosen in STARTS_AGAIN and settings.get("tcp_slow_start_after_idle") == "1":
+        finding = f"{chosen} starts slowly again after each pause, which far links feel"
+        return Check("TCP", LACKS, finding, congestion.REMEDY)
+    return Check("TCP", OK, f"{chosen}, with the kernel's counts of each connection")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from thinwire.lab.linktest import LinkTest, Machine, Way
 from thinwire.lab.network import STARTS_AGAIN
 from thinwire.lab.progress import megabytes
+from thinwire.links.congestion import REMEDY
 
 FAR = 0.005  # seconds of round trip below which slow start costs little
 LOSSY = 0.01  # share of the bytes sent twice
@@ -26,7 +27,7 @@ def _way(sender: Machine, receiver: Machine, way: Way, test: LinkTest) -> Iterat
     if control in STARTS_AGAIN and idle and test.rtt >= FAR:
         yield (
             f"{sender.name}: {control} starts slowly again after each pause, which costs a message several "
-            f"round trips of {trip}; sysctl -w net.ipv4.tcp_slow_start_after_idle=0, or take bbr"
+            f"round trips of {trip}; {REMEDY}"
         )
     needed = 2 * way.rate * test.rtt  # kernels count their own overhead in the buffer too
     for machine, setting in ((sender, "tcp_wmem"), (receiver, "tcp_rmem")):

@@ -26,6 +26,10 @@ EMULATED = "THINWIRE_EMULATION"  # set in an emulator's namespaces: what was ask
 MEANING = (
     f"TCP's congestion control: a name, {SYSTEM} for this machine's, {AUTO} for bbr where it is allowed."
 )
+REMEDY = (
+    "as root: modprobe tcp_bbr, and sysctl -w net.ipv4.tcp_allowed_congestion_control='reno cubic bbr'; "
+    "or sysctl -w net.ipv4.tcp_slow_start_after_idle=0"
+)
 _LONGEST = 15  # characters of a name
 _KNOWN = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 
