@@ -5,8 +5,8 @@ the median step of uncompressed turns with the shape off in the same session; th
 against the median step of uncompressed fp32, run end to end over the unshaped network. So two runs are
 compared by the shares of C that they keep. The loss fixed beforehand is fp32's held-out loss after three
 passes, within 0.5 %: the time to it is that of three passes, and exists only where a recipe ends there.
-Bytes are those of whole runs: of the training, where a cell is a product. Where such a cell was also run from
-end to end (``VERIFIED``), the goals are held against that run.
+Bytes are those of whole runs: of the training, where a cell is a product. The goals are held against runs
+from end to end where there are some: those made in rounds (``bench.rounds``), else those of ``VERIFIED``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import statistics
 from datetime import datetime
 from typing import Any
 
+from bench import rounds
 from bench.links import AUTO, CELLS, COMMON, FIXED, JOBS, LINKS, RESULTS, VERIFIED, cell_file, cells
 from bench.links_worker import LIFTED
 from thinwire.lab.emulator.profile import Profile
@@ -35,7 +36,7 @@ SOONER = (  # how many times sooner than whom, over three passes or over one
 )
 SPANS = {"epochs": "to the loss", "one_epoch": "one pass"}
 UNSEEN = "trace"  # the link on which auto should beat every fixed recipe
-CLOSE = 0.03  # single runs: who is ahead by less than this may be behind the next time
+CLOSE = 0.03  # who is ahead by less than this may be behind the next time
 Row = dict[str, Any]
 
 
@@ -248,8 +249,37 @@ def goals(rows: list[Row]) -> list[Row]:
         shares = {name: auto[name] for name in ("share", "share_first", "share_step_one", "bound")}
         shares["of_bound"] = auto["share"] / auto["bound"] if auto["bound"] else None
         more = {"faster_than": versus, "same_loss": auto["same_loss"]}
-        out.append(place | {"slow": fp32 <= SLOW, "fp32_keeps": fp32} | shares | more)
+        out.append(
+            place | {"slow": fp32 <= SLOW, "fp32_keeps": fp32} | shares | more | in_rounds(auto, beside)
+        )
     return out
+
+
+def in_rounds(auto: Row, beside: dict[str, Row]) -> Row:
+    """Return what runs made in rounds say of a cell in place of single ones; nothing where there are none."""
+    c, here = rounds.free_step(), (auto["model"], auto["link"], "cubic")
+    made = {r["recipe"]: r for r in rounds.summary() if (rounds.MODEL, r["link"], r["congestion"]) == here}
+    if c is None or AUTO not in made or auto["link"] not in rounds.OVER:
+        return {}
+    own, steps = made[AUTO], JOBS[rounds.MODEL]["steps"]
+    reached = auto["same_loss"]
+    shares = {
+        "share": c * steps / statistics.median(own["epochs"]),
+        "share_first": c / statistics.median(own["first"]),
+        "share_step_one": c / statistics.median(own["step_one"]),
+        "bound": bound(auto["link"], c, own["bytes"] / steps),
+    }
+    shares["of_bound"] = shares["share"] / shares["bound"] if shares["bound"] else None
+    versus = {
+        name: {
+            "epochs": made[name]["sooner"]["epochs"] if reached and beside[name]["same_loss"] else None,
+            "one_epoch": made[name]["sooner"]["one_epoch"],
+            "other_reached": beside[name]["same_loss"],
+        }
+        for name in made
+        if name in beside and name != AUTO
+    }
+    return shares | {"faster_than": versus, "rounds": rounds.ROUNDS}
 
 
 def verdicts(goals: list[Row]) -> list[Row]:
@@ -328,6 +358,7 @@ def main() -> None:
         "predictions": predictions(),
         "goals": held,
         "verdicts": verdicts(held),
+        "rounds": {"c": rounds.free_step(), "rows": rounds.summary()},
         "relay_share": relay_share(),
         "missing": [" ".join(filter(None, cell)) for cell in cells() if not cell_file(*cell).exists()],
     }

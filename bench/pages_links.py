@@ -114,6 +114,32 @@ def verdicts(found: dict[str, Any], table: Table) -> str:
     return table(["auto's", "model", "link", "wanted", "found", "met"], rows())
 
 
+def in_rounds(found: dict[str, Any], table: Table) -> str:
+    """Return the runs made in rounds: seconds of each round, and how much sooner ``auto`` was."""
+
+    def each(values: list[float]) -> str:
+        return " / ".join(f"{v:.1f}" for v in values)
+
+    def rows() -> Rows:
+        for r in found["rounds"]["rows"]:
+            sooner = [_hundredths(r["sooner"].get(k)) for k in ("one_epoch", "epochs")]
+            yield [
+                r["link"],
+                f"`{r['recipe']}`",
+                r["congestion"],
+                f"{r['bytes'] / 1e6:.1f}",
+                " / ".join(f"{1e3 * v:.0f}" for v in r["step_one"]),
+                each(r["one_epoch"]),
+                each(r["epochs"]),
+                *sooner,
+                f"{min(r['eval_final']):.3f}",
+            ]
+
+    head = ["link", "recipe", "TCP", "MB", "first step, ms", "one pass, s", "three passes, s",
+            "auto sooner, one pass", "three passes", "held-out loss"]  # fmt: skip
+    return table(head, rows())
+
+
 def relay(found: dict[str, Any]) -> str:
     """Return what share of a core the relay took in the cells, as words."""
     least, most = found["relay_share"]

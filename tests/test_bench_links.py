@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from bench import emulator, links_summary
+from bench import emulator, links_summary, pages, pages_links, rounds
 from bench.links import AUTO, FIXED
 from bench.links_worker import LIFTED
 
@@ -47,6 +47,7 @@ def cells(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, ...], Any]:
         ("whole", MODEL, LINK, AUTO): run(0.4, 50),
         **{("training", MODEL, "none", recipe): run(FREE, 70) for recipe in FIXED},
     }
+    monkeypatch.setattr(rounds, "rounds", lambda way: [])
     monkeypatch.setattr(links_summary, "free_runs", lambda model: [run(FREE, 1000)] if model == MODEL else [])
     monkeypatch.setattr(links_summary, "read", lambda *cell: found.get(tuple(filter(None, cell))))
     return found
@@ -116,6 +117,30 @@ def test_a_lead_within_the_noise_is_no_lead(cells: dict[tuple[str, ...], Any]) -
     for seconds, met in ((0.4, True), (0.495, None), (0.505, False)):
         cells["whole", MODEL, "trace", AUTO] = run(seconds, 50)
         assert [m for goal, m in verdicts().items() if goal.startswith(text)] == [met]
+
+
+def one_of_a_round(seconds: float) -> dict[str, Any]:
+    """Return a run as ``bench.rounds`` keeps it, whose first step takes twice as long as the others."""
+    return {"seconds": [2 * seconds] + [seconds] * (STEPS - 1), "bytes": [100] * STEPS, "eval_final": 6.0}
+
+
+def test_runs_made_in_rounds_count_by_the_median_of_their_rounds(
+    cells: dict[tuple[str, ...], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    took = {AUTO: (0.3, 0.4, 0.5), "tahquant": (0.36, 0.4, 0.75), "fp32": (FREE,) * 3}  # 1.2, 1.0, 1.5 times
+    monkeypatch.setattr(
+        rounds, "rounds", lambda way: [one_of_a_round(s) for s in took.get(way[1], ()) if way[2] == "cubic"]
+    )
+    found, same = goal(), cells["whole", MODEL, LINK, AUTO]
+    assert found["faster_than"]["tahquant"]["epochs"] == pytest.approx(1.2)
+    assert set(found["faster_than"]) == {"tahquant"} and found["rounds"] == 3
+    assert found["share_first"] == pytest.approx(FREE / 0.4)
+    assert found["share_step_one"] == pytest.approx(FREE / 0.8)
+    assert found["bound"] == pytest.approx(links_summary.bound(LINK, FREE, 100))
+    drawn = pages_links.in_rounds({"rounds": {"rows": rounds.summary()}}, pages.table)
+    assert "| 1.20× |" in drawn
+    same["record"]["loss"]["eval_final"] = 7.0  # auto does not reach the loss: being done sooner says nothing
+    assert goal()["faster_than"]["tahquant"]["epochs"] is None
 
 
 # The emulator's study.
