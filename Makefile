@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: help demo test check bench bench-stores bench-quality bench-links bench-overlap bench-deltas bench-pushed bench-emulator bench-state bench-student pages docs setup clean
+.PHONY: help demo test check bench bench-stores bench-quality bench-links bench-plan bench-overlap bench-deltas bench-pushed bench-emulator bench-state bench-student pages docs setup clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -45,6 +45,9 @@ bench-quality: setup  ## Every recipe against fp32 on SmolLM2-135M, three seeds 
 
 bench-links: setup  ## Every recipe over every link, kernel TCP (two hours; goes on where it stopped)
 	$(BIN)/python -m bench.links && $(BIN)/python -m bench.links_summary
+
+bench-plan: setup  ## What thinwire plan says before runs, beside the runs (ten minutes; goes on where it stopped)
+	$(BIN)/python -m bench.plan
 
 bench-overlap: setup  ## Coding beside the compute against in turn with it (a quarter of an hour)
 	$(BIN)/python -m bench.overlap

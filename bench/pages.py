@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bench import pages_links, pages_state
+from bench import pages_links, pages_plan, pages_state
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results"
@@ -217,7 +217,7 @@ TABLES: dict[str, Callable[[Any], str]] = {
     "links-rounds": of_study(pages_links.in_rounds),
     "links-verified": of_study(pages_links.verified),
     "links-predictions": of_study(pages_links.predictions),
-    **{name: of_study(draw) for name, draw in pages_state.TABLES.items()},
+    **{name: of_study(draw) for name, draw in (pages_plan.TABLES | pages_state.TABLES).items()},
 }
 
 

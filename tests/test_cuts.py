@@ -83,7 +83,7 @@ def test_measured_costs_are_times_of_every_layer_and_the_head(lora):
     if lora:
         pytest.importorskip("peft")
     before = torch.get_rng_state()
-    costs = measured_costs(tiny(), batch=2, seq=16, lora=lora, repeats=1)
+    costs = measured_costs(tiny(), batch=2, seq=16, lora=lora)
     assert len(costs.layers) == 4 and min(*costs.layers, costs.head) > 0
     assert torch.equal(before, torch.get_rng_state())
 
@@ -227,7 +227,7 @@ def test_every_rank_times_its_own_machine(job, monkeypatch):
 
     def spy(*args, **options):
         timed.append(threading.current_thread().name)
-        return measured_costs(*args, **options, repeats=1)
+        return measured_costs(*args, **options)
 
     monkeypatch.setattr(measured_cut, "measured_costs", spy)
     found = agreed(job(2), 2)

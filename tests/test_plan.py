@@ -5,23 +5,27 @@ from __future__ import annotations
 import json
 import random
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise, permutations
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from run_records import metrics_of, record_of
 from test_faults import write_text
 from thinwire.cli.app import app
-from thinwire.lab.machines_file import Measured, read_machines
-from thinwire.lab.planning import option
+from thinwire.lab import cuts as cuts_module
+from thinwire.lab import speed
+from thinwire.lab.config import TrainConfig
+from thinwire.lab.machines_file import Entry, MachinesFile, Measured, read_machines
+from thinwire.lab.planning import Planner, option
 from thinwire.lab.predict import measured_seconds, pipeline_of_step, predict_run
 from thinwire.lab.record import KERNEL, BoundaryBytes, StepMetrics
 from thinwire.lab.runs import Run
-from thinwire.policies.plan import Machine, Option, Way, Ways, Work, pipeline_of, propose
+from thinwire.policies.plan import Machine, Option, Way, Ways, Work, foretell, pipeline_of, propose
 from thinwire.policies.schedule import step_seconds
 from thinwire.recipes import parse_recipe
 from thinwire.types import InputError
@@ -127,6 +131,32 @@ def test_what_cannot_be_planned_is_one_sentence(
         propose([Machine(n, 0.01) for n in names], ways, Work(layers, 4, 100), [FP32])
 
 
+def test_a_settled_run_is_foretold_as_it_stands() -> None:
+    machines = [Machine("a", 0.01), Machine("b", 0.03)]
+    ways, work = everywhere("ab", Way(1e6, 0.01)), Work(12, 4, 30_000)
+    found = foretell(machines, ways, work, [FP32, BF16], (4, 8), "eager1f1b")
+    assert {(p.order, p.cut, p.schedule) for p in found} == {(("a", "b"), (4, 8), "eager1f1b")}
+    for p, sent in zip(found, (BF16, FP32), strict=True):  # the proposed one first
+        bits = [(sent.forward, sent.backward)]
+        pipeline = pipeline_of(machines, ways, work, (4, 8), bits, "eager1f1b")
+        assert (p.recipe, p.seconds) == (sent.name, step_seconds(pipeline))
+    for cut in ((12,), (12, 0), (4, 4)):
+        with pytest.raises(InputError, match="does not fit 2 machines and 12 layers"):
+            foretell(machines, ways, work, [FP32], cut, "gpipe")
+
+
+def test_embedding_and_head_count_where_they_are() -> None:
+    """The first stage has the embedding, the last the head, and each optimiser the matrix it updates."""
+    plain = [Machine("a", 0.01, update=0.001), Machine("b", 0.01, update=0.001)]
+    whole = [replace(m, head=0.06, embed=0.03, head_update=0.6, embed_update=0.3) for m in plain]
+    ways, work, bits = everywhere("ab", Way()), Work(10, 4, 1000), [(32.0, 32.0)]
+    before = pipeline_of(plain, ways, work, (6, 4), bits, "gpipe").stages
+    after = pipeline_of(whole, ways, work, (6, 4), bits, "gpipe").stages
+    more = [(b.forward + b.backward - a.forward - a.backward) for a, b in zip(before, after, strict=True)]
+    assert more == pytest.approx([0.03, 0.06])
+    assert [s.update for s in after] == pytest.approx([0.306, 0.604])
+
+
 # -- the file ------------------------------------------------------------------------------------------------
 
 DESK, ATTIC = '[[machine]]\nname = "desk"\n', '[[machine]]\nname = "attic"\nspeed = 0.5\n'
@@ -152,9 +182,22 @@ def test_a_file_of_machines_is_read(tmp_path: Path) -> None:
     assert [m.name for m in found.machines] == ["desk", "attic"]
     assert found.machines[0].speed == 1 and found.machines[0].address == "192.0.2.1"
     assert found.machines[1].measured == measured
+    more = replace(measured, embed=0.25, lora=8, threads=3)
+    assert (
+        read_machines(written(tmp_path, more.toml("attic") + "\n" + DESK + LINK)).machines[0].measured == more
+    )
     assert found.ways["desk", "attic"] == found.ways["attic", "desk"] == Way(2.5e6, 0.05)
     found = read_machines(written(tmp_path, text + back))
     assert found.ways["attic", "desk"].rate == 625e3 and found.ways["desk", "attic"].rate == 2.5e6
+
+
+def test_a_line_is_told_with_its_headers(tmp_path: Path) -> None:
+    line = LINK.replace("link = ", "line = ")
+    found = read_machines(written(tmp_path, DESK + ATTIC + line))
+    assert found.ways["desk", "attic"].rate == pytest.approx(2.5e6 * 1448 / 1500)
+    assert found.ways["desk", "attic"].delay == 0.05
+    free = read_machines(written(tmp_path, DESK + ATTIC + line.replace("20mbit,25ms,jitter=50ms", "none")))
+    assert free.ways["desk", "attic"] == Way()
 
 
 @pytest.mark.parametrize(
@@ -181,6 +224,7 @@ def test_a_file_of_machines_is_read(tmp_path: Path) -> None:
         (DESK + ATTIC + LINK + LINK, "two links from desk to attic"),
         (DESK + ATTIC + LINK.replace("20mbit", "fast"), "cannot read 'fast' in link"),
         (DESK + ATTIC + LINK.replace("20mbit", "0mbit"), "is zero"),
+        (DESK + ATTIC + LINK + 'line = "20mbit"\n', "has both link and line"),
         (DESK + ATTIC + LINK.replace('"20mbit,25ms,jitter=50ms"', "20"), "link = 20; give it as text"),
     ],
 )
@@ -239,6 +283,52 @@ def test_the_command_lines_carry_all_that_was_planned_with(tmp_path: Path) -> No
         assert given["--data"] == f"{tmp_path}/my texts"
     hosts = {words[words.index("--host") + 1] for words in starts}
     assert hosts == {"ADDRESS_OF_my desk", "ADDRESS_OF_attic"}
+
+
+def test_each_rank_gets_the_threads_it_was_measured_with(tmp_path: Path) -> None:
+    measured = Measured("gpt2", 32, 0.01, 0.05, 0.001, threads=3).toml("desk") + "\n"
+    code, out, err = plan(str(written(tmp_path, measured + ATTIC + LINK)), *GPT2, "--threads", "1")
+    assert code == 0, err
+    starts = [shlex.split(line) for line in out.splitlines() if line.startswith("torchrun")]
+    given = {words[words.index("--host") + 1]: words[words.index("--threads") + 1] for words in starts}
+    assert given == {"ADDRESS_OF_desk": "3", "ADDRESS_OF_attic": "1"}
+    code, out, err = plan(str(written(tmp_path, MACHINES + LINK)), *GPT2)
+    assert code == 0 and "--threads" not in out, err
+
+
+@pytest.mark.parametrize("lora", [0, 4])
+def test_a_machine_is_measured_as_a_rank_of_the_job_runs(monkeypatch: pytest.MonkeyPatch, lora: int) -> None:
+    if lora:
+        pytest.importorskip("peft")
+    job = TrainConfig(model="gpt2-lab", seq=16, batch=2, microbatches=2, threads=1, lora=lora)
+    threads, before = [], torch.get_num_threads()
+    timed = cuts_module.median_seconds
+
+    def watched(work: Callable[[], None]) -> float:
+        threads.append(torch.get_num_threads())
+        return timed(work)
+
+    monkeypatch.setattr(cuts_module, "SPAN", 0.0)
+    monkeypatch.setattr(cuts_module, "median_seconds", watched)
+    monkeypatch.setattr(speed, "median_seconds", watched)
+    planner = Planner(job)
+    found = planner.measured()
+    assert set(threads) == {1} and torch.get_num_threads() == before
+    assert (found.tokens, found.lora, found.threads) == (16, lora, 1)
+    assert (found.embed > 0) == (lora == 0)  # adapters leave it frozen
+    text = MachinesFile((Entry("a"), Entry("b", 0.5)), everywhere("ab", Way()))
+    bare, first = (planner.foretell(text, cut, "gpipe")[0].seconds for cut in ((1, 3), (3, 1)))
+    assert first < bare  # b is half as fast
+
+
+def test_the_optimiser_s_time_goes_by_the_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    planner = Planner(TrainConfig(model="gpt2-lab", seq=16, batch=2, microbatches=2))
+    found = Measured("gpt2-lab", 16, 0.01, 0.02, 0.001, embed=0.004)
+    a, b = planner._machines(MachinesFile((Entry("a", measured=found), Entry("b", measured=found))))
+    layer, matrix = 12 * 256**2 + 13 * 256, 4096 * 256
+    assert a.head_update == b.head_update == pytest.approx(0.001 * matrix / layer)
+    assert a.embed_update == pytest.approx(0.001 * (matrix + 1024 * 256) / layer)
+    assert a.embed == 0.004
 
 
 def test_the_command_speaks_json(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from thinwire.lab.machines_file import MachinesFile, read_machines
 from thinwire.policies.plan import Proposal
 from thinwire.types import InputError, require
 
-USED = ("model", "init", "data", "seq", "batch", "microbatches", "schedule", "dtype", "lora")
+USED = ("model", "init", "data", "seq", "batch", "microbatches", "schedule", "dtype", "lora", "threads")
 TRIED = ("1f1b", "eager1f1b", "gpipe")  # the least memory first
 BUSY = 0.5  # load a core above which a measurement is suspect
 HIDDEN = 0.01  # a transfer that adds less than this share of the step is hidden
@@ -146,7 +146,9 @@ def start_lines(proposal: Proposal, config: TrainConfig, file: MachinesFile) -> 
     start = ["torchrun", "--nnodes", str(n), "--nproc-per-node", "1", "--master-addr", first]
     start += ["--master-port", "29500"]
     train = ["-m", "thinwire", "train", *words]
+    threads = {m.name: m.measured.threads if m.measured else config.threads for m in file.machines}
     return [
-        shlex.join([*start, "--node-rank", str(k), *train, "--host", addresses[name]])
+        shlex.join([*start, "--node-rank", str(k), *train, *own, "--host", addresses[name]])
         for k, name in enumerate(proposal.order)
+        for own in (["--threads", str(threads[name])] if threads[name] else [],)
     ]

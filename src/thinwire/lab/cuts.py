@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, combinations, pairwise
+from statistics import median
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from thinwire.lab.lora import add_adapters
 from thinwire.lab.loss import next_token_loss
 from thinwire.lab.split import Stage, probe
 from thinwire.types import InputError, require
+
+LEAST, SPAN = 3, 0.5  # times, and seconds: how often a piece of work is timed
 
 
 @dataclass(frozen=True)
@@ -35,13 +38,18 @@ def counted_costs(config: Any) -> LayerCosts:
     return LayerCosts(tuple(float(_numel(layer)) for layer in layers), float(_numel(model.lm_head)))
 
 
+def embedding_numel(config: Any) -> int:
+    """Return the parameters of the embedding, that of positions included."""
+    family = family_of(config)
+    base = getattr(meta_model(config), family.base)
+    return sum(_numel(getattr(base, name)) for name in (family.embed, family.position) if name)
+
+
 def _numel(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-def measured_costs(
-    config: Any, batch: int, seq: int, *, lora: int = 0, bf16: bool = False, repeats: int = 3
-) -> LayerCosts:
+def measured_costs(config: Any, batch: int, seq: int, *, lora: int = 0, bf16: bool = False) -> LayerCosts:
     """Time forward and backward of each kind of layer and of the head on this machine, in seconds.
 
     For a micro-batch [``batch``, ``seq``], as it will be trained: with adapters of rank ``lora``, in bf16
@@ -52,7 +60,7 @@ def measured_costs(
         stage = probe(config, layers, last).requires_grad_(not lora)
         if lora and layers:
             add_adapters(stage, lora, seed=0)
-        return _time(stage, torch.randn(batch, seq, config.hidden_size), bf16, repeats)
+        return _time(stage, torch.randn(batch, seq, config.hidden_size), bf16)
 
     kinds = getattr(config, "layer_types", None) or [""] * config.num_hidden_layers
     layers = list(zip(kinds, counted_costs(config).layers, strict=True))
@@ -62,16 +70,33 @@ def measured_costs(
         return LayerCosts(tuple(each[kind] for kind in layers), seconds(range(0), last=True))
 
 
-def _time(stage: Stage, x: Tensor, bf16: bool, repeats: int) -> float:
+def embedding_seconds(config: Any, batch: int, seq: int, *, bf16: bool = False) -> float:
+    """Time forward and backward of the trained embedding: its gradient is as large as its whole matrix."""
+    with torch.random.fork_rng(devices=[]):
+        ids = torch.randint(config.vocab_size, (batch, seq))
+        return _time(probe(config, range(0), last=False, first=True), ids, bf16)
+
+
+def _time(stage: Stage, x: Tensor, bf16: bool) -> float:
     target = torch.zeros(x.shape[:2], dtype=torch.int64)
-    best = float("inf")
-    for _ in range(repeats + 1):  # the first one warms up
-        start = time.perf_counter()
+
+    def both() -> None:
         with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
-            y = stage(x.clone().requires_grad_())
+            y = stage(x.clone().requires_grad_(x.is_floating_point()))
         (next_token_loss(y, target) if stage.last else y.sum()).backward()
-        best = min(best, time.perf_counter() - start)
-    return best
+
+    return median_seconds(both)
+
+
+def median_seconds(work: Callable[[], None]) -> float:
+    """Return what ``work`` takes, repeated for ``SPAN``: the median, since a run is no best case either."""
+    work()  # warms up
+    found: list[float] = []
+    while len(found) < LEAST or sum(found) < SPAN:
+        start = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - start)
+    return median(found)
 
 
 def cut_layers(

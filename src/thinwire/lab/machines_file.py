@@ -10,11 +10,12 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from thinwire.links.shape import LinkShape
+from thinwire.links.shape import MTU, SEGMENT, LinkShape
 from thinwire.policies.plan import Way, Ways
 from thinwire.types import InputError, require
 
 EXAMPLE = "see docs/planning.md for an example"
+OPTIONAL = ("embed", "lora", "threads")  # of what was measured: zero where it is not given
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,9 @@ class Measured:
     layer: float  # forward and backward
     head: float
     update: float  # a layer's optimiser step
+    embed: float = 0.0  # forward and backward of the embedding, which adapters leave frozen
     lora: int = 0  # the adapters' rank
+    threads: int = 0  # compute threads; 0: one for each core
 
     def toml(self, name: str) -> str:
         """Return it as the entry of a machine.
@@ -41,10 +44,10 @@ class Measured:
         update = 0.002
         """
         values = {"name": name} | {f.name: getattr(self, f.name) for f in fields(self)}
-        if not self.lora:
-            del values["lora"]
         return "[[machine]]\n" + "\n".join(
-            f'{k} = "{v}"' if isinstance(v, str) else f"{k} = {v:.6g}" for k, v in values.items()
+            f'{k} = "{v}"' if isinstance(v, str) else f"{k} = {v:.6g}"
+            for k, v in values.items()
+            if v or k not in OPTIONAL
         )
 
 
@@ -140,13 +143,14 @@ def _machine(values: Mapping[str, Any], where: str) -> Entry:
         return Entry(name, speed, None, address)
     tokens = _number(values, "tokens", where)
     layer, head, update = (_number(values, p, where) for p in ("layer", "head", "update"))
-    lora = int(_number(values, "lora", where)) if "lora" in values else 0
+    embed, lora, threads = (_number(values, p, where) if p in values else 0.0 for p in OPTIONAL)
     model = _text(values, "model", where)
-    return Entry(name, None, Measured(model, int(tokens), layer, head, update, lora), address)
+    measured = Measured(model, int(tokens), layer, head, update, embed, int(lora), int(threads))
+    return Entry(name, None, measured, address)
 
 
 def _link(values: Mapping[str, Any], names: Sequence[str], where: str) -> tuple[str, str, Way]:
-    _known(values, ("from", "to", "link"), where)
+    _known(values, ("from", "to", "link", "line"), where)
     source, target = (_text(values, key, where) for key in ("from", "to"))
     for name in (source, target):
         if name not in names:
@@ -154,8 +158,20 @@ def _link(values: Mapping[str, Any], names: Sequence[str], where: str) -> tuple[
             hint = f"did you mean {near[0]}?" if near else f"the machines are {', '.join(names)}"
             raise InputError(f"{where} names the machine {name!r}; {hint}")
     require(source != target, InputError, f"{where} leads from {source} to itself; name two machines")
-    shape = LinkShape.parse(_text(values, "link", where))
-    return source, target, Way(shape.rate, shape.delay + shape.jitter / 2)
+    return source, target, _way(values, where)
+
+
+def _way(values: Mapping[str, Any], where: str) -> Way:
+    """Return a link by what TCP carries on it: ``link`` says that, ``line`` what it carries with headers."""
+    require(
+        not ("link" in values and "line" in values),
+        InputError,
+        f"{where} has both link and line; give the rate without headers as link, or with them as line",
+    )
+    raw = "line" in values
+    shape = LinkShape.parse(_text(values, "line" if raw else "link", where))
+    rate = shape.rate * SEGMENT / MTU if raw and shape.rate else shape.rate
+    return Way(rate, shape.delay + shape.jitter / 2)
 
 
 def _ways(links: Sequence[tuple[str, str, Way]], path: str) -> dict[tuple[str, str], Way]:

@@ -7,13 +7,14 @@ from functools import cached_property
 from typing import Any
 
 from thinwire.lab.config import TrainConfig
+from thinwire.lab.cuts import counted_costs, embedding_numel
 from thinwire.lab.data import load_corpus
 from thinwire.lab.lora import require_peft
 from thinwire.lab.machines_file import Entry, MachinesFile, Measured
 from thinwire.lab.models import resolve_model
 from thinwire.lab.speed import measure
 from thinwire.policies.ladder import gaussian_bits
-from thinwire.policies.plan import Machine, Option, Proposal, Work, propose
+from thinwire.policies.plan import Cut, Machine, Option, Proposal, Work, foretell, propose
 from thinwire.recipes import Recipe, parse_recipe
 from thinwire.types import InputError, require
 
@@ -38,14 +39,21 @@ class Planner:
 
     @cached_property
     def _here(self) -> Measured:
-        c = self.config
-        return measure(c.model, self._model, self._rows, c.seq, c.dtype, c.lora)
+        return measure(self.config, self._model)
 
     def propose(self, file: MachinesFile, schedules: Sequence[str]) -> list[Proposal]:
         """Return the best plan for each candidate recipe, the proposed one first."""
-        machines = [self._machine(entry) for entry in file.machines]
-        options = [option(parse_recipe(name)) for name in CANDIDATES]
-        return propose(machines, file.ways, self.work, options, schedules)
+        return propose(self._machines(file), file.ways, self.work, _options(), schedules)
+
+    def foretell(self, file: MachinesFile, cut: Cut, schedule: str) -> list[Proposal]:
+        """Return the step of each candidate recipe, the proposed one first, where all else is settled.
+
+        The machines are in the order of the file, with ``cut`` layers each.
+        """
+        return foretell(self._machines(file), file.ways, self.work, _options(), cut, schedule)
+
+    def _machines(self, file: MachinesFile) -> list[Machine]:
+        return [self._machine(entry) for entry in file.machines]
 
     def _machine(self, entry: Entry) -> Machine:
         found, speed = entry.measured or self._here, entry.speed or 1.0
@@ -62,7 +70,29 @@ class Planner:
             f"{self.config.lora}; measure it again",
         )
         factor = self._rows * self.config.seq / found.tokens / speed
-        return Machine(entry.name, found.layer * factor, found.head * factor, found.update / speed)
+        update = found.update / speed
+        head, embedding = self._matrices
+        return Machine(
+            entry.name,
+            found.layer * factor,
+            found.head * factor,
+            update,
+            found.embed / speed,  # by the size of the matrix, whatever the tokens
+            head_update=update * head,
+            embed_update=update * embedding,
+        )
+
+    @cached_property
+    def _matrices(self) -> tuple[float, float]:
+        """Return the trained parameters of head and embedding, in layers: by these go optimiser steps."""
+        if self.config.lora:
+            return 0.0, 0.0
+        costs = counted_costs(self._model)
+        return costs.head / costs.layers[0], embedding_numel(self._model) / costs.layers[0]
+
+
+def _options() -> list[Option]:
+    return [option(parse_recipe(name)) for name in CANDIDATES]
 
 
 def option(recipe: Recipe) -> Option:

@@ -2,29 +2,47 @@
 
 from __future__ import annotations
 
-import time
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from thinwire.lab.cuts import measured_costs
+from thinwire.lab.config import TrainConfig
+from thinwire.lab.cuts import embedding_seconds, measured_costs, median_seconds
 from thinwire.lab.lora import add_adapters
 from thinwire.lab.machine import pick_dtype
 from thinwire.lab.machines_file import Measured
+from thinwire.lab.setup import pick_threads
 
 
-def measure(model: str, config: Any, rows: int, seq: int, dtype: str = "auto", lora: int = 0) -> Measured:
-    """Time a micro-batch of ``rows`` samples through a layer and the head, and a layer's optimiser step.
+def measure(job: TrainConfig, config: Any) -> Measured:
+    """Time a micro-batch of ``job`` through layer, head and embedding, and a layer's optimiser step.
 
-    In the precision that ``--dtype`` would train in, with adapters of rank ``lora``; the best of three.
+    On the threads, in the precision and with the adapters that ``job`` would train with; medians.
+    ``config``: the model's own. Adapters leave the embedding frozen, which makes it free.
     """
-    costs = measured_costs(config, rows, seq, lora=lora, bf16=pick_dtype(dtype)[0] == "bf16")
-    update = _update_seconds(config, lora)
-    return Measured(model, rows * seq, costs.layers[0], costs.head, update, lora)
+    rows, bf16 = job.batch // job.microbatches, pick_dtype(job.dtype)[0] == "bf16"
+    with _threads(pick_threads(job)):
+        costs = measured_costs(config, rows, job.seq, lora=job.lora, bf16=bf16)
+        embed = 0.0 if job.lora else embedding_seconds(config, rows, job.seq, bf16=bf16)
+        update = _update_seconds(config, job.lora)
+    tokens = rows * job.seq
+    return Measured(job.model, tokens, costs.layers[0], costs.head, update, embed, job.lora, job.threads)
 
 
-def _update_seconds(config: Any, lora: int, repeats: int = 3) -> float:
-    """Return the seconds of AdamW and of the gradient norm over what is trained of one layer."""
+@contextlib.contextmanager
+def _threads(n: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _update_seconds(config: Any, lora: int) -> float:
+    """Return the seconds of AdamW and of clipping to a norm over what is trained of one layer."""
     from thinwire.lab.split import probe
 
     stage = probe(config, range(1), last=False)
@@ -32,12 +50,13 @@ def _update_seconds(config: Any, lora: int, repeats: int = 3) -> float:
         add_adapters(stage, lora, seed=0)
     parameters = [p for p in stage.parameters() if p.requires_grad]
     grads = [torch.zeros_like(p) for p in parameters]
-    optimiser, best = torch.optim.AdamW(parameters, fused=True), float("inf")
-    for _ in range(repeats + 1):  # the first one makes the moments
-        for p, g in zip(parameters, grads, strict=True):
-            p.grad = g
-        start = time.perf_counter()
+    optimiser = torch.optim.AdamW(parameters, fused=True)
+    for p, g in zip(parameters, grads, strict=True):
+        p.grad = g
+
+    def update() -> None:
         torch.nn.utils.get_total_norm(grads)
+        torch._foreach_mul_(grads, 1.0)
         optimiser.step()
-        best = min(best, time.perf_counter() - start)
-    return best
+
+    return median_seconds(update)

@@ -89,9 +89,9 @@ def build_stage(source: ModelSource, cut: Sequence[range], index: int, seed: int
     return _finished(stage)
 
 
-def probe(config: Any, layers: range, last: bool) -> Stage:
-    """Return a stage of these layers with random weights and no embedding, to measure it."""
-    stage = _skeleton(config, layers, first=False, last=last)
+def probe(config: Any, layers: range, last: bool, first: bool = False) -> Stage:
+    """Return a stage of these layers with random weights, to measure it; only the first has the embedding."""
+    stage = _skeleton(config, layers, first, last)
     _randomise(stage, config, seed=0)
     return _finished(stage)
 

@@ -33,6 +33,9 @@ class Machine:
     layer: float  # forward and backward of one layer
     head: float = 0.0
     update: float = 0.0  # a layer's share of the optimiser step
+    embed: float = 0.0  # forward and backward of the embedding
+    head_update: float = 0.0
+    embed_update: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,34 @@ def propose(
         _first([_best(machines, ways, work, option, schedule) for schedule in schedules], SAME)
         for option in options
     ]
+    return _ranked(found)
+
+
+def foretell(
+    machines: Sequence[Machine],
+    ways: Ways,
+    work: Work,
+    options: Sequence[Option],
+    cut: Cut,
+    schedule: str,
+) -> list[Proposal]:
+    """Return the step of each option, the proposed one first: ``propose`` with order, cut and schedule given.
+
+    >>> ab = [Machine("a", 0.01), Machine("b", 0.01)]
+    >>> free = {("a", "b"): Way(), ("b", "a"): Way()}
+    >>> foretell(ab, free, Work(12, 8, 1000), [Option("fp32", 32, 32)], (9, 3), "1f1b")[0].cut
+    (9, 3)
+    """
+    _check(machines, ways, work)
+    require(
+        len(cut) == len(machines) and min(cut) > 0 and sum(cut) == work.layers,
+        InputError,
+        f"cut {','.join(map(str, cut))} does not fit {len(machines)} machines and {work.layers} layers",
+    )
+    return _ranked([_proposal(machines, ways, work, cut, option, schedule) for option in options])
+
+
+def _ranked(found: Sequence[Proposal]) -> list[Proposal]:
     chosen = _first(found, WORTH)
     return [chosen, *sorted((p for p in found if p is not chosen), key=lambda p: p.seconds)]
 
@@ -161,10 +192,10 @@ def _best(machines: Sequence[Machine], ways: Ways, work: Work, option: Option, s
 def _even(order: Sequence[Machine], layers: int) -> Cut:
     """Return the cut whose slowest stage is fastest: each layer in turn to the stage that it fills least."""
     cut = [1] * len(order)
-    heads = [0.0] * (len(order) - 1) + [order[-1].head]
     for _ in range(layers - len(order)):
-        k = min(range(len(cut)), key=lambda k: (cut[k] + 1) * (order[k].layer + order[k].update) + heads[k])
-        cut[k] += 1
+        more = [n + 1 for n in cut]
+        filled = [s.forward + s.backward + s.update for s in _stages(order, more)]
+        cut[filled.index(min(filled))] += 1
     return tuple(cut)
 
 
@@ -190,16 +221,18 @@ def pipeline_of(
         way = ways[a.name, b.name]
         return Hop(work.values * width / 8 / way.rate if way.rate else 0.0, way.delay)
 
-    stages = [_stage(m, n, m is order[-1]) for m, n in zip(order, cut, strict=True)]
     pairs = [(order[k], order[k + 1], *bits[k]) for k in range(len(order) - 1)]
     forward = tuple(hop(a, b, there) for a, b, there, _ in pairs)
     backward = tuple(hop(b, a, back) for a, b, _, back in pairs)
-    return Pipeline(tuple(stages), forward, backward, work.microbatches, schedule)
+    return Pipeline(tuple(_stages(order, cut)), forward, backward, work.microbatches, schedule)
 
 
-def _stage(machine: Machine, layers: int, last: bool) -> Stage:
-    seconds = machine.layer * layers + machine.head * last
-    return Stage(seconds * FORWARD_SHARE, seconds * (1 - FORWARD_SHARE), machine.update * layers)
+def _stages(order: Sequence[Machine], cut: Sequence[int]) -> Iterator[Stage]:
+    for machine, layers in zip(order, cut, strict=True):
+        first, last = machine is order[0], machine is order[-1]
+        seconds = machine.layer * layers + machine.embed * first + machine.head * last
+        update = machine.update * layers + machine.embed_update * first + machine.head_update * last
+        yield Stage(seconds * FORWARD_SHARE, seconds * (1 - FORWARD_SHARE), update)
 
 
 def _proposal(
@@ -226,7 +259,7 @@ def _planned(
 ) -> list[tuple[float, float]]:
     """Return the bits that a policy would take while all samples are first visits."""
     m = work.microbatches
-    compute = [m * (s.forward + s.backward) for s in map(_stage, order, cut, (k is order[-1] for k in order))]
+    compute = [m * (s.forward + s.backward) for s in _stages(order, cut)]
     sites = []
     for k in range(len(order) - 1):
         for a, b in ((k, k + 1), (k + 1, k)):
