@@ -38,7 +38,7 @@ _BELOW = 2.0**-16  # share of elements not worth a cut below them
 
 def choose(blocks: Sequence[Block], look: Look) -> list[int]:
     """Return the cuts between classes that need fewest bits: increasing sizes; none where that is no gain."""
-    moved, numel = sum(block.moved() for block in blocks), sum(block.numel for block in blocks)
+    moved, numel = sum(block.moved for block in blocks), sum(block.numel for block in blocks)
     if not max(_FEWEST, numel // _RARE) <= moved <= numel // _OFTEN:
         return []
     step = 1 + moved // _MOST  # look at one run in so many

@@ -29,12 +29,13 @@ Fresh = Callable[[Tensor, Array], Array]  # what a piece of words becomes: new v
 class Changes(NamedTuple):
     """Where words changed (int32 [n], increasing; None: anywhere), what was there before, and what is now.
 
-    Without positions ``new`` is a view of the words themselves.
+    Without positions ``new`` is a view of the words themselves. ``moved`` is how many changed.
     """
 
     positions: Array | None
     old: Array
     new: Array
+    moved: int
 
 
 def word_dtype(dtype: torch.dtype) -> np.dtype:
@@ -130,21 +131,32 @@ class _Piece(NamedTuple):
         else:
             write(words, self.at, self.old)
 
-    def sparse(self) -> Changes:
+    def sparse(self) -> tuple[Array, Array, Array]:
         """Return positions in the words, what was there, and what is."""
         if self.at is not None:
-            return Changes(self.at, self.old, self.new)
+            return self.at, self.old, self.new
         at = where(self.old != self.new)
-        return Changes(at.astype(np.int32) + np.int32(self.start), self.old[at], self.new[at])
+        return at.astype(np.int32) + np.int32(self.start), self.old[at], self.new[at]
 
 
 def _joined(log: Sequence[_Piece], words: Array, whole: bool) -> Changes:
-    if whole and _WHOLE * sum(piece.moved for piece in log) > words.size:
-        old = words.copy()
-        for piece in log:
-            piece.restore(old)
-        return Changes(None, old, words)
+    moved = sum(piece.moved for piece in log)
+    if whole and _WHOLE * moved > words.size:
+        return Changes(None, _old(log, words), words, moved)
     if not log:
-        return Changes(np.empty(0, dtype=np.int32), words[:0].copy(), words[:0].copy())
+        return Changes(np.empty(0, dtype=np.int32), words[:0].copy(), words[:0].copy(), 0)
+    if len(log) == 1:
+        return Changes(*log[0].sparse(), moved)
     parts = zip(*(piece.sparse() for piece in log), strict=True)
-    return Changes(*(np.concatenate(part) for part in parts))
+    at, old, new = (np.concatenate(part) for part in parts)
+    return Changes(at, old, new, moved)
+
+
+def _old(log: Sequence[_Piece], words: Array) -> Array:
+    """Return all words as they were."""
+    if sum(piece.old.size for piece in log if piece.at is None) == words.size:
+        return log[0].old if len(log) == 1 else np.concatenate([piece.old for piece in log])
+    old = words.copy()
+    for piece in log:
+        piece.restore(old)
+    return old

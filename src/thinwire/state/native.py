@@ -27,8 +27,13 @@ _START = ctypes.c_char * 0  # the beginning of an array
 _NAMES = (
     "differing",
     "compared",
-    "differences",
-    "split",
+    "nonzero",
+    "marked",
+    "larger",
+    "signs",
+    "beyond",
+    "exceeding",
+    "planes",
     "take",
     "put",
     "sort",
@@ -54,7 +59,7 @@ def _load() -> dict[str, Any]:
 def _functions(library: ctypes.CDLL) -> dict[str, Any]:
     names = [f"{name}_uint{8 * size}_t" for name in _NAMES for size in (1, 2, 4, 8)]
     names += [f"{name}_uint{8 * size}_t" for name in _HASHES for size in (1, 2, 4)]
-    found = {name: getattr(library, f"tw_{name}") for name in ["where", "within", *names]}
+    found = {name: getattr(library, f"tw_{name}") for name in ["where", "within", "bits", *names]}
     for name, function in found.items():
         function.restype = ctypes.c_uint64 if name.startswith(_HASHES) else ctypes.c_int64
     return found
@@ -106,26 +111,62 @@ def compared(now: Array, held: Array, start: int, count: int) -> tuple[Array, Ar
     return found[0], found[1], found[2]
 
 
-def differences(old: Array, new: Array, count: int) -> tuple[Array, Array]:
-    """Return where ``old`` [n] and ``new`` differ, int32 [count], and by how much modulo 2**bits [count]."""
-    at, diffs = np.empty(count, dtype=np.int32), np.empty(count, dtype=old.dtype)
-    n, width = old.size, old.itemsize
-    both = _at(old, n, width), _at(new, n, width), _size(old)
-    _same(_call("differences", width, *both, _at(at, count, 4), _at(diffs, count, width), _size(at)), count)
-    return at, diffs
+def nonzero(diffs: Array, count: int) -> tuple[Array, Array]:
+    """Return where ``diffs`` [n] are not 0, int32 [count], and these [count]."""
+    at = np.empty(count, dtype=np.int32)
+    found = np.empty(count, dtype=diffs.dtype)
+    _same(_list("nonzero", diffs, at, found), count)
+    return at, found
 
 
-def split(diffs: Array) -> tuple[Array, Array, Array] | None:
-    """Return signs as bits, uint8 [n / 8], where sizes are over 1, int32 [k], and these less 2, unsigned [k].
+def marked(diffs: Array, found: Array) -> Array:
+    """Return where ``diffs`` [n] are not 0, a bit each as numpy packs them; list these in ``found`` [k]."""
+    bits = np.empty(-(-diffs.size // 8), dtype=np.uint8)
+    _same(_list("marked", diffs, bits, found), found.size)
+    return bits
 
-    None where a difference is 0.
-    """
+
+def larger(diffs: Array) -> int:
+    """Return how many of ``diffs`` [n] are beyond 1, or -1 if any is 0."""
     n, width = diffs.size, diffs.itemsize
-    signs, at = np.empty(-(-n // 8), dtype=np.uint8), np.empty(n, dtype=np.int32)
-    beyond = np.empty(n, dtype=f"u{width}")
-    own = _at(diffs, n, width), _size(diffs), _at(signs, signs.size, 1)
-    found = _call("split", width, *own, _at(at, n, 4), _at(beyond, n, width))
-    return None if found < 0 else (signs, at[:found], beyond[:found])
+    return _call("larger", width, _at(diffs, n, width), _size(diffs))
+
+
+def signs(diffs: Array) -> Array:
+    """Return which of ``diffs`` [n] are negative, a bit each as numpy packs them."""
+    n, width = diffs.size, diffs.itemsize
+    bits = np.empty(-(-n // 8), dtype=np.uint8)
+    _call("signs", width, _at(diffs, n, width), _size(diffs), _at(bits, bits.size, 1))
+    return bits
+
+
+def beyond(diffs: Array, count: int, many: bool) -> tuple[Array, Array]:
+    """Return which of ``diffs`` [n] are beyond 1, as ``count`` are, and their sizes less 2, unsigned.
+
+    Which are, comes as positions int32 [count]; where they are ``many``, as a bit each as numpy packs them.
+    """
+    found = np.empty(count, dtype=f"u{diffs.itemsize}")
+    which = np.empty(-(-diffs.size // 8) if many else count, dtype=np.uint8 if many else np.int32)
+    _same(_list("exceeding" if many else "beyond", diffs, which, found), count)
+    return which, found
+
+
+def bits(positions: Array, size: int) -> Array:
+    """Return ``positions`` [n], below ``size``, as a bit for each element, as numpy packs them."""
+    found = np.zeros(-(-size // 8), dtype=np.uint8)
+    require(positions.dtype == np.int32, InputError, f"positions of {positions.dtype}, expected int32")
+    at, most = _at(positions, positions.size, 4), ctypes.c_size_t(min(size, _FAR))
+    if _FUNCTIONS["bits"](at, _size(positions), most, _at(found, found.size, 1)) < 0:
+        raise InputError(f"positions from {positions.min()} to {positions.max()} of {size} elements")
+    return found
+
+
+def planes(words: Array, zigzag: bool) -> Array:
+    """Return the bytes of ``words`` [n], or of as many zigzag numbers: uint8 [width, n], lowest first."""
+    n, width = words.size, words.itemsize
+    found = np.empty((width, n), dtype=np.uint8)
+    _call("planes", width, _at(words, n, width), _size(words), ctypes.c_int(zigzag), _at(found, width * n, 1))
+    return found
 
 
 def take(words: Array, positions: Array) -> Array:
@@ -221,6 +262,13 @@ def merge(at: Array, diffs: Array, at2: Array, diffs2: Array) -> tuple[Array, Ar
 def _call(name: str, width: int, *arguments: Any) -> int:
     found: int = _FUNCTIONS[f"{name}_uint{8 * width}_t"](*arguments)
     return found
+
+
+def _list(name: str, diffs: Array, which: Array, found: Array) -> int:
+    """Call a pass that tells which of ``diffs`` count, and lists as many as ``found`` has room for."""
+    n, width = diffs.size, diffs.itemsize
+    into = _at(which, which.size, which.itemsize), _at(found, found.size, width), _size(found)
+    return _call(name, width, _at(diffs, n, width), _size(diffs), *into)
 
 
 def _same(found: int, counted: int) -> None:

@@ -115,23 +115,10 @@ def put_back(rest: Sequence[Block], classes: Sequence[Array], look: Look, cuts: 
     return blocks
 
 
-def between(old: Array, new: Array) -> Block:
-    """Return what takes ``old`` to ``new``: words [numel] each."""
-    compiled = native.there(old, new)
-    moved = native.differing(old, new) if compiled else int(np.count_nonzero(old != new))
-    if moved * _WHOLE > old.size:
-        return Block(old.size, None, new - old)
-    if compiled:
-        return Block(old.size, *native.differences(old, new, moved))
-    positions, diffs, done = np.empty(moved, dtype=np.int32), np.empty(moved, dtype=old.dtype), 0
-    for start in range(0, old.size if moved else 0, RUN):
-        every = new[start : start + RUN] - old[start : start + RUN]
-        at = where(every != 0)
-        diffs[done : done + at.size] = every.take(at)
-        at += start
-        positions[done : done + at.size] = at
-        done += at.size
-    return Block(old.size, positions, diffs)
+def block_of(diffs: Array) -> Block:
+    """Return differences [numel], zero where nothing changed, as a block that takes little memory."""
+    block = Block(diffs.size, None, diffs)
+    return block if block.moved * _WHOLE > diffs.size else Block(diffs.size, *block.sparse())
 
 
 def _sorted(words: Array, least: Array, every: Array) -> list[Array]:
