@@ -21,6 +21,7 @@ from thinwire.types import InputError, require
 
 _PIECE = 1 << 20  # elements: fewer calls are worth more than a level 2 cache; a third faster than 2**17
 _WHOLE = 5  # where more than one in so many changed, all old words take less time than positions and some
+_SAMPLE = 1 << 13  # elements that tell whether to count before listing: to give up on a list takes longer
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 Fresh = Callable[[Tensor, Array], Array]  # what a piece of words becomes: new values and words held -> words
@@ -103,17 +104,20 @@ def replace(new: Tensor, words: Array, fresh: Fresh, name: str, whole: bool) -> 
 
 def _compared(now: Array, held: Array, start: int) -> _Piece | None:
     """Return what is to change in ``held``, the words from ``start`` on, for them to be what ``now`` is."""
-    compiled = native.there(now, held)
+    compiled, most = native.there(now, held), held.size // _WHOLE
+    some = native.differing(now[:_SAMPLE], held[:_SAMPLE]) if compiled else 0
+    if compiled and some * _WHOLE <= _SAMPLE:
+        found = native.compared(now, held, start, most)
+        if found is not None:
+            return _Piece(start, found[0].size, *found) if found[0].size else None
     differs = None if compiled else now != held
     count = native.differing(now, held) if differs is None else int(np.count_nonzero(differs))
-    if not count:
-        return None
-    if count * _WHOLE > held.size:
+    if count > most:
         return _Piece(start, count, None, held.copy(), held)
-    if differs is None:
-        return _Piece(start, count, *native.compared(now, held, start, count))
-    at = where(differs)
-    return _Piece(start, count, at.astype(np.int32) + np.int32(start), held[at], now[at])
+    at = where(now != held if differs is None else differs)
+    return (
+        _Piece(start, at.size, at.astype(np.int32) + np.int32(start), held[at], now[at]) if at.size else None
+    )
 
 
 class _Piece(NamedTuple):

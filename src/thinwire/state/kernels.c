@@ -261,17 +261,34 @@ FAST void tw_put_##W(W *words, const int32_t *at, size_t n, const W *values)    
     for (size_t j = 0; j < n; j++) words[at[j]] = values[j];                                        \
 }                                                                                                   \
                                                                                                     \
-/* Sort the differences of n elements, 0 where nothing changed, by the class of their words. */     \
-FAST void tw_sort_##W(const W *words, size_t n, const W *limits, size_t classes, const W *every, W **out)\
+/* Sort the differences of n elements, 0 where nothing changed, by the class of their words, and list the k\
+   changes that are of no class; -1 unless their positions rise below n. */                         \
+FAST int64_t tw_sort_##W(const W *words, size_t n, const W *limits, size_t classes, const int32_t *at,\
+                         const W *diffs, size_t k, W **out, int32_t *out_at, W *out_diffs)          \
 {                                                                                                   \
     CLASSES(W)                                                                                      \
-    W *to[MOST];                                                                                    \
+    W every[CHUNK] = {0}, *to[MOST];                                                                \
     for (size_t c = 0; c < classes; c++) to[c] = out[c];                                            \
-    EACH(n, (W)(words[p] << 1) < most,                                                              \
-        const W size = (W)(words[p] << 1);                                                          \
-        const size_t c = CLASS(size);                                                               \
-        if (c < classes) *to[c]++ = every[p];)                                                      \
+    size_t done = 0, found = 0;                                                                     \
+    for (size_t start = 0; start < n; start += CHUNK) {                                             \
+        const size_t here = n - start < CHUNK ? n - start : CHUNK, first = done;                    \
+        const W *own = words + start;                                                               \
+        for (; done < k && (uint32_t)at[done] < start + here; done++) {                             \
+            if ((uint32_t)at[done] < start) return -1;                                              \
+            const size_t p = (uint32_t)at[done] - start;                                            \
+            every[p] = diffs[done];                                                                 \
+            out_at[found] = at[done];                                                               \
+            out_diffs[found] = diffs[done];                                                         \
+            found += (W)(own[p] << 1) >= most;                                                      \
+        }                                                                                           \
+        EACH(here, (W)(own[p] << 1) < most,                                                         \
+            const W size = (W)(own[p] << 1);                                                        \
+            const size_t c = CLASS(size);                                                           \
+            if (c < classes) *to[c]++ = every[p];)                                                  \
+        for (size_t j = first; j < done; j++) every[(uint32_t)at[j] - start] = 0;                   \
+    }                                                                                               \
     for (size_t c = 0; c < classes; c++) out[c] = to[c];                                            \
+    return done < k ? -1 : (int64_t)found;                                                          \
 }                                                                                                   \
                                                                                                     \
 /* Undo that: differences that are not 0 and where they are; -1 where a class has none left. */     \

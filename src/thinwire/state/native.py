@@ -97,18 +97,17 @@ def differing(now: Array, held: Array) -> int:
     return _call("differing", width, _at(now, n, width), _at(held, n, width), _size(held))
 
 
-def compared(now: Array, held: Array, start: int, count: int) -> tuple[Array, Array, Array]:
+def compared(now: Array, held: Array, start: int, most: int) -> tuple[Array, Array, Array] | None:
     """Return where words [n] differ, from ``start`` on, what ``held`` has there, and what ``now`` has.
 
-    ``count`` is what ``differing`` says of them. Errors: ``InputError`` where somebody wrote to them since.
+    None where more than ``most`` do.
     """
     require(start + now.size <= _FAR, InputError, f"{start + now.size} elements, at most {_FAR}")
-    found = [np.empty(count, dtype=dtype) for dtype in (np.dtype(np.int32), held.dtype, held.dtype)]
+    room = [np.empty(most, dtype=dtype) for dtype in (np.dtype(np.int32), held.dtype, held.dtype)]
     n, width = held.size, held.itemsize
     both = _at(now, n, width), _at(held, n, width), _size(held), ctypes.c_int32(start)
-    into = (_at(x, count, x.itemsize) for x in found)
-    _same(_call("compared", width, *both, *into, _size(found[0])), count)
-    return found[0], found[1], found[2]
+    k = _call("compared", width, *both, *(_at(x, most, x.itemsize) for x in room), _size(room[0]))
+    return None if k < 0 else (room[0][:k].copy(), room[1][:k].copy(), room[2][:k].copy())
 
 
 def nonzero(diffs: Array, count: int) -> tuple[Array, Array]:
@@ -154,8 +153,7 @@ def beyond(diffs: Array, count: int, many: bool) -> tuple[Array, Array]:
 def bits(positions: Array, size: int) -> Array:
     """Return ``positions`` [n], below ``size``, as a bit for each element, as numpy packs them."""
     found = np.zeros(-(-size // 8), dtype=np.uint8)
-    require(positions.dtype == np.int32, InputError, f"positions of {positions.dtype}, expected int32")
-    at, most = _at(positions, positions.size, 4), ctypes.c_size_t(min(size, _FAR))
+    at, most = _int32(positions), ctypes.c_size_t(min(size, _FAR))
     if _FUNCTIONS["bits"](at, _size(positions), most, _at(found, found.size, 1)) < 0:
         raise InputError(f"positions from {positions.min()} to {positions.max()} of {size} elements")
     return found
@@ -202,19 +200,24 @@ def whole(new: Array, old: Array | None, low: Array, high: Array) -> int:
     return _call("whole", width, _at(new, n, width), before, _size(new), *_factors(low, high))
 
 
-def sort(words: Array, least: Array, every: Array) -> list[Array]:
-    """Return the differences of the elements of each class.
+def sort(words: Array, least: Array, at: Array, diffs: Array) -> tuple[list[Array], Array, Array]:
+    """Return the differences of the elements of each class, and positions and differences of no class.
 
-    ``words`` [n] are those before a change, ``every`` [n] the differences, 0 where there is none. Class c is
-    of the words that without their sign, doubled, are below ``least[c]`` and not below ``least[c - 1]``.
+    ``words`` [n] are those before changes ``at`` rising positions, by ``diffs`` [k]; elsewhere nothing does.
+    Class c is of the words that without their sign, doubled, are below ``least[c]`` and not below
+    ``least[c - 1]``.
     """
-    n, width = words.size, words.itemsize
-    found = [np.empty(n, dtype=every.dtype) for _ in least]
+    n, k, width = words.size, at.size, words.itemsize
+    parts = [np.empty(n, dtype=diffs.dtype) for _ in least]
+    others, by = np.empty(k, dtype=np.int32), np.empty(k, dtype=diffs.dtype)
     about = _at(words, n, width), _size(words), _at(least, least.size, width), _size(least)
-    starts, stops = _addresses(found, width), _addresses(found, width)
-    _call("sort", width, *about, _at(every, n, width), stops)
+    changes = _int32(at), _at(diffs, k, width), _size(at)
+    starts, stops = _addresses(parts, width), _addresses(parts, width)
+    found = _call("sort", width, *about, *changes, stops, _at(others, k, 4), _at(by, k, width))
+    require(found >= 0, InputError, f"positions not of {n} elements, or out of order")
     counts = [(stop - start) // width for start, stop in zip(starts, stops, strict=True)]
-    return [part[:count].copy() for part, count in zip(found, counts, strict=True)]
+    listed = [part[:count].copy() for part, count in zip(parts, counts, strict=True)]
+    return listed, others[:found], by[:found]
 
 
 def unsort(
@@ -273,7 +276,7 @@ def _list(name: str, diffs: Array, which: Array, found: Array) -> int:
 
 def _same(found: int, counted: int) -> None:
     if found != counted:
-        raise InputError("an array was written to while it was compared; publish when the step is done")
+        raise InputError(f"{found} differences, counted {counted}: somebody wrote to them meanwhile")
 
 
 def _size(array: Array) -> ctypes.c_size_t:
@@ -291,11 +294,16 @@ def _at(array: Array, n: int, width: int) -> Any:
 
 def _positions(positions: Array, size: int) -> Any:
     """Return where positions lie, in any order, if all are of an array of ``size`` elements."""
-    require(positions.dtype == np.int32, InputError, f"positions of {positions.dtype}, expected int32")
-    at = _at(positions, positions.size, 4)
+    at = _int32(positions)
     if not _FUNCTIONS["within"](at, _size(positions), ctypes.c_size_t(min(size, _FAR))):
         raise InputError(f"positions from {positions.min()} to {positions.max()} of {size} elements")
     return at
+
+
+def _int32(positions: Array) -> Any:
+    if positions.dtype != np.int32:  # not by require: to name a dtype takes longer than most passes
+        raise InputError(f"positions of {positions.dtype}, expected int32")
+    return _at(positions, positions.size, 4)
 
 
 def _factors(low: Array, high: Array) -> tuple[Any, Any]:
@@ -306,6 +314,9 @@ def _factors(low: Array, high: Array) -> tuple[Any, Any]:
 def _addresses(arrays: Sequence[Array], width: int) -> Any:
     """Return where the arrays of classes lie, as a table that a pass may move on."""
     require(0 < len(arrays) <= MOST, InputError, f"{len(arrays)} classes; there are 1 to {MOST}")
-    if not all(a.itemsize == width and a.flags.c_contiguous for a in arrays):
-        raise InputError(f"classes of other words than of {width} bytes")
-    return (ctypes.c_uint64 * len(arrays))(*[a.ctypes.data for a in arrays])
+    starts = [_at(a, a.size, width) for a in arrays]
+    return (ctypes.c_uint64 * len(arrays))(*map(_address, starts))
+
+
+def _address(start: Any) -> int:
+    return (start.value or 0) if isinstance(start, ctypes.c_void_p) else ctypes.addressof(start)
