@@ -20,10 +20,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from thinwire.state.blocks import Block
+from thinwire.state.native import MOST
 from thinwire.state.parting import RUN, Look, runs, sizes_of, words_at
 from thinwire.state.stream import Array
 
-MAX_CUTS = 4
+MAX_CUTS = MOST
 _SIZES = 256
 _SYMBOLS = 18  # unchanged, and the bit lengths of a difference from 1 to 17 and above
 _FEWEST = 256  # changes that are worth a table
