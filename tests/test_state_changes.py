@@ -150,7 +150,7 @@ def test_bytes_are_at_least_ten_per_cent_fewer_than_others(rate: float, steps: i
     apart = min(len(c.compress(index)) + len(c.compress(after[block.positions].tobytes())) for c in coders)
     plain, classed = len(pack_blocks([block], SHORT)), len(pack_blocks([block], SHORT, held(before)))
     assert plain < 0.9 * min(xored, values, apart)
-    assert classed < 0.9 * plain if 8 * block.moved() < block.numel else classed == plain
+    assert classed < 0.9 * plain if 8 * block.moved < block.numel else classed == plain
 
 
 @pytest.mark.parametrize("every, numel", [(9000, 1 << 22), (7, 1 << 14), (100, 1 << 14)])
@@ -327,7 +327,7 @@ def test_what_is_taken_out_by_class_is_put_back(monkeypatch: pytest.MonkeyPatch,
     for least, cut, diffs in zip([0, *cuts], cuts, classes, strict=False):
         assert np.array_equal(diffs, block.dense()[(least <= sizes) & (sizes < cut)])
     assert rest[0].positions is not None and (sizes[rest[0].positions] >= cuts[-1]).all()
-    assert 0 < rest[0].moved() < block.moved()
+    assert 0 < rest[0].moved < block.moved
     (again,) = parting.put_back(rest, classes, held(before), cuts)
     assert np.array_equal(again.dense(), block.dense())
 

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinwire.state import classes, compare, content, diffs, gather, masks, native, parting
+from thinwire.state import classes, compare, content, diffs, gather, masks, native, parting, planes, positions
 from thinwire.state.blocks import Block
 from thinwire.state.changes import pack_blocks, unpack_blocks
 from thinwire.types import InputError, PayloadError
 
 WORDS = [np.dtype(f"i{n}") for n in (1, 2, 4, 8)]
-sizes = st.one_of(st.integers(0, 200), st.sampled_from([63, 64, 65, 4095, 4096, 4097]))
+sizes = st.one_of(st.integers(0, 200), st.sampled_from([63, 64, 65, 4095, 4096, 4097, 8200]))
 shares = st.sampled_from([0.0, 0.01, 0.1, 0.5, 1.0])
 widths = st.sampled_from(WORDS)
 seeds = st.integers(0, 2**32 - 1)
@@ -67,22 +67,56 @@ def test_what_changed(seed, n, word, share):
 
 
 @given(seeds, sizes, widths, shares)
-def test_what_differs_between_two_versions(seed, n, word, share):
+def test_differences_for_every_element_are_listed(seed, n, word, share):
     old, new, at = drawn(seed, n, word, share)
-    positions, by = both(lambda: parting.between(old, new).sparse())
-    assert np.array_equal(positions, at) and np.array_equal(by, new[at] - old[at])
+    where, by = both(lambda: parting.block_of(new - old).sparse())
+    assert np.array_equal(where, at) and np.array_equal(by, new[at] - old[at])
+
+    def listed():
+        found = np.zeros(at.size, word)
+        return as_bits(Block(n, None, new - old).listed(found), n), found
+
+    bits, by = both(listed)
+    assert np.array_equal(np.unpackbits(bits, count=n).view(bool), new != old)
+    assert np.array_equal(by, new[at] - old[at])
 
 
-@given(seeds, sizes, widths)
-def test_differences_are_split(seed, n, word):
+def as_bits(which, n):
+    """Return a set as a bitmap, whichever way it comes."""
+    return which.bits if isinstance(which, positions.Bitmap) else positions._bitmap(which, n)
+
+
+@given(seeds, sizes, widths, st.sampled_from([1, 50]))
+def test_differences_are_split(seed, n, word, ones):
     draw, span = np.random.default_rng(seed), np.iinfo(word)
-    found = draw.choice(np.array([-2, -1, 1, 3, span.min, span.max], dtype=word), n)
-    signs, at, _ = both(lambda: native.split(found) if native.there() else diffs._split(found))
+    found = draw.choice(np.array([-2, 3, span.min, span.max] + ones * [-1, 1], dtype=word), n)
+
+    def split():
+        signs, larger, beyond = (diffs._compiled if native.there() else diffs._split)(found)
+        return signs, as_bits(larger, n), beyond
+
+    signs, larger, _ = both(split)
     assert np.array_equal(np.unpackbits(signs, count=n).view(bool), found < 0)
-    assert np.array_equal(at, np.flatnonzero(np.abs(found.astype(object)) > 1))
+    assert np.array_equal(np.unpackbits(larger, count=n).view(bool), np.abs(found.astype(object)) > 1)
     if n:
         found[n // 2] = 0
-        assert native.split(found) is None and with_numpy(lambda: diffs._split(found)) is None
+        assert diffs._compiled(found) is None and with_numpy(lambda: diffs._split(found)) is None
+
+
+@given(seeds, sizes, shares)
+def test_positions_become_bits(seed, n, share):
+    at = np.flatnonzero(np.random.default_rng(seed).random(n) < share).astype(np.int32)
+    (bits,) = both(lambda: [positions._bitmap(at, n)])
+    assert np.array_equal(np.flatnonzero(np.unpackbits(bits, count=n)), at)
+
+
+@given(seeds, sizes, widths, st.booleans())
+def test_words_become_planes(seed, n, word, signed):
+    words = drawn(seed, n, word, 0.0)[0]
+    words = words if signed else words.view(f"u{word.itemsize}")
+    found = both(lambda: [np.asarray(planes._planes(words))])[0]
+    numbers = planes.zigzag(words) if signed else words
+    assert np.array_equal(found.T, numbers.view(np.uint8).reshape(n, word.itemsize))
 
 
 @given(seeds, sizes, shares)
@@ -132,9 +166,9 @@ def test_classes_are_taken_out_and_put_back(seed, n, word, share, cuts):
         found, (rest,) = parting.take_out(blocks, look, cuts)
         return [*found, *rest.sparse()]
 
-    *found, positions, by = both(taken_out)
+    *found, others, by = both(taken_out)
     assert len(found) == len(cuts)
-    rest = [Block(n, positions, by)]
+    rest = [Block(n, others, by)]
     back = both(lambda: parting.put_back(rest, found, look, cuts)[0].sparse())
     assert np.array_equal(back[0], at) and np.array_equal(back[1], new[at] - old[at])
     for wrong in (lambda x: x[:-1], lambda x: np.append(x, x.dtype.type(1))):
@@ -174,16 +208,31 @@ def test_wrong_arguments_reach_no_memory():
     with pytest.raises(InputError, match="next to each other"):
         native.differing(words[::2], words[:4])
     with pytest.raises(InputError, match="5 classes"):
-        native.sort(words, np.arange(5, dtype=np.uint16), words)
+        native.sort(words, np.arange(5, dtype=np.uint16), at, words[:2])
+    for wrong in ([-1, 3], [3, 8], [2**31 - 1, 0]):
+        with pytest.raises(InputError, match="not of 8 elements"):
+            native.sort(words, np.array([9], np.uint16), np.array(wrong, np.int32), words[:2])
+    for wrong in ([-1, 3], [3, 8]):
+        with pytest.raises(InputError, match="of 8 elements"):
+            native.bits(np.array(wrong, np.int32), 8)
+    with pytest.raises(InputError, match="expected int32"):
+        native.bits(at.astype(np.int64), 8)
+    with pytest.raises(InputError, match="expected 2 of 2 bytes"):
+        native.marked(words, np.zeros(2, np.int32))
 
 
 @pytest.mark.parametrize("wrong", [-1, 1])
 def test_what_somebody_writes_to_meanwhile_reaches_no_other_memory(wrong):
     old, new, at = drawn(0, 1000, np.dtype(np.int16), 0.2)
-    with pytest.raises(InputError, match="written to"):
-        native.compared(new, old, 0, at.size + wrong)
-    with pytest.raises(InputError, match="written to"):
-        native.differences(old, new, at.size + wrong)
+    assert (native.compared(new, old, 0, at.size + wrong) is None) == (wrong < 0)
+    diffs, room = new - old, np.empty(at.size + wrong, np.int16)
+    for work in (lambda: native.nonzero(diffs, room.size), lambda: native.marked(diffs, room)):
+        with pytest.raises(InputError, match="wrote to them"):
+            work()
+    by = diffs[at]
+    for many in (False, True):
+        with pytest.raises(InputError, match="wrote to them"):
+            native.beyond(by, native.larger(by) + wrong, many)
 
 
 def test_arrays_that_are_not_for_c_are_left_to_numpy():
@@ -201,4 +250,10 @@ def test_arrays_that_are_not_for_c_are_left_to_numpy():
 
 def test_a_library_of_another_source_is_not_used(monkeypatch):
     monkeypatch.setattr(native.zlib, "crc32", lambda data: 0)
+    assert native._load() == {}
+
+
+@pytest.mark.parametrize("limit", ["MOST", "ROW"])
+def test_a_library_of_other_limits_is_not_used(monkeypatch, limit):
+    monkeypatch.setattr(native, limit, 8)
     assert native._load() == {}

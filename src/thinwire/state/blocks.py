@@ -8,14 +8,17 @@ most ``MOST`` elements together; then the first ones' differences.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import compress
 
 import numpy as np
 
+from thinwire.state import native
 from thinwire.state.diffs import fits_whole, pack_diffs, pack_whole, unpack_diffs, unpack_whole
 from thinwire.state.gather import write
 from thinwire.state.masks import where
-from thinwire.state.positions import MAX_SIZE, pack_positions, unpack_positions
+from thinwire.state.positions import MAX_SIZE, Bitmap, many, pack_positions, unpack_positions
 from thinwire.state.stream import Array, Reader, pack_flags
 from thinwire.types import InputError, require
 
@@ -24,7 +27,8 @@ _LEAST = 4096  # elements that are worth streams of their own
 MOST = MAX_SIZE  # elements of the blocks that share streams: no stream tells of more
 
 
-class Block(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Block:
     """What changed in ``numel`` elements: at ``positions`` (int32 [n], increasing), by ``diffs`` (words [n]).
 
     Without positions there is a difference for each element, which may be zero.
@@ -34,16 +38,26 @@ class Block(NamedTuple):
     positions: Array | None
     diffs: Array
 
+    @cached_property
     def moved(self) -> int:
-        """Return how many elements changed."""
+        """How many elements changed."""
         return self.diffs.size if self.positions is not None else int(np.count_nonzero(self.diffs))
 
     def sparse(self) -> tuple[Array, Array]:
         """Return positions int32 [n] and differences [n]."""
         if self.positions is not None:
             return self.positions, self.diffs
+        if native.there(self.diffs):
+            return native.nonzero(self.diffs, self.moved)
         at = where(self.diffs != 0)
         return at.astype(np.int32), self.diffs[at]
+
+    def listed(self, diffs: Array) -> Array | Bitmap:
+        """Write the differences that are not zero into ``diffs`` [n] and return where they are."""
+        if self.positions is None and native.there(self.diffs) and many(self.moved, self.numel):
+            return Bitmap(native.marked(self.diffs, diffs), diffs.size)
+        at, diffs[:] = self.sparse()
+        return at
 
     def dense(self) -> Array:
         """Return a difference for each element [numel], in memory of its own."""
@@ -54,18 +68,16 @@ class Block(NamedTuple):
         return diffs
 
 
-def pack_plain(blocks: Sequence[Block], word: np.dtype) -> bytes:
-    """Return what changed in ``blocks`` of signed integers ``word`` as bytes."""
+def pack_plain(blocks: Sequence[Block], word: np.dtype) -> list[bytes]:
+    """Return what changed in ``blocks`` of signed integers ``word`` as bytes, in parts."""
     whole = [_mostly_changed(block) for block in blocks]
     some = [block for block, all_travel in zip(blocks, whole, strict=True) if not all_travel]
     out = [pack_flags(whole)]
     for run in _runs([block.numel for block in some]):
-        changes = [block.sparse() for block in some[run]]
-        diffs = [d for _, d in changes] or [np.empty(0, dtype=word)]
-        out.append(pack_positions([at for at, _ in changes], [block.numel for block in some[run]]))
-        out.append(pack_diffs(np.concatenate(diffs)))
-    out += [pack_whole(block.dense()) for block, w in zip(blocks, whole, strict=True) if w]
-    return b"".join(out)
+        out += _pack_sparse(some[run], word)
+    for block in compress(blocks, whole):
+        out.append(pack_whole(block.diffs if block.positions is None else block.dense()))
+    return out
 
 
 def unpack_plain(reader: Reader, numels: Sequence[int], word: np.dtype) -> list[Block]:
@@ -100,6 +112,14 @@ def _runs(numels: Sequence[int]) -> Iterator[slice]:
     yield slice(start, len(numels))
 
 
+def _pack_sparse(blocks: Sequence[Block], word: np.dtype) -> list[bytes]:
+    diffs, sets, done = np.empty(sum(block.moved for block in blocks), dtype=word), [], 0
+    for block in blocks:
+        sets.append(block.listed(diffs[done : done + block.moved]))
+        done += block.moved
+    return [pack_positions(sets, [block.numel for block in blocks]), pack_diffs(diffs)]
+
+
 def _unpack_sparse(reader: Reader, numels: Sequence[int], word: np.dtype) -> Iterator[Block]:
     blocks: list[Block] = []
     for run in _runs(numels):
@@ -112,5 +132,5 @@ def _unpack_sparse(reader: Reader, numels: Sequence[int], word: np.dtype) -> Ite
 
 
 def _mostly_changed(block: Block) -> bool:
-    large = block.numel >= _LEAST and block.moved() > _WHOLE * block.numel
+    large = block.numel >= _LEAST and block.moved > _WHOLE * block.numel
     return large and fits_whole(block.diffs)

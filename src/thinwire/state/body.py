@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from thinwire.state.changes import Block, Look, pack_blocks, unpack_blocks
+from thinwire.state.changes import Block, Look, pack_parts, unpack_blocks
 from thinwire.state.layout import Layout
 from thinwire.state.planes import decode_whole, encode_whole
 from thinwire.state.words import Words
@@ -35,7 +35,7 @@ def pack_changes(layout: Layout, found: Mapping[int, Block], before: Look | None
     for word, pieces in _pieces(layout).items():
         none = np.zeros(0, np.int32), np.zeros(0, word)
         blocks = [found.get(i) or Block(layout.blocks()[i].numel, *none) for i in pieces]
-        sections.append((word, pack_blocks(blocks, word, _of(pieces, before))))
+        sections.append((word, pack_parts(blocks, word, _of(pieces, before))))
     return _join(CHANGES, sections)
 
 
@@ -44,7 +44,7 @@ def pack_whole(layout: Layout, words: Callable[[int], np.ndarray]) -> bytes:
     sections = []
     for word, pieces in _pieces(layout).items():
         parts = [encode_whole(words(i)) for i in pieces]
-        sections.append((word, b"".join(p for part in parts for p in (LENGTH.pack(len(part)), part))))
+        sections.append((word, [p for part in parts for p in (LENGTH.pack(len(part)), part)]))
     return _join(WHOLE, sections)
 
 
@@ -89,10 +89,10 @@ def _of(pieces: list[int], before: Look | None) -> Look | None:
     return None if before is None else lambda i, start, stop: before(pieces[i], start, stop)
 
 
-def _join(kind: int, sections: list[tuple[np.dtype, bytes]]) -> bytes:
+def _join(kind: int, sections: list[tuple[np.dtype, list[bytes]]]) -> bytes:
     parts = [HEAD.pack(kind, len(sections))]
     for word, data in sections:
-        parts += [SECTION.pack(word.itemsize, len(data)), data]
+        parts += [SECTION.pack(word.itemsize, sum(map(len, data))), *data]
     return b"".join(parts)
 
 

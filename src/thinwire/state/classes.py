@@ -20,10 +20,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from thinwire.state.blocks import Block
+from thinwire.state.native import MOST
 from thinwire.state.parting import RUN, Look, runs, sizes_of, words_at
 from thinwire.state.stream import Array
 
-MAX_CUTS = 4
+MAX_CUTS = MOST
 _SIZES = 256
 _SYMBOLS = 18  # unchanged, and the bit lengths of a difference from 1 to 17 and above
 _FEWEST = 256  # changes that are worth a table
@@ -38,7 +39,7 @@ _BELOW = 2.0**-16  # share of elements not worth a cut below them
 
 def choose(blocks: Sequence[Block], look: Look) -> list[int]:
     """Return the cuts between classes that need fewest bits: increasing sizes; none where that is no gain."""
-    moved, numel = sum(block.moved() for block in blocks), sum(block.numel for block in blocks)
+    moved, numel = sum(block.moved for block in blocks), sum(block.numel for block in blocks)
     if not max(_FEWEST, numel // _RARE) <= moved <= numel // _OFTEN:
         return []
     step = 1 + moved // _MOST  # look at one run in so many

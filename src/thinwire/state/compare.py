@@ -21,6 +21,7 @@ from thinwire.types import InputError, require
 
 _PIECE = 1 << 20  # elements: fewer calls are worth more than a level 2 cache; a third faster than 2**17
 _WHOLE = 5  # where more than one in so many changed, all old words take less time than positions and some
+_SAMPLE = 1 << 13  # elements that tell whether to count before listing: to give up on a list takes longer
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 Fresh = Callable[[Tensor, Array], Array]  # what a piece of words becomes: new values and words held -> words
@@ -29,12 +30,13 @@ Fresh = Callable[[Tensor, Array], Array]  # what a piece of words becomes: new v
 class Changes(NamedTuple):
     """Where words changed (int32 [n], increasing; None: anywhere), what was there before, and what is now.
 
-    Without positions ``new`` is a view of the words themselves.
+    Without positions ``new`` is a view of the words themselves. ``moved`` is how many changed.
     """
 
     positions: Array | None
     old: Array
     new: Array
+    moved: int
 
 
 def word_dtype(dtype: torch.dtype) -> np.dtype:
@@ -102,17 +104,20 @@ def replace(new: Tensor, words: Array, fresh: Fresh, name: str, whole: bool) -> 
 
 def _compared(now: Array, held: Array, start: int) -> _Piece | None:
     """Return what is to change in ``held``, the words from ``start`` on, for them to be what ``now`` is."""
-    compiled = native.there(now, held)
+    compiled, most = native.there(now, held), held.size // _WHOLE
+    some = native.differing(now[:_SAMPLE], held[:_SAMPLE]) if compiled else 0
+    if compiled and some * _WHOLE <= _SAMPLE:
+        found = native.compared(now, held, start, most)
+        if found is not None:
+            return _Piece(start, found[0].size, *found) if found[0].size else None
     differs = None if compiled else now != held
     count = native.differing(now, held) if differs is None else int(np.count_nonzero(differs))
-    if not count:
-        return None
-    if count * _WHOLE > held.size:
+    if count > most:
         return _Piece(start, count, None, held.copy(), held)
-    if differs is None:
-        return _Piece(start, count, *native.compared(now, held, start, count))
-    at = where(differs)
-    return _Piece(start, count, at.astype(np.int32) + np.int32(start), held[at], now[at])
+    at = where(now != held if differs is None else differs)
+    return (
+        _Piece(start, at.size, at.astype(np.int32) + np.int32(start), held[at], now[at]) if at.size else None
+    )
 
 
 class _Piece(NamedTuple):
@@ -130,21 +135,32 @@ class _Piece(NamedTuple):
         else:
             write(words, self.at, self.old)
 
-    def sparse(self) -> Changes:
+    def sparse(self) -> tuple[Array, Array, Array]:
         """Return positions in the words, what was there, and what is."""
         if self.at is not None:
-            return Changes(self.at, self.old, self.new)
+            return self.at, self.old, self.new
         at = where(self.old != self.new)
-        return Changes(at.astype(np.int32) + np.int32(self.start), self.old[at], self.new[at])
+        return at.astype(np.int32) + np.int32(self.start), self.old[at], self.new[at]
 
 
 def _joined(log: Sequence[_Piece], words: Array, whole: bool) -> Changes:
-    if whole and _WHOLE * sum(piece.moved for piece in log) > words.size:
-        old = words.copy()
-        for piece in log:
-            piece.restore(old)
-        return Changes(None, old, words)
+    moved = sum(piece.moved for piece in log)
+    if whole and _WHOLE * moved > words.size:
+        return Changes(None, _old(log, words), words, moved)
     if not log:
-        return Changes(np.empty(0, dtype=np.int32), words[:0].copy(), words[:0].copy())
+        return Changes(np.empty(0, dtype=np.int32), words[:0].copy(), words[:0].copy(), 0)
+    if len(log) == 1:
+        return Changes(*log[0].sparse(), moved)
     parts = zip(*(piece.sparse() for piece in log), strict=True)
-    return Changes(*(np.concatenate(part) for part in parts))
+    at, old, new = (np.concatenate(part) for part in parts)
+    return Changes(at, old, new, moved)
+
+
+def _old(log: Sequence[_Piece], words: Array) -> Array:
+    """Return all words as they were."""
+    if sum(piece.old.size for piece in log if piece.at is None) == words.size:
+        return log[0].old if len(log) == 1 else np.concatenate([piece.old for piece in log])
+    old = words.copy()
+    for piece in log:
+        piece.restore(old)
+    return old

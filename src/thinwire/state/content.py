@@ -20,8 +20,8 @@ from thinwire.state.layout import PIECE
 
 START = 0x7468696E77697265  # of a state of zeros; nothing at all has the hash 0
 _MASK = (1 << 64) - 1
-_SHIFT = 12
-_ROW = 1 << _SHIFT  # positions of one row: its factors stay in the first-level cache
+_ROW = native.ROW  # positions of one row: its factors stay in the first-level cache
+_SHIFT = _ROW.bit_length() - 1
 _ROWS = 32  # converted to 8 bytes at once, by numpy
 _RUN = 1 << 14  # changes looked up at once, by numpy
 

@@ -13,7 +13,7 @@ from thinwire.state import native
 from thinwire.state.masks import where
 from thinwire.state.numbers import LARGEST, pack_numbers, unpack_numbers
 from thinwire.state.planes import from_zigzag, pack_planes, unpack_planes, zigzag
-from thinwire.state.positions import pack_positions, unpack_positions
+from thinwire.state.positions import Bitmap, many, pack_positions, unpack_positions
 from thinwire.state.stream import Array, Reader, pack_stream
 from thinwire.types import InputError, PayloadError, require
 
@@ -23,11 +23,21 @@ _PAGE = 1 << 17  # differences that numpy works on at a time: a multiple of 8
 def pack_diffs(diffs: Array) -> bytes:
     """Return differences [n], signed integers, none zero and most of them 1 or -1, as bytes."""
     _unsigned(diffs.dtype)
-    parts = native.split(diffs) if native.there(diffs) else _split(diffs)
+    parts = _compiled(diffs) if native.there(diffs) else _split(diffs)
     if parts is None:
         raise InputError("a difference of zero; leave it out")
     signs, larger, beyond = parts
     return pack_stream(signs) + pack_positions([larger], [diffs.size]) + _pack_numbers(beyond)
+
+
+def _compiled(diffs: Array) -> tuple[Array, Array | Bitmap, Array] | None:
+    """Do what ``_split`` does, and where many sizes are over 1 tell that by bits."""
+    count = native.larger(diffs)
+    if count < 0:
+        return None
+    as_bits = many(count, diffs.size)
+    larger, beyond = native.beyond(diffs, count, as_bits)
+    return native.signs(diffs), Bitmap(larger, count) if as_bits else larger, beyond
 
 
 def _split(diffs: Array) -> tuple[Array, Array, Array] | None:
@@ -71,7 +81,7 @@ def fits_whole(diffs: Array) -> bool:
 def pack_whole(diffs: Array) -> bytes:
     """Return differences [n], any of which may be zero, as bytes."""
     _unsigned(diffs.dtype)
-    return _pack_numbers(zigzag(diffs))
+    return pack_numbers(zigzag(diffs)) if diffs.itemsize == 4 else pack_planes(diffs)
 
 
 def unpack_whole(reader: Reader, n: int, word: np.dtype) -> Array:

@@ -95,8 +95,8 @@ class History:
         with self._lock:
             if not self._newest.number:
                 return self._first(found, when, kept)
-            made = self._take(found)
-            now = content.add(self._newest.hash, moves.hash_of(made))
+            made, step = self._take(found)
+            now = content.add(self._newest.hash, step)
             return self._advance(Version(self._newest.number + 1, now, when, kept, _count(made)), made)
 
     def _first(self, found: list[Tensor], when: float, meta: Meta) -> Version:
@@ -108,9 +108,12 @@ class History:
         self._known = {**self._log.bases(), version.number: version.hash}
         return version
 
-    def _take(self, found: list[Tensor]) -> list[Move]:
-        """Bring the live words up to the tensors; after an error they are as they were."""
-        made: list[Move] = []
+    def _take(self, found: list[Tensor]) -> tuple[list[Move], int]:
+        """Bring the live words up to the tensors; after an error they are as they were.
+
+        Returns what changed, and by how much the hash moves.
+        """
+        made, step = list[Move](), 0
         flat, last = None, -1
         try:
             for i, piece in enumerate(self.layout.blocks()):
@@ -121,10 +124,11 @@ class History:
                 took = intake.take(slot, flat[piece.start : piece.stop], words)
                 if len(took.old):
                     made.append(Move(i, *took))
+                    step += moves.hash_of(made[-1:])  # while the words are in a cache
         except BaseException:
             moves.write(self._words, (Move(m.piece, m.positions, m.new, m.old) for m in made))
             raise
-        return made
+        return made, step
 
     def _advance(self, version: Version, made: list[Move]) -> Version:
         changes = {m.piece: logged(m, self._words[m.piece]) for m in made}

@@ -17,7 +17,7 @@ import numpy as np
 
 from thinwire.state.blocks import Block, pack_plain
 from thinwire.state.parting import Look
-from thinwire.state.planes import decode_whole, encode_whole
+from thinwire.state.planes import at_least, decode_whole, encode_whole
 from thinwire.state.stream import Array, Reader, uvarint
 
 _LEAST = 4096  # elements of a block that is looked at
@@ -35,17 +35,18 @@ def _jumped(block: Block, index: int, look: Look) -> bool:
     starts = range(0, block.numel - _SPAN + 1, max(1, (block.numel - _SPAN) // (_SPANS - 1)))
     old = np.concatenate([look(index, start, start + _SPAN).copy() for start in starts])
     diffs = np.concatenate([block.diffs[start : start + _SPAN] for start in starts])
-    return len(encode_whole(old + diffs)) < len(pack_plain([Block(diffs.size, None, diffs)], diffs.dtype))
+    new, limit = old + diffs, sum(map(len, pack_plain([Block(diffs.size, None, diffs)], diffs.dtype)))
+    return at_least(new) < limit and len(encode_whole(new)) < limit
 
 
-def pack_jumps(blocks: Sequence[Block], jumps: Sequence[bool], look: Look) -> bytes:
-    """Return the new words of all blocks that jump, as bytes."""
-    out = []
+def pack_jumps(blocks: Sequence[Block], jumps: Sequence[bool], look: Look) -> list[bytes]:
+    """Return the new words of all blocks that jump, as bytes in parts."""
+    out = list[bytes]()
     for i, (block, jumps_here) in enumerate(zip(blocks, jumps, strict=True)):
         if jumps_here:
             packed = encode_whole(look(i, 0, block.numel) + block.diffs)
             out += [uvarint(len(packed)), packed]
-    return b"".join(out)
+    return out
 
 
 def unpack_jumps(reader: Reader, numels: Sequence[int], word: np.dtype) -> list[Array]:

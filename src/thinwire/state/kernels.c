@@ -29,7 +29,11 @@
 #endif
 int64_t tw_source(void) { return TW_SOURCE; }
 
-enum { LOOK = 64, CHUNK = 4096, ROW_BITS = 12, MOST = 4 };  /* ROW_BITS as in content.py, MOST as in classes.py */
+enum { LOOK = 64, CHUNK = 4096, ROW_BITS = 12, MOST = 4 };
+
+/* Classes, and factors of the content hash that repeat: native.py takes no library that says otherwise. */
+int64_t tw_most(void) { return MOST; }
+int64_t tw_row(void) { return 1 << ROW_BITS; }
 
 /* One bit a flag, of LOOK flags that are 0 or 1. */
 static inline uint64_t packed(const uint8_t *flags)
@@ -79,12 +83,7 @@ static inline size_t listed(uint64_t bits, size_t base, uint16_t *at)
         size_t found_here = 0;                                                                      \
         for (size_t base = 0; base < chunk; base += LOOK) {                                          \
             uint8_t flags[LOOK];                                                                    \
-            if (chunk - base >= LOOK) {                                                              \
-                for (size_t j = 0; j < LOOK; j++) { const size_t p = i + base + j; flags[j] = (FLAG); } \
-            } else {                                                                                \
-                memset(flags, 0, LOOK);                                                             \
-                for (size_t p = i + base; p < (n); p++) flags[p - i - base] = (FLAG);               \
-            }                                                                                       \
+            FLAGS(i + base, n, FLAG)                                                                \
             found_here += listed(packed(flags), base, found_at + found_here);                       \
         }                                                                                           \
         for (size_t j = 0; j < found_here; j++) {                                                   \
@@ -92,6 +91,45 @@ static inline size_t listed(uint64_t bits, size_t base, uint16_t *at)
             BODY                                                                                    \
         }                                                                                           \
     }
+
+/* Write the first of 64 bits, at most as many as are left, as numpy packs them. */
+static inline void write_bits(uint8_t *to, uint64_t bits, size_t left)
+{
+    bits = highest_first(bits);
+    memcpy(to, &bits, left < LOOK ? (left + 7) / 8 : LOOK / 8);
+}
+
+/* Set flags[0..LOOK - 1] to FLAG, an expression of p, for p from i on, and to 0 from n on. */
+#define FLAGS(i, n, FLAG)                                                                           \
+    if ((n) - (i) >= LOOK) {                                                                        \
+        for (size_t j = 0; j < LOOK; j++) { const size_t p = (i) + j; flags[j] = (FLAG); }          \
+    } else {                                                                                        \
+        memset(flags, 0, LOOK);                                                                     \
+        for (size_t p = (i); p < (n); p++) flags[p - (i)] = (FLAG);                                 \
+    }
+
+/* For elements 0..n - 1 tell by a bit for which FLAG, an expression of p, holds, and list VALUE of these: where
+   they are many. All values are written, each over the one before where that does not count. */
+#define EVERY(W, n, FLAG, VALUE)                                                                    \
+    for (size_t i = 0; i < (n); i += LOOK) {                                                        \
+        uint8_t flags[LOOK];                                                                        \
+        W last[LOOK];                                                                               \
+        FLAGS(i, n, FLAG)                                                                           \
+        const uint64_t set = packed(flags);                                                         \
+        const size_t here = (n) - i < LOOK ? (n) - i : LOOK, count = (size_t)__builtin_popcountll(set);\
+        if (count > room - found) return -1;                                                        \
+        write_bits(bits + i / 8, set, here);                                                        \
+        W *to = room - found < LOOK ? last : out + found;                                           \
+        size_t k = 0;                                                                               \
+        for (size_t j = 0; j < here; j++) { const size_t p = i + j; to[k] = VALUE; k += flags[j]; } \
+        if (to == last) memcpy(out + found, last, count * sizeof(W));                               \
+        found += count;                                                                             \
+    }
+
+#define BEYOND(W, difference) ((W)((difference) + 1) > 2)
+#define NEGATIVE(W, SIGNED, difference) ((W)((SIGNED)(difference) >> (8 * sizeof(W) - 1)))  /* all bits, or none */
+#define SIZE(W, SIGNED, difference) \
+    (W)(((difference) ^ NEGATIVE(W, SIGNED, difference)) - NEGATIVE(W, SIGNED, difference))
 
 /* What is listed has room for as many as were counted before; memory that others write to may hold more by then,
    and where it does -1 comes back. */
@@ -111,6 +149,14 @@ FAST int64_t tw_within(const int32_t *at, size_t n, size_t size)
     uint32_t most = 0;
     for (size_t j = 0; j < n; j++) most = (uint32_t)at[j] > most ? (uint32_t)at[j] : most;
     return !n || most < size;
+}
+
+/* Set the bits of rising positions among those of size elements, of which there is none set yet. */
+FAST int64_t tw_bits(const int32_t *at, size_t n, size_t size, uint8_t *bits)
+{
+    if (!tw_within(at, n, size)) return -1;
+    for (size_t j = 0; j < n; j++) bits[(uint32_t)at[j] >> 3] |= (uint8_t)(128 >> (at[j] & 7));
+    return 0;
 }
 
 /* The class of a word by its size, which is the word without its sign, doubled: how many of least[0..2] it
@@ -141,37 +187,72 @@ FAST int64_t tw_compared_##W(const W *now, const W *held, size_t n, int32_t star
     return (int64_t)found;                                                                          \
 }                                                                                                   \
                                                                                                     \
-/* Where they differ, and by how much modulo 2**bits. */                                            \
-FAST int64_t tw_differences_##W(const W *old, const W *now, size_t n, int32_t *at, W *diffs, size_t room)\
+/* Where differences are not 0, and these. */                                                       \
+FAST int64_t tw_nonzero_##W(const W *diffs, size_t n, int32_t *at, W *out, size_t room)             \
 {                                                                                                   \
     size_t found = 0;                                                                               \
-    EACH(n, now[p] != old[p], ROOM at[found] = (int32_t)p; diffs[found++] = (W)(now[p] - old[p]);)  \
+    EACH(n, diffs[p] != 0, ROOM at[found] = (int32_t)p; out[found++] = diffs[p];)                   \
     return (int64_t)found;                                                                          \
 }                                                                                                   \
                                                                                                     \
-/* Bits of signs, as numpy packs them; where differences are beyond 1, and by how much. How many those\
-   are comes back; -1 if any difference is 0. There is room for as many as there are differences. */\
-FAST int64_t tw_split_##W(const W *diffs, size_t n, uint8_t *signs, int32_t *at, W *beyond)         \
+/* The same, where they are told by a bit each, as numpy packs them. */                             \
+FAST int64_t tw_marked_##W(const W *diffs, size_t n, uint8_t *bits, W *out, size_t room)            \
 {                                                                                                   \
-    int64_t found = 0;                                                                              \
-    size_t none = 0;                                                                                \
-    for (size_t p = 0; p < n; p++) none += diffs[p] == 0;                                           \
-    if (none) return -1;                                                                            \
+    size_t found = 0;                                                                               \
+    EVERY(W, n, diffs[p] != 0, diffs[p])                                                            \
+    return (int64_t)found;                                                                          \
+}                                                                                                   \
+                                                                                                    \
+/* How many differences are beyond 1; -1 if any is 0. */                                            \
+FAST int64_t tw_larger_##W(const W *diffs, size_t n)                                                \
+{                                                                                                   \
+    size_t none = 0, larger = 0;                                                                    \
+    for (size_t p = 0; p < n; p++) { none += diffs[p] == 0; larger += (W)(diffs[p] + 1) > 2; }      \
+    return none ? -1 : (int64_t)larger;                                                             \
+}                                                                                                   \
+                                                                                                    \
+/* Bits of signs, as numpy packs them. */                                                           \
+FAST void tw_signs_##W(const W *diffs, size_t n, uint8_t *bits)                                     \
+{                                                                                                   \
     for (size_t i = 0; i < n; i += LOOK) {                                                          \
-        uint8_t flags[LOOK] = {0};                                                                  \
-        const size_t here = n - i < LOOK ? n - i : LOOK;                                            \
-        if (here == LOOK)                                                                           \
-            for (size_t j = 0; j < LOOK; j++) flags[j] = (SIGNED)diffs[i + j] < 0;                  \
-        else                                                                                        \
-            for (size_t j = 0; j < here; j++) flags[j] = (SIGNED)diffs[i + j] < 0;                  \
-        const uint64_t bits = highest_first(packed(flags));                                         \
-        memcpy(signs + i / 8, &bits, (here + 7) / 8);                                               \
+        uint8_t flags[LOOK];                                                                        \
+        FLAGS(i, n, (SIGNED)diffs[p] < 0)                                                           \
+        write_bits(bits + i / 8, packed(flags), n - i);                                             \
     }                                                                                               \
-    EACH(n, (W)(diffs[p] + 1) > 2,                                                                  \
-        const W size = (SIGNED)diffs[p] < 0 ? (W)(0 - diffs[p]) : diffs[p];                         \
-        at[found] = (int32_t)p;                                                                     \
-        beyond[found++] = (W)(size - 2);)                                                           \
-    return found;                                                                                   \
+}                                                                                                   \
+                                                                                                    \
+/* Where differences are beyond 1, and by how much. */                                              \
+FAST int64_t tw_beyond_##W(const W *diffs, size_t n, int32_t *at, W *out, size_t room)              \
+{                                                                                                   \
+    size_t found = 0;                                                                               \
+    EACH(n, BEYOND(W, diffs[p]), ROOM at[found] = (int32_t)p; out[found++] = (W)(SIZE(W, SIGNED, diffs[p]) - 2);) \
+    return (int64_t)found;                                                                          \
+}                                                                                                   \
+                                                                                                    \
+/* The same, where they are told by a bit each. */                                                  \
+FAST int64_t tw_exceeding_##W(const W *diffs, size_t n, uint8_t *bits, W *out, size_t room)         \
+{                                                                                                   \
+    size_t found = 0;                                                                               \
+    EVERY(W, n, BEYOND(W, diffs[p]), (W)(SIZE(W, SIGNED, diffs[p]) - 2))                            \
+    return (int64_t)found;                                                                          \
+}                                                                                                   \
+                                                                                                    \
+/* The bytes of n numbers, all lowest ones first; of differences, as many zigzag numbers. */        \
+FAST void tw_planes_##W(const W *restrict words, size_t n, int zigzag, uint8_t *restrict out)       \
+{                                                                                                   \
+    for (size_t i = 0; i < n; i += CHUNK) {                                                         \
+        const size_t here = n - i < CHUNK ? n - i : CHUNK;                                          \
+        const W *from = words + i;                                                                  \
+        W turned[CHUNK];                                                                            \
+        if (zigzag) {                                                                               \
+            for (size_t j = 0; j < here; j++) turned[j] = (W)(from[j] << 1) ^ NEGATIVE(W, SIGNED, from[j]);\
+            from = turned;                                                                          \
+        }                                                                                           \
+        for (size_t k = 0; k < sizeof(W); k++) {                                                    \
+            uint8_t *to = out + k * n + i;                                                          \
+            for (size_t j = 0; j < here; j++) to[j] = (uint8_t)(from[j] >> 8 * k);                  \
+        }                                                                                           \
+    }                                                                                               \
 }                                                                                                   \
                                                                                                     \
 FAST void tw_take_##W(const W *words, const int32_t *at, size_t n, W *out)                          \
@@ -184,17 +265,34 @@ FAST void tw_put_##W(W *words, const int32_t *at, size_t n, const W *values)    
     for (size_t j = 0; j < n; j++) words[at[j]] = values[j];                                        \
 }                                                                                                   \
                                                                                                     \
-/* Sort the differences of n elements, 0 where nothing changed, by the class of their words. */     \
-FAST void tw_sort_##W(const W *words, size_t n, const W *limits, size_t classes, const W *every, W **out)\
+/* Sort the differences of n elements, 0 where nothing changed, by the class of their words, and list the k\
+   changes that are of no class; -1 unless their positions rise below n. */                         \
+FAST int64_t tw_sort_##W(const W *words, size_t n, const W *limits, size_t classes, const int32_t *at,\
+                         const W *diffs, size_t k, W **out, int32_t *out_at, W *out_diffs)          \
 {                                                                                                   \
     CLASSES(W)                                                                                      \
-    W *to[MOST];                                                                                    \
+    W every[CHUNK] = {0}, *to[MOST];                                                                \
     for (size_t c = 0; c < classes; c++) to[c] = out[c];                                            \
-    EACH(n, (W)(words[p] << 1) < most,                                                              \
-        const W size = (W)(words[p] << 1);                                                          \
-        const size_t c = CLASS(size);                                                               \
-        if (c < classes) *to[c]++ = every[p];)                                                      \
+    size_t done = 0, found = 0;                                                                     \
+    for (size_t start = 0; start < n; start += CHUNK) {                                             \
+        const size_t here = n - start < CHUNK ? n - start : CHUNK, first = done;                    \
+        const W *own = words + start;                                                               \
+        for (; done < k && (uint32_t)at[done] < start + here; done++) {                             \
+            if ((uint32_t)at[done] < start) return -1;                                              \
+            const size_t p = (uint32_t)at[done] - start;                                            \
+            every[p] = diffs[done];                                                                 \
+            out_at[found] = at[done];                                                               \
+            out_diffs[found] = diffs[done];                                                         \
+            found += (W)(own[p] << 1) >= most;                                                      \
+        }                                                                                           \
+        EACH(here, (W)(own[p] << 1) < most,                                                         \
+            const W size = (W)(own[p] << 1);                                                        \
+            const size_t c = CLASS(size);                                                           \
+            if (c < classes) *to[c]++ = every[p];)                                                  \
+        for (size_t j = first; j < done; j++) every[(uint32_t)at[j] - start] = 0;                   \
+    }                                                                                               \
     for (size_t c = 0; c < classes; c++) out[c] = to[c];                                            \
+    return done < k ? -1 : (int64_t)found;                                                          \
 }                                                                                                   \
                                                                                                     \
 /* Undo that: differences that are not 0 and where they are; -1 where a class has none left. */     \

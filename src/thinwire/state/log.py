@@ -46,7 +46,7 @@ class Change(NamedTuple):
         else:
             ends = np.array((start, stop), dtype=self.positions.dtype)  # of another type, all would be cast
             first, last = self.positions.searchsorted(ends)
-            words[self.positions[first:last].astype(np.intp) - start] = self.old[first:last]
+            write(words, self.positions[first:last] - ends.dtype.type(start), self.old[first:last])
 
 
 @dataclass(frozen=True)

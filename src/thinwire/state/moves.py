@@ -23,10 +23,13 @@ class Move(NamedTuple):
     positions: np.ndarray | None
     old: np.ndarray
     new: np.ndarray
+    moved: int | None = None  # how many words change, where that is known
 
     @property
     def changed(self) -> int:
         """How many words change."""
+        if self.moved is not None:
+            return self.moved
         return len(self.old) if self.positions is not None else int(np.count_nonzero(self.old != self.new))
 
     def difference(self, numel: int) -> Block:
@@ -53,9 +56,11 @@ def moves(patch: Patch, words: Words, held: Version) -> list[Move]:
     """
     found = []
     changes = body.unpack_changes(words.layout, patch.body, lambda i, start, stop: words[i][start:stop])
-    for i, (_, positions, diffs) in changes.items():
+    for i, block in changes.items():
+        positions, diffs = block.positions, block.diffs
         old = words[i].copy() if positions is None else gather.read(words[i], positions)
-        found.append(Move(i, positions, old, old + diffs))
+        diffs += old  # to the new words, in the same memory: fresh memory would take longer than the sum
+        found.append(Move(i, positions, old, diffs))
         _check_truths(words.layout, i, found[-1].new)
     reached = content.add(held.hash, hash_of(found))
     require(reached == patch.hash, DesyncError, _differs(patch))

@@ -27,8 +27,13 @@ _START = ctypes.c_char * 0  # the beginning of an array
 _NAMES = (
     "differing",
     "compared",
-    "differences",
-    "split",
+    "nonzero",
+    "marked",
+    "larger",
+    "signs",
+    "beyond",
+    "exceeding",
+    "planes",
     "take",
     "put",
     "sort",
@@ -46,7 +51,8 @@ def _load() -> dict[str, Any]:
         library = ctypes.CDLL(str(Path(__file__).with_name("_kernels.bin")))
         library.tw_source.restype = ctypes.c_int64
         current = not source.exists() or library.tw_source() == zlib.crc32(source.read_bytes())
-        return _functions(library) if current else {}
+        alike = library.tw_most() == MOST and library.tw_row() == ROW
+        return _functions(library) if current and alike else {}
     except (OSError, AttributeError):
         return {}
 
@@ -54,7 +60,7 @@ def _load() -> dict[str, Any]:
 def _functions(library: ctypes.CDLL) -> dict[str, Any]:
     names = [f"{name}_uint{8 * size}_t" for name in _NAMES for size in (1, 2, 4, 8)]
     names += [f"{name}_uint{8 * size}_t" for name in _HASHES for size in (1, 2, 4)]
-    found = {name: getattr(library, f"tw_{name}") for name in ["where", "within", *names]}
+    found = {name: getattr(library, f"tw_{name}") for name in ["where", "within", "bits", *names]}
     for name, function in found.items():
         function.restype = ctypes.c_uint64 if name.startswith(_HASHES) else ctypes.c_int64
     return found
@@ -92,40 +98,74 @@ def differing(now: Array, held: Array) -> int:
     return _call("differing", width, _at(now, n, width), _at(held, n, width), _size(held))
 
 
-def compared(now: Array, held: Array, start: int, count: int) -> tuple[Array, Array, Array]:
+def compared(now: Array, held: Array, start: int, most: int) -> tuple[Array, Array, Array] | None:
     """Return where words [n] differ, from ``start`` on, what ``held`` has there, and what ``now`` has.
 
-    ``count`` is what ``differing`` says of them. Errors: ``InputError`` where somebody wrote to them since.
+    None where more than ``most`` do.
     """
     require(start + now.size <= _FAR, InputError, f"{start + now.size} elements, at most {_FAR}")
-    found = [np.empty(count, dtype=dtype) for dtype in (np.dtype(np.int32), held.dtype, held.dtype)]
+    room = [np.empty(most, dtype=dtype) for dtype in (np.dtype(np.int32), held.dtype, held.dtype)]
     n, width = held.size, held.itemsize
     both = _at(now, n, width), _at(held, n, width), _size(held), ctypes.c_int32(start)
-    into = (_at(x, count, x.itemsize) for x in found)
-    _same(_call("compared", width, *both, *into, _size(found[0])), count)
-    return found[0], found[1], found[2]
+    k = _call("compared", width, *both, *(_at(x, most, x.itemsize) for x in room), _size(room[0]))
+    return None if k < 0 else (room[0][:k].copy(), room[1][:k].copy(), room[2][:k].copy())
 
 
-def differences(old: Array, new: Array, count: int) -> tuple[Array, Array]:
-    """Return where ``old`` [n] and ``new`` differ, int32 [count], and by how much modulo 2**bits [count]."""
-    at, diffs = np.empty(count, dtype=np.int32), np.empty(count, dtype=old.dtype)
-    n, width = old.size, old.itemsize
-    both = _at(old, n, width), _at(new, n, width), _size(old)
-    _same(_call("differences", width, *both, _at(at, count, 4), _at(diffs, count, width), _size(at)), count)
-    return at, diffs
+def nonzero(diffs: Array, count: int) -> tuple[Array, Array]:
+    """Return where ``diffs`` [n] are not 0, int32 [count], and these [count]."""
+    at = np.empty(count, dtype=np.int32)
+    found = np.empty(count, dtype=diffs.dtype)
+    _same(_list("nonzero", diffs, at, found), count)
+    return at, found
 
 
-def split(diffs: Array) -> tuple[Array, Array, Array] | None:
-    """Return signs as bits, uint8 [n / 8], where sizes are over 1, int32 [k], and these less 2, unsigned [k].
+def marked(diffs: Array, found: Array) -> Array:
+    """Return where ``diffs`` [n] are not 0, a bit each as numpy packs them; list these in ``found`` [k]."""
+    bits = np.empty(-(-diffs.size // 8), dtype=np.uint8)
+    _same(_list("marked", diffs, bits, found), found.size)
+    return bits
 
-    None where a difference is 0.
-    """
+
+def larger(diffs: Array) -> int:
+    """Return how many of ``diffs`` [n] are beyond 1, or -1 if any is 0."""
     n, width = diffs.size, diffs.itemsize
-    signs, at = np.empty(-(-n // 8), dtype=np.uint8), np.empty(n, dtype=np.int32)
-    beyond = np.empty(n, dtype=f"u{width}")
-    own = _at(diffs, n, width), _size(diffs), _at(signs, signs.size, 1)
-    found = _call("split", width, *own, _at(at, n, 4), _at(beyond, n, width))
-    return None if found < 0 else (signs, at[:found], beyond[:found])
+    return _call("larger", width, _at(diffs, n, width), _size(diffs))
+
+
+def signs(diffs: Array) -> Array:
+    """Return which of ``diffs`` [n] are negative, a bit each as numpy packs them."""
+    n, width = diffs.size, diffs.itemsize
+    bits = np.empty(-(-n // 8), dtype=np.uint8)
+    _call("signs", width, _at(diffs, n, width), _size(diffs), _at(bits, bits.size, 1))
+    return bits
+
+
+def beyond(diffs: Array, count: int, many: bool) -> tuple[Array, Array]:
+    """Return which of ``diffs`` [n] are beyond 1, as ``count`` are, and their sizes less 2, unsigned.
+
+    Which are, comes as positions int32 [count]; where they are ``many``, as a bit each as numpy packs them.
+    """
+    found = np.empty(count, dtype=f"u{diffs.itemsize}")
+    which = np.empty(-(-diffs.size // 8) if many else count, dtype=np.uint8 if many else np.int32)
+    _same(_list("exceeding" if many else "beyond", diffs, which, found), count)
+    return which, found
+
+
+def bits(positions: Array, size: int) -> Array:
+    """Return ``positions`` [n], below ``size``, as a bit for each element, as numpy packs them."""
+    found = np.zeros(-(-size // 8), dtype=np.uint8)
+    at, most = _int32(positions), ctypes.c_size_t(min(size, _FAR))
+    if _FUNCTIONS["bits"](at, _size(positions), most, _at(found, found.size, 1)) < 0:
+        raise InputError(f"positions from {positions.min()} to {positions.max()} of {size} elements")
+    return found
+
+
+def planes(words: Array, zigzag: bool) -> Array:
+    """Return the bytes of ``words`` [n], or of as many zigzag numbers: uint8 [width, n], lowest first."""
+    n, width = words.size, words.itemsize
+    found = np.empty((width, n), dtype=np.uint8)
+    _call("planes", width, _at(words, n, width), _size(words), ctypes.c_int(zigzag), _at(found, width * n, 1))
+    return found
 
 
 def take(words: Array, positions: Array) -> Array:
@@ -161,19 +201,24 @@ def whole(new: Array, old: Array | None, low: Array, high: Array) -> int:
     return _call("whole", width, _at(new, n, width), before, _size(new), *_factors(low, high))
 
 
-def sort(words: Array, least: Array, every: Array) -> list[Array]:
-    """Return the differences of the elements of each class.
+def sort(words: Array, least: Array, at: Array, diffs: Array) -> tuple[list[Array], Array, Array]:
+    """Return the differences of the elements of each class, and positions and differences of no class.
 
-    ``words`` [n] are those before a change, ``every`` [n] the differences, 0 where there is none. Class c is
-    of the words that without their sign, doubled, are below ``least[c]`` and not below ``least[c - 1]``.
+    ``words`` [n] are those before changes ``at`` rising positions, by ``diffs`` [k]; elsewhere nothing does.
+    Class c is of the words that without their sign, doubled, are below ``least[c]`` and not below
+    ``least[c - 1]``.
     """
-    n, width = words.size, words.itemsize
-    found = [np.empty(n, dtype=every.dtype) for _ in least]
+    n, k, width = words.size, at.size, words.itemsize
+    parts = [np.empty(n, dtype=diffs.dtype) for _ in least]
+    others, by = np.empty(k, dtype=np.int32), np.empty(k, dtype=diffs.dtype)
     about = _at(words, n, width), _size(words), _at(least, least.size, width), _size(least)
-    starts, stops = _addresses(found, width), _addresses(found, width)
-    _call("sort", width, *about, _at(every, n, width), stops)
+    changes = _int32(at), _at(diffs, k, width), _size(at)
+    starts, stops = _addresses(parts, width), _addresses(parts, width)
+    found = _call("sort", width, *about, *changes, stops, _at(others, k, 4), _at(by, k, width))
+    require(found >= 0, InputError, f"positions not of {n} elements, or out of order")
     counts = [(stop - start) // width for start, stop in zip(starts, stops, strict=True)]
-    return [part[:count].copy() for part, count in zip(found, counts, strict=True)]
+    listed = [part[:count].copy() for part, count in zip(parts, counts, strict=True)]
+    return listed, others[:found], by[:found]
 
 
 def unsort(
@@ -223,9 +268,16 @@ def _call(name: str, width: int, *arguments: Any) -> int:
     return found
 
 
+def _list(name: str, diffs: Array, which: Array, found: Array) -> int:
+    """Call a pass that tells which of ``diffs`` count, and lists as many as ``found`` has room for."""
+    n, width = diffs.size, diffs.itemsize
+    into = _at(which, which.size, which.itemsize), _at(found, found.size, width), _size(found)
+    return _call(name, width, _at(diffs, n, width), _size(diffs), *into)
+
+
 def _same(found: int, counted: int) -> None:
     if found != counted:
-        raise InputError("an array was written to while it was compared; publish when the step is done")
+        raise InputError(f"{found} differences, counted {counted}: somebody wrote to them meanwhile")
 
 
 def _size(array: Array) -> ctypes.c_size_t:
@@ -243,11 +295,16 @@ def _at(array: Array, n: int, width: int) -> Any:
 
 def _positions(positions: Array, size: int) -> Any:
     """Return where positions lie, in any order, if all are of an array of ``size`` elements."""
-    require(positions.dtype == np.int32, InputError, f"positions of {positions.dtype}, expected int32")
-    at = _at(positions, positions.size, 4)
+    at = _int32(positions)
     if not _FUNCTIONS["within"](at, _size(positions), ctypes.c_size_t(min(size, _FAR))):
         raise InputError(f"positions from {positions.min()} to {positions.max()} of {size} elements")
     return at
+
+
+def _int32(positions: Array) -> Any:
+    if positions.dtype != np.int32:  # not by require: to name a dtype takes longer than most passes
+        raise InputError(f"positions of {positions.dtype}, expected int32")
+    return _at(positions, positions.size, 4)
 
 
 def _factors(low: Array, high: Array) -> tuple[Any, Any]:
@@ -258,6 +315,9 @@ def _factors(low: Array, high: Array) -> tuple[Any, Any]:
 def _addresses(arrays: Sequence[Array], width: int) -> Any:
     """Return where the arrays of classes lie, as a table that a pass may move on."""
     require(0 < len(arrays) <= MOST, InputError, f"{len(arrays)} classes; there are 1 to {MOST}")
-    if not all(a.itemsize == width and a.flags.c_contiguous for a in arrays):
-        raise InputError(f"classes of other words than of {width} bytes")
-    return (ctypes.c_uint64 * len(arrays))(*[a.ctypes.data for a in arrays])
+    starts = [_at(a, a.size, width) for a in arrays]
+    return (ctypes.c_uint64 * len(arrays))(*map(_address, starts))
+
+
+def _address(start: Any) -> int:
+    return (start.value or 0) if isinstance(start, ctypes.c_void_p) else ctypes.addressof(start)

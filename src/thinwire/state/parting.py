@@ -42,7 +42,7 @@ class Run(NamedTuple):
             diffs = block.diffs[self.start : self.stop]
             at = where(diffs != 0)
             return at.astype(np.int32), diffs.take(at)
-        at = block.positions[self.first : self.last].astype(np.int32) - np.int32(self.start)
+        at = block.positions[self.first : self.last].astype(np.int32, copy=False) - np.int32(self.start)
         return at, block.diffs[self.first : self.last]
 
     def back(self, at: Array) -> Array:
@@ -85,14 +85,11 @@ def take_out(blocks: Sequence[Block], look: Look, cuts: Sequence[int]) -> tuple[
     for i, block in enumerate(blocks):
         word = block.diffs.dtype
         least = _least(cuts, word)
-        others, every = list[Changes](), np.zeros(min(RUN, block.numel), dtype=word)
+        others = list[Changes]()
         for run in runs(block, RUN):
-            words, changes = words_at(look, i, run, word), run.changes(block)
-            gather.write(every, *changes)
-            for found, part in zip(classes, _sorted(words, least, every[: words.size]), strict=True):
+            parts, (at, diffs) = _sorted(words_at(look, i, run, word), least, *run.changes(block))
+            for found, part in zip(classes, parts, strict=True):
                 found.append(part)
-            gather.write(every, changes[0], np.zeros_like(changes[1]))
-            at, diffs = _outside(words, least, *changes)
             others.append((run.back(at), diffs))
         rest.append(_gathered(block.numel, others, word))
     return [np.concatenate(found) for found in classes], rest
@@ -115,32 +112,22 @@ def put_back(rest: Sequence[Block], classes: Sequence[Array], look: Look, cuts: 
     return blocks
 
 
-def between(old: Array, new: Array) -> Block:
-    """Return what takes ``old`` to ``new``: words [numel] each."""
-    compiled = native.there(old, new)
-    moved = native.differing(old, new) if compiled else int(np.count_nonzero(old != new))
-    if moved * _WHOLE > old.size:
-        return Block(old.size, None, new - old)
-    if compiled:
-        return Block(old.size, *native.differences(old, new, moved))
-    positions, diffs, done = np.empty(moved, dtype=np.int32), np.empty(moved, dtype=old.dtype), 0
-    for start in range(0, old.size if moved else 0, RUN):
-        every = new[start : start + RUN] - old[start : start + RUN]
-        at = where(every != 0)
-        diffs[done : done + at.size] = every.take(at)
-        at += start
-        positions[done : done + at.size] = at
-        done += at.size
-    return Block(old.size, positions, diffs)
+def block_of(diffs: Array) -> Block:
+    """Return differences [numel], zero where nothing changed, as a block that takes little memory."""
+    block = Block(diffs.size, None, diffs)
+    return block if block.moved * _WHOLE > diffs.size else Block(diffs.size, *block.sparse())
 
 
-def _sorted(words: Array, least: Array, every: Array) -> list[Array]:
-    """Return the differences of the elements of each class, of those for ``every`` element."""
-    if native.there(words, every):
-        return native.sort(words, least, every)
+def _sorted(words: Array, least: Array, at: Array, diffs: Array) -> tuple[list[Array], Changes]:
+    """Return the differences of all elements of each class, and those changes of a run that have none."""
+    if native.there(words, at, diffs):
+        listed, *others = native.sort(words, least, at, diffs)
+        return listed, (others[0], others[1])
+    every = np.zeros(words.size, dtype=diffs.dtype)
+    gather.write(every, at, diffs)
     members, parts = _classed(words, least)
     own = every.take(members)
-    return [own.take(part) for part in parts]
+    return [own.take(part) for part in parts], _outside(words, least, at, diffs)
 
 
 def _unsorted(words: Array, least: Array, classes: Sequence[Array], taken: list[int]) -> Changes:

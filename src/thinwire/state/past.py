@@ -15,7 +15,7 @@ import numpy as np
 from thinwire.state.blocks import Block
 from thinwire.state.gather import read
 from thinwire.state.log import Change
-from thinwire.state.parting import between
+from thinwire.state.parting import block_of
 from thinwire.state.words import Words
 
 Found = TypeVar("Found")
@@ -52,7 +52,7 @@ class Past:
         positions, old = change
         numel = len(self._words[piece])
         if positions is None:
-            return between(old, self.words(piece, 0, numel))
+            return block_of(self._read(piece, lambda words: words - old))
         diffs = self._read(piece, lambda words: read(words, positions)) - old
         if not diffs.all():
             still = np.flatnonzero(diffs)  # the others are back to what they were

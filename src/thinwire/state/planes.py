@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from thinwire.state import native
 from thinwire.state.stream import Array, Reader, pack_stream
 from thinwire.types import InputError, PayloadError, require
 
@@ -26,6 +27,11 @@ def encode_whole(words: Array) -> bytes:
     return bytes((turn,)) + pack_planes(_turned(words, turn))
 
 
+def at_least(words: Array) -> int:
+    """Return how many bytes ``encode_whole`` takes at least: those of the noise, in a fifth of its time."""
+    return min(len(pack_stream(_turned(words, way).astype(np.uint8))) for way in (_ROTATED, _ZIGZAG))
+
+
 def decode_whole(data: bytes | bytearray | memoryview, numel: int, word: np.dtype) -> Array:
     """Return the ``numel`` words in ``data``; ``PayloadError`` where there are not as many, or more."""
     reader = Reader(data)
@@ -37,9 +43,17 @@ def decode_whole(data: bytes | bytearray | memoryview, numel: int, word: np.dtyp
 
 
 def pack_planes(values: Array) -> bytes:
-    """Return unsigned integers [n] as one stream a byte of theirs."""
+    """Return unsigned integers [n] as one stream a byte of theirs; signed ones as those ``zigzag`` makes."""
+    return b"".join(pack_stream(plane) for plane in _planes(values))
+
+
+def _planes(values: Array) -> Array | list[Array]:
+    signed = values.dtype.kind == "i"
+    if native.there(values):
+        return native.planes(values, signed)
+    unsigned = zigzag(values) if signed else values
     shifts = range(0, 8 * values.itemsize, 8)
-    return b"".join(pack_stream((values >> values.dtype.type(s)).astype(np.uint8)) for s in shifts)
+    return [(unsigned >> unsigned.dtype.type(s)).astype(np.uint8) for s in shifts]
 
 
 def unpack_planes(reader: Reader, n: int, dtype: np.dtype) -> Array:

@@ -8,9 +8,11 @@ share what an entropy coder needs to know.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from thinwire.state import native
 from thinwire.state.gather import mark
 from thinwire.state.masks import where
 from thinwire.state.numbers import pack_numbers, unpack_numbers
@@ -21,14 +23,31 @@ MAX_SIZE = 2**31 - 1  # elements a set is drawn from: positions are int32
 _MANY = 8  # a bitmap where more than one in so many is set: about there both cost the same
 
 
-def pack_positions(sets: Sequence[Array], sizes: Sequence[int]) -> bytes:
-    """Return sets of positions, int32 or int64 [n] each, increasing within 0..size - 1, as bytes."""
+class Bitmap(NamedTuple):
+    """A set as one bit an element, uint8 [size / 8], and how many of these are set."""
+
+    bits: Array
+    size: int
+
+
+def many(count: int, size: int) -> bool:
+    """Return whether so many positions travel as a bitmap."""
+    return _MANY * count > size
+
+
+def pack_positions(sets: Sequence[Array | Bitmap], sizes: Sequence[int]) -> bytes:
+    """Return sets of positions, int32 or int64 [n] each, increasing within 0..size - 1, as bytes.
+
+    Those of ``many`` may come as bitmaps.
+    """
     heads, few, maps = bytearray(), list[Array](), list[Array]()
     for positions, size in zip(sets, sizes, strict=True):
-        many = _MANY * positions.size > size
-        heads += uvarint(2 * positions.size + many)
-        if positions.size:
-            (maps if many else few).append(_bitmap(positions, size) if many else _gaps(positions))
+        as_bits = many(positions.size, size)
+        heads += uvarint(2 * positions.size + as_bits)
+        if isinstance(positions, Bitmap):
+            maps.append(positions.bits)
+        elif positions.size:
+            (maps if as_bits else few).append(_bitmap(positions, size) if as_bits else _gaps(positions))
     return bytes(heads) + pack_numbers(_joined(few, np.uint32)) + pack_stream(_joined(maps, np.uint8))
 
 
@@ -37,13 +56,15 @@ def unpack_positions(reader: Reader, sizes: Sequence[int]) -> list[Array]:
     heads = [divmod(reader.uvarint(), 2) for _ in sizes]
     for (count, _), size in zip(heads, sizes, strict=True):
         require(count <= size <= MAX_SIZE, PayloadError, f"a patch changes {count} of {size} elements")
-    few = sum(count for count, many in heads if not many)
+    few = sum(count for count, as_bits in heads if not as_bits)
     gaps = unpack_numbers(reader, few, max(sizes, default=0))
-    whole = sum(-(-size // 8) for (count, many), size in zip(heads, sizes, strict=True) if many and count)
+    whole = sum(
+        -(-size // 8) for (count, as_bits), size in zip(heads, sizes, strict=True) if as_bits and count
+    )
     maps = reader.stream(whole)
     sets, gap, byte = [], 0, 0
-    for (count, many), size in zip(heads, sizes, strict=True):
-        if many and count:
+    for (count, as_bits), size in zip(heads, sizes, strict=True):
+        if as_bits and count:
             sets.append(_set_bits(maps[byte : byte + -(-size // 8)], size, count))
             byte += -(-size // 8)
         else:
@@ -66,6 +87,8 @@ def _summed(gaps: Array, size: int) -> Array:
 
 
 def _bitmap(positions: Array, size: int) -> Array:
+    if native.there(positions) and positions.dtype == np.int32:
+        return native.bits(positions, size)
     mask = np.zeros(size, dtype=np.bool_)
     mark(mask, positions)
     return np.packbits(mask)
