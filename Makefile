@@ -43,8 +43,8 @@ bench-stores: setup  ## Measure references on disk: time a sample, with and with
 bench-quality: setup  ## Every recipe against fp32 on SmolLM2-135M, three seeds (90 minutes; goes on where it stopped)
 	$(BIN)/python -m bench.quality
 
-bench-links: setup  ## Every recipe over every link, kernel TCP (two hours; goes on where it stopped)
-	$(BIN)/python -m bench.links && $(BIN)/python -m bench.links_summary
+bench-links: setup  ## Every recipe over every link, kernel TCP (three hours; goes on where it stopped)
+	$(BIN)/python -m bench.links && $(BIN)/python -m bench.rounds && $(BIN)/python -m bench.links_summary
 
 bench-plan: setup  ## What thinwire plan says before runs, beside the runs (ten minutes; goes on where it stopped)
 	$(BIN)/python -m bench.plan

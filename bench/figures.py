@@ -16,7 +16,7 @@ RESULTS = Path(__file__).parent / "results"
 AGES = (  # cells of bench.state: at the pace of training, and ten times what the link carries
     "state/age-10mbit-1e-06-stride-1-trained-bbr.json",
     "state/age-10mbit-1e-05-stride-1-trained-bbr.json",
-    "state/age-10mbit-5e-05-stride-1-10x-bbr.json",
+    "state/age-10mbit-5e-05-stride-1-10x-cubic.json",
 )
 AUTO = "links/whole-gpt2-lab-drop-auto.json"
 COLOURS = ("#6b7280", "#d97706", "#2563eb", "#059669", "#7c3aed", "#db2777", "#0891b2", "#65a30d")
@@ -29,13 +29,13 @@ def draw_all(folder: Path) -> None:
         {"svg.hashsalt": "thinwire", "font.size": 10, "axes.spines.top": False, "axes.spines.right": False}
     )
     figures = (
-        ("student", draw_student, "student.json"),
-        ("quality", draw_quality, "quality.json"),
-        ("auto", draw_auto, AUTO),
-        ("state-age", draw_ages, AGES[-1]),
+        ("student", draw_student, ("student.json",)),
+        ("quality", draw_quality, ("quality.json",)),
+        ("auto", draw_auto, (AUTO,)),
+        ("state-age", draw_ages, AGES),
     )
     for name, draw, source in figures:
-        if (RESULTS / source).exists():
+        if all((RESULTS / part).exists() for part in source):
             figure = draw()
             figure.savefig(folder / f"{name}.svg", metadata={"Date": None}, bbox_inches="tight")
             plt.close(figure)
@@ -131,7 +131,8 @@ def draw_ages() -> Any:
         axes.plot(times, ages, color=COLOURS[2], lw=1)
         axes.set(xlabel="s", ylim=(0, None))
         axes.set_title(
-            f"{found['rate']:g}, a version every {found['summary']['published_every']:.2g} s", fontsize=10
+            f"{found['rate']:g}, every {found['summary']['published_every']:.2g} s, {found['control']}",
+            fontsize=10,
         )
     all_axes[0].set(ylabel="age of the version held, s")
     figure.tight_layout()

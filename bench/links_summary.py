@@ -249,37 +249,38 @@ def goals(rows: list[Row]) -> list[Row]:
         shares = {name: auto[name] for name in ("share", "share_first", "share_step_one", "bound")}
         shares["of_bound"] = auto["share"] / auto["bound"] if auto["bound"] else None
         more = {"faster_than": versus, "same_loss": auto["same_loss"]}
-        out.append(
-            place | {"slow": fp32 <= SLOW, "fp32_keeps": fp32} | shares | more | in_rounds(auto, beside)
-        )
+        made = in_rounds(**place, single=versus)
+        out.append(place | {"slow": fp32 <= SLOW, "fp32_keeps": fp32} | shares | more | made)
     return out
 
 
-def in_rounds(auto: Row, beside: dict[str, Row]) -> Row:
+def in_rounds(model: str, link: str, single: Row) -> Row:
     """Return what runs made in rounds say of a cell in place of single ones; nothing where there are none."""
-    c, here = rounds.free_step(), (auto["model"], auto["link"], "cubic")
+    c, here = rounds.free_step(), (model, link, "cubic")
     made = {r["recipe"]: r for r in rounds.summary() if (rounds.MODEL, r["link"], r["congestion"]) == here}
-    if c is None or AUTO not in made or auto["link"] not in rounds.OVER:
+    if c is None or not set(rounds.RECIPES) <= set(made):  # a rival left out might be the quickest
         return {}
-    own, steps = made[AUTO], JOBS[rounds.MODEL]["steps"]
-    reached = auto["same_loss"]
+    own, steps, passes = made[AUTO], JOBS[model]["steps"], JOBS[model]["epochs"]
+    reached = {
+        name: all(_same(model, loss)["same_loss"] for loss in r["eval_final"]) for name, r in made.items()
+    }
     shares = {
         "share": c * steps / statistics.median(own["epochs"]),
-        "share_first": c / statistics.median(own["first"]),
+        "share_first": c * steps / passes / statistics.median(own["one_epoch"]),
         "share_step_one": c / statistics.median(own["step_one"]),
-        "bound": bound(auto["link"], c, own["bytes"] / steps),
+        "bound": bound(link, c, own["bytes"] / steps),
     }
     shares["of_bound"] = shares["share"] / shares["bound"] if shares["bound"] else None
     versus = {
         name: {
-            "epochs": made[name]["sooner"]["epochs"] if reached and beside[name]["same_loss"] else None,
+            "epochs": made[name]["sooner"]["epochs"] if reached[AUTO] and reached[name] else None,
             "one_epoch": made[name]["sooner"]["one_epoch"],
-            "other_reached": beside[name]["same_loss"],
+            "other_reached": reached[name],
         }
-        for name in made
-        if name in beside and name != AUTO
+        for name in rounds.RECIPES
+        if name != AUTO
     }
-    return shares | {"faster_than": versus, "rounds": rounds.ROUNDS}
+    return shares | {"faster_than": single | versus, "same_loss": reached[AUTO], "rounds": rounds.ROUNDS}
 
 
 def verdicts(goals: list[Row]) -> list[Row]:
@@ -360,7 +361,8 @@ def main() -> None:
         "verdicts": verdicts(held),
         "rounds": {"c": rounds.free_step(), "rows": rounds.summary()},
         "relay_share": relay_share(),
-        "missing": [" ".join(filter(None, cell)) for cell in cells() if not cell_file(*cell).exists()],
+        "missing": [" ".join(filter(None, cell)) for cell in cells() if not cell_file(*cell).exists()]
+        + rounds.missing(),
     }
     write_json(RESULTS / "links.json", summary)
 

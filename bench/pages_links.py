@@ -132,7 +132,7 @@ def in_rounds(found: dict[str, Any], table: Table) -> str:
                 each(r["one_epoch"]),
                 each(r["epochs"]),
                 *sooner,
-                f"{min(r['eval_final']):.3f}",
+                " / ".join(f"{v:.3f}" for v in r["eval_final"]),
             ]
 
     head = ["link", "recipe", "TCP", "MB", "first step, ms", "one pass, s", "three passes, s",

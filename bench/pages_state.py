@@ -89,6 +89,7 @@ def ages(found: dict[str, Any], table: Table) -> str:
     def rows() -> Rows:
         for a in found["age"]:
             s = a["summary"]
+            notes = ["the machine was late"] * (not a["valid"]) + ["slower coding, of before"] * a["earlier"]
             yield [
                 f"{a['mbit']} Mbit/s",
                 a["control"],
@@ -102,7 +103,7 @@ def ages(found: dict[str, Any], table: Table) -> str:
                 f"{_time(s['age']['median'])} / {_time(s['age']['worst'])}",
                 f"{s['within_first']:.0%}, worst {s['worst_of_first']:.2f}×",
                 f"{s['within_second']:.0%}, worst {s['worst_of_second']:.2f}×",
-                "" if a["valid"] else "the machine was late",
+                "; ".join(notes),
             ]
 
     head = ["link, 30 ms", "TCP", "learning rate", "steps a version", "a version every",

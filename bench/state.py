@@ -120,7 +120,8 @@ def summarise() -> dict[str, Any]:
             found["coding"].append(coded(data))
         elif cell[0] == "age":
             about = {k: data[k] for k in ("mbit", "rate", "stride", "pace", "control", "summary")}
-            found["age"].append(about | {"valid": data["network"]["valid"]})
+            earlier = "congestion" not in data["network"]  # cells of before patches were coded faster
+            found["age"].append(about | {"valid": data["network"]["valid"], "earlier": earlier})
         else:
             found["feed"].append(data)
     job = {"model": MODEL, "data": DATA, "batch": BATCH, "seq": SEQ, "steps": STEPS}

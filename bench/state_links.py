@@ -28,15 +28,15 @@ AGES = (
     (10, 1e-6, 1, "trained", 45, CONTROLS),
     (10, 1e-5, 1, "trained", 45, CONTROLS),
     (10, 1e-5, 1, "1x", 45, CONTROLS),
-    (10, 1e-5, 1, "10x", 60, CONTROLS[:1]),
-    (10, 1e-5, 4, "1x", 60, CONTROLS[:1]),
-    (10, 1e-5, 16, "10x", 90, CONTROLS[:1]),
-    (10, 5e-5, 1, "10x", 120, CONTROLS[:1]),
+    (10, 1e-5, 1, "10x", 60, CONTROLS),
+    (10, 1e-5, 4, "1x", 60, CONTROLS[1:]),
+    (10, 1e-5, 16, "10x", 90, CONTROLS[1:]),
+    (10, 5e-5, 1, "10x", 120, CONTROLS[1:]),
     (100, 1e-6, 1, "trained", 45, CONTROLS),
-    (100, 1e-5, 1, "10x", 45, CONTROLS[:1]),
+    (100, 1e-5, 1, "10x", 45, CONTROLS),
     (100, 5e-5, 1, "trained", 45, CONTROLS),
     (100, 5e-5, 1, "1x", 45, CONTROLS),
-    (100, 5e-5, 1, "10x", 45, CONTROLS[:1]),
+    (100, 5e-5, 1, "10x", 45, CONTROLS),
 )
 FEEDS = ("one", "relay", "direct")  # one follower, eight behind a relay, eight without
 MANY = 8
@@ -58,7 +58,7 @@ def interval(pace: str, nbytes: float, mbit: float) -> float:
 class Cell:
     """A publisher on rank 0 and followers on rank 1 of an emulated network."""
 
-    def __init__(self, link: str, place: Path, orders: dict[str, Any], control: str = CONTROLS[0]) -> None:
+    def __init__(self, link: str, place: Path, orders: dict[str, Any], control: str) -> None:
         self._link, self._place, self._orders, self._control = link, place, orders, control
 
     def run(self) -> dict[str, Any]:
@@ -183,7 +183,7 @@ def feed(folder: Path, kind: str) -> dict[str, Any]:
               "seconds": FEED_SECONDS, "followers": MANY if kind == "direct" else 1, "count": many,
               "relay": kind == "relay", "base": kind == "relay"}  # fmt: skip
     with tempfile.TemporaryDirectory() as place:
-        found = Cell(FEED_LINK, Path(place), orders).run()
+        found = Cell(FEED_LINK, Path(place), orders, CONTROLS[1]).run()
     followers = found["follow"]["followers"]
     return {
         "kind": kind,

@@ -129,12 +129,20 @@ def test_ages_are_held_against_their_bounds():
     assert (s["within_first"], s["within_second"]) == (0.5, 0.5)
     assert (s["published"], s["arrived"], s["pause"]) == (2, 2, 0.02)
     assert s["times_the_link"] == pytest.approx(0.5)
-    row = {"mbit": 10, "rate": 1e-5, "stride": 1, "control": "bbr", "valid": True, "summary": s}
+    row = {
+        "mbit": 10,
+        "rate": 1e-5,
+        "stride": 1,
+        "control": "bbr",
+        "earlier": False,
+        "valid": True,
+        "summary": s,
+    }
     assert "50%" in TABLES["state-ages"]({"age": [row]}, pages.table)
 
 
 def test_every_cell_has_a_file_of_its_own():
     names = [state.cell_file(cell).name for cell in state.cells()]
-    assert len(names) == len(set(names)) == 30
+    assert len(names) == len(set(names)) == 33
     assert all(state.rates_of(cell) for cell in state.cells())
     assert state_links.interval("10x", state_links.carries(10), 10) == pytest.approx(0.1)

@@ -6,14 +6,20 @@ import errno
 import os
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed import HashStore
 
 from thinwire import Follower, Publisher
+from thinwire.lab import diagnosis
+from thinwire.lab.config import TrainConfig
+from thinwire.lab.places import Emulated
 from thinwire.links import congestion, tcp_info
 from thinwire.links.hub import Hub
+from thinwire.links.mesh import connect_mesh
 from thinwire.links.zmq_link import ZmqLink
 from thinwire.types import InputError
 
@@ -25,7 +31,9 @@ def other() -> str:
     """A control that may be chosen here and is not what connections have anyway."""
     with socket.socket() as sock:
         usual = control_of(sock)
-    for name in {"reno", "cubic", "bbr"} - {usual}:
+    for name in ("reno", "cubic", "bbr"):
+        if name == usual:
+            continue
         try:
             return congestion.resolve(name) or ""
         except InputError:
@@ -65,8 +73,23 @@ def test_a_name_that_is_none_is_refused(name: str) -> None:
 
 def test_what_programs_may_not_choose_is_said_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "socket", refuse(errno.EPERM))
+    monkeypatch.setattr(congestion, "system", lambda: "cubic")
     with pytest.raises(InputError, match=r"sysctl -w net\.ipv4\.tcp_allowed_congestion_control='\.\.\. bbr'"):
         congestion.resolve("bbr")
+
+
+def test_auto_takes_bbr_where_the_system_lists_it_for_programs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(congestion, "_SETTINGS", tmp_path)
+    monkeypatch.setattr(congestion, "_refusal", lambda _: None)  # root may choose any
+    assert congestion.resolve(congestion.AUTO) is None
+    (tmp_path / "tcp_allowed_congestion_control").write_text("reno cubic\n")
+    assert congestion.resolve(congestion.AUTO) is None
+    (tmp_path / "tcp_allowed_congestion_control").write_text("reno cubic bbr\n")
+    assert congestion.resolve(congestion.AUTO) == "bbr"
+    (tmp_path / "tcp_congestion_control").write_text("bbr\n")
+    assert congestion.resolve("bbr") is None  # connections have it anyway
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.ENOENT, errno.ENOPROTOOPT])
@@ -83,6 +106,7 @@ def test_auto_leaves_an_emulators_links_alone(monkeypatch: pytest.MonkeyPatch, o
 
 def test_elsewhere_than_on_linux_the_systems_is_all_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tcp_info, "supported", lambda: False)
+    monkeypatch.setattr(congestion, "_SETTINGS", Path("nowhere"))
     assert congestion.resolve(congestion.AUTO) is congestion.resolve(congestion.SYSTEM) is None
     with pytest.raises(InputError, match="needs Linux; take system"):
         congestion.resolve("bbr")
@@ -119,8 +143,47 @@ def test_a_publishers_patches_leave_by_what_was_asked_for(other: str) -> None:
 
 def test_a_descriptor_that_is_no_connection_is_left_alone(other: str) -> None:
     with Path(os.devnull).open() as file:
-        congestion.at_descriptor(file.fileno(), other)
-    congestion.at_descriptor(1 << 20, other)
+        congestion.at_descriptor(file.fileno(), 1, other)
+    congestion.at_descriptor(1 << 20, 1, other)
+    congestion.at_descriptor(-1, 1, other)
+
+
+def test_a_connection_to_another_port_is_left_alone(other: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as mine:
+            congestion.at_descriptor(mine.fileno(), port + 1, other)  # the number is another connection's now
+            assert control_of(mine) != other
+            congestion.at_descriptor(mine.fileno(), port, other)
+            assert control_of(mine) == other
+
+
+def test_looking_at_a_socket_changes_nothing_of_it() -> None:
+    before = socket.getdefaulttimeout()
+    with socket.socket() as mine:
+        socket.setdefaulttimeout(
+            1.0
+        )  # a copy that Python makes then is set not to block, and so is its owner
+        try:
+            place = tcp_info.place_of(mine.fileno())
+            assert place is not None
+            with tcp_info.borrowed(place) as lent:
+                assert lent is not None
+            assert os.get_blocking(mine.fileno())
+        finally:
+            socket.setdefaulttimeout(before)
+
+
+def test_what_is_no_socket_any_more_is_not_kept_open() -> None:
+    with Path(os.devnull).open() as file:
+        place = tcp_info.Place(file.fileno(), os.fstat(file.fileno()).st_ino)
+        free = os.dup(file.fileno())
+        os.close(free)
+        with tcp_info.borrowed(place) as lent:
+            assert lent is None
+        again = os.dup(file.fileno())
+        os.close(again)
+        assert again == free  # no descriptor was left
 
 
 def test_who_listens_at_another_port_is_left_alone(other: str) -> None:
@@ -129,3 +192,36 @@ def test_who_listens_at_another_port_is_left_alone(other: str) -> None:
         assert control_of(mine) != other
         congestion.at_port(mine.getsockname()[1], other)
         assert control_of(mine) == other
+
+
+def test_all_connections_of_a_mesh_have_what_was_asked_for(other: str) -> None:
+    store = HashStore()
+    with ThreadPoolExecutor(2) as pool:
+        made = [pool.submit(connect_mesh, rank, 2, store, control=other) for rank in range(2)]
+        peers = [found.result(30) for found in made]
+    try:
+        assert {p[1 - rank].kernel.read().congestion for rank, p in enumerate(peers)} == {other}
+    finally:
+        for p in peers:
+            for peer in p.values():
+                peer.close(0.0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "used"), [("auto", "cubic"), ("cubic", "cubic"), ("bbr", "bbr"), ("system", "vegas")]
+)
+def test_emulated_links_have_cubic_unless_told(
+    monkeypatch: pytest.MonkeyPatch, asked: str, used: str
+) -> None:
+    monkeypatch.setattr(congestion, "system", lambda: "vegas")
+    config = TrainConfig(emulate=True, link="10mbit,30ms", congestion=asked)
+    assert Emulated(config)._net.congestion == used
+
+
+def test_doctor_says_which_control_links_get(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = {"tcp_congestion_control": "cubic", "tcp_slow_start_after_idle": "1"}
+    monkeypatch.setattr(diagnosis, "tcp_settings", lambda: usual)
+    monkeypatch.setattr(congestion, "resolve", lambda _: "bbr")
+    assert diagnosis._tcp().finding.startswith("bbr, ")
+    monkeypatch.setattr(congestion, "resolve", lambda _: None)
+    assert diagnosis._tcp().finding.startswith("cubic starts slowly") and "tcp_bbr" in diagnosis._tcp().remedy

@@ -170,7 +170,7 @@ def written(folder: Path, text: str) -> Path:
 
 
 def test_a_file_of_machines_is_read(tmp_path: Path) -> None:
-    measured = Measured("gpt2-lab", 256, 0.0125, 0.5, 0.002)
+    measured = Measured("gpt2-lab", 256, 0.0125, 0.5, 0.002, embed=0.125)
     back = (
         LINK.replace("desk", "x")
         .replace("attic", "desk")
@@ -219,6 +219,10 @@ def test_a_line_is_told_with_its_headers(tmp_path: Path) -> None:
         (DESK + 'speed = "fast"\n' + ATTIC + LINK, "speed = 'fast'"),
         (DESK + "layer = 0.1\n" + ATTIC + LINK, "machine 'desk' has no tokens"),
         (DESK + "speed = 1\nlayer = 0.1\n" + ATTIC + LINK, "has both speed and layer"),
+        (
+            DESK + 'model = "m"\ntokens = 1\nlayer = 1\nhead = 1\nupdate = 1\n' + ATTIC + LINK,
+            "machine 'desk' says nothing of its embedding, embed; measure it again",
+        ),
         (DESK + ATTIC + LINK.replace("attic", "atic"), "names the machine 'atic'; did you mean attic"),
         (DESK + ATTIC + LINK.replace("attic", "desk"), "leads from desk to itself"),
         (DESK + ATTIC + LINK + LINK, "two links from desk to attic"),
@@ -250,7 +254,7 @@ def plan(*arguments: str) -> tuple[int, str, str]:
 
 GPT2 = ("--model", "gpt2", "--init", "random", "--seq", "32", "--batch", "4", "--microbatches", "4")
 MACHINES = "".join(
-    Measured("gpt2", 32, s, 5 * s, s / 10).toml(n) + "\n" for n, s in (("desk", 0.01), ("attic", 0.03))
+    Measured("gpt2", 32, s, 5 * s, s / 10, s / 100).toml(n) + "\n" for n, s in (("desk", 0.01), ("attic", 0.03))
 )
 
 
@@ -286,7 +290,7 @@ def test_the_command_lines_carry_all_that_was_planned_with(tmp_path: Path) -> No
 
 
 def test_each_rank_gets_the_threads_it_was_measured_with(tmp_path: Path) -> None:
-    measured = Measured("gpt2", 32, 0.01, 0.05, 0.001, threads=3).toml("desk") + "\n"
+    measured = Measured("gpt2", 32, 0.01, 0.05, 0.001, 0.0001, threads=3).toml("desk") + "\n"
     code, out, err = plan(str(written(tmp_path, measured + ATTIC + LINK)), *GPT2, "--threads", "1")
     assert code == 0, err
     starts = [shlex.split(line) for line in out.splitlines() if line.startswith("torchrun")]

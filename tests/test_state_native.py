@@ -7,7 +7,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinwire.state import classes, compare, content, diffs, gather, masks, native, parting, planes, positions
+from thinwire.state import (
+    classes,
+    compare,
+    content,
+    diffs,
+    gather,
+    masks,
+    moves,
+    native,
+    parting,
+    planes,
+    positions,
+)
 from thinwire.state.blocks import Block
 from thinwire.state.changes import pack_blocks, unpack_blocks
 from thinwire.types import InputError, PayloadError
@@ -79,6 +91,61 @@ def test_differences_for_every_element_are_listed(seed, n, word, share):
     bits, by = both(listed)
     assert np.array_equal(np.unpackbits(bits, count=n).view(bool), new != old)
     assert np.array_equal(by, new[at] - old[at])
+
+
+@given(seeds, sizes, widths, shares)
+def test_lists_stop_where_their_room_does(seed, n, word, share):
+    old, new, at = drawn(seed, n, word, share)
+    for missing in (0, 1):
+        if at.size < missing:
+            continue
+        guard = np.full(at.size + 64, 77, word)
+        room = guard[: at.size - missing]
+        if missing:
+            with pytest.raises(InputError, match="wrote to them meanwhile"):
+                native.marked(new - old, room)
+        else:
+            native.marked(new - old, room)
+        assert (guard[room.size :] == 77).all()
+
+
+def test_a_list_that_cannot_be_written_to_is_refused():
+    room = np.zeros(3, np.int16)
+    room.flags.writeable = False
+    with pytest.raises(InputError, match="no room to list"):
+        native.marked(np.ones(3, np.int16), room)
+
+
+@pytest.mark.parametrize("first", [0, 64])
+def test_a_sample_unlike_the_rest_does_not_decide(monkeypatch, first):
+    monkeypatch.setattr(compare, "_SAMPLE", 64)
+    old = np.zeros(1000, np.int16)
+    new = old.copy()
+    new[first : first + 64] = 1  # all of the sample and little else, or little of it
+    piece = compare._compared(new, old, 0)
+    assert piece.at is not None and piece.moved == 64 and (piece.at == np.arange(first, first + 64)).all()
+    new[first:] = 2
+    assert compare._compared(new, old, 0).at is None
+    assert compare._compared(new, old, 0).moved == np.count_nonzero(new)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3, 0.9])
+@pytest.mark.parametrize("jump", [False, True])
+def test_blocks_with_a_difference_for_every_element_are_the_same_bytes(share, jump):
+    old, new, _ = drawn(7, 20_000, np.dtype(np.int16), share)
+    diffs = np.random.default_rng(1).integers(-9000, 9000, old.size).astype(np.int16) if jump else new - old
+
+    def packed():
+        before = lambda i, start, stop: old[start:stop]  # noqa: E731
+        return [np.frombuffer(pack_blocks([Block(old.size, None, diffs)], diffs.dtype, before), np.uint8)]
+
+    both(packed)
+
+
+def test_words_that_are_back_to_what_they_were_are_no_change():
+    at, old = np.arange(3, dtype=np.int32), np.array([1, 2, 3], np.int16)
+    block = moves.Move(0, at, old, np.array([1, 5, 3], np.int16)).difference(9)
+    assert block.positions.tolist() == [1] and block.diffs.tolist() == [3]
 
 
 def as_bits(which, n):

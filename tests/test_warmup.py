@@ -12,7 +12,7 @@ from thinwire.lab.config import TrainConfig
 from thinwire.lab.dropout import SampleDropout, SampleIds
 from thinwire.lab.setup import Part
 from thinwire.lab.warmup import warm_up
-from thinwire.recipes import parse_recipe
+from thinwire.recipes import RECIPES, parse_recipe
 
 CONFIG = TrainConfig(model="gpt2-lab", batch=4, microbatches=2, seq=8)
 WIDTH, WORDS = 16, 32
@@ -41,7 +41,7 @@ def step(found: dict[int, Part], optimiser: torch.optim.Optimizer) -> list[torch
     return [p.detach().clone() for part in found.values() for p in part.module.parameters()]
 
 
-@pytest.mark.parametrize("recipe", ["fp32", "thinwire", "aqsgd"])
+@pytest.mark.parametrize("recipe", list(RECIPES))
 def test_what_follows_is_the_same_to_the_last_bit(recipe: str) -> None:
     cold, warm = parts(), parts()
     plain, touched = adamw(cold), adamw(warm)

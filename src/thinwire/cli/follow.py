@@ -12,7 +12,16 @@ from typing import Annotated, Any
 import typer
 
 from thinwire.cli.live import Live, stopped_by_signals
-from thinwire.cli.places import Address, MaxGb, TokenFile, check_file, check_state, largest, parse_place
+from thinwire.cli.places import (
+    Address,
+    Congestion,
+    MaxGb,
+    TokenFile,
+    check_file,
+    check_state,
+    largest,
+    parse_place,
+)
 from thinwire.engines.sync.checkpoint import read_checkpoint, write_checkpoint
 from thinwire.engines.sync.folder import open_folder
 from thinwire.engines.sync.follower import Follower, Following
@@ -20,6 +29,7 @@ from thinwire.engines.sync.peek import look
 from thinwire.engines.sync.shelf_reader import POLL, ShelfReader, ShelfReading
 from thinwire.engines.sync.using import PATIENCE, TIMEOUT
 from thinwire.lab.progress import megabytes
+from thinwire.links.congestion import AUTO
 from thinwire.links.security import read_token
 from thinwire.types import InputError, LinkError, require
 
@@ -75,6 +85,7 @@ def follow(
     state: State = None,
     base: Start = None,
     relay: Relay = None,
+    congestion: Congestion = AUTO,
     command: Execute = None,
     token_file: TokenFile = None,
     once: Once = False,
@@ -112,7 +123,7 @@ def follow(
             reader: Reader = (
                 ShelfReader(place, token, poll=poll, **known)
                 if isinstance(place, str)
-                else Follower(*place, token, relay=serve, **known)
+                else Follower(*place, token, relay=serve, congestion=congestion, **known)
             )
             stack.callback(reader.close)
             live = stack.enter_context(Live(lambda: line(reader), quiet))

@@ -10,6 +10,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
+from thinwire.links import congestion
 from thinwire.links.address import MAX_PORT, parse_address
 from thinwire.state.layout import MAX_NBYTES
 from thinwire.types import InputError, MissingExtra, require
@@ -20,6 +21,7 @@ TokenFile = Annotated[
     str | None,
     typer.Option(metavar="FILE", help="File with the token that all ends share (or set THINWIRE_TOKEN)."),
 ]
+Congestion = Annotated[str, typer.Option(metavar="NAME", help=congestion.MEANING)]
 GB, GREATEST = 1e9, 1e9
 MaxGb = Annotated[
     float | None,

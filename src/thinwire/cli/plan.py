@@ -147,8 +147,12 @@ def start_lines(proposal: Proposal, config: TrainConfig, file: MachinesFile) -> 
     start += ["--master-port", "29500"]
     train = ["-m", "thinwire", "train", *words]
     threads = {m.name: m.measured.threads if m.measured else config.threads for m in file.machines}
+
+    def own(name: str) -> list[str]:
+        host = ["--host", addresses[name]]
+        return ["--threads", str(threads[name]), *host] if threads[name] else host
+
     return [
-        shlex.join([*start, "--node-rank", str(k), *train, *own, "--host", addresses[name]])
+        shlex.join([*start, "--node-rank", str(k), *train, *own(name)])
         for k, name in enumerate(proposal.order)
-        for own in (["--threads", str(threads[name])] if threads[name] else [],)
     ]

@@ -12,7 +12,7 @@ import typer
 from torch import Tensor
 
 from thinwire.cli.live import Live, stopped_by_signals
-from thinwire.cli.places import PORT, Address, TokenFile, check_port, check_state
+from thinwire.cli.places import PORT, Address, Congestion, TokenFile, check_port, check_state
 from thinwire.engines.sync.peek import resume
 from thinwire.engines.sync.publisher import Publisher
 from thinwire.engines.sync.shelf_writer import ShelfWriter
@@ -64,7 +64,6 @@ State = Annotated[
         rich_help_panel=PUSH,
     ),
 ]
-Congestion = Annotated[str, typer.Option(metavar="NAME", help=control.MEANING, rich_help_panel=PUSH)]
 Once = Annotated[
     bool, typer.Option("--once", help="Publish what is there, and end when a follower or the store has it.")
 ]

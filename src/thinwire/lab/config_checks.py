@@ -10,6 +10,7 @@ import typing
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from thinwire.links import congestion
 from thinwire.types import InputError
 
 if TYPE_CHECKING:
@@ -193,6 +194,7 @@ def _specs(config: TrainConfig) -> None:
         _emulated(config)
     else:
         LinkShape.parse(config.link)
+        congestion.resolve(config.congestion)
     parse_recipe(config.recipe)
     open_store(config.references)
     token = read_token(config.token_file)

@@ -144,6 +144,9 @@ def _machine(values: Mapping[str, Any], where: str) -> Entry:
     tokens = _number(values, "tokens", where)
     layer, head, update = (_number(values, p, where) for p in ("layer", "head", "update"))
     embed, lora, threads = (_number(values, p, where) if p in values else 0.0 for p in OPTIONAL)
+    require(
+        bool(embed or lora), InputError, f"{where} says nothing of its embedding, embed; measure it again"
+    )
     model = _text(values, "model", where)
     measured = Measured(model, int(tokens), layer, head, update, embed, int(lora), int(threads))
     return Entry(name, None, measured, address)

@@ -21,7 +21,7 @@ from thinwire.lab.config import TrainConfig
 from thinwire.lab.emulator import lift
 from thinwire.lab.emulator.profile import profiles
 from thinwire.lab.record import RUN, load_run, write_json
-from thinwire.links.congestion import AUTO, SYSTEM
+from thinwire.links import congestion
 from thinwire.types import MeasurementError
 
 CUBIC = "cubic"  # the congestion control of emulated links unless told: what most machines have
@@ -81,7 +81,8 @@ class Emulated(ExitStack):
 
         super().__init__()
         shapes = profiles(config.link.split(";"), config.ranks)
-        control = CUBIC if config.congestion in (AUTO, SYSTEM) else config.congestion
+        machines = {congestion.AUTO: CUBIC, congestion.SYSTEM: congestion.system() or CUBIC}
+        control = machines.get(config.congestion, config.congestion)
         self._net = Emulation(shapes, control, config.seed)
         self._token = os.environ.get("THINWIRE_TOKEN") or secrets.token_hex(16)  # these links leave loopback
 

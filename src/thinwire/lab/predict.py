@@ -13,7 +13,7 @@ from thinwire.policies.rate import FORWARD_SHARE
 from thinwire.policies.schedule import Hop, Pipeline, Stage, step_seconds
 from thinwire.types import InputError, require
 
-FIRST = 1  # steps left out at the beginning: they warm up
+FIRST = 1  # steps left out at the beginning: TCP and the memory of references begin then
 UNSTEADY = "no one rate to predict from"
 
 

@@ -115,7 +115,7 @@ def connect_mesh(
     same). ``port``, unless 0, is that of the first pair, each later one takes the next; ``advertise`` may
     name the port, as in ``HOST:PORT``, that a router maps to it. ``shape`` is applied to what this rank
     sends. ``deadline``: seconds of silence after which a peer is lost. ``control``: TCP's congestion control
-    (``congestion``), of direct links.
+    (``congestion``).
 
     ``relay``, as ``HOST:PORT`` or ``HOST:PORT/RUN``, is where a ``thinwire relay`` runs: this rank dials out
     to it, and store, host, port and advertise are not used. Two runs with one token need two names.
@@ -132,7 +132,7 @@ def connect_mesh(
         peers[other] = stack(other, link, shape or LinkShape(), draw, deadline, connect_timeout)
 
     if relay is not None:
-        links = _relayed(rank, world, Route.parse(relay), check_relay(token), end)
+        links = _relayed(rank, world, Route.parse(relay), check_relay(token), end, control)
     else:
         options: dict[str, Any] = {
             "token": token,
@@ -163,11 +163,11 @@ def pair_number(low: int, high: int, world: int) -> int:
     return low * (2 * world - low - 1) // 2 + high - low - 1
 
 
-def _relayed(rank: int, world: int, route: Route, token: bytes, end: float) -> Iterator[Made]:
+def _relayed(rank: int, world: int, route: Route, token: bytes, end: float, control: str) -> Iterator[Made]:
     """Make the links of ``rank`` through a relay: first those where it listens, which wait for nobody."""
     instance = secrets.token_bytes(INSTANCE)
     for other in (*range(rank + 1, world), *range(rank)):
-        options: dict[str, Any] = {"instance": instance, "max_message": MAX_SEGMENT}
+        options: dict[str, Any] = {"instance": instance, "max_message": MAX_SEGMENT, "control": control}
         options["connect_timeout"] = max(1.0, end - monotonic())
         yield other, relayed_link(route, token, rank, other, **options)
 

@@ -17,6 +17,7 @@ from ipaddress import IPv6Address, IPv6Network
 from time import monotonic
 from typing import Any
 
+from thinwire.links import congestion
 from thinwire.links.handshake import (
     ASKING,
     CALL,
@@ -135,7 +136,9 @@ class Relay:
             raise InputError(
                 f"the relay cannot listen at {host}:{port}: {reason(e)}; choose another address"
             ) from e
-        started(server.sockets[0].getsockname()[1])
+        at = server.sockets[0].getsockname()[1]
+        congestion.at_port(at, congestion.resolve(congestion.AUTO))
+        started(at)
         try:
             await stop.wait()
         finally:

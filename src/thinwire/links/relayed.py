@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from time import monotonic
 from typing import Any
 
+from thinwire.links import congestion
 from thinwire.links.address import Route
 from thinwire.links.base import Data, LinkEstimate
 from thinwire.links.handshake import Request, Role, access_key, is_pass, pair_name
@@ -86,26 +87,29 @@ def relayed_link(
     instance: bytes,
     connect_timeout: float = 60.0,
     max_message: int,
+    control: str = congestion.AUTO,
 ) -> RelayedLink:
     """Return ``rank``'s link to ``other`` through a relay; the lower of the two listens.
 
     ``instance``: 16 random bytes, drawn once by each process; a rank talks to one instance of each other rank
-    only, so that neither a second run nor a restarted rank can slip into this one.
-    Errors: those of ``Tunnel.wait``.
+    only, so that neither a second run nor a restarted rank can slip into this one. ``control``: TCP's
+    congestion control of the way to the relay (``congestion``). Errors: those of ``Tunnel.wait``.
     """
+    chosen = congestion.resolve(control)
     low, high = sorted((rank, other))
     name = pair_name(token, route.run, low, high)
     request = Request(Role.LISTEN if rank == low else Role.DIAL, name, instance)
     peer, key = f"rank {other}", access_key(token)
     options: Any = {"token": token, "peer": peer, "via": str(route)}
     options |= {"connect_timeout": connect_timeout, "max_message": max_message}
+    options["control"] = congestion.SYSTEM  # to the tunnel
     who = f"{peer} ({route})"
     if rank == high:
-        tunnel = Tunnel(route, key, request, who, timeout=connect_timeout)
+        tunnel = Tunnel(route, key, request, who, timeout=connect_timeout, control=chosen)
         tunnel.wait()
         return RelayedLink(ZmqLink.connect(name.hex().encode(), LOOPBACK, tunnel.port, **options), tunnel)
     link = ZmqLink.bind(name.hex().encode(), LOOPBACK, **options)
-    tunnel = Tunnel(route, key, request, who, link.port, connect_timeout)
+    tunnel = Tunnel(route, key, request, who, link.port, connect_timeout, chosen)
     try:
         tunnel.wait()
     except BaseException:

@@ -45,8 +45,6 @@ class Stream:
         peer, here = (writer.get_extra_info(n) or ("?", 0) for n in ("peername", "sockname"))
         self.address, self.port = str(peer[0]), int(here[1])
         writer.transport.set_write_buffer_limits(BUFFER)
-        control = congestion.resolve(congestion.AUTO)
-        congestion.at_descriptor(writer.get_extra_info("socket").fileno(), control)
 
     async def take(self, nbytes: int, timeout: float) -> bytes:
         """Read exactly ``nbytes`` within ``timeout`` seconds."""
@@ -88,14 +86,18 @@ class Stream:
             self._writer.transport.abort()
 
 
-async def open_stream(host: str, port: int, timeout: float) -> Stream:
-    """Connect to ``host`` within ``timeout`` seconds; ``OSError`` otherwise."""
+async def open_stream(host: str, port: int, timeout: float, control: str | None = None) -> Stream:
+    """Connect to ``host`` within ``timeout`` seconds; ``OSError`` otherwise.
+
+    ``control``: TCP's congestion control, from ``congestion.resolve``.
+    """
     loop = asyncio.get_running_loop()
     reader = _Reader()
     async with asyncio.timeout(timeout):
         transport, protocol = await loop.create_connection(
             lambda: asyncio.StreamReaderProtocol(reader), host, port
         )
+    congestion.use(transport.get_extra_info("socket"), control)
     return Stream(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
 
 

@@ -147,12 +147,28 @@ def borrowed(place: Place) -> Iterator[socket.socket | None]:
     A copy kept longer would hold the connection open after its owner closed it, and the peer would not learn
     of the end.
     """
-    try:
-        copy = socket.socket(fileno=os.dup(place.descriptor))  # closing the copy leaves the owner's alone
-    except OSError:  # closed meanwhile
+    copy = _copied(place.descriptor)
+    if copy is None:
         yield None
         return
     with copy:
         same = os.fstat(copy.fileno()).st_ino == place.inode  # else the number is another file's by now
         inet = copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM
         yield copy if same and inet else None
+
+
+def _copied(descriptor: int) -> socket.socket | None:
+    """Return a copy of a socket, whose closing leaves the owner's alone; None where there is none."""
+    try:
+        number = os.dup(descriptor)
+    except OSError:  # closed meanwhile
+        return None
+    try:
+        blocks = os.get_blocking(number)
+        copy = socket.socket(fileno=number)
+    except OSError:  # another kind of file has the number by now
+        os.close(number)
+        return None
+    if os.get_blocking(number) is not blocks:  # by ``socket.setdefaulttimeout``, and the owner's with it
+        os.set_blocking(number, blocks)
+    return copy

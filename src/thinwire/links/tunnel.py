@@ -55,9 +55,16 @@ class Tunnel:
     """
 
     def __init__(
-        self, route: Route, key: bytes, request: Request, peer: str, port: int = 0, timeout: float = 60.0
+        self,
+        route: Route,
+        key: bytes,
+        request: Request,
+        peer: str,
+        port: int = 0,
+        timeout: float = 60.0,
+        control: str | None = None,
     ) -> None:
-        self.port = port
+        self.port, self._control = port, control
         self.route, self._key, self._request, self._peer = route, key, request, peer
         self._timeout, self._end = timeout, monotonic() + timeout
         self._ready: Future[None] = Future()
@@ -228,7 +235,8 @@ class Tunnel:
     async def _knock(self) -> tuple[Verdict, Stream]:
         """Ask the relay once; ``LinkError`` where it does not answer, ``AuthError`` for a wrong token."""
         try:
-            stream = await open_stream(self.route.host, self.route.port, self._patience(CONNECT))
+            host, port = self.route.host, self.route.port
+            stream = await open_stream(host, port, self._patience(CONNECT), self._control)
         except (OSError, UnicodeError) as e:
             raise LinkError(f"the {self.route} cannot be reached: {reason(e)}; is it running?") from e
         try:

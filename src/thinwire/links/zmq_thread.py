@@ -73,6 +73,7 @@ class Pump:
         self._redial_now = False
         self._linger: float | None = None  # set by close: when to stop flushing
         self._control = control
+        self._port = None if endpoint is None else parse_address(endpoint.removeprefix("tcp://"))[1]
         self._bell = Bell()
         self._thread = threading.Thread(target=self._run, name=f"link to {peer}", daemon=True)
         self._thread.start()
@@ -177,8 +178,8 @@ class Pump:
             kind, value = event["event"], event["value"]
             if kind in _DIALS:
                 self._redial_at = None if kind == _Event.CONNECTED else monotonic() + REDIAL + 3.0
-                if kind == _Event.CONNECTED:  # the value is the connection's descriptor
-                    congestion.at_descriptor(value, self._control)
+                if kind == _Event.CONNECTED and self._port:  # the value is the connection's descriptor
+                    congestion.at_descriptor(value, self._port, self._control)
             elif kind == _Event.HANDSHAKE_SUCCEEDED and self._endpoint is not None:
                 self.connected.set()
             elif kind in _REFUSED:

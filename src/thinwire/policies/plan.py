@@ -177,7 +177,7 @@ def _best(machines: Sequence[Machine], ways: Ways, work: Work, option: Option, s
 
     tried = []
     for order in permutations(machines):
-        cut = _even(order, work.layers)
+        cut = _even(order, work)
         least = seconds(order, cut)
         while True:
             moved = min(((seconds(order, c), c) for c in _neighbours(cut)), default=(math.inf, cut))
@@ -189,12 +189,12 @@ def _best(machines: Sequence[Machine], ways: Ways, work: Work, option: Option, s
     return _proposal(order, ways, work, cut, option, schedule)
 
 
-def _even(order: Sequence[Machine], layers: int) -> Cut:
+def _even(order: Sequence[Machine], work: Work) -> Cut:
     """Return the cut whose slowest stage is fastest: each layer in turn to the stage that it fills least."""
     cut = [1] * len(order)
-    for _ in range(layers - len(order)):
+    for _ in range(work.layers - len(order)):
         more = [n + 1 for n in cut]
-        filled = [s.forward + s.backward + s.update for s in _stages(order, more)]
+        filled = [work.microbatches * (s.forward + s.backward) + s.update for s in _stages(order, more)]
         cut[filled.index(min(filled))] += 1
     return tuple(cut)
 

@@ -68,6 +68,14 @@ class Block:
         return diffs
 
 
+def block_at(numel: int, positions: Array, diffs: Array) -> Block:
+    """Return changes at ``positions``, those by nothing left out: words that are back to what they were."""
+    if not diffs.all():
+        still = np.flatnonzero(diffs)
+        positions, diffs = positions[still], diffs[still]
+    return Block(numel, positions, diffs)
+
+
 def pack_plain(blocks: Sequence[Block], word: np.dtype) -> list[bytes]:
     """Return what changed in ``blocks`` of signed integers ``word`` as bytes, in parts."""
     whole = [_mostly_changed(block) for block in blocks]

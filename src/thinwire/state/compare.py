@@ -104,20 +104,20 @@ def replace(new: Tensor, words: Array, fresh: Fresh, name: str, whole: bool) -> 
 
 def _compared(now: Array, held: Array, start: int) -> _Piece | None:
     """Return what is to change in ``held``, the words from ``start`` on, for them to be what ``now`` is."""
-    compiled, most = native.there(now, held), held.size // _WHOLE
-    some = native.differing(now[:_SAMPLE], held[:_SAMPLE]) if compiled else 0
-    if compiled and some * _WHOLE <= _SAMPLE:
-        found = native.compared(now, held, start, most)
-        if found is not None:
-            return _Piece(start, found[0].size, *found) if found[0].size else None
-    differs = None if compiled else now != held
-    count = native.differing(now, held) if differs is None else int(np.count_nonzero(differs))
+    most = held.size // _WHOLE
+    if native.there(now, held):
+        few = native.differing(now[:_SAMPLE], held[:_SAMPLE]) * _WHOLE <= _SAMPLE
+        count = 0 if few else native.differing(now, held)  # a sample may differ from the rest
+        found = native.compared(now, held, start, most) if count <= most else None
+        if found is None:
+            return _Piece(start, count or native.differing(now, held), None, held.copy(), held)
+        return _Piece(start, found[0].size, *found) if found[0].size else None
+    differs = now != held
+    count = int(np.count_nonzero(differs))
     if count > most:
         return _Piece(start, count, None, held.copy(), held)
-    at = where(now != held if differs is None else differs)
-    return (
-        _Piece(start, at.size, at.astype(np.int32) + np.int32(start), held[at], now[at]) if at.size else None
-    )
+    at = where(differs).astype(np.int32)
+    return _Piece(start, at.size, at + np.int32(start), held[at], now[at]) if at.size else None
 
 
 class _Piece(NamedTuple):

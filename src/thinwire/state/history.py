@@ -134,7 +134,9 @@ class History:
         changes = {m.piece: logged(m, self._words[m.piece]) for m in made}
         self._log.append(Entry(self._newest.number, self._newest.hash, changes))
         few = {m.piece: m for m in made if m.positions is not None}  # others hold live words
-        moved = {i: m for i, m in few.items() if changes[i].positions is not None}  # nor more than the log
+        few = {i: m for i, m in few.items() if changes[i].positions is not None}  # nor more than the log
+        # what was received lies in one array for all pieces, most of which may not be kept
+        moved = {i: m if m.new.base is None else m._replace(new=m.new.copy()) for i, m in few.items()}
         self._latest = self._newest.number, moved
         return self._settle(version)
 

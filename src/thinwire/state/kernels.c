@@ -13,8 +13,8 @@
 #include <emmintrin.h>
 #endif
 
-#if !defined(__GNUC__) || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "made for gcc or clang, and for machines that store the lowest byte first"
+#if !defined(__GNUC__) || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__ || __SIZEOF_POINTER__ != 8
+#error "made for gcc or clang, and for machines of 64 bits that store the lowest byte first"
 #endif
 
 #if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__clang__)
@@ -151,10 +151,9 @@ FAST int64_t tw_within(const int32_t *at, size_t n, size_t size)
     return !n || most < size;
 }
 
-/* Set the bits of rising positions among those of size elements, of which there is none set yet. */
-FAST int64_t tw_bits(const int32_t *at, size_t n, size_t size, uint8_t *bits)
+/* Set the bits of positions, of which there is none set yet. */
+FAST int64_t tw_bits(const int32_t *at, size_t n, uint8_t *bits)
 {
-    if (!tw_within(at, n, size)) return -1;
     for (size_t j = 0; j < n; j++) bits[(uint32_t)at[j] >> 3] |= (uint8_t)(128 >> (at[j] & 7));
     return 0;
 }
@@ -266,7 +265,7 @@ FAST void tw_put_##W(W *words, const int32_t *at, size_t n, const W *values)    
 }                                                                                                   \
                                                                                                     \
 /* Sort the differences of n elements, 0 where nothing changed, by the class of their words, and list the k\
-   changes that are of no class; -1 unless their positions rise below n. */                         \
+   changes that are of no class; -1 where positions are not below n. They must rise. */                         \
 FAST int64_t tw_sort_##W(const W *words, size_t n, const W *limits, size_t classes, const int32_t *at,\
                          const W *diffs, size_t k, W **out, int32_t *out_at, W *out_diffs)          \
 {                                                                                                   \

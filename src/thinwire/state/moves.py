@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from thinwire.state import body, content, gather
-from thinwire.state.blocks import Block
+from thinwire.state.blocks import Block, block_at
 from thinwire.state.layout import Layout
 from thinwire.state.patch import Patch, Version
 from thinwire.state.words import Words
@@ -34,7 +34,8 @@ class Move(NamedTuple):
 
     def difference(self, numel: int) -> Block:
         """Return it as what changed in a piece of so many elements."""
-        return Block(numel, self.positions, self.new - self.old)
+        diffs = self.new - self.old
+        return Block(numel, None, diffs) if self.positions is None else block_at(numel, self.positions, diffs)
 
 
 def check_follows(patch: Patch, layout: Layout, held: Version) -> None:

@@ -154,9 +154,7 @@ def beyond(diffs: Array, count: int, many: bool) -> tuple[Array, Array]:
 def bits(positions: Array, size: int) -> Array:
     """Return ``positions`` [n], below ``size``, as a bit for each element, as numpy packs them."""
     found = np.zeros(-(-size // 8), dtype=np.uint8)
-    at, most = _int32(positions), ctypes.c_size_t(min(size, _FAR))
-    if _FUNCTIONS["bits"](at, _size(positions), most, _at(found, found.size, 1)) < 0:
-        raise InputError(f"positions from {positions.min()} to {positions.max()} of {size} elements")
+    _FUNCTIONS["bits"](_positions(positions, size), _size(positions), _at(found, found.size, 1))
     return found
 
 
@@ -215,7 +213,7 @@ def sort(words: Array, least: Array, at: Array, diffs: Array) -> tuple[list[Arra
     changes = _int32(at), _at(diffs, k, width), _size(at)
     starts, stops = _addresses(parts, width), _addresses(parts, width)
     found = _call("sort", width, *about, *changes, stops, _at(others, k, 4), _at(by, k, width))
-    require(found >= 0, InputError, f"positions not of {n} elements, or out of order")
+    require(found >= 0, InputError, f"positions not of {n} elements; they must rise")
     counts = [(stop - start) // width for start, stop in zip(starts, stops, strict=True)]
     listed = [part[:count].copy() for part, count in zip(parts, counts, strict=True)]
     return listed, others[:found], by[:found]
@@ -271,13 +269,14 @@ def _call(name: str, width: int, *arguments: Any) -> int:
 def _list(name: str, diffs: Array, which: Array, found: Array) -> int:
     """Call a pass that tells which of ``diffs`` count, and lists as many as ``found`` has room for."""
     n, width = diffs.size, diffs.itemsize
+    require(n <= _FAR and found.flags.writeable, InputError, f"{n} differences, or no room to list them")
     into = _at(which, which.size, which.itemsize), _at(found, found.size, width), _size(found)
     return _call(name, width, _at(diffs, n, width), _size(diffs), *into)
 
 
 def _same(found: int, counted: int) -> None:
     if found != counted:
-        raise InputError(f"{found} differences, counted {counted}: somebody wrote to them meanwhile")
+        raise InputError(f"not {counted} differences, as were counted: somebody wrote to them meanwhile")
 
 
 def _size(array: Array) -> ctypes.c_size_t:

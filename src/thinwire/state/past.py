@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from thinwire.state.blocks import Block
+from thinwire.state.blocks import Block, block_at
 from thinwire.state.gather import read
 from thinwire.state.log import Change
 from thinwire.state.parting import block_of
@@ -53,11 +53,7 @@ class Past:
         numel = len(self._words[piece])
         if positions is None:
             return block_of(self._read(piece, lambda words: words - old))
-        diffs = self._read(piece, lambda words: read(words, positions)) - old
-        if not diffs.all():
-            still = np.flatnonzero(diffs)  # the others are back to what they were
-            positions, diffs = positions[still], diffs[still]
-        return Block(numel, positions, diffs)
+        return block_at(numel, positions, self._read(piece, lambda words: read(words, positions)) - old)
 
     def _read(self, piece: int, get: Callable[[np.ndarray], Found]) -> Found:
         """Return what ``get`` copies of a piece, whose words may change meanwhile: then it copies again."""

@@ -17,6 +17,7 @@ from thinwire.engines.sync.mirror import Mirror
 from thinwire.engines.sync.reception import Reception
 from thinwire.engines.sync.relay import Relay
 from thinwire.engines.sync.using import PATIENCE, TIMEOUT, Using
+from thinwire.links.congestion import AUTO
 from thinwire.links.inbox import renewed
 from thinwire.links.spoke import Spoke
 from thinwire.links.station import SILENCE
@@ -71,10 +72,10 @@ class Follower(Using):
 
     ``into``: a model that is bound, and brought forward by ``apply_to``. ``base``: tensors that are here
     already, by name; contents the publisher knows save their bytes. Without them, the model's weights are
-    that base. ``relay``: an address to serve other followers at, from what comes here once. ``state``: a file
-    to go on from, before any base, written by ``save`` and on ``close``. The publisher need not be there yet,
-    and may go and come back. ``max_nbytes``: no larger state is taken. All contents are hashed after each
-    ``check_every`` patches (0: never).
+    that base. ``relay``: an address to serve other followers at, from what comes here once, with
+    ``congestion`` as for ``Publisher``. ``state``: a file to go on from, before any base, written by ``save``
+    and on ``close``. The publisher need not be there yet, and may go and come back. ``max_nbytes``: no larger
+    state is taken. All contents are hashed after each ``check_every`` patches (0: never).
 
     Errors reach whoever waits, iterates or applies: ``AuthError`` for another token, ``InputError`` naming
     the first tensor where the state does not fit the model, or is no longer the one it was.
@@ -94,6 +95,7 @@ class Follower(Using):
         silence: float = SILENCE,
         max_nbytes: int = MAX_NBYTES,
         check_every: int = CHECK_EVERY,
+        congestion: str = AUTO,
     ) -> None:
         check_coder()
         self._state, self._patience = None if state is None else Path(state), patience
@@ -105,7 +107,8 @@ class Follower(Using):
         self._patches = 0  # that came
         self.arrivals: deque[Arrival] = deque(maxlen=ARRIVALS)
         limits: Any = {"silence": silence, "max_nbytes": max_nbytes}
-        self.relay = None if relay is None else Relay(host, port, relay, token, **limits)
+        own = {"congestion": congestion, **limits}
+        self.relay = None if relay is None else Relay(host, port, relay, token, **own)
         if self.relay is not None:  # so the link to the publisher carries one copy
             host, port = _reachable(self.relay.host), self.relay.port
         try:
