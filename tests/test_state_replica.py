@@ -552,6 +552,10 @@ class Followers(RuleBasedStateMachine):
         assert self.replicas[i].swap() or not ahead
 
     @rule(i=which)
+    def prepare(self, i):
+        self.replicas[i].prepare()
+
+    @rule(i=which)
     def forget_all(self, i):
         self.replicas[i], self.last[i] = Replica(self.history.layout), 0
 
@@ -582,3 +586,27 @@ class Followers(RuleBasedStateMachine):
 
 TestFollowers = Followers.TestCase
 TestFollowers.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+
+
+def test_what_can_be_done_before_a_patch_is_done_then():
+    state = {"w": torch.zeros(64), "v": torch.zeros(8)}
+    history = History(Layout.of(state))
+    history.publish(state)
+    replica = Replica(history.layout)
+    replica.prepare()  # nothing is held yet
+    replica.apply(history.patch())
+    replica.prepare()  # what is held is not in use yet: its buffer is the one that a patch goes to
+    assert replica.swap()
+    replica.prepare()
+    back = replica._back
+    assert back is not None and back.words.hash() == history.newest.hash
+    for step in range(3):
+        state["w"][step] = 1.0
+        history.publish(state)
+        replica.apply(history.patch(replica.held.number))
+        assert replica.swap() and replica.hash == history.newest.hash
+        if step != 1:
+            replica.prepare()  # with or without
+            assert replica._back.words.hash() == replica._front.words.hash() == history.newest.hash
+        replica.check()
+    assert {replica._front, replica._back} >= {back}  # the two buffers that there were

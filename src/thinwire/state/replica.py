@@ -30,7 +30,7 @@ _PLACES = 64  # and so is one behind by more than so many changes a piece, on av
 class Replica:
     """A follower's copy. ``apply`` brings the back buffer forward, ``swap`` makes it the front: what is used.
 
-    ``apply`` and ``start`` belong to one thread, ``swap`` and ``tensors`` to the one that uses the tensors,
+    ``apply``, ``prepare`` and ``start`` belong to one thread, ``swap`` and ``tensors`` to the one that uses the tensors,
     ``save`` to any. Tensors are for reading, and hold until the next ``swap``: then their memory is written
     again.
     ``version``, ``hash``, ``published`` and ``meta`` are the front's; ``held`` is the newest complete one,
@@ -123,6 +123,12 @@ class Replica:
             self._check_contents()
             self._move(made, patch.target)
             return self._held
+
+    def prepare(self) -> None:
+        """Do what can be done before the next patch comes: bring the buffer behind up to the one in use."""
+        with self._applying:
+            if not self._ready and self._front is not None and self._behind != []:
+                self._caught_up()
 
     def _check_contents(self) -> None:
         """Raise ``DesyncError`` where it is time to look and a buffer is not what it should be.

@@ -86,6 +86,11 @@ class Mirror:
             raise PayloadError("a patch before the layout")
         return self.replica.apply(patch)
 
+    def prepare(self) -> None:
+        """Do what can be done before the next patch comes."""
+        if self.replica is not None:
+            self.replica.prepare()
+
     def confirm(self, version: Version) -> Version:
         """Call what is held as its publisher does; ``DesyncError`` where that is something else."""
         if self.replica is None:

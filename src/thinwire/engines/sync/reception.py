@@ -38,6 +38,7 @@ from thinwire.state.patch import MAX_META, Patch, Version, is_time, load_meta
 from thinwire.types import DesyncError, InputError, LinkError, PayloadError, require
 
 TURN = 1.0  # seconds
+REST = 0.25  # seconds without a patch after which what the next one needs is done before it comes
 ASKED = 0.5  # seconds at least between two HELLOs, where it is the feed that asks again
 ANSWER = 5.0  # seconds without an answer after which HELLO is said again
 FAILURES = 5  # patches or messages in a row that cannot be used before the follower gives up
@@ -63,6 +64,10 @@ class Target(Protocol):
 
     def apply(self, patch: Patch) -> Version:
         """Move on by a patch; ``PayloadError`` or ``DesyncError`` where that fails, with nothing changed."""
+        ...
+
+    def prepare(self) -> None:
+        """Do what can be done before the next patch comes."""
         ...
 
     def confirm(self, version: Version) -> Version:
@@ -276,7 +281,7 @@ class Reception:
 
     def _work(self) -> None:
         try:
-            while (item := self._todo.get()) is not None:
+            while (item := self._next()) is not None:
                 landing, seconds = item
                 answer = self._apply(landing, seconds)
                 self.spoke.send(answer.pack())
@@ -289,6 +294,14 @@ class Reception:
             self.spoke.close(0.0)
             while self._todo.get() is not None:  # the listening thread must not wait for room
                 pass
+
+    def _next(self) -> tuple[Landing, float] | None:
+        """Return the next patch to apply, None in the end; while there is none, get ready for it."""
+        while True:
+            try:
+                return self._todo.get(timeout=REST)
+            except queue.Empty:
+                self._target.prepare()
 
     def _apply(self, landing: Landing, seconds: float) -> Message:
         begin, nbytes = landing.begin, len(landing.data)

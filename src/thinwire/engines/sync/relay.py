@@ -103,6 +103,9 @@ class Relay:
         self._feed.wake()
         return version
 
+    def prepare(self) -> None:
+        """A relay's words need nothing before a patch."""
+
     def confirm(self, version: Version) -> Version:
         """Call what is held as the publisher does, and pass that on."""
         if self._history is None or self._feed is None:

@@ -212,6 +212,7 @@ class ShelfReader(Using):
 
     def _look(self) -> None:
         try:
+            self._mirror.prepare()  # a swap may have come since the last look
             self._fetching.look(self._land)
             self._error = None
             self._left = self._fetching.manifest is not None and self._fetching.manifest.lease <= 0
