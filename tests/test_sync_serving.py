@@ -233,7 +233,7 @@ def test_a_follower_that_acknowledges_nothing_gets_two_chunks() -> None:
     assert serving.pace.flight == 2 * MIN_CHUNK
 
 
-def started(base: int = 5, version: int = 6, nbytes: int = 1_000_000) -> tuple[Serving, Begin]:
+def started(base: int = 5, version: int = 6, nbytes: int = 2_000_000) -> tuple[Serving, Begin]:
     """A serving in the middle of a transfer, with a window that is known."""
     serving = Serving()
     serving.hello(base, None, 0.0)
@@ -267,7 +267,7 @@ def test_a_transfer_goes_on_where_a_fresh_patch_is_larger() -> None:
     order = serving.order(7, 1.0, 0.001)
     assert order is not None
     at = serving.sending.at if serving.sending else 0
-    serving.made(order, parcel(5, 7, 1_200_000), 1.1)
+    serving.made(order, parcel(5, 7, 2_400_000), 1.1)
     told = serving.messages(1.1)
     assert all(isinstance(m, Chunk) and m.transfer == begin.transfer for m in told)
     assert isinstance(told[0], Chunk) and told[0].at == at and not serving.abandoned
