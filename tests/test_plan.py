@@ -254,7 +254,8 @@ def plan(*arguments: str) -> tuple[int, str, str]:
 
 GPT2 = ("--model", "gpt2", "--init", "random", "--seq", "32", "--batch", "4", "--microbatches", "4")
 MACHINES = "".join(
-    Measured("gpt2", 32, s, 5 * s, s / 10, s / 100).toml(n) + "\n" for n, s in (("desk", 0.01), ("attic", 0.03))
+    Measured("gpt2", 32, s, 5 * s, s / 10, s / 100).toml(name) + "\n"
+    for name, s in (("desk", 0.01), ("attic", 0.03))
 )
 
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from thinwire.types import PayloadError, require
 
 GAIN, START = 1.25, 2.0  # of the round trip's bytes: when the rate is known, and while it still grows
-# seconds of bytes above that: how late threads may notice an acknowledgement and act on it, and what a kernel that
-# paces keeps back; with half of it, transfers over bbr took a sixth longer than the line needed
+# Seconds of bytes above that: how late threads may notice an acknowledgement and act on it, and what a kernel
+# that paces keeps back. With half of it transfers over bbr took a sixth longer than the line needed.
 SLACK = 0.100
 GROWN, STEADY = 1.25, 3  # the rate is known once it has not changed by so much for so many rounds
 ROUNDS = 10  # round trips that a rate counts
