@@ -47,7 +47,7 @@ class Pace:
     0
     >>> pace.acked(8192, now=0.1)
     >>> pace.rate, pace.room
-    (81920.0, 20480)
+    (81920.0, 24576)
     """
 
     def __init__(self) -> None:
