@@ -31,8 +31,8 @@ class Replica:
     """A follower's copy. ``apply`` brings the back buffer forward, ``swap`` makes it the front: what is used.
 
     ``apply``, ``prepare`` and ``start`` belong to one thread, ``swap`` and ``tensors`` to the one that uses
-    the tensors, ``save`` to any. Tensors are for reading, and hold until the next ``swap``: then their memory is
-    written again.
+    the tensors, ``save`` to any. Tensors are for reading, and hold until the next ``swap``: then their memory
+    is written again.
     ``version``, ``hash``, ``published`` and ``meta`` are the front's; ``held`` is the newest complete one,
     which patches must start from. Nothing older than ``held`` is ever taken.
 
