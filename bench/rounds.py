@@ -115,7 +115,9 @@ def summary() -> list[Row]:
 
 
 def missing() -> list[str]:
-    """Return the runs that are not made yet."""
+    """Return the runs that are not made yet; none where nobody has begun."""
+    if not CELLS.exists():
+        return []
     return [f"round {n}: {' '.join(way)}" for n, way in cells() if not cell_file(n, way).exists()]
 
 
