@@ -375,7 +375,7 @@ def test_whoever_a_feed_s_publisher_talks_to_begins_with_a_keyframe(monkeypatch,
     orders = []
 
     class Cell:
-        def __init__(self, link, place, order):
+        def __init__(self, link, place, order, control):
             orders.append(order)
 
         def run(self):
