@@ -20,7 +20,8 @@ import os
 import secrets
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -139,20 +140,25 @@ def measure(kind: str, model: str, link: str, recipe: str) -> None:
         run(kind, model, link, recipe, emulate=True, link=LINKS[link], eval_samples=32)
 
 
+def retried(name: str, work: Callable[[], None]) -> bool:
+    """Do ``work``, again where the machine was too busy for it; return whether it was done in the end."""
+    for attempt in range(1, ATTEMPTS + 1):
+        print(name, "..." if attempt == 1 else f"attempt {attempt} ...", file=sys.stderr, flush=True)
+        try:
+            work()
+            return True
+        except MeasurementError as e:
+            print(e, file=sys.stderr, flush=True)
+    return False
+
+
 def main(wanted: list[str]) -> None:
     """Run what is missing of the cells that ``wanted`` names; all, if it names none."""
     missing: list[str] = []
     for cell in cells():
         if cell_file(*cell).exists() or (wanted and not set(wanted) & set(cell)):
             continue
-        for attempt in range(1, ATTEMPTS + 1):
-            print(*cell, "..." if attempt == 1 else f"attempt {attempt} ...", file=sys.stderr, flush=True)
-            try:
-                measure(*cell)
-                break
-            except MeasurementError as e:
-                print(e, file=sys.stderr, flush=True)
-        else:
+        if not retried(" ".join(cell), partial(measure, *cell)):
             missing.append(" ".join(cell))
     if missing:
         raise SystemExit(f"not measured, because this machine was too busy: {'; '.join(missing)}")

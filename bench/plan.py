@@ -17,10 +17,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench.links import LINKS as ALL_LINKS
+from bench.links import RESULTS, retried
 from thinwire.lab.config import TrainConfig
 from thinwire.lab.job import prepare
 from thinwire.lab.launch import launch
@@ -31,17 +34,10 @@ from thinwire.lab.predict import FIRST, measured_seconds, predict_run
 from thinwire.lab.record import write_json
 from thinwire.lab.runs import load_runs, slug
 from thinwire.policies.plan import WORTH, Proposal
-from thinwire.types import MeasurementError
 
-RESULTS = Path(__file__).parent / "results"
 CELLS = RESULTS / "plan"
 THREADS = 1  # of a rank: a core each
-LINKS = {
-    "unlimited": "none",
-    "100+50": "100mbit,50ms",
-    "10+30": "10mbit,30ms",
-    "1.4+30": "1.4mbit,30ms",
-}
+LINKS = {name: ALL_LINKS[name] for name in ("unlimited", "100+50", "10+30", "1.4+30")}
 JOBS: dict[str, dict[str, Any]] = {
     "gpt2-lab": {"model": "gpt2-lab", "batch": 8, "steps": 10},
     "smollm2-135m": {"model": "smollm2-135m", "batch": 4, "steps": 5},
@@ -52,7 +48,6 @@ SCHEDULE = "eager1f1b"
 COMMON = {"seq": 128, "microbatches": 4, "data": "shakespeare", "schedule": SCHEDULE, "threads": THREADS}
 QUIET = {"tensorboard": False, "save_model": False, "quiet": True, "eval_samples": 0}
 NAMES = ("a", "b")
-ATTEMPTS = 3  # at a run that came out late
 Row = dict[str, Any]
 
 
@@ -185,25 +180,13 @@ def summary() -> Row:
     }
 
 
-def attempt(cell: tuple[str, ...]) -> None:
-    """Run one cell; ``MeasurementError`` where the machine was too busy for it, time and again."""
-    for number in range(1, ATTEMPTS + 1):
-        print(*cell, "..." if number == 1 else f"attempt {number} ...", file=sys.stderr, flush=True)
-        try:
-            run(*cell) if len(cell) > 1 else measure(*cell)
-            break
-        except MeasurementError as e:
-            if number == ATTEMPTS:
-                raise
-            print(e, file=sys.stderr, flush=True)
-
-
 def main() -> None:
     """Run what is missing, and write the summary."""
     CELLS.mkdir(parents=True, exist_ok=True)
     for cell in cells():
-        if not cell_file(*cell).exists():
-            attempt(cell)
+        work = partial(run if len(cell) > 1 else measure, *cell)
+        if not cell_file(*cell).exists() and not retried(" ".join(cell), work):
+            raise SystemExit(f"not measured, because this machine was too busy: {' '.join(cell)}")
     write_json(RESULTS / "plan.json", summary())
 
 

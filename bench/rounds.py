@@ -12,18 +12,17 @@ from __future__ import annotations
 
 import json
 import statistics
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.links import ATTEMPTS, AUTO, COMMON, JOBS, LINKS, RESULTS
+from bench.links import AUTO, COMMON, JOBS, LINKS, RESULTS, retried
 from thinwire.lab.config import TrainConfig
 from thinwire.lab.launch import launch
 from thinwire.lab.record import load_run, read_metrics, write_json
 from thinwire.lab.runs import slug
-from thinwire.types import MeasurementError
 
 CELLS = RESULTS / "rounds"
 MODEL = "gpt2-lab"
@@ -101,14 +100,15 @@ def summary() -> list[Row]:
     """Return one row a way that is finished: its seconds round by round, and how much sooner ``auto`` was."""
     out = []
     for way in WAYS:
-        runs = [spans(run) for run in rounds(way)]
+        made = rounds(way)
+        runs = [spans(run) for run in made]
         auto = [spans(run) for run in rounds((way[0], AUTO, "cubic"))]
         if not runs:
             continue
         row: Row = dict(zip(("link", "recipe", "congestion"), way, strict=True))
         row |= {span: [run[span] for run in runs] for span in runs[0]}
-        row["bytes"] = statistics.median(sum(run["bytes"]) for run in rounds(way))
-        row["eval_final"] = [run["eval_final"] for run in rounds(way)]
+        row["bytes"] = statistics.median(sum(run["bytes"]) for run in made)
+        row["eval_final"] = [run["eval_final"] for run in made]
         sooner = {k: [r[k] / a[k] for r, a in zip(runs, auto, strict=True)] for k in runs[0]} if auto else {}
         out.append(row | {"sooner": {k: statistics.median(v) for k, v in sooner.items()}})
     return out
@@ -126,13 +126,7 @@ def main() -> None:
     for number, way in cells():
         if cell_file(number, way).exists():
             continue
-        for attempt in range(1, ATTEMPTS + 1):
-            print(f"round {number}:", *way, f"attempt {attempt} ...", file=sys.stderr, flush=True)
-            try:
-                measure(number, way)
-                break
-            except MeasurementError as e:
-                print(e, file=sys.stderr, flush=True)
+        retried(f"round {number}: {' '.join(way)}", partial(measure, number, way))
     if left := missing():
         raise SystemExit(f"not measured, because this machine was too busy: {'; '.join(left)}")
 

@@ -73,7 +73,7 @@ class Pump:
         self._redial_now = False
         self._linger: float | None = None  # set by close: when to stop flushing
         self._control = control
-        self._port = None if endpoint is None else parse_address(endpoint.removeprefix("tcp://"))[1]
+        self._host, self._port = parse_address((endpoint or "").removeprefix("tcp://"))
         self._bell = Bell()
         self._thread = threading.Thread(target=self._run, name=f"link to {peer}", daemon=True)
         self._thread.start()
@@ -203,8 +203,7 @@ class Pump:
 
     def _greets(self) -> bool:
         """Return whether the peer is there, or just something on the way that accepts and breaks off."""
-        host, port = parse_address((self._endpoint or "").removeprefix("tcp://"))
-        return asks_for_token(host, port or 0)
+        return asks_for_token(self._host, self._port or 0)
 
     def _check_connection(self) -> None:
         now = monotonic()

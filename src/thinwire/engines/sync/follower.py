@@ -106,8 +106,7 @@ class Follower(Using):
         self._newest = self._mirror.held
         self._patches = 0  # that came
         self.arrivals: deque[Arrival] = deque(maxlen=ARRIVALS)
-        limits: Any = {"silence": silence, "max_nbytes": max_nbytes}
-        own = {"congestion": congestion, **limits}
+        own: Any = {"silence": silence, "max_nbytes": max_nbytes, "congestion": congestion}
         self.relay = None if relay is None else Relay(host, port, relay, token, **own)
         if self.relay is not None:  # so the link to the publisher carries one copy
             host, port = _reachable(self.relay.host), self.relay.port
