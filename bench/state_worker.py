@@ -21,10 +21,13 @@ from torch import Tensor, nn
 
 from bench.state_record import Recording
 from thinwire.engines.sync.follower import Follower
+from thinwire.engines.sync.landing import Landing
+from thinwire.engines.sync.protocol import Message
 from thinwire.engines.sync.publisher import Publisher
 from thinwire.engines.sync.relay import Relay
 from thinwire.lab.record import write_json
-from thinwire.state.patch import Patch, Version
+from thinwire.state.moves import Reading
+from thinwire.state.patch import Patch
 from thinwire.types import ThinwireError
 
 PORT = 29600
@@ -165,15 +168,15 @@ class Following:
         self.thread.start()
 
     def _watch_applying(self) -> None:
-        apply = self._follower._mirror.apply
+        reception = self._follower._reception
+        apply = reception._apply
 
-        def watched(patch: Patch) -> Version:
-            began = time.perf_counter()
-            found = apply(patch)
-            self._applied[found.number] = time.perf_counter() - began
-            return found
+        def watched(landing: Landing, reading: Reading | None) -> Message:
+            answer = apply(landing, reading)
+            self._applied[landing.begin.version] = time.monotonic() - landing.came
+            return answer
 
-        self._follower._mirror.apply = watched  # type: ignore[method-assign]
+        reception._apply = watched  # type: ignore[method-assign]
 
     def _use(self) -> None:
         try:

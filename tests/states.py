@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 
-from thinwire.state import classes, parting
+from thinwire.state import body, classes, parting
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
-from thinwire.state.patch import Patch
+from thinwire.state.patch import Patch, Version
 from thinwire.state.replica import Replica
 
 BOUND = 0.01
@@ -39,6 +41,11 @@ def by_class(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(classes, "RUN", 64)
 
 
+def in_sections(monkeypatch: pytest.MonkeyPatch, changes: int = 4) -> None:
+    """Let even small patches have several sections."""
+    monkeypatch.setattr(body, "FEWEST", changes)
+
+
 def layout(state: dict[str, torch.Tensor] | None = None) -> Layout:
     return Layout.of(state or tensors(), torch.bfloat16, {"lossy": BOUND})
 
@@ -61,8 +68,28 @@ def whole(history: History) -> dict[str, torch.Tensor]:
     return {name: x.clone() for name, x in replica.tensors().items()}
 
 
+def copy_of(replica: Replica) -> Replica:
+    """Return another replica that holds the same, in front."""
+    other = Replica(replica.layout)
+    other._install(replica._newest().words.copy(), replica.held)
+    other.swap()
+    return other
+
+
 def over_the_wire(patch: Patch) -> Patch:
     return Patch.unpack(patch.pack())
+
+
+def piecemeal(patch: Patch, target: Replica | History, seed: int = 0) -> Version:
+    """Let a target read a patch as it comes, in pieces of any size, and then move on by it."""
+    packed, came, g = patch.pack(), bytearray(), random.Random(seed)
+    reading = target.reading(patch.base_hash)
+    while len(came) < len(packed):
+        came += packed[len(came) :][: g.choice([1, 7, 100, 1000])]
+        if reading is not None:
+            reading.feed(came)
+    take = target.apply if isinstance(target, Replica) else target.adopt
+    return take(Patch.unpack(came), reading)
 
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:

@@ -11,7 +11,7 @@ from thinwire.codecs import Uniform
 from thinwire.disk_store import DiskStore
 from thinwire.engines.pipeline import CompressedStage
 from thinwire.types import InputError
-from toy import MICROBATCHES, RECIPES, Toy, batches, in_processes, joined
+from toy import DIM, MICROBATCHES, RECIPES, ROWS, SEQ, VOCAB, Toy, batches, in_processes, joined
 
 STEPS = 20
 
@@ -105,6 +105,35 @@ def test_evaluation_is_uncompressed_and_disturbs_nothing(trained):
     assert last["eval ours"] == last["eval plain"]
     mixed, straight = last["undisturbed"]
     assert mixed == straight
+
+
+def change_modes(rank, world, port):
+    """Train and evaluate in turn, every stage's shapes known; tell of each message if it is of shapes."""
+    hidden, ids = torch.empty(ROWS, SEQ, DIM, device="meta"), torch.empty(ROWS, SEQ, dtype=torch.int64)
+    shapes = (
+        {"input_args": ids.to("meta"), "output_args": hidden, "output_grads": hidden}
+        if rank == 0
+        else {
+            "input_args": hidden.clone().requires_grad_(),
+            "output_args": torch.empty(ROWS, SEQ, VOCAB, device="meta"),
+            "input_grads": hidden,
+        }
+    )
+    votes = []
+    with joined(rank, world, port) as peers:
+        mailbox = peers[1 - rank].mailbox
+        send = mailbox.send
+        mailbox.send = lambda tag, *args: votes.append(tag[:1] in b"VM") or send(tag, *args)
+        toy = Toy(rank, world, "1f1b", peers, RECIPES["raw"], **shapes)
+        for ids in batches(3):
+            for training in (False, True):
+                toy.step(ids, train=training)
+    return votes
+
+
+def test_shapes_are_settled_once_and_not_at_each_change_between_training_and_evaluation():
+    for votes in in_processes(2, change_modes):
+        assert votes[0] and sum(votes) == 1 and len(votes) > 6
 
 
 class Coarse:

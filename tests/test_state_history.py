@@ -554,7 +554,8 @@ def test_a_patch_by_class_needs_the_words_it_is_for(monkeypatch):
     history.publish(state)
     patch = history.patch(1)
     with pytest.raises(PayloadError, match="none are held"):
-        body.unpack_changes(history.layout, patch.body)
+        for section in body.Sections(history.layout, body.CHANGES).through(patch.body):
+            body.unpack_section(history.layout, section)
     replica.tensors()["embed"].mul_(3)  # somebody writes to what is for reading
     with pytest.raises((PayloadError, DesyncError), match=r"other words|came out different"):
         replica.apply(patch)

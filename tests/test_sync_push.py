@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import states
 from slow_proxy import SlowProxy
 from tcp_proxy import DOWN, TcpProxy
 from thinwire.engines.sync.follower import Follower
@@ -43,6 +44,7 @@ from thinwire.links.spoke import Spoke
 from thinwire.state import body
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
+from thinwire.state.moves import Reading
 from thinwire.state.patch import Patch
 from thinwire.types import AuthError, InputError, LinkError, PayloadError
 
@@ -376,6 +378,85 @@ def test_a_transfer_that_was_cut_goes_on_where_it_broke_off() -> None:
             f.wait(1)
             assert same(f.tensors(), used(w)) and not f.status.abandoned
             assert f.status.nbytes < 1.1 * f.arrivals[0].nbytes  # heads and all
+
+
+def test_a_patch_is_read_while_it_comes_and_a_relay_reads_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    states.in_sections(monkeypatch)
+    unpack_section, read = body.unpack_section, dict[str, list[float]]()
+
+    def noting(*args: object) -> object:
+        read.setdefault(threading.current_thread().name, []).append(monotonic())
+        return unpack_section(*args)  # type: ignore[arg-type]
+
+    w = {f"w{i}": torch.randn(40_000) for i in range(20)}
+    with (
+        publisher(w) as p,
+        SlowProxy(p.port, 1e6) as line,  # a second or more for each patch
+        Relay(HOST, line.port) as r,
+        SlowProxy(r.port, 1e6) as further,
+        Follower(HOST, further.port) as f,
+    ):
+        p.publish()
+        f.wait(1)
+        monkeypatch.setattr(body, "unpack_section", noting)
+        for x in w.values():
+            x += torch.randn(40_000)
+        p.publish()
+        f.wait(2)
+        assert same(f.tensors(), used(w))
+        nbytes = f.arrivals[-1].nbytes
+    assert len(read) == 2
+    for times in read.values():
+        assert len(times) == 16 and times[-1] - times[0] > 0.5 * nbytes / 1e6
+
+
+def test_a_follower_may_be_closed_while_a_patch_comes() -> None:
+    w = weights(rows=2000)
+    with publisher(w) as p, SlowProxy(p.port, 1e7) as line:
+        p.publish()
+        f = Follower(HOST, line.port, base=used(w))
+        f.wait(1)
+        line.rate = 1e4
+        train(w, 1.0)
+        p.publish()
+        until(lambda: f.status.nbytes > 20_000)
+        began = monotonic()
+        f.close()
+        assert monotonic() - began < 5.0
+
+
+def test_a_patch_of_which_some_was_read_is_cut_off_or_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    states.in_sections(monkeypatch)
+    unpack_section, read = body.unpack_section, list[int]()
+    monkeypatch.setattr(body, "unpack_section", lambda *args: read.append(1) or unpack_section(*args))
+    w = {f"w{i}": torch.randn(100_000) for i in range(20)}
+    base = {n: x.clone() for n, x in w.items()}
+    with (
+        publisher(w, budget=1 << 24) as p,
+        SlowProxy(p.port, 3e5) as line,
+        Follower(HOST, line.port, base=used(w)) as f,
+    ):
+        p.publish()
+        f.wait(1)
+        for x in w.values():
+            x.copy_(torch.where(torch.rand(100_000) < 0.3, 1.1 * x, x))
+        p.publish()
+        for sections in (3, 6):
+            until(lambda sections=sections: len(read) >= sections)
+            line.cut()
+            until(lambda: not f.status.connected)
+            line.rate /= 3  # so that much is left in the end
+            line.restore()
+            read.clear()  # it is read anew, from the bytes that are there
+        until(lambda: len(read) >= 3)
+        for name, x in base.items():
+            w[name].copy_(x)
+        w["w3"][7] += 1
+        p.publish()
+        until(lambda: f.status.abandoned)
+        line.rate = 1e6
+        f.wait(3)
+        assert same(f.tensors(), used(w)) and f.status.error is None
 
 
 def test_a_follower_that_was_cut_off_for_a_while_gets_one_merged_patch() -> None:
@@ -884,6 +965,41 @@ def test_a_patch_of_garbage_or_with_a_wrong_hash_is_never_held(liar: Liar) -> No
         liar.hub.send(liar.peer, Begin(3, 0, 0, 1, newest.hash, len(data), 0).pack())
         liar.hub.send(liar.peer, Chunk(3, 0, data).pack())
         assert f.wait(1).hash == newest.hash and same(f.tensors(), w)
+
+
+def test_a_patch_that_goes_wrong_while_it_is_read_is_never_held(
+    liar: Liar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states.in_sections(monkeypatch)
+    base, w = used(weights()), used(weights(1))
+    history = History(liar.layout)
+    first = history.publish(base)
+    newest = history.publish(w)
+    data = history.patch(first.number).pack()
+    ends = (first.number, first.hash, newest.number, newest.hash)
+    with Follower(HOST, liar.hub.port, base=base) as f:
+        liar.greet()
+        wrong, feed, spoiled = bytearray(data), Reading.feed, list[int]()
+        wrong[len(data) - history.patch(first.number).nbytes + body.HEAD.size] = 9  # bytes of a word
+
+        def noting(reading: Reading, came: bytearray) -> None:
+            try:
+                feed(reading, came)
+            except PayloadError:
+                spoiled.append(len(came))
+                raise
+
+        monkeypatch.setattr(Reading, "feed", noting)
+        for number, payload in enumerate((wrong, wrong, data), start=1):
+            liar.hub.send(liar.peer, Begin(number, *ends, len(payload), 0).pack())
+            for at in range(0, len(payload), 1 << 16):
+                liar.hub.send(liar.peer, Chunk(number, at, bytes(payload[at : at + (1 << 16)])).pack())
+                assert isinstance(liar.hear(), Ack)
+            if payload is wrong:
+                again = liar.hear()
+                assert isinstance(again, Again) and again.transfer == number and f.held.number == 0
+        assert f.wait(newest.number).hash == newest.hash and same(f.tensors(), w)
+        assert spoiled and len(spoiled) <= 2  # at once where that section was here
 
 
 def test_another_protocol_is_told(liar: Liar) -> None:

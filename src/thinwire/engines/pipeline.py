@@ -103,6 +103,7 @@ class CompressedStage(PipelineStage):
             s.memory.key == "sample" and not isinstance(s.memory, NoMemory) for s in schemes.values()
         )
         self._ids: dict[int, list[int]] = {}
+        self._static: bool | None = None  # what the vote came to
         self._listen()
 
     def begin(
@@ -218,18 +219,24 @@ class CompressedStage(PipelineStage):
             announce(after, NEXT.pack(b"A", self.stage_index + 1), ids)
 
     # -- the vote: do all stages know their shapes, or must the first micro-batch tell them? -----------------
+    # Torch asks at each change between training and evaluation, a round trip before the first micro-batch.
+    # Here it is asked once, for training: who knows its shapes then knows them in evaluation.
 
     def _warmup_forward_vote(self, has_backward: bool, received_acc: Tensor | None = None) -> Tensor:
-        static = not InferenceMode.needs_dynamic(self._user_meta, has_backward)
-        if not self.is_first:
-            static = self._vote(FORWARD, self.stage_index - 1, received_acc) and static
-        self._pass_vote(FORWARD, self.stage_index + 1, static)
+        static = self._static
+        if static is None:
+            static = not InferenceMode.needs_dynamic(self._user_meta, True)
+            if not self.is_first:
+                static = self._vote(FORWARD, self.stage_index - 1, received_acc) and static
+            self._pass_vote(FORWARD, self.stage_index + 1, static)
         return torch.tensor([int(static)], dtype=torch.int32)
 
     def _warmup_backward_result(self, received_result: Tensor | None = None) -> Tensor:
-        static = self._vote(BACKWARD, self.stage_index + (not self.is_last), received_result)
-        self._pass_vote(BACKWARD, self.stage_index - 1, static)
-        return torch.tensor([int(static)], dtype=torch.int32)
+        if self._static is None:
+            static = self._vote(BACKWARD, self.stage_index + (not self.is_last), received_result)
+            self._pass_vote(BACKWARD, self.stage_index - 1, static)
+            self._static = static
+        return torch.tensor([int(self._static)], dtype=torch.int32)
 
     def _vote(self, way: str, source: int, known: Tensor | None) -> bool:
         if self._is_same_rank(source):

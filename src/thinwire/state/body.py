@@ -1,16 +1,19 @@
-"""The body of a patch <-> bytes: a section a word dtype, narrow ones first.
+"""The body of a patch <-> bytes: sections of some pieces each, narrow words first, read one by one.
 
 ::
 
     kind u8 (1: changes, 2: whole), sections u8
-    a section: bytes a word u8, length u64, data; of changes as ``changes.pack_blocks`` writes them, for the
-    pieces of that word in order; of a whole state the pieces one after another: length u32, ``encode_whole``
+    a section: bytes a word u8, pieces u32, length u64, data, which tells of the next so many pieces of that
+    word: changes as ``changes.pack_blocks`` writes them; whole pieces one after another, each a length u32
+    and ``encode_whole``
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from itertools import accumulate, groupby
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,8 +25,10 @@ from thinwire.types import PayloadError, require
 
 CHANGES, WHOLE = 1, 2
 HEAD = struct.Struct("<BB")
-SECTION = struct.Struct("<BQ")
+SECTION = struct.Struct("<BIQ")
 LENGTH = struct.Struct("<I")
+FEWEST = 1 << 17  # changes in a section, where there are several: its tables take up to 1 kB
+MOST = 16  # sections of a word: with more, hardly less is left to read once the last one is here
 
 
 def pack_changes(layout: Layout, found: Mapping[int, Block], before: Look | None = None) -> bytes:
@@ -32,11 +37,22 @@ def pack_changes(layout: Layout, found: Mapping[int, Block], before: Look | None
     ``before(piece, start, stop)`` are words before the change, as for ``changes.pack_blocks``.
     """
     sections = []
-    for word, pieces in _pieces(layout).items():
+    for word, own in _pieces(layout).items():
         none = np.zeros(0, np.int32), np.zeros(0, word)
-        blocks = [found.get(i) or Block(layout.blocks()[i].numel, *none) for i in pieces]
-        sections.append((word, pack_parts(blocks, word, _of(pieces, before))))
+        for pieces in _cut(own, found):
+            blocks = [found.get(i) or Block(layout.blocks()[i].numel, *none) for i in pieces]
+            sections.append((word, len(pieces), pack_parts(blocks, word, _of(pieces, before))))
     return _join(CHANGES, sections)
+
+
+def _cut(pieces: list[int], found: Mapping[int, Block]) -> list[list[int]]:
+    """Return the pieces in runs of about as many changes each."""
+    done = list(accumulate((found[i].moved if i in found else 0 for i in pieces), initial=0))
+    count = min(MOST, done[-1] // FEWEST)
+    if count < 2:
+        return [pieces]
+    which = {i: min(n * count // done[-1], count - 1) for i, n in zip(pieces, done[:-1], strict=True)}
+    return [list(run) for _, run in groupby(pieces, which.__getitem__)]
 
 
 def pack_whole(layout: Layout, words: Callable[[int], np.ndarray]) -> bytes:
@@ -44,26 +60,14 @@ def pack_whole(layout: Layout, words: Callable[[int], np.ndarray]) -> bytes:
     sections = []
     for word, pieces in _pieces(layout).items():
         parts = [encode_whole(words(i)) for i in pieces]
-        sections.append((word, [p for part in parts for p in (LENGTH.pack(len(part)), part)]))
+        framed = [p for part in parts for p in (LENGTH.pack(len(part)), part)]
+        sections.append((word, len(pieces), framed))
     return _join(WHOLE, sections)
-
-
-def unpack_changes(layout: Layout, body: bytes, before: Look | None = None) -> dict[int, Block]:
-    """Return what changed in the pieces in which something did. Errors: ``PayloadError``.
-
-    Bodies packed with words before the change can only be read with them.
-    """
-    found: dict[int, Block] = {}
-    for word, pieces, data in _sections(layout, body, CHANGES):
-        numels = [layout.blocks()[i].numel for i in pieces]
-        blocks = unpack_blocks(data, numels, word, whole=True, before=_of(pieces, before))
-        found |= {i: block for i, block in zip(pieces, blocks, strict=True) if len(block.diffs)}
-    return found
 
 
 def unpack_whole(body: bytes, words: Words) -> None:
     """Write all words of a body into ``words``, which a ``PayloadError`` leaves partly written."""
-    for word, pieces, data in _sections(words.layout, body, WHOLE):
+    for word, pieces, data in Sections(words.layout, WHOLE).through(body):
         at = 0
         for i in pieces:
             require(at + LENGTH.size <= len(data), PayloadError, "a keyframe ends too early")
@@ -75,6 +79,73 @@ def unpack_whole(body: bytes, words: Words) -> None:
             np.copyto(words[i], decode_whole(data[at : at + n], len(words[i]), word))
             at += n
         require(at == len(data), PayloadError, f"{len(data) - at} bytes too many in a keyframe")
+
+
+class Section(NamedTuple):
+    """What a body tells of some pieces of a word."""
+
+    word: np.dtype
+    pieces: list[int]
+    data: memoryview
+
+
+def unpack_section(layout: Layout, section: Section, before: Look | None = None) -> dict[int, Block]:
+    """Return what changed in those pieces of a section in which something did. Errors: ``PayloadError``.
+
+    What was packed with words before the change can only be read with them.
+    """
+    word, pieces, data = section
+    numels = [layout.blocks()[i].numel for i in pieces]
+    blocks = unpack_blocks(data, numels, word, whole=True, before=_of(pieces, before))
+    return {i: block for i, block in zip(pieces, blocks, strict=True) if len(block.diffs)}
+
+
+class Sections:
+    """Take a body apart, in order: from ``at`` on ``wanted`` bytes are read next, 0 when that was all.
+
+    Errors: ``PayloadError`` for what is no body of this kind for the layout, and then it is of no more use.
+    """
+
+    def __init__(self, layout: Layout, kind: int) -> None:
+        self._steps = self._parse(_pieces(layout), kind)
+        self._found: Section | None = None
+        self.at, self.wanted = 0, next(self._steps)
+
+    def take(self, data: bytes | bytearray | memoryview) -> Section | None:
+        """Read the bytes that were wanted; return the section that they were, if they were one."""
+        self.at, self._found = self.at + self.wanted, None
+        self.wanted = self._steps.send(memoryview(data).toreadonly())
+        return self._found
+
+    def through(self, body: bytes | memoryview) -> Iterator[Section]:
+        """Yield the sections of the whole ``body`` that were not taken yet."""
+        view = memoryview(body)
+        while self.wanted:
+            short = self.at + self.wanted - len(view)
+            require(short <= 0, PayloadError, f"the body of a patch ends {short} bytes too early")
+            section = self.take(view[self.at : self.at + self.wanted])
+            if section is not None:
+                yield section
+        left = len(view) - self.at
+        require(not left, PayloadError, f"{left} bytes too many behind the body of a patch")
+
+    def _parse(self, pieces: dict[np.dtype, list[int]], kind: int) -> Generator[int, memoryview, None]:
+        """Yield how many bytes are read next, and be sent them."""
+        got, count = HEAD.unpack((yield HEAD.size))
+        require(got == kind, PayloadError, f"a body of kind {got}, expected {kind}")
+        for word, own in pieces.items():
+            done = 0
+            while done < len(own):
+                require(count > 0, PayloadError, f"a body without {len(own) - done} pieces of {word}")
+                itemsize, n, nbytes = SECTION.unpack((yield SECTION.size))
+                fits = itemsize == word.itemsize and 0 < n <= len(own) - done and nbytes > 0
+                what = f"a section of {nbytes} bytes for {n} pieces of {itemsize}-byte words"
+                require(fits, PayloadError, f"{what} does not fit the state")
+                data = yield nbytes
+                self._found = Section(word, own[done : done + n], data)
+                done, count = done + n, count - 1
+        require(not count, PayloadError, f"{count} sections too many in the body of a patch")
+        yield 0
 
 
 def _pieces(layout: Layout) -> dict[np.dtype, list[int]]:
@@ -89,30 +160,8 @@ def _of(pieces: list[int], before: Look | None) -> Look | None:
     return None if before is None else lambda i, start, stop: before(pieces[i], start, stop)
 
 
-def _join(kind: int, sections: list[tuple[np.dtype, list[bytes]]]) -> bytes:
+def _join(kind: int, sections: list[tuple[np.dtype, int, list[bytes]]]) -> bytes:
     parts = [HEAD.pack(kind, len(sections))]
-    for word, data in sections:
-        parts += [SECTION.pack(word.itemsize, sum(map(len, data))), *data]
+    for word, count, data in sections:
+        parts += [SECTION.pack(word.itemsize, count, sum(map(len, data))), *data]
     return b"".join(parts)
-
-
-def _sections(layout: Layout, body: bytes, kind: int) -> list[tuple[np.dtype, list[int], memoryview]]:
-    view, at = memoryview(body), HEAD.size
-    require(len(view) >= at, PayloadError, "a patch without a body")
-    got, count = HEAD.unpack_from(view)
-    pieces = _pieces(layout)
-    fits = got == kind and count == len(pieces)
-    require(
-        fits, PayloadError, f"a body of kind {got} with {count} sections, expected {kind} with {len(pieces)}"
-    )
-    found = []
-    for word, own in pieces.items():
-        require(at + SECTION.size <= len(view), PayloadError, "the body of a patch ends too early")
-        itemsize, n = SECTION.unpack_from(view, at)
-        at += SECTION.size
-        fits = itemsize == word.itemsize and n <= len(view) - at
-        require(fits, PayloadError, f"a section of {n} bytes for words of {itemsize} does not fit the state")
-        found.append((word, own, view[at : at + n]))
-        at += n
-    require(at == len(view), PayloadError, f"{len(view) - at} bytes too many behind the body of a patch")
-    return found

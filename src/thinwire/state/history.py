@@ -16,7 +16,7 @@ from thinwire.state import body, content, intake, moves, saved
 from thinwire.state.lane import Ends, Lane, in_use
 from thinwire.state.layout import MAX_NBYTES, Layout
 from thinwire.state.log import Entry, Log, logged, merge
-from thinwire.state.moves import Move
+from thinwire.state.moves import Move, Reading
 from thinwire.state.past import Past
 from thinwire.state.patch import MAX_VERSION, Meta, Patch, Version, check_meta, is_time
 from thinwire.state.words import Words, filled, named
@@ -140,14 +140,20 @@ class History:
         self._latest = self._newest.number, moved
         return self._settle(version)
 
-    def adopt(self, patch: Patch) -> Version:
+    def reading(self, base_hash: int) -> Reading | None:
+        """Return what reads a patch for ``adopt`` as it comes; None where it starts elsewhere."""
+        fits = base_hash == self._newest.hash != 0
+        return Reading(self._words, self._newest) if fits else None
+
+    def adopt(self, patch: Patch, reading: Reading | None = None) -> Version:
         """Advance by a patch that was received (a relay) and return the version it leads to.
 
-        Errors: ``PayloadError`` or ``DesyncError``; then nothing has changed.
+        ``reading`` may have read some of it. Errors: ``PayloadError`` or ``DesyncError``; then nothing has
+        changed.
         """
         moves.check_follows(patch, self.layout, self._newest)
         if patch.base:
-            made, words = moves.moves(patch, self._words, self._newest), self._words
+            made, words = moves.moves(patch, self._words, self._newest, reading), self._words
         else:
             words = moves.whole(patch, self.layout)
             made = moves.between(self._words, words) if self._newest.number else []

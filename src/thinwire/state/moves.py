@@ -11,7 +11,7 @@ import torch
 from thinwire.state import body, content, gather
 from thinwire.state.blocks import Block, block_at
 from thinwire.state.layout import Layout
-from thinwire.state.patch import Patch, Version
+from thinwire.state.patch import Patch, Version, body_start
 from thinwire.state.words import Words
 from thinwire.types import DesyncError, PayloadError, require
 
@@ -50,22 +50,68 @@ def check_follows(patch: Patch, layout: Layout, held: Version) -> None:
     )
 
 
-def moves(patch: Patch, words: Words, held: Version) -> list[Move]:
+class Reading:
+    """What a patch, not a keyframe, changes in ``words``, which hold ``held``: worked out as it comes.
+
+    Nothing is written, and nothing that was read counts before ``finish``. Errors: ``PayloadError`` for a
+    body that cannot be, and then it is of no more use.
+    """
+
+    def __init__(self, words: Words, held: Version) -> None:
+        self._words, self._held = words, held
+        self._sections = body.Sections(words.layout, body.CHANGES)
+        self._found: list[Move] = []
+        self._step = 0  # by how much the hash moves
+        self._sound = True  # nothing that was read was wrong, and it was for no patch yet
+
+    def of(self, words: Words, held: Version) -> bool:
+        """Return whether this is what a patch changes in these words, as far as it was read."""
+        return self._sound and self._words is words and self._held.hash == held.hash
+
+    def feed(self, data: bytearray) -> None:
+        """Read what can be read; ``data`` is all that is here of the packed patch."""
+        start, here, self._sound = body_start(data), len(data), False
+        while start is not None and self._sections.wanted:
+            first = start + self._sections.at
+            stop = first + self._sections.wanted
+            if stop > here:
+                break
+            section = self._sections.take(data[first:stop])  # a copy: more may be appended meanwhile
+            if section is not None:
+                self._note(section)
+        self._sound = True
+
+    def finish(self, patch: Patch) -> list[Move]:
+        """Read the rest of ``patch`` and return all it changes; ``DesyncError`` where it leads elsewhere."""
+        self._sound = False  # it was for this patch
+        for section in self._sections.through(patch.body):
+            self._note(section)
+        require(content.add(self._held.hash, self._step) == patch.hash, DesyncError, _differs(patch))
+        found, self._found = self._found, []  # whoever has them lets go of them
+        return found
+
+    def _note(self, section: body.Section) -> None:
+        words, made = self._words, list[Move]()
+        changes = body.unpack_section(words.layout, section, lambda i, start, stop: words[i][start:stop])
+        for i, block in changes.items():
+            positions, diffs = block.positions, block.diffs
+            old = words[i].copy() if positions is None else gather.read(words[i], positions)
+            diffs += old  # to the new words, in the same memory: fresh memory would take longer than the sum
+            made.append(Move(i, positions, old, diffs))
+            _check_truths(words.layout, i, made[-1].new)
+        self._found += made
+        self._step += hash_of(made)
+
+
+def moves(patch: Patch, words: Words, held: Version, reading: Reading | None = None) -> list[Move]:
     """Return what ``patch``, not a keyframe, changes in ``words``, which hold version ``held``.
 
-    Errors: ``PayloadError`` for a body that cannot be, ``DesyncError`` where it leads to other contents.
+    ``reading`` may have read some of it. Errors: ``PayloadError`` for a body that cannot be, ``DesyncError``
+    where it leads to other contents.
     """
-    found = []
-    changes = body.unpack_changes(words.layout, patch.body, lambda i, start, stop: words[i][start:stop])
-    for i, block in changes.items():
-        positions, diffs = block.positions, block.diffs
-        old = words[i].copy() if positions is None else gather.read(words[i], positions)
-        diffs += old  # to the new words, in the same memory: fresh memory would take longer than the sum
-        found.append(Move(i, positions, old, diffs))
-        _check_truths(words.layout, i, found[-1].new)
-    reached = content.add(held.hash, hash_of(found))
-    require(reached == patch.hash, DesyncError, _differs(patch))
-    return found
+    if reading is None or not reading.of(words, held):
+        reading = Reading(words, held)
+    return reading.finish(patch)
 
 
 def between(before: Words, after: Words) -> list[Move]:

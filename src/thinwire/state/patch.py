@@ -20,7 +20,7 @@ from typing import Any
 from thinwire.types import WRONG_VALUES, InputError, PayloadError, require
 
 MAGIC = b"TWSP"
-FORMAT = 1
+FORMAT = 2
 HEAD = struct.Struct("<4sBBHI")
 FIELDS = struct.Struct("<QQQQd16sIQ")
 MAX_NBYTES = 1 << 36  # of a packed patch, unless the caller knows better
@@ -105,6 +105,15 @@ class Patch:
         require(zlib.crc32(view[HEAD.size :]) == crc, PayloadError, "a patch's checksum does not match")
         meta = load_meta(bytes(view[start : start + n_meta]))
         return cls(*_checked(*numbers), meta, digest.hex(), bytes(view[start + n_meta :]))
+
+
+def body_start(data: bytes | bytearray) -> int | None:
+    """Return where the body begins in a packed patch, None where too little of it is here to tell."""
+    start = HEAD.size + FIELDS.size
+    if len(data) < start:
+        return None
+    n_meta: int = FIELDS.unpack_from(data, HEAD.size)[-2]
+    return start + n_meta
 
 
 def _checked(

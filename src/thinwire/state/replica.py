@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from thinwire.state import binding, moves, saved
 from thinwire.state.gather import read, write
 from thinwire.state.layout import MAX_NBYTES, Layout
-from thinwire.state.moves import Move
+from thinwire.state.moves import Move, Reading
 from thinwire.state.patch import Meta, Patch, Version
 from thinwire.state.view import View
 from thinwire.state.words import Words, filled, named
@@ -30,9 +30,9 @@ _PLACES = 64  # and so is one behind by more than so many changes a piece, on av
 class Replica:
     """A follower's copy. ``apply`` brings the back buffer forward, ``swap`` makes it the front: what is used.
 
-    ``apply``, ``prepare`` and ``start`` belong to one thread, ``swap`` and ``tensors`` to the one that uses
-    the tensors, ``save`` to any. Tensors are for reading, and hold until the next ``swap``: then their memory
-    is written again.
+    ``reading``, ``apply``, ``prepare`` and ``start`` belong to one thread, ``swap`` and ``tensors`` to the
+    one that uses the tensors, ``save`` to any. Tensors are for reading, and hold until the next ``swap``:
+    then their memory is written again.
     ``version``, ``hash``, ``published`` and ``meta`` are the front's; ``held`` is the newest complete one,
     which patches must start from. Nothing older than ``held`` is ever taken.
 
@@ -103,11 +103,19 @@ class Replica:
             words = filled(self.layout, named(self.layout, tensors))
             return self._install(words, Version(0, words.hash()))
 
-    def apply(self, patch: Patch) -> Version:
+    def reading(self, base_hash: int) -> Reading | None:
+        """Return what reads a patch from ``base_hash`` as it comes; None where that is not held."""
+        with self._applying:
+            newest = self._newest()
+            fits = newest is not None and base_hash == self._held.hash != 0
+            return Reading(newest.words, self._held) if newest is not None and fits else None
+
+    def apply(self, patch: Patch, reading: Reading | None = None) -> Version:
         """Bring the back buffer to the version that ``patch`` leads to, and return that.
 
-        Errors: ``PayloadError`` for a patch that cannot be, ``DesyncError`` for one that does not start at
-        what is held, is not newer, or leads to other contents; then nothing has changed.
+        ``reading`` may have read some of it. Errors: ``PayloadError`` for a patch that cannot be,
+        ``DesyncError`` for one that does not start at what is held, is not newer, or leads to other contents;
+        then nothing has changed.
         """
         with self._applying:
             moves.check_follows(patch, self.layout, self._held)
@@ -119,7 +127,7 @@ class Replica:
                 raise DesyncError(
                     f"a patch from version {patch.base}, and nothing is held; ask for a keyframe"
                 )
-            made = moves.moves(patch, newest.words, self._held)
+            made = moves.moves(patch, newest.words, self._held, reading)
             self._check_contents()
             self._move(made, patch.target)
             return self._held

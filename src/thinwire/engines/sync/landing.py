@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from time import monotonic
+
 from thinwire.engines.sync.protocol import Begin, Chunk
 from thinwire.state.layout import Layout
 from thinwire.state.patch import MAX_META
@@ -18,7 +21,10 @@ def most(layout: Layout) -> int:
 
 
 class Landing:
-    """The bytes of one transfer that are here. Errors: ``PayloadError``, and then it is of no more use."""
+    """The bytes of one transfer that are here. Errors: ``PayloadError``, and then it is of no more use.
+
+    One thread adds bytes, or drops it; another may wait for them.
+    """
 
     def __init__(self, begin: Begin, limit: int, part: bytearray | None = None) -> None:
         at = len(part) if part is not None else 0
@@ -32,10 +38,33 @@ class Landing:
         )
         self.begin = begin
         self.data = bytearray() if part is None else part  # grows as bytes come: a claim costs nothing
+        self.dropped = False  # no more will come
+        self.came = self._began = monotonic()  # when the newest bytes did
+        self._news = threading.Condition()
 
     @property
     def whole(self) -> bool:
         return len(self.data) == self.begin.nbytes
+
+    @property
+    def seconds(self) -> float:
+        """How long the bytes took to come."""
+        return self.came - self._began
+
+    @property
+    def ended(self) -> bool:
+        return self.whole or self.dropped
+
+    def drop(self) -> None:
+        """Note that no more will come; nothing where all is here."""
+        with self._news:
+            self.dropped = self.dropped or not self.whole
+            self._news.notify_all()
+
+    def wait(self, nbytes: int, timeout: float) -> None:
+        """Wait until more than ``nbytes`` are here, or it has ended; ``timeout`` in seconds."""
+        with self._news:
+            self._news.wait_for(lambda: self.ended or len(self.data) > nbytes, timeout)
 
     def add(self, chunk: Chunk) -> None:
         """Append a chunk, which must be the next one."""
@@ -46,7 +75,10 @@ class Landing:
             f"a chunk of {len(chunk.data)} bytes at {chunk.at}, expected at {len(self.data)} of "
             f"{self.begin.nbytes}",
         )
-        self.data += chunk.data
+        with self._news:
+            self.data += chunk.data
+            self.came = monotonic()
+            self._news.notify_all()
 
     def continued_by(self, begin: Begin) -> bool:
         """Return whether ``begin`` goes on with this patch after a new connection."""

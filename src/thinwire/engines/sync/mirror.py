@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from thinwire.state import binding
 from thinwire.state.layout import MAX_NBYTES, Layout
+from thinwire.state.moves import Reading
 from thinwire.state.patch import Patch, Version
 from thinwire.state.replica import CHECK_EVERY, Replica, check_interval
 from thinwire.types import InputError, PayloadError, require
@@ -80,11 +81,15 @@ class Mirror:
         before, self._shown[model] = self._shown.get(model), replica.hash
         return before != replica.hash
 
-    def apply(self, patch: Patch) -> Version:
-        """Bring the replica forward."""
+    def reading(self, base_hash: int) -> Reading | None:
+        """Return what reads a patch from ``base_hash`` as it comes; None where that is not held."""
+        return self.replica.reading(base_hash) if self.replica is not None else None
+
+    def apply(self, patch: Patch, reading: Reading | None = None) -> Version:
+        """Bring the replica forward; ``reading`` may have read some of the patch."""
         if self.replica is None:
             raise PayloadError("a patch before the layout")
-        return self.replica.apply(patch)
+        return self.replica.apply(patch, reading)
 
     def prepare(self) -> None:
         """Do what can be done before the next patch comes."""

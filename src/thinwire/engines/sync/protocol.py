@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 
 from thinwire.types import PayloadError, require
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAGIC = b"TWSY"
 MAX_NAME = 64  # bytes of a state's name
 NOTHING = bytes(16)  # in place of an instance or a digest

@@ -34,6 +34,7 @@ from thinwire.links.events import Event, Kind
 from thinwire.links.inbox import renewed
 from thinwire.links.spoke import Spoke
 from thinwire.state.layout import MAX_NBYTES, Layout
+from thinwire.state.moves import Reading
 from thinwire.state.patch import MAX_META, Patch, Version, is_time, load_meta
 from thinwire.types import DesyncError, InputError, LinkError, PayloadError, require
 
@@ -42,7 +43,7 @@ REST = 0.25  # seconds without a patch after which what the next one needs is do
 ASKED = 0.5  # seconds at least between two HELLOs, where it is the feed that asks again
 ANSWER = 5.0  # seconds without an answer after which HELLO is said again
 FAILURES = 5  # patches or messages in a row that cannot be used before the follower gives up
-WAITING = 2  # patches that wait to be applied
+WAITING = 2  # patches that come or wait to be applied, besides the one that is read; those given up count too
 
 
 class Target(Protocol):
@@ -62,8 +63,15 @@ class Target(Protocol):
         """Take the publisher's layout; ``InputError`` where it does not fit. Called again if it changes."""
         ...
 
-    def apply(self, patch: Patch) -> Version:
-        """Move on by a patch; ``PayloadError`` or ``DesyncError`` where that fails, with nothing changed."""
+    def reading(self, base_hash: int) -> Reading | None:
+        """Return what reads a patch from ``base_hash`` as it comes; None where that is not held."""
+        ...
+
+    def apply(self, patch: Patch, reading: Reading | None = None) -> Version:
+        """Move on by a patch; ``PayloadError`` or ``DesyncError`` where that fails, with nothing changed.
+
+        ``reading`` may have read some of it.
+        """
         ...
 
     def prepare(self) -> None:
@@ -76,7 +84,9 @@ class Target(Protocol):
 
 
 class Reception:
-    """Receive from one feed into ``target``; two threads, one that listens and one that applies.
+    """Receive from one feed into ``target``; two threads, one that listens, one that reads and applies.
+
+    A patch is read as it comes, section by section, so that little is left to do when its last byte is here.
 
     ``arrived`` is called with each version as it is held, the bytes of its patch and the seconds it took to
     come; ``failed`` once, with what ended it. No state of over ``max_nbytes`` bytes is taken.
@@ -102,10 +112,9 @@ class Reception:
         self._asked_at = self._hello_at = 0.0  # when HELLO was said last, and when it may be again
         self._landing: Landing | None = None
         self._part: Landing | None = None
-        self._began = 0.0
-        self._todo: queue.Queue[tuple[Landing, float] | None] = queue.Queue(WAITING)
+        self._todo: queue.Queue[Landing | None] = queue.Queue(WAITING)
         self._lock = threading.Lock()
-        self._pending = 0  # patches that are queued or being applied
+        self._pending = 0  # patches that are whole, and queued or being applied
         self._hello_due = self._closing = False
         self._threads = [
             threading.Thread(target=run, name=f"{what} {spoke.peer}", daemon=True)
@@ -142,7 +151,8 @@ class Reception:
         self._hello_due = False
         self._session += 1
         self._answered, self._asked_at = False, monotonic()
-        self._part, self._landing = self._useful(self._landing or self._part), None
+        self._part = self._useful(self._landing or self._part)
+        self._leave()
         self.spoke.send(self._hello().pack())
 
     def _hello(self) -> Hello:
@@ -183,6 +193,8 @@ class Reception:
             if not (self._closing and isinstance(e, LinkError)):
                 self._failed(e)
                 self.spoke.close(0.0)
+        finally:
+            self._leave()
 
     def _rest(self) -> float:
         """Return the seconds to wait for news, at most."""
@@ -192,13 +204,16 @@ class Reception:
     def _take(self, event: Event) -> None:
         if event.kind is Kind.JOINED:
             self._hello_due, self._hello_at = True, 0.0
+        elif event.kind is Kind.LOST:
+            self._part = self._useful(self._landing or self._part)
+            self._leave()
         elif event.kind is Kind.DATA:
             try:
                 self._hear(protocol.unpack(event.data, DOWN))
             except PayloadError as e:
                 self._failure(e)
-                self._landing = self._part = None
-                self._hello_due = True
+                self._leave()
+                self._part, self._hello_due = None, True
 
     def _hear(self, message: Message) -> None:
         if isinstance(message, LayoutIs):
@@ -221,7 +236,8 @@ class Reception:
             self._chunk(message)
         elif isinstance(message, Abandon):
             if self._landing is not None and self._landing.begin.transfer == message.transfer:
-                self._landing, self.abandoned = None, self.abandoned + 1
+                self._leave()
+                self.abandoned += 1
         elif isinstance(message, Same):
             self._same(message)
 
@@ -231,7 +247,8 @@ class Reception:
         if message.instance != self.instance:
             self.restarts += self.instance != NOTHING
             self.instance = message.instance
-        self._received, self._answered, self._landing = 0, True, None
+        self._leave()
+        self._received, self._answered = 0, True
         self._quiet_since = math.inf
         if self._layout is None or message.layout.hex() != self._layout.digest:
             if not len(message.json):
@@ -245,13 +262,20 @@ class Reception:
 
     def _begin(self, begin: Begin) -> None:
         part, self._part = self._part, None
-        self._began = monotonic()
+        self._leave()
         if self._layout is None:
             raise PayloadError("a patch before the layout")
         goes_on = part is not None and begin.start > 0 and part.continued_by(begin)
         self._landing = Landing(
             begin, most(self._layout), part.data if part is not None and goes_on else None
         )
+        self._todo.put(self._landing)
+
+    def _leave(self) -> None:
+        """Let go of what has not come whole."""
+        landing, self._landing = self._landing, None
+        if landing is not None:
+            landing.drop()
 
     def _chunk(self, chunk: Chunk) -> None:
         self._received += len(chunk.data)
@@ -259,12 +283,11 @@ class Reception:
         landing = self._landing
         if landing is None or landing.begin.transfer != chunk.transfer:
             return  # of a transfer that was given up
-        landing.add(chunk)
+        with self._lock:  # it counts before it can have been applied
+            landing.add(chunk)
+            self._pending += landing.whole
         if landing.whole:
             self._landing = None
-            with self._lock:
-                self._pending += 1
-            self._todo.put((landing, monotonic() - self._began))
 
     def _same(self, message: Same) -> None:
         held = self._target.held
@@ -281,29 +304,54 @@ class Reception:
 
     def _work(self) -> None:
         try:
-            while (item := self._next()) is not None:
-                landing, seconds = item
-                answer = self._apply(landing, seconds)
-                self.spoke.send(answer.pack())
-                with self._lock:
-                    self._pending -= 1
-                if self._hello_due:
-                    self.spoke.wake()
+            while self._take_one():
+                pass
         except Exception as e:
             self._failed(e)
             self.spoke.close(0.0)
             while self._todo.get() is not None:  # the listening thread must not wait for room
                 pass
 
-    def _next(self) -> tuple[Landing, float] | None:
-        """Return the next patch to apply, None in the end; while there is none, get ready for it."""
+    def _take_one(self) -> bool:
+        """Read and apply the next patch, and let go of it; return False in the end."""
+        landing = self._next()
+        if landing is None:
+            return False
+        reading = self._read(landing)
+        if not landing.dropped:  # else its bytes may be another's by now, and whole
+            self.spoke.send(self._apply(landing, reading).pack())
+            with self._lock:
+                self._pending -= 1
+            if self._hello_due:
+                self.spoke.wake()
+        return True
+
+    def _next(self) -> Landing | None:
+        """Return the next patch that comes, None in the end; while there is none, get ready for it."""
         while True:
             try:
                 return self._todo.get(timeout=REST)
             except queue.Empty:
                 self._target.prepare()
 
-    def _apply(self, landing: Landing, seconds: float) -> Message:
+    def _read(self, landing: Landing) -> Reading | None:
+        """Read a patch until it is whole, or dropped; return what was read. Get ready for it in pauses."""
+        reading = self._target.reading(landing.begin.base_hash) if landing.begin.base else None
+        rested = monotonic()
+        while not landing.ended:
+            nbytes = len(landing.data)
+            try:
+                if reading is not None:
+                    reading.feed(landing.data)
+            except PayloadError:
+                reading = None  # once all is here the checksum tells whether the line or the sender is wrong
+            if monotonic() - rested > REST:
+                self._target.prepare()
+                rested = monotonic()
+            landing.wait(nbytes, REST)
+        return reading
+
+    def _apply(self, landing: Landing, reading: Reading | None) -> Message:
         begin, nbytes = landing.begin, len(landing.data)
         try:
             patch = Patch.unpack(landing.data, len(landing.data))
@@ -311,14 +359,14 @@ class Reception:
             ends = (patch.base, patch.base_hash, patch.version, patch.hash)
             if ends != (begin.base, begin.base_hash, begin.version, begin.hash):
                 raise PayloadError(f"a patch to version {patch.version} announced as one to {begin.version}")
-            version = self._target.apply(patch)
+            version = self._target.apply(patch, reading)
         except (PayloadError, DesyncError) as e:
             self._failure(e)
             held = self._target.held
             known = (held.number, held.hash) if self.failures < 2 else (0, 0)  # then from nothing
             return Again(self._session, begin.transfer, *known)
         self.failures = 0
-        self._arrived(version, nbytes, seconds)
+        self._arrived(version, nbytes, landing.seconds)
         return Done(self._session, begin.transfer, version.number, version.hash)
 
     def _failure(self, error: Exception) -> None:

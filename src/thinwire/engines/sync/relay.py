@@ -18,6 +18,7 @@ from thinwire.links.spoke import Spoke
 from thinwire.links.station import SILENCE
 from thinwire.state.history import History
 from thinwire.state.layout import MAX_NBYTES, Layout
+from thinwire.state.moves import Reading
 from thinwire.state.patch import Patch, Version
 from thinwire.state.stream import check_coder
 from thinwire.types import LinkError, PayloadError
@@ -94,12 +95,16 @@ class Relay:
                 self._history, self._hub, name, self._pass_up, quiet=lambda: monotonic() - self.signed
             )
 
-    def apply(self, patch: Patch) -> Version:
-        """Move on by a patch, and pass it on."""
+    def reading(self, base_hash: int) -> Reading | None:
+        """Return what reads a patch from ``base_hash`` as it comes; None where that is not held."""
+        return self._history.reading(base_hash) if self._history is not None else None
+
+    def apply(self, patch: Patch, reading: Reading | None = None) -> Version:
+        """Move on by a patch, and pass it on; ``reading`` may have read some of it."""
         if self._history is None or self._feed is None:
             raise PayloadError("a patch before the layout")
         self._feed.check()
-        version = self._history.adopt(patch)
+        version = self._history.adopt(patch, reading)
         self._feed.wake()
         return version
 
