@@ -69,7 +69,7 @@ def test_what_changed(seed, n, word, share):
     old, new, at = drawn(seed, n, word, share)
 
     def found():
-        piece = compare._compared(new, old, 7)
+        piece = compare._compared(new, old, 7, compare._Room(np.empty(n + 7, word)))
         return [] if piece is None else [a for a in piece[2:] if a is not None]
 
     listed = both(found)
@@ -122,11 +122,11 @@ def test_a_sample_unlike_the_rest_does_not_decide(monkeypatch, first):
     old = np.zeros(1000, np.int16)
     new = old.copy()
     new[first : first + 64] = 1  # all of the sample and little else, or little of it
-    piece = compare._compared(new, old, 0)
+    piece = compare._compared(new, old, 0, compare._Room(old))
     assert piece.at is not None and piece.moved == 64 and (piece.at == np.arange(first, first + 64)).all()
     new[first:] = 2
-    assert compare._compared(new, old, 0).at is None
-    assert compare._compared(new, old, 0).moved == np.count_nonzero(new)
+    assert compare._compared(new, old, 0, compare._Room(old)).at is None
+    assert compare._compared(new, old, 0, compare._Room(old)).moved == np.count_nonzero(new)
 
 
 @pytest.mark.parametrize("share", [0.05, 0.3, 0.9])

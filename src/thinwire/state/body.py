@@ -11,13 +11,14 @@
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterator, Mapping
-from itertools import accumulate, groupby
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from thinwire.state.changes import Block, Look, pack_parts, unpack_blocks
+from thinwire.state.changes import Block, Look, cuts_between, pack_parts, unpack_blocks
 from thinwire.state.layout import Layout
 from thinwire.state.planes import decode_whole, encode_whole
 from thinwire.state.words import Words
@@ -39,20 +40,21 @@ def pack_changes(layout: Layout, found: Mapping[int, Block], before: Look | None
     sections = []
     for word, own in _pieces(layout).items():
         none = np.zeros(0, np.int32), np.zeros(0, word)
-        for pieces in _cut(own, found):
-            blocks = [found.get(i) or Block(layout.blocks()[i].numel, *none) for i in pieces]
-            sections.append((word, len(pieces), pack_parts(blocks, word, _of(pieces, before))))
+        blocks = [found.get(i) or Block(layout.blocks()[i].numel, *none) for i in own]
+        runs = _cut(blocks)
+        cuts = cuts_between(blocks, _of(own, before)) if before and len(runs) > 1 else None
+        for run in runs:
+            parts = pack_parts(blocks[run], word, before and _of(own[run], before), cuts)
+            sections.append((word, len(blocks[run]), parts))
     return _join(CHANGES, sections)
 
 
-def _cut(pieces: list[int], found: Mapping[int, Block]) -> list[list[int]]:
-    """Return the pieces in runs of about as many changes each."""
-    done = list(accumulate((found[i].moved if i in found else 0 for i in pieces), initial=0))
-    count = min(MOST, done[-1] // FEWEST)
-    if count < 2:
-        return [pieces]
-    which = {i: min(n * count // done[-1], count - 1) for i, n in zip(pieces, done[:-1], strict=True)}
-    return [list(run) for _, run in groupby(pieces, which.__getitem__)]
+def _cut(blocks: list[Block]) -> list[slice]:
+    """Return runs of blocks of about as many changes each."""
+    done = list(accumulate((block.moved for block in blocks), initial=0))
+    count = max(1, min(MOST, done[-1] // FEWEST))
+    ends = sorted({bisect_left(done, done[-1] * i / count, 1) for i in range(1, count)} | {len(blocks)})
+    return [slice(*ends) for ends in pairwise([0, *ends])]
 
 
 def pack_whole(layout: Layout, words: Callable[[int], np.ndarray]) -> bytes:
@@ -96,7 +98,8 @@ def unpack_section(layout: Layout, section: Section, before: Look | None = None)
     """
     word, pieces, data = section
     numels = [layout.blocks()[i].numel for i in pieces]
-    blocks = unpack_blocks(data, numels, word, whole=True, before=_of(pieces, before))
+    look = before and _of(pieces, before)
+    blocks = unpack_blocks(data, numels, word, whole=True, before=look)
     return {i: block for i, block in zip(pieces, blocks, strict=True) if len(block.diffs)}
 
 
@@ -155,9 +158,9 @@ def _pieces(layout: Layout) -> dict[np.dtype, list[int]]:
     return found
 
 
-def _of(pieces: list[int], before: Look | None) -> Look | None:
+def _of(pieces: list[int], before: Look) -> Look:
     """Return ``before`` by the index among ``pieces``."""
-    return None if before is None else lambda i, start, stop: before(pieces[i], start, stop)
+    return lambda i, start, stop: before(pieces[i], start, stop)
 
 
 def _join(kind: int, sections: list[tuple[np.dtype, int, list[bytes]]]) -> bytes:

@@ -48,8 +48,13 @@ def pack_blocks(blocks: Sequence[Block], word: np.dtype, before: Look | None = N
     return b"".join(pack_parts(blocks, word, before))
 
 
-def pack_parts(blocks: Sequence[Block], word: np.dtype, before: Look | None = None) -> list[bytes]:
-    """Return what ``pack_blocks`` does, in parts: to join tens of MB takes longer than to make them."""
+def pack_parts(
+    blocks: Sequence[Block], word: np.dtype, before: Look | None = None, cuts: list[int] | None = None
+) -> list[bytes]:
+    """Return what ``pack_blocks`` does, in parts: to join tens of MB takes longer than to make them.
+
+    ``cuts`` are those between classes, where they are chosen already (``cuts_between``).
+    """
     for block in blocks:
         check_block(block, word)
     touched = [block.moved > 0 for block in blocks]
@@ -57,11 +62,22 @@ def pack_parts(blocks: Sequence[Block], word: np.dtype, before: Look | None = No
     jumps = jumped(rest, look) if look else [False] * len(rest)
     out = [pack_flags(touched), pack_flags(jumps), *(pack_jumps(rest, jumps, look) if look else [])]
     still = [not jump for jump in jumps]
-    return out + _pack_differences(list(compress(rest, still)), word, _among(look, still))
+    return out + _pack_differences(list(compress(rest, still)), word, _among(look, still), cuts)
 
 
-def _pack_differences(rest: list[Block], word: np.dtype, look: Look | None) -> list[bytes]:
-    cuts, classes = choose(rest, look) if look else [], list[Array]()
+def cuts_between(blocks: Sequence[Block], before: Look) -> list[int]:
+    """Return the cuts between classes for what changed in all of ``blocks``: to choose them takes a while."""
+    touched = [block.moved > 0 for block in blocks]
+    look = _among(before, touched)
+    return choose(list(compress(blocks, touched)), look) if look else []
+
+
+def _pack_differences(
+    rest: list[Block], word: np.dtype, look: Look | None, cuts: list[int] | None
+) -> list[bytes]:
+    classes = list[Array]()
+    if cuts is None:
+        cuts = choose(rest, look) if look else []
     if look and cuts:
         classes, rest = take_out(rest, look, cuts)
     out = [bytes((len(cuts), *cuts)), *(uvarint(diffs.size) for diffs in classes)]

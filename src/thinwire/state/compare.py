@@ -83,26 +83,42 @@ def replace(new: Tensor, words: Array, fresh: Fresh, name: str, whole: bool) -> 
     """Make ``words`` what ``fresh`` says, piece by piece, and return what changed; a failure undoes it."""
     n = new.numel()
     require(n == words.size, InputError, f"{name} has {n} elements, expected {words.size}")
-    x, log = new.detach().reshape(-1), list[_Piece]()
+    x, log, room = new.detach().reshape(-1), list[_Piece](), _Room(words)
     try:
         for start in range(0, words.size, _PIECE):
             held = words[start : start + _PIECE]
             now = fresh(x[start : start + _PIECE], held)
-            piece = _compared(now, held, start)
+            piece = _compared(now, held, start, room)
             if piece is not None:
                 log.append(piece)  # before anything is written: then it can be undone
                 if piece.at is None:
                     held[:] = now
                 else:
                     write(words, piece.at, piece.new)
-        return _joined(log, words, whole)
+        return _joined(log, words, room if whole else None)
     except BaseException:
         for piece in log:
             piece.restore(words)
         raise
 
 
-def _compared(now: Array, held: Array, start: int) -> _Piece | None:
+class _Room:
+    """Where words that are overwritten are kept, each at its place, so that nobody has to join them."""
+
+    def __init__(self, words: Array) -> None:
+        self._words = words
+        self.all = words[:0]
+
+    def keep(self, start: int, held: Array) -> Array:
+        """Return a copy of ``held``, the words from ``start`` on."""
+        if not self.all.size:
+            self.all = np.empty_like(self._words)
+        kept = self.all[start : start + held.size]
+        kept[:] = held
+        return kept
+
+
+def _compared(now: Array, held: Array, start: int, room: _Room) -> _Piece | None:
     """Return what is to change in ``held``, the words from ``start`` on, for them to be what ``now`` is."""
     most = held.size // _WHOLE
     if native.there(now, held):
@@ -110,12 +126,12 @@ def _compared(now: Array, held: Array, start: int) -> _Piece | None:
         count = 0 if few else native.differing(now, held)  # a sample may differ from the rest
         found = native.compared(now, held, start, most) if count <= most else None
         if found is None:
-            return _Piece(start, count or native.differing(now, held), None, held.copy(), held)
+            return _Piece(start, count or native.differing(now, held), None, room.keep(start, held), held)
         return _Piece(start, found[0].size, *found) if found[0].size else None
     differs = now != held
     count = int(np.count_nonzero(differs))
     if count > most:
-        return _Piece(start, count, None, held.copy(), held)
+        return _Piece(start, count, None, room.keep(start, held), held)
     at = where(differs).astype(np.int32)
     return _Piece(start, at.size, at + np.int32(start), held[at], now[at]) if at.size else None
 
@@ -143,10 +159,11 @@ class _Piece(NamedTuple):
         return at.astype(np.int32) + np.int32(self.start), self.old[at], self.new[at]
 
 
-def _joined(log: Sequence[_Piece], words: Array, whole: bool) -> Changes:
+def _joined(log: Sequence[_Piece], words: Array, room: _Room | None) -> Changes:
+    """Return what the pieces say together; with ``room`` all old words where that takes less memory."""
     moved = sum(piece.moved for piece in log)
-    if whole and _WHOLE * moved > words.size:
-        return Changes(None, _old(log, words), words, moved)
+    if room is not None and _WHOLE * moved > words.size:
+        return Changes(None, _old(log, words, room), words, moved)
     if not log:
         return Changes(np.empty(0, dtype=np.int32), words[:0].copy(), words[:0].copy(), 0)
     if len(log) == 1:
@@ -156,10 +173,10 @@ def _joined(log: Sequence[_Piece], words: Array, whole: bool) -> Changes:
     return Changes(at, old, new, moved)
 
 
-def _old(log: Sequence[_Piece], words: Array) -> Array:
+def _old(log: Sequence[_Piece], words: Array, room: _Room) -> Array:
     """Return all words as they were."""
     if sum(piece.old.size for piece in log if piece.at is None) == words.size:
-        return log[0].old if len(log) == 1 else np.concatenate([piece.old for piece in log])
+        return room.all
     old = words.copy()
     for piece in log:
         piece.restore(old)
