@@ -247,7 +247,7 @@ def goals(rows: list[Row]) -> list[Row]:
         fp32 = beside["fp32"]["share"]
         versus = {name: _versus(beside[name], auto) for name in FIXED if name in beside}
         shares = {name: auto[name] for name in ("share", "share_first", "share_step_one", "bound")}
-        shares["of_bound"] = auto["share"] / auto["bound"] if auto["bound"] else None
+        shares["of_bound"] = _of_bound(shares)
         more = {"faster_than": versus, "same_loss": auto["same_loss"]}
         made = in_rounds(**place, single=versus)
         out.append(place | {"slow": fp32 <= SLOW, "fp32_keeps": fp32} | shares | more | made)
@@ -270,7 +270,7 @@ def in_rounds(model: str, link: str, single: Row) -> Row:
         "share_step_one": c / statistics.median(own["step_one"]),
         "bound": bound(link, c, own["bytes"] / steps),
     }
-    shares["of_bound"] = shares["share"] / shares["bound"] if shares["bound"] else None
+    shares["of_bound"] = _of_bound(shares)
     versus = {
         name: {
             "epochs": made[name]["sooner"]["epochs"] if reached[AUTO] and reached[name] else None,
@@ -281,6 +281,10 @@ def in_rounds(model: str, link: str, single: Row) -> Row:
         if name != AUTO
     }
     return shares | {"faster_than": single | versus, "same_loss": reached[AUTO], "rounds": rounds.ROUNDS}
+
+
+def _of_bound(shares: Row) -> float | None:
+    return shares["share"] / shares["bound"] if shares["bound"] else None
 
 
 def verdicts(goals: list[Row]) -> list[Row]:

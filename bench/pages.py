@@ -214,6 +214,7 @@ TABLES: dict[str, Callable[[Any], str]] = {
     "links-smollm-all": of_study(pages_links.details("smollm2-135m")),
     "links-goals": of_study(pages_links.goals),
     "links-verdicts": of_study(pages_links.verdicts),
+    "links-rounds": of_study(pages_links.in_rounds),
     "links-verified": of_study(pages_links.verified),
     "links-predictions": of_study(pages_links.predictions),
     **{name: of_study(draw) for name, draw in (pages_plan.TABLES | pages_state.TABLES).items()},

@@ -89,7 +89,7 @@ def ages(found: dict[str, Any], table: Table) -> str:
     def rows() -> Rows:
         for a in found["age"]:
             s = a["summary"]
-            notes = ["the machine was late"] * (not a["valid"]) + ["slower coding, of before"] * a["earlier"]
+            notes = ["the machine was late"] * (not a["valid"]) + ["before: read when whole"] * a["whole"]
             yield [
                 f"{a['mbit']} Mbit/s",
                 a["control"],
@@ -99,7 +99,8 @@ def ages(found: dict[str, Any], table: Table) -> str:
                 f"{s['published']} → {s['arrived']}",
                 _size(s["bytes"]),
                 _time(s["transfer"]),
-                _time(s["coding"]),
+                _time(s["encode"]),
+                _time(s["apply"]),
                 f"{_time(s['age']['median'])} / {_time(s['age']['worst'])}",
                 f"{s['within_first']:.0%}, worst {s['worst_of_first']:.2f}×",
                 f"{s['within_second']:.0%}, worst {s['worst_of_second']:.2f}×",
@@ -107,8 +108,8 @@ def ages(found: dict[str, Any], table: Table) -> str:
             ]
 
     head = ["link, 30 ms", "TCP", "learning rate", "steps a version", "a version every",
-            "published → arrived", "patch", "its transfer T", "coding, both ends",
-            "age at arrival: median / worst", "within T + round trip + coding",
+            "published → arrived", "patch", "its transfer T", "encoding",
+            "after its last byte", "age at arrival: median / worst", "within T + round trip + both",
             "within 2T + round trip", "note"]  # fmt: skip
     return table(head, rows())
 

@@ -17,6 +17,7 @@ from thinwire.lab.emulator.profile import Profile
 from thinwire.lab.emulator.session import Emulation
 from thinwire.lab.record import write_json
 from thinwire.links.shape import MTU, SEGMENT
+from thinwire.state.patch import FORMAT
 from thinwire.types import MeasurementError
 
 DELAY = "30ms"
@@ -120,7 +121,7 @@ def age(
     with tempfile.TemporaryDirectory() as place:
         found = Cell(f"{mbit}mbit,{DELAY}", Path(place), orders, control).run()
     rows = ages(found, carries(mbit), 2 * float(DELAY.removesuffix("ms")) * 1e-3)
-    about = {"mbit": mbit, "rate": rate, "stride": stride, "pace": pace, "control": control}
+    about = {"mbit": mbit, "rate": rate, "stride": stride, "pace": pace, "control": control, "format": FORMAT}
     return {**about, "interval": every, "rows": rows,
             "summary": summary(found, rows, nbytes / carries(mbit)), **found}  # fmt: skip
 
@@ -128,18 +129,21 @@ def age(
 def ages(found: dict[str, Any], rate: float, trip: float) -> list[dict[str, float]]:
     """Return one row a version that came: its age, and what it is made of, in seconds.
 
-    ``transfer`` is its patch's bytes over what headers leave of the link; ``coding`` the time to find what
-    changed, to make the patch and to apply it.
+    ``transfer`` is its patch's bytes over what headers leave of the link; ``encode`` the time to find what
+    changed and to make the patch, ``apply`` that from the patch's last byte to the words in place. Ages end
+    there, so the first bound, which is one on the age at arrival, has ``apply`` on top.
     """
     published = {v["version"]: v for v in found["publish"]["versions"]}
     made = {p["version"]: p["seconds"] for p in found["publish"]["patches"]}
     rows = []
     for a in found["follow"]["followers"][0]["arrivals"]:
         transfer = a["nbytes"] / rate
-        coding = published[a["version"]]["seconds"] + made.get(a["version"], 0.0) + (a["apply"] or 0.0)
+        encode = published[a["version"]]["seconds"] + made.get(a["version"], 0.0)
+        apply = a["apply"] or 0.0
         rows.append({"version": a["version"], "at": a["at"], "age": a["age"], "bytes": a["nbytes"],
-                     "transfer": transfer, "took": a["seconds"], "coding": coding,
-                     "of_first_bound": a["age"] / (transfer + trip + coding),
+                     "transfer": transfer, "took": a["seconds"], "encode": encode,
+                     "apply": apply,
+                     "of_first_bound": a["age"] / (transfer + trip + encode + apply),
                      "of_second_bound": a["age"] / (2 * transfer + trip)})  # fmt: skip
     return rows
 
@@ -161,7 +165,8 @@ def summary(found: dict[str, Any], rows: list[dict[str, float]], one: float) -> 
         "times_the_link": one / between,
         "bytes": statistics.median(r["bytes"] for r in rows),
         "transfer": statistics.median(r["transfer"] for r in rows),
-        "coding": statistics.median(r["coding"] for r in rows),
+        "encode": statistics.median(r["encode"] for r in rows),
+        "apply": statistics.median(r["apply"] for r in rows),
         "age": {"median": statistics.median(published), "worst": max(published)},
         "within_first": sum(r["of_first_bound"] <= 1 for r in rows) / len(rows),
         "worst_of_first": max(r["of_first_bound"] for r in rows),

@@ -123,7 +123,7 @@ def test_ages_are_held_against_their_bounds():
         "follow": {"followers": [{"arrivals": arrivals, "pauses": [0.01, 0.02]}]},
     }
     rows = state_links.ages(found, 1000.0, 0.06)
-    assert rows[0]["coding"] == pytest.approx(0.4)
+    assert (rows[0]["encode"], rows[0]["apply"]) == (pytest.approx(0.3), 0.1)
     assert rows[0]["of_first_bound"] == pytest.approx(1.4 / 1.46)
     s = state_links.summary(found, rows, 0.5)
     assert (s["within_first"], s["within_second"]) == (0.5, 0.5)
@@ -134,8 +134,8 @@ def test_ages_are_held_against_their_bounds():
         "rate": 1e-5,
         "stride": 1,
         "control": "bbr",
-        "earlier": False,
         "valid": True,
+        "whole": False,
         "summary": s,
     }
     assert "50%" in TABLES["state-ages"]({"age": [row]}, pages.table)

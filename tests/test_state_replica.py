@@ -726,11 +726,11 @@ def test_sections_that_do_not_fit_the_state(sections, match):
         list(bodies.Sections(layout, bodies.CHANGES).through(packed))
 
 
-def test_a_body_has_a_section_for_so_many_changes_and_no_more_than_16(monkeypatch):
+def test_a_body_has_a_section_for_so_many_changes_and_no_more_than_8(monkeypatch):
     state = {f"w{i}": torch.zeros(100) for i in range(40)}
     history = History(Layout.of(state))
     history.publish(state)
-    for changes, expected in ((100_000, 1), (1600, 2), (400, 10), (1, 16)):
+    for changes, expected in ((100_000, 1), (1600, 2), (500, 8), (1, 8)):
         states.in_sections(monkeypatch, changes)
         for x in state.values():
             x += 1
@@ -741,4 +741,4 @@ def test_a_body_has_a_section_for_so_many_changes_and_no_more_than_16(monkeypatc
         x += 1
     patch = history.patch(history.publish(state).number - 1)
     found = [len(s.pieces) for s in bodies.Sections(history.layout, bodies.CHANGES).through(patch.body)]
-    assert len(found) == 16 and sum(found) == 40
+    assert len(found) == 8 and sum(found) == 40

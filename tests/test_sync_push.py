@@ -407,7 +407,7 @@ def test_a_patch_is_read_while_it_comes_and_a_relay_reads_so_too(monkeypatch: py
         nbytes = f.arrivals[-1].nbytes
     assert len(read) == 2
     for times in read.values():
-        assert len(times) == 16 and times[-1] - times[0] > 0.5 * nbytes / 1e6
+        assert len(times) == 8 and times[-1] - times[0] > 0.5 * nbytes / 1e6
 
 
 def test_a_follower_may_be_closed_while_a_patch_comes() -> None:
@@ -441,14 +441,14 @@ def test_a_patch_of_which_some_was_read_is_cut_off_or_given_up(monkeypatch: pyte
         for x in w.values():
             x.copy_(torch.where(torch.rand(100_000) < 0.3, 1.1 * x, x))
         p.publish()
-        for sections in (3, 6):
+        for sections in (2, 4):
             until(lambda sections=sections: len(read) >= sections)
             line.cut()
             until(lambda: not f.status.connected)
             line.rate /= 3  # so that much is left in the end
             line.restore()
             read.clear()  # it is read anew, from the bytes that are there
-        until(lambda: len(read) >= 3)
+        until(lambda: len(read) >= 2)
         for name, x in base.items():
             w[name].copy_(x)
         w["w3"][7] += 1

@@ -8,7 +8,10 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +19,8 @@ import torch
 
 from launchers import Command, cold, free_port, gone, metrics, rank_environment, record, sentence, warm
 from test_faults import write_text
+from thinwire.lab import train
+from thinwire.lab.config import TrainConfig
 
 STEPS = 8
 
@@ -266,3 +271,23 @@ def test_a_rank_s_own_error_is_the_only_sentence(job: list[Any], tmp_path: Path)
         assert command.wait() == 2
     assert f"127.0.0.1:{port}" in sentence(command)
     gone([command.pid])
+
+
+@pytest.mark.parametrize(("control", "lifts"), [("cubic", 1), ("auto", 1), ("bbr", 0)])
+def test_evaluation_takes_the_shape_off_unless_bbr_would_remember_it(
+    monkeypatch: pytest.MonkeyPatch, control: str, lifts: int
+) -> None:
+    lifted = list[str]()
+
+    @contextmanager
+    def lift() -> Iterator[None]:
+        lifted.append(control)
+        yield
+
+    monkeypatch.setattr(train, "lifted", lift)
+    run = object.__new__(train.Run)
+    run.config = TrainConfig(emulate=True, congestion=control)
+    run.world = SimpleNamespace(peers={})  # type: ignore[assignment]
+    run.telemetry = SimpleNamespace(agree=lambda *_: [])  # type: ignore[assignment]
+    with run._unshaped():
+        assert len(lifted) == lifts

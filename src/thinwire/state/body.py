@@ -28,8 +28,8 @@ CHANGES, WHOLE = 1, 2
 HEAD = struct.Struct("<BB")
 SECTION = struct.Struct("<BIQ")
 LENGTH = struct.Struct("<I")
-FEWEST = 1 << 17  # changes in a section, where there are several: its tables take up to 1 kB
-MOST = 16  # sections of a word: with more, hardly less is left to read once the last one is here
+FEWEST = 1 << 18  # changes in a section, where there are several: each takes 2 ms and up to 1 kB more
+MOST = 8  # sections of a word: with more, hardly less is left to read once the last one is here
 
 
 def pack_changes(layout: Layout, found: Mapping[int, Block], before: Look | None = None) -> bytes:
