@@ -564,6 +564,29 @@ def test_a_patch_by_class_needs_the_words_it_is_for(monkeypatch):
     assert replica.swap() and states.same(replica.tensors(), states.whole(history))
 
 
+@pytest.mark.parametrize("jumps", [False, True])
+def test_a_section_may_have_nothing_for_the_classes_that_others_have(monkeypatch, jumps):
+    states.by_class(monkeypatch)
+    states.in_sections(monkeypatch, 1)
+    g = torch.Generator().manual_seed(0)
+    names = ["jumps", "a", "b", "still"] if jumps else ["a", "b", "still"]
+    state = {n: torch.randn(20_000 if n == "jumps" else 80_000, generator=g) for n in names}
+    history = History(Layout.of(state, torch.bfloat16))
+    history.publish(state)
+    replica = follower(history)
+    for n in ("a", "b"):  # small values change, as they do at a small learning rate
+        state[n] += 1e-4 * torch.randn(80_000, generator=g)
+    if jumps:
+        state["jumps"] = 50 * torch.randn(20_000, generator=g)
+    history.publish(state)
+    chosen, cuts_between = list[list[int]](), body.cuts_between
+    monkeypatch.setattr(body, "cuts_between", lambda *a: chosen.append(cuts_between(*a)) or chosen[-1])
+    patch = history.patch(1)
+    assert len(chosen) == 1 and chosen[0]
+    replica.apply(states.over_the_wire(patch))
+    assert replica.swap() and states.same(replica.tensors(), states.whole(history))
+
+
 @pytest.mark.parametrize("by_class", [False, True])
 def test_many_threads_ask_while_one_publishes(monkeypatch, by_class):
     if by_class:

@@ -19,6 +19,7 @@ import states
 from slow_proxy import SlowProxy
 from tcp_proxy import DOWN, TcpProxy
 from thinwire.engines.sync.follower import Follower
+from thinwire.engines.sync.landing import Landing
 from thinwire.engines.sync.protocol import (
     MAGIC,
     MAX_NAME,
@@ -408,6 +409,30 @@ def test_a_patch_is_read_while_it_comes_and_a_relay_reads_so_too(monkeypatch: py
     assert len(read) == 2
     for times in read.values():
         assert len(times) == 8 and times[-1] - times[0] > 0.5 * nbytes / 1e6
+
+
+def test_a_patch_that_is_applied_before_it_was_counted_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    add = Landing.add
+
+    def late(landing: Landing, chunk: Chunk) -> None:
+        add(landing, chunk)
+        sleep(0.2)  # by now the worker has taken it
+
+    monkeypatch.setattr(Landing, "add", late)
+    w = weights(rows=3)
+    with publisher(w) as p, TcpProxy(p.port) as line, Follower(HOST, line.port) as f:
+        for version in (1, 2):
+            train(w)
+            p.publish()
+            f.wait(version)
+            until(lambda: not f._reception._pending and f._reception._landing is None)
+        line.cut()
+        until(lambda: not f.status.connected)
+        line.restore()
+        train(w)
+        p.publish()
+        f.wait(3)  # so it has said hello
+        assert same(f.tensors(), used(w))
 
 
 def test_a_follower_may_be_closed_while_a_patch_comes() -> None:

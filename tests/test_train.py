@@ -273,9 +273,18 @@ def test_a_rank_s_own_error_is_the_only_sentence(job: list[Any], tmp_path: Path)
     gone([command.pid])
 
 
-@pytest.mark.parametrize(("control", "lifts"), [("cubic", 1), ("auto", 1), ("bbr", 0)])
+@pytest.mark.parametrize(
+    ("control", "here", "lifts"),
+    [
+        ("cubic", "bbr", 1),
+        ("auto", "bbr", 1),
+        ("bbr", "cubic", 0),
+        ("system", "cubic", 1),
+        ("system", "bbr", 0),
+    ],
+)
 def test_evaluation_takes_the_shape_off_unless_bbr_would_remember_it(
-    monkeypatch: pytest.MonkeyPatch, control: str, lifts: int
+    monkeypatch: pytest.MonkeyPatch, control: str, here: str, lifts: int
 ) -> None:
     lifted = list[str]()
 
@@ -285,6 +294,7 @@ def test_evaluation_takes_the_shape_off_unless_bbr_would_remember_it(
         yield
 
     monkeypatch.setattr(train, "lifted", lift)
+    monkeypatch.setattr(train.congestion, "system", lambda: here)
     run = object.__new__(train.Run)
     run.config = TrainConfig(emulate=True, congestion=control)
     run.world = SimpleNamespace(peers={})  # type: ignore[assignment]

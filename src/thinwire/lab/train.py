@@ -24,6 +24,7 @@ from thinwire.lab.setup import World, build_parts, join, pick_threads
 from thinwire.lab.stepper import Stepper, learning_rate
 from thinwire.lab.telemetry import StepReport, Telemetry
 from thinwire.lab.warmup import warm_up
+from thinwire.links import congestion
 from thinwire.types import InputError, MeasurementError
 
 LATENESS = 0.1  # of the link's delay: mean lateness of its messages above which a run is no measurement
@@ -188,7 +189,7 @@ class Run:
         with contextlib.ExitStack() as stack:
             for peer in self.world.peers.values():
                 stack.enter_context(peer.lifted())
-            if self.config.congestion != "bbr":
+            if not _by_bbr(self.config.congestion):
                 stack.enter_context(lifted())
             yield
         self.telemetry.agree(b"U", 0, "the end of the evaluation")
@@ -235,3 +236,7 @@ class Run:
 
     def _final_reports(self) -> list[dict[str, Any]] | None:
         return self.telemetry.gather(b"Z", self.books.totals(self.world), "the final counts")
+
+
+def _by_bbr(control: str) -> bool:
+    return control == "bbr" or (control == congestion.SYSTEM and congestion.system() == "bbr")

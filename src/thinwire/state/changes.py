@@ -31,6 +31,7 @@ from thinwire.types import InputError, PayloadError, require
 __all__ = ["Block", "Look", "decode", "encode", "pack_blocks", "pack_parts", "unpack_blocks"]
 
 CUT = 1 << 22
+_SOME = 8  # one change in so many lies where few do: then it is worth to look for jumps elsewhere
 
 
 def pack_blocks(blocks: Sequence[Block], word: np.dtype, before: Look | None = None) -> bytes:
@@ -68,8 +69,15 @@ def pack_parts(
 def cuts_between(blocks: Sequence[Block], before: Look) -> list[int]:
     """Return the cuts between classes for what changed in all of ``blocks``: to choose them takes a while."""
     touched = [block.moved > 0 for block in blocks]
-    look = _among(before, touched)
-    return choose(list(compress(blocks, touched)), look) if look else []
+    rest, look = list(compress(blocks, touched)), _among(before, touched)
+    if look is None:
+        return []
+    cuts, some = choose(rest, look), sum(block.moved for block in rest if block.positions is not None)
+    if cuts or some * _SOME < sum(block.moved for block in rest):
+        return cuts
+    still = [not jump for jump in jumped(rest, look)]  # so much changes that there are no classes: by jumps?
+    look = _among(look, still)
+    return choose(list(compress(rest, still)), look) if look else []
 
 
 def _pack_differences(
@@ -78,6 +86,8 @@ def _pack_differences(
     classes = list[Array]()
     if cuts is None:
         cuts = choose(rest, look) if look else []
+    if not rest:  # nothing changed in this section, or all of it jumped
+        cuts = []
     if look and cuts:
         classes, rest = take_out(rest, look, cuts)
     out = [bytes((len(cuts), *cuts)), *(uvarint(diffs.size) for diffs in classes)]

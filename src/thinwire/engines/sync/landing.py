@@ -76,8 +76,8 @@ class Landing:
             f"{self.begin.nbytes}",
         )
         with self._news:
-            self.data += chunk.data
             self.came = monotonic()
+            self.data += chunk.data
             self._news.notify_all()
 
     def continued_by(self, begin: Begin) -> bool:

@@ -283,10 +283,11 @@ class Reception:
         landing = self._landing
         if landing is None or landing.begin.transfer != chunk.transfer:
             return  # of a transfer that was given up
-        with self._lock:  # it counts before it can have been applied
+        whole = chunk.at + len(chunk.data) == landing.begin.nbytes
+        with self._lock:  # it counts before it can have been applied, which empties it
             landing.add(chunk)
-            self._pending += landing.whole
-        if landing.whole:
+            self._pending += whole
+        if whole:
             self._landing = None
 
     def _same(self, message: Same) -> None:
