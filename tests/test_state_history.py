@@ -579,8 +579,8 @@ def test_a_section_may_have_nothing_for_the_classes_that_others_have(monkeypatch
     if jumps:
         state["jumps"] = 50 * torch.randn(20_000, generator=g)
     history.publish(state)
-    chosen, cuts_between = list[list[int]](), body.cuts_between
-    monkeypatch.setattr(body, "cuts_between", lambda *a: chosen.append(cuts_between(*a)) or chosen[-1])
+    chosen, choose = list[list[int]](), changes.choose
+    monkeypatch.setattr(changes, "choose", lambda *a: chosen.append(choose(*a)) or chosen[-1])
     patch = history.patch(1)
     assert len(chosen) == 1 and chosen[0]
     replica.apply(states.over_the_wire(patch))

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from thinwire.state.changes import Block, Look, cuts_between, pack_parts, unpack_blocks
+from thinwire.state.changes import Block, Look, pack_runs, unpack_blocks
 from thinwire.state.layout import Layout
 from thinwire.state.planes import decode_whole, encode_whole
 from thinwire.state.words import Words
@@ -42,10 +42,8 @@ def pack_changes(layout: Layout, found: Mapping[int, Block], before: Look | None
         none = np.zeros(0, np.int32), np.zeros(0, word)
         blocks = [found.get(i) or Block(layout.blocks()[i].numel, *none) for i in own]
         runs = _cut(blocks)
-        cuts = cuts_between(blocks, _of(own, before)) if before and len(runs) > 1 else None
-        for run in runs:
-            parts = pack_parts(blocks[run], word, before and _of(own[run], before), cuts)
-            sections.append((word, len(blocks[run]), parts))
+        packed = pack_runs(blocks, word, runs, before and _of(own, before))
+        sections += [(word, len(blocks[run]), parts) for run, parts in zip(runs, packed, strict=True)]
     return _join(CHANGES, sections)
 
 

@@ -28,10 +28,9 @@ from thinwire.state.positions import MAX_SIZE
 from thinwire.state.stream import Array, Reader, pack_flags, uvarint
 from thinwire.types import InputError, PayloadError, require
 
-__all__ = ["Block", "Look", "decode", "encode", "pack_blocks", "pack_parts", "unpack_blocks"]
+__all__ = ["Block", "Look", "decode", "encode", "pack_blocks", "pack_runs", "unpack_blocks"]
 
 CUT = 1 << 22
-_SOME = 8  # one change in so many lies where few do: then it is worth to look for jumps elsewhere
 
 
 def pack_blocks(blocks: Sequence[Block], word: np.dtype, before: Look | None = None) -> bytes:
@@ -46,47 +45,48 @@ def pack_blocks(blocks: Sequence[Block], word: np.dtype, before: Look | None = N
     >>> unpack_blocks(body, [100], np.dtype(np.int16))[0].diffs.tolist()
     [1, -1]
     """
-    return b"".join(pack_parts(blocks, word, before))
+    (parts,) = pack_runs(blocks, word, [slice(0, len(blocks))], before)
+    return b"".join(parts)
 
 
-def pack_parts(
-    blocks: Sequence[Block], word: np.dtype, before: Look | None = None, cuts: list[int] | None = None
-) -> list[bytes]:
-    """Return what ``pack_blocks`` does, in parts: to join tens of MB takes longer than to make them.
+def pack_runs(
+    blocks: Sequence[Block], word: np.dtype, runs: Sequence[slice], before: Look | None = None
+) -> list[list[bytes]]:
+    """Return what ``pack_blocks`` does for each of several runs of blocks.
 
-    ``cuts`` are those between classes, where they are chosen already (``cuts_between``).
+    In parts: to join tens of MB takes longer than to make them. Which blocks jump and where the cuts between
+    classes are is chosen once for all.
     """
     for block in blocks:
         check_block(block, word)
     touched = [block.moved > 0 for block in blocks]
     rest, look = list(compress(blocks, touched)), _among(before, touched)
-    jumps = jumped(rest, look) if look else [False] * len(rest)
+    found = iter(jumped(rest, look) if look else [False] * len(rest))
+    jumps = [some and next(found) for some in touched]
+    still = [some and not jump for some, jump in zip(touched, jumps, strict=True)]
+    look = _among(before, still)
+    cuts = choose(list(compress(blocks, still)), look) if look else []
+    return [_pack_run(blocks[r], word, _from(before, r), touched[r], jumps[r], cuts) for r in runs]
+
+
+def _pack_run(
+    blocks: Sequence[Block],
+    word: np.dtype,
+    before: Look | None,
+    touched: list[bool],
+    jumps: list[bool],
+    cuts: list[int],
+) -> list[bytes]:
+    rest, look = list(compress(blocks, touched)), _among(before, touched)
+    jumps = list(compress(jumps, touched))
     out = [pack_flags(touched), pack_flags(jumps), *(pack_jumps(rest, jumps, look) if look else [])]
     still = [not jump for jump in jumps]
     return out + _pack_differences(list(compress(rest, still)), word, _among(look, still), cuts)
 
 
-def cuts_between(blocks: Sequence[Block], before: Look) -> list[int]:
-    """Return the cuts between classes for what changed in all of ``blocks``: to choose them takes a while."""
-    touched = [block.moved > 0 for block in blocks]
-    rest, look = list(compress(blocks, touched)), _among(before, touched)
-    if look is None:
-        return []
-    cuts, some = choose(rest, look), sum(block.moved for block in rest if block.positions is not None)
-    if cuts or some * _SOME < sum(block.moved for block in rest):
-        return cuts
-    still = [not jump for jump in jumped(rest, look)]  # so much changes that there are no classes: by jumps?
-    look = _among(look, still)
-    return choose(list(compress(rest, still)), look) if look else []
-
-
-def _pack_differences(
-    rest: list[Block], word: np.dtype, look: Look | None, cuts: list[int] | None
-) -> list[bytes]:
+def _pack_differences(rest: list[Block], word: np.dtype, look: Look | None, cuts: list[int]) -> list[bytes]:
     classes = list[Array]()
-    if cuts is None:
-        cuts = choose(rest, look) if look else []
-    if not rest:  # nothing changed in this section, or all of it jumped
+    if not rest:  # nothing changed in this run, or all of it jumped
         cuts = []
     if look and cuts:
         classes, rest = take_out(rest, look, cuts)
@@ -137,6 +137,11 @@ def _among(before: Look | None, touched: Sequence[bool]) -> Look | None:
         return None
     look, indices = before, list(compress(range(len(touched)), touched))
     return lambda i, start, stop: look(indices[i], start, stop)
+
+
+def _from(before: Look | None, run: slice) -> Look | None:
+    """Return ``before`` by the index in a run of the blocks."""
+    return None if before is None else lambda i, start, stop: before(run.start + i, start, stop)
 
 
 def _look(before: Array | None) -> Look | None:

@@ -107,8 +107,9 @@ class Replica:
         """Return what reads a patch from ``base_hash`` as it comes; None where that is not held."""
         with self._applying:
             newest = self._newest()
-            fits = newest is not None and base_hash == self._held.hash != 0
-            return Reading(newest.words, self._held) if newest is not None and fits else None
+            if newest is None or not base_hash == self._held.hash != 0:
+                return None
+            return Reading(newest.words, self._held)
 
     def apply(self, patch: Patch, reading: Reading | None = None) -> Version:
         """Bring the back buffer to the version that ``patch`` leads to, and return that.

@@ -151,8 +151,7 @@ class Reception:
         self._hello_due = False
         self._session += 1
         self._answered, self._asked_at = False, monotonic()
-        self._part = self._useful(self._landing or self._part)
-        self._leave()
+        self._set_aside()
         self.spoke.send(self._hello().pack())
 
     def _hello(self) -> Hello:
@@ -205,8 +204,7 @@ class Reception:
         if event.kind is Kind.JOINED:
             self._hello_due, self._hello_at = True, 0.0
         elif event.kind is Kind.LOST:
-            self._part = self._useful(self._landing or self._part)
-            self._leave()
+            self._set_aside()
         elif event.kind is Kind.DATA:
             try:
                 self._hear(protocol.unpack(event.data, DOWN))
@@ -270,6 +268,11 @@ class Reception:
             begin, most(self._layout), part.data if part is not None and goes_on else None
         )
         self._todo.put(self._landing)
+
+    def _set_aside(self) -> None:
+        """Leave what is coming, and keep what came of it: the feed may go on there."""
+        self._part = self._useful(self._landing or self._part)
+        self._leave()
 
     def _leave(self) -> None:
         """Let go of what has not come whole."""
