@@ -3,13 +3,18 @@
 import subprocess
 import sys
 import threading
+import time
+from concurrent.futures import Future
 
 import pytest
 import torch
 
-from thinwire.codecs import Uniform
+from thinwire.boundary import Outgoing, Tally
+from thinwire.channel import Scheme
+from thinwire.codecs import Raw, Uniform
 from thinwire.disk_store import DiskStore
 from thinwire.engines.pipeline import CompressedStage
+from thinwire.store import TensorStore
 from thinwire.types import InputError
 from toy import DIM, MICROBATCHES, RECIPES, ROWS, SEQ, VOCAB, Toy, batches, in_processes, joined
 
@@ -219,6 +224,8 @@ def close_twice(rank, world, port):
         toy = Toy(rank, world, "eager1f1b", peers, RECIPES["delta"], overlap=True, store=store)
         toy.train(2)
         own = [t.name for t in threading.enumerate()]
+        for s in toy.stages:
+            s.end()  # else a busy machine's last gradients may be dropped, and the other stage waits for them
         for s in (*toy.stages, *toy.stages):
             s.close()
         left = [t.name for t in threading.enumerate()]
@@ -236,6 +243,46 @@ def test_a_closed_stage_leaves_neither_threads_nor_references():
         assert {"encode", "decode"} <= {name.split()[0] for name in own}
         assert not [n for n in left if n.startswith(("encode", "decode", "references"))]
         assert len(said) == stores and all("closed" in text for text in said)
+
+
+class Held(Raw):
+    """A codec that waits before each tensor until it may go on."""
+
+    go = threading.Event()
+
+    def encode(self, x):
+        self.go.wait(60)
+        return super().encode(x)
+
+
+class Posting:
+    """A neighbour that keeps what is posted to it."""
+
+    def __init__(self):
+        self.mailbox, self.posted = self, []
+
+    def send(self, tag, body, label="control"):
+        self.posted.append(tag)
+        return Future()
+
+    def wire_bytes(self, tag, nbytes):
+        return nbytes
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_closing_posts_what_waits_to_be_encoded_unless_it_cannot(held):
+    Held.go.clear()
+    out, peer = Outgoing("forward", 0, Scheme(Held()), TensorStore(), Tally(), own_lane=True), Posting()
+    for mb in range(3):
+        out.send(peer, mb, torch.ones(2, 4), [0, 1], training=True)
+    assert not peer.posted
+    if not held:
+        threading.Timer(0.1, Held.go.set).start()
+    start = time.perf_counter()
+    out.close()
+    assert time.perf_counter() - start < 30
+    assert len(peer.posted) == (0 if held else 3)
+    Held.go.set()
 
 
 class Noting(DiskStore):

@@ -15,6 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -238,7 +239,8 @@ class Outgoing:
             yield from self.sender.states()
 
     def close(self) -> None:
-        """Drop what is not encoded yet, and free the references."""
+        """Encode and post what waits, within ``CLOSING`` seconds, and free the references."""
+        futures.wait(self._work, CLOSING)
         self._lane.shutdown(cancel_futures=True)
         self.sender.close()
 
