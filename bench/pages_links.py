@@ -14,7 +14,7 @@ def _cells(found: dict[str, Any], model: str) -> dict[tuple[str, str], dict[str,
     return {(r["recipe"], r["link"]): r for r in found["rows"] if r["model"] == model}
 
 
-def _percent(x: float | None) -> str:
+def percent(x: float | None) -> str:
     return DASH if x is None else f"{100 * x:.0f} %" if x >= 0.0995 else f"{100 * x:.1f} %"
 
 
@@ -36,7 +36,7 @@ def matrix(model: str) -> Callable[[dict[str, Any], Table], str]:
         def rows() -> Rows:
             for recipe in recipes:
                 shares = [cells.get((recipe, link), {}).get("share") for link in found["links"]]
-                yield [f"`{recipe}`", *map(_percent, shares)]
+                yield [f"`{recipe}`", *map(percent, shares)]
 
         return table(["recipe", *found["links"]], rows())
 
@@ -55,8 +55,8 @@ def details(model: str) -> Callable[[dict[str, Any], Table], str]:
                     link,
                     r["how"],
                     f"{r['tokens_s']:.0f}",
-                    _percent(r["share_first"]),
-                    _percent(r["share"]),
+                    percent(r["share_first"]),
+                    percent(r["share"]),
                     DASH if ratio is None else f"{ratio:.2f}",
                     f"{r['bytes'] / 1e6:.1f}",
                     f"{r['seconds_one_epoch']:.0f}",
@@ -82,12 +82,12 @@ def goals(found: dict[str, Any], table: Table) -> str:
             yield [
                 g["model"],
                 g["link"],
-                _percent(g["fp32_keeps"]),
-                _percent(g["share_step_one"]),
-                _percent(g["share_first"]),
-                _percent(g["share"]),
-                _percent(g["bound"]),
-                _percent(g["of_bound"]),
+                percent(g["fp32_keeps"]),
+                percent(g["share_step_one"]),
+                percent(g["share_first"]),
+                percent(g["share"]),
+                percent(g["bound"]),
+                percent(g["of_bound"]),
                 _times(aqsgd.get("one_epoch")),
                 _times(aqsgd.get("epochs")),
                 _times(versus.get("tahquant", {}).get("epochs")),
@@ -107,7 +107,7 @@ def verdicts(found: dict[str, Any], table: Table) -> str:
 
     def rows() -> Rows:
         for v in found["verdicts"]:
-            write = _percent if v["goal"].startswith("share") else _hundredths
+            write = percent if v["goal"].startswith("share") else _hundredths
             met = {True: "yes", False: "**no**", None: "too close to tell"}[v["met"]]
             yield [v["goal"], v["model"], v["link"], write(v["wanted"]), write(v["found"]), met]
 
@@ -143,7 +143,7 @@ def in_rounds(found: dict[str, Any], table: Table) -> str:
 def relay(found: dict[str, Any]) -> str:
     """Return what share of a core the relay took in the cells, as words."""
     least, most = found["relay_share"]
-    return f"between {_percent(least)} and {_percent(most)}"
+    return f"between {percent(least)} and {percent(most)}"
 
 
 def predictions(found: dict[str, Any], table: Table) -> str:
@@ -157,7 +157,7 @@ def predictions(found: dict[str, Any], table: Table) -> str:
                 p["model"],
                 p["link"],
                 *seconds,
-                _percent(p["predicted"] / p["measured"]),
+                percent(p["predicted"] / p["measured"]),
             ]
 
     return table(["recipe", "model", "link", "a step took", "predicted", "of it"], rows())
@@ -168,7 +168,7 @@ def verified(found: dict[str, Any], table: Table) -> str:
 
     def rows() -> Rows:
         for v in found["verified"]:
-            shares = _percent(v["product"]), _percent(v["whole"])
+            shares = percent(v["product"]), percent(v["whole"])
             steps = (f"{1e3 * c:.0f} ms" for c in v["c"])
             yield [f"`{v['recipe']}`", v["model"], v["link"], *shares, *steps]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from bench.pages_links import percent
+
 Rows = Iterator[list[str]]
 Table = Callable[[list[str], Rows], str]
 NEAR = 0.10  # of what a step took: a prediction within it is called right
@@ -13,10 +15,6 @@ BIT = 0.05  # bits a value: below, what was foretold and what was sent are the s
 
 def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:.0f} ms"
-
-
-def _share(x: float) -> str:
-    return f"{100 * x:.0f} %"
 
 
 def _bits(foretold: list[float], found: list[float]) -> str:
@@ -35,17 +33,17 @@ def steps(found: dict[str, Any], table: Table) -> str:
         for r in found["rows"]:
             low, high = r["steps"]
             took = f"{_ms(r['measured'])} ({1e3 * low:.0f} to {1e3 * high:.0f})"
-            planned = _ms(r["predicted"]), _share(r["predicted"] / r["measured"])
+            planned = _ms(r["predicted"]), percent(r["predicted"] / r["measured"])
             bits = _bits(r["bits_foretold"], r["bits"])
-            yield [f"`{r['recipe']}`", r["model"], r["link"], took, *planned, _share(r["replayed"]), bits]
+            yield [f"`{r['recipe']}`", r["model"], r["link"], took, *planned, percent(r["replayed"]), bits]
 
     ratios = [r["predicted"] / r["measured"] for r in found["rows"]]
     near = sum(abs(x - 1) <= NEAR for x in ratios)
     head = ["recipe", "model", "link", "a step took", "planned", "of it", "replayed from the run, of it",
             "bits planned (sent), fw and bw"]  # fmt: skip
-    words = f"Of {len(ratios)} steps, {near} were foretold to within {_share(NEAR)}"
+    words = f"Of {len(ratios)} steps, {near} were foretold to within {percent(NEAR)}"
     if ratios:
-        words += f"; the plans were {_share(min(ratios))} to {_share(max(ratios))} of what the steps took"
+        words += f"; the plans were {percent(min(ratios))} to {percent(max(ratios))} of what the steps took"
     return f"{table(head, rows())}\n\n{words}."
 
 
@@ -56,7 +54,7 @@ def choices(found: dict[str, Any], table: Table) -> str:
         for c in found["choices"]:
             words = "yes" if c["good"] else "**no**"
             names = (f"`{c[k]}`" for k in ("proposed", "fastest"))
-            yield [c["link"], c["model"], *names, _share(c["behind"]), words]
+            yield [c["link"], c["model"], *names, percent(c["behind"]), words]
 
     head = ["link", "model", "proposed", "fastest run", "the proposed one's step is longer by", "within 4 %"]
     return table(head, rows())

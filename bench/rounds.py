@@ -30,7 +30,7 @@ FREE = ("unlimited", "fp32", "cubic")
 OVER = ("10+30", "trace")
 RECIPES = (AUTO, "thinwire", "direct:bits=4", "tahquant", "aqsgd:fw=3,bw=6", "aqsgd:fw=4,bw=8")
 CLOSER = "auto:tolerance=0.005"  # does a smaller allowance make auto quicker?
-ROUNDS = 2
+ROUNDS = 3
 Way = tuple[str, str, str]  # link, recipe, congestion control
 WAYS: list[Way] = [
     FREE,

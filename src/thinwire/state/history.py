@@ -256,7 +256,8 @@ class History:
             self._patches.under_way = Ends(base, target.number)
             if not entries:
                 return None
-            past, latest = self._remember(), self._latest[1] if self._latest[0] == base else {}
+            latest = self._latest[1] if self._latest[0] == base else {}
+            past = self._remember()
         try:
             pieces = self.layout.blocks()
             merged = merge(entries, pieces)
