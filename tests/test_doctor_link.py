@@ -108,9 +108,7 @@ def test_the_rates_and_the_round_trip_of_a_shaped_link_are_measured() -> None:
 def test_a_listener_serves_one_peer_after_another_and_survives_bad_ones() -> None:
     with _listening_process() as (port, lines, process):
         dial(HERE, port, TOKEN, seconds=0.5)
-        assert next(
-            line for line in lines if line.startswith("measured")
-        )  # perhaps at the second try
+        assert next(line for line in lines if line.startswith("measured"))  # perhaps at the second try
         assert next(line for line in lines if line.startswith("listening")).endswith(f":{port}\n")
         with socket.create_connection((HERE, port)) as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
