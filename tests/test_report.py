@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import html.parser
 import io
 import re
@@ -13,7 +14,7 @@ from rich.console import Console
 
 from run_records import write_run
 from thinwire.lab import drawing, plots
-from thinwire.lab.record import COMPARE, write_json
+from thinwire.lab.record import COMPARE, EMULATED, KERNEL, write_json
 from thinwire.lab.report import report_html, write_report
 from thinwire.lab.runs import Run, load_runs, slug
 from thinwire.lab.summary import cells, headline, summary_rows, summary_table
@@ -98,12 +99,17 @@ def test_headline_of_one_run_and_of_a_run_without_evaluation(compared: Path):
     assert "no held-out loss" in headline([fp32, changed(ours, eval_final=None)])
 
 
-def test_terminal_table_fits_a_terminal(compared: Path):
+def printed(runs: list[Run]) -> str:
     console = Console(width=80, record=True, file=io.StringIO())
-    console.print(summary_table(load_runs([compared])))
-    text = console.export_text()
+    console.print(summary_table(runs))
+    return console.export_text()
+
+
+def test_terminal_table_fits_a_terminal(compared: Path):
+    text = printed(load_runs([compared]))
     assert "step-delta" in text and "3.741 → 3.502" in text
-    assert "…" not in text and len(text.splitlines()) == 5
+    assert "…" not in text and len(text.splitlines()) == 6
+    assert "no TCP dynamics" in text.splitlines()[-1]
 
 
 class Page(html.parser.HTMLParser):
@@ -174,6 +180,21 @@ def test_report_shows_the_table_s_numbers_and_the_notes(compared: Path):
     assert "step-delta: mind &lt;the&gt; gap &amp; more" in text
     assert "these runs differ in seed (0, 7)" in text
     assert "no TCP dynamics" in text
+
+
+def test_runs_over_different_links_say_which_had_which(compared: Path):
+    runs = load_runs([compared])
+    for run in runs:
+        run.record.config["emulate"] = run is runs[1]
+    runs[1].record.link.emulation = KERNEL
+    text = report_html(runs)
+    asked, kernel = runs[0].record.link.asked, html.escape(KERNEL)
+    assert f"a link of {asked} ({EMULATED}) or a link of {asked} ({kernel})" in text
+    assert "these runs differ in emulate (False, True)" in text
+    assert "the same data order and seed" not in text
+    for run, made in zip(runs, (EMULATED, kernel, EMULATED), strict=True):
+        assert f"<td>emulation, {run.label}</td><td>{made}</td>" in text
+    assert "no TCP dynamics" in printed(runs) and "kernel" in printed(runs)
 
 
 def test_report_of_an_interrupted_run_without_metrics(tmp_path: Path):

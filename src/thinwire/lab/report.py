@@ -14,7 +14,7 @@ from thinwire.lab.drawing import PARTS, SERIES, series_order
 from thinwire.lab.progress import megabytes
 from thinwire.lab.report_details import details, notes
 from thinwire.lab.report_style import CSS
-from thinwire.lab.runs import Run
+from thinwire.lab.runs import Run, differences, over
 from thinwire.lab.summary import COLUMNS, cells, headline, summary_rows
 from thinwire.types import InputError
 
@@ -76,10 +76,8 @@ def _setting(runs: Sequence[Run]) -> str:
     parts.append(
         f"{record.totals.steps} steps of {config.get('batch', '?')} × {config.get('seq', '?')} tokens"
     )
-    parts.append("an unshaped link" if record.link.asked == "none" else f"a link of {record.link.asked}")
-    if record.link.emulation != "none":
-        parts[-1] += f" ({record.link.emulation})"
-    if len(runs) > 1:
+    parts.append(over([run.record for run in runs]))
+    if len(runs) > 1 and not differences([run.record for run in runs]):
         parts.append("the same data order and seed for every recipe")
     return ", ".join(parts) + "."
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from thinwire.lab.progress import megabytes
+from thinwire.lab.record import LinkInfo
 from thinwire.lab.runs import Run, differences
 
 
@@ -63,17 +64,23 @@ def _fold(title: str, rows: Sequence[tuple[str, str]], code: bool = False) -> st
 
 
 def _link(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    link = runs[0].record.link
+    alike = len({(run.record.link.asked, run.record.link.emulation) for run in runs}) == 1
+    rows = _network(runs[0].record.link) if alike else []
+    for run in () if alike else runs:
+        rows += [(f"{name}, {run.label}", text) for name, text in _network(run.record.link)]
+    for run in runs:
+        if run.record.link.rtt_s is not None and run.valid:
+            rows.append((f"round trip measured, {run.label}", f"{run.record.link.rtt_s * 1e3:.1f} ms"))
+    return rows
+
+
+def _network(link: LinkInfo) -> list[tuple[str, str]]:
     rows = [("asked for", link.asked), ("emulation", link.emulation)]
     if link.rate_bytes_s:
         rows.append(("rate, each direction", f"{megabytes(link.rate_bytes_s)}/s"))
     if link.delay_s is not None:
         rows.append(("one-way delay", f"{link.delay_s * 1e3:.1f} ms"))
-    rows += _flat(link.emulator)
-    for run in runs:
-        if run.record.link.rtt_s is not None and run.valid:
-            rows.append((f"round trip measured, {run.label}", f"{run.record.link.rtt_s * 1e3:.1f} ms"))
-    return rows
+    return [*rows, *_flat(link.emulator)]
 
 
 def _traffic(runs: Sequence[Run]) -> list[tuple[str, str]]:

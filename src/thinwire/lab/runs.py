@@ -12,6 +12,7 @@ from thinwire.lab.record import (
     INVALID,
     METRICS,
     RUN,
+    LinkInfo,
     RunRecord,
     StepMetrics,
     load_run,
@@ -99,7 +100,12 @@ COMPARED = (
     "batch",
     "seq",
     "stages",
+    "schedule",
+    "microbatches",
+    "cut",
     "link",
+    "emulate",
+    "congestion",
     "dtype",
     "lr",
 )
@@ -109,9 +115,19 @@ def differences(records: Sequence[RunRecord]) -> list[str]:
     """Return what makes these runs unequal besides the recipe, one sentence each."""
     notes = []
     for key in COMPARED:
-        values = sorted({str(r.config.get(key)) for r in records})
+        values = sorted({str(r.config[key]) for r in records if key in r.config})
         if len(values) > 1:
             notes.append(
                 f"these runs differ in {key} ({', '.join(values)}), so their figures do not compare."
             )
     return notes
+
+
+def over(records: Sequence[RunRecord]) -> str:
+    """Return the links of these runs in words, each with what made it slow and what that leaves out."""
+
+    def words(link: LinkInfo) -> str:
+        asked = "an unshaped link" if link.asked == "none" else f"a link of {link.asked}"
+        return asked if link.emulation == "none" else f"{asked} ({link.emulation})"
+
+    return " or ".join(dict.fromkeys(words(r.link) for r in records))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from thinwire.lab.progress import megabytes
 from thinwire.lab.record import INVALID, RunRecord
-from thinwire.lab.runs import Run
+from thinwire.lab.runs import Run, over
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -197,7 +197,15 @@ def summary_table(runs: Sequence[Run]) -> Table:
     """Return the table for a terminal, as a Rich renderable of at most 80 columns for short names."""
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    where = f"over {over([run.record for run in runs])}"
+    table = Table(
+        box=None,
+        pad_edge=False,
+        header_style="bold",
+        padding=(0, 2, 0, 0),
+        caption=where,
+        caption_justify="left",
+    )
     for i, name in enumerate(COLUMNS):
         header = TWO_LINES.get(name, name)
         table.add_column(header, justify="left" if i == 0 else "right", no_wrap=i > 0, overflow="fold")
