@@ -145,7 +145,9 @@ def test_nothing_listens() -> None:
 
 
 def test_the_name_is_unknown() -> None:
-    with pytest.raises(LinkError, match=r"^the name 'no\.such\.invalid' cannot be resolved; check"):
+    with pytest.raises(
+        LinkError, match=r"^the name 'no\.such\.invalid' cannot be resolved to an IPv4 address; check"
+    ):
         dial("no.such.invalid", 7100, TOKEN)
 
 

@@ -101,7 +101,9 @@ def check_listener(host: str, port: int, has_token: bool) -> None:
     """
     infos, at = _resolve(host, port), f"{host}:{port}"
     if not infos:
-        raise LinkError(f"the name {host!r} cannot be resolved; check its spelling, or give an address")
+        raise LinkError(
+            f"the name {host!r} cannot be resolved to an IPv4 address; check its spelling, or give one"
+        )
     try:
         try:
             greeting = _greeting(infos[0][4][:2])
@@ -160,12 +162,16 @@ _Info = tuple[int, int, int, str, tuple[str, int]]
 
 
 def _resolve(host: str, port: int) -> list[_Info]:
-    """Return ``getaddrinfo``'s answer; empty for an unknown name, or when none came in time."""
+    """Return ``getaddrinfo``'s answer; empty for an unknown name, or when none came in time.
+
+    Of a name the IPv4 addresses, as links take it (``links.sockets.open_socket``).
+    """
     found: list[_Info] = []
+    family = socket.AF_UNSPEC if ":" in host else socket.AF_INET
 
     def ask() -> None:
         try:
-            found.extend(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))  # type: ignore[arg-type]
+            found.extend(socket.getaddrinfo(host, port, family, socket.SOCK_STREAM))  # type: ignore[arg-type]
         except (OSError, UnicodeError):
             pass
 
