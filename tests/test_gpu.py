@@ -112,6 +112,15 @@ def test_references_come_back_to_the_device(kind: str, device: torch.device) -> 
         store.close()
 
 
+def test_both_copies_are_counted_alike() -> None:
+    """What codecs are held against: the same bytes copied twice must come out as the same speed."""
+    pytest.importorskip("zstandard")
+    from bench.gpu import kernels
+
+    row = kernels.measure((1, 512, 1024), torch.device("cpu"), 9, compiled=False, large=1 << 21)[0]
+    assert row["copy_card_gb_s"] == pytest.approx(row["copy_tensor_gb_s"], rel=0.6)
+
+
 def test_the_gpu_benchmark_runs_on_the_cpu(tmp_path: Path) -> None:
     """With tiny shapes: nothing measured, but every line of it tried."""
     pytest.importorskip("zstandard")
