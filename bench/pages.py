@@ -26,6 +26,7 @@ PAGES = (
     "docs/planning.md",
     "docs/emulator.md",
     "docs/student-paper.md",
+    "docs/state.md",
     "docs/state-results.md",
 )
 MARK = re.compile(r"<!-- table:([a-z-]+) -->\n.*?<!-- end -->", re.DOTALL)
@@ -194,7 +195,7 @@ def of_study(draw: Callable[[Any, Callable[[list[str], Rows], str]], str]) -> Ca
     """Return a table of a study in cells as one of this page's; an unfinished study says so."""
 
     def drawn(found: Any) -> str:
-        missing = len(found["missing"])
+        missing = len(found.get("missing", ()))
         note = f"\n\n*{missing} cells of this study are not measured yet.*" if missing else ""
         return draw(found, table) + note
 

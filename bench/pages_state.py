@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -132,10 +133,35 @@ def feeds(found: dict[str, Any], table: Table) -> str:
     return table(head, rows())
 
 
+def followed(found: dict[str, Any], table: Table) -> str:
+    """Return what came to each follower of the state demo, and how old it was."""
+
+    def rows() -> Rows:
+        for log in found["followers"].values():
+            sizes, ages = ([a[key] for a in log["arrivals"]] for key in ("nbytes", "age"))
+            due = sum(v["at"] >= log["joined"] for v in found["published"])
+            received, ended = log["status"]["nbytes"], log["finished"]
+            yield [
+                log["role"],
+                f"{len(sizes)} of {due}",
+                _size(statistics.median(sizes)),
+                _size(received),
+                f"{found['nbytes'] * due / received:.0f}×",
+                f"{_time(statistics.median(ages))} / {_time(max(ages))}",
+                _yes(ended["digest"] == found["trained"]["digest"]),
+            ]
+
+    head = ["follower", "versions that came", "a patch, median", "received, with all headers",
+            "against each version whole", "age at arrival: median / worst",
+            "ended with the trainer's bits"]  # fmt: skip
+    return table(head, rows())
+
+
 TABLES: dict[str, Callable[[dict[str, Any], Table], str]] = {
     "state-ratios": ratios,
     "state-ways": ways,
     "state-speeds": speeds,
     "state-ages": ages,
     "state-feeds": feeds,
+    "followed": followed,
 }

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,7 +26,7 @@ from typer.testing import CliRunner
 from slow_proxy import SlowProxy
 from thinwire.cli.app import app
 from thinwire.cli.follow import _keep_up
-from thinwire.cli.live import Live
+from thinwire.cli.live import Live, warned
 from thinwire.cli.places import Address, parse_place
 from thinwire.cli.publish import parse_bounds
 from thinwire.engines.sync.checkpoint import read_checkpoint, write_checkpoint
@@ -304,6 +305,14 @@ def test_a_store_that_goes_meanwhile_is_a_link_lost(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("thinwire.cli.follow.look", gone)
     result = invoke("follow", tmp_path / "shelf", "--once")
     assert result.exit_code == 3 and "cannot be read any more: no route" in one_sentence(result.stderr)
+
+
+def test_what_the_library_warns_of_is_a_plain_line(capsys: pytest.CaptureFixture[str]):
+    with warned():
+        warnings.warn("the last publisher did not say goodbye\x1b[2J", stacklevel=1)
+    assert capsys.readouterr().err == "the last publisher did not say goodbye?[2J\n"
+    with pytest.warns(UserWarning, match="as before"):
+        warnings.warn("as before", stacklevel=1)
 
 
 def test_a_store_is_followed_to_its_publisher_s_goodbye(tmp_path: Path):

@@ -6,9 +6,11 @@ import errno
 import http.server
 import os
 import threading
+import time
 from dataclasses import replace
 from functools import partial
 from time import monotonic, sleep
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,10 +25,12 @@ from thinwire.engines.sync.mirror import Mirror
 from thinwire.engines.sync.peek import recall, resume
 from thinwire.engines.sync.proof import Proof
 from thinwire.engines.sync.shelf import ShelfReader, ShelfWriter
-from thinwire.engines.sync.shelving import Shelving
+from thinwire.engines.sync.shelf_reader import SIGNS
+from thinwire.engines.sync.shelving import BEATS, LATE, Shelving
 from thinwire.state import lane
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
+from thinwire.state.patch import Patch
 from thinwire.types import AuthError, InputError, LinkError, PayloadError
 
 pytest.importorskip("zstandard")
@@ -78,7 +82,7 @@ class Source:
         self.seen[version.number] = {n: x.clone() for n, x in self.state.items()}
 
 
-def shelving(folder, source, clock=None, instance="a" * 16, token=None, **keeping):
+def shelving(folder, source, clock=None, instance="a" * 16, token=None, steady=None, **keeping):
     kept, clock = Keeping(**keeping), clock or Clock()
     return Shelving(
         folder,
@@ -91,6 +95,7 @@ def shelving(folder, source, clock=None, instance="a" * 16, token=None, **keepin
         lambda: None,
         clock=clock,
         sleep=clock.sleep,
+        steady=steady,
     )
 
 
@@ -250,7 +255,7 @@ def test_a_mapping_is_a_base_and_the_newest_one_gets_its_number(folder, later):
     base = {n: x.clone() for n, x in source.state.items()} | {"another": torch.zeros(1)}
     shelf = shelving(folder, source)
     for i in range(1 + later):
-        source.note(source.history.publish(source.state)) if i == 0 else source.publish()
+        source.note(source.history.publish(source.state, {"step": 0})) if i == 0 else source.publish()
         shelf.write()
     reader = Fetching(folder, Proof(None), Mirror(base=base))
     assert not reader.confirmed
@@ -258,6 +263,20 @@ def test_a_mapping_is_a_base_and_the_newest_one_gets_its_number(folder, later):
     assert same(reader, source.state) and reader.held.number == 1 + later and reader.confirmed
     keyframe = next(f for f in shelf.manifest.files if not f.base)
     assert reader.patch_nbytes < keyframe.nbytes / 2 and bool(reader.patch_nbytes) == bool(later)
+    assert reader.held.meta == {"step": later}
+
+
+def test_what_was_published_along_outlives_the_publisher(folder):
+    source = Source()
+    shelf = shelving(folder, source, keyframe_every=1)
+    source.publish()
+    source.publish()
+    shelf.write()
+    settle(shelf)
+    shelving(folder, going_on(source))
+    reader = Fetching(folder, Proof(None), Mirror(base=source.state))
+    reader.look()
+    assert not reader.patch_nbytes and reader.held.meta == {"step": 1}
 
 
 def test_a_damaged_or_foreign_state_file_is_bad_input(tmp_path):
@@ -498,6 +517,34 @@ def test_what_is_seen_while_looking_counts(folder, end):
     else:
         shelving(folder, Source(), second, instance="b" * 16)
         assert len(slept) == 1
+
+
+@pytest.mark.parametrize("step", [-3600.0, 3600.0], ids=["back", "forward"])
+def test_signs_of_life_come_in_time_whatever_the_clock_is_set_to(plain, step):
+    wall, steady = Clock(), Clock()
+    shelf = shelving(plain, Source(), wall, steady=steady)
+    for renew, share in ((shelf.tend, 1 / BEATS), (shelf.beat, LATE)):
+        wall.now += step
+        before = plain.read("state.json", 1 << 22)
+        steady.now += 0.9 * share * LEASE
+        renew()
+        assert plain.read("state.json", 1 << 22) == before  # not due yet
+        steady.now += 0.2 * share * LEASE
+        renew()
+        assert unpack(plain.read("state.json", 1 << 22), Proof(None), "here").written == wall.now
+
+
+def test_old_files_stay_for_their_time_whatever_the_clock_is_set_to(plain):
+    source, wall, steady = Source(), Clock(), Clock()
+    shelving(plain, source, wall, steady=steady)
+    plain.write("patches/00000001-00000002-aaaaaaaa.safetensors", b"orphan")
+    shelf = shelving(plain, source, wall, steady=steady, grace=5.0)
+    wall.now += 3600
+    shelf.sweep()
+    assert plain.names("patches")
+    steady.now += 6
+    shelf.sweep()
+    assert not plain.names("patches")
 
 
 def test_nobody_waits_for_a_lease_of_years(folder):
@@ -764,11 +811,32 @@ def test_a_token_at_one_end_only_or_another_one_is_told(folder, writes, reads):
         shelving(folder, Source(), token=reads)
 
 
+def begin_anew(folder):
+    for name in ("state.json", *folder.names("patches"), *folder.names("keyframes")):
+        folder.delete(name)
+
+
+def test_who_deletes_the_manifest_strands_no_reader(folder):
+    """What a publisher says of the way out is one: numbers go on from the names of the files there."""
+    _, reader = three_versions(folder)
+    folder.delete("state.json")
+    source, shelf = shelf_of(folder, 1)
+    assert [v.number for v in shelf.manifest.versions] == [4]
+    assert reader.look() and reader.held.number == 4 and same(reader, source.state)
+
+
+def test_no_name_of_a_file_uses_up_the_numbers_of_versions(plain):
+    plain.write("keyframes/9007199254740000-aaaaaaaa.safetensors", b"x")
+    plain.write("keyframes/00000500.safetensors", b"x")  # nor does a name that no publisher writes
+    _, shelf = shelf_of(plain, 1)
+    assert shelf.manifest.newest.number == 1
+
+
 def test_a_shelf_that_began_anew_is_told_to_those_that_are_ahead(plain):
     source, _shelf = shelf_of(plain, 3)
     reader = Fetching(plain, Proof(None))
     reader.look()
-    plain.delete("state.json")
+    begin_anew(plain)
     shelf_of(plain, 1)
     with pytest.raises(LinkError, match="versions up to 1, and version 3 is held"):
         reader.look()
@@ -780,7 +848,7 @@ def test_a_shelf_that_began_anew_is_followed_once_its_numbers_are_higher(plain):
     source, _shelf = shelf_of(plain, 3)
     reader = Fetching(plain, Proof(None))
     reader.look()
-    plain.delete("state.json")
+    begin_anew(plain)
     again = Source(seed=5, history=History(Layout.of(source.state)))
     again.state = dict(source.state)
     shelf = shelving(plain, again, keyframe_every=1)
@@ -818,6 +886,14 @@ def test_a_layout_that_would_take_too_much_memory_is_refused(plain):
     shelf_of(plain, 1)
     with pytest.raises(PayloadError, match="over the limit"):
         Fetching(plain, Proof(None), Mirror(max_nbytes=100)).look()
+
+
+def test_a_state_is_followed_whose_patches_are_larger_than_any_by_default(plain, monkeypatch):
+    """The layout was within ``max_nbytes``; its patches are, then."""
+    source, _shelf = shelf_of(plain, 1)
+    monkeypatch.setattr(Patch.unpack.__func__, "__defaults__", (100,))
+    reader = Fetching(plain, Proof(None))
+    assert reader.look() and same(reader, source.state)
 
 
 def test_a_full_disk_leaves_readers_with_what_they_had(plain, monkeypatch):
@@ -1039,6 +1115,35 @@ def test_iteration_skips_to_the_newest_and_ends_with_the_publisher(tmp_path):
     reader.close()
     reader.close()
     assert list(reader) == []
+
+
+def test_ages_are_right_once_the_readers_clock_is(tmp_path, monkeypatch):
+    clock = SimpleNamespace(monotonic=monotonic, time=lambda: time.time() - 3600)
+    monkeypatch.setattr("thinwire.engines.sync.shelf_reader.time", clock)
+    with ShelfWriter.of(tmp_path, Model()) as writer, ShelfReader(tmp_path, **FAST) as reader:
+        writer.publish()
+        reader.wait(timeout=LONG)
+        until(lambda: reader.status.age > 0)  # by the publisher's clock, from which it has heard
+        clock.time = time.time
+        assert reader.status.age < 1800
+
+
+def test_ages_are_right_once_the_publishers_clock_is(plain):
+    class Wall(Clock):
+        ahead = 3600.0
+
+        def __call__(self):
+            return time.time() + self.ahead
+
+    source, clock = Source(), Wall()
+    shelf = shelving(plain, source, clock)
+    with ShelfReader(plain.path, **FAST) as reader:
+        for number in range(1, SIGNS + 3):
+            source.publish()
+            shelf.write()
+            reader.wait(number, timeout=LONG)
+            clock.ahead = 0.0
+        until(lambda: reader.status.age < 1800)
 
 
 def test_a_reader_saves_on_close_and_goes_on_from_there(tmp_path):

@@ -330,7 +330,8 @@ TOKENS = [None, b"token"]
 @pytest.mark.parametrize("token", TOKENS)
 def test_a_manifest_reads_back(token):
     proof = Proof(token)
-    assert unpack(example().pack(proof), proof, "here") == example()
+    for known in (example(), example(meta={"step": 3, "loss": 0.1})):
+        assert unpack(known.pack(proof), proof, "here") == known
     assert example().newest.number == 4
     assert example(versions=(), files=()).newest is None
 
@@ -373,6 +374,7 @@ HOSTILE = [
 HOSTILE += [("files", [asdict(leg(3, 4, size))]) for size in (0, -1, 2**60, 1.5, True, "1", None)]
 HOSTILE += [("files", {}), ("files", [7]), ("files", None), ("files", [{}] * 100_000), ("versions", [{}])]
 HOSTILE += [("name", "x" * 1000), ("name", "a\x1b[0m"), ("instance", "../.."), ("written", float("nan"))]
+HOSTILE += [("meta", meta) for meta in (None, [1], {"a": [1]}, {"a": "\x1b[0m"}, {"a": "x" * (1 << 16)})]
 HOSTILE += [("lease", "1"), ("digest", 3), ("layout", {}), ("check", "0" * 64), ("check", None)]
 HOSTILE += [("format", "thinwire-shelf/2"), ("versions", [asdict(v) for v in example().versions[::-1]])]
 

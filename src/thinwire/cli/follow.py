@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from thinwire.cli.command import SECONDS, Command
 from thinwire.cli.live import Live, stopped_by_signals
 from thinwire.cli.places import (
     Address,
@@ -67,6 +66,13 @@ Execute = Annotated[
         help="Run a shell command after each version, with THINWIRE_VERSION and THINWIRE_FILE set.",
     ),
 ]
+Deadline = Annotated[
+    float,
+    typer.Option("--exec-timeout", metavar="SECONDS", help="Kill what --exec runs after so long, and go on."),
+]
+Name = Annotated[
+    str | None, typer.Option(help="What the state is called: refuse one that is called anything else.")
+]
 Once = Annotated[bool, typer.Option("--once", help="End when the newest version is here.")]
 Poll = Annotated[float, typer.Option(metavar="SECONDS", help="Look into a store so often.")]
 Patience = Annotated[
@@ -87,6 +93,8 @@ def follow(
     relay: Relay = None,
     congestion: Congestion = AUTO,
     command: Execute = None,
+    deadline: Deadline = SECONDS,
+    name: Name = None,
     token_file: TokenFile = None,
     once: Once = False,
     poll: Poll = POLL,
@@ -106,12 +114,10 @@ def follow(
     thinwire follow s3://bucket/policy --out policy.safetensors --exec 'touch reload'
     """
     require(every >= 0, InputError, f"--every is {every:g}; it must be at least 0 seconds")
-    require(patience > 0, InputError, f"--patience is {patience:g}; it must be above 0 seconds")
+    for option, seconds in (("--patience", patience), ("--exec-timeout", deadline)):
+        require(seconds > 0, InputError, f"{option} is {seconds:g}; it must be above 0 seconds")
     most = largest(max_gb)
-    place = parse_place(source)
-    serve = None if relay is None else Address.parse(relay, "--relay")
-    own = serve is None or not isinstance(place, str)
-    require(own, InputError, "--relay needs a publisher's HOST:PORT; a store needs no relay")
+    place, serve = _places(source, relay)
     check_file(out, "--out")
     check_state(state)
     token = read_token(token_file)
@@ -119,7 +125,8 @@ def follow(
         stack.enter_context(stopped_by_signals())
         try:
             start = read_checkpoint(base) if base is not None and not _is_saved(state) else None
-            known: Any = {"base": start, "state": state, "patience": patience, "max_nbytes": most}
+            known: Any = {"base": start, "state": state, "name": name}
+            known |= {"patience": patience, "max_nbytes": most}
             reader: Reader = (
                 ShelfReader(place, token, poll=poll, **known)
                 if isinstance(place, str)
@@ -127,7 +134,8 @@ def follow(
             )
             stack.callback(reader.close)
             live = stack.enter_context(Live(lambda: line(reader), quiet))
-            taking = Taking(reader, out, state, command, live)
+            run = None if command is None else Command(command, deadline)
+            taking = Taking(reader, out, state, run, live)
             if once:
                 taking.take(_newest(reader, place, token, patience, most))
             else:
@@ -135,6 +143,15 @@ def follow(
         except KeyboardInterrupt:  # how it is meant to end
             if once:
                 raise
+
+
+def _places(source: str, relay: str | None) -> tuple[Address | str, Address | None]:
+    """Return whom to follow, and where to serve others, if anywhere."""
+    place = parse_place(source)
+    serve = None if relay is None else Address.parse(relay, "--relay")
+    own = serve is None or not isinstance(place, str)
+    require(own, InputError, "--relay needs a publisher's HOST:PORT; a store needs no relay")
+    return place, serve
 
 
 def _is_saved(state: Path | None) -> bool:
@@ -172,7 +189,7 @@ class Taking:
     """What is done with a version: it is put to use, written, saved, and told to a command."""
 
     def __init__(
-        self, reader: Reader, out: Path | None, state: Path | None, command: str | None, live: Live
+        self, reader: Reader, out: Path | None, state: Path | None, command: Command | None, live: Live
     ) -> None:
         self._reader, self._out, self._state, self._command, self._live = reader, out, state, command, live
         self._saved_at = -STATE_EVERY
@@ -197,12 +214,12 @@ class Taking:
         if self._command is not None:
             self._run(self._command, number)
 
-    def _run(self, command: str, number: int) -> None:
+    def _run(self, command: Command, number: int) -> None:
         known = {"THINWIRE_VERSION": str(number)}
         known |= {} if self._out is None else {"THINWIRE_FILE": str(self._out.absolute())}
-        code = subprocess.run(command, shell=True, check=False, env=os.environ | known).returncode
-        if code:
-            self._live.note(f"note: --exec ended with code {code} at version {number}")
+        trouble = command.run(known)
+        if trouble:
+            self._live.note(f"note: --exec {trouble} at version {number}")
 
 
 def line(reader: Reader) -> str:

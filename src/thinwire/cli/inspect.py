@@ -16,6 +16,7 @@ from rich.table import Table
 from thinwire.cli.live import Live, printable
 from thinwire.cli.output import PLAIN_WIDTH, print_json
 from thinwire.cli.places import Address, MaxGb, TokenFile, largest, parse_place
+from thinwire.engines.sync import landing
 from thinwire.engines.sync.claim import read_manifest
 from thinwire.engines.sync.fetching import Fetching
 from thinwire.engines.sync.folder import Folder, open_folder
@@ -117,7 +118,7 @@ def _store(url: str, token: bytes | None, check: bool, most: int) -> dict[str, A
     folder = open_folder(url)
     try:
         manifest, layout = look(folder, token, most)
-        problems = _problems(folder, manifest, token, most) if check else []
+        problems = _problems(folder, manifest, layout, token, most) if check else []
     except FileNotFoundError as e:
         raise InputError(f"{folder.where} holds no state; publish one with --store {folder.where}") from e
     except OSError as e:
@@ -142,11 +143,15 @@ def _store(url: str, token: bytes | None, check: bool, most: int) -> dict[str, A
     return found | ({"checked": True} if check else {}) | _tensors(layout)
 
 
-def _problems(folder: Folder, manifest: Manifest, token: bytes | None, most: int) -> list[str]:
+def _problems(
+    folder: Folder, manifest: Manifest, layout: Layout, token: bytes | None, most: int
+) -> list[str]:
     """Return what is wrong with the files, and with what following them leads to."""
-    proof, problems = Proof(token), []
+    proof, limit, problems = Proof(token), landing.most(layout), []
     for file in manifest.files:
         try:
+            fits = file.nbytes <= limit  # else whoever wrote the manifest says how much memory this takes
+            require(fits, PayloadError, f"{file.nbytes} bytes, at most {limit} fit its state")
             whole = proof.fits(file.name, folder.read(file.name, file.nbytes), file.check)
         except (OSError, PayloadError) as e:
             problems.append(f"{file.name} cannot be read ({e})")

@@ -6,6 +6,7 @@ import shutil
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -21,6 +22,19 @@ def printable(text: str) -> str:
     'a?[2Jb'
     """
     return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
+
+
+@contextmanager
+def warned() -> Iterator[None]:
+    """Print what the library warns of inside the block as plain lines, without places in the code."""
+
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        sys.stderr.write(f"{printable(str(message))}\n")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = show
+        yield
 
 
 class Live:

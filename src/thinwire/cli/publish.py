@@ -11,7 +11,7 @@ import torch
 import typer
 from torch import Tensor
 
-from thinwire.cli.live import Live, stopped_by_signals
+from thinwire.cli.live import Live, stopped_by_signals, warned
 from thinwire.cli.places import PORT, Address, Congestion, TokenFile, check_port, check_state
 from thinwire.engines.sync.peek import resume
 from thinwire.engines.sync.publisher import Publisher
@@ -40,7 +40,8 @@ Bound = Annotated[
     list[str] | None,
     typer.Option(
         metavar="[NAME=]ERROR",
-        help="Let floats, or the tensor NAME, be off by so much in their own units; again for another name.",
+        help="Let floats, or the tensor NAME, be off by so much in their own units; again for another name. "
+        "What --dtype rounds comes on top, and must not be more.",
     ),
 ]
 Host = Annotated[str, typer.Option(help="Address to listen at.", rich_help_panel=PUSH)]
@@ -240,7 +241,8 @@ class Outlets:
     def keep(self, url: str) -> None:
         """Write versions to a store, on from what it holds, so that readers need a patch only."""
         resume(self.history, url, self._token, self._name)
-        self._pull = ShelfWriter(url, self.history, name=self._name, token=self._token)
+        with warned():  # of a wait for the last publisher
+            self._pull = ShelfWriter(url, self.history, name=self._name, token=self._token)
 
     def publish(self, tensors: dict[str, Tensor] | None = None) -> None:
         """Make ``tensors`` the newest version; without, those it began with."""

@@ -4,7 +4,8 @@ What followers use is float32(k) * float32(bound). k changes only where that is 
 the tensor, and then to the nearest multiple, so values that tremble within the bound cost nothing. After
 each pass abs(x - k * step) <= bound holds for every element, rounding included: what did not move was
 compared with a slightly smaller bound, and what moved is checked in float64. A cast of the product to a
-smaller type, and of a float64 tensor to float32, adds its own rounding.
+smaller type, and of a float64 tensor to float32, adds its own rounding; where a smaller type
+adds more than the bound, the tensor is refused.
 """
 
 from __future__ import annotations
@@ -25,11 +26,19 @@ _SMALLEST, _LARGEST = 2.0**-100, 2.0**100  # bounds that leave float32 room for 
 _MOST = 2**24  # multiples beyond are no exact float32
 
 
-def settle(new: Tensor, words: Array, bound: float, name: str = "a tensor", whole: bool = False) -> Changes:
+def settle(
+    new: Tensor,
+    words: Array,
+    bound: float,
+    name: str = "a tensor",
+    whole: bool = False,
+    dtype: torch.dtype = torch.float32,
+) -> Changes:
     """Move ``words`` (int32 [numel]) until they are within ``bound`` of ``new``, and return what changed.
 
-    ``bound`` is in the units of ``new``; ``whole`` as in ``changed``. NaN, infinity and values too large
-    for the bound (over about 2**22 of it) are an ``InputError`` that names the tensor; then nothing moved.
+    ``bound`` is in the units of ``new``; ``whole`` as in ``changed``; followers use ``dtype``. NaN, infinity
+    and values too large for the bound (over about 2**22 of it, or where ``dtype`` rounds by more) are an
+    ``InputError`` that names the tensor; then nothing moved.
 
     >>> words = np.zeros(3, dtype=np.int32)
     >>> settle(torch.tensor([0.9, 1.0, -2.6]), words, 1.0).positions.tolist(), words.tolist()
@@ -46,6 +55,7 @@ def settle(new: Tensor, words: Array, bound: float, name: str = "a tensor", whol
         far = where(~(error <= near))  # NaN is never near
         now = held.copy()
         now[far] = _nearest(x[far], step, bound, name)
+        _check_told(now[far].astype(np.float32) * step, bound, dtype, name)
         return now
 
     with np.errstate(invalid="ignore", over="ignore"):
@@ -65,6 +75,18 @@ def _nearest(x: Array, step: np.float32, bound: float, name: str) -> Array:
         what = f"values up to {np.abs(x).max()}, too large for it" if finite else "NaN or infinity"
         raise InputError(f"{name} has {what}; it cannot be kept within a bound of {bound}")
     return multiples.astype(np.int32)
+
+
+def _check_told(held: Array, bound: float, dtype: torch.dtype, name: str) -> None:
+    """Raise ``InputError`` where ``dtype`` rounds one of ``held``, float32 [n], by more than the bound."""
+    if dtype.itemsize >= held.itemsize:
+        return
+    told = torch.from_numpy(held).to(dtype).double().numpy()
+    if not bool((np.abs(told - held) <= bound).all()):
+        raise InputError(
+            f"{name} has values up to {np.abs(held).max():.6g}, which {dtype} cannot hold within a bound of "
+            f"{bound}; publish it as float32, or give a larger bound"
+        )
 
 
 def _step(bound: float, name: str) -> np.float32:

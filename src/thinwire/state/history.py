@@ -92,12 +92,31 @@ class History:
         kept, found = check_meta(meta or {}), named(self.layout, tensors)
         when = time.time() if published is None else float(published)
         require(is_time(when), InputError, f"published={when:g} is no time in seconds since the epoch")
+        made = list[Move]()
+        return self._whole(made, lambda: self._bring_up(found, made, when, kept))
+
+    def _bring_up(self, found: list[Tensor], made: list[Move], when: float, meta: Meta) -> Version:
+        if not self._newest.number:
+            return self._first(found, when, meta)
+        now = content.add(self._newest.hash, self._take(found, made))
+        return self._advance(Version(self._newest.number + 1, now, when, meta, _count(made)), made)
+
+    def _whole(self, made: list[Move], step: Callable[[], Version]) -> Version:
+        """Return what ``step`` does; after an error, or a Ctrl-C, all is as it was.
+
+        The live words too: ``made`` tells what the step may have changed in them.
+        """
         with self._lock:
-            if not self._newest.number:
-                return self._first(found, when, kept)
-            made, step = self._take(found)
-            now = content.add(self._newest.hash, step)
-            return self._advance(Version(self._newest.number + 1, now, when, kept, _count(made)), made)
+            words, pasts, log = self._words, self._pasts, self._log.known()
+            known = self._newest, self._known, self._cache, self._latest
+            try:
+                return step()
+            except BaseException:
+                self._words, self._pasts = words, pasts
+                moves.write(words, (Move(m.piece, m.positions, m.new, m.old) for m in made))
+                self._newest, self._known, self._cache, self._latest = known
+                self._log.restore(log)
+                raise
 
     def _first(self, found: list[Tensor], when: float, meta: Meta) -> Version:
         self._words = filled(self.layout, found)
@@ -108,27 +127,22 @@ class History:
         self._known = {**self._log.bases(), version.number: version.hash}
         return version
 
-    def _take(self, found: list[Tensor]) -> tuple[list[Move], int]:
-        """Bring the live words up to the tensors; after an error they are as they were.
+    def _take(self, found: list[Tensor], made: list[Move]) -> int:
+        """Bring the live words up to the tensors, and add to ``made`` what changed.
 
-        Returns what changed, and by how much the hash moves.
+        Returns by how much the hash moves.
         """
-        made, step = list[Move](), 0
-        flat, last = None, -1
-        try:
-            for i, piece in enumerate(self.layout.blocks()):
-                slot = self.layout.slots[piece.slot]
-                if piece.slot != last or flat is None:
-                    flat, last = intake.flat(slot, found[piece.slot]), piece.slot
-                words = self._overwrite(i)
-                took = intake.take(slot, flat[piece.start : piece.stop], words)
-                if len(took.old):
-                    made.append(Move(i, *took))
-                    step += moves.hash_of(made[-1:])  # while the words are in a cache
-        except BaseException:
-            moves.write(self._words, (Move(m.piece, m.positions, m.new, m.old) for m in made))
-            raise
-        return made, step
+        step, flat, last = 0, None, -1
+        for i, piece in enumerate(self.layout.blocks()):
+            slot = self.layout.slots[piece.slot]
+            if piece.slot != last or flat is None:
+                flat, last = intake.flat(slot, found[piece.slot]), piece.slot
+            words = self._overwrite(i)
+            took = intake.take(slot, flat[piece.start : piece.stop], words)
+            if len(took.old):
+                made.append(Move(i, *took))
+                step += moves.hash_of(made[-1:])  # while the words are in a cache
+        return step
 
     def _advance(self, version: Version, made: list[Move]) -> Version:
         changes = {m.piece: logged(m, self._words[m.piece]) for m in made}
@@ -158,7 +172,8 @@ class History:
             words = moves.whole(patch, self.layout)
             made = moves.between(self._words, words) if self._newest.number else []
         target = replace(patch.target, changed=_count(made) if self._newest.number else self.layout.numel)
-        with self._lock:
+
+        def step() -> Version:
             if patch.base:
                 for move in made:
                     self._overwrite(move.piece)
@@ -166,6 +181,8 @@ class History:
             else:  # nobody writes to the words that there were
                 self._words, self._pasts = words, []
             return self._advance(target, made) if self._newest.number else self._settle(target)
+
+        return self._whole(made, step)
 
     def confirm(self, version: Version) -> Version:
         """Call the newest contents what the publisher, which a relay follows, calls them, and return that.
@@ -176,7 +193,7 @@ class History:
             now = self._newest
             if version.hash != now.hash or version.number < now.number:
                 raise DesyncError(f"version {version.number} is not version {now.number}, which is held")
-            return now if version.number == now.number else self._advance(version, [])
+            return now if version.number == now.number else self._renumber(version)
 
     def outnumber(self, version: int) -> Version:
         """Give the newest contents a number above ``version``, unless theirs is, and return that version.
@@ -192,7 +209,10 @@ class History:
             if not now.number:
                 self._start = max(self._start, version)
                 return now
-            return self._advance(Version(version + 1, now.hash, now.published, now.meta), [])
+            return self._renumber(Version(version + 1, now.hash, now.published, now.meta))
+
+    def _renumber(self, version: Version) -> Version:
+        return self._whole([], lambda: self._advance(version, []))
 
     def find(self, version: int, hash: int) -> int:
         """Return the number of the newest version with that content that can be patched from; 0 for none.

@@ -15,7 +15,7 @@ def fill(slot: Slot, x: Tensor, words: np.ndarray) -> None:
     if slot.bound is None:
         words[...] = words_of(x.detach().to("cpu", slot.dtype).contiguous())
     else:
-        settle(flat(slot, x), words, slot.bound, slot.name)
+        settle(flat(slot, x), words, slot.bound, slot.name, dtype=slot.dtype)
 
 
 def take(slot: Slot, x: Tensor, words: np.ndarray) -> Changes:
@@ -27,7 +27,7 @@ def take(slot: Slot, x: Tensor, words: np.ndarray) -> Changes:
     """
     if slot.bound is None:
         return changed(x, words, slot.dtype, slot.name, whole=True)
-    return settle(x, words, slot.bound, slot.name, whole=True)
+    return settle(x, words, slot.bound, slot.name, whole=True, dtype=slot.dtype)
 
 
 def flat(slot: Slot, x: Tensor) -> Tensor:

@@ -94,6 +94,14 @@ class Log:
         if len(self._marks) > MARKS:
             self._marks.popitem(last=False)
 
+    def known(self) -> tuple[list[Entry], int]:
+        """Return what ``restore`` goes back to."""
+        return [*self._entries], self.nbytes
+
+    def restore(self, known: tuple[list[Entry], int]) -> None:
+        """Be as it was when ``known`` was returned; what was merged since is apart again."""
+        self._entries, self.nbytes = known
+
     def since(self, base: int) -> list[Entry]:
         """Return the entries from ``base`` to the newest version; none where that is not known."""
         start = next((i for i, e in enumerate(self._entries) if e.base == base), None)

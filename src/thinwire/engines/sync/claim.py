@@ -48,7 +48,7 @@ def claim(
             if again is None:
                 return blank
             found = again
-    return replace(blank, versions=found.versions, files=found.files)
+    return replace(blank, versions=found.versions, files=found.files, meta=found.meta)
 
 
 def _found(folder: Folder, proof: Proof, blank: Manifest) -> Manifest | None:

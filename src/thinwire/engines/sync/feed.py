@@ -303,8 +303,7 @@ class Feed:
         if not serving.expected and follower.order is None and (held := self._known(*follower.claim)):
             serving.held = held  # a base from elsewhere, which was published since
             self._tell_same(peer, held)
-        for message in serving.messages(now):
-            self._hub.send(peer, message.pack())
+        serving.messages(now, lambda message: self._hub.send(peer, message.pack()))
         if follower.order is None:
             seconds = self._making.seconds
             compare = now >= self._compare_at and self._comparable(serving.sending)

@@ -127,7 +127,7 @@ class Fetching:
         data = self._fetch(file)
         self.seconds += time.perf_counter() - began
         self.patch_nbytes += len(data)
-        patch = Patch.unpack(unwrap(data))
+        patch = Patch.unpack(unwrap(data), limit)
         promised = (patch.base, patch.version) == (file.base, file.version)
         require(promised, PayloadError, f"{file.name} leads from {patch.base} to {patch.version}")
         return self.mirror.apply(patch)
@@ -151,7 +151,7 @@ class Fetching:
             self.trouble = None
         elif self.place(manifest) == newest.number:
             self.trouble, self.confirmed = None, True
-            self._confirm(newest)
+            self._confirm(manifest, newest)
         elif newest.number <= held:
             raise LinkError(
                 f"{where} has versions up to {newest.number}, and version {held} is held: its publisher "
@@ -161,8 +161,7 @@ class Fetching:
             reason = f" ({self.trouble})" if self.trouble else ""
             raise LinkError(f"no file at {where} leads from version {held} to {newest.number} now{reason}")
 
-    def _confirm(self, newest: Shelved) -> None:
+    def _confirm(self, manifest: Manifest, newest: Shelved) -> None:
         """Call a base by the number that its contents have in the folder."""
-        held = self.held
-        if newest.number > held.number:
-            self.mirror.confirm(Version(newest.number, newest.hash, newest.published, held.meta))
+        if newest.number > self.held.number:
+            self.mirror.confirm(Version(newest.number, newest.hash, newest.published, manifest.meta))

@@ -42,11 +42,14 @@ class Folder(Protocol):
         ...
 
     def delete(self, name: str) -> None:
-        """Remove a file if it is there."""
+        """Remove a file if it is there; ``OSError`` where the place cannot be reached."""
         ...
 
     def names(self, folder: str) -> list[str]:
-        """Return the relative names of the files in ``folder``: none where there is no such folder."""
+        """Return the relative names of the files in ``folder``: none where there is no such folder.
+
+        ``OSError`` where the place cannot be reached.
+        """
         ...
 
 

@@ -72,13 +72,15 @@ class Follower(Using):
 
     ``into``: a model that is bound, and brought forward by ``apply_to``. ``base``: tensors that are here
     already, by name; contents the publisher knows save their bytes. Without them, the model's weights are
-    that base. ``relay``: an address to serve other followers at, from what comes here once, with
-    ``congestion`` as for ``Publisher``. ``state``: a file to go on from, before any base, written by ``save``
-    and on ``close``. The publisher need not be there yet, and may go and come back. ``max_nbytes``: no larger
-    state is taken. All contents are hashed after each ``check_every`` patches (0: never).
+    that base. ``name``: of the state, where anything else would be a mistake. ``relay``: an address to serve
+    other followers at, from what comes here once, with ``congestion`` as for ``Publisher``. ``state``: a file
+    to go on from, before any base, written by ``save`` and on ``close``. The publisher need not be there yet,
+    and may go and come back. ``max_nbytes``: no larger state is taken. All contents are hashed after each
+    ``check_every`` patches (0: never).
 
     Errors reach whoever waits, iterates or applies: ``AuthError`` for another token, ``InputError`` naming
-    the first tensor where the state does not fit the model, or is no longer the one it was.
+    the first tensor where the state does not fit the model, or is no longer the one it was, or the name that
+    it has instead of ``name``.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class Follower(Using):
         max_nbytes: int = MAX_NBYTES,
         check_every: int = CHECK_EVERY,
         congestion: str = AUTO,
+        name: str | None = None,
     ) -> None:
         check_coder()
         self._state, self._patience = None if state is None else Path(state), patience
@@ -106,7 +109,7 @@ class Follower(Using):
         self._newest = self._mirror.held
         self._patches = 0  # that came
         self.arrivals: deque[Arrival] = deque(maxlen=ARRIVALS)
-        own: Any = {"silence": silence, "max_nbytes": max_nbytes, "congestion": congestion}
+        own: Any = {"silence": silence, "max_nbytes": max_nbytes, "congestion": congestion, "name": name}
         self.relay = None if relay is None else Relay(host, port, relay, token, **own)
         if self.relay is not None:  # so the link to the publisher carries one copy
             host, port = _reachable(self.relay.host), self.relay.port
@@ -118,7 +121,7 @@ class Follower(Using):
             raise
         layout = self._mirror.replica.layout if self._mirror.replica is not None else None
         told = self._arrived, self._fail
-        self._reception = Reception(self._spoke, self._mirror, layout, *told, max_nbytes)
+        self._reception = Reception(self._spoke, self._mirror, layout, *told, max_nbytes, name)
 
     @property
     def held(self) -> Version:

@@ -10,11 +10,11 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from thinwire.engines.sync.proof import Proof
-from thinwire.state.patch import is_time
+from thinwire.state.patch import Meta, check_meta, is_time
 from thinwire.types import WRONG_VALUES, AuthError, InputError, PayloadError, require
 
 STATE, LAYOUT = "state.json", "layout.json"
@@ -26,7 +26,7 @@ MAX_VERSIONS = 4096
 MAX_NUMBER = 1 << 53  # exact in every reader of JSON
 MAX_TEXT = 256  # characters
 NAME = re.compile(rf"({PATCHES}|{KEYFRAMES})/[0-9a-z-]{{1,100}}\.safetensors")
-_LEG = r"(patches/[0-9]{8,16}-|keyframes/)[0-9]{8,16}-[0-9a-f]{8}\.safetensors"
+_LEG = r"(patches/[0-9]{8,16}-|keyframes/)(?P<version>[0-9]{8,16})-[0-9a-f]{8}\.safetensors"
 WRITTEN = re.compile(_LEG)  # what publishers call files; readers take any NAME
 HASH, CHECK, LABEL = re.compile("[0-9a-f]{16}"), re.compile("[0-9a-f]{64}"), re.compile("[0-9a-f]{8,64}")
 
@@ -53,7 +53,10 @@ class Shelved:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a shelf holds. ``written``: the writer's clock [s]; ``lease``: the seconds it may be silent."""
+    """What a shelf holds. ``written``: the writer's clock [s]; ``lease``: the seconds it may be silent.
+
+    ``meta`` is what was published along with the newest version.
+    """
 
     name: str
     instance: str
@@ -63,6 +66,7 @@ class Manifest:
     layout: File
     versions: tuple[Shelved, ...] = ()
     files: tuple[File, ...] = ()
+    meta: Meta = field(default_factory=dict)
 
     @property
     def newest(self) -> Shelved | None:
@@ -73,6 +77,8 @@ class Manifest:
         fields: dict[str, Any] = {"format": FORMAT, "signed": proof.keyed} | asdict(self)
         for version in fields["versions"]:
             version["hash"] = f"{version['hash']:016x}"
+        if not self.meta:
+            del fields["meta"]  # says nothing
         fields["check"] = proof.of(STATE, _canonical(fields))
         return _canonical(fields)
 
@@ -134,6 +140,7 @@ def _manifest(fields: Any) -> Manifest:
         layout=_file(fields["layout"], re.compile(re.escape(LAYOUT)), MAX_LAYOUT),
         versions=versions,
         files=tuple(_leg(f, known) for f in fields["files"]),
+        meta=check_meta(fields.get("meta", {})),
     )
 
 

@@ -65,9 +65,18 @@ class Mirror:
             binding.bind(layout, self._into)  # whether it fits; no more than that
         start = self._base if self._base is not None else _owned(self._into)
         if start is not None:
-            replica.start(_of_slots(layout, start))
-            replica.swap()  # nobody uses it yet
+            self._start(replica, _of_slots(layout, start))
         self.replica, self._base = replica, None
+
+    def _start(self, replica: Replica, base: Mapping[str, Tensor]) -> None:
+        """Let a replica begin with a base; a model's own weights that no bound can hold are none."""
+        try:
+            replica.start(base)
+        except InputError as e:
+            if self._base is None:
+                return
+            raise InputError(f"the base does not fit what is published: {e}; leave the base out") from e
+        replica.swap()  # nobody uses it yet
 
     def show(self, replica: Replica, model: nn.Module) -> bool:
         """Let ``model``, and all shown before, use the replica's newest version.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from time import monotonic, sleep
@@ -28,11 +29,12 @@ class Publisher:
     """Make a module's or a mapping's tensors available to any number of followers, version after version.
 
     ``dtype`` casts floats to what followers use; ``bounds`` lets the named tensors, or all floats, be off by
-    so much in their own units. ``port`` 0 takes a free one; off loopback a ``token`` is needed, and only its
-    holders can follow. ``names`` makes the name that a tensor is published by from its own, None for one to
-    leave out. ``state``: a file that is gone on from if it is there, written by ``save`` and on ``close``:
-    followers of the version in it need no keyframe. ``budget`` bounds the log of changes in bytes (default: a
-    quarter of the state); for what followers hold or are about to, it may take eight times that.
+    so much in their own units, and besides by what ``dtype`` rounds, which is at most as much again. ``port``
+    0 takes a free one; off loopback a ``token`` is needed, and only its holders can follow. ``names`` makes
+    the name that a tensor is published by from its own, None for one to leave out. ``state``: a file that is
+    gone on from if it is there, written by ``save`` and on ``close``: followers of the version in it need no
+    keyframe. ``budget`` bounds the log of changes in bytes (default: a quarter of the state); for what
+    followers hold or are about to, it may take eight times that.
     ``congestion``: TCP's congestion control, by name; ``auto`` is bbr where programs may choose it, which
     does not begin slowly again after each pause, ``system`` what this machine has.
 
@@ -158,7 +160,7 @@ def _history(state: Path | None, layout: Layout, budget: int | None) -> History:
     """Return the history to go on from."""
     if state is None or not state.is_file():
         return History(layout, budget)
-    found = History.load(state, budget)
+    found = History.load(state, budget, sys.maxsize)  # its own file, as large as it was saved
     if found.layout.digest != layout.digest:
         raise InputError(
             f"{state} holds a state of other names, shapes or dtypes; delete it, or give another file"

@@ -89,7 +89,8 @@ class Reception:
     A patch is read as it comes, section by section, so that little is left to do when its last byte is here.
 
     ``arrived`` is called with each version as it is held, the bytes of its patch and the seconds it took to
-    come; ``failed`` once, with what ended it. No state of over ``max_nbytes`` bytes is taken.
+    come; ``failed`` once, with what ended it. No state of over ``max_nbytes`` bytes is taken, nor one
+    that has another ``name``, if that is given.
     """
 
     def __init__(
@@ -100,9 +101,10 @@ class Reception:
         arrived: Callable[[Version, int, float], None],
         failed: Callable[[Exception], None],
         max_nbytes: int = MAX_NBYTES,
+        name: str | None = None,
     ) -> None:
         self.spoke, self._target, self._layout = spoke, target, layout
-        self._max_nbytes = max_nbytes
+        self._max_nbytes, self.name = max_nbytes, name
         self._arrived, self._failed = arrived, failed
         self.instance = NOTHING
         self.abandoned = self.restarts = self.failures = 0
@@ -242,6 +244,8 @@ class Reception:
     def _answer(self, message: LayoutIs) -> None:
         if message.session != self._session:
             return
+        name = bytes(message.name).rstrip(b"\0").decode(errors="replace")
+        self._check_name(name)
         if message.instance != self.instance:
             self.restarts += self.instance != NOTHING
             self.instance = message.instance
@@ -255,8 +259,15 @@ class Reception:
             layout = Layout.from_json(message.json, self._max_nbytes)
             if layout.digest != message.layout.hex():
                 raise PayloadError("a layout whose digest is another")
-            self._target.agree(layout, bytes(message.name).rstrip(b"\0").decode(errors="replace"))
+            self._target.agree(layout, name)
             self._layout, self._hello_due = layout, True
+
+    def _check_name(self, name: str) -> None:
+        if self.name not in (None, name):
+            raise InputError(
+                f"{self.spoke.peer} publishes the state {name!r}, not {self.name!r}; "
+                "follow another address, or give that name"
+            )
 
     def _begin(self, begin: Begin) -> None:
         part, self._part = self._part, None

@@ -29,7 +29,8 @@ class Relay:
 
     Memory: one copy of the state and the log of its changes. Versions keep their numbers, times are by the
     publisher's clock. ``token`` is the same up and down. ``max_nbytes``: no larger state is taken.
-    ``congestion``: TCP's congestion control down, as for ``Publisher``.
+    ``congestion``: TCP's congestion control down, as for ``Publisher``. ``name``: of the state, where
+    anything else would be a mistake; without it, what the publisher calls it first: followers here are told.
 
     Errors: as ``Publisher`` for the address; what ends the relay later is raised by ``check`` and ``wait``.
     """
@@ -45,6 +46,7 @@ class Relay:
         silence: float = SILENCE,
         max_nbytes: int = MAX_NBYTES,
         congestion: str = AUTO,
+        name: str | None = None,
     ) -> None:
         check_coder()
         self._budget, self._above = budget, 0
@@ -63,7 +65,8 @@ class Relay:
         self._over = threading.Event()
         self._begun = threading.Lock()  # held where there is a feed, or none: it needs the reception
         with self._begun:
-            self._reception = Reception(self._spoke, self, None, self._arrived, self._fail, max_nbytes)
+            told = self._arrived, self._fail
+            self._reception = Reception(self._spoke, self, None, *told, max_nbytes, name)
         self._waiting = threading.Thread(target=self._tell_quiet, name="relay without a feed", daemon=True)
         self._waiting.start()
 
@@ -90,6 +93,7 @@ class Relay:
             check_same(self._history.layout, layout)
             return
         with self._begun:
+            self._reception.name = name  # from now on: who follows here is told it once
             self._history = History(layout, self._budget)
             self._feed = Feed(
                 self._history, self._hub, name, self._pass_up, quiet=lambda: monotonic() - self.signed

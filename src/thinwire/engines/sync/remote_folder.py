@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import posixpath
-from contextlib import suppress
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 from uuid import uuid4
 
@@ -13,85 +15,127 @@ from thinwire.types import InputError, MissingExtra, PayloadError
 # Stores where one put makes a whole object or none. Elsewhere a file grows as it is written, so it is
 # written under another name and moved.
 ONE_PUT = {"memory", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "tos", "r2", "hf"}
+# What is said of a file by a store that can be reached.
+ANSWERS = (
+    FileNotFoundError,
+    FileExistsError,
+    IsADirectoryError,
+    NotADirectoryError,
+    PermissionError,
+    PayloadError,
+)
 
 
 class RemoteFolder:
-    """Files under a URL, by fsspec; ``options`` go to its file system."""
+    """Files under a URL, by fsspec; ``options`` go to its file system.
+
+    Some file systems connect once, when they are made: after an error that may be the end of a connection
+    the next attempt is made with a new one.
+    """
 
     def __init__(self, url: str, options: dict[str, Any]) -> None:
         self.where = shown(url)
-        self._system, self._root = _open(url, self.where, options)
+        self._url, self._options = url, options
+        self._making = threading.Lock()
+        self._system, self._root = _open(url, self.where, options)  # None: to be made anew
         protocol = self._system.protocol
         names = {protocol} if isinstance(protocol, str) else set(protocol)
         self._one_put = bool(names & ONE_PUT)
 
     def read(self, name: str, limit: int) -> bytes:
         path = self._path(name)
-        try:
-            size = self._system.size(path)
+        with self._lent("read") as system:
+            size = system.size(path)
             if size is not None:
                 check_size(size, limit, f"{self.where}/{name}")
             # One byte more than may be there: a file that has grown since is noticed, not taken in whole.
-            data: bytes = self._system.cat_file(path, start=0, end=min(limit, size or limit) + 1)
-        except (OSError, PayloadError):
-            raise
-        except Exception as e:  # each store has error classes of its own
-            raise OSError(f"{self.where} cannot be read: {e}") from e
+            data: bytes = system.cat_file(path, start=0, end=min(limit, size or limit) + 1)
         check_size(len(data), limit, f"{self.where}/{name}")
         return data
 
     def write(self, name: str, data: bytes) -> None:
         path = self._path(name)
-        try:
-            self._system.makedirs(posixpath.dirname(path), exist_ok=True)
+        with self._lent("written") as system:
+            system.makedirs(posixpath.dirname(path), exist_ok=True)
             if self._one_put:
-                self._system.pipe_file(path, data)
+                system.pipe_file(path, data)
             else:
-                self._move_in(path, data)
-        except OSError:
-            raise
-        except Exception as e:
-            raise OSError(f"{self.where} cannot be written: {e}") from e
-
-    def _move_in(self, path: str, data: bytes) -> None:
-        temporary = f"{path}.{uuid4().hex[:8]}{PART}"
-        try:
-            self._system.pipe_file(temporary, data)
-            try:
-                self._system.mv(temporary, path)
-            except OSError:  # some servers rename onto no file that is there
-                self._system.rm_file(path)
-                self._system.mv(temporary, path)
-        except BaseException:
-            with suppress(Exception):
-                self._system.rm_file(temporary)
-            raise
+                _move_in(system, path, data)
 
     def delete(self, name: str) -> None:
-        with suppress(FileNotFoundError):
-            self._system.rm_file(self._path(name))
+        with self._lent("cleared") as system, suppress(FileNotFoundError):
+            system.rm_file(self._path(name))
 
     def names(self, folder: str) -> list[str]:
-        self._system.invalidate_cache(self._path(folder))
-        try:
-            found = self._system.ls(self._path(folder), detail=False)
-        except FileNotFoundError:
-            return []
-        return [f"{folder}/{posixpath.basename(path)}" for path in found]
+        path = self._path(folder)
+        found: list[str] = []
+        with self._lent("listed") as system, suppress(FileNotFoundError):
+            system.invalidate_cache(path)
+            found = system.ls(path, detail=False)
+        return [f"{folder}/{posixpath.basename(file)}" for file in found]
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
 
+    @contextmanager
+    def _lent(self, done: str) -> Iterator[Any]:
+        """Lend the file system; errors of classes of its own, which most have, become ``OSError``."""
+        system = None
+        try:
+            system = self._made()
+            yield system
+        except ANSWERS:
+            raise
+        except Exception as e:
+            self._drop(system)
+            if isinstance(e, OSError):
+                raise
+            raise OSError(f"{self.where} cannot be {done}: {str(e) or type(e).__name__}") from e
+
+    def _made(self) -> Any:
+        with self._making:
+            if self._system is None:
+                self._system, _ = _connect(self._url, self._options)
+            return self._system
+
+    def _drop(self, system: Any) -> None:
+        with self._making:
+            if self._system is system:  # or another thread has made a new one already
+                self._system = None
+
+
+def _move_in(system: Any, path: str, data: bytes) -> None:
+    temporary = f"{path}.{uuid4().hex[:8]}{PART}"
+    try:
+        system.pipe_file(temporary, data)
+        try:
+            system.mv(temporary, path)
+        except OSError:  # some servers rename onto no file that is there
+            system.rm_file(path)
+            system.mv(temporary, path)
+    except BaseException:
+        with suppress(Exception):
+            system.rm_file(temporary)
+        raise
+
 
 def _open(url: str, where: str, options: dict[str, Any]) -> tuple[Any, str]:
     try:
-        import fsspec
+        return _connect(url, options)
     except ImportError as e:
-        raise MissingExtra(f"{where} needs fsspec: pip install 'thinwire[store]'") from e
-    try:
-        system, root = fsspec.core.url_to_fs(url, use_listings_cache=False, **options)
-    except ImportError as e:  # fsspec's text names the package
-        raise MissingExtra(f"{where} needs one more package: {e}") from e
+        if e.name == "fsspec":
+            raise MissingExtra(f"{where} needs fsspec: pip install 'thinwire[store]'") from e
+        raise MissingExtra(f"{where} needs one more package: {e}") from e  # fsspec's text names it
     except Exception as e:
         raise InputError(f"cannot open the store {where} ({e}); check the URL and its options") from e
+
+
+def _connect(url: str, options: dict[str, Any]) -> tuple[Any, str]:
+    """Return a file system that nobody else uses, as its connection may end, and the path in it."""
+    import fsspec
+
+    system, root = fsspec.core.url_to_fs(url, skip_instance_cache=True, **options)
+    # Not by an option: file systems that know no listings, such as SFTP's, take it for one of the connection.
+    with suppress(AttributeError):
+        system.dircache.use_listings_cache = False
     return system, root.rstrip("/")

@@ -8,6 +8,7 @@ their way, and one that a fresh patch would overtake is given up.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -169,22 +170,16 @@ class Serving:
             return self._placed(sending.parcel.base, compare=True)
         return None
 
-    def messages(self, now: float) -> list[Message]:
-        """Return what should be sent now; the window is used up by it, or nothing is left to send."""
-        found = list(self._outbox)
-        self._outbox.clear()
-        while True:
-            if self.sending is None:
-                if self._next is None or len(self.unproved) > UNPROVED:
-                    return found
-                parcel, self._next = self._next, None
-                self._begin(parcel, now, 0)
-                found += self._outbox
-                self._outbox.clear()
-            chunk = self._chunk(now)
-            if chunk is None:
-                return found
-            found.append(chunk)
+    def messages(self, now: float, send: Callable[[Message], bool] = lambda message: True) -> list[Message]:
+        """Return what is sent now, until the window is used up, nothing is left, or ``send`` is False.
+
+        ``send`` says whether a message was taken: one that was not comes first the next time.
+        """
+        found = list[Message]()
+        while (message := self._upcoming(now)) is not None and send(message):
+            self._sent(message, now)
+            found.append(message)
+        return found
 
     def _restart(self, held: int) -> None:
         self.held, self.sending, self._next = held, None, None
@@ -203,18 +198,30 @@ class Serving:
         ends = (p.base, p.base_hash, p.version, p.hash)
         self._outbox.append(Begin(self._numbers, *ends, p.nbytes, start))
 
-    def _chunk(self, now: float) -> Chunk | None:
+    def _upcoming(self, now: float) -> Message | None:
+        """Return what should be sent next; None where nothing should be now."""
+        free = not self._outbox and self.sending is None and len(self.unproved) <= UNPROVED
+        if free and self._next is not None:
+            parcel, self._next = self._next, None
+            self._begin(parcel, now, 0)
+        if self._outbox:
+            return self._outbox[0]
         sending = self.sending
         if sending is None or not self.pace.room:
             return None
-        data = sending.parcel.cut(sending.at, self.pace.chunk)
-        chunk = Chunk(sending.number, sending.at, data)
-        self.pace.sent(len(data), now)
-        sending.at += len(data)
+        return Chunk(sending.number, sending.at, sending.parcel.cut(sending.at, self.pace.chunk))
+
+    def _sent(self, message: Message, now: float) -> None:
+        """Move on: ``message``, which was upcoming, was taken by the link."""
+        sending = self.sending
+        if sending is None or not isinstance(message, Chunk):
+            self._outbox.popleft()
+            return
+        self.pace.sent(len(message.data), now)
+        sending.at += len(message.data)
         if not sending.left:
             self.unproved.append(sending)
             self.sending = None
-        return chunk
 
     def _nearly_free(self, making: float) -> bool:
         """Return whether a patch that is begun now would be made just when the line is free."""

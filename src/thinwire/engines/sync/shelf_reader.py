@@ -24,6 +24,7 @@ from thinwire.state.stream import check_coder
 from thinwire.types import AuthError, InputError, LinkError, ThinwireError, require
 
 POLL = 2.0  # seconds between two looks at the manifest
+SIGNS = 8  # of the publisher, the last ones, by which its clock is judged: either clock may be set
 SLOWEST = 30.0  # seconds between two looks, where the store cannot be reached
 
 
@@ -92,11 +93,9 @@ class ShelfReader(Using):
         self._landed = 0  # versions that came
         self._error: ThinwireError | None = None  # of the last look
         self._fatal: Exception | None = None
-        self._sign, self._signed_at = (
-            (0.0, ""),
-            time.monotonic(),
-        )  # the publisher's last, and when it was seen
-        self._ahead = 0.0  # seconds by which the publisher's clock is ahead, at least
+        self._sign, self._signed_at = (0.0, ""), time.monotonic()  # the publisher's last; when it was seen
+        # By how much its clock is ahead of this steady one, in s: at least, as signs come late.
+        self._leads: tuple[float, ...] = ()
         self._thread = threading.Thread(target=self._run, name=f"thinwire reader {self.where}", daemon=True)
         self._thread.start()
 
@@ -129,7 +128,7 @@ class ShelfReader(Using):
         return ShelfReading(
             version=replica.version if replica is not None else 0,
             held=self.held.number,
-            age=max(0.0, time.time() + self._ahead - published) if published else None,
+            age=max(0.0, self._publishers_time() - published) if published else None,
             nbytes=fetching.nbytes,
             ratio=whole / fetching.nbytes if fetching.nbytes else 0.0,
             trip=fetching.trip,
@@ -220,7 +219,12 @@ class ShelfReader(Using):
             manifest = self._fetching.manifest
             if manifest is not None and (manifest.written, manifest.instance) != self._sign:
                 self._sign, self._signed_at = (manifest.written, manifest.instance), time.monotonic()
-                self._ahead = max(self._ahead, manifest.written - time.time())
+                self._leads = (*self._leads, manifest.written - self._signed_at)[-SIGNS:]
+
+    def _publishers_time(self) -> float:
+        """Return the time by this machine's clock, or by the publisher's where that is ahead."""
+        now = time.monotonic()
+        return max([time.time(), *(now + lead for lead in self._leads)])
 
     def _land(self, version: Version) -> None:
         self._landed += 1

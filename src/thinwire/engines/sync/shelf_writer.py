@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,7 +15,7 @@ from uuid import uuid4
 
 import torch
 
-from thinwire.engines.sync.claim import LONGEST
+from thinwire.engines.sync.claim import LONGEST, LOOKS
 from thinwire.engines.sync.folder import open_folder, refusal
 from thinwire.engines.sync.keeping import Keeping
 from thinwire.engines.sync.manifest import check_names
@@ -51,7 +53,8 @@ class ShelfWriter:
     The newest version wins: whatever is published while a file is being written goes into the next patch.
     ``token`` signs all files. ``instance`` is this publisher's name (8 to 64 hexadecimal digits): one that
     restarts under its old name need not wait for its ``lease`` [s] to run out. Another one waits here for as
-    long as that, to see whether the last one is alive, unless it said goodbye. ``options`` go to fsspec.
+    long as that, with a warning, to see whether the last one is alive, unless it said goodbye. ``options`` go
+    to fsspec.
 
     Errors: ``InputError`` where the folder cannot be written, holds another state, or belongs to a publisher
     that is alive; ``AuthError`` where it was signed with another token.
@@ -80,8 +83,10 @@ class ShelfWriter:
         self.where = folder.where
         kept, proof = keeping or Keeping(), Proof(token)
         self._turn = threading.Condition()
+        self._looks = 0  # for a sign of the last publisher
+        known = (folder, history, name, instance, proof, kept, lease, self._wake)
         try:
-            self._shelf = Shelving(folder, history, name, instance, proof, kept, lease, self._wake)
+            self._shelf = Shelving(*known, sleep=self._look_on)
         except OSError as e:
             raise refusal(e, self.where) from e
         self._beat = lease / (2 * BEATS)
@@ -141,6 +146,17 @@ class ShelfWriter:
         self._raise_fatal()
         self._shelf.offers = True
         self._wake()
+
+    def _look_on(self, seconds: float) -> None:
+        """Wait between two looks for a sign of the last publisher; say at the first what this waits for."""
+        if not self._looks:
+            warnings.warn(
+                f"the last publisher at {self.where} did not say goodbye; this one begins in "
+                f"{LOOKS * seconds:.0f} s, unless the last one gives a sign of life",
+                stacklevel=5,  # whoever makes the writer
+            )
+        self._looks += 1
+        time.sleep(seconds)
 
     def _wake(self) -> None:
         with self._turn:

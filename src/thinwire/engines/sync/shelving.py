@@ -24,7 +24,7 @@ from thinwire.engines.sync.wrapping import wrap
 from thinwire.state import body
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
-from thinwire.state.patch import Patch, Version
+from thinwire.state.patch import Meta, Patch, Version
 
 # a plain folder's, which begins with a dot, and a store's
 _PART = re.compile(
@@ -32,6 +32,7 @@ _PART = re.compile(
 )
 LATE = 0.6  # of its lease that a manifest may age before another thread renews it
 BEATS = 3  # times within its lease that a manifest is written, whether there is news or not
+HIGHEST = 1 << 48  # no name of a file moves the numbers of versions above this
 
 
 class Shelving:
@@ -47,11 +48,15 @@ class Shelving:
         keeping: Keeping,
         lease: float,
         wake: Callable[[], None],
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
         sleep: Callable[[float], None] = time.sleep,
+        steady: Callable[[], float] | None = None,
     ) -> None:
         self._folder, self._history, self._proof, self._keeping = folder, history, proof, keeping
-        self._lease, self._wake, self._clock = lease, wake, clock
+        self._lease, self._wake = lease, wake
+        # Readers are told the time; what is due goes by a clock that nobody sets. Who gives one means both.
+        self._clock, self._steady = clock or time.time, steady or clock or time.monotonic
+        self._signed = self._steady()  # when the manifest was written last
         self._doomed: dict[str, float] = {}  # files that no manifest names any more, and when they go
         self._keyframe: Keyframe | None = None
         self._writing = 0  # the version that a patch leads to which is being written
@@ -61,10 +66,12 @@ class Shelving:
         self.nbytes = 0  # written, the manifest included
         layout = history.layout.to_json()
         file = File(LAYOUT, 0, 0, len(layout), proof.of(LAYOUT, layout))
-        blank = Manifest(name, instance, clock(), lease, history.layout.digest, file)
+        blank = Manifest(name, instance, self._clock(), lease, history.layout.digest, file)
         self.manifest = claim(folder, proof, blank, sleep)
         anew, newest, mine = self.manifest is blank, self.manifest.newest, history.newest
-        if newest is not None and (newest.number, newest.hash) != (mine.number, mine.hash):
+        if anew:
+            history.outnumber(self._highest())
+        elif newest is not None and (newest.number, newest.hash) != (mine.number, mine.hash):
             history.outnumber(newest.number)
         self._write(LAYOUT, layout)
         self._commit(self.manifest, taken=False)
@@ -88,7 +95,7 @@ class Shelving:
         made = None if self._keyframe is None else self._keyframe.done
         try:
             link = None if made is None else self._link(made[1], patch.version)
-            self._add(entry_of(patch), [self._put(patch)])
+            self._add(entry_of(patch), [self._put(patch)], patch.meta)
         finally:
             self._writing = 0
         if link is not None:
@@ -106,19 +113,17 @@ class Shelving:
             and self._keeping.keyframe_due(self.manifest)
         ):
             self._keyframe = Keyframe(self._history, self._put, self._wake)
-        if self._clock() - self.manifest.written >= self._lease / BEATS:
+        if self._steady() - self._signed >= self._lease / BEATS:
             self._commit(self._found())
         self.sweep()
 
     def beat(self) -> None:
         """Say that this publisher is alive, where a long upload keeps its thread from that; from another."""
         with self._committing:
-            late = self._clock() - self.manifest.written >= LATE * self._lease
+            late = self._steady() - self._signed >= LATE * self._lease
             if self._lease > 0 and late:
                 check_still_ours(self._folder, self._proof, self.manifest.instance)
-                manifest = replace(self.manifest, written=self._clock())
-                self._write(STATE, manifest.pack(self._proof))
-                self.manifest = manifest
+                self.manifest = self._sign(self.manifest)
 
     def leave(self) -> None:
         """Tell readers and the next publisher that this one has ended."""
@@ -157,13 +162,16 @@ class Shelving:
         patch = history.patch(known or None, mark=not known)  # ``_in_use`` says what is needed
         return replace(patch, base=held.number) if patch.base else patch
 
-    def _add(self, entry: Shelved | None, files: list[File]) -> None:
-        versions = {v.number: v for v in self.manifest.versions}
+    def _add(self, entry: Shelved | None, files: list[File], meta: Meta | None = None) -> None:
+        """Take files, and the version they lead to, into the manifest; with ``meta`` if it is the newest."""
+        known = self.manifest
+        versions = {v.number: v for v in known.versions}
         if entry is not None:
             versions[entry.number] = entry
         ordered = tuple(versions[n] for n in sorted(versions))
+        notes = known.meta if meta is None else meta
         try:
-            self._commit(replace(self.manifest, versions=ordered, files=self.manifest.files + tuple(files)))
+            self._commit(replace(known, versions=ordered, files=known.files + tuple(files), meta=notes))
         except BaseException:
             self._doom(files)
             raise
@@ -229,21 +237,38 @@ class Shelving:
     def _replace(self, manifest: Manifest, taken: bool) -> None:
         if taken:
             check_still_ours(self._folder, self._proof, manifest.instance)
-        now = self._clock()
-        manifest = self._keeping.trimmed(replace(manifest, written=now, lease=self._lease))
-        self._write(STATE, manifest.pack(self._proof))
+        manifest = self._sign(self._keeping.trimmed(replace(manifest, lease=self._lease)))
         named = {f.name for f in manifest.files}
         self._doom(f for f in self.manifest.files if f.name not in named)
         self._doomed = {name: when for name, when in self._doomed.items() if name not in named}
         self.manifest = manifest
 
+    def _sign(self, manifest: Manifest) -> Manifest:
+        """Write ``manifest`` with the time, and return it so."""
+        at, signed = self._steady(), replace(manifest, written=self._clock())
+        self._write(STATE, signed.pack(self._proof))
+        self._signed = at
+        return signed
+
     def _doom(self, files: Iterable[File]) -> None:
-        self._doomed |= {f.name: self._clock() + self._keeping.grace for f in files}
+        self._doomed |= {f.name: self._steady() + self._keeping.grace for f in files}
 
     def _found(self) -> Manifest:
         """Return the manifest without files that the folder has lost: then a keyframe is due, if need be."""
-        there = {*self._folder.names(PATCHES), *self._folder.names(KEYFRAMES)}
+        there = {*self._names()}
         return replace(self.manifest, files=tuple(f for f in self.manifest.files if f.name in there))
+
+    def _names(self) -> list[str]:
+        return [*self._folder.names(PATCHES), *self._folder.names(KEYFRAMES)]
+
+    def _highest(self) -> int:
+        """Return the highest version that a file here is called after, 0 where there is none.
+
+        Where the manifest was lost or deleted, readers may hold that one, and take none that is not above it.
+        """
+        found = (WRITTEN.fullmatch(name) for name in self._names())
+        numbers = (int(match["version"]) for match in found if match)
+        return max((n for n in numbers if n < HIGHEST), default=0)
 
     def _doom_orphans(self) -> None:
         """Mark for deletion what an earlier publisher of this state left behind when it died.
@@ -251,13 +276,13 @@ class Shelving:
         Only what this program writes: whose folder it was, before there was a manifest, nobody knows.
         """
         named = {f.name for f in self.manifest.files}
-        for name in (*self._folder.names(PATCHES), *self._folder.names(KEYFRAMES)):
+        for name in self._names():
             if name not in named and (WRITTEN.fullmatch(name) or _PART.fullmatch(name)):
-                self._doomed[name] = self._clock() + self._keeping.grace
+                self._doomed[name] = self._steady() + self._keeping.grace
 
     def sweep(self) -> None:
         """Delete files that no manifest has named for long enough."""
-        now = self._clock()
+        now = self._steady()
         for name in [n for n, when in self._doomed.items() if when <= now]:
             with suppress(OSError):  # a file too many does no harm
                 self._folder.delete(name)

@@ -17,8 +17,8 @@ Names = Callable[[str], str | None]
 def tensors_of(source: Source, names: Names | None = None) -> Mapping[str, Tensor]:
     """Return the tensors of a module, or of a mapping, by the names that they are published by; not copied.
 
-    ``names`` makes that of a tensor's own, None for one to leave out. Errors: ``InputError`` where two
-    tensors get one name, or none is left.
+    What a module keeps besides tensors is left out. ``names`` makes the name of a tensor's own, None for one
+    to leave out. Errors: ``InputError`` where two tensors get one name, or none is left.
 
     >>> import torch
     >>> layers = {"base.w": torch.zeros(1), "lora.w": torch.ones(1)}
@@ -26,7 +26,8 @@ def tensors_of(source: Source, names: Names | None = None) -> Mapping[str, Tenso
     ['lora.w']
     """
     if isinstance(source, nn.Module):
-        found: Mapping[str, Tensor] = {n: x.detach() for n, x in source.state_dict(keep_vars=True).items()}
+        kept = source.state_dict(keep_vars=True).items()  # extra state too, of any kind
+        found: Mapping[str, Tensor] = {n: x.detach() for n, x in kept if isinstance(x, Tensor)}
     else:
         found = source
     if names is None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from thinwire.engines.sync.checkpoint import INDEX, files_of, read_checkpoint
-from thinwire.types import InputError
+from thinwire.types import InputError, require
 
 REST = 0.5  # seconds without a change after which a file counts as written
 LOOK = 0.1  # seconds between two looks
@@ -68,11 +68,15 @@ class Watch:
     def first(self) -> dict[str, Tensor]:
         """Wait until the checkpoint rests, and return its tensors.
 
-        Errors: ``InputError`` where it is not there, is no checkpoint, or is written to without an end.
+        Errors: ``InputError`` where it is not there, is no checkpoint, lacks a file that its index names, or
+        is written to without an end.
         """
         files_of(self.path)
         for _ in range(ATTEMPTS):
             if self.changed() and (found := self.take()) is not None:
                 return found
             time.sleep(LOOK)
+        for file in files_of(self.path):
+            told = f"{file} is not there, but the index names it; save the model again"
+            require(file.is_file(), InputError, told)
         raise InputError(f"{self.path} changes all the time; publish a file that is written now and then")

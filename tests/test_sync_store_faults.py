@@ -1,0 +1,221 @@
+"""Stores that cannot be reached for a while: publishers and readers outlive it, whatever the store raises."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from thinwire.engines.sync.folder import PlainFolder, open_folder
+from thinwire.engines.sync.keeping import Keeping
+from thinwire.engines.sync.proof import Proof
+from thinwire.engines.sync.shelf import ShelfReader, ShelfWriter
+from thinwire.engines.sync.shelving import Shelving
+from thinwire.state.history import History
+from thinwire.state.layout import Layout
+from thinwire.types import InputError, MissingExtra
+
+pytest.importorskip("zstandard")
+fsspec = pytest.importorskip("fsspec")
+from fsspec.implementations.memory import MemoryFileSystem  # noqa: E402
+
+LONG = 60.0  # seconds; a limit, not an expectation
+OPERATIONS = ("info", "cat_file", "pipe_file", "rm_file", "ls", "makedirs")
+
+
+def until(done: Callable[[], object]) -> None:
+    end = time.monotonic() + LONG
+    while not done():
+        assert time.monotonic() < end, "in vain"
+        time.sleep(0.005)
+
+
+class Gone(Exception):
+    """What a store's own library raises: no ``OSError``."""
+
+
+class Wired(MemoryFileSystem):
+    """Connects once, when it is made, and takes the options of that alone, as SFTP's does.
+
+    ``outage`` is the server's, by operation; what ``broken`` says of a connection stays so.
+    """
+
+    protocol = ("wired", "memory")
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    outage: ClassVar[dict[str, Exception]] = {}
+    made: ClassVar[list[Wired]] = []
+
+    def __init__(self) -> None:
+        self.broken: Exception | None = None
+        self.reach("connect")
+        super().__init__()
+        self.made.append(self)
+
+    def reach(self, operation: str) -> None:
+        for error in (self.broken, self.outage.get(operation)):
+            if error is not None:
+                raise error
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        found: str = super()._strip_protocol(path.removeprefix("wired://"))
+        return found
+
+
+def _reached(operation: str) -> Callable[..., Any]:
+    real = getattr(MemoryFileSystem, operation)
+
+    def reaching(self: Wired, *args: Any, **options: Any) -> Any:
+        self.reach(operation)
+        return real(self, *args, **options)
+
+    return reaching
+
+
+for name in OPERATIONS:
+    setattr(Wired, name, _reached(name))
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    fsspec.register_implementation("wired", Wired, clobber=True)
+    yield "wired://shelf"
+    for kept in (Wired.store, Wired.outage, Wired.made):
+        kept.clear()
+    Wired.pseudo_dirs[:] = [""]
+
+
+def weights() -> dict[str, torch.Tensor]:
+    return {"w": torch.arange(1000.0)}
+
+
+@pytest.mark.parametrize(
+    ("operation", "call", "done"),
+    [
+        ("info", lambda folder: folder.read("state.json", 10), "read"),
+        ("cat_file", lambda folder: folder.read("state.json", 10), "read"),
+        ("pipe_file", lambda folder: folder.write("state.json", b"new"), "written"),
+        ("makedirs", lambda folder: folder.write("state.json", b"new"), "written"),
+        ("rm_file", lambda folder: folder.delete("state.json"), "cleared"),
+        ("ls", lambda folder: folder.names("patches"), "listed"),
+    ],
+)
+@pytest.mark.parametrize("error", [Gone("no endpoint"), EOFError()], ids=repr)
+def test_what_a_store_raises_of_its_own_is_an_os_error(url, operation, call, done, error) -> None:
+    folder = open_folder(url)
+    folder.write("state.json", b"old")
+    Wired.outage[operation] = error
+    with pytest.raises(OSError, match=f"wired://shelf cannot be {done}: (no endpoint|EOFError)"):
+        call(folder)
+    Wired.outage.clear()
+    assert folder.read("state.json", 10) == b"old"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [Gone("closed"), EOFError(), OSError("Socket is closed"), ConnectionResetError(), TimeoutError()],
+    ids=repr,
+)
+def test_a_connection_that_ended_for_good_is_made_anew(url: str, error: Exception) -> None:
+    folder = open_folder(url)
+    folder.write("state.json", b"old")
+    (first,) = Wired.made
+    first.broken = error
+    with pytest.raises(OSError):
+        folder.read("state.json", 10)
+    assert folder.read("state.json", 10) == b"old"
+    assert folder.names("patches") == [] and len(Wired.made) == 2
+
+
+def test_a_connection_is_made_when_the_server_is_back(url: str) -> None:
+    folder = open_folder(url)
+    folder.write("state.json", b"old")
+    Wired.made[0].broken = Gone("closed")
+    Wired.outage["connect"] = Gone("refused")
+    for said in ("closed", "refused", "refused"):
+        with pytest.raises(OSError, match=f"wired://shelf cannot be read: {said}"):
+            folder.read("state.json", 10)
+    Wired.outage.clear()
+    assert folder.read("state.json", 10) == b"old"
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError(), PermissionError(), FileExistsError()], ids=repr)
+def test_an_answer_of_the_store_ends_no_connection(url: str, error: Exception) -> None:
+    folder = open_folder(url)
+    Wired.outage["info"] = error
+    with pytest.raises(type(error)):
+        folder.read("state.json", 10)
+    Wired.outage.clear()
+    folder.write("state.json", b"old")
+    assert folder.read("state.json", 10) == b"old" and len(Wired.made) == 1
+
+
+def test_nobody_is_given_a_connection_that_ended(url: str) -> None:
+    open_folder(url).write("state.json", b"old")
+    Wired.made[0].broken = Gone("closed")
+    assert open_folder(url).read("state.json", 10) == b"old"
+
+
+@pytest.mark.parametrize(("module", "needs"), [("fsspec", "store"), ("fsspec.implementations.sftp", "more")])
+def test_a_package_that_is_missing_is_named(monkeypatch, module: str, needs: str) -> None:
+    for name in [n for n in sys.modules if n.partition(".")[0] == module]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingExtra, match=f"sftp://host/shelf needs .*{needs}"):
+        open_folder("sftp://host/shelf")
+
+
+def test_an_outage_ends_neither_publisher_nor_reader(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is published meanwhile: it is the signs of life that meet with it."""
+    monkeypatch.setattr("thinwire.engines.sync.shelf_writer.RETRY", 0.01)
+    state = weights()
+    with ShelfWriter.of(url, state, lease=1.0) as writer, ShelfReader(url, poll=0.01) as reader:
+        writer.publish()
+        reader.wait(1, timeout=LONG)
+        writer.flush(LONG)
+        for connection in Wired.made:
+            connection.broken = Gone("closed")
+        Wired.outage |= dict.fromkeys((*OPERATIONS, "connect"), Gone("no endpoint"))
+        until(lambda: "no endpoint" in (writer.status.error or ""))
+        until(lambda: "no endpoint" in (reader.status.error or ""))
+        Wired.outage.clear()
+        state["w"][0] = 7.0
+        writer.publish()
+        reader.wait(2, timeout=LONG)
+        assert torch.equal(reader.tensors()["w"], state["w"])
+        until(lambda: writer.status.error is None)
+
+
+def test_old_files_that_cannot_be_deleted_end_no_publisher(url: str) -> None:
+    with ShelfWriter.of(url, weights()) as writer:
+        writer.publish()
+    open_folder(url).write("patches/00000001-00000002-aaaaaaaa.safetensors", b"orphan")
+    Wired.outage["rm_file"] = Gone("no endpoint")
+    state = {"w": weights()["w"] + 1}
+    with ShelfWriter.of(url, state, keeping=Keeping(grace=0.0)) as writer:
+        writer.publish()
+        writer.flush(LONG)
+    assert writer.status.version == 2 and writer.status.error is None
+
+
+def test_a_store_that_cannot_be_listed_refuses_a_publisher_in_a_sentence(url: str) -> None:
+    with ShelfWriter.of(url, weights()) as writer:
+        writer.publish()
+    Wired.outage["ls"] = Gone("no endpoint")
+    with pytest.raises(InputError, match=r"cannot write to wired://shelf \(.* be listed: no endpoint\)"):
+        ShelfWriter.of(url, weights())
+
+
+def test_who_waits_for_a_dead_publisher_says_so(tmp_path: Path) -> None:
+    history = History(Layout.of(weights()))
+    dead = ("state", "ab" * 16, Proof(None), Keeping(), 0.3, lambda: None)
+    Shelving(PlainFolder(tmp_path), history, *dead, clock=lambda: time.time() - 1000)
+    with pytest.warns(UserWarning, match="did not say goodbye; this one begins in 0 s") as told:
+        ShelfWriter(tmp_path, History(Layout.of(weights()))).close()
+    assert [warning.filename for warning in told] == [__file__]
