@@ -216,6 +216,14 @@ def test_a_trace_begins_anew_at_every_restart(tmp_path: Path) -> None:
             assert trip(net) == pytest.approx(0.02, abs=0.015)
         until(lambda: net.state()["seconds"] > 3.2, "the trace's second row")
         assert trip(net) == pytest.approx(0.1, abs=0.025)
+        before = net.state()
+        net.rewind()
+        trip(net)  # behind the end of the connection before, which is under way and not overtaken
+        assert trip(net) == pytest.approx(0.02, abs=0.015)
+        after = net.describe()
+        assert before["trace_began"] == 0 and after["trace_began"] > 3.2
+        passed = [s["counters"][0]["up"]["passed"]["packets"] for s in (before, after)]
+        assert 0 < passed[0] < passed[1]  # counters go on
 
 
 def trip(net: Emulation) -> float:

@@ -20,7 +20,7 @@ from launchers import until
 from thinwire.lab.emulator import orphans, relay_process
 from thinwire.lab.emulator.commands import run_ranks
 from thinwire.lab.emulator.lateness import Lateness, fault
-from thinwire.lab.emulator.lift import CONTROL, lifted
+from thinwire.lab.emulator.lift import CONTROL, lifted, rewind
 from thinwire.lab.emulator.namespaces import QUEUE
 from thinwire.lab.emulator.relay_process import RelayProcess
 from thinwire.types import MeasurementError
@@ -43,17 +43,20 @@ for _ in range(int(sys.argv[1])):
 
 
 @pytest.mark.parametrize(
-    ("late", "waited", "words"),
+    ("late", "waited", "dropped", "words"),
     [
-        (Lateness(10, 0.0009, seconds=10, late_seconds=1), 0.0009, None),
-        (Lateness(10, 0.0, seconds=100, late_seconds=5), 0.0, None),
-        (Lateness(10, 0.0011), 0.0, "1.10 ms late on average, above the limit of 1.00 ms"),
-        (Lateness(10, 0.0, seconds=100, late_seconds=6), 0.0, "late in 6 of 100 seconds"),
-        (Lateness(10, 0.0), 0.002, "waited 2.00 ms for a processor"),
+        (Lateness(10, 0.0009, seconds=10, late_seconds=1), 0.0009, 0, None),
+        (Lateness(10, 0.0, seconds=100, late_seconds=5), 0.0, 0, None),
+        (Lateness(10, 0.0011), 0.0, 0, "1.10 ms late on average, above the limit of 1.00 ms"),
+        (Lateness(10, 0.0, seconds=100, late_seconds=6), 0.0, 0, "late in 6 of 100 seconds"),
+        (Lateness(10, 0.0), 0.002, 0, "waited 2.00 ms for a processor"),
+        (Lateness(10, 0.0), 0.0, 1, "lost because the relay did not read them in time (1 of them)"),
     ],
 )
-def test_each_way_not_to_keep_time_is_a_fault(late: Lateness, waited: float, words: str | None) -> None:
-    found = fault(late, waited, 0.001)
+def test_each_way_not_to_keep_time_is_a_fault(
+    late: Lateness, waited: float, dropped: int, words: str | None
+) -> None:
+    found = fault(late, waited, dropped, 0.001)
     assert found is None if words is None else found is not None and words in found
 
 
@@ -80,6 +83,8 @@ def test_what_a_device_drops_while_the_relay_is_held_up_is_counted() -> None:
             os.kill(relay, signal.SIGCONT)
         first, second = net.state()["device_dropped"]
         assert first >= QUEUE - 100 and second == 0
+        with pytest.raises(MeasurementError, match="too busy to keep time"):
+            net.verdict()
         net.restart()
         assert net.state()["device_dropped"][0] == 0
 
@@ -108,7 +113,7 @@ def test_a_descriptor_that_is_not_the_launcher_s_is_left_alone(
         number = {"closed": closed, "file": file.fileno(), "other socket": a.fileno(), "no number": "x"}[kind]
         monkeypatch.setenv(CONTROL, str(number))
         with lifted():
-            pass
+            rewind()
         b.setblocking(False)
         with pytest.raises(BlockingIOError):  # nothing was written to it
             b.recv(1)

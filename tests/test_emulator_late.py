@@ -66,7 +66,8 @@ class StandIn(session.Emulation):
         none = LineCounts(Count(), Count(), Count())
         counters = [dataclasses.asdict(RankCounts(none, none)) for _ in self.profiles]
         late = dataclasses.asdict(self.late)
-        return {"counters": counters, "lateness": late, "run_queue_wait": 0.0, "cpu_share": 0.1}
+        kept = {"run_queue_wait": 0.0, "device_dropped": [0] * len(counters), "cpu_share": 0.1}
+        return {"counters": counters, "lateness": late} | kept
 
 
 @pytest.fixture(params=[True, False], ids=["late", "in time"])

@@ -216,6 +216,24 @@ def test_a_trace_begins_with_the_network() -> None:
     )  # 100 bytes before the drop, the rest at a tenth
 
 
+def test_a_trace_begins_again_when_asked_and_nothing_else_changes() -> None:
+    """A packet is on the downlink and one on its way there when the trace goes back to its start."""
+    ends = [Profile(loss=0.0, trace=STEP), Profile(delay=0.01, down=5e4)]
+    net, straight = (Network(ends, start=1e6) for _ in range(2))
+    for n in (net, straight):
+        assert all(n.offer(1e6 + 1.5, 0, 1, 1000, 1, number) for number in range(2))
+        assert n.deliver(1e6 + 1.535) == []
+    net.rewind(1e6 + 1.535)
+    assert net.next() == pytest.approx(straight.next(), abs=1e-9)
+    assert net.counts() == straight.counts()
+    found, wanted = (n.deliver(1e6 + 1.7) for n in (net, straight))
+    assert [(rank, packet) for _, rank, packet in found] == [(1, 0), (1, 1)]
+    assert [due for due, *_ in found] == pytest.approx([due for due, *_ in wanted], abs=1e-9)
+    second, first = (run(n, [(1e6 + 1.8, 0, 1, 1000)])[0][0] for n in (straight, net))
+    assert second == pytest.approx(1e6 + 1.8 + 0.02 + 0.02, abs=1e-9)  # one way, and the slow downlink
+    assert first == pytest.approx(1e6 + 1.8 + 0.01 + 0.02, abs=1e-9)
+
+
 def test_one_sender_is_not_slowed_by_an_equal_downlink_and_two_share_it() -> None:
     burst = [(0.0, source, 0, 1000) for _ in range(20) for source in (1, 2)]
     one = run(Network([Profile.parse("8mbit,10ms")] * 3), burst[::2])

@@ -183,6 +183,7 @@ def test_an_override_wins_over_the_trace() -> None:
         ("0,10,nan,1,0", "line 2: the down rate is nan"),
         ("0,inf,10,1,0", "line 2: the up rate is inf"),
         ("0,10,10,-1,0", "line 2: the delay is -1 ms"),
+        ("0,10,10,10001,0", "line 2: the delay is 10001 ms; give 0 to 10000"),
         ("0,10,10,1,100", "line 2: the loss is 100 %"),
         ("nan,10,10,1,0", "line 2: the first time is nan"),
         ("0,10,10,1,0\nnan,10,10,1,0", "line 3: the time nan s"),

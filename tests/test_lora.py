@@ -214,6 +214,8 @@ def test_a_resumed_run_is_the_undisturbed_one(job, whole, tmp_path):
     """Masks included: they depend on the sample, not on how long the process has run. No folder is shared."""
     own = {"each": lambda rank: ("--out", tmp_path / f"out-{rank}")}
     go(tmp_path, *job, "--steps", 4, "--checkpoint-every", 4, "--no-save-model", **own)
+    assert (tmp_path / "out-0" / "adapter" / "adapter_model.safetensors").exists()
+    assert not (tmp_path / "out-0" / "model").exists()  # and nothing frozen crossed the link
     go(tmp_path, *job, "--steps", 8, "--checkpoint-every", 4, "--resume", **own)
     out = tmp_path / "out-0"
     assert record(out)["loss"]["train"] == record(whole)["loss"]["train"]

@@ -67,7 +67,8 @@ def run_all(configs: list[TrainConfig], out: Path) -> None:
         try:
             folder = launch(config)
         except ThinwireError as e:
-            raise _named(e, config.recipe, len(records), len(configs)) from e
+            hint = f"; thinwire report {out} shows those that finished" if records else ""
+            raise _named(e, config.recipe, f"{len(records)} of {len(configs)}", hint) from e
         if is_leader():
             records.append(load_run(folder).to_dict())
             write_json(out / COMPARE, records)
@@ -75,8 +76,8 @@ def run_all(configs: list[TrainConfig], out: Path) -> None:
         _finish(configs[0], out, records)
 
 
-def _named(error: ThinwireError, recipe: str, done: int, asked: int) -> ThinwireError:
-    named = ThinwireError(f"recipe {recipe} failed after {done} of {asked} runs: {error}")
+def _named(error: ThinwireError, recipe: str, done: str, hint: str) -> ThinwireError:
+    named = ThinwireError(f"recipe {recipe} failed after {done} runs: {error}{hint}")
     named.exit_code = error.exit_code
     return named
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 from rich.console import Console
@@ -67,7 +69,8 @@ def emulate(
     The network is measured first: rate within 3 % of what headers leave, delay within 2 ms. Exit code 4 if
     it is not as asked for, or if this machine was too busy: packets were late, or the relay waited for a
     processor, by more than 1 ms or 5 % of the shortest delay (whichever is more) on average, or packets were
-    that late in more than 5 % of the seconds (one may be). Else that of the rank that failed first.
+    that late in more than 5 % of the seconds (one may be), or the relay did not read some in time. Else that
+    of the rank that failed first.
 
     [bold]Examples[/bold]
 
@@ -93,7 +96,9 @@ def emulate(
         if check:
             _print_check(console, net, net.check())
         if command:
-            failure = run_ranks(net, command, _show(json) if prefix or json else None)
+            streams = (sys.stderr if json else sys.stdout, sys.stderr)
+            show = _show(streams) if prefix or json else None
+            failure = run_ranks(net, command, show, (streams[0].isatty(), streams[1].isatty()))
     if command:
         _print_counters(console, net)
     if json:
@@ -114,12 +119,17 @@ def _end(net: Emulation, failure: str, code: int) -> None:
         raise error
 
 
-def _show(only_stderr: bool) -> Any:
+def _show(streams: Sequence[TextIO]) -> Callable[[int, bool, bytes], None]:
+    """Return what writes a rank's line to one of the ``streams``: for stdout, and for stderr."""
+
     def show(rank: int, is_error: bool, line: bytes) -> None:
-        stream = sys.stderr if is_error or only_stderr else sys.stdout
-        stream.write(
-            f"[{rank}] {line.decode('utf-8', 'replace').rstrip()}\n"
-        )  # in one call: threads share it
+        stream, end = streams[is_error], "\n"
+        text = f"[{rank}] {line.decode('utf-8', 'replace').rstrip()}"
+        if stream.isatty():  # what stands there may be a progress bar, which the next line replaces
+            if line.endswith(b"\r"):
+                text, end = text[: shutil.get_terminal_size().columns - 1], ""
+            text = f"\r\x1b[K{text}"
+        stream.write(text + end)  # in one call: threads share it
         stream.flush()
 
     return show

@@ -12,6 +12,7 @@ from thinwire.lab.machine import environment, peak_rss_bytes
 from thinwire.lab.progress import Progress
 from thinwire.lab.record import (
     EMULATED,
+    INVALID,
     KERNEL,
     BoundaryBytes,
     Decision,
@@ -24,6 +25,7 @@ from thinwire.lab.record import (
     StepMetrics,
     WireCounts,
 )
+from thinwire.lab.resume import doubts, inherited
 from thinwire.lab.setup import World, pick_threads
 from thinwire.lab.telemetry import WAYS, StepReport
 
@@ -154,8 +156,10 @@ class Books:
             loss.evaluations = [Evaluation(**e) for e in totals["evaluations"]]
             self.record.decisions = [Decision(**d) for d in totals["decisions"]]
             self.writer.close("running")
+            # Before the new record takes the old one's place, lest a killed run leave one without them.
+            for note in (f"resumed after step {step}", *doubts(self.job.config, step)):
+                self.note(note)
             self.writer = RunWriter(self.job.config.out, self.record, step)
-            self.note(f"resumed after step {step}")
 
     def emulation(self, lateness: float) -> None:
         """Book how late the shaped links delivered, on average, in seconds."""
@@ -192,6 +196,8 @@ class Books:
         if self._owner:
             if why and status in ("failed", "invalid"):
                 self.record.notes.append(why)
+            if status == "done" and inherited(self.record) is not None:
+                status = INVALID
             self.writer.close(status)
             self.events.close()
             self.progress.close()

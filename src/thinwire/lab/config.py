@@ -186,7 +186,11 @@ class TrainConfig:
         0, EVALUATION, "Write a checkpoint every so many steps; 0 is off.", metavar="STEPS"
     )
     resume: bool = _option(False, EVALUATION, "Go on from the last checkpoint in --out.")
-    save_model: bool = _option(True, EVALUATION, "Write OUT/model/, which from_pretrained loads.")
+    save_model: bool = _option(
+        True,
+        EVALUATION,
+        "Write OUT/model/, which from_pretrained loads. With --lora, OUT/adapter/ is written in any case.",
+    )
 
     host: str = _option(
         "127.0.0.1",

@@ -39,6 +39,21 @@ PURPOSE = {
     "tensorboard": "TensorBoard event files",
 }
 DEMO_MEMORY = 8e9  # bytes that two ranks of the demo take, with room
+# A network is tried too, because a system may give a user namespace and then refuse all use of it. What makes
+# one is imported late, as in isolation: only a process with one thread may enter a user namespace.
+TRIAL = """
+import sys
+from thinwire.lab.emulator import isolation
+try:
+    isolation.require_tun()
+    isolation.isolate()
+    from thinwire.lab.emulator import namespaces
+    namespaces.make(rank=0, congestion="cubic", segments=2)
+except (isolation.Refusal, ValueError) as e:
+    sys.exit(str(e))
+except ImportError:
+    sys.exit("networks need pyroute2, which is absent; pip install 'thinwire[emulate]'")
+"""
 
 
 @dataclass(frozen=True)
@@ -185,15 +200,10 @@ def _token() -> Check:
 
 
 def _emulation() -> Check:
-    """Try, in a process of its own, what the emulator does first."""
-    trial = (
-        "import sys\nfrom thinwire.lab.emulator import isolation\n"
-        "try:\n    isolation.require_tun()\n    isolation.isolate()\n"
-        "except isolation.Refusal as e:\n    sys.exit(str(e))"
-    )
+    """Try, in a process of its own, what the emulator does first: to make a network, which ends with it."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", trial], capture_output=True, text=True, timeout=30, check=False
+            [sys.executable, "-c", TRIAL], capture_output=True, text=True, timeout=30, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as e:
         return Check("emulated links", LACKS, f"could not be tried: {e}")

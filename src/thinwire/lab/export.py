@@ -24,19 +24,23 @@ PIECE = 1 << 22  # bytes of a shard in one message
 MARK = ".writing"
 
 
-def export_model(job: Job, world: World, stages: list[CompressedStage], telemetry: Telemetry) -> Path:
-    """Write the whole model to ``OUT/model`` of rank 0, and adapters also to ``OUT/adapter``."""
+def export_model(job: Job, world: World, stages: list[CompressedStage], telemetry: Telemetry) -> None:
+    """Write the whole model to ``OUT/model`` of rank 0 if it is wanted, and adapters to ``OUT/adapter``.
+
+    Without the model nothing that is frozen crosses the links.
+    """
     out, n, rank = Path(job.config.out), job.config.stages, job.config.lora
-    model = _gather(out / "model", save_stage, job, world, stages, telemetry)
+    whole = job.config.save_model
+    model = _gather(out / "model", save_stage, job, world, stages, telemetry) if whole else None
     adapter = _gather(out / "adapter", save_adapters, job, world, stages, telemetry) if rank else None
     # No barrier behind this: a rank may leave once its own part is with rank 0, which can take minutes.
     if world.rank == 0:
-        finish_model(model, job.source, n)
+        if model:
+            finish_model(model, job.source, n)
         if adapter:
             finish_adapters(adapter, job.source, rank, n)
         else:
             remove_adapters(out / "adapter")
-    return model
 
 
 def _gather(

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO
 
@@ -60,24 +61,48 @@ def launch(config: TrainConfig) -> Path:
         from thinwire.lab.train import run_rank
 
         run_rank(config)
+        if os.environ["RANK"] == "0":  # whose record it is
+            _check_inherited(config)
         return Path(config.out)
     check_out(config.out)
     prepare(config)
     out, started = Path(config.out), time.time()
     ranks: list[Rank] = []
-    with place_of(config) as place:
+    with ExitStack() as stack:
+        place = _enter(stack, config)
         try:
             for rank in range(config.ranks):
                 ranks.append(place.start(config, rank))
             _watch(ranks, place)
         except BaseException as error:
             _stop(ranks, signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
-            _close_record(out, error, started)
+            _close_record(out, error, started, place)
             raise
         finally:
             _stop(ranks, signal.SIGKILL)
         place.book(out)
+    _check_inherited(config)
     return out
+
+
+def _enter(stack: ExitStack, config: TrainConfig) -> Place:
+    """Enter the place of a run, and say of a network that is not as asked for whose record there is."""
+    try:
+        return stack.enter_context(place_of(config))
+    except MeasurementError as e:
+        file = Path(config.out) / RUN
+        earlier = f"; {file} is that of an earlier run" if file.exists() else ""
+        raise MeasurementError(f"{e}{earlier}") from e
+
+
+def _check_inherited(config: TrainConfig) -> None:
+    """Raise ``MeasurementError`` where a run went on from what was no measurement."""
+    if config.resume:
+        from thinwire.lab.resume import inherited
+
+        why = inherited(load_run(config.out))
+        if why is not None:
+            raise MeasurementError(why)
 
 
 def _watch(ranks: list[Rank], place: Place) -> None:
@@ -158,7 +183,7 @@ def _status(error: BaseException) -> str:
     return "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
 
 
-def _close_record(out: Path, error: BaseException, started: float) -> None:
+def _close_record(out: Path, error: BaseException, started: float, place: Place) -> None:
     """Mark this run's record where its rank could not, or did not know why it had to stop."""
     why = str(error) or "interrupted"
     try:
@@ -169,6 +194,8 @@ def _close_record(out: Path, error: BaseException, started: float) -> None:
             record.status = _status(error)
         if why not in record.notes:
             record.notes.append(why)
+        with suppress(ThinwireError):  # the network is gone, as the error says
+            record.link.emulator = place.describe()  # whoever goes on from here wants to know
         write_json(out / RUN, record.to_dict())
     except (InputError, OSError):  # no record, or no room for one: the error itself says more
         return

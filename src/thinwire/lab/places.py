@@ -39,6 +39,10 @@ class Place(AbstractContextManager["Place"], Protocol):
         """Raise ``MeasurementError`` if the network between the ranks is gone."""
         ...
 
+    def describe(self) -> dict[str, Any]:
+        """Return what the emulated network was and how it kept time; nothing without one."""
+        ...
+
     def book(self, out: Path) -> None:
         """Complete the record of a run that has ended; ``MeasurementError`` if it measured nothing valid."""
         ...
@@ -69,6 +73,9 @@ class Here(ExitStack):
     def require_alive(self) -> None:
         pass
 
+    def describe(self) -> dict[str, Any]:
+        return {}
+
     def book(self, out: Path) -> None:
         pass
 
@@ -87,8 +94,10 @@ class Emulated(ExitStack):
         self._token = os.environ.get("THINWIRE_TOKEN") or secrets.token_hex(16)  # these links leave loopback
 
     def __enter__(self) -> Self:
-        self.enter_context(self._net)
-        self._net.check()
+        with ExitStack() as opening:  # which a check that fails closes again: nobody else would
+            opening.enter_context(self._net)
+            self._net.check()
+            self.enter_context(opening.pop_all())
         return self
 
     def start(self, config: TrainConfig, rank: int) -> Rank:
@@ -104,10 +113,13 @@ class Emulated(ExitStack):
     def require_alive(self) -> None:
         self._net.require_alive()
 
+    def describe(self) -> dict[str, Any]:
+        return self._net.describe()
+
     def book(self, out: Path) -> None:
         record = load_run(out)
         try:
-            record.link.emulator = self._net.describe()
+            record.link.emulator = self.describe()
             record.link.lateness_s = self._net.lateness().mean
             self._net.verdict()
         except MeasurementError as e:

@@ -29,10 +29,7 @@ def _unfinished(run: Run) -> str:
 
 
 def _invalid(run: Run) -> str:
-    return (
-        f"{run.label} was measured while this machine could not keep the emulated link's time, "
-        "so its times are left out."
-    )
+    return f"{run.label} is no valid measurement, so its times are left out; its notes say why."
 
 
 def details(runs: Sequence[Run]) -> str:

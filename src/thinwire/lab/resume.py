@@ -18,15 +18,17 @@ from torch import Tensor
 
 from thinwire.engines.pipeline import CompressedStage
 from thinwire.lab.config import TrainConfig
+from thinwire.lab.config_checks import flag
 from thinwire.lab.files import REMEDY
 from thinwire.lab.job import Job
-from thinwire.lab.record import write_json
+from thinwire.lab.record import INVALID, RunRecord, load_run, write_json
 from thinwire.store import under
 from thinwire.types import InputError
 
 FOLDER = "checkpoints"
 KEPT = 2  # a rank may die while it writes the newest one
 PIECE = 32 * 10**6  # bytes of references in a file, and in memory meanwhile
+SPOILT = "no measurement: "  # how a note begins that says why the times of a run are no result
 # Options that a resumed run may change.
 FREE = {"out", "resume", "json", "quiet", "checkpoint_every", "eval_every", "deadline", "threads"}
 FREE |= {"host", "port", "advertise", "token_file", "tensorboard", "save_model", "link"}
@@ -148,6 +150,47 @@ def saved_cut(out: Path, rank: int) -> list[int] | None:
         return [int(size) for size in meta["cut"]]
     except (IndexError, OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def inherited(record: RunRecord) -> str | None:
+    """Return the note of a record that says why what it went on from was no measurement; None: it was one."""
+    return next((note for note in record.notes if note.startswith(SPOILT)), None)
+
+
+def doubts(config: TrainConfig, step: int) -> list[str]:
+    """Return notes on what speaks against the times of the run that ``config`` goes on from after ``step``.
+
+    Its seconds and bytes are summed with the new ones under the new link's name, so what spoils them spoils
+    the sum: ``inherited`` finds that note, in this record and in those of runs that go on from it.
+    """
+    try:
+        old = load_run(config.out)
+    except InputError:  # nobody knows what it was
+        return []
+    why = _spoilt(old, config, step)
+    if why is not None:
+        return [why]
+    judged = bool(old.link.emulator) or old.link.lateness_s is not None
+    if old.link.emulation == "none" or judged:
+        return []
+    return [f"how late the link was up to step {step} is not known: that run did not come to its end"]
+
+
+def _spoilt(old: RunRecord, config: TrainConfig, step: int) -> str | None:
+    if (before := inherited(old)) is not None:
+        return before
+    why = None
+    if old.status == INVALID:
+        reason = (old.notes or ["for no known reason"])[-1]
+        why = f"the part up to step {step} is of an invalid run ({reason})"
+    elif old.link.emulator.get("valid") is False:  # as it was when the run was ended
+        why = f"the emulated link did not keep its time up to step {step}"
+    for name in ("emulate", "link", *(["congestion"] if config.emulate else [])):
+        now = getattr(config, name)
+        then = old.config.get(name, now)
+        if why is None and then != now:
+            why = f"{flag(name)} was {then!r} up to step {step} and is {now!r} since then"
+    return f"{SPOILT}{why}; to measure, start anew without --resume" if why else None
 
 
 def _folder(out: Path, step: int) -> Path:

@@ -16,7 +16,7 @@ from thinwire.lab.autopilot import Autopilot
 from thinwire.lab.books import Books
 from thinwire.lab.config import TrainConfig
 from thinwire.lab.config_checks import flag
-from thinwire.lab.emulator.lift import lifted
+from thinwire.lab.emulator.lift import lifted, rewind
 from thinwire.lab.export import export_model
 from thinwire.lab.job import Job, prepare
 from thinwire.lab.measured_cut import agree_cut
@@ -106,11 +106,13 @@ class Run:
             self._evaluate(0)
         self._take_bearings(done)
         self.telemetry.agree(b"go", 0, "the start of training")
+        if self.world.rank == 0:
+            rewind()  # a trace begins with the first step, however long loading took
         self._steps(done)
         self._evaluate(self.job.steps)
         self.books.finish(self._final_reports())
         late = self._lateness()
-        if self.config.save_model:
+        if self.config.save_model or self.config.lora:
             self.books.phase("saving the model")
             export_model(self.job, self.world, self.stages, self.telemetry)
         self._check(late)

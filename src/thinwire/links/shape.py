@@ -16,6 +16,7 @@ SEGMENT = 1448  # bytes of payload in one TCP segment: the MTU less IPv4, TCP an
 RATES = {"kbit": 125.0, "mbit": 125e3, "gbit": 125e6}  # bytes/s
 TIMES = {"us": 1e6, "ms": 1e3, "s": 1.0}  # in a second
 SIZES = {"b": 1.0, "kb": 1e3, "mb": 1e6}  # bytes
+MAX_DELAY = 10.0  # seconds one way, and of jitter: beyond any link, so a slip of the unit
 PARTS = {"rate": "rate", "delay": "time", "jitter": "time", "loss": "share"}  # what may be said of a link
 EXAMPLE = "write it like 10mbit,30ms,jitter=2ms,loss=0.1%"
 _NUMBER = re.compile(r"(\d+(?:\.\d*)?|\.\d+)([a-z%]*)")
@@ -78,7 +79,8 @@ def read_parts(text: str, kinds: dict[str, str], example: str = EXAMPLE) -> dict
     """Read comma-separated ``key=value`` parts; a bare rate is ``rate=``, a bare time ``delay=``.
 
     ``kinds`` names the keys and what each takes: a rate, time, share or size. Returns bytes/s, seconds,
-    a fraction or bytes by key. Errors: ``InputError`` that names the part, and ends with ``example``.
+    a fraction or bytes by key. Errors: ``InputError`` that names the part, and ends with ``example``; a time
+    above ``MAX_DELAY`` is one.
 
     >>> read_parts("2kbit,up=1mbit", {"rate": "rate", "up": "rate"})
     {'rate': 250.0, 'up': 125000.0}
@@ -105,6 +107,8 @@ def _part(part: str, text: str, kinds: dict[str, str], example: str) -> tuple[st
         if value is not None:
             zero = kinds[key] in ("rate", "size") and not value
             require(not zero, InputError, f"the {key} {part!r} in link {text!r} is zero; {example}")
+            long = f"the {key} {part!r} in link {text!r} is above {MAX_DELAY:g} s; {example}"
+            require(kinds[key] != "time" or value <= MAX_DELAY, InputError, long)
             return key, value
     raise InputError(f"cannot read {part!r} in link {text!r}; {example}")
 

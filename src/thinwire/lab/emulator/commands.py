@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
-from thinwire.lab.emulator.session import Emulation, stop
+from thinwire.lab.emulator.session import GRACE, Emulation, stop
 from thinwire.types import ThinwireError
 
 POLL = 0.05  # seconds
 SIGNALLED = 128  # and the signal's number: the exit code that shells give a killed process
 Show = Callable[[int, bool, bytes], None]  # rank, whether on stderr, a line
+# Behind a line feed, and behind a carriage return that does not belong to one.
+_LINE_ENDS = re.compile(rb"(?<=\n)|(?<=\r)(?=[^\n])")
 
 
 @dataclass(frozen=True)
@@ -38,11 +41,17 @@ class RankFailure:
         return f"rank {self.rank} {how}; the others were stopped"
 
 
-def run_ranks(net: Emulation, command: Sequence[str], show: Show | None = None) -> RankFailure | None:
+def run_ranks(
+    net: Emulation,
+    command: Sequence[str],
+    show: Show | None = None,
+    rewrites: tuple[bool, bool] = (False, False),
+) -> RankFailure | None:
     """Run ``command`` once a rank until all have ended, or one has failed; return the failure.
 
     ``show`` gets their output line by line, from several threads; without it, they write where this process
-    does. An interrupt is passed on. Errors: what ``Emulation`` raises.
+    does. ``rewrites``: whether a carriage return ends a line too, on stdout and on stderr. An interrupt is
+    passed on, and waited for; a second one kills the ranks. Errors: what ``Emulation`` raises.
     """
     pipe = None if show is None else subprocess.PIPE
     ranks: list[subprocess.Popen[Any]] = []
@@ -61,18 +70,31 @@ def run_ranks(net: Emulation, command: Sequence[str], show: Show | None = None) 
             )
             ranks.append(p)
             if show is not None:
-                readers += [_reader(rank, p.stdout, False, show), _reader(rank, p.stderr, True, show)]
+                for is_error, stream in enumerate((p.stdout, p.stderr)):
+                    readers.append(_reader(rank, stream, bool(is_error), show, rewrites[is_error]))
         failure = _watch(net, ranks)
     except KeyboardInterrupt:
-        for p in ranks:
-            if p.poll() is None:
-                p.send_signal(signal.SIGINT)
+        _interrupt(ranks)
         raise
     finally:
         stop(ranks)
         for thread in readers:  # what stays in a namespace after its command would keep a pipe open
             thread.join(POLL * 20)
     return failure
+
+
+def _interrupt(ranks: list[subprocess.Popen[Any]]) -> None:
+    """Pass an interrupt on, and wait for ranks that save something first; a second one kills them."""
+    try:
+        for p in ranks:
+            p.send_signal(signal.SIGINT)  # which spares those that have ended
+        end = time.monotonic() + GRACE
+        while None in [p.poll() for p in ranks] and time.monotonic() < end:
+            time.sleep(POLL)
+    except KeyboardInterrupt:
+        for p in ranks:
+            p.kill()
+        raise
 
 
 def _watch(net: Emulation, ranks: list[subprocess.Popen[Any]]) -> RankFailure | None:
@@ -88,15 +110,27 @@ def _watch(net: Emulation, ranks: list[subprocess.Popen[Any]]) -> RankFailure | 
         time.sleep(POLL)
 
 
-def _reader(rank: int, stream: IO[bytes] | None, is_error: bool, show: Show) -> threading.Thread:
+def _reader(
+    rank: int, stream: IO[bytes] | None, is_error: bool, show: Show, rewrites: bool
+) -> threading.Thread:
     if stream is None:
         raise ThinwireError(f"rank {rank} has no output to read")
 
     def read() -> None:
         with stream:
-            for line in stream:
+            for line in _lines(stream) if rewrites else stream:
                 show(rank, is_error, line)
 
     thread = threading.Thread(target=read, name=f"output of rank {rank}", daemon=True)
     thread.start()
     return thread
+
+
+def _lines(stream: IO[bytes]) -> Iterator[bytes]:
+    """Yield lines as they come, also those that end in a carriage return, to be written over."""
+    rest = b""
+    while piece := os.read(stream.fileno(), 1 << 16):
+        *lines, rest = _LINE_ENDS.split(rest + piece)
+        yield from lines
+    if rest:
+        yield rest

@@ -35,13 +35,14 @@ class Lateness:
     late_seconds: int = 0  # of these, with a mean above the limit
 
 
-def fault(late: Lateness, waited: float, allowed: float) -> str | None:
+def fault(late: Lateness, waited: float, dropped: int, allowed: float) -> str | None:
     """Return why a relay did not keep time, or None; ``allowed`` [s] is its ``limit``.
 
     ``waited``: how long [s] it was ready to run but had no processor, on average. Packets are due from when
-    they are read, so what they wait for that shows here alone.
+    they are read, so what they wait for that shows here alone. ``dropped``: how many the devices had no room
+    for meanwhile, which is a loss that nobody ordered.
 
-    >>> fault(Lateness(seconds=10, late_seconds=2), 0.0, 0.001)
+    >>> fault(Lateness(seconds=10, late_seconds=2), 0.0, 0, 0.001)
     'packets were late in 2 of 10 seconds'
     """
     above = f"above the limit of {allowed * 1e3:.2f} ms"
@@ -51,6 +52,8 @@ def fault(late: Lateness, waited: float, allowed: float) -> str | None:
         return f"packets were late in {late.late_seconds} of {late.seconds} seconds"
     if waited > allowed:
         return f"the relay waited {waited * 1e3:.2f} ms for a processor on average, {above}"
+    if dropped > 0:
+        return f"packets were lost because the relay did not read them in time ({dropped} of them)"
     return None
 
 

@@ -1,4 +1,6 @@
-"""Let a rank take the shape off its emulated network for a while: for traffic outside the experiment.
+"""What a rank may ask of its emulated network: to take the shape off for a while, to begin traces again.
+
+The shape is taken off for traffic outside the experiment, and traces begin with what is measured.
 
 The launcher starts the rank by ``start``, which keeps one end of a socket and serves it; the rank finds the
 other in its environment.
@@ -18,7 +20,7 @@ from typing import Any, Protocol
 from thinwire.types import LinkError, ThinwireError
 
 CONTROL = "THINWIRE_EMULATOR"  # environment variable: the number of the rank's end of the socket
-LIFT, LOWER, DONE = b"+", b"-", b"k"
+LIFT, LOWER, REWIND, DONE = b"+", b"-", b"0", b"k"
 DEADLINE = 30.0  # seconds
 
 
@@ -33,6 +35,10 @@ class Network(Protocol):
 
     def lift(self, by: int) -> None:
         """Count ``by`` more ranks that want the shape off; it is back on at none."""
+        ...
+
+    def rewind(self) -> None:
+        """Let traces begin again from their first row."""
         ...
 
 
@@ -54,9 +60,12 @@ def _serve(control: socket.socket, net: Network) -> None:
     try:
         with control:
             while asked := control.recv(1):
-                by = 1 if asked == LIFT else -1
-                wanted += by
-                net.lift(by)
+                if asked == REWIND:
+                    net.rewind()
+                else:
+                    by = 1 if asked == LIFT else -1
+                    wanted += by
+                    net.lift(by)
                 control.send(DONE)
             if wanted:  # it ended in the middle of a lift
                 net.lift(-wanted)
@@ -78,6 +87,15 @@ def lifted() -> Iterator[None]:
             yield
         finally:
             _ask(control, LOWER)
+
+
+def rewind() -> None:
+    """Let the traces of this rank's network begin again, if it is emulated: for all ranks, so one asks."""
+    found = _control()
+    if found is not None:
+        with found as control:
+            control.settimeout(DEADLINE)
+            _ask(control, REWIND)
 
 
 def _control() -> socket.socket | None:

@@ -15,7 +15,8 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
+from itertools import chain
 from random import Random
 from typing import Any
 
@@ -97,7 +98,7 @@ class _Way:
         self._jitter = (a.jitter + b.jitter) / 2
         self._fixed = a.trace is None and b.trace is None
         self._delay, self._loss = one_way(a, b), (a.loss_at(0) + b.loss_at(0)) / 2
-        self._last = -math.inf
+        self.last = -math.inf  # when the last packet arrives
 
     def loses(self, time: float, segments: int) -> bool:
         """Draw whether any of a packet's segments is lost: an offloaded packet is lost as a whole."""
@@ -110,8 +111,8 @@ class _Way:
         delay = self._delay if self._fixed else one_way(*self._ends, time)
         if self._jitter:
             delay += self._jitter * self._rng.random()
-        self._last = max(self._last, time + delay)
-        return self._last
+        self.last = max(self.last, time + delay)
+        return self.last
 
 
 class Network:
@@ -160,6 +161,17 @@ class Network:
         item = (tail, self._offered, begin + (tail - end), destination, nbytes, segments, packet)
         heappush(self._under_way, item)
         return True
+
+    def rewind(self, now: float) -> None:
+        """Let traces begin again at ``now``; what is under way, and all counts, go on as they are."""
+        gone, self._start = now - self._start, now
+        for line in (*self._up, *self._down):
+            line.free -= gone
+        for way in chain(*self._ways):
+            way.last -= gone
+        self._under_way = [(tail - gone, n, head - gone, *rest) for tail, n, head, *rest in self._under_way]
+        heapify(self._under_way)
+        self._leaving = [deque((time - gone, *rest) for time, *rest in line) for line in self._leaving]
 
     def next(self) -> float | None:
         """Return when ``deliver`` should be called again; None: nothing is under way."""

@@ -64,12 +64,12 @@ class Relay:
         profiles = self._profiles
         if clean:
             profiles = [dataclasses.replace(p, loss=0.0, jitter=0.0) for p in profiles]
-        self._start = time.monotonic()
+        self._start = self._rewound = time.monotonic()
         self._cpu, self._waited = time.process_time(), _run_queue()
         self._network = Network(profiles, self._seed, self._start)
         self._late = LatenessMeter(self._limit)
         self._foreign = self._refused = 0
-        self._dropped = self._device_drops()
+        self._dropped, self._seen = [0] * len(self._ranks), self._device_drops()
 
     def run(self, control: socket.socket) -> None:
         """Relay until ``control`` says stop. Errors: ``OwnerGone``."""
@@ -116,6 +116,7 @@ class Relay:
 
     def _lift(self, by: int) -> None:
         """Take the shape off while anyone wants it off; what is under way then arrives at once, in order."""
+        self._count_drops()
         self._lifted += by
         if self._lifted:
             for _, rank, packet in self._network.deliver(float("inf")):
@@ -144,6 +145,9 @@ class Relay:
             return True
         if asked["ask"] == "lift":
             self._lift(asked["by"])
+        if asked["ask"] == "rewind":
+            self._rewound = time.monotonic()
+            self._network.rewind(self._rewound)
         if asked["ask"] == "restart":
             self.restart(asked["clean"])
         control.send(json.dumps(self.state()).encode())
@@ -151,24 +155,31 @@ class Relay:
 
     def state(self) -> dict[str, Any]:
         """Return counters, lateness and processor use since the start, as JSON values."""
+        self._count_drops()
         wall = time.monotonic() - self._start
         wait, runs = (now - then for now, then in zip(_run_queue(), self._waited, strict=True))
         return {
             "start": self._start,
             "seconds": wall,
+            "trace_began": self._rewound - self._start,
             "cpu_share": (time.process_time() - self._cpu) / max(wall, 1e-9),
             "lateness": dataclasses.asdict(self._late.summary()),
             "run_queue_wait": wait / max(runs, 1),
             "counters": [dataclasses.asdict(c) for c in self._network.counts()],
             "not_between_ranks": self._foreign,
             "refused": self._refused,
-            "device_dropped": [
-                now - then for now, then in zip(self._device_drops(), self._dropped, strict=True)
-            ],
+            "device_dropped": list(self._dropped),
         }
 
+    def _count_drops(self) -> None:
+        """Count what the devices had no room for since the last look, unless the shape was off meanwhile."""
+        before, self._seen = self._seen, self._device_drops()
+        if not self._lifted:
+            news = zip(self._dropped, self._seen, before, strict=True)
+            self._dropped = [counted + now - then for counted, now, then in news]
+
     def _device_drops(self) -> list[int]:
-        """Return how many packets each rank's device had no room for while this process did not read."""
+        """Return how many packets each rank's device ever had no room for: this process did not read them."""
         return [namespaces.dropped(rank.net) for rank in self._ranks]
 
 

@@ -143,6 +143,10 @@ class Emulation:
         """
         self._running().ask("lift", by=by)
 
+    def rewind(self) -> None:
+        """Let traces begin again from their first row; nothing else changes."""
+        self._running().ask("rewind")
+
     def check(self) -> CheckResult:
         """Measure the network with real sockets, then begin anew. Errors: ``MeasurementError``."""
         result = self._checked = check_network(self.profiles, self.socket, self.restart)
@@ -186,7 +190,8 @@ class Emulation:
         )
 
     def _fault(self, state: dict[str, Any]) -> str | None:
-        return fault(Lateness(**state["lateness"]), state["run_queue_wait"], self.limit)
+        dropped = sum(state["device_dropped"])
+        return fault(Lateness(**state["lateness"]), state["run_queue_wait"], dropped, self.limit)
 
     def describe(self) -> dict[str, Any]:
         """Return what the network was and how it kept time, as plain JSON values for a run record."""

@@ -10,7 +10,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from thinwire.links.shape import RATES
+from thinwire.links.shape import MAX_DELAY, RATES
 from thinwire.types import InputError, require
 
 SHIPPED = Path(__file__).parent / "traces"
@@ -114,7 +114,7 @@ class Trace:
     """A link that changes with time and begins anew after ``period`` seconds.
 
     Errors: ``InputError`` for no rows, times that do not begin at 0 or do not increase, rates that are not
-    above zero, delays below zero, losses outside [0, 1).
+    above zero, delays below zero or above 10 s, losses outside [0, 1).
 
     >>> Trace((Row(0, 1e6, 1e6, 0.01), Row(20, 1e5, 1e5, 0.03)), period=30.0).at(75.0).delay
     0.01
@@ -246,8 +246,8 @@ def _check(row: Row, before: float | None, where: str) -> None:
             InputError,
             f"{where}: the {name} rate is {rate / RATES['mbit']:g} Mbit/s; give a rate above zero",
         )
-    shift = f"{where}: the delay is {row.delay * 1e3:g} ms; give zero or more"
-    require(0 <= row.delay < math.inf, InputError, shift)
+    shift = f"{where}: the delay is {row.delay * 1e3:g} ms; give 0 to {MAX_DELAY * 1e3:g}"
+    require(0 <= row.delay <= MAX_DELAY, InputError, shift)
     require(0 <= row.loss < 1, InputError, f"{where}: the loss is {row.loss * 100:g} %; give 0 to below 100")
     if before is None:
         require(row.time == 0, InputError, f"{where}: the first time is {row.time:g} s; begin at 0")
