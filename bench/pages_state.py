@@ -143,7 +143,7 @@ def followed(found: dict[str, Any], table: Table) -> str:
             received, ended = log["status"]["nbytes"], log["finished"]
             yield [
                 log["role"],
-                f"{len(sizes)} of {due}",
+                str(len(sizes)),
                 _size(statistics.median(sizes)),
                 _size(received),
                 f"{found['nbytes'] * due / received:.0f}×",
@@ -154,7 +154,8 @@ def followed(found: dict[str, Any], table: Table) -> str:
     head = ["follower", "versions that came", "a patch, median", "received, with all headers",
             "against each version whole", "age at arrival: median / worst",
             "ended with the trainer's bits"]  # fmt: skip
-    return table(head, rows())
+    published = f"{len(found['published'])} versions, {found['plan']['steps']} at each of the two rates"
+    return f"{table(head, rows())}\n\nPublished were {published}; what merged on the way came as one."
 
 
 TABLES: dict[str, Callable[[dict[str, Any], Table], str]] = {
