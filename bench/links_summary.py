@@ -260,13 +260,13 @@ def in_rounds(model: str, link: str, single: Row) -> Row:
     made = {r["recipe"]: r for r in rounds.summary() if (rounds.MODEL, r["link"], r["congestion"]) == here}
     if c is None or not set(rounds.RECIPES) <= set(made):  # a rival left out might be the quickest
         return {}
-    own, steps, passes = made[AUTO], JOBS[model]["steps"], JOBS[model]["epochs"]
+    own, steps = made[AUTO], JOBS[model]["steps"]
     reached = {
         name: all(_same(model, loss)["same_loss"] for loss in r["eval_final"]) for name, r in made.items()
     }
     shares = {
         "share": c * steps / statistics.median(own["epochs"]),
-        "share_first": c * steps / passes / statistics.median(own["one_epoch"]),
+        "share_first": c / statistics.median(own["first_visit"]),
         "share_step_one": c / statistics.median(own["step_one"]),
         "bound": bound(link, c, own["bytes"] / steps),
     }
