@@ -256,19 +256,21 @@ def goals(rows: list[Row]) -> list[Row]:
 
 def in_rounds(model: str, link: str, single: Row) -> Row:
     """Return what runs made in rounds say of a cell in place of single ones; nothing where there are none."""
-    c, here = rounds.free_step(), (model, link, "cubic")
+    free, here = rounds.free_steps(), (model, link, "cubic")
     made = {r["recipe"]: r for r in rounds.summary() if (rounds.MODEL, r["link"], r["congestion"]) == here}
-    if c is None or not set(rounds.RECIPES) <= set(made):  # a rival left out might be the quickest
+    if not free or not set(rounds.RECIPES) <= set(made):  # a rival left out might be the quickest
         return {}
     own, steps = made[AUTO], JOBS[model]["steps"]
+    cs = [free[number] for number in own["rounds"]]
+    kept = {k: statistics.median(c / took for c, took in zip(cs, own[k], strict=True)) for k in rounds.SPANS}
     reached = {
         name: all(_same(model, loss)["same_loss"] for loss in r["eval_final"]) for name, r in made.items()
     }
     shares = {
-        "share": c * steps / statistics.median(own["epochs"]),
-        "share_first": c / statistics.median(own["first_visit"]),
-        "share_step_one": c / statistics.median(own["step_one"]),
-        "bound": bound(link, c, own["bytes"] / steps),
+        "share": steps * kept["epochs"],
+        "share_first": kept["first_visit"],
+        "share_step_one": kept["step_one"],
+        "bound": bound(link, statistics.median(cs), own["bytes"] / steps),
     }
     shares["of_bound"] = _of_bound(shares)
     versus = {
@@ -280,7 +282,7 @@ def in_rounds(model: str, link: str, single: Row) -> Row:
         for name in rounds.RECIPES
         if name != AUTO
     }
-    return shares | {"faster_than": single | versus, "same_loss": reached[AUTO], "rounds": rounds.ROUNDS}
+    return shares | {"faster_than": single | versus, "same_loss": reached[AUTO], "rounds": len(cs)}
 
 
 def _of_bound(shares: Row) -> float | None:
@@ -363,7 +365,7 @@ def main() -> None:
         "predictions": predictions(),
         "goals": held,
         "verdicts": verdicts(held),
-        "rounds": {"c": rounds.free_step(), "rows": rounds.summary()},
+        "rounds": {"c": rounds.free_steps(), "rows": rounds.summary()},
         "relay_share": relay_share(),
         "missing": [" ".join(filter(None, cell)) for cell in cells() if not cell_file(*cell).exists()]
         + rounds.missing(),

@@ -47,7 +47,7 @@ def cells(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, ...], Any]:
         ("whole", MODEL, LINK, AUTO): run(0.4, 50),
         **{("training", MODEL, "none", recipe): run(FREE, 70) for recipe in FIXED},
     }
-    monkeypatch.setattr(rounds, "rounds", lambda way: [])
+    monkeypatch.setattr(rounds, "rounds", lambda way: {})
     monkeypatch.setattr(links_summary, "free_runs", lambda model: [run(FREE, 1000)] if model == MODEL else [])
     monkeypatch.setattr(links_summary, "read", lambda *cell: found.get(tuple(filter(None, cell))))
     return found
@@ -133,14 +133,16 @@ def test_runs_made_in_rounds_count_by_the_median_of_their_rounds(
     monkeypatch.setattr(
         rounds,
         "rounds",
-        lambda way: [
-            one_of_a_round(s, losses.get(way[1], 6.0)) for s in took.get(way[1], ()) if way[2] == "cubic"
-        ],
+        lambda way: {
+            number: one_of_a_round(s, losses.get(way[1], 6.0))
+            for number, s in enumerate(took.get(way[1], ()))
+            if way[2] == "cubic"
+        },
     )
     found = goal()
     assert found["faster_than"]["tahquant"]["epochs"] == pytest.approx(1.2)
     assert found["faster_than"]["thinwire"]["one_epoch"] == pytest.approx(3.0)
-    assert set(found["faster_than"]) == set(FIXED) and found["rounds"] == 2
+    assert set(found["faster_than"]) == set(FIXED) and found["rounds"] == 3
     assert found["share_first"] == pytest.approx(FREE / 0.4)
     assert found["share_step_one"] == pytest.approx(FREE / 0.8)
     assert found["bound"] == pytest.approx(links_summary.bound(LINK, FREE, 100))
