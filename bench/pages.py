@@ -11,6 +11,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -195,7 +196,7 @@ def of_study(draw: Callable[[Any, Callable[[list[str], Rows], str]], str]) -> Ca
     """Return a table of a study in cells as one of this page's; an unfinished study says so."""
 
     def drawn(found: Any) -> str:
-        missing = len(found.get("missing", ()))
+        missing = len(found["missing"])
         note = f"\n\n*{missing} cells of this study are not measured yet.*" if missing else ""
         return draw(found, table) + note
 
@@ -219,6 +220,7 @@ TABLES: dict[str, Callable[[Any], str]] = {
     "links-verified": of_study(pages_links.verified),
     "links-predictions": of_study(pages_links.predictions),
     **{name: of_study(draw) for name, draw in (pages_plan.TABLES | pages_state.TABLES).items()},
+    "followed": partial(pages_state.followed, table=table),
 }
 
 

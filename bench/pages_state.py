@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from thinwire.lab.state_demo_record import Log, Record
+
 Rows = Iterator[list[str]]
 Table = Callable[[list[str], Rows], str]
 OURS, PLAIN = "thinwire", "thinwire, numpy"
@@ -90,7 +92,7 @@ def ages(found: dict[str, Any], table: Table) -> str:
     def rows() -> Rows:
         for a in found["age"]:
             s = a["summary"]
-            notes = ["the machine was late"] * (not a["valid"]) + ["before: read when whole"] * a["whole"]
+            note = "" if a["valid"] else "the machine was late"
             yield [
                 f"{a['mbit']} Mbit/s",
                 a["control"],
@@ -105,7 +107,7 @@ def ages(found: dict[str, Any], table: Table) -> str:
                 f"{_time(s['age']['median'])} / {_time(s['age']['worst'])}",
                 f"{s['within_first']:.0%}, worst {s['worst_of_first']:.2f}×",
                 f"{s['within_second']:.0%}, worst {s['worst_of_second']:.2f}×",
-                "; ".join(notes),
+                note,
             ]
 
     head = ["link, 30 ms", "TCP", "learning rate", "steps a version", "a version every",
@@ -135,26 +137,26 @@ def feeds(found: dict[str, Any], table: Table) -> str:
 
 def followed(found: dict[str, Any], table: Table) -> str:
     """Return what came to each follower of the state demo, and how old it was."""
+    known = {key: found[key] for key in ("plan", "network", "started", "nbytes", "published", "trained")}
+    record = Record(followers={name: Log(**log) for name, log in found["followers"].items()}, **known)
 
     def rows() -> Rows:
-        for log in found["followers"].values():
-            sizes, ages = ([a[key] for a in log["arrivals"]] for key in ("nbytes", "age"))
-            due = sum(v["at"] >= log["joined"] for v in found["published"])
-            received, ended = log["status"]["nbytes"], log["finished"]
+        for name, log in record.followers.items():
+            sizes, ages = ([a[key] for a in log.arrivals] for key in ("nbytes", "age"))
             yield [
-                log["role"],
+                log.role,
                 str(len(sizes)),
                 _size(statistics.median(sizes)),
-                _size(received),
-                f"{found['nbytes'] * due / received:.0f}×",
+                _size(log.wire_bytes),
+                f"{record.saving(name):.0f}×",
                 f"{_time(statistics.median(ages))} / {_time(max(ages))}",
-                _yes(ended["digest"] == found["trained"]["digest"]),
+                _yes(log.finished["digest"] == record.trained["digest"]),
             ]
 
     head = ["follower", "versions that came", "a patch, median", "received, with all headers",
             "against each version whole", "age at arrival: median / worst",
             "ended with the trainer's bits"]  # fmt: skip
-    published = f"{len(found['published'])} versions, {found['plan']['steps']} at each of the two rates"
+    published = f"{record.steps} versions, {record.plan['steps']} at each of the two rates"
     return f"{table(head, rows())}\n\nPublished were {published}; what merged on the way came as one."
 
 
@@ -164,5 +166,4 @@ TABLES: dict[str, Callable[[dict[str, Any], Table], str]] = {
     "state-speeds": speeds,
     "state-ages": ages,
     "state-feeds": feeds,
-    "followed": followed,
 }

@@ -120,8 +120,7 @@ def summarise() -> dict[str, Any]:
             found["coding"].append(coded(data))
         elif cell[0] == "age":
             about = {k: data[k] for k in ("mbit", "rate", "stride", "pace", "control", "summary")}
-            whole = "format" not in data  # cells of before patches were read as they come
-            found["age"].append(about | {"valid": data["network"]["valid"], "whole": whole})
+            found["age"].append(about | {"valid": data["network"]["valid"]})
         else:
             found["feed"].append(data)
     job = {"model": MODEL, "data": DATA, "batch": BATCH, "seq": SEQ, "steps": STEPS}

@@ -135,7 +135,6 @@ def test_ages_are_held_against_their_bounds():
         "stride": 1,
         "control": "bbr",
         "valid": True,
-        "whole": False,
         "summary": s,
     }
     assert "50%" in TABLES["state-ages"]({"age": [row]}, pages.table)

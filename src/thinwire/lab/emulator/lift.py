@@ -81,7 +81,6 @@ def lifted() -> Iterator[None]:
         yield
         return
     with found as control:
-        control.settimeout(DEADLINE)
         _ask(control, LIFT)
         try:
             yield
@@ -94,7 +93,6 @@ def rewind() -> None:
     found = _control()
     if found is not None:
         with found as control:
-            control.settimeout(DEADLINE)
             _ask(control, REWIND)
 
 
@@ -114,6 +112,7 @@ def _control() -> socket.socket | None:
 
 
 def _ask(control: socket.socket, what: bytes) -> None:
+    control.settimeout(DEADLINE)
     try:
         control.send(what)
         answered = control.recv(1) == DONE
