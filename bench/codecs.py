@@ -7,13 +7,13 @@ rounds: the share of copy bandwidth is that of encode plus decode.
 Run ``python -m bench.codecs [--megabytes 1 4 32] [--rounds 15]``. The codecs take turns, round after round,
 so a noisy machine disturbs them alike; medians of processor time are reported. A large tensor is made and
 dropped first, as in any process that trains: only then does the C library stop returning every freed megabyte
-to the kernel, whose page faults would cost more than the codecs. Writes ``bench/results/codecs.json``.
+to the kernel, whose page faults would cost more than the codecs. Writes ``bench/results/codecs.json``;
+stopped between two sizes, it goes on with the next.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import statistics
@@ -27,9 +27,11 @@ import torch
 import zstandard
 
 import thinwire
+from bench.cells import Cells
 from thinwire import wire
 from thinwire.channel import Receiver, Scheme, Sender
 from thinwire.codecs import Codec, FixedPoint, TileAdaptive, Uniform, parse_codec
+from thinwire.lab.machine import cores, cpu_model
 from thinwire.recipes import parse_recipe
 
 RESULTS = Path(__file__).parent / "results" / "codecs.json"
@@ -211,10 +213,9 @@ def wanted(codec: Codec) -> float | None:
 
 def machine() -> dict[str, Any]:
     """Return what the figures depend on."""
-    names = [line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")]
     return {
-        "processor": names[0] if names else platform.processor(),
-        "cores": os.cpu_count(),
+        "processor": cpu_model(),
+        "cores": cores(),
         "load": os.getloadavg()[0],
         "system": platform.system(),
         "python": platform.python_version(),
@@ -222,11 +223,6 @@ def machine() -> dict[str, Any]:
         "zstandard": zstandard.__version__,
         "thinwire": thinwire.__version__,
     }
-
-
-def _cpuinfo() -> list[str]:
-    path = Path("/proc/cpuinfo")
-    return path.read_text().splitlines() if path.exists() else []
 
 
 def show(rows: list[dict[str, Any]]) -> None:
@@ -242,6 +238,15 @@ def show(rows: list[dict[str, Any]]) -> None:
         )
 
 
+def timed(megabytes: float, rounds: int) -> list[dict[str, Any]]:
+    """Return the rows of one size."""
+    # Small tensors are quick to do, and need more rounds for a steady median.
+    rounds *= 4 if megabytes <= 4 else 1
+    x = hidden_state(int(megabytes * 1e6))
+    codecs = [CodecSubject(parse_codec(spec), x) for spec in CODECS]
+    return measure([*codecs, *channels(x)], x, rounds)
+
+
 def main() -> None:
     """Measure, print and store."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -251,17 +256,12 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.zeros(31 << 18)  # 31 MB, dropped at once: see above
-    codecs = [parse_codec(spec) for spec in CODECS]
+    cells = Cells(args.out, {"rounds": args.rounds, "codecs": CODECS})
     rows = []
     for megabytes in args.megabytes:
-        # Small tensors are quick to do, and need more rounds for a steady median.
-        rounds = args.rounds * (4 if megabytes <= 4 else 1)
-        x = hidden_state(int(megabytes * 1e6))
-        rows.append(measure([*(CodecSubject(codec, x) for codec in codecs), *channels(x)], x, rounds))
-        show(rows[-1])
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    record = {"machine": machine(), "rounds": args.rounds, "rows": [r for size in rows for r in size]}
-    args.out.write_text(json.dumps(record, indent=1) + "\n")
+        rows += cells.of(f"{megabytes:g} MB", lambda size=megabytes: timed(size, args.rounds))
+        show(rows[-len(CODECS) - len(CHANNELS_OF) :])
+    cells.finish({"machine": machine(), "rounds": args.rounds, "rows": rows})
 
 
 if __name__ == "__main__":

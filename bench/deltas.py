@@ -3,7 +3,8 @@
 Run ``python -m bench.deltas`` (``make bench-deltas``), about three minutes. SmolLM2-135M with its pretrained
 weights is fine-tuned on Shakespeare in one process (nothing is sent); the hidden states and their gradients
 at the cut pass through channels as they would between machines. Position 0, the attention sink, is left out:
-it carries most of the energy, and would be most of the mean. Writes ``bench/results/deltas.json``.
+it carries most of the energy, and would be most of the mean. Writes ``bench/results/deltas.json``; stopped,
+it fine-tunes again, which always gives the same, and goes on with the next memory.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bench.cells import Cells
 from thinwire.channel import Scheme, Sender
 from thinwire.codecs import Uniform
 from thinwire.lab.config import TrainConfig
 from thinwire.lab.job import prepare
 from thinwire.lab.loss import next_token_loss
 from thinwire.lab.machine import environment
-from thinwire.lab.record import write_json
 from thinwire.lab.split import build_stage
 from thinwire.memory import Delta, Memory, NoMemory, RunningMean
 
@@ -33,6 +34,7 @@ MEMORIES: dict[str, Memory] = {
     "delta by sample": Delta(),
 }
 BITS = (2, 4, 8)
+KINDS = {"activations": 1, "gradients": 2}  # where each stands in a step
 Frame = tuple[Tensor, Tensor]
 
 
@@ -98,20 +100,24 @@ def error(steps: list[tuple[Tensor, Tensor, Tensor]], which: int, memory: Memory
     return float((wrong / total) ** 0.5)
 
 
+def row(steps: list[tuple[Tensor, Tensor, Tensor]], of: str, label: str) -> dict[str, Any]:
+    """Return what one memory makes of activations or gradients."""
+    which, memory = KINDS[of], MEMORIES[label]
+    errors = {str(b): error(steps, which, memory, b) for b in BITS}
+    return {"of": of, "memory": label, "energy": energy(steps, which, memory), "error": errors}
+
+
 def main() -> None:
     """Measure and write."""
-    steps = capture()
-    rows: list[dict[str, Any]] = []
-    for which, name in ((1, "activations"), (2, "gradients")):
-        for label, memory in MEMORIES.items():
-            errors = {str(b): error(steps, which, memory, b) for b in BITS}
-            rows.append(
-                {"of": name, "memory": label, "energy": energy(steps, which, memory), "error": errors}
-            )
     job = {k: getattr(CONFIG, k) for k in ("model", "data", "steps", "epochs", "batch", "seq", "seed")}
-    write_json(
-        RESULTS, {"job": job, "environment": environment("bf16", torch.get_num_threads()), "rows": rows}
-    )
+    cells = Cells(RESULTS, job)
+    steps = capture()
+    rows = [
+        cells.of(f"{of}, {label}", lambda of=of, label=label: row(steps, of, label))
+        for of in KINDS
+        for label in MEMORIES
+    ]
+    cells.finish({"job": job, "environment": environment("bf16", torch.get_num_threads()), "rows": rows})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Does it pay to encode and decode beside the compute? Two ranks, with and without, in turns on one model.
 
 ``python -m bench.overlap`` adds a run to results/overlap.json: seconds a step, and the ratio of each pair.
+Stopped, it goes on with the next cell.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch
 
+from bench.cells import Cells
 from thinwire.lab.config import TrainConfig
 from thinwire.lab.job import Job, prepare
 from thinwire.lab.machine import cores
@@ -104,16 +106,16 @@ def main() -> None:
     if sys.argv[1:]:
         rank(*sys.argv[1:])
     part = RESULT.with_suffix(".part")
-    found = []
+    cells, found = Cells(RESULT, {"pairs": PAIRS, "visits": VISITS}), []
     for recipe, link in CELLS:
-        found.append(cell(recipe, link, part))
+        found.append(cells.of(f"{recipe} over {link}", lambda r=recipe, k=link: cell(r, k, part)))
         ratio = found[-1]["ratio"]
         sys.stdout.write(f"{recipe} over {link}: {ratio['median']:.3f} {ratio['quartiles']}\n")
         sys.stdout.flush()
-    part.unlink()
+    part.unlink(missing_ok=True)
     runs = json.loads(RESULT.read_text("utf-8"))["runs"] if RESULT.exists() else []
     run = {"cells": found, "cores": cores(), "visits": VISITS}
-    write_json(RESULT, {"model": "gpt2-lab", "runs": [*runs, run]})
+    cells.finish({"model": "gpt2-lab", "runs": [*runs, run]})
 
 
 if __name__ == "__main__":

@@ -5,26 +5,27 @@ fine-tuned in one process (nothing is sent): SmolLM2-135M, which changes slowly,
 weights, which changes fast. What crosses the cut goes, sample by sample, through channels as it would between
 machines. Bits are those of whole packets, errors |x_hat - x| / |x| without position 0 (the attention sink),
 each by visit of a sample; ``gain`` is <x_hat, x> / <x, x>, below 1 for a coder that shrinks what it codes.
-Writes ``bench/results/pushed.json``; what became of each idea is told in ``docs/log.md``.
+Writes ``bench/results/pushed.json``; what became of each idea is told in ``docs/log.md``. Stopped, it
+fine-tunes again, which always gives the same, and goes on with the next coder.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bench.deltas import CONFIG, capture
+from bench.cells import Cells
+from bench.deltas import CONFIG, KINDS, capture
 from thinwire.channel import Scheme, Sender
 from thinwire.codecs import ChannelMean, Codec, DeadZone, Entropy, Sink, Uniform
 from thinwire.lab.config import TrainConfig
 from thinwire.lab.job import prepare
 from thinwire.lab.machine import environment
-from thinwire.lab.record import write_json
 from thinwire.lab.split import build_stage
 from thinwire.memory import Delta
 from thinwire.recipes import parse_recipe
@@ -39,7 +40,6 @@ JOBS = {
 SEEN_ONCE = TrainConfig(steps=64, epochs=1, batch=8, microbatches=4, seq=128, eval_samples=0)
 INT8 = Uniform(bits=8)
 Steps = list[tuple[Tensor, Tensor, Tensor]]
-ACTIVATIONS, GRADIENTS = 1, 2
 
 
 def groups(bits: int, clip: float = 1.0, **more: Any) -> Codec:
@@ -188,7 +188,7 @@ def rotated(run: Steps, which: int, step: float) -> dict[str, float]:
         bits = wrong = total = n = 0.0
         for s in run[half:size]:
             for x in s[which][:, 1:]:
-                y = x - rows.mean(0) * (which == ACTIVATIONS)
+                y = x - rows.mean(0) * (which == KINDS["activations"])
                 scale = step * y.abs().mean()
                 z = y @ basis
                 levels = ((z.abs() / scale + 0.4).floor() * z.sign()).int()
@@ -251,35 +251,45 @@ def by_token(quarters: int = 4) -> list[dict[str, float]]:
     return rows
 
 
-def measure(config: TrainConfig) -> dict[str, Any]:
+def measure(model: str, config: TrainConfig, cells: Cells) -> dict[str, Any]:
     """Return everything that is measured on one model's steps."""
     run = capture(config, skip=0)
     visits = config.epochs or 1
-    made: dict[str, tuple[int, Callable[[], dict[str, Scheme]]]] = {
-        "activations": (ACTIVATIONS, forward_schemes),
-        "gradients": (GRADIENTS, backward_schemes),
-    }
+
+    def coded(of: str, name: str, scheme: Scheme) -> dict[str, Any]:
+        row = cells.of(f"{model}, {of}, {name}", lambda: by_visit(run, KINDS[of], scheme, visits))
+        return {"name": name, "visits": row}
+
+    makers = {"activations": forward_schemes, "gradients": backward_schemes}
     found: dict[str, Any] = {
-        of: [{"name": name, "visits": by_visit(run, which, s, visits)} for name, s in schemes().items()]
-        for of, (which, schemes) in made.items()
+        of: [coded(of, name, scheme) for name, scheme in schemes().items()] for of, schemes in makers.items()
     }
-    found["coder"] = {str(step): coder_gap(run, step) for step in (0.7, 1.0, 2.0)}
-    found["outlier_channels"] = [outlier_channels(run, kept, 0.65) for kept in (0, 4, 16)]
-    found["rotation"] = {"activations": rotated(run, 1, 0.65), "gradients": rotated(run, 2, 1.0)}
-    return found
+    return found | cells.of(f"{model}, apart from channels", lambda: bounds(run))
+
+
+def bounds(run: Steps) -> dict[str, Any]:
+    """Return what better coders could gain: by entropies, with outlier channels apart, in another basis."""
+    return {
+        "coder": {str(step): coder_gap(run, step) for step in (0.7, 1.0, 2.0)},
+        "outlier_channels": [outlier_channels(run, kept, 0.65) for kept in (0, 4, 16)],
+        "rotation": {
+            of: rotated(run, KINDS[of], step) for of, step in (("activations", 0.65), ("gradients", 1.0))
+        },
+    }
 
 
 def main() -> None:
     """Measure and write."""
     shown = ("model", "data", "steps", "epochs", "batch", "seq", "seed")
-    write_json(
-        RESULTS,
+    jobs = {n: {k: getattr(c, k) for k in shown} | {"lr": c.learning_rate} for n, c in JOBS.items()}
+    cells = Cells(RESULTS, jobs)
+    cells.finish(
         {
-            "jobs": {n: {k: getattr(c, k) for k in shown} | {"lr": c.learning_rate} for n, c in JOBS.items()},
+            "jobs": jobs,
             "environment": environment("bf16", torch.get_num_threads()),
-            "models": {name: measure(config) for name, config in JOBS.items()},
-            "prediction_by_token": by_token(),
-        },
+            "models": {name: measure(name, config, cells) for name, config in JOBS.items()},
+            "prediction_by_token": cells.of("prediction by token", by_token),
+        }
     )
 
 

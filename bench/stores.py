@@ -3,13 +3,13 @@
 Run ``python -m bench.stores [--folder F] [--seconds 0.02]``. A data set of twenty times the store's memory is
 visited in random order, a batch at a time; between two batches the trainer computes (here: sleeps), while
 what was announced is read and what was put is written. The file's pages are dropped from the system's cache
-before the visits marked cold. The stores take turns batch by batch. Writes ``bench/results/stores.json``.
+before the visits marked cold. The stores take turns batch by batch. Writes ``bench/results/stores.json``;
+stopped between two shapes, it goes on with the next.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import statistics
@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from bench.cells import Cells
 from bench.codecs import machine
 from thinwire.codecs import Uniform
 from thinwire.disk_store import DiskStore
@@ -139,9 +140,10 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.zeros(31 << 18)  # 31 MB, dropped at once: see bench.codecs
-    found = {}
+    settings = {"folder": str(args.folder), "seconds": args.seconds, "epochs": args.epochs}
+    cells, found = Cells(args.out, settings), {}
     for name, shape in SHAPES.items():
-        found[name] = measure(shape, args.folder, args.seconds, args.epochs)
+        found[name] = cells.of(name, lambda s=shape: measure(s, args.folder, args.seconds, args.epochs))
         print(f"\n{name}: {found[name][0]['row_bytes'] / 1e6:.2f} MB a sample; microseconds, median and 95 %")
         for r in found[name]:
             print(
@@ -149,9 +151,7 @@ def main() -> None:
                 f"put {r['put_us']['median']:8.0f} {r['put_us']['p95']:8.0f}   "
                 f"fill {r['fill_mb_s']:7.0f} MB/s"
             )
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    record = {"machine": machine(), "compute_seconds": args.seconds, "shapes": found}
-    args.out.write_text(json.dumps(record, indent=1) + "\n")
+    cells.finish({"machine": machine(), "compute_seconds": args.seconds, "shapes": found})
 
 
 if __name__ == "__main__":

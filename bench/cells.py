@@ -1,0 +1,40 @@
+"""Finished cells of a bench whose result is one file: kept beside it until the last one is there.
+
+A bench that was stopped goes on after its last finished cell; one that was done measures all anew. Benches
+whose cells take long (``bench.links``, ``bench.quality``, ``bench.state``) keep a file a cell, for good.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from thinwire.lab.record import finite, write_json
+
+
+class Cells:
+    """What is measured of ``result`` so far, under ``settings``: cells of other settings are not used.
+
+    Example: ``row = cells.of("4 MB", lambda: measure(4))``, and ``cells.finish(rows)`` at the end.
+    """
+
+    def __init__(self, result: Path, settings: dict[str, Any]) -> None:
+        self._result = result
+        self._file = result.with_name(f".{result.stem}.cells.json")
+        self._settings = json.loads(json.dumps(settings))
+        known = json.loads(self._file.read_text("utf-8")) if self._file.exists() else {}
+        self._found: dict[str, Any] = known["cells"] if known.get("settings") == self._settings else {}
+
+    def of(self, name: str, measure: Callable[[], Any]) -> Any:
+        """Return a cell as it was found before the bench was stopped, else measured now."""
+        if name not in self._found:
+            self._found[name] = finite(measure())
+            write_json(self._file, {"settings": self._settings, "cells": self._found})
+        return self._found[name]
+
+    def finish(self, result: dict[str, Any]) -> None:
+        """Write the result, and forget its cells."""
+        write_json(self._result, result)
+        self._file.unlink(missing_ok=True)

@@ -1,0 +1,59 @@
+"""A bench of one result goes on after its last finished cell."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench import codecs
+from bench.cells import Cells
+
+
+def measure(cells: Cells, names: str, done: list[str]) -> dict[str, Any]:
+    """Return the cells, noting in ``done`` what had to be measured."""
+    return {n: cells.of(n, lambda n=n: done.append(n) or {"value": n * 2}) for n in names}
+
+
+def test_a_stopped_bench_measures_only_what_is_missing(tmp_path: Path) -> None:
+    result, done = tmp_path / "b.json", []
+    measure(Cells(result, {"rounds": 3}), "xy", done)
+    assert not result.exists()
+    cells = Cells(result, {"rounds": 3})
+    found = measure(cells, "xyz", done)
+    assert done == ["x", "y", "z"] and found == {n: {"value": n * 2} for n in "xyz"}
+    cells.finish(found)
+    assert json.loads(result.read_text()) == found and list(tmp_path.iterdir()) == [result]
+
+
+@pytest.mark.parametrize("after", ["other settings", "a finished bench"])
+def test_cells_are_measured_anew_after(after: str, tmp_path: Path) -> None:
+    result, done = tmp_path / "b.json", []
+    cells = Cells(result, {"sizes": (1, 4)})
+    measure(cells, "x", done)
+    if after == "a finished bench":
+        cells.finish({})
+    measure(Cells(result, {"sizes": (1, 4) if after == "a finished bench" else (1, 4, 32)}), "x", done)
+    assert done == ["x", "x"]
+
+
+def test_the_codec_bench_stopped_between_two_sizes_times_the_second_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result, asked = tmp_path / "codecs.json", []
+
+    def timed(megabytes: float, rounds: int) -> list[dict[str, Any]]:
+        asked.append(megabytes)
+        if asked == [1, 4]:
+            raise KeyboardInterrupt
+        return [{"codec": "Cast()", "input_bytes": round(megabytes * 1e6)}]
+
+    monkeypatch.setattr(codecs, "timed", timed)
+    monkeypatch.setattr(codecs, "show", lambda rows: None)
+    monkeypatch.setattr("sys.argv", ["codecs", "--megabytes", "1", "4", "--out", str(result)])
+    with pytest.raises(KeyboardInterrupt):
+        codecs.main()
+    codecs.main()
+    assert asked == [1, 4, 4]
+    assert [r["input_bytes"] for r in json.loads(result.read_text())["rows"]] == [1_000_000, 4_000_000]
