@@ -123,6 +123,21 @@ def test_a_listener_serves_one_peer_after_another_and_survives_bad_ones() -> Non
         assert "stopped listening" in "".join(lines)
 
 
+def test_a_second_peer_is_told_and_does_not_disturb_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linktest, "ALIVE", 1.0)
+    with _listening() as (port, _, served):
+        first = _knocking(port, TOKEN)
+        first.mailbox.send(linktest.HELLO, b'{"name": "first", "settings": {}}')
+        first.mailbox.get(linktest.HELLO, LONG, "the greeting")
+        with pytest.raises(LinkError, match="busy with another peer"):
+            dial(HERE, port, TOKEN, 0.5)
+        first.mailbox.send(linktest.ECHO, b"")
+        first.mailbox.get(linktest.ECHO, LONG, "an echo")
+        first.mailbox.send(linktest.DO, b'{"end": 0}').result(LONG)
+        served.result(LONG)
+        first.close()
+
+
 def test_a_line_too_slow_for_the_test_ends_it_with_the_peer_s_name(monkeypatch: pytest.MonkeyPatch) -> None:
     with _listening() as (port, _, served):
         peer = _knocking(

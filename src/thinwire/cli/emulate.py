@@ -94,6 +94,7 @@ def emulate(
     failure = None
     with Emulation(shapes, congestion, seed) as net:
         if check:
+            tell("measuring the network, two to three seconds a way ...")
             _print_check(console, net, net.check())
         if command:
             streams = (sys.stderr if json else sys.stdout, sys.stderr)

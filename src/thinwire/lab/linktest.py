@@ -187,7 +187,7 @@ def listen(
     """
     while True:
         options: dict[str, Any] = {"connect_timeout": math.inf, "max_message": MAX_SEGMENT, "token": token}
-        link = ZmqLink.bind(NAME, host, port, peer="the measuring peer", **options)
+        link = ZmqLink.bind(NAME, host, port, peer="the measuring peer", handover=False, **options)
         port = link.port
         peer = stack(0, link, shape or LinkShape(), 0, DEADLINE, math.inf)
         tell(f"listening at {host}:{port}")

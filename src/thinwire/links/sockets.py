@@ -29,15 +29,21 @@ def open_socket(kind: int, host: str, max_message: int, queued: int) -> zmq.Sock
 
 
 def listen(
-    sock: zmq.Socket[bytes], host: str, port: int, token: bytes | None, control: str | None = None
+    sock: zmq.Socket[bytes],
+    host: str,
+    port: int,
+    token: bytes | None,
+    control: str | None = None,
+    handover: bool = True,
 ) -> tuple[zmq.Socket[bytes] | None, int]:
     """Bind a ROUTER; return the socket that ZeroMQ asks about tokens, if there is one, and the port.
 
-    Port 0 takes a free one; ``control`` is TCP's congestion control, from ``congestion.resolve``. Errors:
-    ``InputError`` where the address cannot be bound.
+    Port 0 takes a free one; ``control`` is TCP's congestion control, from ``congestion.resolve``; with
+    ``handover`` a new connection under a name replaces the old, maybe dead one. Errors: ``InputError`` where
+    the address cannot be bound.
     """
     sock.router_mandatory = True  # a peer that is unknown, or whose queue is full, is an error to us
-    sock.router_handover = True  # a new connection under a name replaces the old, maybe dead one
+    sock.router_handover = handover
     zap = None
     if token is not None:
         zap = sock.context.socket(zmq.REP)

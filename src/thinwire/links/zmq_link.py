@@ -47,11 +47,13 @@ class ZmqLink:
         connect_timeout: float = 60.0,
         max_message: int = MAX_MESSAGE,
         control: str = congestion.AUTO,
+        handover: bool = True,
     ) -> ZmqLink:
         """Listen at ``host`` for the one peer that calls itself ``name``; port 0 takes a free one.
 
         ``via``: what errors say in place of the address, where that leads to a tunnel. ``control``: TCP's
-        congestion control (``congestion``).
+        congestion control (``congestion``). ``handover``: whoever comes later under that name takes the link
+        over, as a peer does whose old connection died; without it they are not heard while the first is here.
 
         Errors: ``InputError`` for an address off loopback without a token, or one that cannot be bound; the
         link fails with ``LinkError`` when nobody came within ``connect_timeout`` seconds, ``AuthError`` when
@@ -60,7 +62,7 @@ class ZmqLink:
         check_host(host, token)
         chosen = congestion.resolve(control)
         sock = open_socket(zmq.ROUTER, host, max_message, HIGH_WATER)
-        zap, port = listen(sock, host, port, token, chosen)
+        zap, port = listen(sock, host, port, token, chosen, handover)
         who = f"{peer} ({via or f'{host}:{port}'})"
         pump = Pump(sock, name, who, zap=zap, token=token, connect_timeout=connect_timeout)
         return cls(pump, host, port, token is not None, max_message, binds=True)
