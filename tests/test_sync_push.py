@@ -748,16 +748,18 @@ def test_whoever_joins_late_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> 
         assert len(made) == 1
 
 
-@pytest.mark.parametrize(("seed", "versions"), [(0, 200), (1, 25), (2, 25)])
+@pytest.mark.parametrize(("seed", "versions", "relayed"), [(0, 200, 0), (1, 25, 0), (2, 25, 0), (3, 60, 1)])
 def test_whatever_happens_each_version_held_is_one_that_was_published_and_none_is_older(
-    seed: int, versions: int, tmp_path: Path
+    seed: int, versions: int, relayed: int, tmp_path: Path
 ) -> None:
-    """Cuts, stalls, restarts of either side and late joiners, at random."""
+    """Cuts, stalls, restarts of either side, or of a relay between them, and late joiners, at random."""
     rng, w, path = random.Random(seed), weights(seed, rows=200), tmp_path / "state.safetensors"
     published: dict[int, dict[str, Tensor]] = {}  # by hash
     p = publisher(w, silence=2.0)
     port, line = p.port, SlowProxy(p.port, 3e5)
-    f = Follower(HOST, line.port, state=path)
+    relays = [Relay(HOST, line.port, (HOST, 0)) for _ in range(relayed)]
+    near = relays[0].port if relays else line.port
+    f = Follower(HOST, near, state=path)
     last, others = (0, 0), []
 
     def publish() -> None:
@@ -776,7 +778,8 @@ def test_whatever_happens_each_version_held_is_one_that_was_published_and_none_i
 
     while len(published) < versions:
         what = rng.choices(
-            ["publish", "look", "cut", "restore", "publisher", "follower", "joiner"], [9, 4, 2, 3, 1, 1, 1]
+            ["publish", "look", "cut", "restore", "publisher", "follower", "joiner", "relay"],
+            [9, 4, 2, 3, 1, 1, 1, relayed],
         )
         if what == ["publish"]:
             publish()
@@ -793,7 +796,10 @@ def test_whatever_happens_each_version_held_is_one_that_was_published_and_none_i
             publish()
         elif what == ["follower"]:
             f.close()
-            f = Follower(HOST, line.port, state=path)
+            f = Follower(HOST, near, state=path)
+        elif what == ["relay"]:
+            relays.pop().close()
+            relays.append(Relay(HOST, line.port, (HOST, near)))
         elif what == ["joiner"] and len(others) < 3:
             others.append(Follower(HOST, port))
         look()
@@ -805,6 +811,8 @@ def test_whatever_happens_each_version_held_is_one_that_was_published_and_none_i
         until(lambda follower=follower: follower.held.hash == newest)
         assert same(follower.tensors(), used(w))
         follower.close()
+    for relay in relays:
+        relay.close()
     p.flush()  # one that left while it was cut off counts until it has been silent for a while
     p.close()
     line.__exit__()
