@@ -315,11 +315,6 @@ def test_arrays_that_are_not_for_c_are_left_to_numpy():
         gather.write(fixed, at, np.array([5], np.int16))
 
 
-def test_a_library_of_another_source_is_not_used(monkeypatch):
-    monkeypatch.setattr(native.zlib, "crc32", lambda data: 0)
-    assert native._load() == {}
-
-
 @pytest.mark.parametrize("limit", ["MOST", "ROW"])
 def test_a_library_of_other_limits_is_not_used(monkeypatch, limit):
     monkeypatch.setattr(native, limit, 8)

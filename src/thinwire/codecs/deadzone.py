@@ -14,7 +14,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from thinwire.codecs import scales
+from thinwire.codecs import native, scales
 from thinwire.codecs.bits import pack, packed_nbytes, unpack
 from thinwire.spec import Spec
 from thinwire.types import InputError, Payload, PayloadError, TensorSpec, require
@@ -62,7 +62,7 @@ class DeadZone(Spec):
         """Return the codec for residuals of ``x``; what it encodes, this one decodes."""
         if self.unit != "tensor" or not x.numel():
             return self
-        mean = float(_mean_magnitude(x.detach().to(torch.float32).reshape(-1)))
+        mean = float(_magnitudes(x.detach().to(torch.float32).reshape(-1))[0])
         return replace(self, step=max(mean * self.step, scales.FORMATS["bfloat16"].low), unit="one")
 
     def encode(self, x: Tensor) -> Payload:
@@ -71,21 +71,32 @@ class DeadZone(Spec):
     def roundtrip(self, x: Tensor) -> tuple[Payload, Tensor]:
         spec, values = TensorSpec.of(x), x.detach().to(torch.float32).reshape(-1)
         stored = scales.store(self._step(values), "bfloat16")
-        levels = self._levels(values, stored)
-        # Of -1, which becomes 255, and 3, which stands for all above, the low bits are 3.
-        codes = (levels + 1).clamp_(-1, _LARGE).to(torch.uint8).bitwise_and_(_LARGE)
-        payload = Payload(spec, (pack(codes, 2), _bytes(levels[codes == _LARGE]), stored))
-        return payload, _values(levels, stored, spec)
+        step = scales.expand(stored, "bfloat16")
+        if values.numel() and native.there(values):
+            *codes, found = native.levels(values, float(step.reciprocal()), self.offset, float(step))
+        else:
+            levels = self._levels(values, step)
+            # Of -1, which becomes 255, and 3, which stands for all above, the low bits are 3.
+            small = (levels + 1).clamp_(-1, _LARGE).to(torch.uint8).bitwise_and_(_LARGE)
+            codes = [pack(small, 2), _bytes(levels[small == _LARGE])]
+            found = levels.to(torch.float32).mul_(step)
+        return Payload(spec, (*codes, stored)), _shaped(found, spec)
 
     def decode(self, payload: Payload) -> Tensor:
         spec = payload.spec
         packed, large, stored = self._parts(payload)
+        step = scales.load(stored, "bfloat16")
+        if spec.numel and packed.numel() == packed_nbytes(spec.numel, 2) and native.there(packed, large):
+            found = native.values(packed, large, spec.numel, float(step))
+            if found is not None:
+                return _shaped(found, spec)
         codes = unpack(packed, 2, spec.numel)
         levels, wide = codes.to(torch.int16).sub_(1), codes == _LARGE
         count = int(wide.sum())
         if large.numel() != 2 * count:
             raise PayloadError(f"{large.numel()} bytes for {count} large levels, expected two each")
-        return _values(levels.masked_scatter_(wide, _numbers(large)), stored, spec)
+        levels.masked_scatter_(wide, _numbers(large))
+        return _shaped(levels.to(torch.float32).mul_(step), spec)
 
     def nbytes(self, spec: TensorSpec) -> int:
         return packed_nbytes(spec.numel, 2) + 2 * spec.numel + 2
@@ -94,12 +105,12 @@ class DeadZone(Spec):
         """Return the wanted step, float32 [1], or [0] for no values."""
         if not values.numel():
             return values.new_zeros(0)
-        mean = _mean_magnitude(values)  # in any unit, for what is not finite
+        mean, most = _magnitudes(values)  # in any unit, for what is not finite
         step = values.new_full((1,), self.step) if self.unit == "one" else mean.mul_(self.step).reshape(1)
-        return torch.maximum(step, values.abs().amax() / TOP)
+        return torch.maximum(step, most / TOP)
 
-    def _levels(self, values: Tensor, stored: Tensor) -> Tensor:
-        y = values * scales.expand(stored, "bfloat16").reciprocal()
+    def _levels(self, values: Tensor, step: Tensor) -> Tensor:
+        y = values * step.reciprocal()
         y.add_(torch.full_like(y, self.offset).copysign_(y))
         return y.clamp_(-TOP, TOP).to(torch.int16)  # which cuts off what is behind the point
 
@@ -142,15 +153,17 @@ def _binary(p: float) -> float:
     return -sum(q * math.log2(q) for q in (p, 1 - p) if q > 0)
 
 
-def _mean_magnitude(values: Tensor) -> Tensor:
-    mean = values.abs().mul_(1 / values.numel()).sum()  # divided before the sum, which so cannot overflow
+def _magnitudes(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean and the largest magnitude."""
+    sizes = values.abs()
+    most = sizes.amax()
+    mean = sizes.mul_(1 / values.numel()).sum()  # divided before the sum, which so cannot overflow
     if not math.isfinite(mean):
         raise InputError("a NaN or infinite value cannot be quantised; look for the overflow that made it")
-    return mean
+    return mean, most
 
 
-def _values(levels: Tensor, stored: Tensor, spec: TensorSpec) -> Tensor:
-    x = levels.to(torch.float32).mul_(scales.load(stored, "bfloat16"))
+def _shaped(x: Tensor, spec: TensorSpec) -> Tensor:
     if spec.dtype == torch.float16:
         x.clamp_(-65504.0, 65504.0)
     return x.to(spec.dtype).reshape(spec.shape)

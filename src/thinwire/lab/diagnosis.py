@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 import zmq
 
+from thinwire.codecs import native as codec_passes
 from thinwire.lab import machine
 from thinwire.lab.cache import cache_folder
 from thinwire.lab.network import STARTS_AGAIN, tcp_settings
 from thinwire.lab.progress import megabytes
 from thinwire.links import congestion
-from thinwire.state import native
+from thinwire.state import native as state_passes
 from thinwire.types import ThinwireError
 
 OK, LACKS, BROKEN = "ok", "lacks", "broken"
@@ -178,10 +179,10 @@ def _corpus(title: str, name: str) -> Check:
 
 
 def _passes() -> Check:
-    if native.there():
-        return Check("state passes", OK, "compiled: publishing and following a state run at full speed")
-    finding = "numpy alone: publishing and following a state takes 1.2 to 1.7 times the time"
-    return Check("state passes", LACKS, finding, "install a C compiler, then thinwire again")
+    if codec_passes.there() and state_passes.there():
+        return Check("compiled passes", OK, "coding activations and following states run at full speed")
+    finding = "torch and numpy alone: coding activations and following states take up to twice the time"
+    return Check("compiled passes", LACKS, finding, "install a C compiler, then thinwire again")
 
 
 def _encryption() -> Check:

@@ -9,7 +9,6 @@ meanwhile, a trainer's tensors and live words, can make a result wrong, but reac
 from __future__ import annotations
 
 import ctypes
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from thinwire.compiled import library
 from thinwire.state.stream import Array
 from thinwire.types import InputError, require
 
@@ -45,22 +45,16 @@ _HASHES = ("moved", "whole")  # of words of up to 4 bytes
 
 
 def _load() -> dict[str, Any]:
-    """Return the functions of the library beside this file; none where there is none of this source."""
-    source = Path(__file__).with_name("kernels.c")  # where thinwire is developed
-    try:
-        library = ctypes.CDLL(str(Path(__file__).with_name("_kernels.bin")))
-        library.tw_source.restype = ctypes.c_int64
-        current = not source.exists() or library.tw_source() == zlib.crc32(source.read_bytes())
-        alike = library.tw_most() == MOST and library.tw_row() == ROW
-        return _functions(library) if current and alike else {}
-    except (OSError, AttributeError):
-        return {}
+    """Return the functions of the library beside this file; none where there is none, or of other limits."""
+    found = library(Path(__file__).parent)
+    alike = found is not None and found.tw_most() == MOST and found.tw_row() == ROW
+    return _functions(found) if found is not None and alike else {}
 
 
-def _functions(library: ctypes.CDLL) -> dict[str, Any]:
+def _functions(built: ctypes.CDLL) -> dict[str, Any]:
     names = [f"{name}_uint{8 * size}_t" for name in _NAMES for size in (1, 2, 4, 8)]
     names += [f"{name}_uint{8 * size}_t" for name in _HASHES for size in (1, 2, 4)]
-    found = {name: getattr(library, f"tw_{name}") for name in ["where", "within", "bits", *names]}
+    found = {name: getattr(built, f"tw_{name}") for name in ["where", "within", "bits", *names]}
     for name, function in found.items():
         function.restype = ctypes.c_uint64 if name.startswith(_HASHES) else ctypes.c_int64
     return found

@@ -1,0 +1,145 @@
+/* The passes of DeadZone over all values of a tensor, each in one go; native.py calls them.
+
+   Where no compiler was at hand, torch does the same in a dozen passes, to the same bits: so multiplications
+   and additions must not be fused (setup.py says so to the compiler).
+
+   Nothing here checks its arguments: native.py does. */
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
+#if !defined(__GNUC__)
+#error "made for gcc or clang"
+#endif
+
+#if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__clang__)
+#define FAST __attribute__((target_clones("avx2", "default")))
+#else
+#define FAST
+#endif
+
+/* What setup.py found in this file, so that a library is left alone that was built from another one. */
+#ifndef TW_SOURCE
+#define TW_SOURCE 0
+#endif
+int64_t tw_source(void) { return TW_SOURCE; }
+
+enum { CHUNK = 2048, LOOK = 64, LARGE = 3, PLANES = 4 };
+
+/* One bit for each of LOOK codes that is LARGE. */
+static inline uint64_t large(const uint8_t *codes)
+{
+    uint64_t bits = 0;
+#ifdef __SSE2__
+    for (size_t g = 0; g < LOOK / 16; g++) {
+        const __m128i some = _mm_loadu_si128((const __m128i *)(codes + 16 * g));
+        bits |= (uint64_t)(uint32_t)_mm_movemask_epi8(_mm_cmpeq_epi8(some, _mm_set1_epi8(LARGE))) << 16 * g;
+    }
+#else
+    for (size_t j = 0; j < LOOK; j++) bits |= (uint64_t)(codes[j] == LARGE) << j;
+#endif
+    return bits;
+}
+
+/* Where LARGE is among chunk codes, at most CHUNK of them, with zeros behind up to a multiple of LOOK; room for 4
+   more than there are. How many there are cannot be foreseen, and a branch for each would be mispredicted at most
+   blocks, so four are written at a time. */
+static inline size_t listed(const uint8_t *codes, size_t chunk, uint16_t *at)
+{
+    size_t found = 0;
+    for (size_t base = 0; base < chunk; base += LOOK) {
+        uint64_t bits = large(codes + base);
+        const size_t count = (size_t)__builtin_popcountll(bits);
+        for (size_t j = found; j < found + count; j += 4)
+            for (size_t k = j; k < j + 4; k++) {
+                at[k] = (uint16_t)(base + (size_t)__builtin_ctzll(bits | UINT64_C(1) << 63));
+                bits &= bits - 1;
+            }
+        found += count;
+    }
+    return found;
+}
+
+/* Levels of n values: values that they stand for, codes of two bits, a byte each (-1, 0, 1 as 0, 1, 2; LARGE for
+   all others), and these others as zigzag numbers, in order. Return how many others there are. No level is beyond
+   TOP: the step is chosen so. */
+FAST int64_t tw_levels(const float *restrict x, size_t n, float inverse, float offset, float step,
+                       float *restrict values, uint8_t *restrict codes, uint16_t *restrict numbers)
+{
+    size_t found = 0;
+    for (size_t i = 0; i < n; i += CHUNK) {
+        const size_t here = n - i < CHUNK ? n - i : CHUNK;
+        int16_t levels[CHUNK];
+        uint8_t own[CHUNK] = {0};
+        uint16_t at[CHUNK + 4];
+        for (size_t j = 0; j < here; j++) {
+            float y = x[i + j] * inverse;
+            y += __builtin_copysignf(offset, y);
+            const int32_t level = (int32_t)y;
+            values[i + j] = (float)level * step;
+            levels[j] = (int16_t)level;
+        }
+        for (size_t j = 0; j < here; j++) {
+            const uint16_t code = (uint16_t)(levels[j] + 1);
+            own[j] = (uint8_t)(code < LARGE ? code : LARGE);
+        }
+        memcpy(codes + i, own, here);
+        const size_t count = listed(own, here, at);
+        for (size_t j = 0; j < count; j++) {
+            const int32_t level = levels[at[j]];
+            numbers[found + j] = (uint16_t)(level * 2 ^ -(level < 0));
+        }
+        found += count;
+    }
+    return (int64_t)found;
+}
+
+/* n codes in PLANES runs of m, the last ones short or empty, a code of each run to a byte (see bits.py). */
+FAST void tw_pack(const uint8_t *codes, size_t n, uint8_t *packed)
+{
+    const size_t m = (n + PLANES - 1) / PLANES, whole = n > (PLANES - 1) * m ? n - (PLANES - 1) * m : 0;
+    for (size_t i = 0; i < whole; i++)
+        packed[i] = (uint8_t)(codes[i] | codes[m + i] << 2 | codes[2 * m + i] << 4 | codes[3 * m + i] << 6);
+    for (size_t i = whole; i < m; i++) {
+        packed[i] = 0;
+        for (size_t k = 0; k < PLANES && k * m + i < n; k++) packed[i] |= (uint8_t)(codes[k * m + i] << 2 * k);
+    }
+}
+
+/* The low bytes of numbers, then the high ones. */
+FAST void tw_halves(const uint16_t *numbers, size_t n, uint8_t *bytes)
+{
+    for (size_t j = 0; j < n; j++) bytes[j] = (uint8_t)numbers[j];
+    for (size_t j = 0; j < n; j++) bytes[n + j] = (uint8_t)(numbers[j] >> 8);
+}
+
+/* The values that n packed codes stand for, and others, given as the halves of count zigzag numbers. Return how
+   many others the codes ask for, or -1 for more than count; where that is not count, values mean nothing. */
+FAST int64_t tw_values(const uint8_t *restrict packed, size_t n, const uint8_t *restrict others, size_t count,
+                       float step, float *restrict values)
+{
+    const size_t m = (n + PLANES - 1) / PLANES;
+    size_t found = 0;
+    for (size_t k = 0; k < PLANES && k * m < n; k++) {
+        const size_t run = n - k * m < m ? n - k * m : m;
+        for (size_t i = 0; i < run; i += CHUNK) {
+            const size_t here = run - i < CHUNK ? run - i : CHUNK;
+            float *to = values + k * m + i;
+            uint8_t codes[CHUNK] = {0};
+            uint16_t at[CHUNK + 4];
+            for (size_t j = 0; j < here; j++) codes[j] = packed[i + j] >> 2 * k & 3;
+            for (size_t j = 0; j < here; j++) to[j] = (float)(codes[j] - 1) * step;
+            const size_t some = listed(codes, here, at);
+            if (some > count - found) return -1;
+            for (size_t j = 0; j < some; j++, found++) {
+                const int32_t number = others[found] | others[count + found] << 8;
+                to[at[j]] = (float)(number >> 1 ^ -(number & 1)) * step;
+            }
+        }
+    }
+    return (int64_t)found;
+}

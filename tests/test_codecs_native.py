@@ -1,0 +1,96 @@
+"""The compiled passes of codecs against torch's, which do the same: payloads and values to the bit."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from thinwire import compiled
+from thinwire.codecs import DeadZone, native
+from thinwire.types import Payload, PayloadError
+
+pytestmark = pytest.mark.skipif(
+    not native.there() and shutil.which("cc") is None, reason="no C compiler when thinwire was installed"
+)
+SIZES = st.one_of(st.integers(1, 300), st.sampled_from([2047, 2048, 2049, 4096, 8191, 8195, 20_000]))
+
+
+def drawn(seed: int, n: int, spread: float) -> Tensor:
+    """Return normal values, a tenth of them ``spread`` times as large, some of them zeros of either sign."""
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, generator=g)
+    x *= torch.where(torch.rand(n, generator=g) < 0.1, spread, 1.0)
+    x[torch.rand(n, generator=g) < 0.05] = -0.0
+    x[torch.rand(n, generator=g) < 0.05] = 0.0
+    return x
+
+
+def equal(a: Tensor, b: Tensor) -> bool:
+    """Say whether two tensors have the same bits, signs of zeros included."""
+    return a.dtype == b.dtype and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+def test_the_library_is_of_this_source() -> None:
+    assert native.there(), "kernels.c changed: .venv/bin/python setup.py build_ext --inplace"
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.integers(0, 2**32 - 1),
+    SIZES,
+    st.sampled_from([1.0, 30.0, 1e5, 1e30]),
+    st.sampled_from([0.05, 0.65, 2.0, 9.0]),
+    st.sampled_from([0.0, 0.4, 0.5]),
+    st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+)
+def test_payloads_and_values_are_torchs(
+    seed: int, n: int, spread: float, step: float, offset: float, dtype: torch.dtype
+) -> None:
+    x = drawn(seed, n, spread).to(dtype)
+    x = x.nan_to_num(posinf=6e4, neginf=-6e4)
+    codec = DeadZone(step=step, offset=offset)
+    payload, values = codec.roundtrip(x)
+    with native.without():
+        assert not native.there(x)
+        expected, expected_values = codec.roundtrip(x)
+        decoded = codec.decode(payload)
+    assert all(equal(a, b) for a, b in zip(payload.parts, expected.parts, strict=True))
+    # torch's level of a small negative value is 0, which has no sign; so has ours
+    assert equal(values, expected_values) and equal(codec.decode(payload), values) and equal(decoded, values)
+
+
+@pytest.mark.parametrize("change", [-2, -1, 1, 2])
+def test_another_number_of_large_levels_is_refused_as_without(change: int) -> None:
+    codec = DeadZone(step=0.5)
+    payload = codec.encode(drawn(0, 5000, 3.0))
+    packed, large, stored = payload.parts
+    large = large[:change] if change < 0 else torch.cat([large, large[:change]])
+    wrong = Payload(payload.spec, (packed, large, stored))
+    with pytest.raises(PayloadError, match="large levels, expected two each") as found:
+        codec.decode(wrong)
+    with native.without(), pytest.raises(PayloadError) as expected:
+        codec.decode(wrong)
+    assert str(found.value) == str(expected.value)
+
+
+def test_what_c_cannot_reach_is_left_to_torch() -> None:
+    x = torch.randn(4, 6)
+    assert native.there(x) and not native.there(x, x.t())
+    assert not native.there(torch.empty(3, device="meta"))
+    assert not native.there(torch.nn.Parameter(x))  # a subclass may be anything
+    y = torch.randn(6, 40).t()
+    codec = DeadZone()
+    assert equal(codec.decode(codec.encode(y)), codec.decode(codec.encode(y.contiguous())))
+
+
+def test_a_library_of_another_source_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = Path(native.__file__).parent
+    assert compiled.library(folder) is not None and compiled.library(tmp_path) is None
+    monkeypatch.setattr(compiled.zlib, "crc32", lambda data: 0)
+    assert compiled.library(folder) is None and native._load() == {}
