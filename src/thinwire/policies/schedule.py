@@ -71,6 +71,7 @@ class Pipeline:
         return len(self.stages) // 2 if self.schedule == "interleaved1f1b" else len(self.stages)
 
 
+@lru_cache(maxsize=256)  # a decision asks for the same ones again and again, between two steps
 def step_seconds(pipeline: Pipeline) -> float:
     """Return the seconds of one optimiser step in steady state.
 
