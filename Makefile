@@ -34,10 +34,10 @@ check: setup  ## Lint, formatting, types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: setup  ## Measure the codecs and channels: GB/s a core, share of copy bandwidth
+bench: setup  ## Measure the codecs and channels: GB/s a core, share of copy bandwidth (goes on where it stopped)
 	$(BIN)/python -m bench.codecs
 
-bench-stores: setup  ## Measure references on disk: time a sample, with and without prefetch
+bench-stores: setup  ## Measure references on disk: time a sample, with and without prefetch (goes on where it stopped)
 	$(BIN)/python -m bench.stores
 
 bench-quality: setup  ## Every recipe against fp32 on SmolLM2-135M, three seeds (90 minutes; goes on where it stopped)
@@ -74,4 +74,4 @@ docs: setup  ## Build the documentation into site/
 	$(BIN)/mkdocs build --strict
 
 clean:  ## Remove what the other commands made, the virtual environment included
-	rm -rf $(VENV) build site runs src/*.egg-info src/thinwire/state/_kernels.bin .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build site runs src/*.egg-info src/thinwire/*/_kernels.bin .pytest_cache .mypy_cache .ruff_cache .hypothesis

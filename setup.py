@@ -26,6 +26,7 @@ def library(package: str) -> Extension:
     return Extension(
         f"thinwire.{package}._kernels",
         [source],
+        depends=["setup.py"],
         define_macros=[("TW_SOURCE", stamp)],
         extra_compile_args=FLAGS,
         optional=True,

@@ -1,7 +1,7 @@
 """Finished cells of a bench whose result is one file: kept beside it until the last one is there.
 
-A bench that was stopped goes on after its last finished cell; one that was done measures all anew. Benches
-whose cells take long (``bench.links``, ``bench.quality``, ``bench.state``) keep a file a cell, for good.
+A bench that was stopped goes on after its last finished cell; one that was done measures all anew. Where
+cells take long, in ``bench.links``, ``plan``, ``quality`` and ``state``, each has a file, for good.
 """
 
 from __future__ import annotations
@@ -11,11 +11,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from thinwire.codecs import native as codec_passes
+from thinwire.lab.machine import environment
 from thinwire.lab.record import finite, write_json
+from thinwire.state import native as state_passes
 
 
 class Cells:
-    """What is measured of ``result`` so far, under ``settings``: cells of other settings are not used.
+    """What is measured of ``result`` so far, under ``settings``.
+
+    Cells of other settings, another machine or other versions are not used.
 
     Example: ``row = cells.of("4 MB", lambda: measure(4))``, and ``cells.finish(rows)`` at the end.
     """
@@ -23,7 +30,7 @@ class Cells:
     def __init__(self, result: Path, settings: dict[str, Any]) -> None:
         self._result = result
         self._file = result.with_name(f".{result.stem}.cells.json")
-        self._settings = json.loads(json.dumps(settings))
+        self._settings = json.loads(json.dumps({**settings, "made_by": _made_by()}))
         known = json.loads(self._file.read_text("utf-8")) if self._file.exists() else {}
         self._found: dict[str, Any] = known["cells"] if known.get("settings") == self._settings else {}
 
@@ -38,3 +45,8 @@ class Cells:
         """Write the result, and forget its cells."""
         write_json(self._result, result)
         self._file.unlink(missing_ok=True)
+
+
+def _made_by() -> dict[str, Any]:
+    compiled = {"codecs": codec_passes.there(), "state": state_passes.there()}
+    return environment("bf16", torch.get_num_threads()) | {"compiled": compiled}

@@ -20,6 +20,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,7 +31,7 @@ import thinwire
 from bench.cells import Cells
 from thinwire import wire
 from thinwire.channel import Receiver, Scheme, Sender
-from thinwire.codecs import Codec, FixedPoint, TileAdaptive, Uniform, parse_codec
+from thinwire.codecs import Codec, FixedPoint, TileAdaptive, Uniform, native, parse_codec
 from thinwire.lab.machine import cores, cpu_model
 from thinwire.recipes import parse_recipe
 
@@ -256,12 +257,14 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.zeros(31 << 18)  # 31 MB, dropped at once: see above
-    cells = Cells(args.out, {"rounds": args.rounds, "codecs": CODECS})
+    cells = Cells(args.out, {"rounds": args.rounds, "codecs": CODECS, "channels": CHANNELS_OF})
     rows = []
     for megabytes in args.megabytes:
-        rows += cells.of(f"{megabytes:g} MB", lambda size=megabytes: timed(size, args.rounds))
-        show(rows[-len(CODECS) - len(CHANNELS_OF) :])
-    cells.finish({"machine": machine(), "rounds": args.rounds, "rows": rows})
+        rows.append(cells.of(f"{megabytes:g} MB", lambda size=megabytes: timed(size, args.rounds)))
+        show(rows[-1])
+    cells.finish(
+        {"machine": machine(), "rounds": args.rounds, "compiled": native.there(), "rows": [*chain(*rows)]}
+    )
 
 
 if __name__ == "__main__":

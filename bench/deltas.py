@@ -110,7 +110,7 @@ def row(steps: list[tuple[Tensor, Tensor, Tensor]], of: str, label: str) -> dict
 def main() -> None:
     """Measure and write."""
     job = {k: getattr(CONFIG, k) for k in ("model", "data", "steps", "epochs", "batch", "seq", "seed")}
-    cells = Cells(RESULTS, job)
+    cells = Cells(RESULTS, {**job, "bits": BITS, "memories": [repr(m) for m in MEMORIES.values()]})
     steps = capture()
     rows = [
         cells.of(f"{of}, {label}", lambda of=of, label=label: row(steps, of, label))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from bench import codecs
 from bench.cells import Cells
 
@@ -51,6 +52,7 @@ def test_the_codec_bench_stopped_between_two_sizes_times_the_second_only(
 
     monkeypatch.setattr(codecs, "timed", timed)
     monkeypatch.setattr(codecs, "show", lambda rows: None)
+    monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
     monkeypatch.setattr("sys.argv", ["codecs", "--megabytes", "1", "4", "--out", str(result)])
     with pytest.raises(KeyboardInterrupt):
         codecs.main()

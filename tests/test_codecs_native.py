@@ -13,7 +13,8 @@ from torch import Tensor
 
 from thinwire import compiled
 from thinwire.codecs import DeadZone, native
-from thinwire.types import Payload, PayloadError
+from thinwire.state import native as state_native
+from thinwire.types import InputError, Payload, PayloadError, TensorSpec
 
 pytestmark = pytest.mark.skipif(
     not native.there() and shutil.which("cc") is None, reason="no C compiler when thinwire was installed"
@@ -65,6 +66,42 @@ def test_payloads_and_values_are_torchs(
     assert equal(values, expected_values) and equal(codec.decode(payload), values) and equal(decoded, values)
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([torch.float32, torch.float64]),
+    st.sampled_from([0.0, 0.4, 0.5]),
+    st.sampled_from([1.0, 32767.0, 65534.0, 2.0**-80, 2.0**100]),
+    st.booleans(),
+)
+def test_levels_reach_the_top_and_not_beyond(
+    seed: int, dtype: torch.dtype, offset: float, largest: float, alone: bool
+) -> None:
+    """With a step that is far too small for the values, it grows until the largest has the level 32767."""
+    x = drawn(seed, 1 if alone else 500, 1.0).to(dtype)
+    x[0] = largest if seed % 2 else -largest
+    x = x.clamp_(-largest, largest)
+    codec = DeadZone(step=1e-30, offset=offset, unit="one" if seed % 3 else "message")
+    payload, values = codec.roundtrip(x)
+    with native.without():
+        expected, expected_values = codec.roundtrip(x)
+    assert all(equal(a, b) for a, b in zip(payload.parts, expected.parts, strict=True))
+    assert equal(values, expected_values) and equal(codec.decode(payload), values)
+    assert abs(float(values[0])) > 0.99 * largest
+
+
+def test_any_levels_of_a_stranger_become_what_torch_makes_of_them() -> None:
+    codec, n = DeadZone(), 2**16
+    numbers = torch.arange(n, dtype=torch.int32)
+    halves = torch.cat([numbers & 0xFF, numbers >> 8]).to(torch.uint8)
+    all_large = torch.full((n // 4,), 0xFF, dtype=torch.uint8)
+    payload = Payload(TensorSpec((n,)), (all_large, halves, torch.tensor([0.5], dtype=torch.bfloat16)))
+    values = codec.decode(payload)
+    with native.without():
+        assert equal(values, codec.decode(payload))
+    assert values.min() == -0.5 * 2**15 and values.max() == 0.5 * (2**15 - 1)
+
+
 @pytest.mark.parametrize("change", [-2, -1, 1, 2])
 def test_another_number_of_large_levels_is_refused_as_without(change: int) -> None:
     codec = DeadZone(step=0.5)
@@ -84,13 +121,31 @@ def test_what_c_cannot_reach_is_left_to_torch() -> None:
     assert native.there(x) and not native.there(x, x.t())
     assert not native.there(torch.empty(3, device="meta"))
     assert not native.there(torch.nn.Parameter(x))  # a subclass may be anything
+    assert not native.there(torch._neg_view(x))  # whose memory has the opposite signs
+    assert not native.there(torch.frombuffer(bytearray(9), dtype=torch.float32, offset=1, count=2))
+    assert not native.there(torch._efficientzerotensor((3,)))  # which has no memory
     y = torch.randn(6, 40).t()
     codec = DeadZone()
     assert equal(codec.decode(codec.encode(y)), codec.decode(codec.encode(y.contiguous())))
+    turned = torch._neg_view(x.clone())
+    assert equal(codec.decode(codec.encode(turned)), codec.decode(codec.encode(-x)))
+    with pytest.raises(InputError, match="float32 in one piece"):
+        native.levels(x.double().flatten(), 1.0, 0.4, 1.0)
+
+
+def test_the_default_device_changes_nothing() -> None:
+    x, codec = torch.randn(500), DeadZone()
+    expected = codec.encode(x)
+    with torch.device("meta"):
+        payload, values = codec.roundtrip(x)
+        decoded = codec.decode(payload)
+    assert all(equal(a, b) for a, b in zip(payload.parts, expected.parts, strict=True))
+    assert equal(values, decoded)
 
 
 def test_a_library_of_another_source_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folder = Path(native.__file__).parent
-    assert compiled.library(folder) is not None and compiled.library(tmp_path) is None
+    assert compiled.functions(folder, ["levels"]) and state_native._load()
+    assert not compiled.functions(folder, ["nothing"]) and not compiled.functions(tmp_path, ["levels"])
     monkeypatch.setattr(compiled.zlib, "crc32", lambda data: 0)
-    assert compiled.library(folder) is None and native._load() == {}
+    assert not compiled.functions(folder, ["levels"]) and state_native._load() == {}

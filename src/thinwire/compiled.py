@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import ctypes
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 
-def library(folder: Path) -> ctypes.CDLL | None:
-    """Return ``_kernels.bin`` of a package's folder; None where there is none of the source beside it.
+def functions(folder: Path, names: Iterable[str]) -> dict[str, Any]:
+    """Return functions of the library ``_kernels.bin`` in a package's folder, by name; all of them or none.
 
-    There is none where no C compiler was when thinwire was installed. Each library says with ``tw_source``
-    what source it was built from.
+    There are none where no C compiler was when thinwire was installed, and none where the library was built
+    from another source than lies beside it, which ``tw_source`` tells. They return int64 if nobody says
+    otherwise.
     """
-    source = folder / "kernels.c"  # where thinwire is developed
+    source = folder / "kernels.c"
     try:
-        found = ctypes.CDLL(str(folder / "_kernels.bin"))
-        found.tw_source.restype = ctypes.c_int64
-        current = not source.exists() or found.tw_source() == zlib.crc32(source.read_bytes())
-        return found if current else None
+        library = ctypes.CDLL(str(folder / "_kernels.bin"))
+        found = {name: getattr(library, f"tw_{name}") for name in ["source", *names]}
     except (OSError, AttributeError):
-        return None
+        return {}
+    for function in found.values():
+        function.restype = ctypes.c_int64
+    stamp = found.pop("source")()
+    return found if not source.exists() or stamp == zlib.crc32(source.read_bytes()) else {}

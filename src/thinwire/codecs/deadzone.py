@@ -62,7 +62,7 @@ class DeadZone(Spec):
         """Return the codec for residuals of ``x``; what it encodes, this one decodes."""
         if self.unit != "tensor" or not x.numel():
             return self
-        mean = float(_magnitudes(x.detach().to(torch.float32).reshape(-1))[0])
+        mean = float(_mean(x.detach().to(torch.float32).reshape(-1).abs()))
         return replace(self, step=max(mean * self.step, scales.FORMATS["bfloat16"].low), unit="one")
 
     def encode(self, x: Tensor) -> Payload:
@@ -86,9 +86,9 @@ class DeadZone(Spec):
         spec = payload.spec
         packed, large, stored = self._parts(payload)
         step = scales.load(stored, "bfloat16")
-        if spec.numel and packed.numel() == packed_nbytes(spec.numel, 2) and native.there(packed, large):
+        if spec.numel and native.there(packed, large):
             found = native.values(packed, large, spec.numel, float(step))
-            if found is not None:
+            if found is not None:  # else what follows says what is wrong
                 return _shaped(found, spec)
         codes = unpack(packed, 2, spec.numel)
         levels, wide = codes.to(torch.int16).sub_(1), codes == _LARGE
@@ -105,9 +105,11 @@ class DeadZone(Spec):
         """Return the wanted step, float32 [1], or [0] for no values."""
         if not values.numel():
             return values.new_zeros(0)
-        mean, most = _magnitudes(values)  # in any unit, for what is not finite
+        sizes = values.abs()
+        least = sizes.amax() / TOP
+        mean = _mean(sizes)  # in any unit, for what is not finite
         step = values.new_full((1,), self.step) if self.unit == "one" else mean.mul_(self.step).reshape(1)
-        return torch.maximum(step, most / TOP)
+        return torch.maximum(step, least)
 
     def _levels(self, values: Tensor, step: Tensor) -> Tensor:
         y = values * step.reciprocal()
@@ -153,14 +155,12 @@ def _binary(p: float) -> float:
     return -sum(q * math.log2(q) for q in (p, 1 - p) if q > 0)
 
 
-def _magnitudes(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean and the largest magnitude."""
-    sizes = values.abs()
-    most = sizes.amax()
-    mean = sizes.mul_(1 / values.numel()).sum()  # divided before the sum, which so cannot overflow
+def _mean(sizes: Tensor) -> Tensor:
+    """Return the mean of magnitudes, which it overwrites."""
+    mean = sizes.mul_(1 / sizes.numel()).sum()  # divided before the sum, which so cannot overflow
     if not math.isfinite(mean):
         raise InputError("a NaN or infinite value cannot be quantised; look for the overflow that made it")
-    return mean, most
+    return mean
 
 
 def _shaped(x: Tensor, spec: TensorSpec) -> Tensor:

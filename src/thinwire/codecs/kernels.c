@@ -79,9 +79,8 @@ FAST int64_t tw_levels(const float *restrict x, size_t n, float inverse, float o
         for (size_t j = 0; j < here; j++) {
             float y = x[i + j] * inverse;
             y += __builtin_copysignf(offset, y);
-            const int32_t level = (int32_t)y;
-            values[i + j] = (float)level * step;
-            levels[j] = (int16_t)level;
+            levels[j] = (int16_t)(int32_t)y;
+            values[i + j] = (float)levels[j] * step;
         }
         for (size_t j = 0; j < here; j++) {
             const uint16_t code = (uint16_t)(levels[j] + 1);

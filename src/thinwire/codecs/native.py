@@ -1,7 +1,8 @@
 """Calls of the compiled passes in ``kernels.c``: several times as fast as torch's, and beside other threads.
 
 They are there for tensors of a CPU where a C compiler was when thinwire was installed; elsewhere ``there()``
-is False, and callers do the same, to the same bits, with torch.
+is False, and callers do the same, to the same bits, with torch. Tensors are checked here; what others write
+to them meanwhile can make a result wrong, but reaches no other memory. One core does the work.
 """
 
 from __future__ import annotations
@@ -10,35 +11,31 @@ import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from thinwire.codecs.bits import packed_nbytes
-from thinwire.compiled import library
+from thinwire.compiled import functions
+from thinwire.types import InputError
 
-_NAMES = ("levels", "pack", "halves", "values")
-
-
-def _load() -> dict[str, Any]:
-    """Return the functions of the library beside this file; none where there is none."""
-    found = library(Path(__file__).parent)
-    if found is None:
-        return {}
-    for name in ("levels", "values"):
-        getattr(found, f"tw_{name}").restype = ctypes.c_int64
-    return {name: getattr(found, f"tw_{name}") for name in _NAMES}
-
-
-_FUNCTIONS = _load()
+_FUNCTIONS = functions(Path(__file__).parent, ("levels", "pack", "halves", "values"))
+_CPU = torch.device("cpu")
 
 
 def there(*tensors: Tensor) -> bool:
-    """Return whether there are compiled passes, for ``tensors`` that lie in a CPU's memory, without gaps."""
-    if not _FUNCTIONS or torch.compiler.is_compiling():
+    """Return whether there are compiled passes, and all ``tensors`` lie in a CPU's memory, without gaps."""
+    return bool(_FUNCTIONS) and not torch.compiler.is_compiling() and all(map(_is_plain, tensors))
+
+
+def _is_plain(x: Tensor) -> bool:
+    if type(x) is not Tensor or x.device.type != "cpu" or not x.is_contiguous() or x.is_neg():
         return False
-    return all(type(x) is Tensor and x.device.type == "cpu" and x.is_contiguous() for x in tensors)
+    try:
+        start = x.data_ptr()
+    except RuntimeError:  # a stand-in, which torch's transforms put in a tensor's place
+        return False
+    return start % x.itemsize == 0 and (start > 0 or not x.numel())
 
 
 @contextmanager
@@ -55,35 +52,39 @@ def without() -> Iterator[None]:
 def levels(x: Tensor, inverse: float, offset: float, step: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return ``DeadZone``'s codes of float32 [n], the levels that they leave out, and the values of all.
 
-    uint8 [packed_nbytes(n, 2)], uint8 [2 k], float32 [n].
+    uint8 [packed_nbytes(n, 2)], uint8 [2 k], float32 [n]. No level of ``x`` may be beyond 15 bits.
     """
     n = x.numel()
-    values, codes = torch.empty_like(x), torch.empty(n, dtype=torch.uint8)
-    numbers = torch.empty(n, dtype=torch.int16)
+    values, codes, numbers = _room(n, torch.float32), _room(n, torch.uint8), _room(n, torch.int16)
     floats = map(ctypes.c_float, (inverse, offset, step))
     out = _at(values, torch.float32), _at(codes, torch.uint8), _at(numbers, torch.int16)
     count = _FUNCTIONS["levels"](_at(x, torch.float32), _size(x), *floats, *out)
-    packed = torch.empty(packed_nbytes(n, 2), dtype=torch.uint8)
+    packed, others = _room(packed_nbytes(n, 2), torch.uint8), _room(2 * count, torch.uint8)
     _FUNCTIONS["pack"](_at(codes, torch.uint8), _size(codes), _at(packed, torch.uint8))
-    others = torch.empty(2 * count, dtype=torch.uint8)
     _FUNCTIONS["halves"](_at(numbers, torch.int16), ctypes.c_size_t(count), _at(others, torch.uint8))
     return packed, others, values
 
 
 def values(packed: Tensor, others: Tensor, n: int, step: float) -> Tensor | None:
-    """Return the values float32 [n] of codes and of the levels that they leave out; None for other counts.
+    """Return the values float32 [n] of codes and of the levels that they leave out.
 
-    ``packed`` has ``packed_nbytes(n, 2)`` bytes, ``others`` two for each level that the codes leave out.
+    None unless ``packed`` has ``packed_nbytes(n, 2)`` bytes, and ``others`` two for each level left out.
     """
-    found, k = torch.empty(n, dtype=torch.float32), others.numel() // 2
+    if packed.numel() != packed_nbytes(n, 2):
+        return None
+    found, k = _room(n, torch.float32), others.numel() // 2
     given = _at(others, torch.uint8), ctypes.c_size_t(k), ctypes.c_float(step)
     count = _FUNCTIONS["values"](_at(packed, torch.uint8), _size(found), *given, _at(found, torch.float32))
     return found if count == k and others.numel() == 2 * k else None
 
 
+def _room(n: int, dtype: torch.dtype) -> Tensor:
+    return torch.empty(n, dtype=dtype, device=_CPU)  # whatever the default device is
+
+
 def _at(x: Tensor, dtype: torch.dtype) -> ctypes.c_void_p:
-    if x.dtype != dtype:
-        raise TypeError(f"{x.dtype}, expected {dtype}")
+    if x.dtype != dtype or not _is_plain(x):
+        raise InputError(f"{x.dtype} on {x.device}, expected {dtype} in one piece of a CPU's memory")
     return ctypes.c_void_p(x.data_ptr())
 
 

@@ -179,10 +179,12 @@ def _corpus(title: str, name: str) -> Check:
 
 
 def _passes() -> Check:
-    if codec_passes.there() and state_passes.there():
-        return Check("compiled passes", OK, "coding activations and following states run at full speed")
-    finding = "torch and numpy alone: coding activations and following states take up to twice the time"
-    return Check("compiled passes", LACKS, finding, "install a C compiler, then thinwire again")
+    parts = {"coding activations": codec_passes.there(), "following states": state_passes.there()}
+    slow = [name for name, compiled in parts.items() if not compiled]
+    if not slow:
+        return Check("compiled passes", OK, f"{' and '.join(parts)} run at full speed")
+    finding = f"not for {' and '.join(slow)}, which so may take twice the time"
+    return Check("compiled passes", LACKS, finding, "install thinwire again where there is a C compiler")
 
 
 def _encryption() -> Check:

@@ -53,7 +53,8 @@ class ZmqLink:
 
         ``via``: what errors say in place of the address, where that leads to a tunnel. ``control``: TCP's
         congestion control (``congestion``). ``handover``: whoever comes later under that name takes the link
-        over, as a peer does whose old connection died; without it they are not heard while the first is here.
+        over, as a peer does whose old connection died; without it they are not heard, until they dial again
+        once the first is gone.
 
         Errors: ``InputError`` for an address off loopback without a token, or one that cannot be bound; the
         link fails with ``LinkError`` when nobody came within ``connect_timeout`` seconds, ``AuthError`` when

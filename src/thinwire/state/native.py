@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from thinwire.compiled import library
+from thinwire.compiled import functions
 from thinwire.state.stream import Array
 from thinwire.types import InputError, require
 
@@ -46,18 +46,12 @@ _HASHES = ("moved", "whole")  # of words of up to 4 bytes
 
 def _load() -> dict[str, Any]:
     """Return the functions of the library beside this file; none where there is none, or of other limits."""
-    found = library(Path(__file__).parent)
-    alike = found is not None and found.tw_most() == MOST and found.tw_row() == ROW
-    return _functions(found) if found is not None and alike else {}
-
-
-def _functions(built: ctypes.CDLL) -> dict[str, Any]:
     names = [f"{name}_uint{8 * size}_t" for name in _NAMES for size in (1, 2, 4, 8)]
-    names += [f"{name}_uint{8 * size}_t" for name in _HASHES for size in (1, 2, 4)]
-    found = {name: getattr(built, f"tw_{name}") for name in ["where", "within", "bits", *names]}
-    for name, function in found.items():
-        function.restype = ctypes.c_uint64 if name.startswith(_HASHES) else ctypes.c_int64
-    return found
+    hashes = [f"{name}_uint{8 * size}_t" for name in _HASHES for size in (1, 2, 4)]
+    found = functions(Path(__file__).parent, ["most", "row", "where", "within", "bits", *names, *hashes])
+    for name in hashes if found else []:
+        found[name].restype = ctypes.c_uint64
+    return found if found and (found["most"](), found["row"]()) == (MOST, ROW) else {}
 
 
 _FUNCTIONS = _load()
