@@ -58,7 +58,7 @@ bench-deltas: setup  ## What each kind of delta is worth on real activations (th
 bench-emulator: setup  ## What iperf3 and ping find across emulated links (ten minutes; goes on where it stopped; needs both)
 	$(BIN)/python -m bench.emulator
 
-bench-state: setup  ## What following a model costs: bytes, speed, age (45 minutes; goes on where it stopped)
+bench-state: setup  ## What following a model costs: bytes, speed, age (85 minutes; goes on where it stopped)
 	$(BIN)/python -m bench.state
 
 bench-pushed: setup  ## Which ideas lower the bits at an equal error, on real activations (ten minutes; goes on where it stopped)

@@ -117,6 +117,33 @@ def ages(found: dict[str, Any], table: Table) -> str:
     return table(head, rows())
 
 
+def beside(found: dict[str, Any], table: Table) -> str:
+    """Return the age of versions that do not wait for each other, ours and the others', over bbr."""
+    sent = [row | {k: o[k] for k in ("mbit", "rate", "valid")} for o in found["others"] for row in o["rows"]]
+    names = list(dict.fromkeys(row["way"] for row in sent))
+
+    def of(way: str, place: dict[str, Any]) -> str:
+        known = [s for s in sent if s["way"] == way and place.items() <= s.items()]
+        if not known:
+            return DASH
+        return _time(statistics.fmean(s["age"] for s in known)) + _late(all(s["valid"] for s in known))
+
+    def rows() -> Rows:
+        alone = [a for a in found["age"] if a["pace"] in ("trained", "apart") and a["control"] == "bbr"]
+        for a in sorted(alone, key=lambda a: (a["mbit"], a["rate"], a["stride"])):
+            both = a["summary"]["age"]
+            mine = f"{_time(both['median'])} / {_time(both['worst'])}{_late(a['valid'])}"
+            theirs = [of(name, {k: a[k] for k in ("mbit", "rate", "stride")}) for name in names]
+            yield [f"{a['mbit']} Mbit/s", f"{a['rate']:g}", str(a["stride"]), mine, *theirs]
+
+    head = ["link, 30 ms", "learning rate", "steps a version", f"{OURS}: median / worst", *names]
+    return table(head, rows())
+
+
+def _late(valid: bool) -> str:
+    return "" if valid else " (the machine was late)"
+
+
 def feeds(found: dict[str, Any], table: Table) -> str:
     """Return what leaves the publisher for one follower and for many."""
     names = {"one": "one follower", "relay": "eight behind one relay", "direct": "eight, each on its own"}
@@ -127,8 +154,13 @@ def feeds(found: dict[str, Any], table: Table) -> str:
             each = f["uplink_bytes"] / f["versions"]
             arrived = f"{min(f['arrived'])} to {max(f['arrived'])} of {f['versions']}"
             times = DASH if base is None else f"{each / base:.2f}×"
-            late = "" if f["network"]["valid"] else " (the machine was late)"
-            yield [names[f["kind"]] + late, _size(each), times, arrived, _yes(f["identical"])]
+            yield [
+                names[f["kind"]] + _late(f["network"]["valid"]),
+                _size(each),
+                times,
+                arrived,
+                _yes(f["identical"]),
+            ]
 
     head = ["followers", "publisher's uplink, a version", "against one follower", "patches each got",
             "all bit-identical"]  # fmt: skip
@@ -165,5 +197,6 @@ TABLES: dict[str, Callable[[dict[str, Any], Table], str]] = {
     "state-ways": ways,
     "state-speeds": speeds,
     "state-ages": ages,
+    "state-beside": beside,
     "state-feeds": feeds,
 }

@@ -1,10 +1,10 @@
 """What following a model costs: bytes, speed, the consumer's pause, age over slow links, one uplink for many.
 
-Run ``python -m bench.state`` (``make bench-state``); given words (``coding``, ``age``, ``feed``, a rate such
-as ``1e-06``), the cells that have them all. About 45 minutes on two quiet cores. Three training runs of
-SmolLM2-135M, one a learning rate, are recorded in a scratch folder (some GB, dropped at the end) and replayed
-by every cell. A finished cell is kept in ``bench/results/state/``, so it goes on where it was stopped; the
-summary is ``bench/results/state.json``.
+Run ``python -m bench.state`` (``make bench-state``); given words (``coding``, ``age``, ``others``, ``feed``,
+a rate such as ``1e-06``), the cells that have them all. About 85 minutes on two quiet cores. Three training
+runs of SmolLM2-135M, one a learning rate, are recorded in a scratch folder (some GB, dropped at the end) and
+replayed by every cell. A finished cell is kept in ``bench/results/state/``, so it goes on where it was
+stopped; the summary is ``bench/results/state.json``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench import state_coding, state_links
+from bench import state_coding, state_links, state_others
 from bench.codecs import machine
 from bench.state_record import BATCH, DATA, MODEL, RATES, SEQ, STEPS, in_process, scratch
 from thinwire.lab.record import write_json
@@ -40,6 +40,8 @@ def cells() -> Iterator[Words]:
             yield "coding", f"{rate:g}", f"every-{every}"
     for mbit, rate, stride, pace, _, controls in state_links.AGES:
         yield from (("age", f"{mbit}mbit", f"{rate:g}", f"stride-{stride}", pace, c) for c in controls)
+    for mbit in state_links.MBITS:
+        yield from (("others", f"{mbit}mbit", f"{rate:g}") for rate in RATES)
     for kind in state_links.FEEDS:
         yield "feed", kind
 
@@ -56,8 +58,10 @@ def measure(cell: Words, folder: Path) -> Any:
         return state_coding.measure(folder, float(rest[0]), int(rest[1].removeprefix("every-")))
     if kind == "feed":
         return state_links.feed(folder, rest[0])
-    link, size, steps, pace, control = rest
-    mbit, rate = int(link.removesuffix("mbit")), float(size)
+    mbit, rate = int(rest[0].removesuffix("mbit")), float(rest[1])
+    if kind == "others":
+        return state_others.age(folder, mbit, rate)
+    _, _, steps, pace, control = rest
     stride = int(steps.removeprefix("stride-"))
     seconds = next(a[4] for a in state_links.AGES if a[:4] == (mbit, rate, stride, pace))
     return state_links.age(folder, mbit, rate, stride, pace, seconds, control, expected(rate, stride))
@@ -109,7 +113,7 @@ def coded(found: dict[str, Any]) -> dict[str, Any]:
 
 def summarise() -> dict[str, Any]:
     """Return what all finished cells say, and which are missing."""
-    found: dict[str, Any] = {"coding": [], "age": [], "feed": [], "missing": []}
+    found: dict[str, Any] = {"coding": [], "age": [], "others": [], "feed": [], "missing": []}
     for cell in cells():
         file = cell_file(cell)
         if not file.exists():
@@ -121,6 +125,9 @@ def summarise() -> dict[str, Any]:
         elif cell[0] == "age":
             about = {k: data[k] for k in ("mbit", "rate", "stride", "pace", "control", "summary")}
             found["age"].append(about | {"valid": data["network"]["valid"]})
+        elif cell[0] == "others":
+            about = {k: data[k] for k in ("mbit", "rate", "control", "rows")}
+            found["others"].append(about | {"valid": data["network"]["valid"]})
         else:
             found["feed"].append(data)
     job = {"model": MODEL, "data": DATA, "batch": BATCH, "seq": SEQ, "steps": STEPS}

@@ -23,21 +23,37 @@ from thinwire.types import MeasurementError
 DELAY = "30ms"
 TRAINED = 3.5  # seconds that a step takes on two cores: the pace of whoever trains there
 CONTROLS = ("bbr", "cubic")  # of congestion: what a publisher takes where it may, and what most machines have
-# link [Mbit/s], learning rate, steps a version, pace ("trained", or times what the link carries), seconds,
-# and which controls
+APART = 2.0  # times a version's transfer between two of them, at least
+MBITS = (10, 100)
+# link [Mbit/s], learning rate, steps a version, pace ("trained"; "apart": the same, slower where versions
+# would meet; or times what the link carries), seconds, and which controls
 AGES = (
     (10, 1e-6, 1, "trained", 45, CONTROLS),
     (10, 1e-5, 1, "trained", 45, CONTROLS),
     (10, 1e-5, 1, "1x", 45, CONTROLS),
     (10, 1e-5, 1, "10x", 60, CONTROLS),
+    (10, 1e-6, 4, "apart", 45, CONTROLS[:1]),
+    (10, 1e-6, 16, "apart", 45, CONTROLS[:1]),
     (10, 1e-5, 4, "1x", 60, CONTROLS[1:]),
+    (10, 1e-5, 4, "apart", 70, CONTROLS[:1]),
+    (10, 1e-5, 16, "apart", 110, CONTROLS[:1]),
     (10, 1e-5, 16, "10x", 90, CONTROLS[1:]),
     (10, 5e-5, 1, "10x", 120, CONTROLS[1:]),
+    (10, 5e-5, 1, "apart", 60, CONTROLS[:1]),
+    (10, 5e-5, 4, "apart", 110, CONTROLS[:1]),
+    (10, 5e-5, 16, "apart", 200, CONTROLS[:1]),
     (100, 1e-6, 1, "trained", 45, CONTROLS),
+    (100, 1e-6, 4, "apart", 25, CONTROLS[:1]),
+    (100, 1e-6, 16, "apart", 25, CONTROLS[:1]),
     (100, 1e-5, 1, "10x", 45, CONTROLS),
+    (100, 1e-5, 1, "apart", 25, CONTROLS[:1]),
+    (100, 1e-5, 4, "apart", 25, CONTROLS[:1]),
+    (100, 1e-5, 16, "apart", 25, CONTROLS[:1]),
     (100, 5e-5, 1, "trained", 45, CONTROLS),
     (100, 5e-5, 1, "1x", 45, CONTROLS),
     (100, 5e-5, 1, "10x", 45, CONTROLS),
+    (100, 5e-5, 4, "apart", 25, CONTROLS[:1]),
+    (100, 5e-5, 16, "apart", 40, CONTROLS[:1]),
 )
 FEEDS = ("one", "relay", "direct")  # one follower, eight behind a relay, eight without
 MANY = 8
@@ -53,14 +69,19 @@ def carries(mbit: float) -> float:
 
 def interval(pace: str, nbytes: float, mbit: float) -> float:
     """Return the seconds between two versions of ``nbytes`` each at a pace."""
-    return TRAINED if pace == "trained" else nbytes / carries(mbit) / float(pace.removesuffix("x"))
+    transfer = nbytes / carries(mbit)
+    paces = {"trained": TRAINED, "apart": max(TRAINED, APART * transfer)}
+    return paces[pace] if pace in paces else transfer / float(pace.removesuffix("x"))
 
 
 class Cell:
-    """A publisher on rank 0 and followers on rank 1 of an emulated network."""
+    """A publisher on rank 0 and followers on rank 1 of an emulated network: processes of ``module``."""
 
-    def __init__(self, link: str, place: Path, orders: dict[str, Any], control: str) -> None:
+    def __init__(
+        self, link: str, place: Path, orders: dict[str, Any], control: str, module: str = "bench.state_worker"
+    ) -> None:
         self._link, self._place, self._orders, self._control = link, place, orders, control
+        self._module = module
 
     def run(self) -> dict[str, Any]:
         """Measure, again where the machine was late; what is late to the end is kept as invalid."""
@@ -88,7 +109,7 @@ class Cell:
             for rank, kind in enumerate(("publish", "follow")):
                 out = self._place / f"{kind}.json"
                 env = os.environ | {"THINWIRE_BENCH": json.dumps(common | {"out": str(out)})}
-                ranks.append(net.popen(rank, [sys.executable, "-m", "bench.state_worker", kind], env))
+                ranks.append(net.popen(rank, [sys.executable, "-m", self._module, kind], env))
             end, first = time.monotonic() + LIMIT, None
             while any(p.poll() is None for p in ranks) and time.monotonic() < end:
                 if first is None and ready.exists():

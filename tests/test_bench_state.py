@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import transformers
-from bench import pages, state, state_coding, state_links, state_record
+from bench import pages, state, state_coding, state_links, state_others, state_record
 from bench.pages_state import TABLES
 from bench.state_record import Recording, Replay, record, words_of
 from bench.state_rivals import rivals
@@ -140,8 +142,43 @@ def test_ages_are_held_against_their_bounds():
     assert "50%" in TABLES["state-ages"]({"age": [row]}, pages.table)
 
 
+def test_versions_go_the_others_way_and_their_ages_stand_beside_ours(
+    recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(state_others, "SKIPPED", 1)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(state_others, "PORT", free.getsockname()[1])
+    monkeypatch.setattr(state_others, "VERSIONS", (1, 2))
+    monkeypatch.setattr(state_others, "WHOLE_RATE", 1e-4)
+    order = {"folder": str(recorded), "rate": 1e-4, "pause": 0.01, "host": "127.0.0.1",
+             "ready": str(tmp_path / "ready")}  # fmt: skip
+    with ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(end, order) for end in (state_others.publish, state_others.follow)]
+        sent, came = (end.result(60) for end in both)  # the check sums of the words agreed
+    rows = state_others.beside(sent, came)
+    ways = ["xor zstd-1", "pulse zstd-1"]  # but for the one that warmed up
+    assert [r["way"] for r in rows] == [*ways, "full zstd-1", *ways]
+    assert [r["stride"] for r in rows] == [1, 1, 1, 2, 2] and len(sent) == 6
+    assert all(r["age"] > r["encode"] + r["decode"] > 0 for r in rows)
+    assert rows[0]["bytes"] < rows[2]["bytes"]
+    place = {"mbit": 10, "rate": 1e-4, "valid": True}
+    found = {"others": [place | {"rows": [{"way": "xor zstd-1", "stride": 1, "age": a} for a in (1.0, 2.0)]}]}
+    ours = place | {"pace": "apart", "control": "bbr", "summary": {"age": {"median": 0.4, "worst": 0.5}}}
+    found["age"] = [ours | {"stride": 4}, ours | {"stride": 1}]
+    lines = TABLES["state-beside"](found, pages.table).splitlines()[2:]
+    assert lines == [
+        "| 10 Mbit/s | 0.0001 | 1 | 400 ms / 500 ms | 1.50 s |",
+        "| 10 Mbit/s | 0.0001 | 4 | 400 ms / 500 ms | – |",
+    ]
+    found["others"][0]["valid"] = False
+    assert "1.50 s (the machine was late)" in TABLES["state-beside"](found, pages.table)
+
+
 def test_every_cell_has_a_file_of_its_own():
     names = [state.cell_file(cell).name for cell in state.cells()]
-    assert len(names) == len(set(names)) == 33
+    assert len(names) == len(set(names)) == 53
     assert all(state.rates_of(cell) for cell in state.cells())
     assert state_links.interval("10x", state_links.carries(10), 10) == pytest.approx(0.1)
+    assert state_links.interval("apart", 3 * state_links.carries(10), 10) == pytest.approx(6.0)
+    assert state_links.interval("apart", 1000, 10) == state_links.TRAINED
