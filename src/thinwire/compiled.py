@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,3 +27,14 @@ def functions(folder: Path, names: Iterable[str]) -> dict[str, Any]:
         function.restype = ctypes.c_int64
     stamp = found.pop("source")()
     return found if not source.exists() or stamp == zlib.crc32(source.read_bytes()) else {}
+
+
+@contextmanager
+def without(found: dict[str, Any]) -> Iterator[None]:
+    """Let there be no functions for a while, to compare both ways; no other thread may be at work."""
+    kept = dict(found)
+    found.clear()
+    try:
+        yield
+    finally:
+        found.update(kept)

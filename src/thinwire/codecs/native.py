@@ -8,18 +8,17 @@ to them meanwhile can make a result wrong, but reaches no other memory. One core
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from thinwire import compiled
 from thinwire.codecs.bits import packed_nbytes
-from thinwire.compiled import functions
 from thinwire.types import InputError
 
-_FUNCTIONS = functions(Path(__file__).parent, ("levels", "pack", "halves", "values"))
+_FUNCTIONS = compiled.functions(Path(__file__).parent, ("levels", "pack", "halves", "values"))
 _CPU = torch.device("cpu")
 
 
@@ -38,15 +37,9 @@ def _is_plain(x: Tensor) -> bool:
     return start % x.itemsize == 0 and (start > 0 or not x.numel())
 
 
-@contextmanager
-def without() -> Iterator[None]:
+def without() -> AbstractContextManager[None]:
     """Leave all to torch for a while, to compare both; no other thread may be at work."""
-    kept = dict(_FUNCTIONS)
-    _FUNCTIONS.clear()
-    try:
-        yield
-    finally:
-        _FUNCTIONS.update(kept)
+    return compiled.without(_FUNCTIONS)
 
 
 def levels(x: Tensor, inverse: float, offset: float, step: float) -> tuple[Tensor, Tensor, Tensor]:

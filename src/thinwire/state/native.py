@@ -9,14 +9,14 @@ meanwhile, a trainer's tensors and live words, can make a result wrong, but reac
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from thinwire.compiled import functions
+from thinwire import compiled
 from thinwire.state.stream import Array
 from thinwire.types import InputError, require
 
@@ -48,7 +48,9 @@ def _load() -> dict[str, Any]:
     """Return the functions of the library beside this file; none where there is none, or of other limits."""
     names = [f"{name}_uint{8 * size}_t" for name in _NAMES for size in (1, 2, 4, 8)]
     hashes = [f"{name}_uint{8 * size}_t" for name in _HASHES for size in (1, 2, 4)]
-    found = functions(Path(__file__).parent, ["most", "row", "where", "within", "bits", *names, *hashes])
+    found = compiled.functions(
+        Path(__file__).parent, ["most", "row", "where", "within", "bits", *names, *hashes]
+    )
     for name in hashes if found else []:
         found[name].restype = ctypes.c_uint64
     return found if found and (found["most"](), found["row"]()) == (MOST, ROW) else {}
@@ -62,15 +64,9 @@ def there(*arrays: Array) -> bool:
     return bool(_FUNCTIONS) and all(a.flags.c_contiguous and a.flags.aligned for a in arrays)
 
 
-@contextmanager
-def without() -> Iterator[None]:
+def without() -> AbstractContextManager[None]:
     """Leave all to numpy for a while, to compare both; no other thread may be at work."""
-    kept = dict(_FUNCTIONS)
-    _FUNCTIONS.clear()
-    try:
-        yield
-    finally:
-        _FUNCTIONS.update(kept)
+    return compiled.without(_FUNCTIONS)
 
 
 def where(mask: Array) -> Array:
