@@ -7,6 +7,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 PACKAGES = ("codecs", "state")
+HEADER = "src/thinwire/passes.h"
 # Results are the same to the bit wherever they are computed, so no multiplication is fused with an addition.
 FLAGS = ["-O3", "-ffp-contract=off"]
 
@@ -20,13 +21,13 @@ class Library(build_ext):
 
 
 def library(package: str) -> Extension:
-    """Return what to build of a package's ``kernels.c``; it will know its source by the check sum."""
+    """Return what to build of a package's ``kernels.c``; it will know its sources by the check sum."""
     source = f"src/thinwire/{package}/kernels.c"
-    stamp = str(zlib.crc32(Path(source).read_bytes()))
+    stamp = str(zlib.crc32(Path(HEADER).read_bytes() + Path(source).read_bytes()))
     return Extension(
         f"thinwire.{package}._kernels",
         [source],
-        depends=["setup.py"],
+        depends=["setup.py", HEADER],
         define_macros=[("TW_SOURCE", stamp)],
         extra_compile_args=FLAGS,
         optional=True,

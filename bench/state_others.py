@@ -71,7 +71,7 @@ class Versions:
             self._replay.advance(stride)
             first = [WAYS[0], *WAYS, *([WHOLE] if self._whole else [])]  # the first of all warms up
             for way in WAYS if number else first:
-                yield way, stride, before.copy()
+                yield way, stride, before
 
 
 def publish(order: dict[str, Any]) -> list[dict[str, Any]]:
@@ -102,7 +102,8 @@ def follow(order: dict[str, Any]) -> list[dict[str, Any]]:
     """Take all versions, and answer each with the check sum of the words."""
     rows, versions = [], Versions(order)
     with connected(order["host"]) as peer, peer.makefile("rb") as source:
-        for way, _, held in versions:
+        for way, _, before in versions:
+            held = before.copy()  # decoded into
             sizes = [HEAD.unpack(source.read(4))[0] for _ in range(HEAD.unpack(source.read(4))[0])]
             parts = [source.read(size) for size in sizes]
             came = time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ import threading
 import tomllib
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import Queue
 
@@ -167,21 +168,26 @@ def test_the_name_is_unknown() -> None:
 
 
 @contextmanager
-def _stranger(greeting: bytes) -> Iterator[int]:
+def _stranger(*greetings: bytes) -> Iterator[int]:
+    """Say one thing to each that comes, the last one to all others too."""
     with socket.create_server((HERE, 0)) as s:
 
         def serve() -> None:
-            try:
-                taken, _ = s.accept()
-            except OSError:
-                return
-            with taken:
-                taken.sendall(greeting)
+            for number in itertools.count():
+                try:
+                    taken, _ = s.accept()
+                except OSError:
+                    return
+                with taken, suppress(OSError):
+                    taken.sendall(greetings[min(number, len(greetings) - 1)])
 
         thread = threading.Thread(target=serve)
         thread.start()
-        yield s.getsockname()[1]
-        thread.join(LONG)
+        try:
+            yield s.getsockname()[1]
+        finally:
+            s.shutdown(socket.SHUT_RDWR)  # which wakes accept
+            thread.join(LONG)
 
 
 @pytest.mark.parametrize("greeting", [b"SSH-2.0-OpenSSH_9.6\r\n", b"HTTP/1.1 400 Bad Request\r\n" * 9, b""])
@@ -191,6 +197,14 @@ def test_something_else_listens(greeting: bytes) -> None:
         pytest.raises(LinkError, match=rf"{HERE}:{port}.*(not thinwire|at once)"),
     ):
         dial(HERE, port, TOKEN)
+
+
+def test_a_listener_that_opens_its_port_anew_is_asked_again() -> None:
+    greeting = network.SIGNATURE + b"\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
+    with _stranger(b"", greeting) as port:
+        network.check_listener(HERE, port, has_token=True)
+    with _stranger(b"", b"", greeting) as port, pytest.raises(LinkError, match="not thinwire"):
+        network.check_listener(HERE, port, has_token=True)
 
 
 def test_a_silent_listener_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The library of compiled passes that a package may have: its ``kernels.c``, as setup.py built it."""
+"""The library of compiled passes that a package may have: its ``kernels.c`` and ``passes.h``, as setup.py built them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+HEADER = Path(__file__).with_name("passes.h")
+
 
 def functions(folder: Path, names: Iterable[str]) -> dict[str, Any]:
     """Return functions of the library ``_kernels.bin`` in a package's folder, by name; all of them or none.
 
     There are none where no C compiler was when thinwire was installed, and none where the library was built
-    from another source than lies beside it, which ``tw_source`` tells. They return int64 if nobody says
+    from other sources than those of today, which ``tw_source`` tells. They return int64 if nobody says
     otherwise.
     """
-    source = folder / "kernels.c"
     try:
         library = ctypes.CDLL(str(folder / "_kernels.bin"))
         found = {name: getattr(library, f"tw_{name}") for name in ["source", *names]}
@@ -25,8 +26,10 @@ def functions(folder: Path, names: Iterable[str]) -> dict[str, Any]:
         return {}
     for function in found.values():
         function.restype = ctypes.c_int64
-    stamp = found.pop("source")()
-    return found if not source.exists() or stamp == zlib.crc32(source.read_bytes()) else {}
+    stamp, sources = found.pop("source")(), (HEADER, folder / "kernels.c")
+    if not all(source.exists() for source in sources):  # an installed package may go without them
+        return found
+    return found if stamp == zlib.crc32(b"".join(source.read_bytes() for source in sources)) else {}
 
 
 @contextmanager

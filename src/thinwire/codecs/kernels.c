@@ -5,30 +5,9 @@
 
    Nothing here checks its arguments: native.py does. */
 
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-#ifdef __SSE2__
-#include <emmintrin.h>
-#endif
+#include "../passes.h"
 
-#if !defined(__GNUC__)
-#error "made for gcc or clang"
-#endif
-
-#if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__clang__)
-#define FAST __attribute__((target_clones("avx2", "default")))
-#else
-#define FAST
-#endif
-
-/* What setup.py found in this file, so that a library is left alone that was built from another one. */
-#ifndef TW_SOURCE
-#define TW_SOURCE 0
-#endif
-int64_t tw_source(void) { return TW_SOURCE; }
-
-enum { CHUNK = 2048, LOOK = 64, LARGE = 3, PLANES = 4 };
+enum { CHUNK = 2048, LARGE = 3, PLANES = 4 };
 
 /* One bit for each of LOOK codes that is LARGE. */
 static inline uint64_t large(const uint8_t *codes)
@@ -46,27 +25,17 @@ static inline uint64_t large(const uint8_t *codes)
 }
 
 /* Where LARGE is among chunk codes, at most CHUNK of them, with zeros behind up to a multiple of LOOK; room for 4
-   more than there are. How many there are cannot be foreseen, and a branch for each would be mispredicted at most
-   blocks, so four are written at a time. */
-static inline size_t listed(const uint8_t *codes, size_t chunk, uint16_t *at)
+   more than there are. */
+static inline size_t larges(const uint8_t *codes, size_t chunk, uint16_t *at)
 {
     size_t found = 0;
-    for (size_t base = 0; base < chunk; base += LOOK) {
-        uint64_t bits = large(codes + base);
-        const size_t count = (size_t)__builtin_popcountll(bits);
-        for (size_t j = found; j < found + count; j += 4)
-            for (size_t k = j; k < j + 4; k++) {
-                at[k] = (uint16_t)(base + (size_t)__builtin_ctzll(bits | UINT64_C(1) << 63));
-                bits &= bits - 1;
-            }
-        found += count;
-    }
+    for (size_t base = 0; base < chunk; base += LOOK) found += listed(large(codes + base), base, at + found);
     return found;
 }
 
 /* Levels of n values: values that they stand for, codes of two bits, a byte each (-1, 0, 1 as 0, 1, 2; LARGE for
    all others), and these others as zigzag numbers, in order. Return how many others there are. No level is beyond
-   TOP: the step is chosen so. */
+   15 bits: the step is chosen so. */
 FAST int64_t tw_levels(const float *restrict x, size_t n, float inverse, float offset, float step,
                        float *restrict values, uint8_t *restrict codes, uint16_t *restrict numbers)
 {
@@ -87,7 +56,7 @@ FAST int64_t tw_levels(const float *restrict x, size_t n, float inverse, float o
             own[j] = (uint8_t)(code < LARGE ? code : LARGE);
         }
         memcpy(codes + i, own, here);
-        const size_t count = listed(own, here, at);
+        const size_t count = larges(own, here, at);
         for (size_t j = 0; j < count; j++) {
             const int32_t level = levels[at[j]];
             numbers[found + j] = (uint16_t)(level * 2 ^ -(level < 0));
@@ -132,7 +101,7 @@ FAST int64_t tw_values(const uint8_t *restrict packed, size_t n, const uint8_t *
             uint16_t at[CHUNK + 4];
             for (size_t j = 0; j < here; j++) codes[j] = packed[i + j] >> 2 * k & 3;
             for (size_t j = 0; j < here; j++) to[j] = (float)(codes[j] - 1) * step;
-            const size_t some = listed(codes, here, at);
+            const size_t some = larges(codes, here, at);
             if (some > count - found) return -1;
             for (size_t j = 0; j < some; j++, found++) {
                 const int32_t number = others[found] | others[count + found] << 8;

@@ -50,11 +50,11 @@ def levels(x: Tensor, inverse: float, offset: float, step: float) -> tuple[Tenso
     n = x.numel()
     values, codes, numbers = _room(n, torch.float32), _room(n, torch.uint8), _room(n, torch.int16)
     floats = map(ctypes.c_float, (inverse, offset, step))
-    out = _at(values, torch.float32), _at(codes, torch.uint8), _at(numbers, torch.int16)
+    out = _address(values), _address(codes), _address(numbers)
     count = _FUNCTIONS["levels"](_at(x, torch.float32), _size(x), *floats, *out)
     packed, others = _room(packed_nbytes(n, 2), torch.uint8), _room(2 * count, torch.uint8)
-    _FUNCTIONS["pack"](_at(codes, torch.uint8), _size(codes), _at(packed, torch.uint8))
-    _FUNCTIONS["halves"](_at(numbers, torch.int16), ctypes.c_size_t(count), _at(others, torch.uint8))
+    _FUNCTIONS["pack"](_address(codes), _size(codes), _address(packed))
+    _FUNCTIONS["halves"](_address(numbers), ctypes.c_size_t(count), _address(others))
     return packed, others, values
 
 
@@ -67,7 +67,7 @@ def values(packed: Tensor, others: Tensor, n: int, step: float) -> Tensor | None
         return None
     found, k = _room(n, torch.float32), others.numel() // 2
     given = _at(others, torch.uint8), ctypes.c_size_t(k), ctypes.c_float(step)
-    count = _FUNCTIONS["values"](_at(packed, torch.uint8), _size(found), *given, _at(found, torch.float32))
+    count = _FUNCTIONS["values"](_at(packed, torch.uint8), _size(found), *given, _address(found))
     return found if count == k and others.numel() == 2 * k else None
 
 
@@ -78,6 +78,10 @@ def _room(n: int, dtype: torch.dtype) -> Tensor:
 def _at(x: Tensor, dtype: torch.dtype) -> ctypes.c_void_p:
     if x.dtype != dtype or not _is_plain(x):
         raise InputError(f"{x.dtype} on {x.device}, expected {dtype} in one piece of a CPU's memory")
+    return _address(x)
+
+
+def _address(x: Tensor) -> ctypes.c_void_p:
     return ctypes.c_void_p(x.data_ptr())
 
 

@@ -96,7 +96,7 @@ def tcp_settings() -> dict[str, str]:
 def check_listener(host: str, port: int, has_token: bool) -> None:
     """Raise an error that says what blocks the way to a thinwire listener; return if nothing does.
 
-    Takes 19 s at most. Errors, ``LinkError`` all: the name is unknown, no route, no answer, nothing listens,
+    Takes 27 s at most. Errors, ``LinkError`` all: the name is unknown, no route, no answer, nothing listens,
     something else listens; ``AuthError`` where one end has a token and the other has none.
     """
     infos, at = _resolve(host, port), f"{host}:{port}"
@@ -105,11 +105,7 @@ def check_listener(host: str, port: int, has_token: bool) -> None:
             f"the name {host!r} cannot be resolved to an IPv4 address; check its spelling, or give one"
         )
     try:
-        try:
-            greeting = _greeting(infos[0][4][:2])
-        except ConnectionRefusedError:  # a listener that is done with one peer opens its port anew
-            time.sleep(REOPEN)
-            greeting = _greeting(infos[0][4][:2])
+        greeting = _greeting(infos[0][4][:2])
     except OSError as e:
         raise LinkError(_blocked(e, host, at)) from e
     if len(greeting) < GREETING or (greeting[0], greeting[9]) != (SIGNATURE[0], SIGNATURE[9]):
@@ -126,6 +122,17 @@ def check_listener(host: str, port: int, has_token: bool) -> None:
 
 
 def _greeting(address: tuple[object, ...]) -> bytes:
+    """Return what a listener says first; asked twice, as one that is done with a peer opens its port anew."""
+    try:
+        if greeting := _greeted(address):
+            return greeting
+    except (ConnectionRefusedError, ConnectionResetError):
+        pass
+    time.sleep(REOPEN)
+    return _greeted(address)
+
+
+def _greeted(address: tuple[object, ...]) -> bytes:
     """Return what a listener says first, all that comes; ``OSError`` where nothing does."""
     greeting = b""
     with socket.create_connection(address, CONNECT) as s:  # type: ignore[arg-type]

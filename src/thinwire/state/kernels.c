@@ -6,30 +6,13 @@
 
    Nothing here checks its arguments: native.py does. */
 
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-#ifdef __SSE2__
-#include <emmintrin.h>
+#include "../passes.h"
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__ || __SIZEOF_POINTER__ != 8
+#error "made for machines of 64 bits that store the lowest byte first"
 #endif
 
-#if !defined(__GNUC__) || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__ || __SIZEOF_POINTER__ != 8
-#error "made for gcc or clang, and for machines of 64 bits that store the lowest byte first"
-#endif
-
-#if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__clang__)
-#define FAST __attribute__((target_clones("avx2", "default")))
-#else
-#define FAST
-#endif
-
-/* What setup.py found in this file, so that native.py leaves a library alone that was built from another one. */
-#ifndef TW_SOURCE
-#define TW_SOURCE 0
-#endif
-int64_t tw_source(void) { return TW_SOURCE; }
-
-enum { LOOK = 64, CHUNK = 4096, ROW_BITS = 12, MOST = 4 };
+enum { CHUNK = 4096, ROW_BITS = 12, MOST = 4 };
 
 /* Classes, and factors of the content hash that repeat: native.py takes no library that says otherwise. */
 int64_t tw_most(void) { return MOST; }
@@ -60,19 +43,6 @@ static inline uint64_t highest_first(uint64_t bits)
     bits = (bits >> 1 & UINT64_C(0x5555555555555555)) | (bits & UINT64_C(0x5555555555555555)) << 1;
     bits = (bits >> 2 & UINT64_C(0x3333333333333333)) | (bits & UINT64_C(0x3333333333333333)) << 2;
     return (bits >> 4 & UINT64_C(0x0f0f0f0f0f0f0f0f)) | (bits & UINT64_C(0x0f0f0f0f0f0f0f0f)) << 4;
-}
-
-/* Where bits are set, from base on; room for 4 more than there are. How many there are cannot be foreseen, and
-   a branch for each would be mispredicted at most blocks, so four are written at a time. */
-static inline size_t listed(uint64_t bits, size_t base, uint16_t *at)
-{
-    const size_t count = (size_t)__builtin_popcountll(bits);
-    for (size_t j = 0; j < count; j += 4)
-        for (size_t k = j; k < j + 4; k++) {
-            at[k] = (uint16_t)(base + (size_t)__builtin_ctzll(bits | UINT64_C(1) << 63));
-            bits &= bits - 1;
-        }
-    return count;
 }
 
 /* Run BODY with p at each element of 0..n - 1 for which FLAG, an expression of p, holds. */
