@@ -137,13 +137,19 @@ def last_choices(out: Path) -> dict[str, Any]:
     return {way: parse_codec(text) for way, text in ends.items()}
 
 
+def ended_plainly(out: Path) -> bool:
+    """Say whether nothing was compressed in the end; a decision after the last step comes too late."""
+    codecs = {repr(codec) for codec in last_choices(out).values()}
+    return codecs <= PLAIN and metrics(out)[-1]["bits_forward"] > 15
+
+
 def test_auto_sends_plainly_where_the_link_is_fast(text: Path, tmp_path: Path):
     shares = []
     for attempt in range(3):  # where other work holds the processes up, loopback is no fast link
         place = tmp_path / str(attempt)
         command, out = train(place, text, "--steps", 10, "--recipe", "auto", "--eval-samples", 0)
         assert command.code == 0, command.err
-        if {repr(codec) for codec in last_choices(out).values()} <= PLAIN:
+        if ended_plainly(out):
             break
         shares.append(share_of_cores())
     else:
@@ -153,9 +159,9 @@ def test_auto_sends_plainly_where_the_link_is_fast(text: Path, tmp_path: Path):
     assert [d["step"] for d in decisions[:2]] == [0, 0]
     assert all(d["reason"] and d["boundary"] == "0-1" and d["bits"] > 0 for d in decisions)
     assert set(last_choices(out)) == {"forward", "backward"}
-    assert {repr(codec) for codec in last_choices(out).values()} <= PLAIN
+    assert ended_plainly(out)
     assert any("compression would gain nothing" in d["reason"] for d in decisions)
-    assert metrics(out)[-1]["bits_forward"] > 15 > metrics(out)[0]["bits_forward"]
+    assert metrics(out)[0]["bits_forward"] < 15
 
 
 def test_auto_stays_on_its_floor_where_the_link_is_slow(text: Path, tmp_path: Path):

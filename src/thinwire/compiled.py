@@ -1,4 +1,4 @@
-"""The library of compiled passes that a package may have: its ``kernels.c`` and ``passes.h``, as setup.py built them."""
+"""The compiled passes of a package: the library that setup.py built of its ``kernels.c`` and ``passes.h``."""
 
 from __future__ import annotations
 
