@@ -111,6 +111,12 @@ def coded(found: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+TIMED = {  # what the summary has of a cell over a link
+    "age": ("mbit", "rate", "stride", "pace", "control", "summary"),
+    "others": ("mbit", "rate", "control", "rows"),
+}
+
+
 def summarise() -> dict[str, Any]:
     """Return what all finished cells say, and which are missing."""
     found: dict[str, Any] = {"coding": [], "age": [], "others": [], "feed": [], "missing": []}
@@ -122,12 +128,9 @@ def summarise() -> dict[str, Any]:
         data = json.loads(file.read_text())
         if cell[0] == "coding":
             found["coding"].append(coded(data))
-        elif cell[0] == "age":
-            about = {k: data[k] for k in ("mbit", "rate", "stride", "pace", "control", "summary")}
-            found["age"].append(about | {"valid": data["network"]["valid"]})
-        elif cell[0] == "others":
-            about = {k: data[k] for k in ("mbit", "rate", "control", "rows")}
-            found["others"].append(about | {"valid": data["network"]["valid"]})
+        elif cell[0] in TIMED:
+            about = {k: data[k] for k in TIMED[cell[0]]}
+            found[cell[0]].append(about | {"valid": data["network"]["valid"]})
         else:
             found["feed"].append(data)
     job = {"model": MODEL, "data": DATA, "batch": BATCH, "seq": SEQ, "steps": STEPS}

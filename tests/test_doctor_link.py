@@ -173,13 +173,13 @@ def _stranger(*greetings: bytes) -> Iterator[int]:
     with socket.create_server((HERE, 0)) as s:
 
         def serve() -> None:
-            for number in itertools.count():
+            for greeting in itertools.chain(greetings, itertools.repeat(greetings[-1])):
                 try:
                     taken, _ = s.accept()
                 except OSError:
                     return
                 with taken, suppress(OSError):
-                    taken.sendall(greetings[min(number, len(greetings) - 1)])
+                    taken.sendall(greeting)
 
         thread = threading.Thread(target=serve)
         thread.start()
