@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: help demo test check bench bench-stores bench-quality bench-links bench-plan bench-overlap bench-deltas bench-pushed bench-emulator bench-state bench-student pages docs setup clean
+.PHONY: help demo test check bench bench-stores bench-quality bench-links bench-plan bench-overlap bench-deltas bench-pushed bench-unbiased bench-emulator bench-state bench-student pages docs setup clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -63,6 +63,9 @@ bench-state: setup  ## What following a model costs: bytes, speed, age (85 minut
 
 bench-pushed: setup  ## Which ideas lower the bits at an equal error, on real activations (ten minutes; goes on where it stopped)
 	$(BIN)/python -m bench.pushed
+
+bench-unbiased: setup  ## What coarse gradients cost with and without bias (twelve minutes; goes on where it stopped)
+	$(BIN)/python -m bench.unbiased
 
 bench-student: setup  ## The student paper's comparison (fifteen minutes; needs THINWIRE_DATA)
 	$(BIN)/python -m bench.student

@@ -57,6 +57,7 @@ CODECS = (
     "DeadZone()",
     "Sink(ChannelMean(Entropy(DeadZone(step=0.65))))",  # thinwire: first visits, gradients
     "Entropy(DeadZone(step=0.977))",
+    "Entropy(DeadZone(step=1.38, offset=0.5, dither=True))",  # auto's floor: gradients
     "FixedPoint()",
     "TileAdaptive()",
     "TopK(ratio=0.01)",

@@ -136,6 +136,20 @@ def deltas(found: dict[str, Any]) -> str:
     return table(["of", "memory", "residual's energy", "error, 2 bits", "4 bits", "8 bits"], rows())
 
 
+def unbiased(found: dict[str, Any]) -> str:
+    """What coarser gradients cost, with a bias and without: above fp32 of the same seed."""
+
+    def above(r: dict[str, Any], name: str) -> str:
+        return f"{100 * r[name]:+.2f} ± {100 * r[name + '_error']:.2f} %"
+
+    def rows() -> Rows:
+        for r in found["recipes"]:
+            bits = (f"{r['bits_' + way]:.2f}" for way in ("forward", "backward"))
+            yield [f"`{r['recipe']}`", *bits, above(r, "heldout"), above(r, "train_slice")]
+
+    return table(["recipe", "bits forward", "backward", "held-out against fp32", "train slice"], rows())
+
+
 def codecs(found: dict[str, Any]) -> str:
     """Speed of the codecs at the smallest size measured, and what the machine did besides."""
     from bench.codecs import CHANNELS_OF, CODECS
@@ -208,6 +222,7 @@ TABLES: dict[str, Callable[[Any], str]] = {
     "quality": quality,
     "student": student,
     "deltas": deltas,
+    "unbiased": unbiased,
     "codecs": codecs,
     "emulator": emulator,
     "links-gpt": of_study(pages_links.matrix("gpt2-lab")),

@@ -32,6 +32,7 @@ RECIPES = (
     "fp32",
     "thinwire",
     "thinwire:gdelta=1,bw=2.4",
+    "thinwire:first=2.4,fw=3.1,bw=1.9,dither=1",
     "tahquant",
     "aqsgd",
     "direct:bits=4",

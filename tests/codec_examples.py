@@ -41,6 +41,8 @@ EXAMPLES: dict[str, list[Codec]] = {
         DeadZone(step=9.0, offset=0.0),
         DeadZone(step=0.25, unit="tensor"),
         DeadZone(step=0.5, unit="one"),
+        DeadZone(step=1.3, offset=0.5, dither=True),
+        DeadZone(step=0.3, offset=0.5, unit="tensor", dither=True),
     ],
     "TopK": [TopK(ratio=0.01), TopK(ratio=0.3, values=Uniform(bits=8)), TopK(ratio=1.0, values=Cast())],
     "RandomK": [
@@ -68,6 +70,7 @@ EXAMPLES: dict[str, list[Codec]] = {
         *[Entropy(Uniform(bits=b)) for b in range(1, 9)],
         Entropy(Uniform(bits=3, scale_dtype="e5m3", rounding="stochastic")),
         *[Entropy(DeadZone(step=s)) for s in (0.1, 1.0, 2.0)],
+        Entropy(DeadZone(offset=0.5, dither=True)),
         Entropy(TopK(ratio=0.1)),
         Entropy(HardThreshold(threshold=1.0), level=3),
         Entropy(Sink(ChannelMean(Uniform(bits=4)))),

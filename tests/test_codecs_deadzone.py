@@ -60,6 +60,52 @@ def test_one_huge_value_neither_saturates_nor_spoils_the_rest() -> None:
     assert spent < cost(Entropy(DeadZone(1.0)), laplacian(64, 64))[0] + 0.1
 
 
+def repeated(codec: Codec, value: float, runs: int = 4000) -> torch.Tensor:
+    """Return what ``codec`` makes of one value among others that differ from message to message."""
+    found = []
+    for seed in range(runs):
+        x = torch.cat([laplacian(7, seed=seed), torch.tensor([value])])
+        found.append(codec.decode(codec.encode(x))[-1])
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.3, -0.55, 1.2])
+def test_dither_makes_it_unbiased_with_a_uniform_quantisers_error(value: float) -> None:
+    step = 1.5
+    found = repeated(DeadZone(step, 0.5, "one", dither=True), value)
+    spread = step / 12**0.5
+    assert float(found.mean()) == pytest.approx(value, abs=4 * spread / len(found) ** 0.5)
+    assert float(found.std()) == pytest.approx(spread, rel=0.05)
+    plain = repeated(DeadZone(step, 0.5, "one"), value, runs=50)
+    assert float((plain - plain[0]).abs().max()) == 0  # so what is above shows the noise
+
+
+def test_dither_costs_little_and_errs_as_the_dead_zone_does() -> None:
+    x = laplacian(4, 128, 256)
+    for bits in (1.4, 1.9, 2.4, 3.4):
+        plain, error = cost(Entropy(DeadZone(step_for(bits))), x)
+        dithered, error_dithered = cost(Entropy(DeadZone(step_for(bits), 0.5, dither=True)), x)
+        assert dithered < plain + 0.35
+        assert error_dithered < 1.02 * error
+
+
+def test_equal_messages_have_equal_noise_and_others_another() -> None:
+    codec, x = DeadZone(1.0, 0.5, dither=True), laplacian(32, 32)
+    first, again, other = codec.encode(x), codec.encode(x.clone()), codec.encode(-x)
+    assert all(torch.equal(a, b) for a, b in zip(first.parts, again.parts, strict=True))
+    assert first.parts[3] != other.parts[3]
+    assert not torch.equal(codec.decode(first), -codec.decode(other))
+
+
+def test_a_key_of_noise_must_be_there() -> None:
+    codec = DeadZone(1.0, 0.5, dither=True)
+    payload = codec.encode(laplacian(4, 8))
+    *parts, key = payload.parts
+    for wrong, message in (((), "parts of"), ((key[:0],), "0 keys of noise"), ((key.int(),), "parts of")):
+        with pytest.raises(PayloadError, match=message):
+            codec.decode(Payload(payload.spec, (*parts, *wrong)))
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_what_is_not_finite_is_refused(value: float) -> None:
     x = laplacian(4, 8)
@@ -83,6 +129,8 @@ def test_large_levels_must_be_as_many_as_the_codes_say() -> None:
         (lambda: DeadZone(step=float("nan")), "step=nan is not above"),
         (lambda: DeadZone(offset=0.6), "offset=0.6 is not in"),
         (lambda: DeadZone(unit="metre"), "unit=.metre. is not one of message, tensor, one"),
+        (lambda: DeadZone(dither=True), r"offset=0\.4 with dither; take 0\.5"),
+        (lambda: DeadZone(offset=0.5, dither=1), "dither=1 is not True or False"),  # type: ignore[arg-type]
         (lambda: step_for(0.0), r"0\.0 bits"),
     ],
 )

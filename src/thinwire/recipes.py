@@ -217,6 +217,7 @@ def tahquant(
 
 REFERENCES: dict[str, Codec] = {"int8": Uniform(8), "float16": Cast("float16"), "float32": Raw()}
 MEMORY = Parameter("whether both ends remember each sample, or nothing", choices=("sample", "none"))
+DITHER = _flag("code gradients without bias, by noise that the receiver takes off again")
 CLIP = Parameter("the share of a group's peak that the top level stands for", 0.05, 1, whole=False)
 
 
@@ -230,6 +231,7 @@ def thinwire(
     fw: Annotated[float, _accuracy("an activation later")] = 3.7,
     bw: Annotated[float, _accuracy("a gradient")] = 3.4,
     gdelta: Annotated[int, _flag("send gradients as deltas by sample too")] = 0,
+    dither: Annotated[int, DITHER] = 0,
     memory: Annotated[str, MEMORY] = "sample",
     sink: Annotated[int, Parameter("positions in front coded at 8 bits at a first visit", 0, 64)] = 1,
     mean: Annotated[int, _flag("send the channels' means apart at a first visit")] = 1,
@@ -242,23 +244,28 @@ def thinwire(
     of the energy, travel apart. One step a message and an entropy coder (``DeadZone``); a delta's step
     follows from the tensor it belongs to, so each visit errs alike, and costs the less the less has changed.
     Parameters in bits say how accurate: as a direct code of so many bits. ``gdelta`` sends gradients as
-    deltas too, which saves most where fine-tuning changes little. ``memory="none"`` codes each visit as a
-    first one, for data seen once. Errors: ``MissingExtra`` without zstandard.
+    deltas too, which saves most where fine-tuning changes little. ``dither`` codes them without bias, so
+    that far fewer bits do: see ``DeadZone``. ``memory="none"`` codes each visit as a first one, for data seen
+    once. Errors: ``MissingExtra`` without zstandard.
     """
     _need_zstandard("thinwire", 1)
 
     def coded(bits: float, unit: str = "message") -> Codec:
         return Entropy(DeadZone(step_for(bits), unit=unit))
 
+    def gradient(unit: str = "message") -> Codec:
+        step = step_for(bw)
+        return Entropy(DeadZone(step, 0.5, unit, dither=True)) if dither else coded(bw, unit)
+
     keyframe = ChannelMean(coded(first)) if mean else coded(first)
     if sink:
         keyframe = Sink(keyframe, positions=sink)
     if memory == "none":
-        return Scheme(keyframe), Scheme(coded(bw))
-    held, gradient = REFERENCES[refs], Scheme(coded(bw))
+        return Scheme(keyframe), Scheme(gradient())
+    held, backward = REFERENCES[refs], Scheme(gradient())
     if gdelta:
-        gradient = Scheme(coded(bw, "tensor"), Delta(), coded(bw), held)
-    return Scheme(coded(fw, "tensor"), Delta(), keyframe, held), gradient
+        backward = Scheme(gradient("tensor"), Delta(), gradient(), held)
+    return Scheme(coded(fw, "tensor"), Delta(), keyframe, held), backward
 
 
 @register(
@@ -319,17 +326,20 @@ FINER = (0.0, 1.0, 2.0, 3.5)  # bits of accuracy above the floor
 
 @register("auto", "Ours, as accurate as hides behind compute, step by step.", "docs/auto.md")
 def auto(
-    first: Annotated[float, _accuracy("an activation at its first visit, at least")] = 3.0,
-    fw: Annotated[float, _accuracy("an activation later, at least")] = 3.7,
-    bw: Annotated[float, _accuracy("a gradient, at least")] = 3.4,
+    first: Annotated[float, _accuracy("an activation at its first visit, at least")] = 2.4,
+    fw: Annotated[float, _accuracy("an activation later, at least")] = 3.1,
+    bw: Annotated[float, _accuracy("a gradient, at least")] = 1.9,
     tolerance: Annotated[
         float, Parameter("how much longer a step may be, a direction", 0, 0.5, whole=False)
     ] = 0.02,
     gdelta: Annotated[int, _flag("send gradients as deltas by sample too")] = 0,
+    dither: Annotated[int, DITHER] = 1,
     memory: Annotated[str, MEMORY] = "sample",
     refs: Annotated[str, Parameter("how references are held", choices=tuple(REFERENCES))] = "int8",
 ) -> tuple[Scheme, Scheme, Policy]:
     """Send as ``thinwire`` this accurately, the floor, or finer where link and compute leave room for it.
+
+    The floor is coarser than the default of ``thinwire``: it is for as long as the link is too slow for more.
 
     See ``HideBehindCompute`` for the rule. Finer rungs end in bf16 and in values as they are, which pass by
     the references. ``memory="none"`` keeps none, for data seen once. Errors: ``MissingExtra`` without
@@ -339,7 +349,7 @@ def auto(
 
     def finer(by: float) -> Recipe:
         more = {name: min(8.0, bits + by) for name, bits in (("first", first), ("fw", fw), ("bw", bw))}
-        return thinwire(gdelta=gdelta, memory=memory, refs=refs, **more)  # type: ignore[arg-type]
+        return thinwire(gdelta=gdelta, dither=dither, memory=memory, refs=refs, **more)  # type: ignore[arg-type]
 
     recipes = list(dict.fromkeys(finer(by) for by in FINER))
     forward, backward = (

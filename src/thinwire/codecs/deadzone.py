@@ -1,8 +1,9 @@
 """One step for a whole tensor, a wide zero, and few bits for what is left: made for the entropy coder.
 
 Layout: levels -1, 0, 1 as two bits each (0, 1, 2), where 3 stands for a larger one; those follow in order as
-16-bit numbers 2q or -2q - 1 (zigzag), all low bytes before all high ones; then the step. An entropy coder
-sees four levels a byte, so a level may cost a quarter of a bit, and high bytes of zeros, which cost nothing.
+16-bit numbers 2q or -2q - 1 (zigzag), all low bytes before all high ones; then the step, and with dither the
+key of its noise. An entropy coder sees four levels a byte, so a level may cost a quarter of a bit, and high
+bytes of zeros, which cost nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from thinwire.codecs import native, scales
 from thinwire.codecs.bits import pack, packed_nbytes, unpack
+from thinwire.codecs.noise import add_dither, fingerprint
 from thinwire.spec import Spec
 from thinwire.types import InputError, Payload, PayloadError, TensorSpec, require
 
@@ -52,11 +54,15 @@ class DeadZone(Spec):
     step: float = 1.0
     offset: float = 0.4
     unit: str = "message"
+    dither: bool = False
 
     def __post_init__(self) -> None:
         require(self.step > 0 and math.isfinite(self.step), InputError, f"step={self.step} is not above 0")
         require(0 <= self.offset <= 0.5, InputError, f"offset={self.offset} is not in 0..0.5")
         require(self.unit in UNITS, InputError, f"unit={self.unit!r} is not one of {', '.join(UNITS)}")
+        require(type(self.dither) is bool, InputError, f"dither={self.dither!r} is not True or False")
+        nearest = self.offset == 0.5 or not self.dither
+        require(nearest, InputError, f"offset={self.offset} with dither; take 0.5, or leave dither out")
 
     def tuned(self, x: Tensor) -> DeadZone:
         """Return the codec for residuals of ``x``; what it encodes, this one decodes."""
@@ -72,44 +78,46 @@ class DeadZone(Spec):
         spec, values = TensorSpec.of(x), x.detach().to(torch.float32).reshape(-1)
         stored = scales.store(self._step(values), "bfloat16")
         step = scales.expand(stored, "bfloat16")
-        if values.numel() and native.there(values):
-            *codes, found = native.levels(values, float(step.reciprocal()), self.offset, float(step))
-        else:
-            levels = self._levels(values, step)
-            # Of -1, which becomes 255, and 3, which stands for all above, the low bits are 3.
-            small = (levels + 1).clamp_(-1, _LARGE).to(torch.uint8).bitwise_and_(_LARGE)
-            codes = [pack(small, 2), _bytes(levels[small == _LARGE])]
-            found = levels.to(torch.float32).mul_(step)
-        return Payload(spec, (*codes, stored)), _shaped(found, spec)
+        if not self.dither:
+            codes, found = self._coded(values, step)
+            return Payload(spec, (*codes, stored)), _shaped(found, spec)
+        key = fingerprint(values)
+        noise = _noise(key, step, values.numel())
+        codes, found = self._coded(values + noise, step)
+        parts = *codes, stored, stored.new_full(stored.shape, key - (1 << 63), dtype=torch.int64)
+        return Payload(spec, parts), _shaped(found.sub_(noise), spec)
 
     def decode(self, payload: Payload) -> Tensor:
         spec = payload.spec
-        packed, large, stored = self._parts(payload)
+        packed, large, stored, *key = self._parts(payload)
         step = scales.load(stored, "bfloat16")
-        if spec.numel and native.there(packed, large):
-            found = native.values(packed, large, spec.numel, float(step))
-            if found is not None:  # else what follows says what is wrong
-                return _shaped(found, spec)
-        codes = unpack(packed, 2, spec.numel)
-        levels, wide = codes.to(torch.int16).sub_(1), codes == _LARGE
-        count = int(wide.sum())
-        if large.numel() != 2 * count:
-            raise PayloadError(f"{large.numel()} bytes for {count} large levels, expected two each")
-        levels.masked_scatter_(wide, _numbers(large))
-        return _shaped(levels.to(torch.float32).mul_(step), spec)
+        found = _values(packed, large, spec.numel, step)
+        if self.dither and spec.numel:
+            found.sub_(_noise(int(key[0]) + (1 << 63), step, spec.numel))
+        return _shaped(found, spec)
 
     def nbytes(self, spec: TensorSpec) -> int:
-        return packed_nbytes(spec.numel, 2) + 2 * spec.numel + 2
+        return packed_nbytes(spec.numel, 2) + 2 * spec.numel + (10 if self.dither else 2)
 
     def _step(self, values: Tensor) -> Tensor:
         """Return the wanted step, float32 [1], or [0] for no values."""
         if not values.numel():
             return values.new_zeros(0)
         sizes = values.abs()
-        least = sizes.amax() / TOP
+        least = sizes.amax() / (TOP - self.dither)  # noise may lift the largest by one level
         mean = _mean(sizes)  # in any unit, for what is not finite
         step = values.new_full((1,), self.step) if self.unit == "one" else mean.mul_(self.step).reshape(1)
         return torch.maximum(step, least)
+
+    def _coded(self, values: Tensor, step: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Return codes and large levels of values, and what both stand for."""
+        if values.numel() and native.there(values):
+            *codes, found = native.levels(values, float(step.reciprocal()), self.offset, float(step))
+            return codes, found
+        levels = self._levels(values, step)
+        # Of -1, which becomes 255, and 3, which stands for all above, the low bits are 3.
+        small = (levels + 1).clamp_(-1, _LARGE).to(torch.uint8).bitwise_and_(_LARGE)
+        return [pack(small, 2), _bytes(levels[small == _LARGE])], levels.to(torch.float32).mul_(step)
 
     def _levels(self, values: Tensor, step: Tensor) -> Tensor:
         y = values * step.reciprocal()
@@ -118,10 +126,11 @@ class DeadZone(Spec):
 
     def _parts(self, payload: Payload) -> tuple[Tensor, ...]:
         found = tuple(p.dtype for p in payload.parts)
-        if found != (torch.uint8, torch.uint8, torch.bfloat16):
+        if found != (torch.uint8, torch.uint8, torch.bfloat16, *(torch.int64,) * self.dither):
             raise PayloadError(f"a dead-zone payload has parts of {found}")
-        if payload.parts[2].numel() != min(1, payload.spec.numel):
-            raise PayloadError(f"a dead-zone payload has {payload.parts[2].numel()} steps, expected one")
+        for part, of in zip(payload.parts[2:], ("steps", "keys of noise"), strict=False):
+            if part.numel() != min(1, payload.spec.numel):
+                raise PayloadError(f"a dead-zone payload has {part.numel()} {of}, expected one")
         return payload.parts
 
 
@@ -161,6 +170,32 @@ def _mean(sizes: Tensor) -> Tensor:
     if not math.isfinite(mean):
         raise InputError("a NaN or infinite value cannot be quantised; look for the overflow that made it")
     return mean
+
+
+def _noise(key: int, step: Tensor, n: int) -> Tensor:
+    """Return noise within half a step either way, float32 [n].
+
+    It has 16 significant bits and the step 8, so these products are exact, as those of levels are: a
+    subtraction that a device fuses with either comes to the same.
+    """
+    noise = torch.zeros(n, dtype=torch.float32, device=step.device)
+    add_dither(noise, key)
+    return noise.mul_(step)
+
+
+def _values(packed: Tensor, large: Tensor, n: int, step: Tensor) -> Tensor:
+    """Return what codes and large levels stand for, float32 [n]; ``PayloadError`` where they do not fit."""
+    if n and native.there(packed, large):
+        found = native.values(packed, large, n, float(step))
+        if found is not None:  # else what follows says what is wrong
+            return found
+    codes = unpack(packed, 2, n)
+    levels, wide = codes.to(torch.int16).sub_(1), codes == _LARGE
+    count = int(wide.sum())
+    if large.numel() != 2 * count:
+        raise PayloadError(f"{large.numel()} bytes for {count} large levels, expected two each")
+    levels.masked_scatter_(wide, _numbers(large))
+    return levels.to(torch.float32).mul_(step)
 
 
 def _shaped(x: Tensor, spec: TensorSpec) -> Tensor:

@@ -67,7 +67,7 @@ def add_dither(y: Tensor, key: int, start: int = 0) -> None:
 @lru_cache(maxsize=8)
 def _table(kind: str, index: int | None) -> Tensor:
     device = torch.device(kind) if index is None else torch.device(kind, index)
-    order = mix(torch.arange(TABLE, dtype=torch.int64)).argsort()
+    order = mix(torch.arange(TABLE, dtype=torch.int64, device="cpu")).argsort()
     values = (order.to(torch.float32) + 0.5) / TABLE - 0.5
     return torch.cat([values, values]).to(device)  # twice, so that no read wraps
 

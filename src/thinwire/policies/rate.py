@@ -23,8 +23,8 @@ class HideBehindCompute:
     so it neither lengthens the steady state nor the fill. All sites rise together, rung by rung, for as long
     as the sum of their costs stays within the tolerance; where nothing but the link is slow that is the
     floor, on a fast link the uncompressed rung. Where the rungs in use no longer fit, they fall at once; they
-    rise only if the finer ones would fit at ``1 - margin`` of the rate too, ``patience`` decisions in a row
-    (at the first decision: at once). So a rate that wavers by 10 % either way changes next to nothing.
+    rise only if the finer ones would fit at ``1 - margin`` of the rate too, ``patience`` decisions in a row.
+    So a rate that wavers by 10 % either way changes next to nothing, nor does one step that was disturbed.
 
     A site without any estimate yet stays on the floor; one whose estimate is lost or older than ``max_age``
     seconds stays where it is.
@@ -53,7 +53,7 @@ class HideBehindCompute:
     def plan(self, sites: Sequence[Site]) -> list[Plan]:
         """Return a plan for each site of one pipeline; all of its sites are weighed together."""
         view = _View(self, tuple(sites))
-        levels, streaks = self._decide(view) if view.is_timed else (view.current, view.unknown)
+        levels, streaks = self._decide(view) if view.is_timed else (view.current, view.streaks)
         return [self._plan(view, levels, k, streak) for k, streak in enumerate(streaks)]
 
     def under(self, schedule: str) -> HideBehindCompute:
@@ -73,9 +73,9 @@ class HideBehindCompute:
         sure = view.slower(self.margin)
         finer = sure.risen(view.current) if sure.fits(view.current) else view.current
         levels, streaks = [], []
-        for site, now, then, kept in zip(view.sites, view.current, finer, view.unknown, strict=True):
-            streak = site.streak + 1 if then > now else kept * view.is_held(site)
-            due = then > now and (streak >= self.patience or site.rung is None)
+        for site, now, then in zip(view.sites, view.current, finer, strict=True):
+            streak = site.streak + 1 if then > now else site.streak * view.is_held(site)
+            due = then > now and streak >= self.patience
             levels.append(then if due else now)
             streaks.append(0 if due else streak)
         return tuple(levels), tuple(streaks)
@@ -105,9 +105,8 @@ class _View:
         return tuple(c * self.is_held(s) for c, s in zip(self.current, self.sites, strict=True))
 
     @property
-    def unknown(self) -> Levels:
-        """The streaks of sites of which nothing is known: they need no patience once something is."""
-        return tuple(self.policy.patience if s.rung is None else s.streak for s in self.sites)
+    def streaks(self) -> Levels:
+        return tuple(s.streak for s in self.sites)
 
     @property
     def is_timed(self) -> bool:
