@@ -96,6 +96,8 @@ def test_the_most_exact_recipe_that_costs_nothing_is_proposed() -> None:
         for mbit in (1000, 2)
     }
     assert found[1000][0].recipe == "fp32"
+    (settled,) = (p for p in found[1000] if p.recipe == "auto")
+    assert [leg.bits for leg in settled.legs] == [32, 32]  # not what it begins with
     assert found[2][0].recipe == "auto"
     by_name = {p.recipe: p for p in found[2]}
     assert by_name["thinwire"].seconds <= by_name["auto"].seconds < by_name["bf16"].seconds

@@ -21,6 +21,7 @@ from thinwire.types import InputError, require
 
 MAX_MACHINES = 4  # every order of more would take too long to try
 WORTH = 0.04  # of the fastest step: what a more exact recipe may cost more
+SETTLED = 1 << 30  # decisions for which all has been as it is: no policy is patient for longer
 SAME = 0.01  # of the fastest step: what a schedule that needs less memory may cost more
 Cut = tuple[int, ...]  # layers of each stage
 
@@ -257,17 +258,15 @@ def _proposal(
 def _planned(
     order: Sequence[Machine], ways: Ways, work: Work, cut: Cut, policy: Policy, schedule: str
 ) -> list[tuple[float, float]]:
-    """Return the bits that a policy would take while all samples are first visits."""
+    """Return the bits that a policy settles on while all samples are first visits."""
     m = work.microbatches
     compute = [m * (s.forward + s.backward) for s in _stages(order, cut)]
     sites = []
     for k in range(len(order) - 1):
         for a, b in ((k, k + 1), (k + 1, k)):
             way = ways[order[a].name, order[b].name]
-            rate = way.rate or math.inf
-            sites.append(
-                Site(a, b, work.values * m, m, rate, 2 * way.delay, 0.0, compute[a], compute[b], 1.0)
-            )
+            known = way.rate or math.inf, 2 * way.delay, 0.0, compute[a], compute[b]
+            sites.append(Site(a, b, work.values * m, m, *known, fresh=1.0, streak=SETTLED))
     plans = policy.under(schedule).plan(sites)
     return [(there.bits, back.bits) for there, back in zip(plans[::2], plans[1::2], strict=True)]
 
