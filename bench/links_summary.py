@@ -18,6 +18,7 @@ from typing import Any
 
 from bench import rounds
 from bench.links import AUTO, CELLS, COMMON, FIXED, JOBS, LINKS, RESULTS, VERIFIED, cell_file, cells
+from bench.links_elsewhere import elsewhere
 from bench.links_worker import LIFTED
 from thinwire.lab.emulator.profile import Profile
 from thinwire.lab.predict import measured_seconds, predict_run
@@ -361,6 +362,7 @@ def main() -> None:
         "links": LINKS,
         "jobs": JOBS,
         "rows": rows,
+        "elsewhere": elsewhere(),
         "verified": verified(rows),
         "predictions": predictions(),
         "goals": held,

@@ -232,6 +232,7 @@ TABLES: dict[str, Callable[[Any], str]] = {
     "links-goals": of_study(pages_links.goals),
     "links-verdicts": of_study(pages_links.verdicts),
     "links-rounds": of_study(pages_links.in_rounds),
+    "links-elsewhere": of_study(pages_links.elsewhere),
     "links-verified": of_study(pages_links.verified),
     "links-predictions": of_study(pages_links.predictions),
     **{name: of_study(draw) for name, draw in (pages_plan.TABLES | pages_state.TABLES).items()},
