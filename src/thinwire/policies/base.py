@@ -32,7 +32,7 @@ class Site:
     fresh: float = 0.0  # share of the values that are first visits, 0 to 1
     bits: float | None = None  # bits a value that the plan in use really took; as foretold while it is new
     rung: int | None = None  # of the plan in use
-    streak: int = 0  # decisions in a row for which a finer rung would have fitted
+    streak: int = 0  # decisions in a row for which a finer rung would have fitted; -1: nothing known yet
 
     @property
     def is_forward(self) -> bool:

@@ -266,7 +266,7 @@ def _planned(
         for a, b in ((k, k + 1), (k + 1, k)):
             way = ways[order[a].name, order[b].name]
             known = way.rate or math.inf, 2 * way.delay, 0.0, compute[a], compute[b]
-            sites.append(Site(a, b, work.values * m, m, *known, fresh=1.0, streak=SETTLED))
+            sites.append(Site(a, b, work.values * m, m, *known, fresh=1.0, rung=0, streak=SETTLED))
     plans = policy.under(schedule).plan(sites)
     return [(there.bits, back.bits) for there, back in zip(plans[::2], plans[1::2], strict=True)]
 

@@ -24,7 +24,8 @@ class HideBehindCompute:
     as the sum of their costs stays within the tolerance; where nothing but the link is slow that is the
     floor, on a fast link the uncompressed rung. Where the rungs in use no longer fit, they fall at once; they
     rise only if the finer ones would fit at ``1 - margin`` of the rate too, ``patience`` decisions in a row.
-    So a rate that wavers by 10 % either way changes next to nothing, nor does one step that was disturbed.
+    So a rate that wavers by 10 % either way changes next to nothing. Once something is known they rise at
+    once, but only to what would fit at ``1 - doubt`` of the rate: one step may be a disturbed one.
 
     A site without any estimate yet stays on the floor; one whose estimate is lost or older than ``max_age``
     seconds stays where it is.
@@ -40,20 +41,21 @@ class HideBehindCompute:
     backward: tuple[Rung, ...]
     tolerance: float = 0.02  # of the step, a direction
     margin: float = 0.2  # of the rate
+    doubt: float = 0.5  # of the first rate, and of the first step
     patience: int = 3  # decisions
     max_age: float = 60.0  # seconds
     schedule: str = "eager1f1b"
 
     def __post_init__(self) -> None:
         require(bool(self.forward and self.backward), InputError, "a ladder without rungs; give one or more")
-        for name in ("tolerance", "margin"):
+        for name in ("tolerance", "margin", "doubt"):
             value = getattr(self, name)
             require(0 <= value < 1, InputError, f"{name}={value} is not a share from 0 to below 1")
 
     def plan(self, sites: Sequence[Site]) -> list[Plan]:
         """Return a plan for each site of one pipeline; all of its sites are weighed together."""
         view = _View(self, tuple(sites))
-        levels, streaks = self._decide(view) if view.is_timed else (view.current, view.streaks)
+        levels, streaks = self._decide(view) if view.is_timed else (view.current, view.unknown)
         return [self._plan(view, levels, k, streak) for k, streak in enumerate(streaks)]
 
     def under(self, schedule: str) -> HideBehindCompute:
@@ -70,11 +72,13 @@ class HideBehindCompute:
         if not view.fits(view.current):
             lower = view.risen(view.floor)
             return tuple(min(pair) for pair in zip(view.current, lower, strict=True)), none
-        sure = view.slower(self.margin)
-        finer = sure.risen(view.current) if sure.fits(view.current) else view.current
+        finer, certain = (view.slower(by).finer for by in (self.margin, self.doubt))
         levels, streaks = [], []
-        for site, now, then in zip(view.sites, view.current, finer, strict=True):
-            streak = site.streak + 1 if then > now else site.streak * view.is_held(site)
+        for k, (site, now, then) in enumerate(zip(view.sites, view.current, finer, strict=True)):
+            kept = view.unknown[k]
+            if kept < 0 and not view.is_held(site):
+                kept, now = 0, certain[k]
+            streak = kept + 1 if then > now else kept * view.is_held(site)
             due = then > now and streak >= self.patience
             levels.append(then if due else now)
             streaks.append(0 if due else streak)
@@ -105,8 +109,14 @@ class _View:
         return tuple(c * self.is_held(s) for c, s in zip(self.current, self.sites, strict=True))
 
     @property
-    def streaks(self) -> Levels:
-        return tuple(s.streak for s in self.sites)
+    def unknown(self) -> Levels:
+        """The streaks where nothing is decided: -1 for as long as nothing was ever known of a site."""
+        return tuple(-1 if s.rung is None else s.streak for s in self.sites)
+
+    @property
+    def finer(self) -> Levels:
+        """The rungs that could be taken instead of those in use."""
+        return self.risen(self.current) if self.fits(self.current) else self.current
 
     @property
     def is_timed(self) -> bool:
@@ -198,7 +208,7 @@ class _View:
             return f"{link}: {more} would gain nothing, {said}"
         if level + 1 == len(ladder):
             return f"{link}: {said}"
-        wait = f", fits {streak} of {self.policy.patience} times" if streak else ""
+        wait = f", fits {streak} of {self.policy.patience} times" if streak > 0 else ""
         finer = f"{self.bits(k, level + 1):.1f} bits would add {self._added(levels, k, level + 1)}"
         return f"{link}: {said}{'; ' if not level else ', '}{finer}{'' if level else ' to the step'}{wait}"
 
