@@ -169,7 +169,7 @@ def elsewhere(found: dict[str, Any], table: Table) -> str:
     def rows() -> Rows:
         for r in found["elsewhere"]:
             seconds = f"{r['one_epoch']:.1f}", f"{r['epochs']:.1f}"
-            lead = "–" if r["recipe"] == "auto" else f"{r['sooner']:.2f}×"
+            lead = DASH if r["recipe"] == "auto" else _hundredths(r["sooner"])
             size = f"{r['bytes'] / 1e6:.1f}"
             yield [r["link"], f"`{r['recipe']}`", size, *seconds, lead, f"{r['eval_final']:.3f}"]
 

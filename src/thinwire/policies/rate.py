@@ -72,12 +72,14 @@ class HideBehindCompute:
         if not view.fits(view.current):
             lower = view.risen(view.floor)
             return tuple(min(pair) for pair in zip(view.current, lower, strict=True)), none
-        finer, certain = (view.slower(by).finer for by in (self.margin, self.doubt))
+        finer, unknown = view.slower(self.margin).finer, view.unknown
+        certain = view.slower(self.doubt).finer if min(unknown) < 0 else view.current
         levels, streaks = [], []
-        for k, (site, now, then) in enumerate(zip(view.sites, view.current, finer, strict=True)):
-            kept = view.unknown[k]
+        for site, now, then, sure, kept in zip(
+            view.sites, view.current, finer, certain, unknown, strict=True
+        ):
             if kept < 0 and not view.is_held(site):
-                kept, now = 0, certain[k]
+                kept, now = 0, sure
             streak = kept + 1 if then > now else kept * view.is_held(site)
             due = then > now and streak >= self.patience
             levels.append(then if due else now)
