@@ -130,6 +130,17 @@ def cell_file(kind: str, model: str, link: str, recipe: str = "") -> Path:
     return CELLS / f"{kind}-{model}-{link}{'-' + slug(recipe) if recipe else ''}.json"
 
 
+def read(*cell: str) -> Any:
+    """Return a finished cell, or None."""
+    file = cell_file(*cell)
+    return json.loads(file.read_text()) if file.exists() else None
+
+
+def sent(found: dict[str, Any]) -> int:
+    """Return the bytes of all steps of a run, both directions, evaluations left out."""
+    return sum(s["bytes_forward"] + s["bytes_backward"] for s in found["steps"])
+
+
 def measure(kind: str, model: str, link: str, recipe: str) -> None:
     """Run one cell; ``MeasurementError`` where the machine was too busy for it."""
     if kind == "timing":

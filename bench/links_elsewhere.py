@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from bench.links import AUTO, ELSEWHERE, JOBS, RIVALS, cell_file
+from bench.links import AUTO, ELSEWHERE, JOBS, RIVALS, read, sent
 
 MODEL = "gpt2-lab"
 Row = dict[str, Any]
@@ -22,16 +21,14 @@ def elsewhere() -> list[Row]:
 
 
 def _row(trace: str, recipe: str) -> Row | None:
-    file = cell_file("whole", MODEL, trace, recipe)
-    if not file.exists():
+    found = read("whole", MODEL, trace, recipe)
+    if found is None:
         return None
-    found = json.loads(file.read_text())
-    steps = found["steps"]
-    seconds = [s["seconds"] for s in steps]
+    seconds = [s["seconds"] for s in found["steps"]]
     return {
         "link": trace,
         "recipe": recipe,
-        "bytes": sum(s["bytes_forward"] + s["bytes_backward"] for s in steps),
+        "bytes": sent(found),
         "one_epoch": sum(seconds[: JOBS[MODEL]["steps"] // JOBS[MODEL]["epochs"]]),
         "epochs": sum(seconds),
         "eval_final": found["record"]["loss"]["eval_final"],

@@ -17,7 +17,20 @@ from datetime import datetime
 from typing import Any
 
 from bench import rounds
-from bench.links import AUTO, CELLS, COMMON, FIXED, JOBS, LINKS, RESULTS, VERIFIED, cell_file, cells
+from bench.links import (
+    AUTO,
+    CELLS,
+    COMMON,
+    FIXED,
+    JOBS,
+    LINKS,
+    RESULTS,
+    VERIFIED,
+    cell_file,
+    cells,
+    read,
+    sent,
+)
 from bench.links_elsewhere import elsewhere
 from bench.links_worker import LIFTED
 from thinwire.lab.emulator.profile import Profile
@@ -39,12 +52,6 @@ SPANS = {"epochs": "to the loss", "one_epoch": "one pass"}
 UNSEEN = "trace"  # the link on which auto should beat every fixed recipe
 CLOSE = 0.03  # who is ahead by less than this may be behind the next time
 Row = dict[str, Any]
-
-
-def read(*cell: str) -> Any:
-    """Return a finished cell, or None."""
-    file = cell_file(*cell)
-    return json.loads(file.read_text()) if file.exists() else None
 
 
 def median(steps: list[Row], recipe: str, first: bool) -> Row:
@@ -81,11 +88,6 @@ def bound(link: str, c: float, nbytes: float) -> float | None:
         return None
     delay = Profile.parse(LINKS[link]).delay or 0.0
     return float(c / (c + 2 * (delay + x / COMMON["microbatches"])))
-
-
-def sent(found: Row) -> int:
-    """Return the bytes of all steps of a run, both directions, evaluations left out."""
-    return sum(s["bytes_forward"] + s["bytes_backward"] for s in found["steps"])
 
 
 def fixed_row(model: str, link: str, recipe: str, found: Row) -> Row | None:
