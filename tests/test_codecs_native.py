@@ -66,6 +66,23 @@ def test_payloads_and_values_are_torchs(
     assert equal(values, expected_values) and equal(codec.decode(payload), values) and equal(decoded, values)
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(0, 2**64 - 1),
+    st.sampled_from([1, 5, noise.TABLE - 1, noise.TABLE, noise.TABLE + 1, 3 * noise.TABLE + 17]),
+    st.sampled_from([2.0**-130, 0.3125, 1.0, 2.0**120]),
+    st.sampled_from([1, -1]),
+)
+def test_noise_is_torchs_lap_by_lap(key: int, n: int, step: float, sign: int) -> None:
+    x, width = drawn(key % 2**32, n, 30.0), torch.tensor([step])
+    found = noise.dithered(x, key, width, sign)
+    with native.without():
+        expected = noise.dithered(x, key, width, sign)
+    assert equal(found, expected)
+    back = noise.dithered(torch.zeros(n), key, width, sign)
+    assert float(back.abs().max()) <= step / 2 and (n < noise.TABLE or len(back.unique()) == noise.TABLE)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.integers(0, 2**32 - 1),

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from thinwire.codecs import native, scales
 from thinwire.codecs.bits import pack, packed_nbytes, unpack
-from thinwire.codecs.noise import add_dither, fingerprint
+from thinwire.codecs.noise import dithered, fingerprint
 from thinwire.spec import Spec
 from thinwire.types import InputError, Payload, PayloadError, TensorSpec, require
 
@@ -82,10 +82,9 @@ class DeadZone(Spec):
             codes, found = self._coded(values, step)
             return Payload(spec, (*codes, stored)), _shaped(found, spec)
         key = fingerprint(values)
-        noise = _noise(key, step, values.numel())
-        codes, found = self._coded(values + noise, step)
+        codes, found = self._coded(dithered(values, key, step), step)
         parts = *codes, stored, stored.new_full(stored.shape, key - (1 << 63), dtype=torch.int64)
-        return Payload(spec, parts), _shaped(found.sub_(noise), spec)
+        return Payload(spec, parts), _shaped(dithered(found, key, step, -1), spec)
 
     def decode(self, payload: Payload) -> Tensor:
         spec = payload.spec
@@ -93,7 +92,7 @@ class DeadZone(Spec):
         step = scales.load(stored, "bfloat16")
         found = _values(packed, large, spec.numel, step)
         if self.dither and spec.numel:
-            found.sub_(_noise(int(key[0]) + (1 << 63), step, spec.numel))
+            found = dithered(found, int(key[0]) + (1 << 63), step, -1)
         return _shaped(found, spec)
 
     def nbytes(self, spec: TensorSpec) -> int:
@@ -170,17 +169,6 @@ def _mean(sizes: Tensor) -> Tensor:
     if not math.isfinite(mean):
         raise InputError("a NaN or infinite value cannot be quantised; look for the overflow that made it")
     return mean
-
-
-def _noise(key: int, step: Tensor, n: int) -> Tensor:
-    """Return noise within half a step either way, float32 [n].
-
-    It has 16 significant bits and the step 8, so these products are exact, as those of levels are: a
-    subtraction that a device fuses with either comes to the same.
-    """
-    noise = torch.zeros(n, dtype=torch.float32, device=step.device)
-    add_dither(noise, key)
-    return noise.mul_(step)
 
 
 def _values(packed: Tensor, large: Tensor, n: int, step: Tensor) -> Tensor:

@@ -7,7 +7,7 @@
 
 #include "../passes.h"
 
-enum { CHUNK = 2048, LARGE = 3, PLANES = 4 };
+enum { CHUNK = 2048, LARGE = 3, PLANES = 4, TABLE = 1 << 16 };
 
 /* One bit for each of LOOK codes that is LARGE. */
 static inline uint64_t large(const uint8_t *codes)
@@ -110,4 +110,24 @@ FAST int64_t tw_values(const uint8_t *restrict packed, size_t n, const uint8_t *
         }
     }
     return (int64_t)found;
+}
+
+/* The hash of noise.py's mix_int. */
+static inline uint64_t mixed(uint64_t z)
+{
+    z = (z ^ z >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
+    z = (z ^ z >> 27) * UINT64_C(0x94D049BB133111EB);
+    return z ^ z >> 31;
+}
+
+/* n values and step times the noise of key beside them, which table holds twice over: noise.py's add_dither. */
+FAST int64_t tw_dithered(const float *restrict x, size_t n, uint64_t key, const float *restrict table, float step,
+                         float *restrict values)
+{
+    for (size_t i = 0; i < n; i += TABLE, key += UINT64_C(0x9E3779B97F4A7C15)) {
+        const float *noise = table + mixed(key) % TABLE;
+        const size_t here = n - i < TABLE ? n - i : TABLE;
+        for (size_t j = 0; j < here; j++) values[i + j] = x[i + j] + noise[j] * step;
+    }
+    return 0;
 }

@@ -18,7 +18,7 @@ from thinwire import compiled
 from thinwire.codecs.bits import packed_nbytes
 from thinwire.types import InputError
 
-_FUNCTIONS = compiled.functions(Path(__file__).parent, ("levels", "pack", "halves", "values"))
+_FUNCTIONS = compiled.functions(Path(__file__).parent, ("levels", "pack", "halves", "values", "dithered"))
 _CPU = torch.device("cpu")
 
 
@@ -69,6 +69,14 @@ def values(packed: Tensor, others: Tensor, n: int, step: float) -> Tensor | None
     given = _at(others, torch.uint8), ctypes.c_size_t(k), ctypes.c_float(step)
     count = _FUNCTIONS["values"](_at(packed, torch.uint8), _size(found), *given, _address(found))
     return found if count == k and others.numel() == 2 * k else None
+
+
+def dithered(x: Tensor, key: int, table: Tensor, step: float) -> Tensor:
+    """Return float32 [n] and ``step`` times the noise of ``key`` beside it; ``table`` as in ``noise.py``."""
+    found, noise = _room(x.numel(), torch.float32), _at(table, torch.float32)
+    given = _at(x, torch.float32), _size(x), ctypes.c_uint64(key), noise, ctypes.c_float(step)
+    _FUNCTIONS["dithered"](*given, _address(found))
+    return found
 
 
 def _room(n: int, dtype: torch.dtype) -> Tensor:

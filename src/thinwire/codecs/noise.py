@@ -10,6 +10,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from thinwire.codecs import native
+
 TABLE = 1 << 16
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX1, _MIX2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -62,6 +64,19 @@ def add_dither(y: Tensor, key: int, start: int = 0) -> None:
         first = mix_int((key + lap * _GOLDEN) & _MASK) % TABLE + at
         y[done : done + n].add_(table[first : first + n])
         done += n
+
+
+def dithered(x: Tensor, key: int, step: Tensor, sign: int = 1) -> Tensor:
+    """Return ``x`` (flat float32) and ``sign * step`` times the noise of ``key``; ``step``: float32 [1].
+
+    The noise has 16 significant bits. Where the step has at most 8, their product is exact, as a level times
+    the step is: a sum that a device fuses with either comes to the same.
+    """
+    if x.numel() and native.there(x):
+        return native.dithered(x, key, _table("cpu", None), sign * float(step))
+    noise = torch.zeros_like(x)
+    add_dither(noise, key)
+    return noise.mul_(sign * step).add_(x)
 
 
 @lru_cache(maxsize=8)
