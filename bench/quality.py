@@ -20,6 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from bench.unbiased import FLOOR
 from thinwire.lab.config import TrainConfig
 from thinwire.lab.launch import launch
 from thinwire.lab.record import load_run, write_json
@@ -31,8 +32,8 @@ CELLS = RESULTS / "quality"
 RECIPES = (
     "fp32",
     "thinwire",
-    "thinwire:gdelta=1,bw=2.4",
-    "thinwire:first=2.4,fw=3.1,bw=1.9,dither=1",
+    "thinwire:gdelta=1",
+    FLOOR,
     "tahquant",
     "aqsgd",
     "direct:bits=4",

@@ -24,16 +24,17 @@ from thinwire.lab.record import load_run
 from thinwire.recipes import parse_recipe
 
 RESULTS = Path(__file__).parent / "results" / "unbiased.json"
-BASE, FLOOR = "fp32", "thinwire:first=2.4,fw=3.1,bw=1.9,dither=1"
+BASE, FLOOR = "fp32", "thinwire:first=1.9,fw=2.6,bw=1.9"
 RECIPES = (
     BASE,
+    "thinwire:dither=0,bw=3.4",
+    "thinwire:dither=0,bw=2.9",
+    "thinwire:dither=0,bw=2.4",
     "thinwire",
-    "thinwire:bw=2.9",
-    "thinwire:bw=2.4",
-    "thinwire:bw=2.4,dither=1",
-    "thinwire:bw=1.9,dither=1",
-    "thinwire:bw=1.4,dither=1",
+    "thinwire:bw=1.9",
+    "thinwire:bw=1.4",
     FLOOR,
+    "thinwire:first=1.4,fw=2.1,bw=1.4",
 )
 SEEDS = range(4)
 JOB: dict[str, Any] = {

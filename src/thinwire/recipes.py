@@ -229,9 +229,9 @@ CLIP = Parameter("the share of a group's peak that the top level stands for", 0.
 def thinwire(
     first: Annotated[float, _accuracy("an activation at its first visit")] = 3.0,
     fw: Annotated[float, _accuracy("an activation later")] = 3.7,
-    bw: Annotated[float, _accuracy("a gradient")] = 3.4,
+    bw: Annotated[float, _accuracy("a gradient")] = 2.4,
     gdelta: Annotated[int, _flag("send gradients as deltas by sample too")] = 0,
-    dither: Annotated[int, DITHER] = 0,
+    dither: Annotated[int, DITHER] = 1,
     memory: Annotated[str, MEMORY] = "sample",
     sink: Annotated[int, Parameter("positions in front coded at 8 bits at a first visit", 0, 64)] = 1,
     mean: Annotated[int, _flag("send the channels' means apart at a first visit")] = 1,
@@ -326,8 +326,8 @@ FINER = (0.0, 1.0, 2.0, 3.5)  # bits of accuracy above the floor
 
 @register("auto", "Ours, as accurate as hides behind compute, step by step.", "docs/auto.md")
 def auto(
-    first: Annotated[float, _accuracy("an activation at its first visit, at least")] = 2.4,
-    fw: Annotated[float, _accuracy("an activation later, at least")] = 3.1,
+    first: Annotated[float, _accuracy("an activation at its first visit, at least")] = 1.9,
+    fw: Annotated[float, _accuracy("an activation later, at least")] = 2.6,
     bw: Annotated[float, _accuracy("a gradient, at least")] = 1.9,
     tolerance: Annotated[
         float, Parameter("how much longer a step may be, a direction", 0, 0.5, whole=False)
