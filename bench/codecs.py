@@ -55,9 +55,9 @@ CODECS = (
     "Entropy(Uniform(bits=2, scale_dtype='e5m3', clip=0.6))",
     "Entropy(Uniform(bits=3, scale_dtype='e5m3', clip=0.8))",
     "DeadZone()",
-    "Sink(ChannelMean(Entropy(DeadZone(step=0.65))))",  # thinwire: first visits, gradients
+    "Sink(ChannelMean(Entropy(DeadZone(step=0.65))))",  # thinwire: first visits, ...
     "Entropy(DeadZone(step=0.977))",
-    "Entropy(DeadZone(step=1.38, offset=0.5, dither=True))",  # auto's floor: gradients
+    "Entropy(DeadZone(step=0.977, offset=0.5, dither=True))",  # ... gradients
     "FixedPoint()",
     "TileAdaptive()",
     "TopK(ratio=0.01)",

@@ -32,7 +32,7 @@ CELLS = RESULTS / "quality"
 RECIPES = (
     "fp32",
     "thinwire",
-    "thinwire:gdelta=1",
+    "thinwire:gdelta=1,bw=2.4,dither=0",
     FLOOR,
     "tahquant",
     "aqsgd",
