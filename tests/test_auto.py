@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from launchers import Command, metrics, record, sentence, warm
 from test_faults import write_text
 from thinwire.codecs import Cast, parse_codec
 from thinwire.lab import autopilot
-from thinwire.links import LinkShape, ZmqLink
+from thinwire.links import LinkEstimate, LinkShape, ZmqLink
+from thinwire.links.kernel import KernelTotals
 from thinwire.links.mesh import stack
 from thinwire.recipes import parse_recipe
 
@@ -117,6 +119,27 @@ def test_a_link_too_slow_to_be_probed_is_as_good_as_unknown(monkeypatch: pytest.
     assert found.rate is None or found.rate < 50e3
     for peer in (slow, other):
         peer.close(0.0)
+
+
+@pytest.mark.parametrize(
+    ("control", "idle", "rtt", "shuts"),
+    [
+        ("cubic", "1", 0.101, True),
+        ("reno", "1", 0.101, True),
+        ("bbr", "1", 0.101, False),
+        ("cubic", "0", 0.101, False),
+        ("cubic", "1", 0.001, False),  # a link shaped in this process: TCP has loopback's round trip
+        (None, "1", None, False),
+    ],
+)
+def test_whether_a_window_shuts_is_asked_of_the_system(
+    monkeypatch: pytest.MonkeyPatch, control: str | None, idle: str, rtt: float | None, shuts: bool
+) -> None:
+    monkeypatch.setattr(autopilot, "tcp_settings", lambda: {"tcp_slow_start_after_idle": idle})
+    peer = SimpleNamespace(kernel=SimpleNamespace(read=lambda: KernelTotals(rtt=rtt, congestion=control)))
+    assert autopilot._restarts(peer, LinkEstimate(25e6, 0.1)) is shuts  # type: ignore[arg-type]
+    peer.kernel.read = lambda: None  # no TCP_INFO
+    assert not autopilot._restarts(peer, LinkEstimate(25e6, 0.1))  # type: ignore[arg-type]
 
 
 def share_of_cores() -> float:

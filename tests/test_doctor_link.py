@@ -24,6 +24,7 @@ from thinwire.cli.app import app
 from thinwire.lab import linktest, network
 from thinwire.lab.link_advice import advice
 from thinwire.lab.linktest import LinkTest, Machine, Way, dial, listen
+from thinwire.lab.machines_file import read_machines
 from thinwire.links import LinkShape, Peer, ZmqLink
 from thinwire.types import AuthError, InputError, LinkError
 
@@ -290,6 +291,19 @@ def test_this_machines_addresses_and_the_way_out() -> None:
 def _test(way: Way, rtt: float = 0.05, **settings: str) -> LinkTest:
     quiet = Way(1e6, 1000, 1.0, 0.0, "bbr", rtt)
     return LinkTest(Machine("a", settings), Machine("b", {}), rtt, rtt, 0.0, way, quiet)
+
+
+def test_a_fragment_says_where_tcp_keeps_its_window(tmp_path: Path) -> None:
+    def said(congestion: str | None, **settings: str) -> list[bool | None]:
+        test = _test(Way(1e6, 1000, 1.0, 0.0, congestion), **settings)
+        file = tmp_path / "machines.toml"
+        file.write_text('[[machine]]\nname = "a"\n[[machine]]\nname = "b"\n' + test.fragment())
+        ways = read_machines(file).ways
+        return [ways["a", "b"].restarts, ways["b", "a"].restarts]
+
+    assert said("cubic", tcp_slow_start_after_idle="1") == [True, False]  # the way back has bbr
+    assert said("cubic", tcp_slow_start_after_idle="0") == said("bbr") == [False, False]
+    assert said(None) == [True, False]  # not known: as most systems do
 
 
 def test_advice_is_given_where_there_is_a_reason() -> None:

@@ -13,7 +13,7 @@ ROOT = "thinwire"
 
 # What each part may import, itself included where its files may import each other. A part is the longest
 # prefix of a module's name here; a new module must be given a floor before this test passes.
-F0 = {"types", "spec", "wire"}
+F0 = {"types", "spec", "wire", "tcp_window"}
 F1 = {"codecs", "compiled"}
 F2 = {"memory", "store", "slot_file", "disk_store", "channel"}
 LINKS = {"links"}
@@ -21,6 +21,7 @@ ALLOWED: dict[str, set[str]] = {
     "types": set(),
     "spec": {"types"},
     "wire": {"types"},
+    "tcp_window": set(),
     "compiled": set(),
     "codecs": F0 | {"codecs", "compiled"},
     "memory": F0 | F1,
@@ -28,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "slot_file": set(),
     "disk_store": {"types", "store", "slot_file"},
     "channel": F0 | F1 | {"memory", "store"},
-    "links": {"types", "links"},
+    "links": {"types", "tcp_window", "links"},
     "state": F0 | F1 | {"state"},
     "policies": F0 | F1 | {"policies"},
     "boundary": F0 | F1 | F2 | LINKS | {"policies"},

@@ -21,6 +21,7 @@ from thinwire.links.reliable import ACK_DELAY, PIECE
 from thinwire.links.segment import HEADER, TICK, TICKS, ticks
 from thinwire.links.shape import Timetable
 from thinwire.links.window import Run
+from thinwire.tcp_window import FIRST, Line
 from thinwire.types import LinkError
 
 LONG = 30.0
@@ -39,13 +40,16 @@ def simulate(
     offset: float = 1000.0,
     jitter: float = 0.0,
     seed: int = 0,
+    restarts: bool = False,
 ) -> Looks:
     """Send ``size`` bytes each ``gap`` s over a line of ``rate(now)`` bytes/s; return the estimates by time.
 
     The protocol is that of ``Reliable``. Threads are late by 0.3 ms on average, and by 3 to 20 ms in a share
-    ``stalls`` of the cases. ``back``: seconds that the way back takes beyond ``delay``.
+    ``stalls`` of the cases. ``back``: seconds that the way back takes beyond ``delay``. ``restarts``: TCP's
+    window shuts in pauses.
     """
-    rng, estimator, looks = random.Random(seed), Estimator(), Looks()
+    rng, estimator, looks = random.Random(seed), Estimator(restarts=restarts), Looks()
+    line = Line()
     table = Timetable(LinkShape(rate(0.0), delay, jitter), seed)
     events: list[tuple[float, int, str, Any]] = []
     order = itertools.count()
@@ -70,10 +74,12 @@ def simulate(
         now, _, what, value = heapq.heappop(events)
         table.shape = LinkShape(rate(now), delay, jitter)
         if what == "send":
+            first, transfer = restarts * FIRST / rate(now), size / rate(now)
+            waits = line.send(now, transfer, 2 * delay, first) - transfer - now if restarts else 0.0
             for start in range(0, size, PIECE):
                 n = min(PIECE, size - start) + HEADER
                 flying.append((n, now))
-                at(table.arrival(now, n + 9), "arrive", now)
+                at(table.arrival(now + waits, n + 9), "arrive", now)
         elif what == "beat":
             at(max(now, beat), "ping" if now >= beat else "beat")
         elif what == "ping":
@@ -106,6 +112,10 @@ def simulate(
     return looks
 
 
+def steadily(rate: float) -> Callable[[float], float]:
+    return lambda now: rate
+
+
 def _ratios(looks: Looks, rate: float, after: float = 3.0) -> list[float]:
     """Return estimate over truth, sorted, once there was time to measure."""
     return sorted((seen.rate or 0.0) / rate for now, seen in looks if now > after)
@@ -127,6 +137,36 @@ def test_a_steady_link_is_measured(mbit: float, size: int, delay: float, pause: 
     count = len(ratios)
     assert 0.85 <= ratios[count // 20] <= ratios[-1 - count // 20] <= 1.1
     assert ratios[count // 2] == pytest.approx(1.0, abs=0.08)
+
+
+@pytest.mark.parametrize(("mbit", "size"), [(1.4, 20_000), (10, 20_000), (10, 60_000), (200, 40_000)])
+def test_what_a_window_holds_back_is_not_taken_for_the_line(mbit: float, size: int) -> None:
+    """A message a second: each begins with a window that is shut, which makes the line look slow."""
+    true, slow = mbit * MBIT, 1.4 * MBIT
+    seen = [look for now, look in simulate(lambda now: true, size, 1.0, 30.0, restarts=True) if now > 3]
+    assert all(look.rate is not None and look.rate < 1.1 * true for look in seen)
+    measured = [look for look in seen if not look.lower_bound]
+    assert bool(measured) == (true == slow)  # as a slow line is full all the time, its window shut or not
+    assert all(look.rate == pytest.approx(true, rel=0.1) for look in measured)
+
+
+def test_a_window_that_is_open_hides_nothing() -> None:
+    for rate in (10 * MBIT, 100 * MBIT):
+        ratios = _ratios(simulate(steadily(rate), 60_000, 0.15, restarts=True), rate)
+        assert 0.85 < ratios[len(ratios) // 20] <= ratios[-1] < 1.1
+
+
+def test_a_probe_outlives_what_a_shut_window_says() -> None:
+    """The probe opens the window first; what tells less of the line does not take its place."""
+    e = Estimator(restarts=True)
+    e.round_trip(0.0, ticks(0.05), 0.1)
+    for i in range(3):
+        e.delivered(Run(500_000, 1.0 + i / 10, 1.0 + i / 10), ticks(1.07 + i / 10), 1.12 + i / 10)  # 25 MB/s
+    for i in range(30):
+        at = 3.0 + i
+        e.delivered(Run(20_000, at, at), ticks(at + 0.151), at + 0.2)  # a round trip more than the line takes
+    seen = e.estimate(33.0)
+    assert seen.rate == pytest.approx(25e6, rel=0.02) and not seen.lower_bound
 
 
 def test_a_saturated_link_is_measured() -> None:

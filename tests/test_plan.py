@@ -23,7 +23,7 @@ from thinwire.lab.config import TrainConfig
 from thinwire.lab.machines_file import Entry, MachinesFile, Measured, read_machines
 from thinwire.lab.planning import Planner, option
 from thinwire.lab.predict import measured_seconds, pipeline_of_step, predict_run
-from thinwire.lab.record import KERNEL, BoundaryBytes, StepMetrics
+from thinwire.lab.record import KERNEL, BoundaryBytes, StepMetrics, WireCounts
 from thinwire.lab.runs import Run
 from thinwire.policies.plan import Machine, Option, Way, Ways, Work, foretell, pipeline_of, propose
 from thinwire.policies.schedule import step_seconds
@@ -191,6 +191,9 @@ def test_a_file_of_machines_is_read(tmp_path: Path) -> None:
     assert found.ways["desk", "attic"] == found.ways["attic", "desk"] == Way(2.5e6, 0.05)
     found = read_machines(written(tmp_path, text + back))
     assert found.ways["attic", "desk"].rate == 625e3 and found.ways["desk", "attic"].rate == 2.5e6
+    assert found.ways["desk", "attic"].restarts
+    found = read_machines(written(tmp_path, text.replace(LINK, LINK + "restarts = false\n")))
+    assert not found.ways["desk", "attic"].restarts
 
 
 def test_a_line_is_told_with_its_headers(tmp_path: Path) -> None:
@@ -232,6 +235,7 @@ def test_a_line_is_told_with_its_headers(tmp_path: Path) -> None:
         (DESK + ATTIC + LINK.replace("20mbit", "0mbit"), "is zero"),
         (DESK + ATTIC + LINK + 'line = "20mbit"\n', "has both link and line"),
         (DESK + ATTIC + LINK.replace('"20mbit,25ms,jitter=50ms"', "20"), "link = 20; give it as text"),
+        (DESK + ATTIC + LINK + "restarts = 0\n", "link 1 of .* has restarts = 0; give true or false"),
     ],
 )
 def test_a_wrong_file_is_one_sentence(tmp_path: Path, text: str, message: str) -> None:
@@ -418,6 +422,11 @@ def test_an_emulated_line_carries_what_headers_leave() -> None:
     assert pipeline.forward[0].transfer == pytest.approx(125_000 / 4 / (1e6 * 1448 / 1500))
     assert pipeline.backward[0].transfer == 0.0  # neither rank 1's way up nor rank 0's down has a limit
     assert pipeline.forward[0].delay == pipeline.backward[0].delay == pytest.approx(0.03)
+    assert pipeline.forward[0].window == 0.0  # no TCP_INFO: nothing is known of pauses
+    run.record.wire = [WireCounts(0, 1, 1, congestion="cubic"), WireCounts(1, 0, 1, congestion="bbr")]
+    pipeline = pipeline_of_step(run.record, steps[1])
+    assert pipeline.forward[0].window == pytest.approx(14_480 / (1e6 * 1448 / 1500))
+    assert pipeline.backward[0].window == 0.0
     run.record.link.asked = "trace:lte"
     with pytest.raises(InputError, match="no one rate to predict from"):
         predict_run(run)

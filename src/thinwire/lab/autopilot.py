@@ -18,6 +18,7 @@ from thinwire.boundary import BACKWARD, FORWARD
 from thinwire.codecs import Codec, parse_codec
 from thinwire.engines.pipeline import CompressedStage
 from thinwire.lab.job import Job
+from thinwire.lab.network import restarts, tcp_settings
 from thinwire.lab.record_schema import Decision
 from thinwire.lab.setup import World
 from thinwire.lab.telemetry import StepReport, Telemetry
@@ -89,7 +90,10 @@ class Autopilot:
         """Measure every link that carries a boundary, by a short probe, so that there is an estimate."""
         near = {self._rank(s + d) for s in self._stages for d in (-1, 1) if 0 <= s + d < self._stage_count}
         found = {r: self._probe(self._world.peers[r]) for r in near if r != self._world.rank}
-        mine = [self._link(r, e.rate, e.rtt, e.age) for r, e in found.items()]
+        for r, estimate in found.items():
+            peer = self._world.peers[r]
+            peer.reliable.expect_restarts(_restarts(peer, estimate))
+        mine = [self._link(r, e) for r, e in found.items()]
         links = self._telemetry.gather(b"B", mine, "the measured links")
         for link in (link for rank in links or () for link in rank):
             self._note(link)
@@ -132,14 +136,15 @@ class Autopilot:
     def _rank(self, stage: int) -> int:
         return stage % self._world.size
 
-    def _link(self, to: int, rate: float | None, rtt: float | None, age: float | None) -> dict[str, Any]:
-        link = {"source": self._world.rank, "destination": to}
-        return link | {"rate_bytes_s": rate, "rtt_s": rtt, "age_s": age}
+    def _link(self, to: int, found: LinkEstimate) -> dict[str, Any]:
+        ends = {"source": self._world.rank, "destination": to}
+        seen = {"rate_bytes_s": found.rate, "rtt_s": found.rtt, "age_s": found.age}
+        return ends | seen | {"restarts": _restarts(self._world.peers[to], found)}
 
     def _note(self, link: dict[str, Any]) -> None:
         for d in self._directions:
             if (self._rank(d.sender), self._rank(d.receiver)) == (link["source"], link["destination"]):
-                d.estimate = link
+                d.estimate = d.estimate | link
 
     def _note_bits(self, report: StepReport) -> None:
         for d in self._directions:
@@ -160,6 +165,7 @@ class Autopilot:
             age=d.estimate.get("age_s"),
             sender_s=self._compute_s(d.sender),
             receiver_s=self._compute_s(d.receiver),
+            restarts=d.estimate.get("restarts", False),
             fresh=float(coming <= first_pass),
             # What first visits took says nothing of the deltas that follow them.
             bits=None if step <= first_pass < coming else d.bits,
@@ -183,6 +189,16 @@ class Autopilot:
 
     def _obey(self, said: dict[str, Any]) -> None:
         self._stages[said["stage"]].follow(said["way"], Chosen.read(said))
+
+
+def _restarts(peer: Peer, found: LinkEstimate) -> bool:
+    """Return whether the TCP that carries a link shuts its window in pauses."""
+    tcp = peer.kernel.read()
+    if tcp is None or tcp.rtt is None:
+        return False
+    if found.rtt is not None and tcp.rtt < found.rtt / 2:  # shaped in this process: slow above TCP
+        return False
+    return restarts(tcp.congestion, tcp_settings())
 
 
 def _decision(step: int, site: Site, plan: Plan) -> Decision:

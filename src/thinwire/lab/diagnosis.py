@@ -15,7 +15,7 @@ import zmq
 from thinwire.codecs import native as codec_passes
 from thinwire.lab import machine
 from thinwire.lab.cache import cache_folder
-from thinwire.lab.network import STARTS_AGAIN, tcp_settings
+from thinwire.lab.network import restarts, tcp_settings
 from thinwire.lab.progress import megabytes
 from thinwire.links import congestion
 from thinwire.state import native as state_passes
@@ -224,7 +224,7 @@ def _tcp() -> Check:
     if control is None:
         return Check("TCP", LACKS, "the system tells neither settings nor TCP_INFO; bytes are payload counts")
     chosen = congestion.resolve(congestion.AUTO) or control
-    if chosen in STARTS_AGAIN and settings.get("tcp_slow_start_after_idle") == "1":
+    if restarts(chosen, settings):
         finding = f"{chosen} starts slowly again after each pause, which far links feel"
         return Check("TCP", LACKS, finding, congestion.REMEDY)
     return Check("TCP", OK, f"{chosen}, with the kernel's counts of each connection")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from thinwire.lab.linktest import LinkTest, Machine, Way
-from thinwire.lab.network import STARTS_AGAIN
+from thinwire.lab.network import RESTARTING, restarts
 from thinwire.lab.progress import megabytes
 from thinwire.links.congestion import REMEDY
 
@@ -22,9 +22,8 @@ def advice(test: LinkTest) -> list[str]:
 
 def _way(sender: Machine, receiver: Machine, way: Way, test: LinkTest) -> Iterator[str]:
     control = way.congestion or sender.settings.get("tcp_congestion_control")
-    idle = sender.settings.get("tcp_slow_start_after_idle") == "1"
     trip = f"{test.rtt * 1e3:.0f} ms"
-    if control in STARTS_AGAIN and idle and test.rtt >= FAR:
+    if restarts(control, sender.settings) and test.rtt >= FAR:
         yield (
             f"{sender.name}: {control} starts slowly again after each pause, which costs a message several "
             f"round trips of {trip}; {REMEDY}"
@@ -38,7 +37,7 @@ def _way(sender: Machine, receiver: Machine, way: Way, test: LinkTest) -> Iterat
                 f"{megabytes(2 * needed)}; sysctl -w net.ipv4.{setting}='4096 131072 {int(2 * needed)}'"
             )
     if way.retransmitted is not None and way.retransmitted > LOSSY:
-        remedy = "; try bbr" if control in STARTS_AGAIN else ""
+        remedy = "; try bbr" if control in RESTARTING else ""
         yield (
             f"from {sender.name}: {way.retransmitted:.1%} of the bytes were sent again; the way loses "
             f"packets or its queue is short{remedy}"

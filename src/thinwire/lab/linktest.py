@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-from thinwire.lab.network import check_listener, tcp_settings
+from thinwire.lab.network import check_listener, restarts, tcp_settings
 from thinwire.links.inbox import within
 from thinwire.links.kernel import KernelTotals
 from thinwire.links.mesh import Peer, stack
@@ -84,13 +84,14 @@ class LinkTest:
         """Return both directions as TOML for ``thinwire plan``."""
         here, there = self.here.name, self.there.name
         there = there if there != here else f"{there}-2"
-        return "\n".join(
-            (_table(here, there, self.shape(self.out)), _table(there, here, self.shape(self.back)))
-        )
+        out = _table(here, there, self.shape(self.out), self.here, self.out)
+        return f"{out}\n{_table(there, here, self.shape(self.back), self.there, self.back)}"
 
 
-def _table(start: str, end: str, shape: LinkShape) -> str:
-    return f"[[link]]\nfrom = {json.dumps(start)}\nto = {json.dumps(end)}\nlink = {json.dumps(str(shape))}\n"
+def _table(start: str, end: str, shape: LinkShape, sender: Machine, way: Way) -> str:
+    ends = f"from = {json.dumps(start)}\nto = {json.dumps(end)}"
+    steady = way.congestion is not None and not restarts(way.congestion, sender.settings)
+    return f"[[link]]\n{ends}\nlink = {json.dumps(str(shape))}\n{'restarts = false' * steady}".rstrip() + "\n"
 
 
 class _Sink:

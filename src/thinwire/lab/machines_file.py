@@ -126,6 +126,12 @@ def _number(values: Mapping[str, Any], key: str, where: str) -> float:
     return float(value)
 
 
+def _flag(values: Mapping[str, Any], key: str, where: str, default: bool) -> bool:
+    value = values.get(key, default)
+    require(isinstance(value, bool), InputError, f"{where} has {key} = {value!r}; give true or false")
+    return bool(value)
+
+
 def _machine(values: Mapping[str, Any], where: str) -> Entry:
     parts = [f.name for f in fields(Measured)]
     _known(values, ["name", "speed", "address", *parts], where)
@@ -153,7 +159,7 @@ def _machine(values: Mapping[str, Any], where: str) -> Entry:
 
 
 def _link(values: Mapping[str, Any], names: Sequence[str], where: str) -> tuple[str, str, Way]:
-    _known(values, ("from", "to", "link", "line"), where)
+    _known(values, ("from", "to", "link", "line", "restarts"), where)
     source, target = (_text(values, key, where) for key in ("from", "to"))
     for name in (source, target):
         if name not in names:
@@ -174,7 +180,7 @@ def _way(values: Mapping[str, Any], where: str) -> Way:
     raw = "line" in values
     shape = LinkShape.parse(_text(values, "line" if raw else "link", where))
     rate = shape.rate * SEGMENT / MTU if raw and shape.rate else shape.rate
-    return Way(rate, shape.delay + shape.jitter / 2)
+    return Way(rate, shape.delay + shape.jitter / 2, _flag(values, "restarts", where, True))
 
 
 def _ways(links: Sequence[tuple[str, str, Way]], path: str) -> dict[tuple[str, str], Way]:

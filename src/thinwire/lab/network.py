@@ -7,6 +7,7 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ SIGNATURE = b"\xff" + bytes(8) + b"\x7f"  # how ZeroMQ's ZMTP 3 begins; only the
 REOPEN = 0.5  # seconds
 GREETING = 64  # bytes; the security mechanism's name is in 12 to 32
 SETTINGS = ("tcp_congestion_control", "tcp_slow_start_after_idle", "tcp_wmem", "tcp_rmem")
-STARTS_AGAIN = ("cubic", "reno")  # congestion controls that slow start after a pause, unless told not to
+RESTARTING = ("cubic", "reno")  # congestion controls that slow start after a pause, unless told not to
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 
 
@@ -91,6 +92,15 @@ def tcp_settings() -> dict[str, str]:
         except OSError:
             continue
     return found
+
+
+def restarts(control: str | None, settings: Mapping[str, str]) -> bool:
+    """Return whether TCP slow starts after each pause; ``settings``: those of the sender's kernel.
+
+    >>> restarts("cubic", {"tcp_slow_start_after_idle": "1"})
+    True
+    """
+    return control in RESTARTING and settings.get("tcp_slow_start_after_idle") == "1"
 
 
 def check_listener(host: str, port: int, has_token: bool) -> None:

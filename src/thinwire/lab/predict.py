@@ -5,6 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 
 from thinwire.lab.emulator.profile import one_way, profiles
+from thinwire.lab.network import RESTARTING
 from thinwire.lab.record import KERNEL, RunRecord, StepMetrics
 from thinwire.lab.runs import Run
 from thinwire.lab.telemetry import WAYS
@@ -64,9 +65,11 @@ def _hop(record: RunRecord, step: StepMetrics, k: int, way: str, n: int, m: int)
     sender, receiver = (k, k + 1) if way == "forward" else (k + 1, k)
     rate, delay = _line(record, sender % len(ranks), receiver % len(ranks), len(ranks))
     nbytes = getattr(step, f"bytes_{way}") * _share(record, k, way, n, len(ranks)) / m
-    return Hop(
-        nbytes / rate if rate else 0.0,
+    return Hop.over(
+        nbytes,
+        rate,
         delay,
+        _restarts(record, sender % len(ranks), receiver % len(ranks)),
         ranks[sender % len(ranks)]["encode_s"] / m / _ends(sender % len(ranks), n, len(ranks)),
         ranks[receiver % len(ranks)]["decode_s"] / m / _ends(receiver % len(ranks), n, len(ranks)),
     )
@@ -95,6 +98,12 @@ def _line(record: RunRecord, sender: int, receiver: int, ranks: int) -> tuple[fl
     require(a.trace is None and b.trace is None, InputError, f"a run over {asked} has {UNSTEADY}")
     rates = [rate * SEGMENT / MTU for rate in (a.up, b.down) if rate is not None]
     return min(rates, default=None), one_way(a, b) + (a.jitter + b.jitter) / 4
+
+
+def _restarts(record: RunRecord, sender: int, receiver: int) -> bool:
+    """Return whether TCP began anew after pauses: a link shaped in the process knows no such thing."""
+    controls = (w.congestion for w in record.wire if (w.source, w.destination) == (sender, receiver))
+    return record.link.emulation == KERNEL and next(controls, None) in RESTARTING
 
 
 def _shape(asked: str) -> LinkShape:

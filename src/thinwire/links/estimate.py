@@ -21,10 +21,11 @@ class Estimator:
 
     Arrivals are by the peer's clock, so an acknowledgement may itself be late, behind the traffic of the
     other direction: only differences of one clock count, and the least difference between the two. ``since``:
-    nothing that was sent before counts.
+    nothing that was sent before counts. ``restarts``: whether the TCP below shuts its window in pauses.
     """
 
-    def __init__(self, since: float = -math.inf) -> None:
+    def __init__(self, since: float = -math.inf, restarts: bool = False) -> None:
+        self.restarts = restarts
         self.smoothed: float | None = None  # seconds, queues included
         self.trips = 0  # round trips measured
         self._since = since
@@ -59,7 +60,8 @@ class Estimator:
         if not run.clean or run.first < self._since:
             self._meter.interrupted(arrived)
         elif self._trips:
-            self._meter.add(run, min(way for _, _, way in self._trips), arrived, now)
+            trip = self.shortest if self.restarts else None
+            self._meter.add(run, min(way for _, _, way in self._trips), arrived, now, trip)
 
     def estimate(self, now: float, oldest: tuple[int, float] | None = None) -> LinkEstimate:
         """Return rate, round trip and the rate's age.

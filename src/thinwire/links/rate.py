@@ -6,9 +6,11 @@ so much. Such floors count where they contradict the measurements, and nowhere e
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from thinwire.links.window import Run
+from thinwire.tcp_window import FIRST, TIMEOUT, idle_seconds
 
 RESOLVED = 0.002  # seconds of line time below which a burst gives a floor and no measurement
 CHUNK = 0.1  # seconds of line time after which a long burst begins another entry
@@ -52,23 +54,47 @@ class Burst:
         return -1 if lower else 0
 
 
+@dataclass(eq=False)
+class Opening:
+    """What was sent since a pause that shut TCP's window; times by the peer's clock."""
+
+    start: float
+    nbytes: int = 0
+
+    def idle(self, arrived: float, trip: float) -> float:
+        """Return the share of the time until ``arrived`` for which the line may have been idle."""
+        seconds = arrived - self.start
+        return idle_seconds(self.nbytes, seconds, trip) / seconds if seconds > 0 else 0.0
+
+
 class RateMeter:
     """Turn acknowledged runs into bursts and these into a rate; without a clock of its own."""
 
     def __init__(self) -> None:
         self._bursts: list[Burst] = []
         self._newest: float | None = None  # arrival of the newest run, by the peer's clock
+        self._filled = -math.inf  # of the newest that filled TCP's first window
+        self._opening: Opening | None = None
 
-    def add(self, run: Run, way: float, arrived: float, now: float) -> None:
+    def add(self, run: Run, way: float, arrived: float, now: float, trip: float | None = None) -> None:
         """Note that a run arrived at ``arrived`` by the peer's clock.
 
         ``way``: the least difference between a segment's arrival there and its departure here, by the two
-        clocks: one-way delay and the clocks' offset together.
+        clocks: one-way delay and the clocks' offset together. ``trip``: the round trip, if TCP shuts its
+        window in pauses; what comes right after one then tells less of the line.
         """
         before, self._newest = self._newest, arrived
         idle = before is None or run.first + way > before
         start = run.first + way if before is None else max(run.first + way, before)
         paused = run.last + way - start > PAUSE * (arrived - start)
+        if idle:
+            shut = trip is not None and start - self._filled > trip + TIMEOUT
+            self._opening = Opening(start) if shut else None
+        if self._opening is not None and trip is not None:
+            self._opening.nbytes += run.nbytes
+            paused = paused or self._opening.idle(arrived, trip) > PAUSE
+        if run.nbytes > FIRST:
+            self._filled = arrived
         burst = self._bursts[-1] if self._bursts else None
         if burst is None or idle or burst.paused or burst.seconds >= CHUNK:
             burst = Burst(start, follows=not idle)

@@ -129,10 +129,15 @@ class Reliable:
         """Whether the peer has acknowledged everything."""
         return not self._out
 
+    def expect_restarts(self, restarts: bool) -> None:
+        """Say whether the TCP below shuts its window in pauses: what that costs is not the line's."""
+        with self._lock:
+            self._estimator.restarts = restarts
+
     def forget_estimate(self) -> None:
         """Measure anew: the link is another one from now on."""
         with self._lock:
-            self._estimator = Estimator(monotonic())
+            self._estimator = Estimator(monotonic(), self._estimator.restarts)
             if self._error is None and not self._closing:
                 self._ping()
 

@@ -29,6 +29,7 @@ class Site:
     age: float | None = None  # seconds since rate and round trip were measured
     sender_s: float | None = None  # compute seconds a step of the sending stage
     receiver_s: float | None = None  # the same of the receiving one
+    restarts: bool = False  # whether the sender's TCP begins with a small window after each pause
     fresh: float = 0.0  # share of the values that are first visits, 0 to 1
     bits: float | None = None  # bits a value that the plan in use really took; as foretold while it is new
     rung: int | None = None  # of the plan in use

@@ -41,10 +41,14 @@ class Machine:
 
 @dataclass(frozen=True)
 class Way:
-    """One direction between two machines: bytes/s (``None``: no limit) and one-way seconds."""
+    """One direction between two machines: bytes/s (``None``: no limit) and one-way seconds.
+
+    ``restarts``: whether TCP begins there with a small window after each pause, as Linux's own control does.
+    """
 
     rate: float | None = None
     delay: float = 0.0
+    restarts: bool = True
 
 
 @dataclass(frozen=True)
@@ -220,7 +224,7 @@ def pipeline_of(
 
     def hop(a: Machine, b: Machine, width: float) -> Hop:
         way = ways[a.name, b.name]
-        return Hop(work.values * width / 8 / way.rate if way.rate else 0.0, way.delay)
+        return Hop.over(work.values * width / 8, way.rate, way.delay, way.restarts)
 
     pairs = [(order[k], order[k + 1], *bits[k]) for k in range(len(order) - 1)]
     forward = tuple(hop(a, b, there) for a, b, there, _ in pairs)
@@ -265,7 +269,7 @@ def _planned(
     for k in range(len(order) - 1):
         for a, b in ((k, k + 1), (k + 1, k)):
             way = ways[order[a].name, order[b].name]
-            known = way.rate or math.inf, 2 * way.delay, 0.0, compute[a], compute[b]
+            known = way.rate or math.inf, 2 * way.delay, 0.0, compute[a], compute[b], way.restarts
             sites.append(Site(a, b, work.values * m, m, *known, fresh=1.0, rung=0, streak=SETTLED))
     plans = policy.under(schedule).plan(sites)
     return [(there.bits, back.bits) for there, back in zip(plans[::2], plans[1::2], strict=True)]

@@ -12,6 +12,7 @@ from thinwire.types import InputError, require
 
 FORWARD_SHARE = 1 / 3  # of a stage's compute: a backward pass does two products for each of the forward's
 LEAST = 0.05  # bits a value: headers remain
+LITTLE = 0.005  # of a step: what is not worth a word
 Levels = tuple[int, ...]
 
 
@@ -164,7 +165,8 @@ class _View:
     def _hop(self, k: int, level: int) -> Hop:
         site = self.sites[k]
         nbytes = site.values * self.bits(k, level) / 8 / site.messages
-        return Hop(nbytes / (site.rate * self.pace) if site.rate else 0.0, (site.rtt or 0.0) / 2)
+        # A slower line is one with more to carry: then the margin is one to TCP's window as well.
+        return Hop.over(nbytes / self.pace, site.rate, (site.rtt or 0.0) / 2, site.restarts)
 
     @property
     def limit(self) -> float:
@@ -200,8 +202,7 @@ class _View:
         site, level = self.sites[k], levels[k]
         if not self.is_timed or self.is_held(site):
             return self._unknown(site)
-        link = f"{1e3 * (site.rtt or 0.0):.0f} ms and {site.rate * 1e-6:.2f} MB/s"  # type: ignore[operator]
-        ladder = self.policy.ladder(site)
+        link, ladder = self._link(levels, k), self.policy.ladder(site)
         said = f"the floor of {self.bits(k, level):.1f} bits"
         if level:
             said = f"{self.bits(k, level):.1f} bits add {self._added(levels, k, level)} to the step"
@@ -223,11 +224,20 @@ class _View:
             what = f"the link was last measured {site.age:.0f} s ago"
         return f"{what}: {'the floor' if not site.rung else 'as before'}"
 
+    def _link(self, levels: Levels, k: int) -> str:
+        """Say what is known of the link, and whether it is TCP's window that makes a finer rung dear."""
+        site = self.sites[k]
+        said = f"{1e3 * (site.rtt or 0.0):.0f} ms and {site.rate * 1e-6:.2f} MB/s"  # type: ignore[operator]
+        finer = min(levels[k] + 1, len(self.policy.ladder(site)) - 1)
+        steady = replace(self, sites=tuple(replace(s, restarts=False) for s in self.sites))
+        shuts = self._longer(levels, k, finer) > 2 * steady._longer(levels, k, finer) + LITTLE
+        return f"{said}, TCP restarts after pauses" if shuts else said
+
+    def _longer(self, levels: Levels, k: int, level: int) -> float:
+        """Return by what share rung ``level`` at site ``k`` makes the step longer than its floor would."""
+        there, floor = ((*levels[:k], n, *levels[k + 1 :]) for n in (level, 0))
+        return self.seconds(there) / self.seconds(floor) - 1
+
     def _added(self, levels: Levels, k: int, level: int) -> str:
-        """Return how much longer rung ``level`` at site ``k`` makes the step than its floor would."""
-        at = [*levels]
-        at[k] = level
-        there = self.seconds(tuple(at))
-        at[k] = 0
-        percent = 100 * (there / self.seconds(tuple(at)) - 1)
+        percent = 100 * self._longer(levels, k, level)
         return f"{percent:.1f} %" if percent < 9.95 else f"{percent:.0f} %"

@@ -2,7 +2,8 @@
 
 Not a formula but the order of operations of torch's schedules, with these rules: a rank computes one thing
 at a time; a send never stalls it; a receive waits for its message; messages from one rank to another share
-a line, first come, first served, and arrive a one-way delay after their last byte has left.
+a line, first come, first served, and arrive a one-way delay after their last byte has left. How TCP's window
+opens after a pause is ``tcp_window``'s to say.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from thinwire.tcp_window import FIRST, Line
 from thinwire.types import InputError, require
 
 SCHEDULES = ("eager1f1b", "1f1b", "gpipe", "interleaved1f1b")
@@ -30,13 +32,33 @@ class Stage:
 class Hop:
     """Seconds that one micro-batch's message takes over one boundary in one direction.
 
-    ``transfer``: its bytes on the line; ``delay``: one way; ``encode`` and ``decode``: of the two ranks.
+    ``transfer``: its bytes on the line; ``delay``: one way; ``encode`` and ``decode``: of the two ranks;
+    ``window``: what TCP sends at once after a long pause, 0 where pauses change nothing.
     """
 
     transfer: float = 0.0
     delay: float = 0.0
     encode: float = 0.0
     decode: float = 0.0
+    window: float = 0.0
+
+    @classmethod
+    def over(
+        cls,
+        nbytes: float,
+        rate: float | None,
+        delay: float,
+        restarts: bool,
+        encode: float = 0.0,
+        decode: float = 0.0,
+    ) -> Hop:
+        """Return the hop of a message of ``nbytes`` over a line of ``rate`` bytes/s, ``None`` for no limit.
+
+        ``restarts``: whether TCP begins there with a small window after each pause.
+        """
+        if not rate:
+            return cls(0.0, delay, encode, decode)
+        return cls(nbytes / rate, delay, encode, decode, FIRST / rate * restarts)
 
 
 @dataclass(frozen=True)
@@ -83,6 +105,8 @@ def step_seconds(pipeline: Pipeline) -> float:
     """
     replay = _Replay(pipeline)
     starts = replay.step([0.0] * pipeline.ranks)
+    if any(hop.window for hop in (*pipeline.forward, *pipeline.backward)):
+        starts = replay.step(starts)  # by then windows are as wide as each step leaves them
     return replay.step(starts)[0] - starts[0]
 
 
@@ -172,7 +196,7 @@ class _Replay:
         self.pipeline, self.ranks = pipeline, pipeline.ranks
         n, m = len(pipeline.stages), pipeline.microbatches
         self.programs = [operations(pipeline.schedule, r, n, m) for r in range(self.ranks)]
-        self._free: dict[tuple[int, int], float] = {}  # when the line between two ranks is idle again
+        self._lines: dict[tuple[int, int], Line] = {}  # from one rank to another
         self._arrived: dict[Op, float] = {}  # messages, by the pass that waits for them
         self._far = max((hop.delay for hop in (*pipeline.forward, *pipeline.backward)), default=0.0)
 
@@ -222,7 +246,7 @@ class _Replay:
             return clock
         hop = (self.pipeline.backward if back else self.pipeline.forward)[min(stage, target[0])]
         clock += hop.encode
-        line = (stage % self.ranks, target[0] % self.ranks)
-        self._free[line] = max(clock, self._free.get(line, 0.0)) + hop.transfer
-        self._arrived[target] = self._free[line] + hop.delay
+        ends = (stage % self.ranks, target[0] % self.ranks)
+        left = self._lines.setdefault(ends, Line()).send(clock, hop.transfer, 2 * hop.delay, hop.window)
+        self._arrived[target] = left + hop.delay
         return clock
