@@ -89,9 +89,11 @@ class LinkTest:
 
 
 def _table(start: str, end: str, shape: LinkShape, sender: Machine, way: Way) -> str:
-    ends = f"from = {json.dumps(start)}\nto = {json.dumps(end)}"
-    steady = way.congestion is not None and not restarts(way.congestion, sender.settings)
-    return f"[[link]]\n{ends}\nlink = {json.dumps(str(shape))}\n{'restarts = false' * steady}".rstrip() + "\n"
+    lines = ["[[link]]", f"from = {json.dumps(start)}", f"to = {json.dumps(end)}"]
+    lines.append(f"link = {json.dumps(str(shape))}")
+    if way.congestion is not None and not restarts(way.congestion, sender.settings):
+        lines.append("restarts = false")
+    return "\n".join(lines) + "\n"
 
 
 class _Sink:
