@@ -19,6 +19,7 @@ from torch import Tensor
 
 from thinwire.lab.config import TrainConfig
 from thinwire.lab.emulator.lift import lifted
+from thinwire.lab.heap import keep_freed
 from thinwire.lab.job import Job, prepare
 from thinwire.lab.linkwatch import LinkWatch
 from thinwire.lab.record import write_json
@@ -103,6 +104,7 @@ def main() -> None:
     """Run the session of this rank; rank 0 writes the steps."""
     order = json.loads(os.environ["THINWIRE_BENCH"])
     config = TrainConfig.from_dict(order["job"])
+    keep_freed()
     torch.set_num_threads(pick_threads(config))
     job = prepare(config)
     world = join(job)

@@ -11,7 +11,7 @@ from torch import nn
 from thinwire.lab.config import TrainConfig
 from thinwire.lab.dropout import SampleDropout, SampleIds
 from thinwire.lab.setup import Part
-from thinwire.lab.warmup import warm_up
+from thinwire.lab.warmup import _ahead, warm_up
 from thinwire.recipes import RECIPES, parse_recipe
 
 CONFIG = TrainConfig(model="gpt2-lab", batch=4, microbatches=2, seq=8)
@@ -65,3 +65,12 @@ def test_a_resumed_optimisers_state_is_left_alone() -> None:
     assert after["param_groups"] == before["param_groups"]
     for k, state in before["state"].items():
         assert all(torch.equal(after["state"][k][name], value) for name, value in state.items())
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stage", "held"),
+    [("eager1f1b", 0, 8), ("eager1f1b", 1, 1), ("1f1b", 0, 2), ("1f1b", 1, 1), ("gpipe", 1, 8)],
+)
+def test_as_many_micro_batches_are_held_as_in_a_step(schedule: str, stage: int, held: int) -> None:
+    config = TrainConfig(model="gpt2-lab", batch=8, microbatches=8, schedule=schedule)
+    assert _ahead(config, stage) == held

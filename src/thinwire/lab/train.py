@@ -18,6 +18,7 @@ from thinwire.lab.config import TrainConfig
 from thinwire.lab.config_checks import flag
 from thinwire.lab.emulator.lift import lifted, rewind
 from thinwire.lab.export import export_model
+from thinwire.lab.heap import keep_freed
 from thinwire.lab.job import Job, prepare
 from thinwire.lab.measured_cut import agree_cut
 from thinwire.lab.setup import World, build_parts, join, pick_threads
@@ -36,6 +37,7 @@ def run_rank(config: TrainConfig) -> None:
 
     Errors: ``ThinwireError`` of any kind; whatever happens, rank 0 leaves a readable record.
     """
+    keep_freed()
     torch.set_num_threads(pick_threads(config))
     job = prepare(config)
     torch.manual_seed(config.seed)

@@ -7,6 +7,7 @@ step that costs as much as half a step, and a policy that times it plans by the 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from thinwire.channel import Receiver, Scheme, Sender
 from thinwire.lab.config import TrainConfig
 from thinwire.lab.loss import next_token_loss
 from thinwire.lab.setup import Part
+from thinwire.policies.schedule import operations
 from thinwire.recipes import Recipe
 
 
@@ -26,31 +28,50 @@ def warm_up(
     width: int,
     recipe: Recipe,
 ) -> None:
-    """Pass one micro-batch through this rank's parts and back, and a step of size 0 through the optimiser.
+    """Pass micro-batches through this rank's parts and two back, and a step of size 0 through the optimiser.
 
+    As many as the schedule has under way at once, so that the memory for their activations is there.
     ``width``: channels of a hidden state. Weights, gradients, the optimiser's state and the generator of
     random numbers are as before; an optimiser that has a state already, of a run resumed, is left alone.
     """
-    rows = config.batch // config.microbatches
     with torch.random.fork_rng(devices=[]):
-        for index, part in parts.items():
-            part.on_samples(range(rows))
-            _pass(part, index, config, width, rows)
-            part.on_samples(())
         if not optimiser.state:
             _touch(optimiser)
         optimiser.zero_grad(set_to_none=True)
+        _pass(parts, config, width)  # after what stays, so that its memory is what the steps find
+        optimiser.zero_grad(set_to_none=True)
         for scheme in (recipe.forward, recipe.backward):
-            _code(scheme, torch.randn(rows, config.seq, width))
+            _code(scheme, torch.randn(config.batch // config.microbatches, config.seq, width))
 
 
-def _pass(part: Part, index: int, config: TrainConfig, width: int, rows: int) -> None:
+def _pass(parts: Mapping[int, Part], config: TrainConfig, width: int) -> None:
+    ahead = [
+        [_forward(part, k, config, width) for _ in range(_ahead(config, k))] for k, part in parts.items()
+    ]
+    for held in ahead:
+        _back(held.pop())
+    for k, part in parts.items():  # gradients of a second one, which add to those of the first
+        _back(_forward(part, k, config, width))
+
+
+def _back(y: Tensor) -> None:
+    y.backward(torch.zeros_like(y))
+
+
+def _ahead(config: TrainConfig, index: int) -> int:
+    """Return of how many micro-batches a stage holds the activations at once, at most."""
+    program = operations(config.schedule, index % config.ranks, config.stages, config.microbatches)
+    return max(accumulate(-1 if back else 1 for stage, back, _ in program if stage == index))
+
+
+def _forward(part: Part, index: int, config: TrainConfig, width: int) -> Tensor:
+    rows = config.batch // config.microbatches
     tokens = torch.zeros(rows, config.seq, dtype=torch.int64)
     x = tokens if index == 0 else torch.zeros(rows, config.seq, width, requires_grad=True)
+    part.on_samples(range(rows))
     y: Tensor = part.module(x)
-    if index == config.stages - 1:
-        y = next_token_loss(y, tokens)
-    y.backward(torch.zeros_like(y))
+    part.on_samples(())
+    return next_token_loss(y, tokens) if index == config.stages - 1 else y
 
 
 def _touch(optimiser: torch.optim.Optimizer) -> None:
