@@ -16,7 +16,7 @@ from launchers import Command, metrics, record, sentence, warm
 from test_faults import write_text
 from thinwire.codecs import Cast, parse_codec
 from thinwire.lab import autopilot
-from thinwire.links import LinkEstimate, LinkShape, ZmqLink
+from thinwire.links import LinkShape, ZmqLink
 from thinwire.links.kernel import KernelTotals
 from thinwire.links.mesh import stack
 from thinwire.recipes import parse_recipe
@@ -122,24 +122,37 @@ def test_a_link_too_slow_to_be_probed_is_as_good_as_unknown(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("control", "idle", "rtt", "shuts"),
+    ("control", "settings", "link", "shuts"),
     [
-        ("cubic", "1", 0.101, True),
-        ("reno", "1", 0.101, True),
-        ("bbr", "1", 0.101, False),
-        ("cubic", "0", 0.101, False),
-        ("cubic", "1", 0.001, False),  # a link shaped in this process: TCP has loopback's round trip
-        (None, "1", None, False),
+        ("cubic", {"tcp_slow_start_after_idle": "1"}, "none", True),
+        ("htcp", {"tcp_slow_start_after_idle": "1"}, "none", True),
+        ("bbr", {"tcp_slow_start_after_idle": "1"}, "none", False),
+        ("cubic", {"tcp_slow_start_after_idle": "0"}, "none", False),
+        ("cubic", {"tcp_slow_start_after_idle": "1"}, "10mbit", False),  # shaped above TCP, in this process
+        ("cubic", {}, "none", False),
+        (None, {"tcp_slow_start_after_idle": "1"}, "none", False),
     ],
 )
 def test_whether_a_window_shuts_is_asked_of_the_system(
-    monkeypatch: pytest.MonkeyPatch, control: str | None, idle: str, rtt: float | None, shuts: bool
+    monkeypatch: pytest.MonkeyPatch, control: str | None, settings: dict[str, str], link: str, shuts: bool
 ) -> None:
-    monkeypatch.setattr(autopilot, "tcp_settings", lambda: {"tcp_slow_start_after_idle": idle})
-    peer = SimpleNamespace(kernel=SimpleNamespace(read=lambda: KernelTotals(rtt=rtt, congestion=control)))
-    assert autopilot._restarts(peer, LinkEstimate(25e6, 0.1)) is shuts  # type: ignore[arg-type]
-    peer.kernel.read = lambda: None  # no TCP_INFO
-    assert not autopilot._restarts(peer, LinkEstimate(25e6, 0.1))  # type: ignore[arg-type]
+    monkeypatch.setattr(autopilot, "tcp_settings", lambda: settings)
+    kernel = SimpleNamespace(read=lambda: KernelTotals(congestion=control))
+    peer = SimpleNamespace(kernel=kernel, shaped=SimpleNamespace(shape=LinkShape.parse(link)))
+    assert autopilot._restarts(peer) is shuts  # type: ignore[arg-type]
+    kernel.read = lambda: None  # no TCP_INFO
+    assert not autopilot._restarts(peer)  # type: ignore[arg-type]
+
+
+def test_what_a_step_reports_leaves_it_standing_that_the_window_shuts() -> None:
+    pilot = autopilot.Autopilot.__new__(autopilot.Autopilot)
+    pilot._directions = [autopilot._Direction(0, 1), autopilot._Direction(1, 0)]
+    pilot._world = SimpleNamespace(size=2)  # type: ignore[assignment]
+    ends = {"source": 0, "destination": 1}
+    pilot._note(ends | {"rate_bytes_s": 1e6, "rtt_s": 0.1, "age_s": 0.0, "restarts": True})
+    pilot._note(ends | {"rate_bytes_s": 2e6, "rtt_s": 0.1, "age_s": 0.5, "payload_bytes": 7})
+    assert pilot._directions[0].estimate["restarts"] and pilot._directions[0].estimate["rate_bytes_s"] == 2e6
+    assert not pilot._directions[1].estimate
 
 
 def share_of_cores() -> float:

@@ -8,7 +8,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from time import monotonic, sleep
 from typing import Any
 
@@ -21,7 +21,7 @@ from thinwire.links.reliable import ACK_DELAY, PIECE
 from thinwire.links.segment import HEADER, TICK, TICKS, ticks
 from thinwire.links.shape import Timetable
 from thinwire.links.window import Run
-from thinwire.tcp_window import FIRST, Line
+from thinwire.tcp_window import FIRST_WINDOW, Line
 from thinwire.types import LinkError
 
 LONG = 30.0
@@ -74,7 +74,7 @@ def simulate(
         now, _, what, value = heapq.heappop(events)
         table.shape = LinkShape(rate(now), delay, jitter)
         if what == "send":
-            first, transfer = restarts * FIRST / rate(now), size / rate(now)
+            first, transfer = restarts * FIRST_WINDOW / rate(now), size / rate(now)
             waits = line.send(now, transfer, 2 * delay, first) - transfer - now if restarts else 0.0
             for start in range(0, size, PIECE):
                 n = min(PIECE, size - start) + HEADER
@@ -139,7 +139,10 @@ def test_a_steady_link_is_measured(mbit: float, size: int, delay: float, pause: 
     assert ratios[count // 2] == pytest.approx(1.0, abs=0.08)
 
 
-@pytest.mark.parametrize(("mbit", "size"), [(1.4, 20_000), (10, 20_000), (10, 60_000), (200, 40_000)])
+@pytest.mark.parametrize(
+    ("mbit", "size"),
+    [(1.4, 20_000), (10, 20_000), (10, 60_000), (200, 16_000), (200, 20_000), (200, 40_000)],
+)
 def test_what_a_window_holds_back_is_not_taken_for_the_line(mbit: float, size: int) -> None:
     """A message a second: each begins with a window that is shut, which makes the line look slow."""
     true, slow = mbit * MBIT, 1.4 * MBIT
@@ -167,6 +170,37 @@ def test_a_probe_outlives_what_a_shut_window_says() -> None:
         e.delivered(Run(20_000, at, at), ticks(at + 0.151), at + 0.2)  # a round trip more than the line takes
     seen = e.estimate(33.0)
     assert seen.rate == pytest.approx(25e6, rel=0.02) and not seen.lower_bound
+    assert seen.age == pytest.approx(0.8)  # it is what that rate and a shut window make: news of the rate too
+
+
+def test_a_window_that_is_half_open_is_not_taken_for_the_line_either() -> None:
+    """295 kB each half a second, in pairs: the second of a pair still waits for a round trip."""
+    e, line, seen = Estimator(restarts=True), Line(), []
+    e.round_trip(0.0, ticks(0.05), 0.1)
+    for i in range(3):
+        e.delivered(Run(500_000, 1.0 + i / 10, 1.0 + i / 10), ticks(1.07 + i / 10), 1.12 + i / 10)  # 25 MB/s
+    for i in range(60):
+        at = 3.0 + 2 * (i // 2) + 0.5 * (i % 2)
+        took = line.send(at, 295e3 / 25e6, 0.1, FIRST_WINDOW / 25e6) - at
+        e.delivered(Run(295_000, at, at), ticks(at + took + 0.05), at + took + 0.1)
+        seen.append(e.estimate(at + took + 0.1).rate or 0.0)
+    assert min(seen) == pytest.approx(25e6, rel=0.02)
+
+
+def test_what_waits_for_a_window_is_not_called_stalled() -> None:
+    for restarts in (False, True):
+        e = Estimator(restarts=restarts)
+        e.round_trip(0.0, ticks(0.15), 0.3)
+        e.delivered(Run(500_000, 1.0, 1.0), ticks(1.17), 1.32)  # 25 MB/s
+        seen = e.estimate(3.1, oldest=(131_072, 2.0))  # three round trips to open it, and one
+        assert (seen.rate == pytest.approx(25e6, rel=0.02)) is restarts
+
+
+def test_a_link_forgets_its_estimate_but_not_that_the_window_shuts() -> None:
+    with closing(Reliable(loopback_pair()[0])) as link:
+        link.expect_restarts(True)
+        link.forget_estimate()
+        assert link._estimator.restarts
 
 
 def test_a_saturated_link_is_measured() -> None:

@@ -11,10 +11,10 @@ from test_policies import after, both, rungs, steady
 from thinwire.policies.rate import HideBehindCompute
 from thinwire.policies.schedule import Hop, Pipeline, Stage, step_seconds
 from thinwire.recipes import parse_recipe
-from thinwire.tcp_window import FIRST, Line, idle_seconds
+from thinwire.tcp_window import FIRST_WINDOW, Line, idle_seconds
 
 TRIP, RATE = 0.1, 25e6  # seconds, bytes/s: 200 Mbit/s, 50 ms one way
-WIDE = FIRST / RATE
+WIDE = FIRST_WINDOW / RATE
 
 
 def auto(schedule: str = "eager1f1b") -> HideBehindCompute:
@@ -33,17 +33,17 @@ def test_a_message_waits_a_round_trip_for_each_doubling(windows: float, waits: i
     """Ten segments, twenty, forty: what was sent before counts as line time of the round."""
     sent = (2**waits - 1) * WIDE
     expected = waits * TRIP + windows * WIDE - sent
-    assert seconds(Line(), 0.0, windows * FIRST) == pytest.approx(expected)
+    assert seconds(Line(), 0.0, windows * FIRST_WINDOW) == pytest.approx(expected)
 
 
 def test_a_slow_line_is_full_before_the_window_is_open() -> None:
     slow = 1e5  # ten segments take longer than a round trip
     line = Line()
-    assert line.send(0.0, 1e6 / slow, TRIP, FIRST / slow) == pytest.approx(10.0)
+    assert line.send(0.0, 1e6 / slow, TRIP, FIRST_WINDOW / slow) == pytest.approx(10.0)
 
 
 def test_a_window_once_open_stays_open_and_shuts_in_pauses() -> None:
-    nbytes = 15 * FIRST
+    nbytes = 15 * FIRST_WINDOW
     line = Line()
     first = seconds(line, 0.0, nbytes)
     assert first > 3 * TRIP
@@ -56,8 +56,10 @@ def test_a_window_once_open_stays_open_and_shuts_in_pauses() -> None:
 def test_small_messages_do_not_open_it() -> None:
     line = Line()
     for _ in range(50):
-        seconds(line, line.free, FIRST / 3)
-    assert seconds(line, line.free, 15 * FIRST) == pytest.approx(seconds(Line(), 0.0, 15 * FIRST))
+        seconds(line, line.free, FIRST_WINDOW / 3)
+    assert seconds(line, line.free, 15 * FIRST_WINDOW) == pytest.approx(
+        seconds(Line(), 0.0, 15 * FIRST_WINDOW)
+    )
 
 
 def test_who_keeps_the_window_waits_for_nothing() -> None:
@@ -69,7 +71,7 @@ def test_what_a_message_waited_is_told_from_its_time() -> None:
     rng = random.Random(0)
     for _ in range(300):
         rate, trip, nbytes = 10 ** rng.uniform(4, 8), rng.uniform(0.01, 0.3), int(10 ** rng.uniform(3, 7))
-        took = Line().send(0.0, nbytes / rate, trip, FIRST / rate)
+        took = Line().send(0.0, nbytes / rate, trip, FIRST_WINDOW / rate)
         assert idle_seconds(nbytes, took, trip) == pytest.approx(took - nbytes / rate, abs=1e-9)
 
 

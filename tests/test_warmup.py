@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 from thinwire.lab.config import TrainConfig
 from thinwire.lab.dropout import SampleDropout, SampleIds
 from thinwire.lab.setup import Part
-from thinwire.lab.warmup import _ahead, warm_up
+from thinwire.lab.warmup import _held, warm_up
 from thinwire.recipes import RECIPES, parse_recipe
 
 CONFIG = TrainConfig(model="gpt2-lab", batch=4, microbatches=2, seq=8)
@@ -68,9 +69,32 @@ def test_a_resumed_optimisers_state_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "stage", "held"),
-    [("eager1f1b", 0, 8), ("eager1f1b", 1, 1), ("1f1b", 0, 2), ("1f1b", 1, 1), ("gpipe", 1, 8)],
+    ("schedule", "stages", "rank", "held"),
+    [
+        ("eager1f1b", 2, 0, [0] * 4),
+        ("eager1f1b", 2, 1, [1]),
+        ("1f1b", 2, 0, [0, 0]),
+        ("gpipe", 2, 1, [1] * 4),
+        ("interleaved1f1b", 4, 0, [0, 0, 2, 2, 0]),
+    ],
 )
-def test_as_many_micro_batches_are_held_as_in_a_step(schedule: str, stage: int, held: int) -> None:
-    config = TrainConfig(model="gpt2-lab", batch=8, microbatches=8, schedule=schedule)
-    assert _ahead(config, stage) == held
+def test_as_many_micro_batches_are_held_as_in_a_step(
+    schedule: str, stages: int, rank: int, held: list[int]
+) -> None:
+    config = TrainConfig(model="gpt2-lab", batch=4, microbatches=4, schedule=schedule, stages=stages)
+    assert _held(config, rank) == held
+
+
+def test_they_are_held_at_once() -> None:
+    """The activations of all but one are alive when the last passes."""
+    found, alive = parts(), []
+    refs: list[weakref.ref[torch.Tensor]] = []
+
+    def forward(module: nn.Module, args: tuple[torch.Tensor], y: torch.Tensor) -> None:
+        alive.append(sum(ref() is not None for ref in refs))
+        refs.append(weakref.ref(y))
+
+    found[0].module.register_forward_hook(forward)
+    config = TrainConfig(model="gpt2-lab", batch=8, microbatches=8, seq=8, schedule="gpipe")
+    warm_up(found, adamw(found), config, WIDTH, parse_recipe("fp32"))
+    assert max(alive) == 7

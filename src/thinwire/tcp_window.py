@@ -11,8 +11,59 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FIRST = 14_480  # bytes: ten segments of 1448
+FIRST_WINDOW = 14_480  # bytes: ten segments of 1448
 TIMEOUT = 0.2  # seconds, and a round trip
+
+
+def shut(window: float, pause: float, trip: float, least: float = FIRST_WINDOW) -> float:
+    """Return what a window has become after a pause, both in seconds; it and ``least`` in one unit.
+
+    >>> shut(120_000, pause=0.7, trip=0.1)
+    30000.0
+    """
+    return max(least, window / 2 ** min(64, int(pause / (trip + TIMEOUT))))
+
+
+def opened(window: float, sent: float) -> float:
+    """Return what a window has become once so much was sent: as much more as was sent of what it let through.
+
+    >>> opened(15_000, 50_000), opened(15_000, 5_000)
+    (60000, 15000)
+    """
+    while window < sent:
+        sent -= window
+        window *= 2
+    return window + sent if sent > window / 2 else window  # one that is not filled does not grow
+
+
+def rounds(nbytes: float, window: float = FIRST_WINDOW) -> int:
+    """Return how many windows a message fills before the one in which its last byte leaves.
+
+    >>> rounds(14_000), rounds(20_000), rounds(295_000)
+    (0, 1, 4)
+    """
+    filled = 0
+    while window < nbytes:
+        nbytes -= window
+        window, filled = 2 * window, filled + 1
+    return filled
+
+
+def idle_seconds(nbytes: float, seconds: float, trip: float, window: float = FIRST_WINDOW) -> float:
+    """Return for how much of its ``seconds`` a message may have left the line idle, for want of window.
+
+    >>> round(idle_seconds(20_000, seconds=0.101, trip=0.1), 3)  # all but the line's 4 ms
+    0.097
+    """
+    sent, waits, rounds = 0.0, 0.0, 1
+    while sent + window < nbytes and seconds > rounds * trip:
+        sent += window
+        rate = (nbytes - sent) / (seconds - rounds * trip)
+        if window >= rate * trip:
+            break  # by then the line was full
+        waits = rounds * trip - sent / rate
+        window, rounds = 2 * window, rounds + 1
+    return waits
 
 
 @dataclass(eq=False)
@@ -32,36 +83,23 @@ class Line:
         0.23
         """
         start = max(now, self.free)
-        waits = self._opening(start - self.free, transfer, trip, first) if first else 0.0
+        waits = 0.0
+        if first:
+            window = shut(self.window, start - self.free, trip, first)
+            waits, self.window = waiting(transfer, trip, window), opened(window, transfer)
         self.free = start + waits + transfer
         return self.free
 
-    def _opening(self, pause: float, transfer: float, trip: float, first: float) -> float:
-        """Return how long the line is idle in this message, because no more may be under way."""
-        halvings = min(64, int(pause / (trip + TIMEOUT)))
-        window, left, waits = max(first, self.window / 2**halvings), transfer, 0.0
-        while window < min(left, trip):
-            waits += trip - window
-            left -= window
-            window *= 2
-        # one that is not filled does not grow
-        self.window = window + min(left, window) if left > window / 2 else window
-        return waits
 
+def waiting(transfer: float, trip: float, window: float) -> float:
+    """Return how long the line is idle in a message, because no more may be under way; in seconds all.
 
-def idle_seconds(nbytes: int, seconds: float, trip: float) -> float:
-    """Return for how much of its ``seconds`` a message may have left the line idle, its window shut at first.
-
-    >>> round(idle_seconds(20_000, seconds=0.101, trip=0.1), 3)  # all but the line's 4 ms
-    0.097
+    >>> round(waiting(transfer=0.06, trip=0.1, window=0.01), 3)
+    0.17
     """
-    sent, window, waits = 0, FIRST, 0.0
-    rounds = 1
-    while sent + window < nbytes and seconds > rounds * trip:
-        sent += window
-        rate = (nbytes - sent) / (seconds - rounds * trip)
-        if window >= rate * trip:
-            break  # by then the line was full
-        waits = rounds * trip - sent / rate
-        window, rounds = 2 * window, rounds + 1
+    waits = 0.0
+    while window < min(transfer, trip):
+        waits += trip - window
+        transfer -= window
+        window *= 2
     return waits

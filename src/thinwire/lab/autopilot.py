@@ -89,11 +89,8 @@ class Autopilot:
     def measure(self) -> None:
         """Measure every link that carries a boundary, by a short probe, so that there is an estimate."""
         near = {self._rank(s + d) for s in self._stages for d in (-1, 1) if 0 <= s + d < self._stage_count}
-        found = {r: self._probe(self._world.peers[r]) for r in near if r != self._world.rank}
-        for r, estimate in found.items():
-            peer = self._world.peers[r]
-            peer.reliable.expect_restarts(_restarts(peer, estimate))
-        mine = [self._link(r, e) for r, e in found.items()]
+        peers = [self._world.peers[r] for r in near if r != self._world.rank]
+        mine = [self._measured(peer) for peer in peers]
         links = self._telemetry.gather(b"B", mine, "the measured links")
         for link in (link for rank in links or () for link in rank):
             self._note(link)
@@ -136,15 +133,18 @@ class Autopilot:
     def _rank(self, stage: int) -> int:
         return stage % self._world.size
 
-    def _link(self, to: int, found: LinkEstimate) -> dict[str, Any]:
-        ends = {"source": self._world.rank, "destination": to}
+    def _measured(self, peer: Peer) -> dict[str, Any]:
+        shuts = _restarts(peer)
+        peer.reliable.expect_restarts(shuts)
+        found = self._probe(peer)
+        ends = {"source": self._world.rank, "destination": peer.rank}
         seen = {"rate_bytes_s": found.rate, "rtt_s": found.rtt, "age_s": found.age}
-        return ends | seen | {"restarts": _restarts(self._world.peers[to], found)}
+        return ends | seen | {"restarts": shuts}
 
     def _note(self, link: dict[str, Any]) -> None:
         for d in self._directions:
             if (self._rank(d.sender), self._rank(d.receiver)) == (link["source"], link["destination"]):
-                d.estimate = d.estimate | link
+                d.estimate = d.estimate | link  # steps report what changes; not whether the window shuts
 
     def _note_bits(self, report: StepReport) -> None:
         for d in self._directions:
@@ -191,14 +191,12 @@ class Autopilot:
         self._stages[said["stage"]].follow(said["way"], Chosen.read(said))
 
 
-def _restarts(peer: Peer, found: LinkEstimate) -> bool:
-    """Return whether the TCP that carries a link shuts its window in pauses."""
+def _restarts(peer: Peer) -> bool:
+    """Return whether the TCP that carries a link is known to shut its window in pauses."""
     tcp = peer.kernel.read()
-    if tcp is None or tcp.rtt is None:
+    if tcp is None or not peer.shaped.shape.is_none:  # what is shaped in this process is slow above TCP
         return False
-    if found.rtt is not None and tcp.rtt < found.rtt / 2:  # shaped in this process: slow above TCP
-        return False
-    return restarts(tcp.congestion, tcp_settings())
+    return restarts(tcp.congestion, tcp_settings()) is True
 
 
 def _decision(step: int, site: Site, plan: Plan) -> Decision:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from thinwire.lab.linktest import LinkTest, Machine, Way
-from thinwire.lab.network import RESTARTING, restarts
+from thinwire.lab.network import KEEPING, restarts
 from thinwire.lab.progress import megabytes
 from thinwire.links.congestion import REMEDY
 
@@ -37,7 +37,7 @@ def _way(sender: Machine, receiver: Machine, way: Way, test: LinkTest) -> Iterat
                 f"{megabytes(2 * needed)}; sysctl -w net.ipv4.{setting}='4096 131072 {int(2 * needed)}'"
             )
     if way.retransmitted is not None and way.retransmitted > LOSSY:
-        remedy = "; try bbr" if control in RESTARTING else ""
+        remedy = "; try bbr" if control is not None and control not in KEEPING else ""
         yield (
             f"from {sender.name}: {way.retransmitted:.1%} of the bytes were sent again; the way loses "
             f"packets or its queue is short{remedy}"

@@ -91,7 +91,7 @@ class LinkTest:
 def _table(start: str, end: str, shape: LinkShape, sender: Machine, way: Way) -> str:
     lines = ["[[link]]", f"from = {json.dumps(start)}", f"to = {json.dumps(end)}"]
     lines.append(f"link = {json.dumps(str(shape))}")
-    if way.congestion is not None and not restarts(way.congestion, sender.settings):
+    if restarts(way.congestion, sender.settings) is False:
         lines.append("restarts = false")
     return "\n".join(lines) + "\n"
 

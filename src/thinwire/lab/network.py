@@ -17,8 +17,9 @@ RESOLVE, CONNECT, GREET = 10.0, 5.0, 3.0  # seconds
 SIGNATURE = b"\xff" + bytes(8) + b"\x7f"  # how ZeroMQ's ZMTP 3 begins; only the first and last byte are fixed
 REOPEN = 0.5  # seconds
 GREETING = 64  # bytes; the security mechanism's name is in 12 to 32
-SETTINGS = ("tcp_congestion_control", "tcp_slow_start_after_idle", "tcp_wmem", "tcp_rmem")
-RESTARTING = ("cubic", "reno")  # congestion controls that slow start after a pause, unless told not to
+IDLE = "tcp_slow_start_after_idle"
+SETTINGS = ("tcp_congestion_control", IDLE, "tcp_wmem", "tcp_rmem")
+KEEPING = ("bbr",)  # congestion controls that set a rate of their own, and keep it in pauses
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 
 
@@ -94,13 +95,17 @@ def tcp_settings() -> dict[str, str]:
     return found
 
 
-def restarts(control: str | None, settings: Mapping[str, str]) -> bool:
+def restarts(control: str | None, settings: Mapping[str, str]) -> bool | None:
     """Return whether TCP slow starts after each pause; ``settings``: those of the sender's kernel.
+
+    None where the system does not tell.
 
     >>> restarts("cubic", {"tcp_slow_start_after_idle": "1"})
     True
     """
-    return control in RESTARTING and settings.get("tcp_slow_start_after_idle") == "1"
+    if control in KEEPING or settings.get(IDLE) == "0":
+        return False
+    return True if control is not None and IDLE in settings else None
 
 
 def check_listener(host: str, port: int, has_token: bool) -> None:

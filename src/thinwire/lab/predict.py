@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 
 from thinwire.lab.emulator.profile import one_way, profiles
-from thinwire.lab.network import RESTARTING
+from thinwire.lab.network import IDLE, restarts
 from thinwire.lab.record import KERNEL, RunRecord, StepMetrics
 from thinwire.lab.runs import Run
 from thinwire.lab.telemetry import WAYS
@@ -103,7 +103,8 @@ def _line(record: RunRecord, sender: int, receiver: int, ranks: int) -> tuple[fl
 def _restarts(record: RunRecord, sender: int, receiver: int) -> bool:
     """Return whether TCP began anew after pauses: a link shaped in the process knows no such thing."""
     controls = (w.congestion for w in record.wire if (w.source, w.destination) == (sender, receiver))
-    return record.link.emulation == KERNEL and next(controls, None) in RESTARTING
+    emulated = {IDLE: "1"}  # as the emulator sets it
+    return record.link.emulation == KERNEL and restarts(next(controls, None), emulated) is True
 
 
 def _shape(asked: str) -> LinkShape:

@@ -10,6 +10,7 @@ import torch
 
 from thinwire.lab.config import TrainConfig
 from thinwire.lab.cuts import embedding_seconds, measured_costs, median_seconds
+from thinwire.lab.heap import keep_freed
 from thinwire.lab.lora import add_adapters
 from thinwire.lab.machine import pick_dtype
 from thinwire.lab.machines_file import Measured
@@ -22,6 +23,7 @@ def measure(job: TrainConfig, config: Any) -> Measured:
     On the threads, in the precision and with the adapters that ``job`` would train with; medians.
     ``config``: the model's own. Adapters leave the embedding frozen, which makes it free.
     """
+    keep_freed()
     rows, bf16 = job.batch // job.microbatches, pick_dtype(job.dtype)[0] == "bf16"
     with _threads(pick_threads(job)):
         costs = measured_costs(config, rows, job.seq, lora=job.lora, bf16=bf16)

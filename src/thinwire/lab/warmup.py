@@ -7,7 +7,6 @@ step that costs as much as half a step, and a policy that times it plans by the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -45,23 +44,26 @@ def warm_up(
 
 
 def _pass(parts: Mapping[int, Part], config: TrainConfig, width: int) -> None:
-    ahead = [
-        [_forward(part, k, config, width) for _ in range(_ahead(config, k))] for k, part in parts.items()
-    ]
-    for held in ahead:
-        _back(held.pop())
-    for k, part in parts.items():  # gradients of a second one, which add to those of the first
-        _back(_forward(part, k, config, width))
+    ranks = sorted({index % config.ranks for index in parts})
+    stages = [stage for rank in ranks for stage in _held(config, rank)]
+    ahead = [_forward(parts[stage], stage, config, width) for stage in stages[1:]]
+    for index, part in parts.items():
+        for _ in range(2):  # gradients of a second one add to those of the first
+            _back(_forward(part, index, config, width))
+    del ahead
 
 
 def _back(y: Tensor) -> None:
     y.backward(torch.zeros_like(y))
 
 
-def _ahead(config: TrainConfig, index: int) -> int:
-    """Return of how many micro-batches a stage holds the activations at once, at most."""
-    program = operations(config.schedule, index % config.ranks, config.stages, config.microbatches)
-    return max(accumulate(-1 if back else 1 for stage, back, _ in program if stage == index))
+def _held(config: TrainConfig, rank: int) -> list[int]:
+    """Return the stages whose activations a rank holds when it holds most, once for each micro-batch."""
+    held, most = list[int](), list[int]()
+    for stage, back, _ in operations(config.schedule, rank, config.stages, config.microbatches):
+        held.remove(stage) if back else held.append(stage)
+        most = max(most, list(held), key=len)
+    return most
 
 
 def _forward(part: Part, index: int, config: TrainConfig, width: int) -> Tensor:

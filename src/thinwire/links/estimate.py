@@ -9,6 +9,7 @@ from thinwire.links.base import LinkEstimate
 from thinwire.links.rate import RateMeter
 from thinwire.links.segment import TICK, TICKS
 from thinwire.links.window import Run
+from thinwire.tcp_window import rounds
 
 WINDOW = 10.0  # seconds that the shortest round trip counts; as long as BBR's [memory]
 LEAST = 4  # round trips that count, however old
@@ -76,9 +77,8 @@ class Estimator:
             rate, floor, age = measured
         if oldest is not None and self._trips:
             nbytes, sent = oldest
-            waited = (
-                now - max(sent, self._acknowledged) - max(trip for _, trip, _ in list(self._trips)[-LEAST:])
-            )
+            trips = [trip for _, trip, _ in list(self._trips)[-LEAST:]]
+            waited = now - max(sent, self._acknowledged) - (1 + self.restarts * rounds(nbytes)) * max(trips)
             if waited > STALLED and (rate is None or nbytes / waited < rate):
                 rate, floor, age = nbytes / waited, False, 0.0
         return LinkEstimate(rate, self.shortest, age, floor)

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from thinwire.links.window import Run
-from thinwire.tcp_window import FIRST, TIMEOUT, idle_seconds
+from thinwire.tcp_window import FIRST_WINDOW, TIMEOUT, idle_seconds, opened, waiting
 
 RESOLVED = 0.002  # seconds of line time below which a burst gives a floor and no measurement
 CHUNK = 0.1  # seconds of line time after which a long burst begins another entry
@@ -34,6 +34,7 @@ class Burst:
     seconds: float = 0.0  # line time
     at: float = 0.0  # when it was acknowledged, by this end's clock
     paused: bool = False  # the line may have been idle in between
+    explained: bool = False  # by TCP's window and the rate that was known: this is news of that rate too
 
     @property
     def floor(self) -> bool:
@@ -56,15 +57,22 @@ class Burst:
 
 @dataclass(eq=False)
 class Opening:
-    """What was sent since a pause that shut TCP's window; times by the peer's clock."""
+    """What was sent since the line was idle, and TCP's window then at least; times by the peer's clock."""
 
     start: float
+    window: float  # bytes
     nbytes: int = 0
 
     def idle(self, arrived: float, trip: float) -> float:
         """Return the share of the time until ``arrived`` for which the line may have been idle."""
-        seconds = arrived - self.start
-        return idle_seconds(self.nbytes, seconds, trip) / seconds if seconds > 0 else 0.0
+        seconds = arrived - self.start + RESOLVED  # heartbeats feel threads that the data's times do not
+        return idle_seconds(self.nbytes, seconds, trip, self.window) / seconds
+
+    def explains(self, arrived: float, trip: float, rate: float) -> bool:
+        """Say whether a line of ``rate`` bytes/s with such a window may have taken as long, and no longer."""
+        line = self.nbytes / rate
+        most = line + waiting(line, trip, self.window / rate)
+        return line / TOLERANCE - RESOLVED <= arrived - self.start <= most * TOLERANCE + RESOLVED
 
 
 class RateMeter:
@@ -73,7 +81,7 @@ class RateMeter:
     def __init__(self) -> None:
         self._bursts: list[Burst] = []
         self._newest: float | None = None  # arrival of the newest run, by the peer's clock
-        self._filled = -math.inf  # of the newest that filled TCP's first window
+        self._window, self._filled = 0.0, -math.inf  # TCP's in bytes, and when it was last filled
         self._opening: Opening | None = None
 
     def add(self, run: Run, way: float, arrived: float, now: float, trip: float | None = None) -> None:
@@ -81,32 +89,42 @@ class RateMeter:
 
         ``way``: the least difference between a segment's arrival there and its departure here, by the two
         clocks: one-way delay and the clocks' offset together. ``trip``: the round trip, if TCP shuts its
-        window in pauses; what comes right after one then tells less of the line.
+        window in pauses; what it may then have held back tells less of the line.
         """
         before, self._newest = self._newest, arrived
         idle = before is None or run.first + way > before
         start = run.first + way if before is None else max(run.first + way, before)
         paused = run.last + way - start > PAUSE * (arrived - start)
-        if idle:
-            shut = trip is not None and start - self._filled > trip + TIMEOUT
-            self._opening = Opening(start) if shut else None
-        if self._opening is not None and trip is not None:
-            self._opening.nbytes += run.nbytes
-            paused = paused or self._opening.idle(arrived, trip) > PAUSE
-        if run.nbytes > FIRST:
-            self._filled = arrived
+        explained = False
+        if trip is not None:
+            opening = self._opened(run, start, arrived, trip, idle)
+            held, known = opening.idle(arrived, trip) > PAUSE, _level(self._bursts, now)
+            explained = held and known is not None and opening.explains(arrived, trip, known.rate)
+            paused = paused or held
         burst = self._bursts[-1] if self._bursts else None
         if burst is None or idle or burst.paused or burst.seconds >= CHUNK:
             burst = Burst(start, follows=not idle)
             self._bursts.append(burst)
         burst.nbytes += run.nbytes
         burst.seconds = max(0.0, arrived - burst.start)
-        burst.at, burst.paused = now, paused
+        burst.at, burst.paused, burst.explained = now, paused, explained
         if burst.floor and burst.follows:  # the arrival before was late, so this one seems fast
             self._bursts.pop()
         self._fall()
         self._rise()
         self._trim(now)
+
+    def _opened(self, run: Run, start: float, arrived: float, trip: float, idle: bool) -> Opening:
+        """Return what was sent since the line was idle, this run included, and the window then."""
+        opening = self._opening
+        if opening is None or idle:
+            # After a timeout it may be half of what it was, or a tenth: taken for shut, it explains most.
+            opening = Opening(start, FIRST_WINDOW if start - self._filled > trip + TIMEOUT else self._window)
+        opening.nbytes += run.nbytes
+        if run.nbytes > FIRST_WINDOW:  # less leaves the window as it is, to shut
+            self._window, self._filled = opened(opening.window, opening.nbytes), arrived
+        self._opening = opening
+        return opening
 
     def interrupted(self, arrived: float) -> None:
         """Note an arrival that says nothing of the rate: something was lost and sent again."""
@@ -117,7 +135,8 @@ class RateMeter:
         best = _level(self._bursts, now)
         if best is None:
             return None
-        return best.rate, best.floor, now - max(b.at for b in self._bursts if b.floor == best.floor)
+        told = (b.at for b in self._bursts if b.floor == best.floor or b.explained)
+        return best.rate, best.floor, now - max(told)
 
     def _fall(self) -> None:
         """Forget what was before the newest measurements if these agree that the rate is a lower one."""

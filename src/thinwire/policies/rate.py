@@ -228,6 +228,8 @@ class _View:
         """Say what is known of the link, and whether it is TCP's window that makes a finer rung dear."""
         site = self.sites[k]
         said = f"{1e3 * (site.rtt or 0.0):.0f} ms and {site.rate * 1e-6:.2f} MB/s"  # type: ignore[operator]
+        if not any(s.restarts for s in self.sites):
+            return said
         finer = min(levels[k] + 1, len(self.policy.ladder(site)) - 1)
         steady = replace(self, sites=tuple(replace(s, restarts=False) for s in self.sites))
         shuts = self._longer(levels, k, finer) > 2 * steady._longer(levels, k, finer) + LITTLE

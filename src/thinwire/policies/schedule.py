@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from thinwire.tcp_window import FIRST, Line
+from thinwire.tcp_window import FIRST_WINDOW, Line
 from thinwire.types import InputError, require
 
 SCHEDULES = ("eager1f1b", "1f1b", "gpipe", "interleaved1f1b")
@@ -58,7 +58,7 @@ class Hop:
         """
         if not rate:
             return cls(0.0, delay, encode, decode)
-        return cls(nbytes / rate, delay, encode, decode, FIRST / rate * restarts)
+        return cls(nbytes / rate, delay, encode, decode, FIRST_WINDOW / rate if restarts else 0.0)
 
 
 @dataclass(frozen=True)
@@ -123,6 +123,8 @@ def hidden_seconds(pipeline: Pipeline) -> float:
 
 def uncrowded_seconds(pipeline: Pipeline) -> float:
     """Return the step's seconds did no message ever wait for another on its line: a bound from below.
+
+    Nor for TCP's window to open.
 
     >>> hop = (Hop(transfer=0.5, delay=0.25),)
     >>> uncrowded_seconds(Pipeline((Stage(1, 2), Stage(1, 2)), hop, hop, 1))
