@@ -241,5 +241,5 @@ class _View:
         return self.seconds(there) / self.seconds(floor) - 1
 
     def _added(self, levels: Levels, k: int, level: int) -> str:
-        percent = 100 * self._longer(levels, k, level)
+        percent = max(0.0, 100 * self._longer(levels, k, level))  # more can keep a window open
         return f"{percent:.1f} %" if percent < 9.95 else f"{percent:.0f} %"
