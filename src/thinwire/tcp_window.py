@@ -55,14 +55,14 @@ def idle_seconds(nbytes: float, seconds: float, trip: float, window: float = FIR
     >>> round(idle_seconds(20_000, seconds=0.101, trip=0.1), 3)  # all but the line's 4 ms
     0.097
     """
-    sent, waits, rounds = 0.0, 0.0, 1
-    while sent + window < nbytes and seconds > rounds * trip:
+    sent, waits, trips = 0.0, 0.0, 1
+    while sent + window < nbytes and seconds > trips * trip:
         sent += window
-        rate = (nbytes - sent) / (seconds - rounds * trip)
+        rate = (nbytes - sent) / (seconds - trips * trip)
         if window >= rate * trip:
             break  # by then the line was full
-        waits = rounds * trip - sent / rate
-        window, rounds = 2 * window, rounds + 1
+        waits = trips * trip - sent / rate
+        window, trips = 2 * window, trips + 1
     return waits
 
 

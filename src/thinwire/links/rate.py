@@ -95,19 +95,18 @@ class RateMeter:
         idle = before is None or run.first + way > before
         start = run.first + way if before is None else max(run.first + way, before)
         paused = run.last + way - start > PAUSE * (arrived - start)
-        explained = False
+        held = explained = False
         if trip is not None:
-            opening = self._opened(run, start, arrived, trip, idle)
-            held, known = opening.idle(arrived, trip) > PAUSE, _level(self._bursts, now)
+            opening, known = self._opened(run, start, arrived, trip, idle), _level(self._bursts, now)
+            held = opening.idle(arrived, trip) > PAUSE
             explained = held and known is not None and opening.explains(arrived, trip, known.rate)
-            paused = paused or held
         burst = self._bursts[-1] if self._bursts else None
         if burst is None or idle or burst.paused or burst.seconds >= CHUNK:
             burst = Burst(start, follows=not idle)
             self._bursts.append(burst)
         burst.nbytes += run.nbytes
         burst.seconds = max(0.0, arrived - burst.start)
-        burst.at, burst.paused, burst.explained = now, paused, explained
+        burst.at, burst.paused, burst.explained = now, paused or held, explained
         if burst.floor and burst.follows:  # the arrival before was late, so this one seems fast
             self._bursts.pop()
         self._fall()
