@@ -15,15 +15,6 @@ FIRST_WINDOW = 14_480  # bytes: ten segments of 1448
 TIMEOUT = 0.2  # seconds, and a round trip
 
 
-def shut(window: float, pause: float, trip: float, least: float = FIRST_WINDOW) -> float:
-    """Return what a window has become after a pause, both in seconds; it and ``least`` in one unit.
-
-    >>> shut(120_000, pause=0.7, trip=0.1)
-    30000.0
-    """
-    return max(least, window / 2 ** min(64, int(pause / (trip + TIMEOUT))))
-
-
 def opened(window: float, sent: float) -> float:
     """Return what a window has become once so much was sent: as much more as was sent of what it let through.
 
@@ -85,7 +76,8 @@ class Line:
         start = max(now, self.free)
         waits = 0.0
         if first:
-            window = shut(self.window, start - self.free, trip, first)
+            timeouts = min(64, int((start - self.free) / (trip + TIMEOUT)))
+            window = max(first, self.window / 2**timeouts)
             waits, self.window = waiting(transfer, trip, window), opened(window, transfer)
         self.free = start + waits + transfer
         return self.free

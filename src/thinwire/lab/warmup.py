@@ -36,7 +36,6 @@ def warm_up(
     with torch.random.fork_rng(devices=[]):
         if not optimiser.state:
             _touch(optimiser)
-        optimiser.zero_grad(set_to_none=True)
         _pass(parts, config, width)  # after what stays, so that its memory is what the steps find
         optimiser.zero_grad(set_to_none=True)
         for scheme in (recipe.forward, recipe.backward):
@@ -50,7 +49,7 @@ def _pass(parts: Mapping[int, Part], config: TrainConfig, width: int) -> None:
     for index, part in parts.items():
         for _ in range(2):  # gradients of a second one add to those of the first
             _back(_forward(part, index, config, width))
-    del ahead
+    del ahead  # held until here
 
 
 def _back(y: Tensor) -> None:
@@ -61,7 +60,10 @@ def _held(config: TrainConfig, rank: int) -> list[int]:
     """Return the stages whose activations a rank holds when it holds most, once for each micro-batch."""
     held, most = list[int](), list[int]()
     for stage, back, _ in operations(config.schedule, rank, config.stages, config.microbatches):
-        held.remove(stage) if back else held.append(stage)
+        if back:
+            held.remove(stage)
+        else:
+            held.append(stage)
         most = max(most, list(held), key=len)
     return most
 
@@ -88,6 +90,7 @@ def _touch(optimiser: torch.optim.Optimizer) -> None:
         group["lr"] = rate
     for state in optimiser.state.values():
         state["step"].zero_()  # the corrections for the first steps count from there
+    optimiser.zero_grad(set_to_none=True)
 
 
 def _code(scheme: Scheme, x: Tensor) -> None:

@@ -78,7 +78,8 @@ class Estimator:
         if oldest is not None and self._trips:
             nbytes, sent = oldest
             trips = [trip for _, trip, _ in list(self._trips)[-LEAST:]]
-            waited = now - max(sent, self._acknowledged) - (1 + self.restarts * rounds(nbytes)) * max(trips)
+            expected = 1 + (rounds(nbytes) if self.restarts else 0)  # round trips
+            waited = now - max(sent, self._acknowledged) - expected * max(trips)
             if waited > STALLED and (rate is None or nbytes / waited < rate):
                 rate, floor, age = nbytes / waited, False, 0.0
         return LinkEstimate(rate, self.shortest, age, floor)

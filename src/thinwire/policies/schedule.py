@@ -122,9 +122,9 @@ def hidden_seconds(pipeline: Pipeline) -> float:
 
 
 def uncrowded_seconds(pipeline: Pipeline) -> float:
-    """Return the step's seconds did no message ever wait for another on its line: a bound from below.
+    """Return the step's seconds did no message wait for another on its line, or for TCP's window to open.
 
-    Nor for TCP's window to open.
+    A bound from below.
 
     >>> hop = (Hop(transfer=0.5, delay=0.25),)
     >>> uncrowded_seconds(Pipeline((Stage(1, 2), Stage(1, 2)), hop, hop, 1))
