@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from thinwire import compiled
-from thinwire.codecs import DeadZone, native, noise
+from thinwire.codecs import DeadZone, Uniform, native, noise, roundtrip
 from thinwire.state import native as state_native
 from thinwire.types import InputError, Payload, PayloadError, TensorSpec
 
@@ -64,6 +64,59 @@ def test_payloads_and_values_are_torchs(
     assert all(equal(a, b) for a, b in zip(payload.parts, expected.parts, strict=True))
     # torch's level of a small negative value is 0, which has no sign; so has ours
     assert equal(values, expected_values) and equal(codec.decode(payload), values) and equal(decoded, values)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([(1, 7), (5, 33), (2, 64), (2, 3, 96), (40, 1), (3, 250)]),
+    st.sampled_from([2.0**-149, 1e-38, 1.0, 1e30, 2.0**120]),
+    st.integers(2, 8),
+    st.sampled_from([("group", 1.0), ("group", 0.6), ("token", 1.0)]),
+    st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+)
+def test_codes_and_scales_are_torchs(
+    seed: int, shape: tuple[int, ...], size: float, bits: int, how: tuple[str, float], dtype: torch.dtype
+) -> None:
+    x = (drawn(seed, torch.Size(shape).numel(), 30.0) * size).to(dtype).reshape(shape)
+    x = x.nan_to_num(posinf=6e4, neginf=-6e4)
+    codec = Uniform(bits, how[0], clip=how[1])
+    payload, values = roundtrip(codec, x)
+    with native.without():
+        expected, expected_values = roundtrip(codec, x)
+        decoded = codec.decode(payload)
+    assert all(equal(a, b) for a, b in zip(payload.parts, expected.parts, strict=True))
+    assert equal(values, expected_values) and equal(codec.decode(payload), values) and equal(decoded, values)
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, 2.0**-101, 2.0**121, float("inf"), float("nan")])
+def test_scales_that_nobody_writes_are_refused_as_without(wrong: float) -> None:
+    codec = Uniform(bits=8)
+    codes, stored = codec.encode(drawn(0, 200, 3.0)).parts
+    payload = Payload(TensorSpec((200,)), (codes, stored.clone()))
+    payload.parts[1][-1] = wrong
+    with pytest.raises(PayloadError, match="scale lies outside"):
+        codec.decode(payload)
+    with native.without(), pytest.raises(PayloadError, match="scale lies outside"):
+        codec.decode(payload)
+
+
+def test_any_codes_of_a_stranger_stand_for_what_torch_makes_of_them() -> None:
+    codes, stored = torch.arange(256, dtype=torch.uint8), torch.full((8,), 0.5, dtype=torch.bfloat16)
+    payload, codec = Payload(TensorSpec((256,)), (codes, stored)), Uniform(bits=8)
+    values = codec.decode(payload)
+    with native.without():
+        assert equal(values, codec.decode(payload))
+    assert values.min() == -64.0 and values.max() == 63.5
+
+
+@pytest.mark.parametrize("wrong", [float("inf"), float("-inf"), float("nan")])
+def test_values_that_are_none_are_refused_as_without(wrong: float) -> None:
+    x = drawn(0, 200, 3.0)
+    x[150] = wrong
+    for codec in (Uniform(bits=4), Uniform(bits=8, scale="token")):
+        with pytest.raises(InputError, match="NaN or infinite"):
+            codec.encode(x)
 
 
 @settings(max_examples=40, deadline=None)

@@ -25,6 +25,7 @@ from thinwire.types import InputError, MissingExtra, Payload, PayloadError, Tens
 
 FREE = 1 << 24  # bytes a frame of any length may grow to
 RATIO = 256
+SMALLEST = 11  # bytes that a frame can make fewer: it takes 10 itself
 MAX_PARTS = 16  # as many as a packet may hold
 _COMPRESSED = 0x80
 _DTYPES = (
@@ -147,7 +148,7 @@ def _shrink(part: Tensor, compressor: Any) -> Tensor:
 def _compress(part: Tensor, compressor: Any, room: int) -> Tensor | None:
     """Return the tagged frame of ``part``, or None where it does not fit in less than ``room`` bytes."""
     nbytes = part.numel() * part.element_size()
-    if not nbytes:
+    if nbytes < SMALLEST:
         return None
     frame = compressor.compress(_bytes(part).cpu().numpy())
     if len(frame) >= room or nbytes > FREE + RATIO * len(frame):

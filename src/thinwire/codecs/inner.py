@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -12,14 +13,19 @@ from thinwire.codecs.base import Codec, FixedRate, Layout
 from thinwire.types import InputError, Payload, PayloadError, TensorSpec
 
 
-def is_fixed_rate(codec: Codec) -> bool:
+def is_fixed_rate(codec: Codec) -> TypeGuard[FixedRate]:
     """Return whether the payload sizes of ``codec`` and all codecs inside it follow from the spec alone."""
+    return _is_fixed_rate(codec)  # type: ignore[arg-type]  # every codec is frozen, so it hashes
+
+
+@lru_cache(maxsize=256)  # asked for each packet, and a check against a protocol costs as much as a pass
+def _is_fixed_rate(codec: Codec) -> bool:
     return isinstance(codec, FixedRate) and all(is_fixed_rate(c) for c in _members(codec))
 
 
 def fixed_layout(codec: Codec, spec: TensorSpec) -> Layout:
     """Return the layout of a fixed-rate codec; ``InputError`` for any other."""
-    if not isinstance(codec, FixedRate) or not is_fixed_rate(codec):
+    if not is_fixed_rate(codec):
         raise InputError(f"{codec} has no fixed payload size; use one that has, such as Uniform(bits=4)")
     return codec.layout(spec)
 
@@ -46,7 +52,7 @@ def writable(x: Tensor, parts: tuple[Tensor, ...]) -> Tensor:
 
 def require_codec(name: str, value: Any) -> None:
     """Raise ``InputError`` unless ``value`` is a codec."""
-    if not isinstance(value, Codec):
+    if not issubclass(type(value), Codec):  # which Python remembers, as it does not of an instance
         raise InputError(f"{name}={value!r} is not a codec; give one such as Uniform(bits=4)")
 
 

@@ -1,4 +1,4 @@
-/* The passes of DeadZone over all values of a tensor, each in one go; native.py calls them.
+/* The passes of DeadZone and of Uniform over all values of a tensor, each in one go; native.py calls them.
 
    Where no compiler was at hand, torch does the same in a dozen passes, to the same bits: so multiplications
    and additions must not be fused (setup.py says so to the compiler).
@@ -8,6 +8,20 @@
 #include "../passes.h"
 
 enum { CHUNK = 2048, LARGE = 3, PLANES = 4, TABLE = 1 << 16 };
+
+static inline int32_t as_bits(float value)
+{
+    int32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+static inline float as_float(int32_t bits)
+{
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
 
 /* One bit for each of LOOK codes that is LARGE. */
 static inline uint64_t large(const uint8_t *codes)
@@ -130,4 +144,44 @@ FAST int64_t tw_dithered(const float *restrict x, size_t n, uint64_t key, const 
         for (size_t j = 0; j < here; j++) values[i + j] = x[i + j] + noise[j] * step;
     }
     return 0;
+}
+
+/* Codes of rows of width values, each a number of its row's scales, from -top as 0 to top as 2 top; and the scales: share
+   of the row's largest magnitude, rounded up to the upper half of a float32, within least and most. Return how many
+   rows are done: fewer than there are where one holds a NaN or an infinity. */
+FAST int64_t tw_quantised(const float *restrict x, size_t rows, size_t width, float share, float least, float most,
+                          int32_t top, uint8_t *restrict codes, uint16_t *restrict scales)
+{
+    const float round = 0x1.8p23f + (float)top; /* added, it leaves the code in the low byte */
+    for (size_t r = 0; r < rows; r++, x += width, codes += width) {
+        int32_t peak = 0; /* magnitudes are ordered as their bits are */
+        for (size_t j = 0; j < width; j++) {
+            const int32_t size = as_bits(x[j]) & INT32_MAX;
+            peak = size > peak ? size : peak;
+        }
+        if (peak >= 0x7F800000) return (int64_t)r;
+        float step = as_float(peak) * share;
+        step = step < least ? least : step > most ? most : step;
+        scales[r] = (uint16_t)((as_bits(step) + 0xFFFF) >> 16);
+        const float inverse = 1.0f / as_float((int32_t)scales[r] << 16);
+        for (size_t j = 0; j < width; j++) {
+            float y = x[j] * inverse;
+            y = y > (float)top ? (float)top : y;
+            y = y < (float)-top ? (float)-top : y;
+            codes[j] = (uint8_t)as_bits(y + round);
+        }
+    }
+    return (int64_t)rows;
+}
+
+/* What tw_quantised's codes stand for. Return how many rows are done: fewer where a scale is not within least and most. */
+FAST int64_t tw_dequantised(const uint8_t *restrict codes, size_t rows, size_t width, const uint16_t *restrict scales,
+                            float least, float most, int32_t top, float *restrict values)
+{
+    for (size_t r = 0; r < rows; r++, codes += width, values += width) {
+        const float step = as_float((int32_t)((uint32_t)scales[r] << 16));
+        if (!(step >= least && step <= most)) return (int64_t)r;
+        for (size_t j = 0; j < width; j++) values[j] = (float)(int8_t)(uint8_t)(codes[j] - top) * step;
+    }
+    return (int64_t)rows;
 }

@@ -18,7 +18,8 @@ from thinwire import compiled
 from thinwire.codecs.bits import packed_nbytes
 from thinwire.types import InputError
 
-_FUNCTIONS = compiled.functions(Path(__file__).parent, ("levels", "pack", "halves", "values", "dithered"))
+_NAMES = "levels", "pack", "halves", "values", "dithered", "quantised", "dequantised"
+_FUNCTIONS = compiled.functions(Path(__file__).parent, _NAMES)
 _CPU = torch.device("cpu")
 
 
@@ -77,6 +78,33 @@ def dithered(x: Tensor, key: int, table: Tensor, step: float) -> Tensor:
     given = _at(x, torch.float32), _size(x), ctypes.c_uint64(key), noise, ctypes.c_float(step)
     _FUNCTIONS["dithered"](*given, _address(found))
     return found
+
+
+def quantised(x: Tensor, share: float, bounds: tuple[float, float], top: int) -> tuple[Tensor, Tensor] | None:
+    """Return codes and scales of float32 [rows, width], a scale a row: ``share`` of its largest magnitude.
+
+    uint8 [rows, width], ``top`` for zero; bfloat16 [rows], rounded up, within ``bounds``. None unless all
+    values are finite.
+    """
+    codes, found = _room(x.numel(), torch.uint8), _room(len(x), torch.bfloat16)
+    floats = map(ctypes.c_float, (share, *bounds))
+    given = _at(x, torch.float32), *map(ctypes.c_size_t, x.shape), *floats, ctypes.c_int32(top)
+    done = _FUNCTIONS["quantised"](*given, _address(codes), _address(found))
+    return (codes.view(x.shape), found) if done == len(x) else None
+
+
+def dequantised(codes: Tensor, scales: Tensor, bounds: tuple[float, float], top: int) -> Tensor | None:
+    """Return what ``quantised``'s codes stand for, float32 [rows, width].
+
+    None unless there is a scale a row, and each within ``bounds``.
+    """
+    if len(scales) != len(codes):
+        return None
+    found = _room(codes.numel(), torch.float32)
+    given = _at(codes, torch.uint8), *map(ctypes.c_size_t, codes.shape), _at(scales, torch.bfloat16)
+    floats = map(ctypes.c_float, bounds)
+    done = _FUNCTIONS["dequantised"](*given, *floats, ctypes.c_int32(top), _address(found))
+    return found.view(codes.shape) if done == len(codes) else None
 
 
 def _room(n: int, dtype: torch.dtype) -> Tensor:

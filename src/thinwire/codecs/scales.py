@@ -76,6 +76,11 @@ def expand(stored: Tensor, name: str) -> Tensor:
     return (ticks.clamp_(_ticks(f.low), _ticks(f.high)) << 20).view(torch.float32)
 
 
+def bounds(name: str) -> tuple[float, float]:
+    """Return the smallest and the largest scale of a format."""
+    return FORMATS[name].low, FORMATS[name].high
+
+
 def stored_numel(n: int, name: str) -> int:
     """Return the elements that ``n`` scales take in wire form."""
     return n + 1 if name == "e5m3" and n else n

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.codecs import scales
+from thinwire.codecs import native, scales
 from thinwire.codecs.base import Layout, check_layout, layout_nbytes
 from thinwire.codecs.bits import pack, packed_nbytes, unpack
 from thinwire.codecs.grid import SHARED_BY, Grid
@@ -101,6 +101,11 @@ class Uniform(Spec):
         """Return the codes of ``x``, uint8 [numel], level -top being 0, and its scales in wire form."""
         grid = self._grid(TensorSpec.of(x))
         values = grid.spread(x.detach().to(torch.float32).contiguous())
+        if self._is_compiled(grid, values):
+            share = self.clip / self.top
+            found = native.quantised(values, share, scales.bounds(self.scale_dtype), self.top)
+            if found is not None:  # else what follows says what is wrong
+                return grid.gather(found[0]), found[1]
         steps, peak = self._steps(values, grid)
         stored = scales.store(steps, self.scale_dtype)
         clips = self.clip < 1 or peak > scales.FORMATS[self.scale_dtype].high
@@ -110,17 +115,29 @@ class Uniform(Spec):
     def dequantise(self, codes: Tensor, stored: Tensor, spec: TensorSpec) -> Tensor:
         """Return the tensor of ``spec`` that ``codes`` (uint8 [numel]) and scales in wire form stand for."""
         grid = self._grid(spec)
-        values = grid.spread(codes.reshape(spec.shape))
-        x = torch.empty(values.shape, dtype=torch.float32, device=codes.device)
-        for at, block, step in grid.blocks(values, scales.load(stored, self.scale_dtype)):
+        values, x = grid.spread(codes.reshape(spec.shape)), None
+        if self._is_compiled(grid, values, stored):
+            x = native.dequantised(values, stored, scales.bounds(self.scale_dtype), self.top)
+        if x is None:  # and here it is said what is wrong
+            x = self._values(values, grid, scales.load(stored, self.scale_dtype))
+        if spec.dtype == torch.float16:
+            x.clamp_(-65504.0, 65504.0)  # a scale that was rounded up may reach just above
+        return grid.gather(x).to(spec.dtype).reshape(spec.shape)
+
+    def _values(self, codes: Tensor, grid: Grid, step: Tensor) -> Tensor:
+        x = torch.empty(codes.shape, dtype=torch.float32, device=codes.device)
+        for at, block, factor in grid.blocks(codes, step):
             levels = scratch(tuple(block.shape), torch.uint8, block.device)
             torch.sub(block, self.top, out=levels)  # modulo 256, to be read as signed
             if self.bits == 1:
                 levels.add_(block)
-            x[at : at + len(block)].copy_(levels.view(torch.int8)).mul_(step)
-        if spec.dtype == torch.float16:
-            x.clamp_(-65504.0, 65504.0)  # a scale that was rounded up may reach just above
-        return grid.gather(x).to(spec.dtype).reshape(spec.shape)
+            x[at : at + len(block)].copy_(levels.view(torch.int8)).mul_(factor)
+        return x
+
+    def _is_compiled(self, grid: Grid, *tensors: Tensor) -> bool:
+        """Return whether there is a compiled pass: for the default, one bfloat16 scale a row of the grid."""
+        plain = self.bits > 1 and self.rounding == "nearest" and self.scale_dtype == "bfloat16"
+        return plain and grid.by == "row" and grid.rows > 0 and native.there(*tensors)
 
     def _grid(self, spec: TensorSpec) -> Grid:
         return Grid.of(spec, self.scale, self.group)
