@@ -17,6 +17,7 @@ from test_faults import write_text
 from thinwire.codecs import Cast, parse_codec
 from thinwire.lab import autopilot
 from thinwire.links import LinkShape, ZmqLink
+from thinwire.links.base import LinkEstimate
 from thinwire.links.kernel import KernelTotals
 from thinwire.links.mesh import stack
 from thinwire.recipes import parse_recipe
@@ -142,6 +143,23 @@ def test_whether_a_window_shuts_is_asked_of_the_system(
     assert autopilot._restarts(peer) is shuts  # type: ignore[arg-type]
     kernel.read = lambda: None  # no TCP_INFO
     assert not autopilot._restarts(peer)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("shuts", [True, False])
+def test_a_link_is_told_that_its_window_shuts_before_it_is_measured(
+    monkeypatch: pytest.MonkeyPatch, shuts: bool
+) -> None:
+    done: list[Any] = []
+    monkeypatch.setattr(autopilot, "_restarts", lambda peer: shuts)
+    pilot = autopilot.Autopilot.__new__(autopilot.Autopilot)
+    pilot._world = SimpleNamespace(rank=0)  # type: ignore[assignment]
+    probed = LinkEstimate(rate=1e6, rtt=0.1, age=0.5)
+    monkeypatch.setattr(pilot, "_probe", lambda peer: done.append("probed") or probed)
+    peer = SimpleNamespace(rank=1, reliable=SimpleNamespace(expect_restarts=done.append))
+    found = pilot._measured(peer)  # type: ignore[arg-type]
+    assert done == [shuts, "probed"]
+    rates = {"rate_bytes_s": 1e6, "rtt_s": 0.1, "age_s": 0.5, "restarts": shuts}
+    assert found == {"source": 0, "destination": 1} | rates
 
 
 def test_what_a_step_reports_leaves_it_standing_that_the_window_shuts() -> None:
