@@ -343,14 +343,14 @@ def test_no_room_for_the_records(short: list[Any], tmp_path: Path):
         (disk / "filler").write_bytes(bytes((1 << 16) - 8192))
         said = refused(tmp_path, *short, "--steps", 900, "--out", disk / "out")
         assert "disk is full" in said
-        assert not list(disk.rglob("*.tmp"))
+        assert not list(disk.rglob("*.part"))
 
 
 def test_no_room_for_a_checkpoint(job: list[Any], tmp_path: Path):
     out = tmp_path / "out"
     said = refused(tmp_path, *job, "--out", out, "--checkpoint-every", 2, largest_file=1 << 20)
     assert "cannot write the checkpoint" in said
-    assert not list(out.rglob("*.tmp"))
+    assert not list(out.rglob("*.part"))
     assert not list(out.rglob("rank-*"))
 
 

@@ -13,7 +13,7 @@ ROOT = "thinwire"
 
 # What each part may import, itself included where its files may import each other. A part is the longest
 # prefix of a module's name here; a new module must be given a floor before this test passes.
-F0 = {"types", "spec", "wire", "tcp_window"}
+F0 = {"types", "spec", "wire", "tcp_window", "replacing"}
 F1 = {"codecs", "compiled"}
 F2 = {"memory", "store", "slot_file", "disk_store", "channel"}
 LINKS = {"links"}
@@ -22,6 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "spec": {"types"},
     "wire": {"types"},
     "tcp_window": set(),
+    "replacing": set(),
     "compiled": set(),
     "codecs": F0 | {"codecs", "compiled"},
     "memory": F0 | F1,

@@ -1,6 +1,7 @@
 """Replicas: bit-identical to a published version after anything, never older, nothing half-applied."""
 
 import contextlib
+import os
 import threading
 import zlib
 
@@ -14,7 +15,7 @@ from torch import nn
 
 import states
 from thinwire.state import body as bodies
-from thinwire.state import moves, saved
+from thinwire.state import moves
 from thinwire.state.blocks import Block
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
@@ -284,7 +285,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
     def full(name):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(saved, "_flush", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(InputError, match="No space left"):
         replica.save(path)
     assert path.read_bytes() == good and [p.name for p in tmp_path.iterdir()] == ["state"]
@@ -379,14 +380,14 @@ def test_patches_are_applied_while_a_version_is_saved(tmp_path, monkeypatch, swa
         replica.swap()
     kept = states.whole(history)
     entered, go = threading.Event(), threading.Event()
-    flush = saved._flush
+    flush = os.fsync
 
     def slow(name):
         entered.set()
         assert go.wait(LONG)
         flush(name)
 
-    monkeypatch.setattr(saved, "_flush", slow)
+    monkeypatch.setattr(os, "fsync", slow)
     path = tmp_path / "state.safetensors"
     thread = threading.Thread(target=replica.save, args=(path,), daemon=True)
     thread.start()

@@ -15,6 +15,7 @@ from thinwire.lab.lora import adapter_config, adapters, merged
 from thinwire.lab.models import ModelSource
 from thinwire.lab.split import Stage
 from thinwire.lab.weights import INDEX
+from thinwire.replacing import PART, replacing
 from thinwire.types import InputError, MissingExtra
 
 ADAPTERS = "adapter_model.safetensors"
@@ -49,14 +50,11 @@ def _write(tensors: dict[str, Tensor], target: Path) -> Path:
         from safetensors.torch import save_file
     except ImportError as e:
         raise MissingExtra("saving a model needs safetensors; run pip install 'thinwire[lm]'") from e
-    part = target.with_suffix(".part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        save_file({n: t.cpu().contiguous() for n, t in tensors.items()}, part, metadata={"format": "pt"})
-        part.replace(target)
+        with replacing(target) as part:
+            save_file({n: t.cpu().contiguous() for n, t in tensors.items()}, part, metadata={"format": "pt"})
     except (OSError, SafetensorError) as e:
-        with suppress(OSError):
-            part.unlink()
         raise InputError(f"cannot write {target} ({e}); free space or give another --out") from e
     return target
 
@@ -119,6 +117,13 @@ def finish_adapters(folder: Path, source: ModelSource, rank: int, world: int) ->
         raise InputError(
             f"cannot write {folder} ({e.strerror or e}); free space or give another --out"
         ) from e
+
+
+def remove_model(folder: Path) -> None:
+    """Remove the weights of an earlier run, and whatever would be read in the place of new ones."""
+    for pattern in ("model-*-of-*.safetensors", f".model-*{PART}", INDEX, "model.safetensors"):
+        for file in folder.glob(pattern):
+            file.unlink()
 
 
 def remove_adapters(folder: Path) -> None:

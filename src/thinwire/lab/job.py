@@ -21,6 +21,7 @@ from thinwire.lab.models import ModelSource, resolve_model
 from thinwire.lab.tokenizer import tokenise
 from thinwire.links.shape import LinkShape
 from thinwire.recipes import Recipe, parse_recipe
+from thinwire.replacing import replacing
 from thinwire.types import InputError, require
 
 
@@ -129,7 +130,6 @@ def _tokens(tokenizer: Any, corpus: Corpus, part: str) -> Tensor:
         return load_file(file)["tokens"].to(torch.int64)
     tokens = tokenise(tokenizer, getattr(corpus, part))
     file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_suffix(f".{id(tokens)}.tmp")
-    save_file({"tokens": tokens.to(torch.int32)}, temporary)
-    temporary.replace(file)
+    with replacing(file) as temporary:
+        save_file({"tokens": tokens.to(torch.int32)}, temporary)
     return tokens

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -30,6 +29,7 @@ from thinwire.lab.record_schema import (
     WireCounts,
     finite,
 )
+from thinwire.replacing import replacing
 from thinwire.types import InputError
 
 RUN = "run.json"
@@ -40,16 +40,9 @@ COMPARE = "compare.json"
 def write_json(path: Path, value: Any) -> None:
     """Write JSON so that a reader sees the old file or the new one, never a part of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as f:
-            json.dump(finite(value), f, indent=1, allow_nan=False)
-            f.write("\n")
-            f.flush()
-            os.fsync(f.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as f:
+        json.dump(finite(value), f, indent=1, allow_nan=False)
+        f.write("\n")
 
 
 class RunWriter:

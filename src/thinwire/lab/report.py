@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from thinwire.lab.report_details import details, notes
 from thinwire.lab.report_style import CSS
 from thinwire.lab.runs import Run, differences, over
 from thinwire.lab.summary import COLUMNS, cells, headline, summary_rows
+from thinwire.replacing import replacing
 from thinwire.types import InputError
 
 
@@ -27,12 +27,8 @@ def write_report(runs: Sequence[Run], path: str | Path) -> Path:
     target = Path(path)
     text = report_html(runs)
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
+    with replacing(target) as temporary:
         temporary.write_text(text, "utf-8")
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
     return target
 
 

@@ -26,6 +26,7 @@ from thinwire.lab.machine import cores
 from thinwire.lab.models import resolve_model
 from thinwire.lab.state_demo_record import Log, Record
 from thinwire.lab.state_demo_talk import ORDER
+from thinwire.replacing import replacing
 from thinwire.types import InputError, LinkError, MissingExtra, ThinwireError, require
 
 READY = 180.0  # seconds that a process may take to load
@@ -277,9 +278,8 @@ def run(plan: Plan, out: Path, show: Show) -> Record:
             demo.run()
         if isinstance(net, Emulation):
             about |= _kept_time(net)
-    temporary = out / ".state.json.tmp"
-    temporary.write_text(json.dumps(record.to_dict(), indent=1), "utf-8")
-    temporary.replace(out / "state.json")
+    with replacing(out / "state.json") as temporary:
+        temporary.write_text(json.dumps(record.to_dict(), indent=1), "utf-8")
     return record
 
 

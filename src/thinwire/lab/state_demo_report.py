@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import os
 import statistics
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from thinwire.lab.progress import megabytes
 from thinwire.lab.report_style import CSS
 from thinwire.lab.state_demo_board import DASH, seconds
 from thinwire.lab.state_demo_record import Log, Record
+from thinwire.replacing import replacing
 
 COLOURS = {"writer": 1, "late": 2}  # series of the stylesheet
 ABOUT = ("", "patches that came", "bytes of a typical patch", "of the largest", "all bytes that came",
@@ -24,12 +24,8 @@ def write_report(record: Record, path: str | Path) -> Path:
     """Write the report to ``path``, whole or not at all; ``MissingExtra`` without matplotlib."""
     target = Path(path)
     text = report_html(record)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
+    with replacing(target) as temporary:
         temporary.write_text(text, "utf-8")
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
     return target
 
 

@@ -6,8 +6,6 @@ A lossy tensor is saved as the integers that hold it. Aliases are in the layout,
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thinwire.replacing import replacing
 from thinwire.state.layout import MAX_NBYTES, Layout
 from thinwire.state.patch import MAX_VERSION, Version, check_meta, is_time
 from thinwire.state.words import Words
@@ -36,17 +35,10 @@ def save(path: str | Path, words: Words, version: Version) -> None:
     metadata = {"thinwire.layout": words.layout.to_json().decode()}
     metadata["thinwire.version"] = json.dumps(known | {"meta": dict(version.meta)})
     tensors = {s.name: _tensor(words, i) for i, s in enumerate(words.layout.slots)}
-    path = Path(path)
     library = _safetensors()
     try:
-        file, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        os.close(file)
-        try:
-            library.torch.save_file(tensors, name, metadata=metadata)
-            _flush(name)
-            Path(name).replace(path)
-        finally:
-            Path(name).unlink(missing_ok=True)
+        with replacing(path) as temporary:
+            library.torch.save_file(tensors, temporary, metadata=metadata)
     except (OSError, library.SafetensorError) as e:
         raise InputError(f"cannot save a state to {path}: {e}; free space or choose another place") from e
 
@@ -93,14 +85,6 @@ def _tensor(words: Words, index: int) -> Tensor:
     slot = words.layout.slots[index]
     flat = torch.from_numpy(words.slot(index))
     return (flat.view(slot.dtype) if slot.bound is None else flat).view(slot.shape)
-
-
-def _flush(name: str) -> None:
-    file = os.open(name, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
 
 
 def _safetensors() -> ModuleType:

@@ -14,11 +14,11 @@ import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
-from uuid import uuid4
 
 import torch
 from torch import Tensor
 
+from thinwire.replacing import replacing
 from thinwire.types import WRONG_VALUES, InputError, PayloadError, require
 
 INDEX = "model.safetensors.index.json"
@@ -153,14 +153,7 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[s
         at = stop
     header = json.dumps(fields, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
-    temporary = path.with_name(f".{path.name}.{uuid4().hex[:8]}.part")
-    try:
-        with temporary.open("xb") as file:
-            file.write(struct.pack("<Q", len(header)) + header)
-            for name in ordered:
-                file.write(tensors[name].contiguous().reshape(-1).view(torch.uint8).numpy().data)
-            file.flush()
-            os.fsync(file.fileno())  # or a power cut leaves the new name on an empty file
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as temporary, temporary.open("xb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        for name in ordered:
+            file.write(tensors[name].contiguous().reshape(-1).view(torch.uint8).numpy().data)

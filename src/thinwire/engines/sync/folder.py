@@ -10,16 +10,14 @@ import errno
 import os
 import re
 import stat
-from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
-from uuid import uuid4
 
+from thinwire.replacing import replacing
 from thinwire.types import InputError, PayloadError
 
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(::|://)")  # one letter is a drive, not a scheme
-PART = ".part"  # what a file that is still being written is called at the end
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 FULL_REMEDY = "free space there, or keep fewer versions"
 
@@ -48,7 +46,8 @@ class Folder(Protocol):
     def names(self, folder: str) -> list[str]:
         """Return the relative names of the files in ``folder``: none where there is no such folder.
 
-        ``OSError`` where the place cannot be reached.
+        An empty name is the root's, where folders are named too. ``OSError`` where the place cannot be
+        reached.
         """
         ...
 
@@ -96,24 +95,15 @@ class PlainFolder:
     def write(self, name: str, data: bytes) -> None:
         target = self.path / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.{uuid4().hex[:8]}{PART}")
-        try:
-            with temporary.open("xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())  # or a power cut leaves the new name on an empty file
-            temporary.replace(target)
-        except BaseException:
-            with suppress(OSError):
-                temporary.unlink()
-            raise
+        with replacing(target) as temporary:
+            temporary.write_bytes(data)
 
     def delete(self, name: str) -> None:
         (self.path / name).unlink(missing_ok=True)
 
     def names(self, folder: str) -> list[str]:
         try:
-            return [f"{folder}/{entry.name}" for entry in os.scandir(self.path / folder)]
+            return [f"{folder}/{entry.name}".lstrip("/") for entry in os.scandir(self.path / folder)]
         except FileNotFoundError:
             return []
 

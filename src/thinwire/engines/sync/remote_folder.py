@@ -9,7 +9,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 from uuid import uuid4
 
-from thinwire.engines.sync.folder import PART, check_size, shown
+from thinwire.engines.sync.folder import FULL, check_size, shown
+from thinwire.replacing import PART
 from thinwire.types import InputError, MissingExtra, PayloadError
 
 # Stores where one put makes a whole object or none. Elsewhere a file grows as it is written, so it is
@@ -60,7 +61,7 @@ class RemoteFolder:
             if self._one_put:
                 system.pipe_file(path, data)
             else:
-                _move_in(system, path, data)
+                self._move_in(system, path, data)
 
     def delete(self, name: str) -> None:
         with self._lent("cleared") as system, suppress(FileNotFoundError):
@@ -72,7 +73,41 @@ class RemoteFolder:
         with self._lent("listed") as system, suppress(FileNotFoundError):
             system.invalidate_cache(path)
             found = system.ls(path, detail=False)
-        return [f"{folder}/{posixpath.basename(file)}" for file in found]
+        return [posixpath.join(folder, posixpath.basename(file.rstrip("/"))) for file in found]
+
+    def _move_in(self, system: Any, path: str, data: bytes) -> None:
+        temporary = _temporary(path)
+        try:
+            system.pipe_file(temporary, data)
+            try:
+                system.mv(temporary, path)
+            except OSError as e:  # some servers rename onto no file that is there
+                if not _in_the_way(system, path, e):
+                    raise
+                self._exchange(system, temporary, path)
+        except BaseException:
+            with suppress(Exception):
+                system.rm_file(temporary)
+            raise
+
+    def _exchange(self, system: Any, temporary: str, path: str) -> None:
+        """Move a file to where another is, which goes aside and comes back if the new one cannot be there."""
+        old = _temporary(path)
+        try:
+            system.mv(path, old)
+            system.mv(temporary, path)
+        except BaseException:
+            with suppress(Exception):
+                self._put_back(old, path)
+            raise
+        with suppress(Exception):  # a file too many does no harm
+            system.rm_file(old)
+
+    def _put_back(self, old: str, path: str) -> None:
+        """Move a file back over a connection of its own, as the one in use may just have ended."""
+        system, _ = _connect(self._url, self._options)
+        if not system.exists(path):
+            system.mv(old, path)
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
@@ -104,19 +139,14 @@ class RemoteFolder:
                 self._system = None
 
 
-def _move_in(system: Any, path: str, data: bytes) -> None:
-    temporary = f"{path}.{uuid4().hex[:8]}{PART}"
-    try:
-        system.pipe_file(temporary, data)
-        try:
-            system.mv(temporary, path)
-        except OSError:  # some servers rename onto no file that is there
-            system.rm_file(path)
-            system.mv(temporary, path)
-    except BaseException:
-        with suppress(Exception):
-            system.rm_file(temporary)
-        raise
+def _temporary(path: str) -> str:
+    return f"{path}.{uuid4().hex[:8]}{PART}"
+
+
+def _in_the_way(system: Any, path: str, error: OSError) -> bool:
+    """Return whether what is at ``path`` may be why nothing was moved there: no full disk, no lost line."""
+    other = isinstance(error, TimeoutError | ConnectionError) or error.errno in FULL
+    return not other and bool(system.exists(path))
 
 
 def _open(url: str, where: str, options: dict[str, Any]) -> tuple[Any, str]:

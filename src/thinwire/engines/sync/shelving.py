@@ -15,20 +15,23 @@ from contextlib import suppress
 from dataclasses import replace
 
 from thinwire.engines.sync.claim import check_still_ours, claim
-from thinwire.engines.sync.folder import PART, Folder
+from thinwire.engines.sync.folder import Folder
 from thinwire.engines.sync.keeping import Keeping
 from thinwire.engines.sync.keyframe import Keyframe
 from thinwire.engines.sync.manifest import KEYFRAMES, LAYOUT, PATCHES, STATE, WRITTEN, File, Manifest, Shelved
 from thinwire.engines.sync.proof import Proof
 from thinwire.engines.sync.wrapping import wrap
+from thinwire.replacing import PART
 from thinwire.state import body
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.state.patch import Meta, Patch, Version
 
-# a plain folder's, which begins with a dot, and a store's
+_TOP = "|".join(re.escape(name) for name in (STATE, LAYOUT))
+# What a file is called until it is whole: a plain folder's name begins with a dot, a store's does not.
 _PART = re.compile(
-    rf"({PATCHES}|{KEYFRAMES})/\.?[0-9-]+-[0-9a-f]{{8}}\.safetensors\.[0-9a-f]{{8}}{re.escape(PART)}"
+    rf"(({PATCHES}|{KEYFRAMES})/\.?[0-9-]+-[0-9a-f]{{8}}\.safetensors|\.?({_TOP}))"
+    rf"\.[0-9a-f]{{8}}{re.escape(PART)}"
 )
 LATE = 0.6  # of its lease that a manifest may age before another thread renews it
 BEATS = 3  # times within its lease that a manifest is written, whether there is news or not
@@ -276,7 +279,7 @@ class Shelving:
         Only what this program writes: whose folder it was, before there was a manifest, nobody knows.
         """
         named = {f.name for f in self.manifest.files}
-        for name in self._names():
+        for name in [*self._names(), *self._folder.names("")]:
             if name not in named and (WRITTEN.fullmatch(name) or _PART.fullmatch(name)):
                 self._doomed[name] = self._steady() + self._keeping.grace
 
