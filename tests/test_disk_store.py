@@ -21,7 +21,7 @@ from stored import equal, parts
 from thinwire import wire
 from thinwire.channel import Receiver, Scheme, Sender
 from thinwire.codecs import Uniform
-from thinwire.disk_store import DiskStore, open_store
+from thinwire.disk_store import DiskStore, Shelf, open_store
 from thinwire.memory import Delta
 from thinwire.slot_file import SlotFile
 from thinwire.store import TensorStore
@@ -175,6 +175,27 @@ def test_announcements_that_nobody_follows_do_not_stop_later_ones() -> None:
     disk.prefetch([])  # by now, those of 60 are two announcements old
     assert until(lambda: 80 in disk._ahead.rows and disk._loading is None)
     assert disk.resident <= 1000
+    disk.close()
+
+
+def test_what_is_announced_again_while_it_is_read_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("thinwire.disk_store.LINGER", 0.01)
+    go, read = threading.Event(), SlotFile.read
+    disk = DiskStore(memory=100)  # two rows, of which one may be read ahead
+    for key in range(4):
+        disk.put(key, parts(key))
+    assert until(lambda: not disk._dirty.rows and disk._thread is None)
+    disk._clean = Shelf()
+    monkeypatch.setattr(SlotFile, "read", lambda *a: (go.wait(60), read(*a))[1])
+    disk.prefetch([1])
+    assert until(lambda: disk._loading == 1)
+    disk.prefetch([2, 1])
+    go.set()
+    assert until(lambda: disk._thread is None)  # there is no room for 2
+    assert 1 in disk._ahead.rows and list(disk._wanted) == [2, 1]
+    assert equal(disk.get(2), parts(2))
+    disk.put(3, parts(30))
+    assert equal(disk.get(1), parts(1)) and equal(disk.get(3), parts(30))
     disk.close()
 
 

@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -52,6 +53,32 @@ def test_another_rank_may_have_removed_the_folder_meanwhile(tmp_path: Path):
     folder.rmdir()
     resume._drop(folder, 0)
     assert not folder.exists()
+
+
+def test_a_run_that_goes_on_leaves_later_checkpoints_behind(tmp_path: Path):
+    for step in (5, 10, 20):
+        written(tmp_path, step, 0, 1)
+    (written(tmp_path, 20, 1) / "rank-1.json").unlink()  # rank 1 died before its last file
+    resume.forget_after(tmp_path, 0, 10)
+    resume.forget_after(tmp_path, 1, 10)
+    assert resume.steps_saved(tmp_path, 0) == resume.steps_saved(tmp_path, 1) == [5, 10]
+    assert not (tmp_path / resume.FOLDER / "step-00000020").exists()
+
+
+def test_two_ranks_leave_checkpoints_behind_at_the_same_time(tmp_path: Path):
+    for _ in range(50):
+        folders = [written(tmp_path, step, 0, 1) for step in (5, 6, 7)]
+        (folders[0] / ".rank-1.safetensors.1234abcd.part").write_text("")  # killed while it wrote
+        ranks = [threading.Thread(target=resume.forget_after, args=(tmp_path, r, 5)) for r in (0, 1)]
+        for thread in ranks:
+            thread.start()
+        resume.clear(tmp_path / "none", 0)
+        for thread in ranks:
+            thread.join()
+        assert [f.exists() for f in folders] == [True, False, False]
+    resume.clear(tmp_path, 0)
+    resume.clear(tmp_path, 1)
+    assert not list((tmp_path / resume.FOLDER).iterdir())
 
 
 class Ends:
@@ -133,6 +160,22 @@ def test_a_checkpoint_that_cannot_be_written_leaves_nothing(tmp_path: Path, monk
     with pytest.raises(InputError, match="No space left"):
         checkpoints(tmp_path, stage).save(1, {})
     assert not [f for _, _, files in os.walk(tmp_path) for f in files]
+
+
+def test_a_checkpoint_written_anew_does_not_count_before_its_end(tmp_path: Path, monkeypatch):
+    stage = Ends()
+    saving = checkpoints(tmp_path, stage)
+    saving.save(4, {})
+    write = resume._write_state
+
+    def counted(*a):
+        assert resume.steps_saved(tmp_path, 0) == []
+        write(*a)
+
+    monkeypatch.setattr(resume, "_write_state", counted)
+    saving.save(4, {})
+    assert resume.steps_saved(tmp_path, 0) == [4]
+    stage.close()
 
 
 def test_a_missing_piece_of_the_references_is_named(tmp_path: Path, monkeypatch):

@@ -202,6 +202,12 @@ class DiskStore:
             self._clean.rows.move_to_end(key)
         return self._dirty.rows.get(key) or self._clean.rows.get(key)
 
+    def _holds(self, key: int) -> bool:
+        """Say whether a row is in memory; one that was used is from now on the most recently used."""
+        if key in self._clean.rows:
+            self._clean.rows.move_to_end(key)
+        return any(key in shelf.rows for shelf in (self._clean, self._ahead, self._dirty))
+
     def _forget(self, key: int) -> None:
         self._wanted.pop(key, None)
         for shelf in (self._clean, self._ahead, self._dirty):
@@ -225,7 +231,7 @@ class DiskStore:
 
     def _keep(self, key: int, slot: Slot, row: Row, shelf: Shelf) -> None:
         """Keep what was read, if there is room and nothing newer."""
-        current = self._file.slots.get(key) is slot and self._find(key) is None
+        current = self._file.slots.get(key) is slot and not self._holds(key)
         if current and self._make_room(row.data.numel(), self._clean):
             shelf.add(key, row)
 
@@ -287,7 +293,7 @@ class DiskStore:
         while self._wanted:
             key = next(iter(self._wanted))
             slot = self._file.slots.get(key)
-            if slot is not None and slot.nbytes <= self._memory and self._find(key) is None:
+            if slot is not None and slot.nbytes <= self._memory and not self._holds(key):
                 ahead, n = self._ahead.nbytes, slot.nbytes
                 fits = ahead + n <= self._memory // 2 or not ahead
                 return key if fits and ahead + self._dirty.nbytes + n <= self._memory else None

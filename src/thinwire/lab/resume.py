@@ -22,6 +22,7 @@ from thinwire.lab.config_checks import flag
 from thinwire.lab.files import REMEDY
 from thinwire.lab.job import Job
 from thinwire.lab.record import INVALID, RunRecord, load_run, write_json
+from thinwire.replacing import replacing
 from thinwire.store import under
 from thinwire.types import InputError
 
@@ -47,6 +48,13 @@ def clear(out: Path, rank: int) -> None:
         _drop(folder, rank)
 
 
+def forget_after(out: Path, rank: int, step: int) -> None:
+    """Remove this rank's checkpoints of later steps: a run that goes on from ``step`` leaves them behind."""
+    for folder in (Path(out) / FOLDER).glob("step-*"):
+        if int(folder.name.removeprefix("step-")) > step:
+            _drop(folder, rank)
+
+
 class Checkpoints:
     """One rank's checkpoints of a job, from its stages and their optimiser and back into them."""
 
@@ -61,6 +69,7 @@ class Checkpoints:
         """Write the state after ``step`` steps. The JSON file comes last and makes it count."""
         folder, rank = _folder(self._out, step), self._rank
         folder.mkdir(parents=True, exist_ok=True)
+        _empty(folder, rank)  # of what an earlier run left: its JSON would make a half-written one count
         try:
             _write_state(self._state(), folder / f"rank-{rank}.safetensors")
             saved = {"step": step, "totals": totals, "references": self._write_references(folder)}
@@ -220,19 +229,25 @@ def _trained(stage: CompressedStage) -> dict[str, Tensor]:
 
 
 def _write_state(state: dict[str, Tensor], file: Path) -> None:
-    temporary = file.with_suffix(".tmp")
     try:
-        save_file(state, temporary)
-        temporary.replace(file)
+        with replacing(file) as temporary:
+            save_file(state, temporary)
     except (OSError, SafetensorError) as e:
-        temporary.unlink(missing_ok=True)
         raise InputError(f"cannot write the checkpoint {file} ({e}); {REMEDY}") from e
 
 
-def _drop(folder: Path, rank: int) -> None:
+def _empty(folder: Path, rank: int) -> None:
     (folder / f"rank-{rank}.json").unlink(missing_ok=True)
-    for file in folder.glob(f"rank-{rank}.*"):
-        file.unlink(missing_ok=True)
+    with contextlib.suppress(FileNotFoundError):  # another rank had it empty first, and removed the folder
+        for file in folder.iterdir():
+            if file.name.removeprefix(".").startswith(
+                f"rank-{rank}."
+            ):  # hidden: killed while writing
+                file.unlink(missing_ok=True)
+
+
+def _drop(folder: Path, rank: int) -> None:
+    _empty(folder, rank)
     with contextlib.suppress(OSError):  # another rank's files are still there, or it was quicker
         folder.rmdir()
 

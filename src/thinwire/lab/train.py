@@ -219,6 +219,7 @@ class Run:
             )
         totals = self.checkpoints.load(step)
         self.telemetry.agree(b"L", step, "the checkpoint to be loaded")
+        resume.forget_after(out, rank, step)
         self.books.resumed(step, totals)
         return step
 
