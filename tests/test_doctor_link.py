@@ -26,7 +26,7 @@ from thinwire.lab.link_advice import advice
 from thinwire.lab.linktest import LinkTest, Machine, Way, dial, listen
 from thinwire.lab.machines_file import read_machines
 from thinwire.links import LinkShape, Peer, ZmqLink
-from thinwire.types import AuthError, InputError, LinkError
+from thinwire.types import AuthError, InputError, LinkError, PayloadError
 
 LONG = 60.0
 TOKEN = b"a token of the tests"
@@ -116,7 +116,9 @@ def test_a_listener_serves_one_peer_after_another_and_survives_bad_ones() -> Non
             stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
         bad = _knocking(port, TOKEN)
         bad.mailbox.send(linktest.HELLO, b"not JSON")
-        assert next(line for line in lines if "failed" in line).endswith("sent something else than a peer\n")
+        assert next(line for line in lines if "failed" in line).endswith(
+            "sent something else than the greeting\n"
+        )
         bad.close()
         assert next(line for line in lines if line.startswith("listening"))
         assert dial(HERE, port, TOKEN, seconds=0.5).out.rate > 0
@@ -316,3 +318,58 @@ def test_advice_is_given_where_there_is_a_reason() -> None:
     assert wmem.startswith("a: tcp_wmem allows 4.19 MB") and "20000000" in wmem
     assert "5.0% of the bytes were sent again" in lossy and "under load" in bloated
     assert advice(_test(Way(1e6, 1000, 1.0))) == []  # nothing is known without TCP_INFO
+
+
+DEEP = b"[" * 100_000
+HELLO = b'{"name": "odd", "settings": {}}'
+
+
+def test_no_message_ends_the_listener() -> None:
+    deep_name = b'{"name": %s%s, "settings": {}}' % (b"[" * 900, b"]" * 900)
+    odd: list[tuple[bytes, ...]] = [(DEEP,), (b"\xff",), (b"[]",), (b'{"name": 1}',), (deep_name, DEEP)]
+    odd += [(HELLO, task) for task in (DEEP, b"0", b"{}", b'{"send": NaN}', b'{"receive": -1}')]
+    odd += [(HELLO, b'{"receive": %s}' % many) for many in (b"1" + b"0" * 400, b"1e999", b"9" * 5000)]
+    odd += [(HELLO, b'{"receive": 1e12}', said) for said in (DEEP, b"{}")]
+    with _listening_process() as (port, lines, process):
+        for hello, *rest in odd:
+            peer = _knocking(port, TOKEN)
+            said = zip((linktest.DO, linktest.SENT), rest, strict=False)
+            for tag, body in ((linktest.HELLO, hello), *said):
+                peer.mailbox.send(tag, body)
+            assert next((line for line in lines if "failed" in line), ""), (hello[:60], rest)
+            peer.close()
+            assert next(line for line in lines if line.startswith("listening"))
+        assert process.poll() is None
+
+
+def test_no_peer_holds_the_listener_for_as_long_as_it_likes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert linktest._task({"receive": 1e9}) == ("receive", linktest.DEADLINE)
+    assert linktest._task({"send": 1e9}) == ("send", linktest.DEADLINE)
+    monkeypatch.setattr(linktest, "DEADLINE", 3.0)
+    with _listening() as (port, _, served):
+        silent = _knocking(port, TOKEN)
+        with pytest.raises(LinkError, match=r"^waited 3 s for the greeting from the measuring peer"):
+            served.result(LONG)
+        silent.close()
+
+
+@pytest.mark.parametrize("got", [(1e15, 5e-324), (10**400, 1), (1, 10**400), (0.5, 1), (1, True), (None, 1)])
+def test_a_count_that_cannot_be_is_refused(got: tuple[object, object]) -> None:
+    with pytest.raises(PayloadError):
+        linktest._way(dict(zip(("bytes", "seconds"), got, strict=True)), {})
+
+
+@pytest.mark.parametrize("seconds", [1e15, 1.0, 1e-14])
+def test_any_count_that_is_taken_can_be_told(seconds: float) -> None:
+    way = linktest._way({"bytes": 1, "seconds": seconds}, {"congestion": "bbr\x1b[2J" + "r" * 1000})
+    assert way.congestion is not None and way.congestion.isprintable() and len(way.congestion) < 65
+    assert tomllib.loads(_test(way).fragment())["link"]
+
+
+def test_a_message_too_large_for_a_measurement_is_not_kept() -> None:
+    with _listening() as (port, _, served):
+        peer = _knocking(port, TOKEN)
+        peer.mailbox.send(linktest.HELLO, bytes(linktest.MAX_MESSAGE + 1))
+        with pytest.raises(LinkError, match="larger than the limit of 1048576 bytes"):
+            served.result(LONG)
+        peer.close()

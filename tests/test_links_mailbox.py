@@ -125,3 +125,51 @@ def test_a_handler_that_raises_fails_the_mailbox(boxes: tuple[Mailbox, Mailbox])
     a.send(b"c", b"this")
     with pytest.raises(LinkError, match=r"handler of b'c' .*rank 0.*cannot read b'this'"):
         b.get(b"x", LONG, "x")
+
+
+def _filed(a: Mailbox, b: Mailbox, *messages: tuple[bytes, bytes]) -> None:
+    for tag, body in (*messages, (b"sync", b"")):
+        a.send(tag, body)
+    b.get(b"sync", LONG, "sync")
+
+
+def test_a_handler_that_raises_at_what_came_before_fails_the_mailbox_too(
+    boxes: tuple[Mailbox, Mailbox],
+) -> None:
+    a, b = boxes
+    seen: list[bytes] = []
+
+    def broken(tag: bytes, body: bytes) -> None:
+        seen.append(body)
+        raise KeyError(body)
+
+    _filed(a, b, (b"c", b"1"), (b"c", b"2"))
+    b.on(b"c", broken)
+    with pytest.raises(LinkError, match=r"handler of b'c' from rank 0 failed: b'1'"):
+        b.get(b"x", LONG, "x")
+    a.send(b"c", b"3")
+    b.close()
+    assert seen == [b"1"]  # as on the reader thread, which ends at the first
+
+
+def test_what_comes_while_earlier_messages_are_handled_waits_for_its_turn(
+    boxes: tuple[Mailbox, Mailbox],
+) -> None:
+    a, b = boxes
+    seen: list[bytes] = []
+    done = threading.Event()
+
+    def slow(tag: bytes, body: bytes) -> None:
+        seen.append(body)
+        if body == b"1":
+            a.send(b"c", b"3")
+            threads, errors = _waiters(b, 1)  # others get what is theirs meanwhile
+            threads[0].join(LONG / 2)
+            assert not threads[0].is_alive() and not errors
+        if body == b"3":
+            done.set()
+
+    _filed(a, b, (b"c", b"1"), (b"c", b"2"), (b"0", b"filed"))
+    b.on(b"c", slow)
+    assert done.wait(LONG)
+    assert seen == [b"1", b"2", b"3"]

@@ -74,6 +74,21 @@ def test_shape_and_token_apply() -> None:
     _close(ranks)
 
 
+def test_what_moves_is_slow_and_not_late() -> None:
+    ranks = _mesh(2, shape=LinkShape(rate=400e3))  # 800 kB take two seconds
+    a, b = ranks[0][1], ranks[1][0]
+    with ThreadPoolExecutor(2) as pool:
+        a.mailbox.send(b"large", bytes(800_000), "control")
+        waits = pool.submit(b.get, b"large", 0.5, "a large message"), pool.submit(a.get, b"answer", 0.5, "")
+        assert len(waits[0].result(LONG)) == 800_000
+        b.mailbox.send(b"answer", b"yes")
+        assert waits[1].result(LONG) == b"yes"  # its own message was all that moved for two seconds
+    for peer in (a, b):
+        with pytest.raises(LinkError, match=r"waited 1\.5 s for nothing from rank \d"):
+            peer.get(b"never", 1.5, "nothing")  # heartbeats each second are no move
+    _close(ranks)
+
+
 def test_a_wrong_token_is_an_auth_error_on_both_sides_and_leaves_nothing() -> None:
     before, store = threading.active_count(), dist.HashStore()
     with ThreadPoolExecutor(2) as pool:
@@ -110,7 +125,7 @@ def test_bad_arguments() -> None:
     with pytest.raises(InputError, match="THINWIRE_TOKEN"):
         connect_mesh(0, 2, dist.HashStore(), host="192.0.2.1")
     with pytest.raises(InputError, match=r"cannot reach 0\.0\.0\.0"):
-        connect_mesh(0, 2, dist.HashStore(), host="0.0.0.0", token=b"t")
+        connect_mesh(0, 2, dist.HashStore(), host="0.0.0.0", token=b"a shared secret")
     assert connect_mesh(0, 1, dist.HashStore()) == {}
 
 

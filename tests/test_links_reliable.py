@@ -305,3 +305,31 @@ def test_no_thread_is_left() -> None:
         a.send(b"x")
         b.recv().result(LONG)
     assert threading.active_count() == before
+
+
+class Breaking(Faulty):
+    """Take no more messages once it is ``broken``, while others still come."""
+
+    broken = False
+
+    def send(self, data: Data, label: str = "control") -> Future[None]:
+        if self.broken:
+            raise RuntimeError("out of order")
+        return super().send(data, label)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("shape", [LinkShape(), LinkShape(delay=0.001)], ids=["direct", "shaped"])
+def test_whoever_waits_is_told_at_once_that_a_link_below_broke(shape: LinkShape) -> None:
+    x, y = loopback_pair()
+    below = Breaking(x, "drop", 0.0)
+    a = Reliable(Shaped(below, shape), deadline=LONG, heartbeat=0.05)
+    b = Reliable(y, deadline=LONG, heartbeat=0.05)
+    with closing(a, b):
+        a.wait_alive(LONG)
+        waiting = a.recv()
+        below.broken = True
+        with pytest.raises(LinkError, match=r"link to rank 1 failed: RuntimeError: out of order"):
+            waiting.result(LONG / 3)  # well before the deadline
+        with pytest.raises(LinkError, match="out of order"):
+            a.send(b"late").result(LONG / 3)

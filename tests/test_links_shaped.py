@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thinwire.links import LinkShape, Metered, Shaped, loopback_pair
+from thinwire.links import LinkShape, Metered, Shaped, ZmqLink, loopback_pair
 from thinwire.links.shape import SEGMENT, Timetable
 from thinwire.types import InputError, LinkError
 
@@ -49,7 +49,7 @@ def test_parse(text: str, shape: LinkShape) -> None:
         ("10mbit,20mbit", "second rate"),
         ("10mbit,,30ms", "''"),
         ("10mbit,jitter=3mbit", "'jitter=3mbit'"),
-        ("loss=100%", "loss of 1"),
+        ("loss=100%", "loss of 100% is not"),
         ("loss=3ms", "'loss=3ms'"),
         ("speed=3ms", "'speed=3ms'"),
         ("none,3ms", "'none'"),
@@ -193,4 +193,18 @@ def test_no_shape_passes_through_without_a_thread() -> None:
         shaped.send(b"x")
     assert b.recv().result(0) == b"x"
     assert threading.active_count() == before
+    shaped.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_message_that_the_link_below_refuses_fails_all_that_wait() -> None:
+    below = ZmqLink.bind(b"n", peer="rank 1", connect_timeout=LONG, max_message=100)
+    shaped = Shaped(below, LinkShape(delay=0.1))
+    waiting = [shaped.send(bytes(size)) for size in (200, 1, 1)]
+    why = r"^the shaped link to rank 1 \(.*\) failed: InputError: a message of 200 bytes"
+    for sent in waiting:
+        with pytest.raises(LinkError, match=why):
+            sent.result(LONG)
+    with pytest.raises(LinkError, match=why):
+        shaped.send(b"late").result(LONG)
     shaped.close()

@@ -83,8 +83,11 @@ def test_off_loopback_needs_a_token(host: str) -> None:
 
 
 def test_off_loopback_with_a_token_works() -> None:
-    a = ZmqLink.bind(b"n", "0.0.0.0", token=b"t", connect_timeout=LONG)
-    b = ZmqLink.connect(b"n", "127.0.0.1", a.port, token=b"t", connect_timeout=LONG)
+    token = b"8 or so!"
+    with pytest.raises(InputError, match="a token of 7 bytes can be guessed; take 8 or more"):
+        ZmqLink.bind(b"n", "0.0.0.0", token=token[1:])
+    a = ZmqLink.bind(b"n", "0.0.0.0", token=token, connect_timeout=LONG)
+    b = ZmqLink.connect(b"n", "127.0.0.1", a.port, token=token, connect_timeout=LONG)
     b.send(b"hello")
     assert a.recv().result(LONG) == b"hello"
     b.close()
@@ -204,3 +207,19 @@ def test_token_from_file_and_environment(tmp_path: Path, monkeypatch: pytest.Mon
     file.write_bytes(bytes(100_000))
     with pytest.raises(InputError, match=r"larger than"):
         read_token(file)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_link_that_fails_inside_says_why_and_not_that_this_end_closed_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pair() as (a, b):
+        b.send(b"x")
+        assert a.recv().result(LONG) == b"x"
+        monkeypatch.setattr(a._pump, "_check_connection", lambda: 1 // 0)
+        with pytest.raises(
+            LinkError, match=r"^the link to rank 1 \(127.0.0.1:\d+\) failed: ZeroDivisionError"
+        ):
+            a.recv().result(LONG)
+        with pytest.raises(LinkError, match="ZeroDivisionError"):
+            a.send(b"late").result(LONG)

@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from concurrent.futures import Future
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,9 +14,11 @@ from thinwire.boundary import Outgoing, Tally
 from thinwire.channel import Scheme
 from thinwire.codecs import Raw, Uniform
 from thinwire.disk_store import DiskStore
-from thinwire.engines.pipeline import CompressedStage
+from thinwire.engines.pipeline import VOTE, CompressedStage
+from thinwire.lab.telemetry import Telemetry
+from thinwire.links import Mailbox, loopback_pair
 from thinwire.store import TensorStore
-from thinwire.types import InputError
+from thinwire.types import InputError, PayloadError
 from toy import DIM, MICROBATCHES, RECIPES, ROWS, SEQ, VOCAB, Toy, batches, in_processes, joined
 
 STEPS = 20
@@ -338,3 +341,29 @@ def test_a_lane_that_waits_does_not_keep_the_interpreter():
         "raise SystemExit(0 if queued.cancelled() else 1)\n"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+
+
+@pytest.fixture
+def neighbour():
+    """What a neighbour says, by mailboxes: ours and its."""
+    a, b = (Mailbox(end) for end in loopback_pair())
+    yield SimpleNamespace(mailbox=b, get=b.get), a
+    a.close()
+    b.close()
+
+
+@pytest.mark.parametrize("said", [b"[" * 100_000, b"\xff", b"[[0]]", b"[[[1e99], [1], 0, 0]]"])
+def test_shapes_that_cannot_be_read_are_a_payload_error(neighbour, said):
+    ours, theirs = neighbour
+    theirs.send(VOTE.pack(b"M", b"f", 1), said)
+    stage = SimpleNamespace(stage_index=1, _deadline=60.0, _peers={0: ours}, _resolve_peer_global_rank=int)
+    with pytest.raises(PayloadError, match="stage 0 sent something else than the shapes it passes"):
+        CompressedStage._recv_meta(stage, 0)
+
+
+@pytest.mark.parametrize("said", [b"[" * 100_000, b"\xff", b""])
+def test_a_report_that_cannot_be_read_is_a_payload_error(neighbour, said):
+    ours, theirs = neighbour
+    theirs.send(b"T", said)
+    with pytest.raises(PayloadError, match="rank 0 sent something else than its report"):
+        Telemetry(SimpleNamespace(peers={0: ours}), 60.0).get(0, b"T", "its report")

@@ -48,8 +48,8 @@ class Neighbour(Protocol):
         """Return the bytes on the wire of a message of ``nbytes`` with this tag, all headers included."""
         ...
 
-    def arrived(self) -> int:
-        """Return the bytes received so far, heartbeats and the like left out."""
+    def get(self, tag: bytes, deadline: float, what: str) -> bytes:
+        """Return the next message with this tag; ``LinkError`` after ``deadline`` s without any move."""
         ...
 
 
@@ -297,8 +297,9 @@ class Incoming:
         return landed.ids
 
     def _take(self, peer: Neighbour, mb: int, spec: TensorSpec, device: torch.device) -> Landed:
+        tag = TAG.pack(self._way[0].encode(), self._stage, mb)
         for attempt in range(MAX_RESYNCS + 1):
-            data = self._fetch(peer, mb)
+            data = peer.get(tag, self._deadline, f"{NAMES[self._way]} of micro-batch {mb}")
             arrived = time.perf_counter()
             packet = wire.unpack(data, max_nbytes=max(4, spec.dtype.itemsize) * spec.numel)
             try:
@@ -307,8 +308,8 @@ class Incoming:
                 if attempt == MAX_RESYNCS:
                     raise
                 self.receiver.reset(e.keys)
-                tag = RESYNC.pack(b"R", self._way[0].encode(), self._from)
-                peer.mailbox.send(tag, struct.pack("<H", mb), "control")
+                asked = RESYNC.pack(b"R", self._way[0].encode(), self._from)
+                peer.mailbox.send(asked, struct.pack("<H", mb), "control")
                 continue
             return Landed(x_hat, [e.key for e in packet.entries], arrived)
         raise DesyncError(f"{NAMES[self._way]} of micro-batch {mb} stay out of step", ())
@@ -317,17 +318,6 @@ class Incoming:
         """Await no more packets, and free the references."""
         self._lane.shutdown(cancel_futures=True)
         self.receiver.close()
-
-    def _fetch(self, peer: Neighbour, mb: int) -> bytes:
-        tag = TAG.pack(self._way[0].encode(), self._stage, mb)
-        what = f"{NAMES[self._way]} of micro-batch {mb}"
-        while True:
-            before = peer.arrived()
-            try:
-                return peer.mailbox.get(tag, self._deadline, what)
-            except LinkError:  # what still arrives, if slowly, is not late
-                if peer.mailbox.error is not None or peer.arrived() == before:
-                    raise
 
 
 def slots(mb: int, n: int) -> list[int]:

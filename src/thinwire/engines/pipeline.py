@@ -39,7 +39,7 @@ from thinwire.boundary import (
 from thinwire.channel import Scheme
 from thinwire.memory import NoMemory
 from thinwire.store import Store, TensorStore
-from thinwire.types import InputError, PayloadError
+from thinwire.types import WRONG_VALUES, InputError, PayloadError
 
 WAYS = (FORWARD, BACKWARD)
 VOTE = struct.Struct("<ccH")  # b"V", direction, destination stage; body: whether all stages so far are static
@@ -245,7 +245,7 @@ class CompressedStage(PipelineStage):
             return bool(known.item())
         tag = VOTE.pack(b"V", way[0].encode(), self.stage_index)
         peer = self._peers[self._resolve_peer_global_rank(source)]
-        return peer.mailbox.get(tag, self._deadline, f"the start of stage {source}") == b"\1"
+        return peer.get(tag, self._deadline, f"the start of stage {source}") == b"\1"
 
     def _pass_vote(self, way: str, to: int, static: bool) -> None:
         if 0 <= to < self.num_stages and not self._is_same_rank(to):
@@ -265,13 +265,13 @@ class CompressedStage(PipelineStage):
         way = FORWARD if src_stage < self.stage_index else BACKWARD
         tag = VOTE.pack(b"M", way[0].encode(), self.stage_index)
         peer = self._peers[self._resolve_peer_global_rank(src_stage)]
-        data = peer.mailbox.get(tag, self._deadline, f"the shapes that stage {src_stage} passes")
+        data = peer.get(tag, self._deadline, f"the shapes that stage {src_stage} passes")
         try:
             metas = tuple(
                 row and _TensorMeta(torch.Size(row[0]), tuple(row[1]), wire.DTYPES[row[2]], bool(row[3]))
                 for row in json.loads(data)
             )
-        except (ValueError, TypeError, IndexError, KeyError) as e:
+        except WRONG_VALUES as e:  # a RecursionError too
             raise PayloadError(f"stage {src_stage} sent something else than the shapes it passes") from e
         return _StageForwardMeta(metas) if way == FORWARD else _StageBackwardMeta(metas)
 

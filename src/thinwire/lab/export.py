@@ -11,14 +11,17 @@ from thinwire.lab.checkpoint import (
     finish_adapters,
     finish_model,
     remove_adapters,
+    remove_model,
     save_adapters,
     save_stage,
     shard_name,
 )
+from thinwire.lab.event_log import remove_events
 from thinwire.lab.job import Job
 from thinwire.lab.setup import Autocast, World
 from thinwire.lab.split import Stage
 from thinwire.lab.telemetry import Telemetry
+from thinwire.replacing import replacing
 
 PIECE = 1 << 22  # bytes of a shard in one message
 MARK = ".writing"
@@ -43,6 +46,13 @@ def export_model(job: Job, world: World, stages: list[CompressedStage], telemetr
             remove_adapters(out / "adapter")
 
 
+def remove_results(out: Path) -> None:
+    """Remove what an earlier run in this folder left beside its record: model, adapters, event files."""
+    remove_model(out / "model")
+    remove_adapters(out / "adapter")
+    remove_events(out)
+
+
 def _gather(
     folder: Path,
     save: Callable[[Stage, Path, int, int], Path],
@@ -57,7 +67,7 @@ def _gather(
     """
     folder.mkdir(parents=True, exist_ok=True)
     if world.rank == 0:
-        _remove_shards(folder)
+        remove_model(folder)
     shared = _sharing(folder, world, telemetry)
     n = job.config.stages
     for stage in stages:
@@ -68,12 +78,6 @@ def _gather(
         if not shared[owner]:
             _send_shard(folder / shard_name(index, n), owner, world, telemetry, job.config.deadline)
     return folder
-
-
-def _remove_shards(folder: Path) -> None:
-    """Remove the parts of an earlier model, which may have been cut into more of them."""
-    for old in folder.glob("model-*-of-*.safetensors"):
-        old.unlink()
 
 
 def _module(stage: CompressedStage) -> Stage:
@@ -111,10 +115,8 @@ def _send_shard(file: Path, owner: int, world: World, telemetry: Telemetry, dead
                 mailbox.send(b"P", piece, "control").result()
     elif world.rank == 0:
         left = int(telemetry.get(owner, b"Q", "the size of its part of the model"))
-        temporary = file.with_suffix(".part")
-        with temporary.open("wb") as f:
+        with replacing(file) as temporary, temporary.open("wb") as f:
             while left > 0:
-                piece = world.peers[owner].mailbox.get(b"P", deadline, "a part of the model")
+                piece = world.peers[owner].get(b"P", deadline, "a part of the model")
                 f.write(piece)
                 left -= len(piece)
-        temporary.replace(file)

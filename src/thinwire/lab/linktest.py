@@ -10,6 +10,7 @@ import itertools
 import json
 import math
 import os
+import reprlib
 import socket
 import statistics
 from collections import deque
@@ -17,7 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 from thinwire.lab.network import check_listener, restarts, tcp_settings
 from thinwire.links.inbox import within
@@ -27,7 +28,7 @@ from thinwire.links.reliable import MAX_SEGMENT
 from thinwire.links.security import check_host
 from thinwire.links.shape import LinkShape
 from thinwire.links.zmq_link import ZmqLink
-from thinwire.types import AuthError, LinkError, PayloadError, require
+from thinwire.types import WRONG_VALUES, AuthError, LinkError, PayloadError, require
 
 PORT = 7100
 NAME = b"thinwire doctor"
@@ -40,7 +41,11 @@ SETTLE = 1 / 3  # share of a transfer that is left out: TCP finds its rate meanw
 PIECES = 1 << 11, 1 << 16  # bytes of a message, least and most
 AHEAD = 0.3  # seconds of line time, and two round trips, that are kept under way
 MAX_NAME = 64  # characters
+MAX_NUMBER = 1e15  # bytes or seconds; more than that was not measured
+MAX_MESSAGE = 1 << 20  # bytes; a piece of a transfer, or a train of a probe, has 2^18 at most
 HELLO, DO, ECHO, LOAD, SENT, GOT = b"hello", b"do", b"echo", b"load", b"sent", b"got"
+T = TypeVar("T")
+Fields = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -110,7 +115,7 @@ class _Sink:
     def _take(self, tag: bytes, body: bytes) -> None:
         self._arrivals.append((monotonic(), self._peer.wire_bytes(tag, len(body))))
 
-    def counted(self) -> dict[str, Any]:
+    def counted(self) -> Fields:
         """Return bytes and seconds of the settled part."""
         require(len(self._arrivals) > 2, LinkError, f"nothing came from {self._peer.name} in a transfer")
         first, last = self._arrivals[0][0], self._arrivals[-1][0]
@@ -136,7 +141,7 @@ def dial(
     check_listener(host, port, token is not None)
     options: dict[str, Any] = {"connect_timeout": DEADLINE, "max_message": MAX_SEGMENT, "token": token}
     link = ZmqLink.connect(NAME, host, port, peer="the listener", **options)
-    peer = stack(0, link, shape or LinkShape(), 0, DEADLINE, DEADLINE)
+    peer = stack(0, link, shape or LinkShape(), 0, DEADLINE, DEADLINE, MAX_MESSAGE)
     try:
         return _measure(peer, seconds)
     finally:
@@ -148,16 +153,17 @@ def _measure(peer: Peer, seconds: float) -> LinkTest:
     sink = _Sink(peer)
     _wait_alive(peer)
     box.send(HELLO, _pack(vars(here)))
-    there = _machine(_answer(peer, HELLO, "the greeting"))
+    there = _answer(peer, HELLO, "the greeting", _machine)
     trips = _round_trips(peer)
     _await(peer.probe(), peer)
     box.send(DO, _pack({"receive": seconds}))
     sent = _load(peer, seconds)
-    out = _way(_answer(peer, GOT, "the count of a transfer"), sent)
+    out = _answer(peer, GOT, "the count of a transfer", lambda got: _way(got, sent))
     sink.start()
     box.send(DO, _pack({"send": seconds}))
-    back_sent = _answer(peer, SENT, "the transfer", DEADLINE + seconds)
-    back = _way(sink.counted(), back_sent)
+    back = _answer(
+        peer, SENT, "the transfer", lambda theirs: _way(sink.counted(), theirs), DEADLINE + seconds
+    )
     _await(box.send(DO, _pack({"end": 0})), peer)
     jitter = statistics.median(abs(a - b) for a, b in itertools.pairwise(trips))
     return LinkTest(here, there, min(trips), statistics.median(trips), jitter, out, back)
@@ -192,7 +198,7 @@ def listen(
         options: dict[str, Any] = {"connect_timeout": math.inf, "max_message": MAX_SEGMENT, "token": token}
         link = ZmqLink.bind(NAME, host, port, peer="the measuring peer", handover=False, **options)
         port = link.port
-        peer = stack(0, link, shape or LinkShape(), 0, DEADLINE, math.inf)
+        peer = stack(0, link, shape or LinkShape(), 0, DEADLINE, math.inf, MAX_MESSAGE)
         tell(f"listening at {host}:{port}")
         try:
             tell(f"measured with {_serve(peer, tell)}")
@@ -210,21 +216,27 @@ def _serve(peer: Peer, tell: Callable[[str], None]) -> str:
     """Do what one dialling peer asks until it ends; return its name."""
     box, sink = peer.mailbox, _Sink(peer)
     box.on(ECHO, lambda tag, body: _reply(peer, body))
-    there = _machine(_answer(peer, HELLO, "a peer", PATIENCE))
+    peer.reliable.wait_alive(PATIENCE)
+    there = _answer(peer, HELLO, "the greeting", _machine, DEADLINE)
     tell(f"measuring with {there.name}")
     box.send(HELLO, _pack(vars(Machine(socket.gethostname(), tcp_settings()))))
     while True:
         sink.start()  # before the task is read: what it announces may already be here
-        asked = _answer(peer, DO, "the next task")
-        if "end" in asked:
+        task, seconds = _answer(peer, DO, "the next task", _task)
+        if task == "end":
             return there.name
-        seconds = _number(asked, "send" if "send" in asked else "receive")
-        if "send" in asked:
+        if task == "send":
             _await(peer.probe(), peer)
             _load(peer, seconds)
         else:
-            _answer(peer, SENT, "the transfer", DEADLINE + seconds)
+            _answer(peer, SENT, "the transfer", dict, DEADLINE + seconds)
             box.send(GOT, _pack(sink.counted()))
+
+
+def _task(asked: Fields) -> tuple[str, float]:
+    """Return what is asked for, and for how many seconds: no peer may hold the listener for long."""
+    name = next((n for n in ("end", "send") if n in asked), "receive")
+    return name, min(_number(asked, name), DEADLINE)
 
 
 def _reply(peer: Peer, body: bytes) -> None:
@@ -242,7 +254,7 @@ def _round_trips(peer: Peer) -> list[float]:
     return trips
 
 
-def _load(peer: Peer, seconds: float) -> dict[str, Any]:
+def _load(peer: Peer, seconds: float) -> Fields:
     """Keep the line busy for ``seconds``; send the peer, and return, what the kernel says of it."""
     before = peer.kernel.read()
     noise = os.urandom(PIECES[1])
@@ -267,7 +279,7 @@ def _await(sent: Future[Any], peer: Peer) -> None:
     within(sent, DEADLINE, "the acknowledgement of a transfer", peer.name)
 
 
-def _sent(before: KernelTotals | None, after: KernelTotals | None) -> dict[str, Any]:
+def _sent(before: KernelTotals | None, after: KernelTotals | None) -> Fields:
     if before is None or after is None:
         return {}
     moved = after - before
@@ -275,38 +287,44 @@ def _sent(before: KernelTotals | None, after: KernelTotals | None) -> dict[str, 
     return {"retransmitted": again, "congestion": after.congestion, "loaded_rtt": after.rtt}
 
 
-def _way(got: dict[str, Any], sent: dict[str, Any]) -> Way:
+def _way(got: Fields, sent: Fields) -> Way:
     nbytes, seconds = int(_number(got, "bytes")), _number(got, "seconds")
     require(seconds > 0 and nbytes > 0, PayloadError, "the count of a transfer is empty")
+    require(nbytes / seconds < MAX_NUMBER, PayloadError, "the count of a transfer cannot be")
     numbers = {
         n: _number(sent, n) if sent.get(n) is not None else None for n in ("retransmitted", "loaded_rtt")
     }
     control = sent.get("congestion")
-    return Way(nbytes / seconds, nbytes, seconds, congestion=str(control) if control else None, **numbers)
+    return Way(nbytes / seconds, nbytes, seconds, congestion=_text(control) if control else None, **numbers)
 
 
-def _pack(value: dict[str, Any]) -> bytes:
+def _pack(value: Fields) -> bytes:
     return json.dumps(value).encode()
 
 
-def _answer(peer: Peer, tag: bytes, what: str, timeout: float = DEADLINE) -> dict[str, Any]:
+def _answer(peer: Peer, tag: bytes, what: str, read: Callable[[Fields], T], timeout: float = DEADLINE) -> T:
+    """Return what ``read`` makes of the peer's next message; ``PayloadError`` where that cannot be read."""
+    data = peer.mailbox.get(tag, timeout, what)
     try:
-        value = json.loads(peer.mailbox.get(tag, timeout, what))
-    except ValueError as e:
+        value = json.loads(data)
+        require(isinstance(value, dict), ValueError, "no object")
+        return read(value)
+    except WRONG_VALUES as e:  # a RecursionError too
         raise PayloadError(f"{peer.name} sent something else than {what}") from e
-    require(isinstance(value, dict), PayloadError, f"{peer.name} sent something else than {what}")
-    return dict(value)
 
 
-def _machine(value: dict[str, Any]) -> Machine:
+def _machine(value: Fields) -> Machine:
     settings = value.get("settings")
     require(isinstance(settings, dict), PayloadError, "the peer's greeting cannot be read")
-    name = "".join(c for c in str(value.get("name"))[:MAX_NAME] if c.isprintable())
-    return Machine(name, {str(k): str(v) for k, v in dict(settings or {}).items()})
+    return Machine(_text(value.get("name")), {str(k): str(v) for k, v in dict(settings or {}).items()})
 
 
-def _number(value: dict[str, Any], name: str) -> float:
+def _text(value: Any) -> str:
+    return "".join(c for c in str(value)[:MAX_NAME] if c.isprintable())
+
+
+def _number(value: Fields, name: str) -> float:
     found = value.get(name)
-    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found) or found < 0:
-        raise PayloadError(f"the peer gave {found!r} for {name!r}")
+    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found <= MAX_NUMBER:
+        raise PayloadError(f"the peer gave {reprlib.repr(found)} for {name!r}")
     return float(found)

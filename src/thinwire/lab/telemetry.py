@@ -51,10 +51,10 @@ class Telemetry:
         self.world.peers[rank].mailbox.send(tag, json.dumps(value).encode(), "control")
 
     def get(self, rank: int, tag: bytes, what: str) -> Any:
-        data = self.world.peers[rank].mailbox.get(tag, self._deadline, what)
+        data = self.world.peers[rank].get(tag, self._deadline, what)
         try:
             return json.loads(data)
-        except ValueError as e:
+        except (ValueError, RecursionError) as e:
             raise PayloadError(f"rank {rank} sent something else than {what}") from e
 
     def gather(self, tag: bytes, value: Any, what: str) -> list[Any] | None:

@@ -28,6 +28,7 @@ class Mailbox:
         self._filed: defaultdict[bytes, deque[bytes]] = defaultdict(deque)
         self._handlers: dict[bytes, Handler] = {FILLER: lambda tag, body: None}
         self._changed = threading.Condition()
+        self._handling = threading.RLock()  # held while a message is filed or handled: they keep their order
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name=f"mailbox of {self.peer}", daemon=True)
         self._thread.start()
@@ -62,14 +63,18 @@ class Mailbox:
     def on(self, prefix: bytes, handler: Handler) -> None:
         """Call ``handler(tag, body)`` on the reader thread for tags with this prefix, the longest that fits.
 
-        Messages that came before are handled at once. A handler that raises fails the mailbox.
+        Messages that came before are handled first, on the caller's thread, before this returns. A handler
+        that raises fails the mailbox, on either thread.
         """
-        with self._changed:
-            waiting = [(t, self._filed.pop(t)) for t in list(self._filed) if t.startswith(prefix)]
-            for tag, bodies in waiting:
-                for body in bodies:
-                    handler(tag, body)
-            self._handlers[prefix] = handler
+        with self._handling:  # what comes meanwhile waits for its turn
+            with self._changed:
+                waiting = [(t, self._filed.pop(t)) for t in list(self._filed) if t.startswith(prefix)]
+                self._handlers[prefix] = handler
+            try:
+                for tag, body in ((t, body) for t, bodies in waiting for body in bodies):
+                    self._handle(handler, tag, body)
+            except LinkError as e:
+                self._fail(e)
 
     def close(self, timeout: float = 5.0) -> None:
         """Flush and close the link; waiters get a ``LinkError``. Safe to call twice."""
@@ -88,7 +93,10 @@ class Mailbox:
     def _run(self) -> None:
         try:
             while self._error is None:
-                self._file(self._link.recv().result())
+                message = self._link.recv().result()
+                with self._handling:
+                    if self._error is None:  # by ``on``, meanwhile
+                        self._file(message)
         except Exception as e:  # any: a reader that dies in silence leaves its waiters to their deadlines
             self._fail(e)
 

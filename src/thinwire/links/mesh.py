@@ -25,7 +25,7 @@ from thinwire.links.kernel import KernelCounts
 from thinwire.links.mailbox import Mailbox
 from thinwire.links.metered import Metered, wire_bytes
 from thinwire.links.relayed import RelayedLink, check_relay, relayed_link
-from thinwire.links.reliable import MAX_SEGMENT, PIECE, Reliable
+from thinwire.links.reliable import LIMIT, MAX_SEGMENT, PIECE, Reliable
 from thinwire.links.security import check_host
 from thinwire.links.segment import HEADER, label_of
 from thinwire.links.shape import LinkShape
@@ -74,9 +74,18 @@ class Peer:
         pieces = [PIECE] * whole + ([rest] if rest or not whole else [])
         return sum(wire_bytes(HEADER + n, self.meter.secure) for n in pieces)
 
-    def arrived(self) -> int:
-        """Return the bytes received so far, heartbeats and acknowledgements left out."""
-        return sum(t.nbytes for label, t in self.meter.received.items() if label != "control")
+    def get(self, tag: bytes, deadline: float, what: str) -> bytes:
+        """Return the next message with this tag; ``LinkError`` after ``deadline`` seconds without any move.
+
+        A message that still arrives, or waits behind what this end still sends, is slow and not late.
+        """
+        while True:
+            before = self.reliable.moved
+            try:
+                return self.mailbox.get(tag, deadline, what)
+            except LinkError:
+                if self.mailbox.error is not None or self.reliable.moved == before:
+                    raise
 
     def probe(self, nbytes: int = probes.NBYTES, seconds: float = probes.SECONDS) -> Future[LinkEstimate]:
         """Measure the idle link to this peer with at most ``nbytes`` and about ``seconds`` of line time."""
@@ -202,11 +211,23 @@ def _direct(
         yield other, ZmqLink.connect(name.encode(), address, number, peer=f"rank {other}", **options)
 
 
-def stack(rank: int, link: AnyLink, shape: LinkShape, seed: int, deadline: float, first: float) -> Peer:
-    """Put the stack of links on ``link``; ``first``: seconds that the peer's first sign of life may take."""
+def stack(
+    rank: int,
+    link: AnyLink,
+    shape: LinkShape,
+    seed: int,
+    deadline: float,
+    first: float,
+    max_message: int = LIMIT,
+) -> Peer:
+    """Put the stack of links on ``link``; ``first``: seconds that the peer's first sign of life may take.
+
+    ``max_message``: bytes of the largest message that is read. Between ranks it is what a sender may have on
+    its way: one of activations is as large as the model, the batch and the sequence make it.
+    """
     meter = Metered(link, label_of)
     shaped = Shaped(meter, shape, seed)
-    reliable = Reliable(shaped, deadline, first_deadline=first + GRACE)
+    reliable = Reliable(shaped, deadline, first_deadline=first + GRACE, max_message=max_message)
     kernel = link.kernel_counts() if isinstance(link, RelayedLink) else KernelCounts(link.port, link.binds)
     return Peer(rank, Mailbox(reliable), reliable, shaped, meter, kernel)
 

@@ -11,6 +11,7 @@ from thinwire.links.address import Route
 from thinwire.links.base import Data, LinkEstimate
 from thinwire.links.handshake import Request, Role, access_key, is_pass, pair_name
 from thinwire.links.kernel import KernelCounts
+from thinwire.links.security import require_long
 from thinwire.links.tcp_info import TcpInfo
 from thinwire.links.tunnel import LOOPBACK, Tunnel
 from thinwire.links.zmq_link import ZmqLink
@@ -75,6 +76,7 @@ def check_relay(token: bytes | None) -> bytes:
         InputError,
         "this is the pass of a relay, not the token it was made of; give each rank the token",
     )
+    require_long(token)
     return token
 
 

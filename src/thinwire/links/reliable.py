@@ -65,6 +65,7 @@ class Reliable:
         self._lock = threading.RLock()
         self._settled = threading.Condition(self._lock)  # all acknowledged, or the link failed
         self._error: LinkError | None = None
+        self._unsent: BaseException | None = None  # why the link below sends no more
         self._closing = False
         self._stopped = False
         now = monotonic()
@@ -129,6 +130,11 @@ class Reliable:
         """Whether the peer has acknowledged everything."""
         return not self._out
 
+    @property
+    def moved(self) -> tuple[int, int]:
+        """Segments that arrived and that were acknowledged, in order, heartbeats left out."""
+        return self._in.got, self._out.acknowledged
+
     def expect_restarts(self, restarts: bool) -> None:
         """Say whether the TCP below shuts its window in pauses: what that costs is not the line's."""
         with self._lock:
@@ -177,7 +183,12 @@ class Reliable:
             arrived=ticks(self._arrived_at),
         )
         self._ack_at = None  # it rides on this one
-        self._link.send(data, label)
+        self._link.send(data, label).add_done_callback(self._handed_over)
+
+    def _handed_over(self, sent: Future[None]) -> None:
+        if not sent.cancelled() and (error := sent.exception()) is not None:
+            self._unsent = error
+            self._wake.set()
 
     def _control(self, kind: Kind, body: bytes = b"") -> None:
         self._emit(kind, "control", body, self._out.top)
@@ -202,11 +213,15 @@ class Reliable:
                 self._wake.wait(self._pause())
                 self._wake.clear()
                 self._receive()
+                self._check_sends()
                 self._keep_time()
         except LinkError as e:
             self._fail(e)
         except (PayloadError, struct.error) as e:
             self._fail(LinkError(f"{self.peer} broke the protocol: {e}"))
+        except Exception as e:  # told to whoever waits, who would else do so until a deadline
+            self._fail(LinkError(f"the reliable link to {self.peer} failed: {type(e).__name__}: {e}"))
+            raise
 
     def _pause(self) -> float:
         with self._lock:
@@ -217,11 +232,7 @@ class Reliable:
         while self._next.done() and not self._stopped:
             error = self._next.exception()
             if error is not None:
-                raise (
-                    error
-                    if isinstance(error, LinkError)
-                    else LinkError(f"the link to {self.peer} failed: {error}")
-                )
+                raise self._lost(error)
             data = self._next.result()
             self._next = self._listen()
             try:
@@ -230,6 +241,16 @@ class Reliable:
                 self._damage()
                 continue
             self._take(segment)
+
+    def _check_sends(self) -> None:
+        """Fail with the way out, though the way in may work: after what came in, which may know better."""
+        if self._unsent is not None and not self._stopped:
+            raise self._lost(self._unsent)
+
+    def _lost(self, error: BaseException) -> LinkError:
+        if isinstance(error, LinkError):
+            return error
+        return LinkError(f"the link to {self.peer} failed: {error}")
 
     def _damage(self) -> None:
         with self._lock:

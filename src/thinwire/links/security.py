@@ -20,6 +20,7 @@ from thinwire.types import InputError, require
 REMEDY = "set THINWIRE_TOKEN or give --token-file"
 BINDER, CONNECTOR = b"thinwire link 1 binder", b"thinwire link 1 connector"
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
+MIN_TOKEN = 8  # bytes, where others can try
 MAX_TOKEN = 65536  # bytes; whoever names a model file here by mistake should hear of it
 
 
@@ -72,10 +73,22 @@ def check_host(host: str, token: bytes | None) -> None:
         raise InputError(
             f"a link at {host} leaves this machine and needs a shared token: {REMEDY} on each rank"
         )
+    if token is not None and not is_loopback(host):
+        require_long(token)
     require(
         token is None or zmq.has("curve"),
         InputError,
         "this pyzmq has no CURVE encryption; install the pyzmq wheel",
+    )
+
+
+def require_long(token: bytes) -> None:
+    """Raise ``InputError`` for a token that somebody who may try could guess."""
+    require(
+        len(token) >= MIN_TOKEN,
+        InputError,
+        f"a token of {len(token)} bytes can be guessed; take {MIN_TOKEN} or more for links that leave this "
+        "machine, as python -c 'import secrets; print(secrets.token_urlsafe(32))' makes them",
     )
 
 

@@ -50,7 +50,7 @@ class LinkShape:
                 InputError,
                 f"a link {name} of {value} s is not zero or more; {EXAMPLE}",
             )
-        require(0 <= self.loss < 1, InputError, f"a link loss of {self.loss:.4g} is not in [0, 1); {EXAMPLE}")
+        require(0 <= self.loss < 1, InputError, f"{wrong_loss(self.loss)}; {EXAMPLE}")
 
     @property
     def is_none(self) -> bool:
@@ -86,7 +86,7 @@ def read_parts(text: str, kinds: dict[str, str], example: str = EXAMPLE) -> dict
     {'rate': 250.0, 'up': 125000.0}
     """
     found: dict[str, float] = {}
-    for part in text.lower().split(","):
+    for part in text.split(","):
         key, value = _part(part.strip(), text, kinds, example)
         require(
             key not in found,
@@ -98,7 +98,7 @@ def read_parts(text: str, kinds: dict[str, str], example: str = EXAMPLE) -> dict
 
 
 def _part(part: str, text: str, kinds: dict[str, str], example: str) -> tuple[str, float]:
-    key, equals, rest = part.partition("=")
+    key, equals, rest = part.lower().partition("=")
     m = _NUMBER.fullmatch(rest.strip() if equals else key)
     if m is not None:
         number, unit = Decimal(m[1]), m[2]
@@ -123,6 +123,11 @@ def _value(kind: str, number: Decimal, unit: str) -> float | None:
     if kind == "share" and unit in ("%", ""):
         return float(number / 100 if unit else number)
     return None
+
+
+def wrong_loss(share: float) -> str:
+    """Say what is wrong with a loss that is no share below 1."""
+    return f"a link loss of {100 * share:.4g}% is not from 0% to below 100%"
 
 
 def digits(x: float) -> str:

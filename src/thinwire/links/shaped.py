@@ -12,7 +12,7 @@ from functools import partial
 from time import monotonic
 
 from thinwire.links.base import Data, Link, LinkEstimate
-from thinwire.links.inbox import failed, pending
+from thinwire.links.inbox import failed, pending, renewed
 from thinwire.links.metered import redial, wire_bytes
 from thinwire.links.shape import LinkShape, Timetable
 from thinwire.types import LinkError
@@ -56,7 +56,7 @@ class Shaped:
         self._queue: deque[_Waiting] = deque()
         self._changed = threading.Condition()
         self._lifts = 0
-        self._sending = False  # a message has left the queue and is being handed over
+        self._sending: _Waiting | None = None  # it has left the queue and is being handed over
         self._closed: LinkError | None = None
         self._messages, self._late, self._worst = 0, 0.0, 0.0
         self._thread: threading.Thread | None = None
@@ -126,12 +126,25 @@ class Shaped:
         self._link.close(max(0.0, end - monotonic()))
 
     def _run(self) -> None:
-        while (waiting := self._next()) is not None:
-            sent = self._link.send(waiting.data, waiting.label)
-            sent.add_done_callback(partial(_pass_on, waiting.done))
-            with self._changed:
-                self._sending = False
-                self._changed.notify_all()
+        try:
+            while (waiting := self._next()) is not None:
+                sent = self._link.send(waiting.data, waiting.label)
+                sent.add_done_callback(partial(_pass_on, waiting.done))
+                with self._changed:
+                    self._sending = None
+                    self._changed.notify_all()
+        except Exception as e:  # told to whoever sends, who would else wait for ever
+            self._fail(LinkError(f"the shaped link to {self.peer} failed: {type(e).__name__}: {e}"))
+            raise
+
+    def _fail(self, error: LinkError) -> None:
+        with self._changed:
+            self._closed = self._closed or error
+            lost = [*([self._sending] if self._sending else []), *self._queue]
+            self._sending, self._queue = None, deque()
+            self._changed.notify_all()
+        for waiting in lost:
+            waiting.done.set_exception(renewed(self._closed))
 
     def _next(self) -> _Waiting | None:
         with self._changed:
@@ -142,8 +155,8 @@ class Shaped:
                 late = self._clock() - self._queue[0].due
                 if late >= 0:
                     self._note(late)
-                    self._sending = True
-                    return self._queue.popleft()
+                    self._sending = self._queue.popleft()
+                    return self._sending
                 self._changed.wait(-late)
         return None
 

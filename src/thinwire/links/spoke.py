@@ -21,6 +21,7 @@ from thinwire.links.station import (
     BYE_BYTE,
     DATA,
     DATA_BYTE,
+    DIALS,
     IDENTITY,
     LARGE,
     PING,
@@ -28,6 +29,7 @@ from thinwire.links.station import (
     REFUSED,
     SILENCE,
     STAMP,
+    WATCHED,
     Station,
     check_silence,
     station_socket,
@@ -40,10 +42,6 @@ MAX_MESSAGE = (1 << 24) + (1 << 12)  # bytes: the largest layout and what goes a
 MAX_QUEUE = 1024  # messages to the hub that wait; what is over it is refused
 
 _Event = zmq.Event
-_DIALS = (_Event.CONNECTED, _Event.CONNECT_DELAYED, _Event.CONNECT_RETRIED)
-_WATCHED = _Event.HANDSHAKE_SUCCEEDED | _Event.DISCONNECTED
-for _e in (*_DIALS, *REFUSED):
-    _WATCHED |= _e
 
 
 class Spoke(Station):
@@ -66,7 +64,7 @@ class Spoke(Station):
         self._patient_from, self._pinged = self.heard, 0.0
         self._redial_at: float | None = None  # libzmq does not dial again after every kind of failure
         self._sent, self._received = Traffic(), Traffic()
-        super().__init__(sock, _WATCHED, f"the way to {self.peer}", silence)
+        super().__init__(sock, WATCHED, f"the way to {self.peer}", silence)
         sock.connect(self._endpoint)  # after the monitor, which would miss the first handshake otherwise
         self._thread.start()
 
@@ -127,7 +125,7 @@ class Spoke(Station):
         return bool(self._outbox)
 
     def _noticed(self, kind: int, value: int) -> None:
-        if kind in _DIALS:
+        if kind in DIALS:
             self._redial_at = None if kind == _Event.CONNECTED else monotonic() + REDIAL + CONNECT
         elif kind == _Event.HANDSHAKE_SUCCEEDED:
             self.refused, self._proved, self.heard = 0, True, monotonic()

@@ -28,7 +28,11 @@ STAMP = struct.Struct("<Bd")  # a ping: the spoke's clock, which only the spoke 
 ANSWER = struct.Struct("<Bdd")  # a pong: that again, and the hub's clock
 DATA_BYTE, BYE_BYTE = bytes([DATA]), bytes([BYE])
 _Event = zmq.Event
+DIALS = (_Event.CONNECTED, _Event.CONNECT_DELAYED, _Event.CONNECT_RETRIED)
 REFUSED = (_Event.HANDSHAKE_FAILED_AUTH, _Event.HANDSHAKE_FAILED_PROTOCOL, _Event.HANDSHAKE_FAILED_NO_DETAIL)
+WATCHED = _Event.HANDSHAKE_SUCCEEDED | _Event.DISCONNECTED  # what a connecting end is told of
+for _e in (*DIALS, *REFUSED):
+    WATCHED |= _e
 
 
 class Station:

@@ -55,6 +55,11 @@ class SendWindow:
     def __len__(self) -> int:
         return len(self._sent)
 
+    @property
+    def acknowledged(self) -> int:
+        """Every number up to here has been acknowledged."""
+        return self._acked
+
     def add(
         self, kind: Kind, label: str, body: memoryview, done: Future[None] | None, now: float | None
     ) -> int:

@@ -16,6 +16,7 @@ from thinwire.links.greeting import asks_for_token
 from thinwire.links.inbox import Inbox, failed, pending, renewed
 from thinwire.links.security import REMEDY, answer_zap
 from thinwire.links.sockets import Bell, dial_again
+from thinwire.links.station import DIALS, REFUSED, WATCHED
 from thinwire.types import AuthError, LinkError
 
 REFUSALS = (
@@ -29,11 +30,6 @@ MECHANISM_MISMATCH = (
 )
 
 _Event = zmq.Event
-_DIALS = (_Event.CONNECTED, _Event.CONNECT_DELAYED, _Event.CONNECT_RETRIED)
-_REFUSED = (_Event.HANDSHAKE_FAILED_AUTH, _Event.HANDSHAKE_FAILED_PROTOCOL, _Event.HANDSHAKE_FAILED_NO_DETAIL)
-WATCHED = _Event.HANDSHAKE_SUCCEEDED | _Event.DISCONNECTED
-for _e in (*_DIALS, *_REFUSED):
-    WATCHED |= _e
 
 
 class Pump:
@@ -118,6 +114,9 @@ class Pump:
                 pass
         except zmq.ZMQError as e:
             self._fail(LinkError(f"the link to {self.peer} failed: {e.strerror}"))
+        except Exception as e:  # told to whoever waits, who would else hear that this end closed it
+            self._fail(LinkError(f"the link to {self.peer} failed: {type(e).__name__}: {e}"))
+            raise
         finally:
             self._fail(LinkError(f"this end closed the link to {self.peer}"))
             self._shut()
@@ -176,15 +175,15 @@ class Pump:
         while self._monitor.poll(0):
             event = recv_monitor_message(self._monitor)
             kind, value = event["event"], event["value"]
-            if kind in _DIALS:
+            if kind in DIALS:
                 self._redial_at = None if kind == _Event.CONNECTED else monotonic() + REDIAL + 3.0
                 if kind == _Event.CONNECTED and self._port:  # the value is the connection's descriptor
                     congestion.at_descriptor(value, self._port, self._control)
             elif kind == _Event.HANDSHAKE_SUCCEEDED and self._endpoint is not None:
                 self.connected.set()
-            elif kind in _REFUSED:
+            elif kind in REFUSED:
                 self._refuse(kind, value)
-            if kind == _Event.DISCONNECTED or kind in _REFUSED:
+            if kind == _Event.DISCONNECTED or kind in REFUSED:
                 self._redial_at = monotonic() + REDIAL
 
     def _refuse(self, kind: int, value: int) -> None:
