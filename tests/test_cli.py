@@ -123,6 +123,7 @@ WRONG = [
     (["train", "--recipy", "fp32"], "--recipy"),
     (["train", "--config", "nowhere.toml"], "nowhere.toml"),
     (["trian"], "'trian', did you mean 'train'"),
+    (["train", "--link", "trace:lte"], "add --emulate"),
     (["compare", "fp32"], "two recipes or more"),
     (["compare", "fp32", "fp32"], "'fp32' is given twice"),
     (["compare", "fp32", "teleport"], "teleport"),
@@ -281,6 +282,12 @@ def test_processes_end_with_the_codes_too(tmp_path: Path):
     wrong = thinwire_process("train", "--stages", "9")
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert "--stages is 9" in one_sentence(wrong.stderr)
+
+
+def test_no_command_lists_them_and_asks_for_one():
+    asked = thinwire_process()
+    assert asked.returncode == 2 and "publish" in asked.stdout
+    assert one_sentence(asked.stderr) == "thinwire: say which command; see thinwire --help"
 
 
 def test_without_the_extra_one_sentence_names_it():

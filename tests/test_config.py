@@ -60,6 +60,8 @@ WRONG = [
     ({"batch": True}, "--batch takes a whole number, not True"),
     ({"resume": 1}, "--resume takes true or false"),
     ({"link": "10parsec"}, "10parsec"),
+    ({"link": "trace:lte"}, "link 'trace:lte' is one of an emulated network; add --emulate"),
+    ({"link": "10mbit,queue=100kB"}, "; add --emulate"),
     ({"recipe": "teleport"}, "teleport"),
     ({"host": "192.0.2.7"}, "192.0.2.7"),
     ({"token_file": "nowhere.token"}, "nowhere.token"),

@@ -234,6 +234,10 @@ def test_a_line_is_told_with_its_headers(tmp_path: Path) -> None:
         (DESK + ATTIC + LINK.replace("20mbit", "fast"), "cannot read 'fast' in link"),
         (DESK + ATTIC + LINK.replace("20mbit", "0mbit"), "is zero"),
         (DESK + ATTIC + LINK + 'line = "20mbit"\n', "has both link and line"),
+        (
+            DESK + ATTIC + LINK.replace("20mbit,25ms,jitter=50ms", "trace:lte"),
+            r"'trace:lte' is one of an emulated network; a plan takes one rate",
+        ),
         (DESK + ATTIC + LINK.replace('"20mbit,25ms,jitter=50ms"', "20"), "link = 20; give it as text"),
         (DESK + ATTIC + LINK + "restarts = 0\n", "link 1 of .* has restarts = 0; give true or false"),
     ],

@@ -197,6 +197,18 @@ def test_runs_over_different_links_say_which_had_which(compared: Path):
     assert "no TCP dynamics" in printed(runs) and "kernel" in printed(runs)
 
 
+def test_runs_that_do_not_compare_get_no_verdict_and_no_ratios(compared: Path):
+    runs = load_runs([compared])
+    runs[2].record.config |= {"data": "another text", "steps": 4}
+    said = "3 runs that do not compare: they differ in data, steps."
+    assert headline(runs) == said
+    assert all(row.fewer is None and row.faster is None for row in summary_rows(runs))
+    text = report_html(runs)
+    assert f"<h1>{said}</h1>" in text and "these runs differ in data" in text
+    assert "fewer bytes" not in text and "faster than" not in text
+    assert headline(runs[:2]).startswith("step-delta sent")
+
+
 def test_report_of_an_interrupted_run_without_metrics(tmp_path: Path):
     write_run(tmp_path, "fp32", status="interrupted")
     (tmp_path / "metrics.jsonl").unlink()

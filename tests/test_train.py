@@ -21,6 +21,7 @@ from launchers import Command, cold, free_port, gone, metrics, rank_environment,
 from test_faults import write_text
 from thinwire.lab import train
 from thinwire.lab.config import TrainConfig
+from thinwire.lab.export import remove_results
 
 STEPS = 8
 
@@ -120,6 +121,23 @@ def test_the_model_comes_whole_from_machines_that_share_no_folder(
     assert {"config.json", "tokenizer.json", "model.safetensors.index.json"} < files
     assert files == {f.name for f in there.iterdir()}
     assert torch.equal(logits(here), logits(there))
+
+
+def test_a_new_run_leaves_nothing_of_the_one_before_in_its_folder(tmp_path: Path):
+    ours = {
+        *("model/model-00001-of-00003.safetensors", "model/.model-00001-of-00003.safetensors.1234abcd.part"),
+        *("model/model.safetensors", "model/model.safetensors.index.json"),
+        *("adapter/adapter_model.safetensors", "adapter/adapter_config.json"),
+        "events/events.out.tfevents.1.machine.1.0",
+    }
+    theirs = {"notes.txt", "model/readme.md", "events/notes.txt", "checkpoint.safetensors"}
+    for name in ours | theirs:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    remove_results(tmp_path)
+    assert {str(f.relative_to(tmp_path)) for f in tmp_path.rglob("*") if f.is_file()} == theirs
+    assert not (tmp_path / "adapter").exists()
+    remove_results(tmp_path / "none")
 
 
 def test_the_saved_model_is_the_evaluated_one(plain: tuple[Command, Path]):

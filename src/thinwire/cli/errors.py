@@ -74,6 +74,7 @@ def _usage(error: Any) -> str:
     """Return Typer's message as one sentence that ends with where to look."""
     command = getattr(getattr(error, "ctx", None), "command_path", "thinwire")
     text = " ".join(error.format_message().split()).replace(". Did", ", did").rstrip(".?")
+    text = text or "say which command"  # the list of them has been printed
     return f"{text}; see {command} --help"
 
 

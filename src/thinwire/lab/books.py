@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from thinwire.lab.emulator.profile import profiles
 from thinwire.lab.event_log import EventLog
+from thinwire.lab.export import remove_results
 from thinwire.lab.job import Job
 from thinwire.lab.linkwatch import LinkWatch, added
 from thinwire.lab.machine import environment, peak_rss_bytes
@@ -49,6 +51,8 @@ class Books:
             self.progress = Progress(job.recipe.name, job.steps, config.quiet)
             self.record = _new_record(job)
             self.writer = RunWriter(config.out, self.record)
+            if not config.resume:
+                remove_results(Path(config.out))
             self.events = EventLog(config.out, config.tensorboard)
             for note in job.notes:
                 self.note(note)

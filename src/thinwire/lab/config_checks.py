@@ -184,16 +184,16 @@ def _counts(config: TrainConfig) -> None:
 def _specs(config: TrainConfig) -> None:
     # Imported here, because a reader of records needs none of them.
     from thinwire.disk_store import open_store
+    from thinwire.lab.emulator.profile import plain_shape
     from thinwire.links.address import Route
     from thinwire.links.relayed import check_relay
     from thinwire.links.security import check_host, read_token
-    from thinwire.links.shape import LinkShape
     from thinwire.recipes import parse_recipe
 
     if config.emulate:
         _emulated(config)
     else:
-        LinkShape.parse(config.link)
+        plain_shape(config.link, "add --emulate")
         congestion.resolve(config.congestion)
     parse_recipe(config.recipe)
     open_store(config.references)

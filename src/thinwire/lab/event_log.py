@@ -11,6 +11,13 @@ from typing import Any
 from thinwire.lab.record import Evaluation, StepMetrics
 
 ABSENT = "no TensorBoard event files: tensorboard is not installed (pip install 'thinwire[tensorboard]')."
+FOLDER = "events"
+
+
+def remove_events(out: Path) -> None:
+    """Remove the event files of an earlier run: TensorBoard draws all in a folder as one."""
+    for file in (out / FOLDER).glob("events.out.tfevents.*"):
+        file.unlink()
 
 
 class EventLog:
@@ -21,7 +28,7 @@ class EventLog:
 
     def __init__(self, out: str | Path, enabled: bool = True) -> None:
         self.note: str | None = None
-        self._writer: Any = self._open(Path(out) / "events") if enabled else None
+        self._writer: Any = self._open(Path(out) / FOLDER) if enabled else None
 
     def _open(self, folder: Path) -> Any:
         try:

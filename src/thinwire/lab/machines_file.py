@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from thinwire.links.shape import MTU, SEGMENT, LinkShape
+from thinwire.lab.emulator.profile import plain_shape
+from thinwire.links.shape import MTU, SEGMENT
 from thinwire.policies.plan import Way, Ways
 from thinwire.types import InputError, require
 
@@ -178,7 +179,8 @@ def _way(values: Mapping[str, Any], where: str) -> Way:
         f"{where} has both link and line; give the rate without headers as link, or with them as line",
     )
     raw = "line" in values
-    shape = LinkShape.parse(_text(values, "line" if raw else "link", where))
+    text = _text(values, "line" if raw else "link", where)
+    shape = plain_shape(text, "a plan takes one rate and one delay, as in 100mbit,20ms")
     rate = shape.rate * SEGMENT / MTU if raw and shape.rate else shape.rate
     return Way(rate, shape.delay + shape.jitter / 2, _flag(values, "restarts", where, True))
 

@@ -111,16 +111,18 @@ COMPARED = (
 )
 
 
+def unequal(records: Sequence[RunRecord]) -> dict[str, list[str]]:
+    """Return the options besides the recipe in which these runs differ, and their values, in order."""
+    found = {key: sorted({str(r.config[key]) for r in records if key in r.config}) for key in COMPARED}
+    return {key: values for key, values in found.items() if len(values) > 1}
+
+
 def differences(records: Sequence[RunRecord]) -> list[str]:
     """Return what makes these runs unequal besides the recipe, one sentence each."""
-    notes = []
-    for key in COMPARED:
-        values = sorted({str(r.config[key]) for r in records if key in r.config})
-        if len(values) > 1:
-            notes.append(
-                f"these runs differ in {key} ({', '.join(values)}), so their figures do not compare."
-            )
-    return notes
+    return [
+        f"these runs differ in {key} ({', '.join(values)}), so their figures do not compare."
+        for key, values in unequal(records).items()
+    ]
 
 
 def over(records: Sequence[RunRecord]) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from thinwire.lab.progress import megabytes
 from thinwire.lab.record import INVALID, RunRecord
-from thinwire.lab.runs import Run, over
+from thinwire.lab.runs import Run, over, unequal
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -56,21 +56,23 @@ def baseline_of(runs: Sequence[Run]) -> Run:
 
 
 def summary_rows(runs: Sequence[Run]) -> list[Row]:
-    """Return one row a run, in order."""
-    base = baseline_of(runs)
-    return [_row(run, base) for run in runs] if runs else []
+    """Return one row a run, in order; without ratios where the runs do not compare."""
+    if not runs:
+        return []
+    base, compare = baseline_of(runs), not unequal([run.record for run in runs])
+    return [_row(run, base, compare) for run in runs]
 
 
-def _row(run: Run, base: Run) -> Row:
+def _row(run: Run, base: Run, compare: bool) -> Row:
     r, b = run.record, base.record
     return Row(
         label=run.label,
         sent=sent_bytes(r),
-        fewer=_ratio(_per_step(sent_bytes(b), b), _per_step(sent_bytes(r), r)),
+        fewer=_ratio(_per_step(sent_bytes(b), b), _per_step(sent_bytes(r), r)) if compare else None,
         bits_forward=r.bits_per_value.forward,
         bits_backward=r.bits_per_value.backward,
         step_seconds=step_seconds(r),
-        faster=_ratio(step_seconds(b), step_seconds(r)),
+        faster=_ratio(step_seconds(b), step_seconds(r)) if compare else None,
         eval_first=r.loss.eval_first,
         eval_final=r.loss.eval_final,
         train_eval_final=r.loss.train_eval_final,
@@ -93,7 +95,7 @@ def change(a: float | None, b: float | None) -> float | None:
 
 
 def headline(runs: Sequence[Run]) -> str:
-    """Say in one sentence what the runs show, good or bad.
+    """Say in one sentence what the runs show, good or bad, or that they do not compare.
 
     The subject is the ``thinwire`` recipe where it is among them, else the run that sent the fewest bytes.
     """
@@ -102,6 +104,8 @@ def headline(runs: Sequence[Run]) -> str:
     base = next(row for row in rows if row.baseline)
     if not others:
         return _alone(base, runs[0].record)
+    if differing := unequal([run.record for run in runs]):
+        return f"{len(runs)} runs that do not compare: they differ in {', '.join(differing)}."
     ours = next((r for r in others if r.label.split(":")[0] == "thinwire"), min(others, key=lambda r: r.sent))
     return (
         f"{ours.label} {_bytes_words(ours)} and {_speed_words(ours)} {base.label}, {_loss_words(ours, base)}."

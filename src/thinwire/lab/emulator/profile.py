@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from thinwire.lab.emulator.trace import ConstantRate, Rate, Trace
-from thinwire.links.shape import PARTS, digits, rate_text, read_parts, time_text
+from thinwire.links.shape import PARTS, LinkShape, digits, rate_text, read_parts, time_text, wrong_loss
 from thinwire.types import InputError, require
 
 EXAMPLE = (
@@ -52,7 +52,7 @@ class Profile:
             good = 0 <= time < math.inf
             require(good, InputError, f"a link {name} of {time} s is not zero or more; {EXAMPLE}")
         lost = self.loss or 0.0
-        require(0 <= lost < 1, InputError, f"a link loss of {lost:.4g} is not in [0, 1); {EXAMPLE}")
+        require(0 <= lost < 1, InputError, f"{wrong_loss(lost)}; {EXAMPLE}")
 
     @classmethod
     def parse(cls, text: str) -> Profile:
@@ -149,6 +149,23 @@ def one_way(a: Profile, b: Profile, time: float = 0.0) -> float:
     0.02
     """
     return (a.delay_at(time) + b.delay_at(time)) / 2
+
+
+def plain_shape(text: str, instead: str) -> LinkShape:
+    """Return the shape that ``text`` gives a link outside an emulated network.
+
+    Errors: ``InputError``; for a connection that only an emulated network has, it ends with ``instead``.
+    """
+    try:
+        return LinkShape.parse(text)
+    except InputError:
+        try:
+            Profile.parse(text)
+        except InputError:
+            pass
+        else:
+            raise InputError(f"link {text!r} is one of an emulated network; {instead}") from None
+        raise
 
 
 def profiles(texts: Sequence[str], ranks: int) -> list[Profile]:
