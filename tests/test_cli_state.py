@@ -410,6 +410,27 @@ def test_a_file_whose_layout_changes_ends_the_publisher_in_a_sentence(tmp_path: 
     assert result.exit_code == 2 and "w: shape (4,), expected (3,)" in one_sentence(result.stderr)
 
 
+def test_a_feed_that_died_ends_the_publisher_though_its_file_rests(tmp_path: Path, monkeypatch):
+    file, made = tmp_path / "m.safetensors", list[Publisher]()
+    write_checkpoint(file, weights(), {})
+
+    class Known(Publisher):
+        def __init__(self, *arguments, **options) -> None:
+            super().__init__(*arguments, **options)
+            made.append(self)
+
+    def script() -> Script:
+        yield lambda: made[0].newest.number == 1
+        made[0]._feed._hub.close(0.0)
+        yield lambda: False
+
+    monkeypatch.setattr("thinwire.cli.publish.Publisher", Known)
+    meanwhile(monkeypatch, script())
+    result = invoke("publish", file, "--port", "0", "--quiet")
+    assert result.exit_code == 3, result.output
+    assert f"the hub at 127.0.0.1:{made[0].port}" in one_sentence(result.stderr)
+
+
 def test_half_a_file_is_never_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     file, whole, shelf = tmp_path / "m.safetensors", tmp_path / "whole", tmp_path / "shelf"
     write_checkpoint(file, weights(), {})

@@ -261,6 +261,33 @@ def test_a_wrong_token_is_told_at_the_follower_and_hurts_nobody_else() -> None:
         p.flush()
 
 
+def test_a_wrong_token_is_told_at_once_at_a_follower_that_is_a_relay() -> None:
+    with (
+        publisher(weights(), token=b"right") as p,
+        Follower(HOST, p.port, b"wrong", relay=(HOST, 0)) as bad,
+    ):
+        began = monotonic()
+        with pytest.raises(AuthError, match=rf"{HOST}:{p.port} refused this token"):
+            bad.wait(1, LONG)
+        assert monotonic() - began < LONG / 2
+        assert "refused this token" in (bad.status.error or "")
+        with pytest.raises(AuthError):
+            next(iter(bad))
+
+
+def test_what_ends_a_relay_ends_the_wait_of_its_own_follower() -> None:
+    with publisher(weights()) as p, Follower(HOST, p.port, relay=(HOST, 0)) as f:
+        p.publish()
+        f.wait(1, LONG)
+        p.close()
+        with publisher({"other": torch.zeros(3)}, port=p.port) as other:
+            other.publish()
+            began = monotonic()
+            with pytest.raises(InputError, match="follow it anew"):
+                f.wait(2, LONG)
+            assert monotonic() - began < LONG / 2 and "follow it anew" in (f.status.error or "")
+
+
 @pytest.mark.parametrize(
     ("model", "text"),
     [

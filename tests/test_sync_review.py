@@ -320,11 +320,17 @@ FOREIGN = (
     "patches/.download.part",
     "keyframes/model-00001-of-00002.safetensors",
     "keyframes/00000003.safetensors",
+    "state.json.part",
+    "state.json.12345678.bak",
+    ".model.safetensors.12345678.part",
 )
 OWN = (
     "patches/00000001-00000002-aaaaaaaa.safetensors",
     "patches/.00000001-00000002-aaaaaaaa.safetensors.12345678.part",
     "keyframes/00000003-0123abcd.safetensors",
+    ".state.json.12345678.part",
+    "state.json.12345678.part",
+    ".layout.json.12345678.part",
 )
 
 
@@ -340,7 +346,7 @@ def test_nobody_elses_files_go_from_a_shelf(tmp_path: Path) -> None:
         return Shelving(folder, history, "state", "ab" * 16, Proof(None), Keeping(), 60.0, *told)
 
     def left() -> set[str]:
-        return {*folder.names("patches"), *folder.names("keyframes")}
+        return {*folder.names("patches"), *folder.names("keyframes"), *folder.names("")}
 
     shelf = shelving()  # there was no manifest: whose files these are, nobody knows
     shelf.write()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import http.server
 import os
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -458,6 +460,22 @@ def test_what_a_dead_writer_left_half_written_is_swept(plain):
     restarted.tend()
     assert plain.names("patches") == ["patches/notes.txt"]
     assert [f.name for f in restarted.manifest.files] == plain.names("keyframes")
+
+
+@pytest.mark.parametrize(
+    "name", ["state.json", "layout.json", "patches/00000001-00000002-aaaaaaaa.safetensors"]
+)
+def test_what_a_writer_that_dies_leaves_of_a_file_is_swept(plain, name):
+    """In the root too, where the file lies that is written most often."""
+    shelf_of(plain, 1)
+    dies = "import os, sys, thinwire.engines.sync.folder as f; os.fsync = lambda _: os._exit(9);"
+    writes = "f.PlainFolder(f.Path(sys.argv[1])).write(sys.argv[2], b'half')"
+    found = subprocess.run([sys.executable, "-c", dies + writes, str(plain.path), name], timeout=LONG)
+    assert found.returncode == 9 and len([*plain.path.rglob("*.part")]) == 1
+    restarted = shelving(plain, Source(), grace=0.0)
+    restarted.tend()
+    assert not [*plain.path.rglob("*.part")]
+    assert restarted.manifest.newest.number == 1 and plain.read("layout.json", 10**6)
 
 
 def test_a_second_publisher_is_refused_while_the_first_is_alive(folder):

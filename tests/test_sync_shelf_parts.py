@@ -50,6 +50,7 @@ def test_a_folder_holds_whole_files(folder):
     folder.write("state.json", b"{}")
     assert folder.read("patches/a", 5) == b"three"
     assert folder.names("patches") == ["patches/a"]
+    assert sorted(folder.names("")) == ["patches", "state.json"]
     with pytest.raises(PayloadError, match="5 bytes, expected at most 4"):
         folder.read("patches/a", 4)
     folder.delete("patches/a")

@@ -258,7 +258,9 @@ class Outlets:
         return self.history.publish(self._tensors)
 
     def check(self) -> None:
-        """Raise what has ended the store's writer, if anything did; wake it where it has something to do."""
+        """Raise what has ended the feed or the store's writer, if anything did; wake that if it is behind."""
+        if self._push is not None:
+            self._push.check()
         pull = self._pull
         if pull is not None and (pull.status.error or pull.status.version < self.newest.number):
             pull.offer()

@@ -110,6 +110,7 @@ class Follower(Using):
         self._patches = 0  # that came
         self.arrivals: deque[Arrival] = deque(maxlen=ARRIVALS)
         own: Any = {"silence": silence, "max_nbytes": max_nbytes, "congestion": congestion, "name": name}
+        own |= {"failed": self._fail}  # of which all that this end sees is a line that breaks
         self.relay = None if relay is None else Relay(host, port, relay, token, **own)
         if self.relay is not None:  # so the link to the publisher carries one copy
             host, port = _reachable(self.relay.host), self.relay.port

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from time import monotonic
 from types import TracebackType
 
@@ -33,6 +34,7 @@ class Relay:
     anything else would be a mistake; without it, what the publisher calls it first: followers here are told.
 
     Errors: as ``Publisher`` for the address; what ends the relay later is raised by ``check`` and ``wait``.
+    ``failed`` is called with that on a thread of the relay's, perhaps before this has returned.
     """
 
     def __init__(
@@ -47,9 +49,10 @@ class Relay:
         max_nbytes: int = MAX_NBYTES,
         congestion: str = AUTO,
         name: str | None = None,
+        failed: Callable[[Exception], None] | None = None,
     ) -> None:
         check_coder()
-        self._budget, self._above = budget, 0
+        self._budget, self._above, self._failed = budget, 0, failed
         self._changed = threading.Condition()
         self._error: Exception | None = None
         self._history: History | None = None
@@ -217,4 +220,6 @@ class Relay:
         with self._changed:
             self._error = self._error or error
             self._changed.notify_all()
+        if self._failed is not None:
+            self._failed(error)
         self._hub.close(0.0)  # followers notice, instead of waiting for what cannot come
