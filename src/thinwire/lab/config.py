@@ -73,7 +73,7 @@ class TrainConfig:
     out: str = _option(
         "runs/train",
         JOB,
-        "Folder of the run; a run that is there already is replaced, unless --resume is given.",
+        "Folder of the run; a run there is replaced, with its model, unless --resume is given.",
         metavar="DIR",
     )
 
