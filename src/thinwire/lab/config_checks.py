@@ -229,6 +229,5 @@ def _addresses(config: TrainConfig) -> None:
     last = pair_number(config.ranks - 2, config.ranks - 1, config.ranks)
     for name, first in (("port", config.port), ("advertise", mapped or 0)):
         if first + last >= MAX_PORT:
-            raise InputError(
-                f"--{name} {first} is too high for {last + 1} in a row; take one below {MAX_PORT - last}"
-            )
+            many = f" for {last + 1} in a row" if last else ""
+            raise InputError(f"--{name} {first} is too high{many}; take one below {MAX_PORT - last}")

@@ -240,9 +240,7 @@ def _empty(folder: Path, rank: int) -> None:
     (folder / f"rank-{rank}.json").unlink(missing_ok=True)
     with contextlib.suppress(FileNotFoundError):  # another rank had it empty first, and removed the folder
         for file in folder.iterdir():
-            if file.name.removeprefix(".").startswith(
-                f"rank-{rank}."
-            ):  # hidden: killed while writing
+            if file.name.removeprefix(".").startswith(f"rank-{rank}."):  # hidden: killed while writing
                 file.unlink(missing_ok=True)
 
 
@@ -259,9 +257,10 @@ def _check_same(saved: dict[str, Any], config: TrainConfig) -> None:
     free = FREE if fixed else FREE | {"steps"}
     for key, value in saved.items():
         if key not in free and now.get(key) != value:
+            before, asked = ("the default" if v is None else repr(v) for v in (value, now.get(key)))
             raise InputError(
-                f"--resume: the checkpoint was made with {key} {value!r}, this run asks for "
-                f"{now.get(key)!r}; use the same or another --out"
+                f"--resume: the checkpoint was made with {key} {before}, this run asks for {asked}; "
+                "use the same or another --out"
             )
 
 
