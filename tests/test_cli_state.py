@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import math
 import os
 import re
 import signal
@@ -25,16 +26,18 @@ from typer.testing import CliRunner
 
 from slow_proxy import SlowProxy
 from thinwire.cli.app import app
-from thinwire.cli.follow import _keep_up
+from thinwire.cli.follow import _keep_up, line
 from thinwire.cli.live import Live, warned
 from thinwire.cli.places import Address, parse_place
 from thinwire.cli.publish import parse_bounds
-from thinwire.engines.sync.checkpoint import read_checkpoint, write_checkpoint
+from thinwire.engines.sync.checkpoint import INDEX, read_checkpoint, write_checkpoint
 from thinwire.engines.sync.folder import open_folder
+from thinwire.engines.sync.follower import Follower
 from thinwire.engines.sync.peek import ask, look
 from thinwire.engines.sync.publisher import Publisher
 from thinwire.engines.sync.shelf import ShelfWriter
-from thinwire.engines.sync.watch import Watch
+from thinwire.engines.sync.watch import PART_REST, REST, Watch
+from thinwire.lab.network import Interface
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.state.patch import Version
@@ -396,18 +399,54 @@ def test_another_layout_ends_the_follower_in_a_sentence(tmp_path: Path, publishe
     assert "w is bfloat16 [60, 40] at the publisher and float32 [3] here" in one_sentence(result.stderr)
 
 
-def test_a_file_whose_layout_changes_ends_the_publisher_in_a_sentence(tmp_path: Path, monkeypatch):
+@pytest.mark.parametrize("outlet", [("--port", "0"), ()], ids=["push", "pull"])
+def test_a_file_that_no_longer_fits_is_told_and_the_publisher_goes_on(tmp_path: Path, monkeypatch, outlet):
     file, shelf = tmp_path / "m.safetensors", tmp_path / "shelf"
     write_checkpoint(file, {"w": torch.zeros(3)}, {})
+    others = [
+        ({"w": torch.zeros(4)}, r"w: shape \(4,\), expected \(3,\); "),
+        ({"w": torch.zeros(3), "v": torch.zeros(3)}, "v is not in the layout of this state; "),
+        ({"w": torch.tensor([0.0, math.nan, 0.0])}, "w"),
+    ]
 
     def script() -> Script:
-        yield lambda: True
-        write_checkpoint(file, {"w": torch.zeros(4)}, {})
-        yield lambda: False
+        yield lambda: newest(shelf) == 1
+        for tensors, why in others:
+            told = len(notes)
+            write_checkpoint(file, tensors, {})
+            yield lambda told=told: len(notes) > told
+            assert re.search(f"{file} does not fit what is published: {why}.*a new publisher", notes[-1])
+            assert notes[-1].endswith("version 1 stays the newest")
+        write_checkpoint(file, {"w": torch.ones(3)}, {})
+        yield lambda: newest(shelf) == 2
 
-    meanwhile(monkeypatch, script())
-    result = invoke("publish", file, "--store", shelf)
-    assert result.exit_code == 2 and "w: shape (4,), expected (3,)" in one_sentence(result.stderr)
+    notes = meanwhile(monkeypatch, script())
+    result = invoke("publish", file, "--store", shelf, "--bound", "1e-3", "--quiet", *outlet)
+    assert result.exit_code == 0, result.output
+    assert invoke("follow", shelf, "--once", "--out", tmp_path / "o").exit_code == 0
+    assert torch.allclose(read_checkpoint(tmp_path / "o")["w"], torch.ones(3), atol=2e-3)
+
+
+def test_a_publisher_that_listens_everywhere_names_its_addresses(tmp_path: Path, monkeypatch):
+    file, token = tmp_path / "m.safetensors", tmp_path / "token"
+    write_checkpoint(file, weights(), {})
+    token.write_text("a long shared token")
+    own = [
+        Interface("eth0", "192.0.2.7"),
+        Interface("wlan0", "198.51.100.8"),
+        Interface("eth0", "2001:db8::7"),
+    ]
+    for found, hosts in ((own, ["192.0.2.7", "198.51.100.8"]), ([], ["ADDRESS_OF_THIS_MACHINE"])):
+
+        def script() -> Script:
+            yield lambda: True
+
+        with monkeypatch.context() as patched:
+            patched.setattr("thinwire.cli.publish.interfaces", lambda found=found: found)
+            notes = meanwhile(patched, script())
+            result = invoke("publish", file, "--host", "0.0.0.0", "--port", "0", "--token-file", token)
+        assert result.exit_code == 0, result.output
+        assert re.findall(r"'thinwire follow (\S+):\d+'", notes[0]) == hosts and "0.0.0.0" not in notes[0]
 
 
 def test_a_feed_that_died_ends_the_publisher_though_its_file_rests(tmp_path: Path, monkeypatch):
@@ -537,11 +576,54 @@ def test_on_a_terminal_one_line_is_kept_fresh(monkeypatch: pytest.MonkeyPatch):
     assert max(map(len, lines)) < 500 and terminal.getvalue().count("\n") == 2
 
 
-def test_nobody_there_is_a_link_lost(tmp_path: Path):
-    result = invoke("follow", "127.0.0.1:9", "--once", "--patience", "0.5")
-    assert result.exit_code == 3 and "127.0.0.1:9" in one_sentence(result.stderr)
-    result = invoke("follow", tmp_path, "--once", "--patience", "0.5")
-    assert result.exit_code == 3 and str(tmp_path) in one_sentence(result.stderr)
+@pytest.mark.parametrize("once", [("--once",), ()], ids=["once", "on"])
+def test_nobody_there_is_a_link_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, once: tuple[str, ...]):
+    monkeypatch.setattr("thinwire.cli.live.FIRST", 0.1)
+    monkeypatch.setattr("thinwire.cli.live.FRESH", 0.05)
+    at = f"127.0.0.1:{free_port()}"
+    result = invoke("follow", at, "--patience", "0.5", *once)
+    told = one_sentence(result.stderr)
+    assert result.exit_code == 3 and at in told and "nothing answered there" in told
+    assert f"a firewall lets TCP port {at.rpartition(':')[2]} through" in told
+    assert f"nothing yet; nothing answers at {at}\n" in result.stderr  # while it waited
+    for place in (tmp_path, tmp_path / "missing"):
+        result = invoke("follow", place, "--patience", "0.5", "--poll", "0.1", *once)
+        told = one_sentence(result.stderr)
+        assert result.exit_code == 3 and told.count(str(place)) == 1
+        assert "no state is published there yet; check the path" in told and "Errno" not in told
+
+
+def test_a_publisher_without_a_version_is_told_from_none_at_all(tmp_path: Path):
+    with Publisher(weights()) as publisher:
+        at = f"127.0.0.1:{publisher.port}"
+        result = invoke("follow", at, "--once", "--patience", "3")
+        assert result.exit_code == 3
+        assert f"no version came from {at} within 3 s: it is connected; see" in one_sentence(result.stderr)
+        with Follower("127.0.0.1", publisher.port) as follower:
+            until(lambda: line(follower) == f"nothing yet; connected to {at}", "the connection")
+            publisher.close()
+            until(lambda: line(follower) == f"nothing yet; {at} is gone, dialling", "its end")
+            assert follower.reached and "it answered before, and is gone" in follower.diagnosis()
+
+
+def test_a_state_that_is_too_large_ends_the_command_at_once(tmp_path: Path, published):
+    publisher, _, at = published
+    shelf, held = tmp_path / "shelf", tmp_path / "held"
+    with ShelfWriter(shelf, publisher.history) as writer:
+        writer.offer()
+        writer.flush()
+    began = time.monotonic()
+    for place in (shelf, at):
+        for command in (("follow",), ("follow", "--once"), ("inspect",)):
+            result = invoke(*command, place, "--max-gb", "0.000001")
+            told = one_sentence(result.stderr)
+            assert result.exit_code == 3 and told.startswith(f"thinwire: {place}: a state of "), told
+            assert "is over the limit of 1000; " in told and told.endswith("take it with --max-gb 0.001")
+            assert "max_nbytes" not in told
+    assert time.monotonic() - began < LONG  # and not their patience
+    assert invoke("follow", shelf, "--once", "--max-gb", "0.001", "--state", held).exit_code == 0
+    result = invoke("follow", shelf, "--once", "--max-gb", "0.000001", "--state", held)
+    assert result.exit_code == 2 and "--state: a state of " in one_sentence(result.stderr)
 
 
 WRONG = [
@@ -552,6 +634,8 @@ WRONG = [
     (["publish", "{m}", "--bound", "much"], "--bound 'much'"),
     (["publish", "{m}", "--bound", "nobody=0.1"], "nobody"),
     (["publish", "{m}", "--port", "70000"], "--port is 70000"),
+    (["publish", "{m}", "--rest", "0"], "--rest is 0"),
+    (["publish", "{m}", "--rest", "inf"], "--rest is inf"),
     (["publish", "{m}", "--host", "0.0.0.0", "--port", "0"], "needs a shared token"),
     (["publish", "{m}", "--store", "{no}/shelf"], "cannot write to"),
     (["publish", "{m}", "--state", "nowhere/s"], "cannot write --state nowhere/s: nowhere is no folder"),
@@ -643,3 +727,61 @@ def test_a_watch_tells_each_change_once_it_rests(tmp_path: Path):
     assert watch.changed() and watch.take() is not None and not watch.changed()
     file.unlink()
     assert not watch.changed()
+
+
+@pytest.mark.parametrize("rest", [None, 3.0])
+def test_half_of_a_checkpoint_has_to_rest_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rest: float | None
+):
+    now = [100.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda s: now.__setitem__(0, now[0] + s))
+    monkeypatch.setattr("thinwire.engines.sync.watch.time", clock)
+    names = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    index = {"weight_map": {f"w{i}": name for i, name in enumerate(names)}}
+    (tmp_path / INDEX).write_text(json.dumps(index))
+
+    def write(shard: int, value: float) -> None:
+        write_checkpoint(tmp_path / names[shard], {f"w{shard}": torch.full((3,), value)}, {})
+
+    def told_after(seconds: float) -> bool:
+        """Say whether a change is told then, and not before."""
+        before, now[0] = watch.changed(), now[0] + seconds - 0.01
+        early, now[0] = watch.changed(), now[0] + 0.02
+        return not before and not early and watch.changed()
+
+    write(0, 1.0)
+    write(1, 1.0)
+    watch = Watch(tmp_path, rest)
+    watch.first()
+    write(0, 2.0)
+    assert not watch.changed()
+    now[0] += 2.5  # as long as a slow disk takes for the next one
+    assert not watch.changed()
+    write(1, 2.0)
+    assert told_after(rest or REST)
+    found = watch.take()
+    assert found is not None and {float(x[0]) for x in found.values()} == {2.0}
+    write(1, 3.0)  # and no other one
+    assert not watch.changed()
+    now[0] += 2.5
+    (tmp_path / f".{names[0]}.a8Xk2").write_text("grows, as rsync's do")
+    assert told_after(rest or PART_REST)
+    assert watch.take() is not None and not watch.changed()
+
+
+def test_what_comes_back_as_it_was_is_no_change(tmp_path: Path):
+    file, aside = tmp_path / "m.safetensors", tmp_path / "aside"
+    write_checkpoint(file, weights(), {})
+    watch = Watch(file, rest=0.01)
+    watch.first()
+    file.rename(aside)
+    file.write_bytes(b"8 bytes.")
+    until(watch.changed, "the damaged file")
+    with pytest.raises(InputError, match="cannot read"):
+        watch.take()
+    assert not watch.changed()
+    file.unlink()
+    aside.rename(file)
+    for _ in range(5):
+        assert not watch.changed()
+        time.sleep(0.02)

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import states
+from thinwire.links.inbox import renewed
 from thinwire.state import content
 from thinwire.state import layout as layouts
-from thinwire.state.layout import WORDS, Layout, Slot
+from thinwire.state.layout import WORDS, Layout, Slot, TooLarge
 from thinwire.state.patch import Patch, check_meta
 from thinwire.state.words import Words, filled, named
 from thinwire.types import InputError, PayloadError
@@ -132,8 +133,11 @@ def test_a_hostile_layout_is_a_payload_error(data):
 def test_the_caller_bounds_the_state():
     data = states.layout().to_json()
     assert Layout.from_json(data, max_nbytes=4096)
-    with pytest.raises(PayloadError, match="over the limit of 1000"):
+    with pytest.raises(TooLarge, match=r"over the limit of 1000 \(max_nbytes\)") as told:
         Layout.from_json(data, max_nbytes=1000)
+    again = renewed(told.value)
+    assert isinstance(again, TooLarge) and isinstance(again, PayloadError)
+    assert (again.nbytes, again.most) == (told.value.nbytes, 1000) and again.nbytes > 1000
 
 
 @settings(deadline=None, max_examples=50)

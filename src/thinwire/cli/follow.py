@@ -19,10 +19,11 @@ from thinwire.cli.places import (
     check_file,
     check_state,
     largest,
+    limited,
     parse_place,
 )
 from thinwire.engines.sync.checkpoint import read_checkpoint, write_checkpoint
-from thinwire.engines.sync.folder import open_folder
+from thinwire.engines.sync.folder import open_folder, shown
 from thinwire.engines.sync.follower import Follower, Following
 from thinwire.engines.sync.peek import look
 from thinwire.engines.sync.shelf_reader import POLL, ShelfReader, ShelfReading
@@ -123,6 +124,7 @@ def follow(
     token = read_token(token_file)
     with ExitStack() as stack:
         stack.enter_context(stopped_by_signals())
+        stack.enter_context(limited(shown(source)))
         try:
             start = read_checkpoint(base) if base is not None and not _is_saved(state) else None
             known: Any = {"base": start, "state": state, "name": name}
@@ -173,7 +175,8 @@ def _newest(reader: Reader, place: Address | str, token: bytes | None, patience:
     while not reader.confirmed:
         reader.wait(0)  # raises what went wrong
         time.sleep(LOOK)
-        require(time.monotonic() < ends, LinkError, f"no version came from {place} within {patience:g} s")
+        if time.monotonic() > ends:
+            raise LinkError(f"no version came from {place} within {patience:g} s: {reader.diagnosis()}")
     return reader.held.number
 
 
@@ -226,7 +229,7 @@ def line(reader: Reader) -> str:
     """Return where a follower stands."""
     status: Following | ShelfReading = reader.status
     if not status.held:
-        return f"nothing yet{_trouble(status)}"
+        return f"nothing yet{_trouble(status) or _waiting(reader)}"
     parts = [f"version {status.held}"]
     parts += [f"{max(0.0, status.age):.1f} s old"] if status.age is not None else []
     parts += [f"{megabytes(status.nbytes)} received"]
@@ -241,4 +244,13 @@ def line(reader: Reader) -> str:
 def _trouble(status: Following | ShelfReading) -> str:
     if status.error:
         return f"; note: {status.error}"
-    return "; not connected" if isinstance(status, Following) and not status.connected else ""
+    return "; not connected" if isinstance(status, Following) and status.held and not status.connected else ""
+
+
+def _waiting(reader: Reader) -> str:
+    """Return what a follower that holds nothing waits for."""
+    if isinstance(reader, ShelfReader):
+        return ""
+    if reader.status.connected:
+        return f"; connected to {reader.peer}"
+    return f"; {reader.peer} is gone, dialling" if reader.reached else f"; nothing answers at {reader.peer}"

@@ -15,11 +15,11 @@ from rich.table import Table
 
 from thinwire.cli.live import Live, printable
 from thinwire.cli.output import PLAIN_WIDTH, print_json
-from thinwire.cli.places import Address, MaxGb, TokenFile, largest, parse_place
+from thinwire.cli.places import Address, MaxGb, TokenFile, largest, limited, parse_place
 from thinwire.engines.sync import landing
 from thinwire.engines.sync.claim import read_manifest
 from thinwire.engines.sync.fetching import Fetching
-from thinwire.engines.sync.folder import Folder, open_folder
+from thinwire.engines.sync.folder import Folder, open_folder, shown
 from thinwire.engines.sync.follower import Follower
 from thinwire.engines.sync.manifest import Manifest
 from thinwire.engines.sync.mirror import Mirror
@@ -74,7 +74,8 @@ def inspect(
     else:
         place = parse_place(source)
         limits = token, check, most
-        found = _store(place, *limits) if isinstance(place, str) else _publisher(place, *limits, patience)
+        with limited(shown(source)):
+            found = _store(place, *limits) if isinstance(place, str) else _publisher(place, *limits, patience)
     if json:
         print_json(found)
     else:

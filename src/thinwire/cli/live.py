@@ -6,6 +6,7 @@ import shutil
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from types import TracebackType
 
 FRESH = 0.25  # seconds between two looks
 EVERY = 1.0  # seconds between two plain lines at least
+FIRST = 5.0  # seconds after which there is a plain line, news or not: somebody may wait in vain
 
 
 def printable(text: str) -> str:
@@ -38,7 +40,7 @@ def warned() -> Iterator[None]:
 
 
 class Live:
-    """Shows what ``text`` returns: always on a terminal; else after a ``tick``, and at the end.
+    """Shows what ``text`` returns: always on a terminal; else after a ``tick``, once early, and at the end.
 
     ``quiet`` shows nothing but notes.
     """
@@ -78,12 +80,14 @@ class Live:
         self.close()
 
     def _run(self) -> None:
-        since = EVERY
+        since, began = EVERY, time.monotonic()
         while not self._over.wait(FRESH):
             since += FRESH
             if self._terminal:
                 self._show("", True)
-            elif self._due and since >= EVERY:
+                continue
+            late = not self._told and time.monotonic() - began >= FIRST
+            if late or (self._due and since >= EVERY):
                 self._due, since = False, 0.0
                 self._show("\n")
 

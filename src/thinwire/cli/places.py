@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -12,8 +15,8 @@ import typer
 
 from thinwire.links import congestion
 from thinwire.links.address import MAX_PORT, parse_address
-from thinwire.state.layout import MAX_NBYTES
-from thinwire.types import InputError, MissingExtra, require
+from thinwire.state.layout import MAX_NBYTES, TooLarge
+from thinwire.types import InputError, MissingExtra, PayloadError, require
 
 PORT = 7200  # of a publisher, where nobody says otherwise
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(::|://)")  # one letter is a drive, not a scheme
@@ -68,6 +71,27 @@ def largest(max_gb: float | None) -> int:
     """Return the bytes of the largest state to take. Errors: ``InputError``."""
     require(max_gb is None or max_gb > 0, InputError, f"--max-gb is {max_gb}; it must be above 0")
     return MAX_NBYTES if max_gb is None else int(min(max_gb, GREATEST) * GB)
+
+
+@contextmanager
+def limited(where: object) -> Iterator[None]:
+    """Let the refusal of a large state name --max-gb, and ``where`` the state is."""
+    try:
+        yield
+    except TooLarge as e:
+        raise PayloadError(f"{where}: {_too_large(e)}") from e
+    except InputError as e:
+        if isinstance(e.__cause__, TooLarge):  # of a file that this end saved
+            raise InputError(f"--state: {_too_large(e.__cause__)}") from e
+        raise
+
+
+def _too_large(error: TooLarge) -> str:
+    least = math.ceil(error.nbytes / GB * 1000) / 1000
+    return (
+        f"a state of {error.nbytes} bytes is over the limit of {error.most}; if you trust whose it is, "
+        f"take it with --max-gb {least:.12g}"
+    )
 
 
 def check_file(path: Path | None, option: str) -> None:

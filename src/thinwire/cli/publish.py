@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,9 +17,11 @@ from thinwire.cli.places import PORT, Address, Congestion, TokenFile, check_port
 from thinwire.engines.sync.peek import resume
 from thinwire.engines.sync.publisher import Publisher
 from thinwire.engines.sync.shelf_writer import ShelfWriter
-from thinwire.engines.sync.watch import LOOK, Watch
+from thinwire.engines.sync.watch import LOOK, PART_REST, REST, Watch
+from thinwire.lab.network import interfaces
 from thinwire.lab.progress import megabytes
 from thinwire.links import congestion as control
+from thinwire.links.mesh import EVERYWHERE
 from thinwire.links.security import is_loopback, read_token
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
@@ -28,6 +31,7 @@ from thinwire.types import InputError, LinkError, require
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 PATIENCE = 300.0  # seconds that --once waits for a follower
 SAVE_EVERY = 60.0  # seconds between two saves of --state at least, but for the last
+HERE = "ADDRESS_OF_THIS_MACHINE"  # where none is known
 PUSH, PULL = "For followers that connect", "For followers that fetch"
 File = Annotated[
     Path,
@@ -68,6 +72,14 @@ State = Annotated[
 Once = Annotated[
     bool, typer.Option("--once", help="Publish what is there, and end when a follower or the store has it.")
 ]
+Rest = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        help=f"Read what has not changed for so long: {REST:g}, or {PART_REST:g} where only some of several "
+        "files have changed since the last version.",
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no live line.")]
 
 
@@ -81,15 +93,16 @@ def publish(
     state: State = None,
     store: Store = None,
     name: Name = "state",
+    rest: Rest = None,
     congestion: Congestion = control.AUTO,
     once: Once = False,
     quiet: Quiet = False,
 ) -> None:
     """Make a checkpoint available to followers, and each change of it a version, until Ctrl-C.
 
-    FILE is read when its size and time have rested for half a second. Followers connect to --host and
-    --port, or fetch from --store, a path or any URL that fsspec writes to; both can be given. With a token
-    links are encrypted, and files in a store are signed.
+    FILE is read when its size and time have rested: see --rest. Followers connect to --host and --port, or
+    fetch from --store, a path or any URL that fsspec writes to; both can be given. With a token links are
+    encrypted, and files in a store are signed.
 
     [bold]Examples[/bold]
 
@@ -109,7 +122,7 @@ def publish(
     check_state(state)
     _check_apart(file, state)
     kind, bounds = _dtype(dtype), parse_bounds(bound or [])
-    watch = Watch(file)
+    watch = _watch(file, rest)
     with ExitStack() as stack:
         stack.enter_context(stopped_by_signals())
         outlets = Outlets(watch.first(), kind, bounds, name, token)
@@ -132,6 +145,12 @@ def publish(
                 raise
 
 
+def _watch(file: Path, rest: float | None) -> Watch:
+    good = rest is None or 0 < rest < math.inf
+    require(good, InputError, f"--rest is {rest}; it must be above 0 seconds, and a number of them")
+    return Watch(file, rest)
+
+
 def _check_apart(file: Path, state: Path | None) -> None:
     """Raise ``InputError`` where what is saved would be published, or written over it."""
     if state is not None and file.exists():
@@ -151,12 +170,14 @@ def _follow_file(watch: Watch, outlets: Outlets, live: Live) -> None:
             continue
         try:
             found = watch.take()
+            if found is None:
+                continue
+            outlets.replace(found, watch.path)
         except (InputError, OSError) as e:  # a later one may be whole again
             live.note(f"note: {e}; version {outlets.newest.number} stays the newest")
             continue
-        if found is not None:
-            outlets.publish(found)
-            live.tick()
+        outlets.check()
+        live.tick()
 
 
 def _dtype(name: str | None) -> torch.dtype | None:
@@ -244,17 +265,35 @@ class Outlets:
         with warned():  # of a wait for the last publisher
             self._pull = ShelfWriter(url, self.history, name=self._name, token=self._token)
 
-    def publish(self, tensors: dict[str, Tensor] | None = None) -> None:
-        """Make ``tensors`` the newest version; without, those it began with."""
-        if tensors is not None:
-            self._tensors.clear()
-            self._tensors.update(tensors)
-        publishing = self._push.publish if self._push is not None else self._publish
-        self.newest = publishing()
+    def publish(self) -> None:
+        """Make the tensors that it began with the newest version."""
+        self._publish()
         self.check()
-        self._tensors.clear()  # their bits are in the history
 
-    def _publish(self) -> Version:
+    def replace(self, tensors: dict[str, Tensor], path: Path) -> None:
+        """Make ``tensors`` the newest version.
+
+        Errors: ``InputError``, naming their ``path``, where they do not fit: then all is as before.
+        """
+        if self._push is not None:
+            self._push.check()  # what ended the feed is not the tensors' fault
+        self._tensors.update(tensors)
+        try:
+            self._publish()
+        except InputError as e:
+            reason = str(e).partition("; ")[0]
+            raise InputError(
+                f"{path} does not fit what is published: {reason}; restore it, or start a new publisher"
+            ) from e
+
+    def _publish(self) -> None:
+        publishing = self._push.publish if self._push is not None else self._keep_own
+        try:
+            self.newest = publishing()
+        finally:
+            self._tensors.clear()  # the bits of a version are in the history
+
+    def _keep_own(self) -> Version:
         return self.history.publish(self._tensors)
 
     def check(self) -> None:
@@ -297,13 +336,20 @@ class Outlets:
         """Return what is published, and how to follow it."""
         layout, ways = self.history.layout, []
         if self._push is not None:
-            at = Address(self._push.host, self._push.port)
-            only = " on this machine" if is_loopback(at.host) else ""
-            ways.append(f"'thinwire follow {at}'{only}")
+            only = " on this machine" if is_loopback(self._push.host) else ""
+            ways += [f"'thinwire follow {Address(host, self._push.port)}'{only}" for host in self._hosts()]
         if self._pull is not None:
             ways.append(f"'thinwire follow {self._pull.where}'")
         about = f"{len(layout.slots)} tensors, {megabytes(layout.nbytes)}"
         return f"publishing {self._name!r}: {about}; {' or '.join(ways)}"
+
+    def _hosts(self) -> list[str]:
+        """Return by which addresses others reach the publisher: it may listen at all of this machine's."""
+        host = self._push.host if self._push is not None else ""
+        if host not in EVERYWHERE:
+            return [host]
+        own = [i.address for i in interfaces() if host == "::" or ":" not in i.address]
+        return own or [HERE]
 
     def line(self) -> str:
         """Return where it stands."""

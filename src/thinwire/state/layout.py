@@ -46,6 +46,14 @@ MAX_DIMENSIONS = 8
 LEAST_BOUND, MOST_BOUND = 2.0**-100, 2.0**100
 
 
+class TooLarge(PayloadError):
+    """A state of ``nbytes`` bytes, where at most ``most`` are taken: no second try mends it."""
+
+    def __init__(self, message: str, nbytes: int = 0, most: int = 0) -> None:
+        super().__init__(message)
+        self.nbytes, self.most = nbytes, most
+
+
 @dataclass(frozen=True)
 class Slot:
     """One tensor of a state, as followers use it; with a ``bound``, to within that error in its own units.
@@ -209,7 +217,7 @@ class Layout:
     def from_json(cls, data: bytes | bytearray | memoryview, max_nbytes: int = MAX_NBYTES) -> Layout:
         """Return the layout in ``data``.
 
-        Errors: ``PayloadError`` for anything else, and for a state of more than ``max_nbytes`` bytes.
+        Errors: ``PayloadError`` for anything else, ``TooLarge`` for a state of over ``max_nbytes`` bytes.
         """
         require(len(data) <= MAX_JSON, PayloadError, f"a layout of {len(data)} bytes; at most {MAX_JSON}")
         try:
@@ -220,9 +228,9 @@ class Layout:
             raise PayloadError(f"not a layout of a state: {str(e)[:100]}") from e
         held = sum(n * word.itemsize for word, n in found.words.items())
         nbytes = max(found.nbytes, held)
-        require(
-            nbytes <= max_nbytes, PayloadError, f"a state of {nbytes} bytes is over the limit of {max_nbytes}"
-        )
+        if nbytes > max_nbytes:
+            told = f"a state of {nbytes} bytes is over the limit of {max_nbytes} (max_nbytes)"
+            raise TooLarge(told, nbytes, max_nbytes)
         return found
 
 

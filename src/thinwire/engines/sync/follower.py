@@ -141,13 +141,30 @@ class Follower(Using):
     def replica(self) -> Replica:
         """The copy itself. Errors: ``InputError`` before anything came."""
         if self._mirror.replica is None:
-            raise InputError(f"nothing has come from {self._peer} yet; wait() for it")
+            raise InputError(f"nothing has come from {self.peer} yet; wait() for it")
         return self._mirror.replica
 
     @property
-    def _peer(self) -> str:
-        """Whom this follows, for errors: with a relay of its own, who is above that."""
+    def peer(self) -> str:
+        """Whom this follows, ``host:port``: with a relay of its own, who is above that."""
         return self.relay.peer if self.relay is not None else self._spoke.peer
+
+    @property
+    def reached(self) -> bool:
+        """Whether ``peer`` has ever answered."""
+        return self.relay.reached if self.relay is not None else self._reception.reached
+
+    def diagnosis(self) -> str:
+        """Return the likely cause where no version comes, and what to look at."""
+        port = self.peer.rpartition(":")[2]
+        if not self.reached:
+            return (
+                "nothing answered there as a publisher does; see whether one runs there, and whether a "
+                f"firewall lets TCP port {port} through"
+            )
+        if not self.status.connected:
+            return "it answered before, and is gone; see whether it still runs, and whether the line is up"
+        return "it is connected; see whether its publisher runs and has published, or wait longer"
 
     @property
     def _signed(self) -> float:
@@ -191,8 +208,10 @@ class Follower(Using):
         self._await(lambda: self._newest.number >= version, timeout)
         if self._newest.number < version:
             if self._closing:
-                raise LinkError(f"this end stopped following {self._peer}")
-            raise LinkError(f"waited {timeout:g} s for version {version} from {self._peer}")
+                raise LinkError(f"this end stopped following {self.peer}")
+            raise LinkError(
+                f"waited {timeout:g} s for version {version} from {self.peer}: {self.diagnosis()}"
+            )
         return self._newest
 
     def __iter__(self) -> Iterator[Version]:
@@ -205,7 +224,7 @@ class Follower(Using):
         while not self._closing:
             left = self._signed + self._patience - monotonic()
             if left <= 0:
-                raise LinkError(f"no sign of {self._peer} for {self._patience:g} s")
+                raise LinkError(f"no sign of {self.peer} for {self._patience:g} s: {self.diagnosis()}")
             self._await(lambda: self._newest.number > seen, left)  # noqa: B023
             if self._newest.number > seen:
                 version = self._newest

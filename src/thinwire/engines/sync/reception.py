@@ -108,6 +108,7 @@ class Reception:
         self._arrived, self._failed = arrived, failed
         self.instance = NOTHING
         self.abandoned = self.restarts = self.failures = 0
+        self.reached = False  # whether a connection has ever been up
         self._quiet_since = math.inf  # when the last sign of the publisher was, where a relay lacks one
         self._session = self._received = 0
         self._answered = False
@@ -204,7 +205,7 @@ class Reception:
 
     def _take(self, event: Event) -> None:
         if event.kind is Kind.JOINED:
-            self._hello_due, self._hello_at = True, 0.0
+            self._hello_due, self._hello_at, self.reached = True, 0.0, True
         elif event.kind is Kind.LOST:
             self._set_aside()
         elif event.kind is Kind.DATA:

@@ -139,6 +139,11 @@ class Relay:
         return self._reception.spoke.joined
 
     @property
+    def reached(self) -> bool:
+        """Whether a connection has ever been up."""
+        return self._reception.reached
+
+    @property
     def peer(self) -> str:
         """Whom it follows: ``host:port``."""
         return self._reception.spoke.peer

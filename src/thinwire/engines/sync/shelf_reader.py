@@ -17,7 +17,7 @@ from thinwire.engines.sync.mirror import Mirror
 from thinwire.engines.sync.proof import Proof
 from thinwire.engines.sync.using import PATIENCE, TIMEOUT, Using
 from thinwire.links.inbox import renewed
-from thinwire.state.layout import MAX_NBYTES
+from thinwire.state.layout import MAX_NBYTES, TooLarge
 from thinwire.state.patch import Version
 from thinwire.state.replica import CHECK_EVERY, Replica
 from thinwire.state.stream import check_coder
@@ -58,7 +58,8 @@ class ShelfReader(Using):
     ``check_every``: patches between two hashes of all contents (0: never). ``options`` go to fsspec.
 
     Errors reach whoever waits, iterates or applies: ``AuthError`` where just one end has a token or it is
-    another one, ``InputError`` where the state is not the expected one.
+    another one, ``InputError`` where the state is not the expected one, ``TooLarge`` where it is larger than
+    ``max_nbytes``.
 
     >>> reader = ShelfReader("models/policy", poll=60.0)
     >>> reader.status.version, reader.close()
@@ -143,8 +144,8 @@ class ShelfReader(Using):
         """
         self._await(lambda: self.held.number >= version, timeout)
         if self.held.number < version:
-            reason = f": {self._error}" if self._error else ""
-            raise LinkError(f"version {version} did not come from {self.where} in {timeout:g} s{reason}")
+            told = f"version {version} did not come from {self.where} in {timeout:g} s"
+            raise LinkError(told + self._reason())
         return self.held
 
     def __iter__(self) -> Iterator[Version]:
@@ -165,7 +166,9 @@ class ShelfReader(Using):
             elif self._at_end():
                 return
             elif time.monotonic() - self._signed_at > self._patience:
-                raise LinkError(f"no sign of the publisher at {self.where} for {self._patience:g} s")
+                raise LinkError(
+                    f"no sign of the publisher at {self.where} for {self._patience:g} s{self._reason()}"
+                )
 
     def close(self) -> None:
         """Stop looking; with ``state``, save what is held. Harmless when repeated."""
@@ -186,6 +189,9 @@ class ShelfReader(Using):
         if error is not None:
             raise renewed(error) if isinstance(error, ThinwireError) else error
 
+    def _reason(self) -> str:
+        return f": {self._error}" if self._error else ""
+
     def _at_end(self) -> bool:
         return self._left or self._closing
 
@@ -195,10 +201,10 @@ class ShelfReader(Using):
             try:
                 self._look()
                 pause = self._poll
-            except (InputError, AuthError) as e:  # time does not mend these
+            except (InputError, AuthError, TooLarge) as e:  # time does not mend these
                 self._fatal = e
             except (ThinwireError, OSError) as e:
-                self._error = e if isinstance(e, ThinwireError) else LinkError(f"{self.where}: {e}")
+                self._error = e if isinstance(e, ThinwireError) else _unread(e)
                 pause = min(max(self._poll, 2 * pause), max(SLOWEST, self._poll))
             except Exception as e:  # told to whoever waits
                 self._fatal = e
@@ -233,3 +239,12 @@ class ShelfReader(Using):
     def _told(self) -> None:
         with self._turn:
             self._turn.notify_all()
+
+
+def _unread(error: OSError) -> LinkError:
+    """Return why a store cannot be read; which one is known to whoever is told."""
+    if isinstance(error, FileNotFoundError):
+        return LinkError(
+            "no state is published there yet; check the path, or start a publisher that writes there"
+        )
+    return LinkError(f"it cannot be read: {error.strerror or error}")

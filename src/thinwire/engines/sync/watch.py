@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import os
 import time
 from pathlib import Path
 
 from torch import Tensor
 
-from thinwire.engines.sync.checkpoint import INDEX, files_of, read_checkpoint
+from thinwire.engines.sync.checkpoint import INDEX, SUFFIX, files_of, read_checkpoint
 from thinwire.types import InputError, require
 
 REST = 0.5  # seconds without a change after which a file counts as written
+PART_REST = 10.0  # the same where only some of several files have changed: the others may be on their way
 LOOK = 0.1  # seconds between two looks
 ATTEMPTS = 600  # looks at a checkpoint that does not come to rest, or changes while it is read
 Stamp = tuple[
@@ -19,15 +22,18 @@ Stamp = tuple[
 
 
 class Watch:
-    """A checkpoint at ``path``, a file or a folder. A change is told once, when it has rested ``rest`` s.
+    """A checkpoint at ``path``, a file or a folder. A change is told once, when it has rested.
 
-    For one thread. Reading takes as much memory as the files have bytes.
+    That takes ``rest`` seconds; without it ``REST``, or ``PART_REST`` as long as some of several files are
+    those that were taken last: half of the next checkpoint, and half of the last one. For one thread.
+    Reading takes as much memory as the files have bytes.
     """
 
-    def __init__(self, path: Path, rest: float = REST) -> None:
+    def __init__(self, path: Path, rest: float | None = None) -> None:
         self.path, self._rest = path, rest
         self._seen: Stamp = ()
         self._since = 0.0
+        self._tried: Stamp = ()  # the last that was read, a checkpoint or not
         self._taken: Stamp = ()
 
     def stamp(self) -> Stamp:
@@ -38,19 +44,36 @@ class Watch:
             found = [(file.name, file.stat()) for file in files]
         except (OSError, InputError):
             return ()
-        return tuple((name, s.st_size, s.st_mtime_ns, s.st_ino) for name, s in found)
+        return _stamp(found)
+
+    def _parts(self) -> Stamp:
+        """Return the same of files in a folder that are still to get their names, as rsync calls them."""
+        try:
+            entries = sorted(os.scandir(self.path), key=lambda entry: entry.name)
+            return _stamp([(e.name, e.stat()) for e in entries if f"{SUFFIX}." in e.name and e.is_file()])
+        except OSError:  # it is a file, or one has just gone
+            return ()
 
     def changed(self) -> bool:
         """Look once; return whether there is a checkpoint that was not taken yet, and it rests."""
         stamp, now = self.stamp(), time.monotonic()
-        if stamp != self._seen:
-            self._seen, self._since = stamp, now
-        return bool(stamp) and stamp != self._taken and now - self._since >= self._rest
+        seen = stamp + self._parts()
+        if seen != self._seen:
+            self._seen, self._since = seen, now
+        new = bool(stamp) and stamp not in (self._tried, self._taken)
+        return new and now - self._since >= self._needed(stamp)
+
+    def _needed(self, stamp: Stamp) -> float:
+        """Return the seconds that files have to rest."""
+        if self._rest is not None:
+            return self._rest
+        old = any(file in self._taken for file in stamp if file[0] != INDEX)
+        return PART_REST if old else REST
 
     def take(self) -> dict[str, Tensor] | None:
         """Return the tensors by name; None where the files changed meanwhile: look again.
 
-        Errors: ``InputError`` for files that rest and are no checkpoint; they count as taken.
+        Errors: ``InputError`` for files that rest and are no checkpoint; they are not told again.
         """
         before = self.stamp()
         try:
@@ -58,11 +81,11 @@ class Watch:
         except (InputError, OSError):
             if self.stamp() != before:
                 return None
-            self._taken = before
+            self._tried = before
             raise
         if not before or self.stamp() != before:
             return None
-        self._taken = before
+        self._tried = self._taken = before
         return found
 
     def first(self) -> dict[str, Tensor]:
@@ -72,7 +95,8 @@ class Watch:
         is written to without an end.
         """
         files_of(self.path)
-        for _ in range(ATTEMPTS):
+        resting = 0 if self._rest is None else math.ceil(self._rest / LOOK)
+        for _ in range(ATTEMPTS + resting):
             if self.changed() and (found := self.take()) is not None:
                 return found
             time.sleep(LOOK)
@@ -80,3 +104,7 @@ class Watch:
             told = f"{file} is not there, but the index names it; save the model again"
             require(file.is_file(), InputError, told)
         raise InputError(f"{self.path} changes all the time; publish a file that is written now and then")
+
+
+def _stamp(found: list[tuple[str, os.stat_result]]) -> Stamp:
+    return tuple((name, s.st_size, s.st_mtime_ns, s.st_ino) for name, s in found)
