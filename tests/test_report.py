@@ -200,13 +200,26 @@ def test_runs_over_different_links_say_which_had_which(compared: Path):
 def test_runs_that_do_not_compare_get_no_verdict_and_no_ratios(compared: Path):
     runs = load_runs([compared])
     runs[2].record.config |= {"data": "another text", "steps": 4}
-    said = "3 runs that do not compare: they differ in data, steps."
-    assert headline(runs) == said
-    assert all(row.fewer is None and row.faster is None for row in summary_rows(runs))
-    text = report_html(runs)
+    *comparable, other = summary_rows(runs)
+    assert all(row.compares and row.fewer and row.faster for row in comparable)
+    assert not other.compares and other.fewer is None and other.faster is None
+    assert headline(runs).startswith("step-delta sent")
+    assert "Ratios are against fp32, where a run compares with it." in report_html(runs)
+    said = "2 runs that do not compare: they differ in data, steps."
+    two = [runs[0], runs[2]]
+    assert headline(two) == said
+    text = report_html(two)
     assert f"<h1>{said}</h1>" in text and "these runs differ in data" in text
     assert "fewer bytes" not in text and "faster than" not in text
-    assert headline(runs[:2]).startswith("step-delta sent")
+
+
+def test_one_link_written_in_two_ways_is_one(compared: Path):
+    runs = load_runs([compared])
+    for run, text in zip(runs, ("10mbit,30ms", "30ms, 10mbit", "0.01gbit,30ms"), strict=True):
+        run.record.config["link"] = text
+    assert headline(runs).startswith("thinwire sent")
+    runs[2].record.config["link"] = "10mbit,31ms"
+    assert headline(runs).startswith("step-delta sent")
 
 
 def test_report_of_an_interrupted_run_without_metrics(tmp_path: Path):

@@ -21,7 +21,7 @@ from launchers import Command, cold, free_port, gone, metrics, rank_environment,
 from test_faults import write_text
 from thinwire.lab import train
 from thinwire.lab.config import TrainConfig
-from thinwire.lab.export import remove_results
+from thinwire.lab.export import remove_models
 
 STEPS = 8
 
@@ -123,21 +123,49 @@ def test_the_model_comes_whole_from_machines_that_share_no_folder(
     assert torch.equal(logits(here), logits(there))
 
 
-def test_a_new_run_leaves_nothing_of_the_one_before_in_its_folder(tmp_path: Path):
+def files(folder: Path) -> set[str]:
+    return {str(f.relative_to(folder)) for f in folder.rglob("*") if f.is_file()}
+
+
+def test_a_new_run_removes_the_models_of_the_one_before_and_nothing_else(tmp_path: Path):
     ours = {
         *("model/model-00001-of-00003.safetensors", "model/.model-00001-of-00003.safetensors.1234abcd.part"),
-        *("model/model.safetensors", "model/model.safetensors.index.json"),
-        *("adapter/adapter_model.safetensors", "adapter/adapter_config.json"),
-        "events/events.out.tfevents.1.machine.1.0",
+        *("model/model.safetensors.index.json", "adapter/adapter_model.safetensors"),
+        "adapter/adapter_config.json",
     }
-    theirs = {"notes.txt", "model/readme.md", "events/notes.txt", "checkpoint.safetensors"}
+    theirs = {"notes.txt", "model/readme.md", "model/model.safetensors", "checkpoint.safetensors"}
     for name in ours | theirs:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x")
-    remove_results(tmp_path)
-    assert {str(f.relative_to(tmp_path)) for f in tmp_path.rglob("*") if f.is_file()} == theirs
-    assert not (tmp_path / "adapter").exists()
-    remove_results(tmp_path / "none")
+    remove_models(tmp_path, str(tmp_path / "model"))  # what the new run began with
+    assert files(tmp_path) == ours | theirs
+    remove_models(tmp_path, "gpt2-lab")
+    assert files(tmp_path) == theirs and not (tmp_path / "adapter").exists()
+    remove_models(tmp_path / "none", "gpt2-lab")
+
+
+def test_a_run_in_a_folder_of_somebody_else_leaves_what_is_there(job: list[Any], tmp_path: Path):
+    theirs = {"model/model-00001-of-00002.safetensors", "adapter/adapter_model.safetensors"}
+    theirs |= {"events/events.out.tfevents.1.machine.1.0"}
+    out = tmp_path / "out"
+    for name in theirs:
+        (out / name).parent.mkdir(parents=True)
+        (out / name).write_text("x")
+    short = [*job, "--quiet", "--steps", 1, "--no-save-model", "--out", out]
+    for left in (theirs, set()):  # from then on what is beside the run's record is that run's
+        run = warm().run(tmp_path, *short)
+        assert run.wait() == 0, run.err
+        assert theirs & files(out) == left
+
+
+def test_a_model_that_would_be_read_in_its_place_is_refused_at_the_start(job: list[Any], tmp_path: Path):
+    out = tmp_path / "out"
+    (out / "model").mkdir(parents=True)
+    (out / "model" / "model.safetensors").write_text("x")
+    run = warm().run(tmp_path, *job, "--quiet", "--save-model", "--out", out)
+    assert run.wait() == 2
+    assert "would be read in the place of the model saved there; move it" in sentence(run)
+    assert files(out) == {"model/model.safetensors"}
 
 
 def test_the_saved_model_is_the_evaluated_one(plain: tuple[Command, Path]):

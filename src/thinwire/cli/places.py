@@ -70,7 +70,7 @@ def parse_place(text: str) -> Address | str:
 def largest(max_gb: float | None) -> int:
     """Return the bytes of the largest state to take. Errors: ``InputError``."""
     require(max_gb is None or max_gb > 0, InputError, f"--max-gb is {max_gb}; it must be above 0")
-    return MAX_NBYTES if max_gb is None else int(min(max_gb, GREATEST) * GB)
+    return MAX_NBYTES if max_gb is None else round(min(max_gb, GREATEST) * GB)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -30,6 +29,7 @@ from thinwire.types import InputError, LinkError, require
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 PATIENCE = 300.0  # seconds that --once waits for a follower
+MAX_REST = 86_400.0  # seconds
 SAVE_EVERY = 60.0  # seconds between two saves of --state at least, but for the last
 HERE = "ADDRESS_OF_THIS_MACHINE"  # where none is known
 PUSH, PULL = "For followers that connect", "For followers that fetch"
@@ -146,8 +146,8 @@ def publish(
 
 
 def _watch(file: Path, rest: float | None) -> Watch:
-    good = rest is None or 0 < rest < math.inf
-    require(good, InputError, f"--rest is {rest}; it must be above 0 seconds, and a number of them")
+    good = rest is None or 0 < rest <= MAX_REST
+    require(good, InputError, f"--rest is {rest}; it must be above 0 seconds, and at most {MAX_REST:g}")
     return Watch(file, rest)
 
 

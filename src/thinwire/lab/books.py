@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.lab.emulator.profile import profiles
-from thinwire.lab.event_log import EventLog
-from thinwire.lab.export import remove_results
+from thinwire.lab.event_log import EventLog, remove_events
+from thinwire.lab.export import remove_models
 from thinwire.lab.job import Job
 from thinwire.lab.linkwatch import LinkWatch, added
 from thinwire.lab.machine import environment, peak_rss_bytes
@@ -16,6 +16,7 @@ from thinwire.lab.record import (
     EMULATED,
     INVALID,
     KERNEL,
+    RUN,
     BoundaryBytes,
     Decision,
     Evaluation,
@@ -50,9 +51,10 @@ class Books:
             config = job.config
             self.progress = Progress(job.recipe.name, job.steps, config.quiet)
             self.record = _new_record(job)
+            self._replaces = not config.resume and (Path(config.out) / RUN).exists()
             self.writer = RunWriter(config.out, self.record)
-            if not config.resume:
-                remove_results(Path(config.out))
+            if self._replaces:
+                remove_events(Path(config.out))
             self.events = EventLog(config.out, config.tensorboard)
             for note in job.notes:
                 self.note(note)
@@ -150,6 +152,11 @@ class Books:
             now["evaluations"] = [vars(e) for e in loss.evaluations]
             now["decisions"] = [vars(d) for d in self.record.decisions]
         return _sum(self.before, now)
+
+    def replace(self) -> None:
+        """Remove the models of the run that this one replaces: now that it begins, its own are loaded."""
+        if self._owner and self._replaces:
+            remove_models(Path(self.job.config.out), self.job.config.model)
 
     def resumed(self, step: int, totals: dict[str, Any]) -> None:
         """Go on from a checkpoint made after ``step`` steps, with its totals."""

@@ -16,7 +16,7 @@ from thinwire.lab.models import ModelSource
 from thinwire.lab.split import Stage
 from thinwire.lab.weights import INDEX
 from thinwire.replacing import PART, replacing
-from thinwire.types import InputError, MissingExtra
+from thinwire.types import InputError, MissingExtra, require
 
 ADAPTERS = "adapter_model.safetensors"
 
@@ -120,10 +120,20 @@ def finish_adapters(folder: Path, source: ModelSource, rank: int, world: int) ->
 
 
 def remove_model(folder: Path) -> None:
-    """Remove the weights of an earlier run, and whatever would be read in the place of new ones."""
-    for pattern in ("model-*-of-*.safetensors", f".model-*{PART}", INDEX, "model.safetensors"):
+    """Remove the weights of an earlier run, of which there may have been more shards than there will be."""
+    for pattern in ("model-*-of-*.safetensors", f".model-*{PART}", INDEX):
         for file in folder.glob(pattern):
             file.unlink()
+
+
+def check_unread(folder: Path) -> None:
+    """Raise ``InputError`` where a model that is saved to ``folder`` would not be the one read from it."""
+    other = folder / "model.safetensors"  # which we never write, and which from_pretrained takes first
+    require(
+        not other.exists(),
+        InputError,
+        f"{other} would be read in the place of the model saved there; move it, or take another --out",
+    )
 
 
 def remove_adapters(folder: Path) -> None:

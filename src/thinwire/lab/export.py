@@ -16,7 +16,6 @@ from thinwire.lab.checkpoint import (
     save_stage,
     shard_name,
 )
-from thinwire.lab.event_log import remove_events
 from thinwire.lab.job import Job
 from thinwire.lab.setup import Autocast, World
 from thinwire.lab.split import Stage
@@ -46,11 +45,11 @@ def export_model(job: Job, world: World, stages: list[CompressedStage], telemetr
             remove_adapters(out / "adapter")
 
 
-def remove_results(out: Path) -> None:
-    """Remove what an earlier run in this folder left beside its record: model, adapters, event files."""
-    remove_model(out / "model")
-    remove_adapters(out / "adapter")
-    remove_events(out)
+def remove_models(out: Path, start: str) -> None:
+    """Remove the model and the adapters of an earlier run in this folder, unless ``start`` is among them."""
+    if Path(out).resolve() not in Path(start).resolve().parents:
+        remove_model(out / "model")
+        remove_adapters(out / "adapter")
 
 
 def _gather(

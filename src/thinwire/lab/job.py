@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from thinwire.lab.batches import Batches, pack
 from thinwire.lab.cache import cache_folder
+from thinwire.lab.checkpoint import check_unread
 from thinwire.lab.config import TrainConfig
 from thinwire.lab.config_checks import MEASURED
 from thinwire.lab.cuts import counted_costs, cut_layers
@@ -76,6 +78,8 @@ def prepare(config: TrainConfig) -> Job:
         f"--seq {config.seq} is more than the {source.max_seq} positions of {config.model}; use fewer",
     )
     _check_trained(config, source)
+    if config.save_model:
+        check_unread(Path(config.out) / "model")
     cut = cut_layers(
         counted_costs(source.config),
         config.stages,

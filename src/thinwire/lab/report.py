@@ -91,9 +91,10 @@ def _dot(variable: str, box: bool = False) -> str:
 
 
 def _table(runs: Sequence[Run]) -> str:
-    head = "".join(f"<th>{html.escape(c)}</th>" for c in COLUMNS)
+    head, found = "".join(f"<th>{html.escape(c)}</th>" for c in COLUMNS), summary_rows(runs)
+    apart = "" if all(r.compares for r in found) else ", where a run compares with it"
     rows = []
-    for row, number in zip(summary_rows(runs), series_order(runs), strict=True):
+    for row, number in zip(found, series_order(runs), strict=True):
         first, *rest = cells(row)
         name = _dot(f"--s{number % SERIES}") + html.escape(first)
         kind = ' class="ours"' if number == 1 else ""
@@ -103,7 +104,7 @@ def _table(runs: Sequence[Run]) -> str:
     return _card(
         "The figures",
         "Bytes sent in training over all boundaries, both directions and control traffic. "
-        f"Ratios are against {next(r.label for r in summary_rows(runs) if r.baseline)}. "
+        f"Ratios are against {next(r.label for r in found if r.baseline)}{apart}. "
         "Losses are nats a token, before → after, by uncompressed passes.",
         _scroll(head, "".join(rows)),
     )

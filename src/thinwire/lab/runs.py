@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from thinwire.lab.emulator.profile import Profile
 from thinwire.lab.record import (
     COMPARE,
     INVALID,
@@ -113,8 +115,16 @@ COMPARED = (
 
 def unequal(records: Sequence[RunRecord]) -> dict[str, list[str]]:
     """Return the options besides the recipe in which these runs differ, and their values, in order."""
-    found = {key: sorted({str(r.config[key]) for r in records if key in r.config}) for key in COMPARED}
+    found = {key: sorted({_said(key, r) for r in records if key in r.config}) for key in COMPARED}
     return {key: values for key, values in found.items() if len(values) > 1}
+
+
+def _said(key: str, record: RunRecord) -> str:
+    """Return an option's value in one of the ways in which it can be written."""
+    value = str(record.config[key])
+    with suppress(InputError):
+        return str(Profile.parse(value)) if key == "link" else value
+    return value  # several links, or one of another version
 
 
 def differences(records: Sequence[RunRecord]) -> list[str]:

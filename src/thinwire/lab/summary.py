@@ -36,6 +36,7 @@ class Row:
     eval_final: float | None
     train_eval_final: float | None
     baseline: bool
+    compares: bool  # with the baseline
     status: str
 
 
@@ -56,15 +57,14 @@ def baseline_of(runs: Sequence[Run]) -> Run:
 
 
 def summary_rows(runs: Sequence[Run]) -> list[Row]:
-    """Return one row a run, in order; without ratios where the runs do not compare."""
-    if not runs:
-        return []
-    base, compare = baseline_of(runs), not unequal([run.record for run in runs])
-    return [_row(run, base, compare) for run in runs]
+    """Return one row a run, in order; without ratios for those that do not compare with the baseline."""
+    base = baseline_of(runs) if runs else None
+    return [_row(run, base) for run in runs if base is not None]
 
 
-def _row(run: Run, base: Run, compare: bool) -> Row:
+def _row(run: Run, base: Run) -> Row:
     r, b = run.record, base.record
+    compare = not unequal([b, r])
     return Row(
         label=run.label,
         sent=sent_bytes(r),
@@ -77,6 +77,7 @@ def _row(run: Run, base: Run, compare: bool) -> Row:
         eval_final=r.loss.eval_final,
         train_eval_final=r.loss.train_eval_final,
         baseline=run is base,
+        compares=compare,
         status=r.status,
     )
 
@@ -100,12 +101,13 @@ def headline(runs: Sequence[Run]) -> str:
     The subject is the ``thinwire`` recipe where it is among them, else the run that sent the fewest bytes.
     """
     rows = summary_rows(runs)
-    others = [row for row in rows if not row.baseline]
+    others = [row for row in rows if not row.baseline and row.compares]
     base = next(row for row in rows if row.baseline)
-    if not others:
+    if len(runs) == 1:
         return _alone(base, runs[0].record)
-    if differing := unequal([run.record for run in runs]):
-        return f"{len(runs)} runs that do not compare: they differ in {', '.join(differing)}."
+    if not others:
+        differing = ", ".join(unequal([run.record for run in runs]))
+        return f"{len(runs)} runs that do not compare: they differ in {differing}."
     ours = next((r for r in others if r.label.split(":")[0] == "thinwire"), min(others, key=lambda r: r.sent))
     return (
         f"{ours.label} {_bytes_words(ours)} and {_speed_words(ours)} {base.label}, {_loss_words(ours, base)}."

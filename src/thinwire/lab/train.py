@@ -108,6 +108,7 @@ class Run:
             self._evaluate(0)
         self._take_bearings(done)
         self.telemetry.agree(b"go", 0, "the start of training")
+        self.books.replace()
         if self.world.rank == 0:
             rewind()  # a trace begins with the first step, however long loading took
         self._steps(done)

@@ -33,7 +33,7 @@ from thinwire.engines.sync.protocol import (
 from thinwire.links.events import Event, Kind
 from thinwire.links.inbox import renewed
 from thinwire.links.spoke import Spoke
-from thinwire.state.layout import MAX_NBYTES, Layout
+from thinwire.state.layout import MAX_NBYTES, Layout, TooLarge
 from thinwire.state.moves import Reading
 from thinwire.state.patch import MAX_META, Patch, Version, is_time, load_meta
 from thinwire.types import DesyncError, InputError, LinkError, PayloadError, require
@@ -211,6 +211,8 @@ class Reception:
         elif event.kind is Kind.DATA:
             try:
                 self._hear(protocol.unpack(event.data, DOWN))
+            except TooLarge:  # and will be the next time
+                raise
             except PayloadError as e:
                 self._failure(e)
                 self._leave()
