@@ -259,7 +259,7 @@ def _check_same(saved: dict[str, Any], config: TrainConfig) -> None:
         if key not in free and now.get(key) != value:
             before, asked = ("the default" if v is None else repr(v) for v in (value, now.get(key)))
             raise InputError(
-                f"--resume: the checkpoint was made with {key} {before}, this run asks for {asked}; "
+                f"--resume: the checkpoint was made with {flag(key)} {before}, this run asks for {asked}; "
                 "use the same or another --out"
             )
 
