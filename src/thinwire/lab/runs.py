@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from thinwire.lab.emulator.profile import Profile
 from thinwire.lab.record import (
     COMPARE,
     INVALID,
@@ -21,6 +19,7 @@ from thinwire.lab.record import (
     read_json,
     read_metrics,
 )
+from thinwire.links.shape import LinkShape
 from thinwire.types import InputError
 
 
@@ -120,11 +119,14 @@ def unequal(records: Sequence[RunRecord]) -> dict[str, list[str]]:
 
 
 def _said(key: str, record: RunRecord) -> str:
-    """Return an option's value in one of the ways in which it can be written."""
+    """Return an option's value in words, a plain link's in one of the ways in which it can be written."""
     value = str(record.config[key])
-    with suppress(InputError):
-        return str(Profile.parse(value)) if key == "link" else value
-    return value  # several links, or one of another version
+    if key != "link":
+        return value
+    try:
+        return str(LinkShape.parse(value))
+    except InputError:  # one of an emulated network: two traces of one name need not be the same
+        return value
 
 
 def differences(records: Sequence[RunRecord]) -> list[str]:

@@ -58,8 +58,10 @@ def baseline_of(runs: Sequence[Run]) -> Run:
 
 def summary_rows(runs: Sequence[Run]) -> list[Row]:
     """Return one row a run, in order; without ratios for those that do not compare with the baseline."""
-    base = baseline_of(runs) if runs else None
-    return [_row(run, base) for run in runs if base is not None]
+    if not runs:
+        return []
+    base = baseline_of(runs)
+    return [_row(run, base) for run in runs]
 
 
 def _row(run: Run, base: Run) -> Row:
