@@ -30,7 +30,6 @@ from thinwire.recipes import parse_recipe
 
 LIFTED = "fp32, shape off"
 AGAIN = 2  # visits of a batch after its first
-SETTLE = 1.5  # seconds of idleness after the shape came back, for TCP to forget what it saw meanwhile
 
 
 class Session:
@@ -55,6 +54,12 @@ class Session:
         with lifted():
             for stepper in self.steppers.values():
                 self._steps(stepper, self.batches[-1], 1)
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Let TCP forget the link without its shape."""
+        self.telemetry.agree(b"T", 0, "the end of a turn")
+        self.telemetry.redial()
 
     def turn(self, number: int) -> list[dict[str, Any]]:
         """Let every recipe visit a batch that is new to it, then the same batch again; return its steps."""
@@ -63,11 +68,12 @@ class Session:
             off = name == LIFTED
             with lifted() if off else contextlib.nullcontext():
                 self.telemetry.agree(b"T", 0, "the start of a turn")
+                if not off:  # TCP's window is then as its own steps leave it
+                    self._steps(stepper, self.batches[-1], 1)
                 found = self._steps(stepper, self.batches[number], 1 + AGAIN)
             rows += [{"recipe": name, "visit": visit} | step for visit, step in enumerate(found)]
             if off:
-                self.telemetry.agree(b"T", 0, "the end of a turn")
-                time.sleep(SETTLE)
+                self._begin_anew()
         return rows
 
     def _steps(self, stepper: Stepper, ids: Tensor, n: int) -> list[dict[str, Any]]:
@@ -110,7 +116,6 @@ def main() -> None:
     world = join(job)
     session = Session(job, world, order["recipes"])
     session.warm_up()
-    time.sleep(SETTLE)
     rows = [row for number in range(order["turns"]) for row in session.turn(number)]
     if world.rank == 0:
         write_json(Path(order["out"]), rows)

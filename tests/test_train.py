@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import socket
@@ -22,6 +23,7 @@ from test_faults import write_text
 from thinwire.lab import train
 from thinwire.lab.config import TrainConfig
 from thinwire.lab.export import remove_models
+from thinwire.lab.telemetry import Telemetry
 
 STEPS = 8
 
@@ -171,7 +173,6 @@ def test_a_model_that_would_be_read_in_its_place_is_refused_at_the_start(job: li
 def test_the_saved_model_is_the_evaluated_one(plain: tuple[Command, Path]):
     from transformers import AutoModelForCausalLM
 
-    from thinwire.lab.config import TrainConfig
     from thinwire.lab.job import prepare
 
     saved = record(plain[1])
@@ -319,31 +320,28 @@ def test_a_rank_s_own_error_is_the_only_sentence(job: list[Any], tmp_path: Path)
     gone([command.pid])
 
 
-@pytest.mark.parametrize(
-    ("control", "here", "lifts"),
-    [
-        ("cubic", "bbr", 1),
-        ("auto", "bbr", 1),
-        ("bbr", "cubic", 0),
-        ("system", "cubic", 1),
-        ("system", "bbr", 0),
-    ],
-)
-def test_evaluation_takes_the_shape_off_unless_bbr_would_remember_it(
-    monkeypatch: pytest.MonkeyPatch, control: str, here: str, lifts: int
+@pytest.mark.parametrize("emulated", [True, False])
+def test_after_evaluation_without_the_emulated_shape_tcp_begins_anew(
+    monkeypatch: pytest.MonkeyPatch, emulated: bool
 ) -> None:
-    lifted = list[str]()
+    events = list[str]()
 
     @contextmanager
-    def lift() -> Iterator[None]:
-        lifted.append(control)
-        yield
+    def lift() -> Iterator[bool]:
+        yield emulated
+        events.append("shaped")
 
+    peer = SimpleNamespace(
+        lifted=contextlib.nullcontext,
+        redial=lambda: events.append("redialled"),
+        reliable=SimpleNamespace(forget_estimate=lambda: events.append("forgot")),
+    )
     monkeypatch.setattr(train, "lifted", lift)
-    monkeypatch.setattr(train.congestion, "system", lambda: here)
     run = object.__new__(train.Run)
-    run.config = TrainConfig(emulate=True, congestion=control)
-    run.world = SimpleNamespace(peers={})  # type: ignore[assignment]
-    run.telemetry = SimpleNamespace(agree=lambda *_: [])  # type: ignore[assignment]
+    run.world = SimpleNamespace(peers={1: peer})  # type: ignore[assignment]
+    run.telemetry = Telemetry(run.world, 1.0)
+    monkeypatch.setattr(run.telemetry, "agree", lambda *_: events.append("agreed"))
     with run._unshaped():
-        assert len(lifted) == lifts
+        pass
+    anew = ["redialled", "agreed"] if emulated else []
+    assert events == ["shaped", "agreed", *anew, "forgot"]

@@ -66,13 +66,16 @@ class Stepper:
         return sum(known) / len(known) if known else None
 
     def _through(self, run: Any, block: Tensor) -> float | None:
-        """Pass one batch [B, L + 1] through the pipeline; return the loss on the last rank."""
+        """Pass one batch [B, L + 1] through the pipeline; return the loss on the last rank.
+
+        The logits are nobody's to see: all micro-batches' together would be the largest tensors of a step.
+        """
         losses: list[Tensor] = []
         inputs = (block[:, :-1].contiguous(),) if self.world.rank == 0 else ()
         if self.world.rank == self.world.size - 1:
-            run(*inputs, target=block[:, 1:].contiguous(), losses=losses)
+            run(*inputs, target=block[:, 1:].contiguous(), losses=losses, return_outputs=False)
         else:
-            run(*inputs)
+            run(*inputs, return_outputs=False)
         return sum(v.detach().item() for v in losses) / len(losses) if losses else None
 
     def _clip(self) -> float:

@@ -77,6 +77,16 @@ class Telemetry:
         found: list[Any] = self.spread(tag + b">", self.gather(tag + b"<", value, what), what)
         return found
 
+    def redial(self) -> None:
+        """Let TCP begin anew between all ranks: call it when the emulated link of every rank is shaped again.
+
+        TCP remembers the shortest round trip, then of a link without delay: later ones look like queues, so
+        that cubic would end its slow start at 16 segments, and bbr send next to nothing for ten seconds.
+        """
+        for peer in self.world.peers.values():
+            peer.redial()
+        self.agree(b"D", 0, "the new connections")
+
     def squared_norm(self, own: float) -> float:
         """Return the sum of every rank's squared gradient norm.
 

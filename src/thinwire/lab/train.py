@@ -25,7 +25,6 @@ from thinwire.lab.setup import World, build_parts, join, pick_threads
 from thinwire.lab.stepper import Stepper, learning_rate
 from thinwire.lab.telemetry import StepReport, Telemetry
 from thinwire.lab.warmup import warm_up
-from thinwire.links import congestion
 from thinwire.types import InputError, MeasurementError
 
 LATENESS = 0.1  # of the link's delay: mean lateness of its messages above which a run is no measurement
@@ -102,10 +101,10 @@ class Run:
     def go(self) -> None:
         """Train, evaluate, save."""
         done = self._resume()
-        width = self.job.source.config.hidden_size
-        warm_up(self._parts, self.stepper.optimiser, self.config, width, self.job.recipe)
         if not done:
             self._evaluate(0)
+        width = self.job.source.config.hidden_size
+        warm_up(self._parts, self.stepper.optimiser, self.config, width, self.job.recipe)
         self._take_bearings(done)
         self.telemetry.agree(b"go", 0, "the start of training")
         self.books.replace()
@@ -186,18 +185,15 @@ class Run:
 
     @contextlib.contextmanager
     def _unshaped(self) -> Iterator[None]:
-        """Let evaluation pass at full speed: it is not part of the run that is measured.
-
-        Not over an emulated network by bbr, which remembers the shortest round trip for ten seconds: after
-        one without the shape it sends next to nothing for so long.
-        """
+        """Let evaluation pass at full speed: it is not part of the run that is measured."""
         with contextlib.ExitStack() as stack:
             for peer in self.world.peers.values():
                 stack.enter_context(peer.lifted())
-            if not _by_bbr(self.config.congestion):
-                stack.enter_context(lifted())
+            emulated = stack.enter_context(lifted())
             yield
         self.telemetry.agree(b"U", 0, "the end of the evaluation")
+        if emulated:
+            self.telemetry.redial()
         for peer in self.world.peers.values():
             peer.reliable.forget_estimate()  # what was measured meanwhile is another link's
 
@@ -242,7 +238,3 @@ class Run:
 
     def _final_reports(self) -> list[dict[str, Any]] | None:
         return self.telemetry.gather(b"Z", self.books.totals(self.world), "the final counts")
-
-
-def _by_bbr(control: str) -> bool:
-    return control == "bbr" or (control == congestion.SYSTEM and congestion.system() == "bbr")

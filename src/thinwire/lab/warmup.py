@@ -27,9 +27,9 @@ def warm_up(
     width: int,
     recipe: Recipe,
 ) -> None:
-    """Pass micro-batches through this rank's parts and two back, and a step of size 0 through the optimiser.
+    """Pass a step's micro-batches through this rank's parts, and a step of size 0 through the optimiser.
 
-    As many as the schedule has under way at once, so that the memory for their activations is there.
+    As many as the schedule has under way at once are held, so that the memory for their activations is there.
     ``width``: channels of a hidden state. Weights, gradients, the optimiser's state and the generator of
     random numbers are as before; an optimiser that has a state already, of a run resumed, is left alone.
     """
@@ -47,7 +47,7 @@ def _pass(parts: Mapping[int, Part], config: TrainConfig, width: int) -> None:
     stages = [stage for rank in ranks for stage in _held(config, rank)]
     ahead = [_forward(parts[stage], stage, config, width) for stage in stages[1:]]
     for index, part in parts.items():
-        for _ in range(2):  # gradients of a second one add to those of the first
+        for _ in range(max(2, config.microbatches)):  # as in a step: where memory lies depends on the order
             _back(_forward(part, index, config, width))
     del ahead  # held until here
 

@@ -97,6 +97,10 @@ class Peer:
         with self.shaped.lifted():
             yield
 
+    def redial(self) -> None:
+        """Let TCP begin anew by another connection: one of the two ends dials, and nothing is lost."""
+        self.shaped.redial()
+
     def close(self, timeout: float = 5.0) -> None:
         """Flush for at most ``timeout`` seconds and close the whole stack."""
         self.mailbox.close(timeout)

@@ -74,16 +74,19 @@ def _serve(control: socket.socket, net: Network) -> None:
 
 
 @contextmanager
-def lifted() -> Iterator[None]:
-    """Send at full speed inside the block, if this rank's network is emulated; all ranks do so together."""
+def lifted() -> Iterator[bool]:
+    """Send at full speed inside the block, if this rank's network is emulated; all ranks do so together.
+
+    Yields whether it is. TCP's connections remember what they saw meanwhile: make them anew afterwards.
+    """
     found = _control()
     if found is None:
-        yield
+        yield False
         return
     with found as control:
         _ask(control, LIFT)
         try:
-            yield
+            yield True
         finally:
             _ask(control, LOWER)
 
