@@ -4,8 +4,9 @@ Run ``python -m bench.links`` (``make bench-links``); given names of links or mo
 kinds of cells, each kept when finished, so it goes on where it was stopped:
 
 - timing: one session a model and link, in which all recipes whose losses do not depend on the link take
-  turns on one model in memory: a batch's first visit, then two more. Uncompressed steps with the shape off
-  are among the turns: their time is C, the yardstick of the session.
+  turns on one model in memory: a batch's first visit, then two more, after one of another batch that does
+  not count. Uncompressed steps with the shape off are among the turns: their time is C, the yardstick of the
+  session. TCP connects anew after them.
 - training: one unshaped run a model and recipe, for losses and bytes.
 - whole: end-to-end runs over the emulated link: ``auto`` everywhere, every recipe on the trace, and some
   cells of the matrix that check the product of the other two kinds.

@@ -62,14 +62,17 @@ class Session:
         self.telemetry.redial()
 
     def turn(self, number: int) -> list[dict[str, Any]]:
-        """Let every recipe visit a batch that is new to it, then the same batch again; return its steps."""
+        """Let every recipe visit a batch that is new to it, then the same batch again; return its steps.
+
+        Before these it visits another new batch, which does not count.
+        """
         rows = []
         for name, stepper in self.steppers.items():
             off = name == LIFTED
             with lifted() if off else contextlib.nullcontext():
                 self.telemetry.agree(b"T", 0, "the start of a turn")
-                if not off:  # TCP's window is then as its own steps leave it
-                    self._steps(stepper, self.batches[-1], 1)
+                if not off:  # TCP's window is then as the recipe's own first visits leave it
+                    self._steps(stepper, self.batches[-2 - number], 1)
                 found = self._steps(stepper, self.batches[number], 1 + AGAIN)
             rows += [{"recipe": name, "visit": visit} | step for visit, step in enumerate(found)]
             if off:

@@ -7,7 +7,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from time import sleep
+from time import monotonic, sleep
 
 import pytest
 import torch.distributed as dist
@@ -71,6 +71,28 @@ def test_shape_and_token_apply() -> None:
     with a.lifted():
         a.mailbox.send(b"eval", bytes(1000), "evaluation")
     assert len(b.mailbox.get(b"eval", LONG, "evaluation")) == 1000
+    _close(ranks)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's counts are Linux's")
+def test_a_connection_made_anew_loses_nothing_and_knows_nothing_of_the_one_before() -> None:
+    ranks = _mesh(2)
+    a, b = ranks[0][1], ranks[1][0]
+    before = [peer.kernel.read() for peer in (a, b)]
+    for n in range(20):
+        if n == 10:
+            a.redial()
+            b.redial()
+        a.mailbox.send(b"x", b"%d" % n)
+        b.mailbox.send(b"x", b"%d" % n)
+    for peer in (a, b):
+        assert [peer.mailbox.get(b"x", LONG, "a number") for _ in range(20)] == [b"%d" % n for n in range(20)]
+    end = monotonic() + LONG
+    for peer, counts in zip((a, b), before, strict=True):
+        while (now := peer.kernel.read()) is not None and now.connections < 2 and monotonic() < end:
+            sleep(0.05)
+        assert counts is not None and now is not None
+        assert (counts.connections, now.connections) == (1, 2)
     _close(ranks)
 
 

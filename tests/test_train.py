@@ -23,7 +23,6 @@ from test_faults import write_text
 from thinwire.lab import train
 from thinwire.lab.config import TrainConfig
 from thinwire.lab.export import remove_models
-from thinwire.lab.telemetry import Telemetry
 
 STEPS = 8
 
@@ -328,20 +327,19 @@ def test_after_evaluation_without_the_emulated_shape_tcp_begins_anew(
 
     @contextmanager
     def lift() -> Iterator[bool]:
+        events.append("lifted")
         yield emulated
         events.append("shaped")
 
-    peer = SimpleNamespace(
-        lifted=contextlib.nullcontext,
-        redial=lambda: events.append("redialled"),
-        reliable=SimpleNamespace(forget_estimate=lambda: events.append("forgot")),
-    )
+    reliable = SimpleNamespace(forget_estimate=lambda: events.append("forgot"))
+    peer = SimpleNamespace(lifted=contextlib.nullcontext, reliable=reliable)
     monkeypatch.setattr(train, "lifted", lift)
     run = object.__new__(train.Run)
     run.world = SimpleNamespace(peers={1: peer})  # type: ignore[assignment]
-    run.telemetry = Telemetry(run.world, 1.0)
-    monkeypatch.setattr(run.telemetry, "agree", lambda *_: events.append("agreed"))
+    run.telemetry = SimpleNamespace(  # type: ignore[assignment]
+        agree=lambda *_: events.append("agreed"), redial=lambda: events.append("redialled")
+    )
     with run._unshaped():
-        pass
-    anew = ["redialled", "agreed"] if emulated else []
-    assert events == ["shaped", "agreed", *anew, "forgot"]
+        events.append("evaluated")
+    anew = ["redialled"] if emulated else []
+    assert events == ["agreed", "lifted", "evaluated", "shaped", "agreed", *anew, "forgot"]

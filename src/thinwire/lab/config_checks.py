@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import os
 import types
 import typing
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from thinwire.links import congestion
+from thinwire.links.security import is_loopback
 from thinwire.types import InputError
 
 if TYPE_CHECKING:
@@ -210,11 +212,13 @@ def _emulated(config: TrainConfig) -> None:
     from thinwire.lab.emulator.profile import profiles
 
     profiles(config.link.split(";"), config.ranks)
-    for name in ("relay", "advertise"):
-        if getattr(config, name) is not None:
-            raise InputError(
-                f"--emulate gives every process an address of its own; leave {flag(name)} out, or --emulate"
-            )
+    told = [name for name in ("relay", "advertise") if getattr(config, name) is not None]
+    if not is_loopback(config.host) and congestion.EMULATED not in os.environ:  # inside ranks have theirs
+        told.append("host")
+    if told:
+        raise InputError(
+            f"--emulate gives every process an address of its own; leave {flag(told[0])} out, or --emulate"
+        )
 
 
 def _addresses(config: TrainConfig) -> None:

@@ -83,9 +83,16 @@ class Telemetry:
         TCP remembers the shortest round trip, then of a link without delay: later ones look like queues, so
         that cubic would end its slow start at 16 segments, and bbr send next to nothing for ten seconds.
         """
-        for peer in self.world.peers.values():
+        own, peers = self.world.rank, self.world.peers
+        for peer in peers.values():
             peer.redial()
-        self.agree(b"D", 0, "the new connections")
+        for rank in (r for r in peers if r < own):  # the higher rank of a pair dials, so it knows first
+            self.send(rank, b"D<", 0)
+        for rank in (r for r in peers if r > own):
+            self.get(rank, b"D<", "a new connection")
+            self.send(rank, b"D>", 0)
+        for rank in (r for r in peers if r < own):
+            self.get(rank, b"D>", "an answer over a new connection")
 
     def squared_norm(self, own: float) -> float:
         """Return the sum of every rank's squared gradient norm.

@@ -131,8 +131,8 @@ class Pump:
             answer_zap(self._zap, self._token)
         if self._sock in ready:
             self._receive()
+        self._check_connection()  # before what was sent after a redial
         self._flush()
-        self._check_connection()
         return self.error is None and not (self._linger and (not self._outbox or monotonic() > self._linger))
 
     def _pause(self) -> int:
