@@ -150,7 +150,7 @@ def measure(kind: str, model: str, link: str, recipe: str) -> None:
         evaluate = {"eval_samples": 32, "eval_every": JOBS[model]["steps"] // 6}
         run(kind, model, link, recipe, **evaluate)
     elif link == CHANGE:
-        run(kind, model, link, recipe, emulate=True, link=f"trace:{CHANGE}", steps=240, eval_samples=0)
+        run(kind, model, link, recipe, emulate=True, link=f"trace:{CHANGE}", steps=330, eval_samples=0)
     else:
         run(kind, model, link, recipe, emulate=True, link=LINKS.get(link, f"trace:{link}"), eval_samples=32)
 

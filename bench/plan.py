@@ -4,7 +4,6 @@
 ``thinwire plan --measure --threads 1`` runs for both at once, as ranks compute at once; from its output and
 the links as text, the planner foretells the step of each recipe with the cut and the schedule of the runs.
 Then each recipe runs over each link, emulated below the kernel's TCP, all on the first pass over the samples.
-Machines are measured right before the runs over a link: one that others share is not as fast at all times.
 
 Cells are kept in ``bench/results/plan/`` when finished, so it goes on where it was stopped. The summary,
 ``bench/results/plan.json``, has the replay of each run from its own compute and bytes too (``lab.predict``):
@@ -57,8 +56,8 @@ def job(model: str, **more: Any) -> TrainConfig:
     return TrainConfig(**(JOBS[model] | COMMON | {"epochs": 1} | more))
 
 
-def measure(model: str, link: str) -> None:
-    """Keep what ``thinwire plan --measure`` prints for each of two machines at once, before a link's runs."""
+def measure(model: str) -> None:
+    """Keep what ``thinwire plan --measure`` prints for each of two machines, measured at once."""
     wanted = {k: v for k, v in (JOBS[model] | COMMON).items() if k not in ("steps", "schedule")}
     options = [word for k, v in wanted.items() for word in (f"--{k}", str(v))]
     command = [sys.executable, "-m", "thinwire", "plan", "--measure", "--json", *options]
@@ -66,7 +65,7 @@ def measure(model: str, link: str) -> None:
     said = [p.communicate()[0] for p in both]
     if any(p.returncode for p in both):
         raise SystemExit(f"plan --measure of {model} ended with {[p.returncode for p in both]}")
-    write_json(cell_file(model, link), {"machines": [json.loads(text) for text in said]})
+    write_json(cell_file(model), {"machines": [json.loads(text) for text in said]})
 
 
 def run(model: str, link: str, recipe: str) -> None:
@@ -86,16 +85,16 @@ def run(model: str, link: str, recipe: str) -> None:
     write_json(cell_file(model, link, recipe), cell)
 
 
-def cell_file(model: str, link: str, recipe: str = "") -> Path:
-    """Return where a cell is kept; without a recipe, what was measured of the machines."""
-    return CELLS / f"{model}-{link}-{slug(recipe) if recipe else 'measured'}.json"
+def cell_file(model: str, link: str = "", recipe: str = "") -> Path:
+    """Return where a cell is kept; without a link, what was measured of the model."""
+    return CELLS / f"{model}-{f'{link}-{slug(recipe)}' if link else 'measured'}.json"
 
 
 def cells() -> Iterator[tuple[str, ...]]:
-    """Yield model, link and recipe of each run; before a link's without recipe: machines are to be measured."""
+    """Yield model, link and recipe of each run, and before them the model alone, which is to be measured."""
     for model in JOBS:
+        yield (model,)
         for link in links(model):
-            yield model, link
             for recipe in CANDIDATES:
                 yield model, link, recipe
 
@@ -122,14 +121,14 @@ def machines(found: Row, link: str, folder: str) -> MachinesFile:
     return read_machines(file)
 
 
-def foretold(model: str, found: dict[str, Row]) -> dict[str, list[Proposal]]:
-    """Return the plans over each link whose machines were measured, the proposed one first."""
+def foretold(model: str, found: Row) -> dict[str, list[Proposal]]:
+    """Return the plans over each link, the proposed one first."""
     config = job(model)
     planner, cut = Planner(config), tuple(len(part) for part in prepare(config).cut)
     with tempfile.TemporaryDirectory() as folder:
         return {
-            link: planner.foretell(machines(measured, link, folder), cut, config.schedule)
-            for link, measured in found.items()
+            link: planner.foretell(machines(found, link, folder), cut, config.schedule)
+            for link in links(model)
         }
 
 
@@ -162,8 +161,7 @@ def summary() -> Row:
     """Return all finished runs beside their plans, and the proposals of the links that are finished."""
     rows: list[Row] = []
     choices: list[Row] = []
-    every = {model: {link: found for link in links(model) if (found := read(model, link))} for model in JOBS}
-    measured = {model: found for model, found in every.items() if found}
+    measured = {model: found for model in JOBS if (found := read(model))}
     for model, found in measured.items():
         for link, plans in foretold(model, found).items():
             pairs = [(p, read(model, link, p.recipe)) for p in plans]
@@ -186,7 +184,7 @@ def main() -> None:
     """Run what is missing, and write the summary."""
     CELLS.mkdir(parents=True, exist_ok=True)
     for cell in cells():
-        work = partial(run if len(cell) > 2 else measure, *cell)
+        work = partial(run if len(cell) > 1 else measure, *cell)
         if not cell_file(*cell).exists() and not retried(" ".join(cell), work):
             raise SystemExit(f"not measured, because this machine was too busy: {' '.join(cell)}")
     write_json(RESULTS / "plan.json", summary())
