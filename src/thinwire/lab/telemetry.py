@@ -84,14 +84,15 @@ class Telemetry:
         that cubic would end its slow start at 16 segments, and bbr send next to nothing for ten seconds.
         """
         own, peers = self.world.rank, self.world.peers
+        listening, dialling = [r for r in peers if r < own], [r for r in peers if r > own]
         for peer in peers.values():
             peer.redial()
-        for rank in (r for r in peers if r < own):  # the higher rank of a pair dials, so it knows first
+        for rank in listening:
             self.send(rank, b"D<", 0)
-        for rank in (r for r in peers if r > own):
+        for rank in dialling:
             self.get(rank, b"D<", "a new connection")
             self.send(rank, b"D>", 0)
-        for rank in (r for r in peers if r < own):
+        for rank in listening:
             self.get(rank, b"D>", "an answer over a new connection")
 
     def squared_norm(self, own: float) -> float:

@@ -186,7 +186,7 @@ class Run:
     @contextlib.contextmanager
     def _unshaped(self) -> Iterator[None]:
         """Let evaluation pass at full speed: it is not part of the run that is measured."""
-        self.telemetry.agree(b"O", 0, "the start of the evaluation")  # nobody's steps are without it
+        self.telemetry.agree(b"O", 0, "the start of the evaluation")  # steps elsewhere keep the shape
         with contextlib.ExitStack() as stack:
             for peer in self.world.peers.values():
                 stack.enter_context(peer.lifted())
