@@ -187,7 +187,7 @@ def free_step(model: str, started: str) -> float | None:
 
 
 def matrix() -> list[Row]:
-    """Return every cell there is, in the order of the matrix."""
+    """Return every cell there is, in the order of the matrix, and its share in rounds where it has one."""
     rows: list[Row] = []
     for model in JOBS:
         for link in LINKS:
@@ -197,6 +197,10 @@ def matrix() -> list[Row]:
             else:
                 rows += filter(None, (whole_row(model, link, recipe) for recipe in FIXED))
             rows += filter(None, [whole_row(model, link, AUTO)])
+    made = rounds.shares()
+    for row in rows:
+        if row["model"] == rounds.MODEL and (row["link"], row["recipe"]) in made:
+            row["share_in_rounds"] = made[row["link"], row["recipe"]]
     return rows
 
 

@@ -27,7 +27,10 @@ def _times(x: float | None) -> str:
 
 
 def matrix(model: str) -> Callable[[dict[str, Any], Table], str]:
-    """Return the table of shares: recipes down, links across."""
+    """Return the table of shares, those made in rounds where there are any: recipes down, links across."""
+
+    def share(cell: dict[str, Any]) -> float | None:
+        return cell.get("share_in_rounds") or cell.get("share")
 
     def draw(found: dict[str, Any], table: Table) -> str:
         cells = _cells(found, model)
@@ -35,7 +38,7 @@ def matrix(model: str) -> Callable[[dict[str, Any], Table], str]:
 
         def rows() -> Rows:
             for recipe in recipes:
-                shares = [cells.get((recipe, link), {}).get("share") for link in found["links"]]
+                shares = [share(cells.get((recipe, link), {})) for link in found["links"]]
                 yield [f"`{recipe}`", *map(percent, shares)]
 
         return table(["recipe", *found["links"]], rows())

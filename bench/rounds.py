@@ -116,6 +116,18 @@ def summary() -> list[Row]:
     return out
 
 
+def shares() -> dict[tuple[str, str], float]:
+    """Return what share of its round's free speed a recipe keeps over a link, the median of the rounds."""
+    free, steps = free_steps(), JOBS[MODEL]["steps"]
+    made = (r for r in summary() if free and r["link"] in OVER and r["congestion"] == "cubic")
+    return {
+        (r["link"], r["recipe"]): statistics.median(
+            steps * free[number] / took for number, took in zip(r["rounds"], r["epochs"], strict=True)
+        )
+        for r in made
+    }
+
+
 def missing() -> list[str]:
     """Return the runs that are not made yet; none where nobody has begun."""
     if not CELLS.exists():

@@ -148,6 +148,10 @@ def test_runs_made_in_rounds_count_by_the_median_of_their_rounds(
     assert found["bound"] == pytest.approx(links_summary.bound(LINK, FREE, 100))
     drawn = pages_links.in_rounds({"rounds": {"rows": rounds.summary()}}, pages.table)
     assert "| 1.20× |" in drawn
+    kept = row("tahquant")
+    assert kept["share_in_rounds"] == pytest.approx(FREE * STEPS / (0.4 * (STEPS + 1)))
+    drawn = pages_links.matrix(MODEL)({"rows": [kept | {"share": 0.5}], "links": [LINK]}, pages.table)
+    assert f"| `tahquant` | {pages_links.percent(kept['share_in_rounds'])} |" in drawn
     losses[AUTO] = 7.0  # auto does not reach the loss: being done sooner says nothing
     assert goal()["faster_than"]["tahquant"]["epochs"] is None and goal()["same_loss"] is False
     del took["thinwire"]  # a rival that is missing might be the quickest: then single runs count
