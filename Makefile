@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: help demo test check bench bench-stores bench-quality bench-links bench-plan bench-overlap bench-deltas bench-pushed bench-unbiased bench-emulator bench-state bench-student pages docs setup clean
+.PHONY: help demo test check bench bench-stores bench-quality bench-links bench-plan bench-overlap bench-deltas bench-pushed bench-unbiased bench-emulator bench-state bench-student bench-finetuning pages docs setup clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -54,6 +54,9 @@ bench-overlap: setup  ## Coding beside the compute against in turn with it (a qu
 
 bench-deltas: setup  ## What each kind of delta is worth on real activations (three minutes; goes on where it stopped)
 	$(BIN)/python -m bench.deltas
+
+bench-finetuning: setup  ## What adapters, dropout and packing anew do to a delta (a quarter of an hour; goes on where it stopped)
+	$(BIN)/python -m bench.finetuning
 
 bench-emulator: setup  ## What iperf3 and ping find across emulated links (ten minutes; goes on where it stopped; needs both)
 	$(BIN)/python -m bench.emulator

@@ -9,6 +9,7 @@ it fine-tunes again, which always gives the same, and goes on with the next memo
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,15 @@ from bench.cells import Cells
 from thinwire.channel import Scheme, Sender
 from thinwire.codecs import Uniform
 from thinwire.lab.config import TrainConfig
-from thinwire.lab.job import prepare
+from thinwire.lab.job import Job, prepare
 from thinwire.lab.loss import next_token_loss
 from thinwire.lab.machine import environment
-from thinwire.lab.split import build_stage
+from thinwire.lab.split import Stage, build_stage
 from thinwire.memory import Delta, Memory, NoMemory, RunningMean
 
 RESULTS = Path(__file__).parent / "results" / "deltas.json"
-CONFIG = TrainConfig(steps=24, epochs=3, batch=4, microbatches=4, seq=128, eval_samples=0)
+EPOCHS, LAST = 3, 2  # how many there are, and the last one, counted from 0
+CONFIG = TrainConfig(steps=24, epochs=EPOCHS, batch=4, microbatches=4, seq=128, eval_samples=0)
 MEMORIES: dict[str, Memory] = {
     "direct": NoMemory(),
     "running mean": RunningMean(),
@@ -35,43 +37,61 @@ MEMORIES: dict[str, Memory] = {
 }
 BITS = (2, 4, 8)
 KINDS = {"activations": 1, "gradients": 2}  # where each stands in a step
-Frame = tuple[Tensor, Tensor]
+Frame = tuple[Tensor, Tensor, Tensor]  # sample ids, hidden states, their gradients
 
 
-def capture(config: TrainConfig = CONFIG, skip: int = 1) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Fine-tune, and return for each step the sample ids, the hidden states and their gradients.
-
-    The first ``skip`` positions of each sequence are left out.
-    """
+def capture(config: TrainConfig = CONFIG, skip: int = 1) -> list[Frame]:
+    """Fine-tune, and return what crossed the cut in each step, without the first ``skip`` positions."""
     job = prepare(config)
-    lower, upper = (build_stage(job.source, job.cut, i, config.seed) for i in (0, 1))
-    parameters = [*lower.parameters(), *upper.parameters()]
-    optimiser = torch.optim.AdamW(parameters, config.learning_rate, weight_decay=0.0, fused=True)
-    steps = []
+    stages = [build_stage(job.source, job.cut, i, config.seed) for i in (0, 1)]
+    return [frame for _, frame in fine_tune(job, stages, skip)]
+
+
+def fine_tune(
+    job: Job,
+    stages: Sequence[Stage],
+    skip: int = 1,
+    on_samples: Callable[[list[int]], None] = lambda ids: None,
+    dtype: str = "bf16",
+) -> Iterator[tuple[float, Frame]]:
+    """Train both stages in this process, and yield the loss of each step and what crossed the cut.
+
+    The first ``skip`` positions of each sequence are left out; ``on_samples`` is told the ids before a step.
+    """
+    parameters = [p for stage in stages for p in stage.parameters() if p.requires_grad]
+    optimiser = torch.optim.AdamW(parameters, job.config.learning_rate, weight_decay=0.0, fused=True)
     for ids in job.batches:
-        block = job.train[ids]
-        with torch.autocast("cpu", torch.bfloat16):
-            hidden = lower(block[:, :-1])
-        seen = hidden.detach().requires_grad_()
-        with torch.autocast("cpu", torch.bfloat16):
-            logits = upper(seen)
-        next_token_loss(logits, block[:, 1:]).backward()
-        if seen.grad is None:
-            raise RuntimeError("no gradient reached the boundary")
-        hidden.backward(seen.grad)
+        on_samples(ids.tolist())
+        loss, hidden, gradient = both_ways(stages, job.train[ids], dtype)
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimiser.step()
         optimiser.zero_grad()
-        steps.append((ids, seen.detach()[:, skip:].clone(), seen.grad[:, skip:].clone()))
-    return steps
+        yield loss, (ids, hidden[:, skip:].clone(), gradient[:, skip:].clone())
 
 
-def energy(steps: list[tuple[Tensor, Tensor, Tensor]], which: int, memory: Memory) -> float:
-    """Return the residual's share of the energy over the last epoch."""
+def both_ways(stages: Sequence[Stage], block: Tensor, dtype: str) -> tuple[float, Tensor, Tensor]:
+    """Pass forward and back; return the loss, the hidden states and their gradients."""
+    lower, upper = stages
+    cast = torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bf16")
+    with cast:
+        hidden = lower(block[:, :-1])
+    seen = hidden.detach().requires_grad_()
+    with cast:
+        logits = upper(seen)
+    loss = next_token_loss(logits, block[:, 1:])
+    loss.backward()
+    if seen.grad is None:
+        raise RuntimeError("no gradient reached the boundary")
+    hidden.backward(seen.grad)
+    return loss.item(), seen.detach(), seen.grad
+
+
+def energy(steps: Sequence[Frame], which: int, memory: Memory, epoch: int = LAST) -> float:
+    """Return the residual's share of the energy over one epoch, the last unless it is named."""
     sender, residual, total = Sender(Scheme(memory=memory)), 0.0, 0.0
-    for i, step in enumerate(steps):
+    for i, step in enumerate(steps[: (epoch + 1) * len(steps) // EPOCHS]):
         ids, x = step[0].tolist(), step[which]
-        if i >= 2 * len(steps) // 3:
+        if i >= epoch * len(steps) // EPOCHS:
             residual += (x - predicted(sender, memory, x, ids)).square().sum().item()
             total += x.square().sum().item()
         sender.encode(x, ids)
@@ -87,20 +107,20 @@ def predicted(sender: Sender, memory: Memory, x: Tensor, ids: list[int]) -> Tens
     return probe.encode(x, ids, codec=Uniform(bits=2, clip=1e-6, scale="tensor"))[1]
 
 
-def error(steps: list[tuple[Tensor, Tensor, Tensor]], which: int, memory: Memory, bits: int) -> float:
+def error(steps: Sequence[Frame], which: int, memory: Memory, bits: int) -> float:
     """Return |x_hat - x| / |x| over the last epoch of a closed loop."""
     code = Uniform(bits=bits, group=32)
     sender, wrong, total = Sender(Scheme(code, memory, Uniform(bits=8))), 0.0, 0.0
     for i, step in enumerate(steps):
         x = step[which]
         _, x_hat = sender.encode(x, step[0].tolist())
-        if i >= 2 * len(steps) // 3:
+        if i >= LAST * len(steps) // EPOCHS:
             wrong += (x_hat - x).square().sum().item()
             total += x.square().sum().item()
     return float((wrong / total) ** 0.5)
 
 
-def row(steps: list[tuple[Tensor, Tensor, Tensor]], of: str, label: str) -> dict[str, Any]:
+def row(steps: Sequence[Frame], of: str, label: str) -> dict[str, Any]:
     """Return what one memory makes of activations or gradients."""
     which, memory = KINDS[of], MEMORIES[label]
     errors = {str(b): error(steps, which, memory, b) for b in BITS}

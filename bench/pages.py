@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench import pages_links, pages_plan, pages_state
+from bench import pages_finetuning, pages_links, pages_plan, pages_state
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results"
@@ -29,6 +29,8 @@ PAGES = (
     "docs/student-paper.md",
     "docs/state.md",
     "docs/state-results.md",
+    "docs/concepts.md",
+    "docs/finetuning.md",
 )
 MARK = re.compile(r"<!-- table:([a-z-]+) -->\n.*?<!-- end -->", re.DOTALL)
 Rows = Iterator[list[str]]
@@ -237,6 +239,7 @@ TABLES: dict[str, Callable[[Any], str]] = {
     "links-predictions": of_study(pages_links.predictions),
     **{name: of_study(draw) for name, draw in (pages_plan.TABLES | pages_state.TABLES).items()},
     "followed": partial(pages_state.followed, table=table),
+    **{name: partial(draw, table=table) for name, draw in pages_finetuning.TABLES.items()},
 }
 
 
