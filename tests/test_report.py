@@ -16,7 +16,7 @@ from run_records import write_run
 from thinwire.lab import drawing, plots
 from thinwire.lab.record import COMPARE, EMULATED, KERNEL, write_json
 from thinwire.lab.report import report_html, write_report
-from thinwire.lab.runs import Run, load_runs, slug
+from thinwire.lab.runs import Run, load_runs, slug, unequal
 from thinwire.lab.summary import cells, headline, summary_rows, summary_table
 from thinwire.types import InputError
 
@@ -220,6 +220,32 @@ def test_one_link_written_in_two_ways_is_one(compared: Path):
     assert headline(runs).startswith("thinwire sent")
     runs[2].record.config["link"] = "10mbit,31ms"
     assert headline(runs).startswith("step-delta sent")
+
+
+def test_any_option_but_a_few_makes_runs_unequal(compared: Path):
+    fp32, other, ours = load_runs([compared])
+    values: dict[str, tuple[object, object]] = {
+        "lora": (0, 8),
+        "lr_schedule": ("constant", "cosine"),
+        "dropout": (0.0, 0.1),
+        "threads": (1, 2),
+        "an option to come": (None, 3),
+    }
+    for name, (there, here) in values.items():
+        fp32.record.config[name], ours.record.config[name] = there, here
+    for name in ("out", "port", "eval_every", "resume"):
+        fp32.record.config[name], ours.record.config[name] = "here", "there"
+    assert set(unequal([fp32.record, ours.record])) == set(values)
+    assert headline([fp32, ours]).startswith("2 runs that do not compare: they differ in lora, lr_schedule,")
+    assert not unequal([fp32.record, other.record])  # what one of them does not say, as older ones, is free
+
+
+def test_learning_rates_are_compared_as_they_were(compared: Path):
+    fp32, other, ours = (run.record for run in load_runs([compared]))
+    fp32.config["lr"], other.config["lr"] = None, 2e-5
+    ours.config |= {"lr": None, "lora": 8}
+    assert not unequal([fp32, other])
+    assert unequal([fp32, ours])["lr"] == ["0.0002", "2e-05"]
 
 
 def test_report_of_an_interrupted_run_without_metrics(tmp_path: Path):

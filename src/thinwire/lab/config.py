@@ -249,11 +249,7 @@ class TrainConfig:
     @property
     def learning_rate(self) -> float:
         """Peak learning rate, the default resolved."""
-        if self.lr is not None:
-            return self.lr
-        if self.lora:
-            return LORA_RATE
-        return 1e-3 if self.init == "random" or self.model == "gpt2-lab" else 2e-5
+        return learning_rate(self.to_dict())
 
     def warnings(self) -> list[str]:
         """Return what the user should know before the run, one sentence each."""
@@ -297,6 +293,16 @@ class TrainConfig:
         if not isinstance(values, dict):
             raise InputError(f"the configuration is {type(values).__name__}, not an object of options")
         return cls.from_dict(values)
+
+
+def learning_rate(options: Mapping[str, Any]) -> float:
+    """Return the peak learning rate of ``options``, a configuration as plain values, the default resolved."""
+    given: float | None = options.get("lr")
+    if given is not None:
+        return given
+    if options.get("lora"):
+        return LORA_RATE
+    return 1e-3 if options.get("init") == "random" or options.get("model") == "gpt2-lab" else 2e-5
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from thinwire.lab.config import learning_rate
 from thinwire.lab.record import (
     COMPARE,
     INVALID,
@@ -91,35 +92,22 @@ def _metrics(folder: Path) -> list[StepMetrics]:
     return read_metrics(folder) if (folder / METRICS).exists() else []
 
 
-COMPARED = (
-    "model",
-    "init",
-    "data",
-    "seed",
-    "steps",
-    "epochs",
-    "batch",
-    "seq",
-    "stages",
-    "schedule",
-    "microbatches",
-    "cut",
-    "link",
-    "emulate",
-    "congestion",
-    "dtype",
-    "lr",
-)
+# Options that change no figure; in any other one, runs that compare with each other are the same.
+FREE = {"recipe", "out", "resume", "checkpoint_every", "eval_every", "save_model"}
+FREE |= {"host", "port", "advertise", "token_file", "deadline", "tensorboard", "quiet", "json"}
 
 
 def unequal(records: Sequence[RunRecord]) -> dict[str, list[str]]:
     """Return the options besides the recipe in which these runs differ, and their values, in order."""
-    found = {key: sorted({_said(key, r) for r in records if key in r.config}) for key in COMPARED}
+    keys = dict.fromkeys(key for r in records for key in r.config if key not in FREE)
+    found = {key: sorted({_said(key, r) for r in records if key in r.config}) for key in keys}
     return {key: values for key, values in found.items() if len(values) > 1}
 
 
 def _said(key: str, record: RunRecord) -> str:
-    """Return an option's value in words, a plain link's in one of the ways in which it can be written."""
+    """Return an option's value in words, the same ones however it was asked for."""
+    if key == "lr":
+        return str(learning_rate(record.config))
     value = str(record.config[key])
     if key != "link":
         return value
