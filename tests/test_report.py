@@ -51,6 +51,32 @@ def test_equal_names_are_told_apart(tmp_path: Path):
     assert [r.label for r in load_runs([tmp_path / "a", tmp_path / "b"])] == ["fp32 (a)", "fp32 (b)"]
 
 
+def test_equal_runs_of_two_comparisons_are_told_apart(tmp_path: Path):
+    for folder in ("a/x/fp32", "b/x/fp32", "b/y/fp32"):
+        write_run(tmp_path / folder, "fp32", steps=1)
+    folders = [tmp_path / part for part in ("a/x", "b/x", "b/y")]
+    labels = ["fp32 (a/x/fp32)", "fp32 (b/x/fp32)", "fp32 (y/fp32)"]
+    assert [r.label for r in load_runs(folders)] == labels
+    assert [r.label for r in load_runs([folders[0], folders[0]])] == ["fp32 (fp32)"] * 2  # one run, twice
+
+
+def test_our_recipe_is_known_by_its_name_whatever_the_label(tmp_path: Path):
+    for name in ("fp32", "thinwire:keep=a", "bf16"):
+        for folder in ("a", "b"):
+            write_run(tmp_path / folder / slug(name), name, (4.0, 4.0), steps=1)
+    runs = load_runs([tmp_path / "a", tmp_path / "b"])
+    assert headline(runs).startswith("thinwire:keep=a (a/thinwire-keepa) sent ")
+
+
+def test_a_name_with_brackets_is_printed_as_it_is(tmp_path: Path):
+    for folder in ("[", "a[/x]"):
+        write_run(tmp_path / folder, "fp32", steps=1)
+    runs = load_runs([tmp_path / "[", tmp_path / "a[/x]"])
+    runs[0].record.link.asked = "trace:a[/b]"
+    text = printed(runs).replace("\n", "")
+    assert "fp32 ([)" in text and "x])" in text and "trace:a[/b]" in text
+
+
 def test_nothing_to_load(tmp_path: Path):
     with pytest.raises(InputError, match="holds no run"):
         load_runs([tmp_path])
@@ -254,6 +280,55 @@ def test_report_of_an_interrupted_run_without_metrics(tmp_path: Path):
     text = report_html(load_runs([tmp_path]))
     parsed(text)
     assert "did not finish (interrupted)" in text
+
+
+def interrupted(run: Run, steps: int) -> Run:
+    record, counts = run.record, run.record.bytes
+    share = steps / record.totals.steps
+    part = dataclasses.replace(
+        record,
+        status="interrupted",
+        totals=dataclasses.replace(record.totals, steps=steps, seconds=record.totals.seconds * share),
+        bytes=dataclasses.replace(
+            counts,
+            forward=round(counts.forward * share),
+            backward=round(counts.backward * share),
+            control=round(counts.control * share),
+        ),
+        loss=dataclasses.replace(record.loss, eval_final=None, train_eval_final=None),
+    )
+    return dataclasses.replace(run, record=part)
+
+
+def test_an_interrupted_run_is_no_baseline_of_finished_ones(compared: Path):
+    fp32, other, ours = load_runs([compared])
+    runs = [interrupted(fp32, 2), other, ours]
+    assert [row.baseline for row in summary_rows(runs)] == [False, True, False]
+    assert headline(runs) == headline([other, ours])
+    text = report_html(runs)
+    assert "Ratios are against step-delta." in text and ">smollm2-135m on shakespeare, 21 steps" in text
+    assert "fp32 did not finish (interrupted)" in text
+
+
+def test_an_interrupted_run_is_no_subject_where_a_finished_one_is(compared: Path):
+    fp32, other, ours = load_runs([compared])
+    for steps in (0, 2):
+        assert headline([fp32, other, interrupted(ours, steps)]) == headline([fp32, other])
+
+
+def test_interrupted_runs_alone_are_measured_by_the_step(compared: Path):
+    fp32, _, ours = load_runs([compared])
+    whole = summary_rows([fp32, ours])[1]
+    assert headline([fp32, interrupted(ours, 2)]) == (
+        f"thinwire (interrupted) sent {whole.fewer:.1f}× fewer bytes a step and was {whole.faster:.1f}× "
+        "faster than fp32, with no held-out loss to compare."
+    )
+    assert headline([interrupted(fp32, 2), ours]).startswith("fp32 (interrupted) sent ")
+    assert headline([fp32, interrupted(ours, 0)]).startswith("fp32: 21 steps sent ")
+    assert headline([fp32, interrupted(ours, 0)]).endswith("; no other run has figures to show.")
+    none = [interrupted(fp32, 0), interrupted(ours, 0)]
+    assert headline(none) == "None of these 2 runs has figures to show."
+    assert headline(none[:1]) == "fp32 (interrupted) has no figures to show."
 
 
 def invalid(run: Run) -> Run:

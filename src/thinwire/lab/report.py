@@ -14,7 +14,7 @@ from thinwire.lab.progress import megabytes
 from thinwire.lab.report_details import details, notes
 from thinwire.lab.report_style import CSS
 from thinwire.lab.runs import Run, differences, over
-from thinwire.lab.summary import COLUMNS, cells, headline, summary_rows
+from thinwire.lab.summary import COLUMNS, baseline_of, cells, headline, named, summary_rows
 from thinwire.replacing import replacing
 from thinwire.types import InputError
 
@@ -64,7 +64,7 @@ def _head(runs: Sequence[Run], title: str) -> str:
 
 
 def _setting(runs: Sequence[Run]) -> str:
-    record = runs[0].record
+    record = baseline_of(runs).record
     config = record.config
     parts = [f"{config.get('model', 'A model')} on {config.get('data', 'its data')}"]
     if config.get("stages"):
@@ -104,7 +104,7 @@ def _table(runs: Sequence[Run]) -> str:
     return _card(
         "The figures",
         "Bytes sent in training over all boundaries, both directions and control traffic. "
-        f"Ratios are against {next(r.label for r in found if r.baseline)}{apart}. "
+        f"Ratios are against {next(named(r) for r in found if r.baseline)}{apart}. "
         "Losses are nats a token, before → after, by uncompressed passes.",
         _scroll(head, "".join(rows)),
     )

@@ -55,11 +55,23 @@ def load_runs(paths: Iterable[str | Path]) -> list[Run]:
     found: list[tuple[Path, RunRecord]] = []
     for path in map(Path, paths):
         found += _load(path)
-    names = [record.recipe.name for _, record in found]
+    folders: dict[str, list[Path]] = {}
+    for folder, record in found:
+        folders.setdefault(record.recipe.name, []).append(folder)
     return [
-        Run(name if names.count(name) == 1 else f"{name} ({folder.name})", record, _metrics(folder))
-        for name, (folder, record) in zip(names, found, strict=True)
+        Run(_label(record.recipe.name, folder, folders[record.recipe.name]), record, _metrics(folder))
+        for folder, record in found
     ]
+
+
+def _label(name: str, folder: Path, alike: Sequence[Path]) -> str:
+    """Return a run's name with what tells its folder apart where ``alike``, all of that name, are several."""
+    if len(alike) == 1:
+        return name
+    parts = folder.resolve().parts
+    others = [o for other in alike if (o := other.resolve().parts) != parts]
+    n = next((n for n in range(1, len(parts)) if all(o[-n:] != parts[-n:] for o in others)), len(parts))
+    return f"{name} ({Path(*parts[-n:]).as_posix()})"
 
 
 def _load(path: Path) -> list[tuple[Path, RunRecord]]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 SAME_LOSS = 0.005  # a held-out loss within 0.5 % of the baseline's counts as the same
+NOTHING, PART, WHOLE = range(3)  # what a record shows of its run: an invalid one lacks times alone
 DASH = "–"
 
 
@@ -26,6 +27,8 @@ class Row:
     """One run against the baseline. Bytes are training's, control included, evaluation left out."""
 
     label: str
+    recipe: str
+    shows: int  # NOTHING, PART or WHOLE
     sent: int
     fewer: float | None
     bits_forward: float | None
@@ -52,8 +55,16 @@ def step_seconds(record: RunRecord) -> float | None:
 
 
 def baseline_of(runs: Sequence[Run]) -> Run:
-    """Return the run the others are measured against: fp32 where there is one, else the first."""
-    return next((r for r in runs if r.record.recipe.name == "fp32"), runs[0])
+    """Return the run the others are measured against: of those that show most, fp32 or else the first."""
+    most = max(_shows(r.record) for r in runs)
+    able = [r for r in runs if _shows(r.record) == most]
+    return next((r for r in able if r.record.recipe.name == "fp32"), able[0])
+
+
+def _shows(record: RunRecord) -> int:
+    if not record.totals.steps:
+        return NOTHING
+    return WHOLE if record.status in ("done", INVALID) else PART
 
 
 def summary_rows(runs: Sequence[Run]) -> list[Row]:
@@ -69,6 +80,8 @@ def _row(run: Run, base: Run) -> Row:
     compare = not unequal([b, r])
     return Row(
         label=run.label,
+        recipe=r.recipe.name,
+        shows=_shows(r),
         sent=sent_bytes(r),
         fewer=_ratio(_per_step(sent_bytes(b), b), _per_step(sent_bytes(r), r)) if compare else None,
         bits_forward=r.bits_per_value.forward,
@@ -100,29 +113,53 @@ def change(a: float | None, b: float | None) -> float | None:
 def headline(runs: Sequence[Run]) -> str:
     """Say in one sentence what the runs show, good or bad, or that they do not compare.
 
-    The subject is the ``thinwire`` recipe where it is among them, else the run that sent the fewest bytes.
+    The subject is one of those that show most of themselves: the ``thinwire`` recipe where it is among them,
+    else the run that sent the fewest bytes.
     """
     rows = summary_rows(runs)
-    others = [row for row in rows if not row.baseline and row.compares]
     base = next(row for row in rows if row.baseline)
-    if len(runs) == 1:
-        return _alone(base, runs[0].record)
+    others = [row for row in rows if not row.baseline and row.compares and row.shows]
     if not others:
-        differing = ", ".join(unequal([run.record for run in runs]))
-        return f"{len(runs)} runs that do not compare: they differ in {differing}."
-    ours = next((r for r in others if r.label.split(":")[0] == "thinwire"), min(others, key=lambda r: r.sent))
+        return _no_verdict(base, runs)
+    most = max(row.shows for row in others)
+    able = [row for row in others if row.shows == most]
+    ours = next((r for r in able if is_ours(r)), max(able, key=lambda r: r.fewer or 0.0))
+    a_step = "" if ours.shows == base.shows == WHOLE else " a step"
     return (
-        f"{ours.label} {_bytes_words(ours)} and {_speed_words(ours)} {base.label}, {_loss_words(ours, base)}."
+        f"{named(ours)} {_bytes_words(ours)}{a_step} and {_speed_words(ours)} {named(base)}, "
+        f"{_loss_words(ours, base)}."
     )
 
 
+def named(row: Row) -> str:
+    """Return a run's label, with its status where that is another than done."""
+    return row.label if row.status == "done" else f"{row.label} ({row.status})"
+
+
+def is_ours(row: Row) -> bool:
+    """Return whether the run is one of the ``thinwire`` recipe, whatever its parameters."""
+    return row.recipe.split(":")[0] == "thinwire"
+
+
+def _no_verdict(base: Row, runs: Sequence[Run]) -> str:
+    if len(runs) == 1:
+        return _alone(base, runs[0].record) + "."
+    if differing := ", ".join(unequal([run.record for run in runs])):
+        return f"{len(runs)} runs that do not compare: they differ in {differing}."
+    if not base.shows:
+        return f"None of these {len(runs)} runs has figures to show."
+    return f"{_alone(base, baseline_of(runs).record)}; no other run has figures to show."
+
+
 def _alone(row: Row, record: RunRecord) -> str:
-    text = f"{row.label}: {record.totals.steps} steps sent {megabytes(row.sent)}"
+    if not row.shows:
+        return f"{named(row)} has no figures to show"
+    text = f"{named(row)}: {record.totals.steps} steps sent {megabytes(row.sent)}"
     if row.bits_forward is not None and row.bits_backward is not None:
         text += f", {row.bits_forward + row.bits_backward:.1f} bits a value forward plus backward"
     if row.eval_first is not None and row.eval_final is not None:
         text += f"; held-out loss {row.eval_first:.3f} → {row.eval_final:.3f}"
-    return text + "."
+    return text
 
 
 def _bytes_words(row: Row) -> str:
@@ -178,9 +215,8 @@ TWO_LINES = {
 
 def cells(row: Row) -> list[str]:
     """Return a row as text, in the order of ``COLUMNS``."""
-    name = row.label if row.status == "done" else f"{row.label} ({row.status})"
     return [
-        name,
+        named(row),
         megabytes(row.sent),
         _fixed(row.fewer, 1),
         _bits(row),
@@ -203,9 +239,10 @@ def _bits(row: Row) -> str:
 
 def summary_table(runs: Sequence[Run]) -> Table:
     """Return the table for a terminal, as a Rich renderable of at most 80 columns for short names."""
+    from rich.markup import escape
     from rich.table import Table
 
-    where = f"over {over([run.record for run in runs])}"
+    where = escape(f"over {over([run.record for run in runs])}")
     table = Table(
         box=None,
         pad_edge=False,
@@ -220,5 +257,6 @@ def summary_table(runs: Sequence[Run]) -> Table:
     for row in summary_rows(runs):
         shown = cells(row)
         shown[BITS] = shown[BITS].rsplit(" ", 1)[-1]
-        table.add_row(*shown, style="" if row.baseline else "bold" if row.label == "thinwire" else "")
+        style = "bold" if is_ours(row) and not row.baseline else ""
+        table.add_row(*map(escape, shown), style=style)
     return table
