@@ -100,6 +100,19 @@ def test_late_seconds_are_counted() -> None:
     assert (found.seconds, found.late_seconds, found.worst_second) == (4, 1, 0.5)
 
 
+def test_a_late_second_counts_once_however_often_it_is_asked_for() -> None:
+    meter = LatenessMeter(limit=1e-3)
+    for i in range(20):
+        meter.add(100.0 + i, 0.0)
+    for now, late in ((120.1, 0.03), (120.5, 0.03), (120.9, 0.0)):
+        meter.add(now, late)
+        found = meter.summary()
+        assert (found.seconds, found.late_seconds) == (21, 1)
+    assert found.worst_second == pytest.approx(0.02)
+    meter.add(121.0, 0.0)
+    assert (meter.summary().seconds, meter.summary().late_seconds) == (22, 1)
+
+
 def test_a_failure_is_one_sentence_with_a_shell_s_exit_code() -> None:
     assert str(RankFailure(1, -9)) == "rank 1 was ended by SIGKILL; the others were stopped"
     assert RankFailure(1, -9).exit_code == 137 and RankFailure(0, 3).exit_code == 3

@@ -82,21 +82,23 @@ class LatenessMeter:
         self._bins[bin_ if bin_ < _BINS else -1] += 1
 
     def _close_second(self) -> None:
-        if self._second_packets:
-            mean = self._second_sum / self._second_packets
-            self._seconds += 1
-            self._late_seconds += mean > self._limit
-            self._worst_second = max(self._worst_second, mean)
+        self._seconds, self._late_seconds, self._worst_second = self._with_open_second()
         self._second_packets, self._second_sum = 0, 0.0
 
+    def _with_open_second(self) -> tuple[int, int, float]:
+        """Return the seconds, those of them that were late, and the worst; the open one with them."""
+        if not self._second_packets:
+            return self._seconds, self._late_seconds, self._worst_second
+        mean = self._second_sum / self._second_packets
+        late = self._late_seconds + (mean > self._limit)
+        return self._seconds + 1, late, max(self._worst_second, mean)
+
     def summary(self) -> Lateness:
-        """Return what was measured so far."""
-        self._close_second()
+        """Return what was measured so far. The open second counts as it is and stays open."""
         n = self._packets
         mean = self._sum / n if n else 0.0
-        return Lateness(
-            n, mean, self._p99(), self._worst, self._worst_second, self._seconds, self._late_seconds
-        )
+        seconds, late, worst_second = self._with_open_second()
+        return Lateness(n, mean, self._p99(), self._worst, worst_second, seconds, late)
 
     def _p99(self) -> float:
         above = self._packets * 0.01
