@@ -223,6 +223,14 @@ def test_a_line_is_told_with_its_headers(tmp_path: Path) -> None:
         (DESK + "speed = nan\n" + ATTIC + LINK, "speed = nan"),
         (DESK + 'speed = "fast"\n' + ATTIC + LINK, "speed = 'fast'"),
         (DESK + "layer = 0.1\n" + ATTIC + LINK, "machine 'desk' has no tokens"),
+        (
+            DESK + "tokens = 0.5\nlayer = 0.1\nhead = 1\nupdate = 1\n" + ATTIC + LINK,
+            "machine 'desk' has tokens = 0.5, which is no whole number",
+        ),
+        (
+            DESK + "tokens = 5\nlayer = 1\nhead = 1\nupdate = 1\nthreads = 2.5\n" + ATTIC + LINK,
+            "machine 'desk' has threads = 2.5, which is no whole number",
+        ),
         (DESK + "speed = 1\nlayer = 0.1\n" + ATTIC + LINK, "has both speed and layer"),
         (
             DESK + 'model = "m"\ntokens = 1\nlayer = 1\nhead = 1\nupdate = 1\n' + ATTIC + LINK,
@@ -280,6 +288,24 @@ def test_the_command_prints_a_plan_and_how_to_start_it(tmp_path: Path) -> None:
     for k, line in enumerate(starts):
         assert f"--node-rank {k} " in line and "--cut " in line and "--init random" in line
     assert "--host 192.0.2.7" in out and "--host ADDRESS_OF_attic" in out
+
+
+def test_schedules_that_a_run_refuses_are_not_proposed(tmp_path: Path) -> None:
+    third = Measured("gpt2", 32, 0.02, 0.1, 0.002, 0.0002).toml("shed") + "\n"
+    links = LINK + LINK.replace("attic", "shed") + LINK.replace("desk", "shed")
+    file = str(written(tmp_path, MACHINES + third + links))
+    few = [*GPT2[:-1], "2"]
+    code, out, err = plan(file, *few, "--json")
+    assert code == 0, err
+    assert {p["schedule"] for p in json.loads(out)} == {"gpipe"}
+    code, _, err = plan(file, *few, "--schedule", "1f1b")
+    assert code == 2 and "raise --microbatches from 2 to 3" in err and err.count("\n") == 1
+
+
+def test_a_machine_s_name_is_printed_as_it_is(tmp_path: Path) -> None:
+    code, out, err = plan(str(written(tmp_path, (MACHINES + LINK).replace("attic", "a[/x]"))), *GPT2)
+    assert code == 0, err
+    assert "→ a[/x]" in out or "a[/x] →" in out
 
 
 def test_the_command_lines_carry_all_that_was_planned_with(tmp_path: Path) -> None:
@@ -383,7 +409,11 @@ def read_name(text: str) -> str:
         ),
         (["FILE", *GPT2, "--lora", "8"], "measured with --lora 0, the plan is for --lora 8"),
         (["FILE", "--microbatches", "0"], "microbatches"),
-        (["FILE", "--schedule", "interleaved1f1b"], "interleaved1f1b"),
+        (
+            ["FILE", "--schedule", "interleaved1f1b"],
+            "plan does not foresee --schedule interleaved1f1b; give 1f1b",
+        ),
+        (["FILE", *GPT2, "--microbatches", "1", "--schedule", "1f1b"], "raise --microbatches from 1 to 2"),
     ],
 )
 def test_wrong_words_end_in_one_sentence(tmp_path: Path, arguments: list[str], message: str) -> None:

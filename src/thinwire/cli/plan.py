@@ -6,16 +6,19 @@ import dataclasses
 import os
 import shlex
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from thinwire.cli.options import with_config
 from thinwire.cli.output import PLAIN_WIDTH, print_json, tell
 from thinwire.lab.config import TrainConfig
+from thinwire.lab.config_checks import MAX_STAGES
 from thinwire.lab.machine import cores
 from thinwire.lab.machines_file import MachinesFile, read_machines
 from thinwire.policies.plan import Proposal
@@ -50,13 +53,23 @@ def plan(given: dict[str, Any], machines: File = None, measure: Measure = False,
 
     thinwire plan machines.toml --model smollm2-135m --batch 16 --microbatches 8
     """
-    config = TrainConfig.from_dict(given)
+    require(
+        given.get("schedule") != "interleaved1f1b",
+        InputError,
+        f"plan does not foresee --schedule interleaved1f1b; give {', '.join(TRIED[:-1])} or {TRIED[-1]}, "
+        "or leave it out",
+    )
+    # gpipe takes any number of micro-batches; what others need depends on how many machines there are
+    config = TrainConfig.from_dict({"schedule": "gpipe"} | given)
     require(
         (machines is None) == measure,
         InputError,
         "plan takes a file of machines, or --measure without one; see thinwire plan --help",
     )
     found = None if machines is None else read_machines(machines)
+    schedules: Sequence[str] = (config.schedule,) if "schedule" in given else TRIED
+    if found is not None:
+        schedules = _taken(config, schedules, len(found.machines))
     from thinwire.lab.planning import Planner  # after the checks: it imports the engine
 
     planner, load = Planner(config), _load()
@@ -68,7 +81,6 @@ def plan(given: dict[str, Any], machines: File = None, measure: Measure = False,
             typer.echo(entry.toml(name))
         _warn_if_busy(load)
         return
-    schedules = (config.schedule,) if "schedule" in given else TRIED
     proposals = planner.propose(found, schedules)
     if json:
         print_json([_plain(p, config) for p in proposals])
@@ -76,6 +88,22 @@ def plan(given: dict[str, Any], machines: File = None, measure: Measure = False,
     _print(proposals, config, found)
     if any(m.measured is None for m in found.machines):
         _warn_if_busy(load)
+
+
+def _taken(config: TrainConfig, schedules: Sequence[str], machines: int) -> tuple[str, ...]:
+    """Return those ``schedules`` that a run over so many machines takes; ``InputError`` where none is."""
+    if not 2 <= machines <= MAX_STAGES:
+        return tuple(schedules)  # the search says in its own words what is wrong
+    taken: list[str] = []
+    refused = None
+    for schedule in schedules:
+        try:
+            taken.append(config.replace(schedule=schedule, stages=machines).schedule)
+        except InputError as e:
+            refused = e
+    if not taken and refused is not None:
+        raise refused
+    return tuple(taken)
 
 
 def _load() -> float:
@@ -102,7 +130,7 @@ def _print(proposals: list[Proposal], config: TrainConfig, file: MachinesFile) -
     for name in ("recipe", "schedule", "order", "cut", "s/step", "tokens/s", "of unlimited", "of uncrowded"):
         table.add_column(name, justify="right" if "/" in name or "of" in name else "left", no_wrap=True)
     for p in proposals:
-        table.add_row(
+        cells = (
             p.recipe,
             p.schedule,
             " → ".join(p.order),
@@ -112,6 +140,7 @@ def _print(proposals: list[Proposal], config: TrainConfig, file: MachinesFile) -
             f"{p.unlimited_s / p.seconds:.0%}",
             f"{p.uncrowded_s / p.seconds:.0%}",
         )
+        table.add_row(*map(escape, cells))
     console = Console(width=None if Console().is_terminal else PLAIN_WIDTH, highlight=False)
     console.print(table)
     console.print(f"\nProposed: {proposals[0].recipe}, on the first pass over the samples:", markup=False)

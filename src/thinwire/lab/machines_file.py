@@ -127,6 +127,13 @@ def _number(values: Mapping[str, Any], key: str, where: str) -> float:
     return float(value)
 
 
+def _whole(values: Mapping[str, Any], key: str, where: str) -> int:
+    number = _number(values, key, where)
+    good = number.is_integer()
+    require(good, InputError, f"{where} has {key} = {values[key]!r}, which is no whole number; correct it")
+    return int(number)
+
+
 def _flag(values: Mapping[str, Any], key: str, where: str, default: bool) -> bool:
     value = values.get(key, default)
     require(isinstance(value, bool), InputError, f"{where} has {key} = {value!r}; give true or false")
@@ -148,15 +155,15 @@ def _machine(values: Mapping[str, Any], where: str) -> Entry:
     if not given:
         speed = _number(values, "speed", where) if "speed" in values else 1.0
         return Entry(name, speed, None, address)
-    tokens = _number(values, "tokens", where)
+    tokens = _whole(values, "tokens", where)
     layer, head, update = (_number(values, p, where) for p in ("layer", "head", "update"))
-    embed, lora, threads = (_number(values, p, where) if p in values else 0.0 for p in OPTIONAL)
+    embed = _number(values, "embed", where) if "embed" in values else 0.0
+    lora, threads = (_whole(values, p, where) if p in values else 0 for p in ("lora", "threads"))
     require(
         bool(embed or lora), InputError, f"{where} says nothing of its embedding, embed; measure it again"
     )
     model = _text(values, "model", where)
-    measured = Measured(model, int(tokens), layer, head, update, embed, int(lora), int(threads))
-    return Entry(name, None, measured, address)
+    return Entry(name, None, Measured(model, tokens, layer, head, update, embed, lora, threads), address)
 
 
 def _link(values: Mapping[str, Any], names: Sequence[str], where: str) -> tuple[str, str, Way]:
