@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import sys
 import threading
 from pathlib import Path
@@ -63,6 +64,19 @@ def test_a_run_that_goes_on_leaves_later_checkpoints_behind(tmp_path: Path):
     resume.forget_after(tmp_path, 1, 10)
     assert resume.steps_saved(tmp_path, 0) == resume.steps_saved(tmp_path, 1) == [5, 10]
     assert not (tmp_path / resume.FOLDER / "step-00000020").exists()
+
+
+def test_copies_of_checkpoints_are_left_alone(tmp_path: Path):
+    for step in (5, 10):
+        written(tmp_path, step, 0)
+    kept = [f"step-{name}" for name in ("00000010-backup", "best", "7", "000000010")]
+    for name in kept:
+        shutil.copytree(tmp_path / resume.FOLDER / "step-00000010", tmp_path / resume.FOLDER / name)
+    assert resume.steps_saved(tmp_path, 0) == [5, 10]
+    resume.forget_after(tmp_path, 0, 5)
+    resume.clear(tmp_path, 0)
+    assert sorted(f.name for f in (tmp_path / resume.FOLDER).iterdir()) == sorted(kept)
+    assert all((tmp_path / resume.FOLDER / name / "rank-0.json").exists() for name in kept)
 
 
 def test_two_ranks_leave_checkpoints_behind_at_the_same_time(tmp_path: Path):

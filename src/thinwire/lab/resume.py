@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -38,20 +39,19 @@ FREE |= {"emulate", "congestion", "references", "relay", "overlap"}
 
 def steps_saved(out: Path, rank: int) -> list[int]:
     """Return the steps of which this rank has a whole checkpoint, ascending."""
-    found = (Path(out) / FOLDER).glob(f"step-*/rank-{rank}.json")
-    return sorted(int(f.parent.name.removeprefix("step-")) for f in found)
+    return sorted(step for step, folder in _all(out) if (folder / f"rank-{rank}.json").exists())
 
 
 def clear(out: Path, rank: int) -> None:
     """Remove this rank's checkpoints: those of an earlier run in the same folder are not this run's."""
-    for folder in (Path(out) / FOLDER).glob("step-*"):  # those that a killed rank was writing included
+    for _, folder in _all(out):
         _drop(folder, rank)
 
 
 def forget_after(out: Path, rank: int, step: int) -> None:
     """Remove this rank's checkpoints of later steps: a run that goes on from ``step`` leaves them behind."""
-    for folder in (Path(out) / FOLDER).glob("step-*"):
-        if int(folder.name.removeprefix("step-")) > step:
+    for there, folder in _all(out):
+        if there > step:
             _drop(folder, rank)
 
 
@@ -204,6 +204,15 @@ def _spoilt(old: RunRecord, config: TrainConfig, step: int) -> str | None:
 
 def _folder(out: Path, step: int) -> Path:
     return Path(out) / FOLDER / f"step-{step:08d}"
+
+
+def _all(out: Path) -> list[tuple[int, Path]]:
+    """Return the step and folder of every checkpoint, those that a killed rank was writing included.
+
+    A folder of any other name, a copy that somebody made, is none.
+    """
+    found = (Path(out) / FOLDER).glob("step-*")
+    return [(int(f.name[5:]), f) for f in found if re.fullmatch(r"step-[0-9]{8}", f.name)]
 
 
 def _piece(folder: Path, rank: int, name: str, number: int) -> Path:
