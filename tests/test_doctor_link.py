@@ -22,10 +22,12 @@ from typer.testing import CliRunner
 
 from thinwire.cli.app import app
 from thinwire.lab import linktest, network
+from thinwire.lab.emulator.profile import profiles
 from thinwire.lab.link_advice import advice
 from thinwire.lab.linktest import LinkTest, Machine, Way, dial, listen
 from thinwire.lab.machines_file import read_machines
 from thinwire.links import LinkShape, Peer, ZmqLink
+from thinwire.links.shape import MTU, SEGMENT
 from thinwire.types import AuthError, InputError, LinkError, PayloadError
 
 LONG = 60.0
@@ -277,10 +279,11 @@ def test_the_findings_as_words_and_as_json(as_json: bool, monkeypatch: pytest.Mo
         served.result(LONG)
     if as_json:
         found = json.loads(result.stdout)
-        assert found["out"]["rate"] > 0 and found["links"].keys() == {"out", "back"}
+        assert found["out"]["rate"] > 0 and found["links"].keys() == found["lines"].keys() == {"out", "back"}
         assert tomllib.loads(found["toml"])["link"][0]["link"] == found["links"]["out"]
     else:
         assert all(word in result.stdout for word in ("Mbit/s", "[[link]]", "round trip", "sent again"))
+        assert "as --link to emulate" in result.stdout
 
 
 def test_this_machines_addresses_and_the_way_out() -> None:
@@ -306,6 +309,19 @@ def test_a_fragment_says_where_tcp_keeps_its_window(tmp_path: Path) -> None:
     assert said("cubic", tcp_slow_start_after_idle="1") == [True, False]  # the way back has bbr
     assert said("cubic", tcp_slow_start_after_idle="0") == said("bbr") == [False, False]
     assert said(None) == said("cubic") == [True, False]  # not known: as most systems do
+
+
+def test_a_link_to_be_emulated_is_told_with_its_headers() -> None:
+    test = _test(Way(1e6, 1000, 1.0))
+    assert (str(test.shape(test.out)), str(test.line(test.out))) == ("8mbit,25ms", "8.29mbit,25ms")
+    assert _network_rate(test) == pytest.approx(1e6, rel=1e-3)
+
+
+def _network_rate(test: LinkTest) -> float:
+    """Return what TCP carries [bytes/s] on the emulated line that is printed."""
+    (profile, _) = profiles([str(test.line(test.out))], 2)
+    assert profile.up is not None
+    return profile.up * SEGMENT / MTU
 
 
 def test_advice_is_given_where_there_is_a_reason() -> None:
@@ -351,6 +367,34 @@ def test_no_peer_holds_the_listener_for_as_long_as_it_likes(monkeypatch: pytest.
         with pytest.raises(LinkError, match=r"^waited 3 s for the greeting from the measuring peer"):
             served.result(LONG)
         silent.close()
+
+
+def test_no_peer_asks_for_tasks_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linktest, "MAX_TASKS", 2)
+    with _listening() as (port, _, served):
+        peer = _knocking(port, TOKEN)
+        peer.mailbox.send(linktest.HELLO, HELLO)
+        for _ in range(3):
+            peer.mailbox.send(linktest.DO, b'{"send": 0}')
+        with pytest.raises(PayloadError, match=r"the measuring peer \(.*\) asks for more than a measurement"):
+            served.result(LONG)
+        peer.close()
+
+
+def test_no_peer_fills_the_memory_with_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linktest, "MAX_PIECES", 4)
+    with _listening() as (port, _, served):
+        peer = _knocking(port, TOKEN)
+        sink = linktest._Sink(peer)
+        for _ in range(6):
+            sink._take(linktest.LOAD, bytes(10))
+        assert len(sink._arrivals) == 4
+        with pytest.raises(PayloadError, match="sent 4 pieces or more in one transfer"):
+            sink.counted()
+        peer.mailbox.send(linktest.HELLO, HELLO)
+        peer.mailbox.send(linktest.DO, b'{"end": 0}').result(LONG)
+        served.result(LONG)
+        peer.close()
 
 
 @pytest.mark.parametrize("got", [(1e15, 5e-324), (10**400, 1), (1, 10**400), (0.5, 1), (1, True), (None, 1)])

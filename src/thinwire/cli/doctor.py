@@ -109,7 +109,9 @@ def _dial(peer: str, token: bytes | None, seconds: float, json: bool) -> None:
 
 def _plain(test: LinkTest) -> dict[str, Any]:
     links = {"out": str(test.shape(test.out)), "back": str(test.shape(test.back))}
-    return dataclasses.asdict(test) | {"links": links, "toml": test.fragment(), "advice": advice(test)}
+    lines = {"out": str(test.line(test.out)), "back": str(test.line(test.back))}
+    more = {"links": links, "lines": lines, "toml": test.fragment(), "advice": advice(test)}
+    return dataclasses.asdict(test) | more
 
 
 def _print_link(test: LinkTest, leaves: Interface | None) -> None:
@@ -121,6 +123,7 @@ def _print_link(test: LinkTest, leaves: Interface | None) -> None:
     for name, of in _ROWS.items():
         table.add_row(name, of(test.out), of(test.back))
     table.add_row("as --link", str(test.shape(test.out)), str(test.shape(test.back)))
+    table.add_row("as --link to emulate", str(test.line(test.out)), str(test.line(test.back)))
     console.print(table)
     console.print(
         f"\nround trip {test.rtt * 1e3:.1f} ms at least, {test.median_rtt * 1e3:.1f} ms in the median, "

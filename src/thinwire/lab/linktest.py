@@ -26,7 +26,7 @@ from thinwire.links.kernel import KernelTotals
 from thinwire.links.mesh import Peer, stack
 from thinwire.links.reliable import MAX_SEGMENT
 from thinwire.links.security import check_host
-from thinwire.links.shape import LinkShape
+from thinwire.links.shape import MTU, SEGMENT, LinkShape
 from thinwire.links.zmq_link import ZmqLink
 from thinwire.types import WRONG_VALUES, AuthError, LinkError, PayloadError, require
 
@@ -41,6 +41,8 @@ SETTLE = 1 / 3  # share of a transfer that is left out: TCP finds its rate meanw
 PIECES = 1 << 11, 1 << 16  # bytes of a message, least and most
 AHEAD = 0.3  # seconds of line time, and two round trips, that are kept under way
 MAX_NAME = 64  # characters
+MAX_TASKS = 8  # of a measurement, which has three
+MAX_PIECES = 1 << 19  # of a transfer: 34 GB
 MAX_NUMBER = 1e15  # bytes or seconds; more than that was not measured
 MAX_MESSAGE = 1 << 20  # bytes; a piece of a transfer, or a train of a probe, has 2^18 at most
 HELLO, DO, ECHO, LOAD, SENT, GOT = b"hello", b"do", b"echo", b"load", b"sent", b"got"
@@ -82,8 +84,15 @@ class LinkTest:
 
     def shape(self, way: Way) -> LinkShape:
         """Return a direction as rate and one-way delay: half of the least round trip, rounded."""
-        digits = 2 - math.floor(math.log10(8 * way.rate))
-        return LinkShape(round(8 * way.rate, digits) / 8, round(self.rtt / 2, 4))
+        return self._shape(way.rate)
+
+    def line(self, way: Way) -> LinkShape:
+        """Return a direction as ``shape`` does, but its rate with IP and TCP headers, as emulation has it."""
+        return self._shape(way.rate * MTU / SEGMENT)
+
+    def _shape(self, rate: float) -> LinkShape:
+        digits = 2 - math.floor(math.log10(8 * rate))
+        return LinkShape(round(8 * rate, digits) / 8, round(self.rtt / 2, 4))
 
     def fragment(self) -> str:
         """Return both directions as TOML for ``thinwire plan``."""
@@ -113,11 +122,14 @@ class _Sink:
         self._arrivals: list[tuple[float, int]] = []
 
     def _take(self, tag: bytes, body: bytes) -> None:
-        self._arrivals.append((monotonic(), self._peer.wire_bytes(tag, len(body))))
+        if len(self._arrivals) < MAX_PIECES:
+            self._arrivals.append((monotonic(), self._peer.wire_bytes(tag, len(body))))
 
     def counted(self) -> Fields:
         """Return bytes and seconds of the settled part."""
-        require(len(self._arrivals) > 2, LinkError, f"nothing came from {self._peer.name} in a transfer")
+        pieces, name = len(self._arrivals), self._peer.name
+        require(pieces > 2, LinkError, f"nothing came from {name} in a transfer")
+        require(pieces < MAX_PIECES, PayloadError, f"{name} sent {pieces} pieces or more in one transfer")
         first, last = self._arrivals[0][0], self._arrivals[-1][0]
         begin = first + SETTLE * (last - first)
         start = next(t for t, _ in self._arrivals if t >= begin)
@@ -220,7 +232,7 @@ def _serve(peer: Peer, tell: Callable[[str], None]) -> str:
     there = _answer(peer, HELLO, "the greeting", _machine, DEADLINE)
     tell(f"measuring with {there.name}")
     box.send(HELLO, _pack(vars(Machine(socket.gethostname(), tcp_settings()))))
-    while True:
+    for _ in range(MAX_TASKS):
         sink.start()  # before the task is read: what it announces may already be here
         task, seconds = _answer(peer, DO, "the next task", _task)
         if task == "end":
@@ -231,6 +243,7 @@ def _serve(peer: Peer, tell: Callable[[str], None]) -> str:
         else:
             _answer(peer, SENT, "the transfer", dict, DEADLINE + seconds)
             box.send(GOT, _pack(sink.counted()))
+    raise PayloadError(f"{peer.name} asks for more than a measurement")
 
 
 def _task(asked: Fields) -> tuple[str, float]:
