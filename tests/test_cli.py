@@ -58,6 +58,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[TrainConfig]:
 
     module = types.ModuleType("thinwire.lab.launch")
     module.launch = launch  # type: ignore[attr-defined]
+    module.under_torchrun = lambda config: False  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "thinwire.lab.launch", module)
     return seen
 
@@ -216,6 +217,37 @@ def test_a_failed_compare_leaves_no_earlier_one(launches: list[TrainConfig], tmp
     assert invoke("compare", "bf16", "fp32", "--out", str(tmp_path)).exit_code == 3
     assert not (tmp_path / "compare.json").exists()
     assert not (tmp_path / "report.html").exists()
+
+
+def checkpoint(out: Path, *ranks: int) -> None:
+    folder = out / "checkpoints" / "step-00000004"
+    folder.mkdir(parents=True)
+    for rank in ranks:
+        (folder / f"rank-{rank}.json").write_text("{}")
+
+
+def test_a_compare_goes_on_where_it_was_ended(launches: list[TrainConfig], tmp_path: Path):
+    assert invoke("compare", "fp32", "direct:bits=2", "--out", str(tmp_path)).exit_code == 130
+    checkpoint(tmp_path / "fp32", 0, 1)
+    checkpoint(tmp_path / "direct-bits2", 0)  # the other rank had not come that far
+    launches.clear()
+    recipes = ("fp32", "direct:bits=2", "thinwire")
+    assert invoke("compare", *recipes, "--resume", "--out", str(tmp_path)).exit_code == 130
+    assert [(c.recipe, c.resume) for c in launches] == [("fp32", True), ("direct:bits=2", False)]
+
+
+def test_a_compare_that_cannot_go_on_costs_nothing(launches: list[TrainConfig], tmp_path: Path):
+    assert invoke("compare", "fp32", "thinwire", "--out", str(tmp_path)).exit_code == 0
+    assert invoke("compare", "bf16", "fp32", "--resume", "--out", str(tmp_path)).exit_code == 3
+    assert launches[-1].resume  # no recipe has a checkpoint: the run says so
+    assert (tmp_path / "compare.json").exists() and (tmp_path / "report.html").exists()
+
+
+def test_a_compare_s_options_are_checked_before_they_are_used(launches: list[TrainConfig], tmp_path: Path):
+    file = tmp_path / "job.toml"
+    file.write_text("out = 5\n")
+    result = invoke("compare", "fp32", "thinwire", "--config", str(file))
+    assert result.exit_code == 2 and "--out takes" in one_sentence(result.stderr)
 
 
 def test_an_interrupted_compare_keeps_what_finished(launches: list[TrainConfig], tmp_path: Path):

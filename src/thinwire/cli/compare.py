@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,8 +45,9 @@ def configs_of(recipes: list[str], given: dict[str, Any]) -> list[TrainConfig]:
             raise InputError(f"the recipe {names[i]!r} is given twice; name each one once")
     if len(names) < 2:
         raise InputError(f"compare needs two recipes or more, not only {names[0]!r}; add fp32, or use train")
+    base = TrainConfig.from_dict(given | {"recipe": names[0]})
     return [
-        TrainConfig.from_dict(given | {"recipe": name, "out": str(Path(given["out"]) / folder)})
+        base.replace(recipe=name, out=str(Path(base.out) / folder))
         for name, folder in zip(names, folders, strict=True)
     ]
 
@@ -53,15 +55,16 @@ def configs_of(recipes: list[str], given: dict[str, Any]) -> list[TrainConfig]:
 def run_all(configs: list[TrainConfig], out: Path) -> None:
     """Run every configuration, keep ``compare.json`` up to date, then print the table and write the report.
 
+    What goes on by ``resume`` leaves both files of the part before until it has its own.
     Errors: the failing run's, with its recipe named; what finished before stays readable.
     """
     from thinwire.lab.launch import launch
 
     records: list[dict[str, Any]] = []
-    if is_leader():
+    if is_leader() and not configs[0].resume:
         for stale in (COMPARE, REPORT):  # of an earlier comparison, which must not pass for this one's
             (out / stale).unlink(missing_ok=True)
-    for i, config in enumerate(configs, 1):
+    for i, config in enumerate(_resumed(configs), 1):
         if is_leader() and not config.quiet:
             tell(f"[{i}/{len(configs)}] {config.recipe}")
         try:
@@ -74,6 +77,21 @@ def run_all(configs: list[TrainConfig], out: Path) -> None:
             write_json(out / COMPARE, records)
     if is_leader():
         _finish(configs[0], out, records)
+
+
+def _resumed(configs: list[TrainConfig]) -> list[TrainConfig]:
+    """Return what to run: where some recipes go on from checkpoints, those that have none begin anew."""
+    kept = [config.resume and _has_checkpoint(config) for config in configs]
+    return [c.replace(resume=k) for c, k in zip(configs, kept, strict=True)] if any(kept) else configs
+
+
+def _has_checkpoint(config: TrainConfig) -> bool:
+    """Return whether the ranks of this machine have a checkpoint in common."""
+    from thinwire.lab.launch import under_torchrun
+    from thinwire.lab.resume import steps_saved
+
+    ranks = [int(os.environ["RANK"])] if under_torchrun(config) else range(config.ranks)
+    return bool(set.intersection(*(set(steps_saved(Path(config.out), rank)) for rank in ranks)))
 
 
 def _named(error: ThinwireError, recipe: str, done: str, hint: str) -> ThinwireError:
