@@ -564,6 +564,22 @@ def test_a_feed_finds_the_reception_of_its_relay(monkeypatch: pytest.MonkeyPatch
             relay.check()
 
 
+def test_a_relay_answers_who_dials_before_it_is_done_with_being_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    bind = Hub.bind
+
+    def dialled(*args: Any, **options: Any) -> Hub:
+        hub = bind(*args, **options)
+        with stranger(hub.port) as spoke:
+            until(lambda: spoke.clock.trip is not None, 10.0)  # it was told the time
+        return hub
+
+    with Publisher(weights()) as p:
+        p.publish(1)
+        monkeypatch.setattr(Hub, "bind", dialled)
+        with Relay(HOST, p.port) as relay:
+            assert relay.wait(1).number == 1
+
+
 def test_what_a_module_keeps_besides_tensors_is_no_base() -> None:
     class Counting(nn.Linear):
         def get_extra_state(self) -> dict[str, int]:

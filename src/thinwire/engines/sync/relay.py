@@ -57,9 +57,9 @@ class Relay:
         self._error: Exception | None = None
         self._history: History | None = None
         self._feed: Feed | None = None
+        self._spoke: Spoke | None = None  # the hub's thread, which runs at once, asks for the time by it
         self._hub = Hub.bind(*listen, token=token, silence=silence, clock=self.now, control=congestion)
         self.host, self.port = listen[0], self._hub.port
-        self._spoke: Spoke | None = None
         try:
             self._spoke = Spoke.connect(host, port, token=token, silence=silence)
         except BaseException:
