@@ -33,7 +33,6 @@ from thinwire.engines.sync.follower import Follower
 from thinwire.engines.sync.keeping import Keeping
 from thinwire.engines.sync.manifest import MAX_VERSIONS, File, Manifest, Shelved
 from thinwire.engines.sync.manifest import unpack as unpack_manifest
-from thinwire.engines.sync.mirror import _owned
 from thinwire.engines.sync.peek import ask
 from thinwire.engines.sync.proof import Proof
 from thinwire.engines.sync.protocol import (
@@ -60,6 +59,7 @@ from thinwire.links.hub import Hub
 from thinwire.links.inbox import renewed
 from thinwire.links.spoke import Spoke
 from thinwire.state import moves
+from thinwire.state.binding import owned
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.types import InputError, LinkError, MissingExtra, PayloadError
@@ -171,6 +171,60 @@ def test_two_models_of_one_follower_stay_whole() -> None:
                 f.apply_to(first)
             f.apply_to(second)
             assert torch.equal(second.w, w["w"]) and torch.equal(first.w, w["w"])
+
+
+def replaced(model: Model) -> None:
+    model.w = nn.Parameter(model.w.detach().clone())
+
+
+def assigned(model: Model) -> None:
+    model.load_state_dict({name: x.clone() for name, x in model.state_dict().items()}, assign=True)
+
+
+@pytest.mark.parametrize("change", [replaced, assigned])
+def test_a_model_whose_parameters_were_replaced_goes_on_following(change: Callable[[Model], None]) -> None:
+    w, model = weights(), Model()
+    with Publisher(w) as p, Follower(HOST, p.port) as f:
+        p.publish(1)
+        f.wait(1)
+        assert f.apply_to(model).new and not f.apply_to(model).new
+        change(model)
+        assert f.apply_to(model).new and not f.apply_to(model).new
+        w["w"] += 1
+        f.wait(p.publish(2).number)
+        assert f.apply_to(model).new
+        assert torch.equal(model.w, w["w"]) and model.w.data_ptr() == f.tensors()["w"].data_ptr()
+
+
+def test_a_compiled_model_is_published_and_follows_under_its_own_names() -> None:
+    part = torch.compile(nn.Linear(3, 2), backend="eager")
+    trained, used = torch.compile(nn.Sequential(nn.Linear(3, 2)), backend="eager"), nn.Sequential(part)
+    with Publisher(trained) as p, Follower(HOST, p.port, into=used) as f:
+        assert [*p.history.layout.index] == ["0.weight", "0.bias"]
+        p.publish(1)
+        f.wait(1)
+        f.apply_to(used)
+        assert all(torch.equal(a, b) for a, b in zip(used.parameters(), trained.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("into", [False, True])
+def test_a_model_without_memory_is_refused(into: bool) -> None:
+    trained, empty = nn.Linear(3, 2), nn.Linear(3, 2, device="meta")
+    with Publisher(trained) as p, Follower(HOST, p.port, into=empty if into else None) as f:
+        p.publish(1)
+        with pytest.raises(InputError, match=r"weight is on the meta device.*to_empty\(device=...\)"):
+            f.wait(1)
+            f.apply_to(empty)
+
+
+def test_a_model_without_shapes_is_refused() -> None:
+    with pytest.raises(InputError, match="weight is lazy and has no shape yet; run one batch"):
+        Publisher(nn.LazyLinear(3))
+    with Publisher(nn.Linear(3, 2)) as p, Follower(HOST, p.port) as f:
+        p.publish(1)
+        f.wait(1)
+        with pytest.raises(InputError, match="weight is lazy"):
+            f.apply_to(nn.LazyLinear(2))
 
 
 def test_only_apply_to_touches_a_model(tmp_path: Path) -> None:
@@ -588,7 +642,7 @@ def test_what_a_module_keeps_besides_tensors_is_no_base() -> None:
         def set_extra_state(self, state: object) -> None:
             pass
 
-    assert {*(_owned(Counting(2, 2)) or {})} == {"weight", "bias"}
+    assert {*owned(Counting(2, 2))} == {"weight", "bias"}
 
 
 def test_tensors_are_the_newest_even_while_words_are_written(monkeypatch: pytest.MonkeyPatch) -> None:

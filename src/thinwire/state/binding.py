@@ -1,24 +1,48 @@
-"""Point the parameters and buffers of models at the tensors of a state."""
+"""Let the parameters of models share the memory of a state's tensors, and buffers have their values."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Container
+from itertools import chain
 
+import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from thinwire.state.layout import Layout
 from thinwire.state.view import View
 from thinwire.types import InputError, require
 
+COMPILED = "_orig_mod."  # in the names of what torch.compile has wrapped
+
+
+def owned(model: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors of a module's state dict by name, not copied, compiled or not.
+
+    What it keeps besides tensors, of any kind, is left out. Errors: ``InputError`` for one without a shape.
+    """
+    found: dict[str, Tensor] = {}
+    for name, x in model.state_dict(keep_vars=True).items():
+        if isinstance(x, Tensor):
+            check_shaped(name, x)
+            found[name.replace(COMPILED, "")] = x.detach()
+    return found
+
+
+def check_shaped(name: str, x: Tensor) -> None:
+    """Raise ``InputError`` for a parameter or buffer whose shape torch does not know yet."""
+    if is_lazy(x):
+        raise InputError(f"{name} is lazy and has no shape yet; run one batch through the model first")
+
 
 def bind(layout: Layout, model: nn.Module) -> list[tuple[Tensor, int]]:
     """Return each parameter and buffer of ``model`` that the layout names, and its slot.
 
-    Errors: ``InputError`` naming the first that is missing or of another shape or dtype.
+    Errors: ``InputError`` naming the first that is missing, of another shape or dtype, or on no device.
     """
-    owned: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
-    owned |= dict(model.named_buffers(remove_duplicate=False))
+    both = model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
+    owned = {name.replace(COMPILED, ""): x for name, x in chain(*both)}
     found: dict[int, tuple[Tensor, int]] = {}
     aliases = {name for name, _ in layout.aliases}
     for name, index in layout.index.items():
@@ -29,6 +53,7 @@ def bind(layout: Layout, model: nn.Module) -> list[tuple[Tensor, int]]:
             name in owned, InputError, f"{name} is in the state but not in the model; bind the model it is of"
         )
         x = owned[name]
+        _check_placed(name, x)
         got, want = (tuple(x.shape), x.dtype), (slot.shape, slot.dtype)
         require(
             got == want, InputError, f"{name} is {_text(*got)} in the model and {_text(*want)} in the state"
@@ -40,6 +65,30 @@ def bind(layout: Layout, model: nn.Module) -> list[tuple[Tensor, int]]:
             f"{name} is tied in the model to {layout.slots[tied].name}, not in the state",
         )
     return list(found.values())
+
+
+def _check_placed(name: str, x: Tensor) -> None:
+    check_shaped(name, x)
+    if x.is_meta:
+        raise InputError(f"{name} is on the meta device; give the model memory first: to_empty(device=...)")
+
+
+class Members:
+    """Which parameters and buffers a model had: it is to be bound anew where one was replaced since."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._known = [weakref.ref(x) for x in _members(model)]
+
+    def same(self, model: nn.Module) -> bool:
+        """Return whether these are what ``model`` has; far faster than to bind it."""
+        now = _members(model)
+        return len(now) == len(self._known) and all(
+            ref() is x for ref, x in zip(self._known, now, strict=True)
+        )
+
+
+def _members(model: nn.Module) -> list[Tensor]:
+    return [*model.parameters(), *model.buffers()]
 
 
 class Bound:
@@ -55,24 +104,31 @@ class Bound:
         self._found |= {id(x): (weakref.ref(x), slot) for x, slot in found}
 
     def point(self, view: View, touched: Container[int] | None = None) -> None:
-        """Let each tensor share the memory of its slot, or copy that to where it lives.
+        """Let each parameter share the memory of its slot, or copy that to where it lives.
 
-        Slots that are not among those ``touched`` are there already; None: any may have changed.
+        Slots that are not among those ``touched`` are there already; None: any may have changed. Buffers are
+        always copied: a model may write to its own, as batch norm does.
         """
         touched, self._cut_short = None if self._cut_short else touched, True
         for tensor, index in self._found.values():
             x, values = tensor(), view.slots[index]
             if x is None:
                 continue
+            own = not isinstance(x, nn.Parameter)
             if x.device == values.device:
-                x.data = values
-            elif touched is None or index in touched:
+                x.data = _cloned(values) if own else values
+            elif own or touched is None or index in touched:
                 _copy(x, values)
         self._cut_short = False
 
 
 def _copy(x: Tensor, values: Tensor) -> None:
     x.data.copy_(values, non_blocking=True)
+
+
+def _cloned(values: Tensor) -> Tensor:
+    with torch.inference_mode(False):  # else whoever leaves that mode could no longer write to it
+        return values.clone()
 
 
 def _text(shape: tuple[int, ...], dtype: object) -> str:

@@ -284,9 +284,9 @@ class Replica:
     def bind(self, model: nn.Module) -> None:
         """Let parameters and buffers of ``model`` be the front's tensors, now and after each ``swap``.
 
-        Models bound before stay so. One may have more tensors than the state. Those on another device are
-        copied to, the others share the front's memory: nobody else may write to them. Errors: ``InputError``
-        naming the first tensor that is missing or of another shape or dtype.
+        Models bound before stay so. One may have more tensors than the state. Buffers, and what is on
+        another device, are copied to; other parameters share the front's memory: nobody else may write to
+        them. Errors: ``InputError`` naming the first tensor that is missing, or of another shape or dtype.
         """
         found = binding.bind(self.layout, model)
         with self._lock:

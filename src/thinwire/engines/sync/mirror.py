@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
@@ -14,6 +15,13 @@ from thinwire.state.moves import Reading
 from thinwire.state.patch import Patch, Version
 from thinwire.state.replica import CHECK_EVERY, Replica, check_interval
 from thinwire.types import InputError, PayloadError, require
+
+
+class Shown(NamedTuple):
+    """What a model was shown last: a content's hash, and the tensors that it had then."""
+
+    hash: int
+    members: binding.Members
 
 
 class Mirror:
@@ -37,7 +45,7 @@ class Mirror:
         check_interval(check_every)
         self._check_every = check_every
         self._into, self.max_nbytes, self._base = into, max_nbytes, base
-        self._shown: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # models, and hashes of contents
+        self._shown: WeakKeyDictionary[nn.Module, Shown] = WeakKeyDictionary()
         self.name = ""  # of the state, as its publisher calls it
         self.replica: Replica | None = None
         if saved is not None and saved.is_file():
@@ -63,7 +71,7 @@ class Mirror:
         replica = Replica(layout, self._check_every)
         if self._into is not None:
             binding.bind(layout, self._into)  # whether it fits; no more than that
-        start = self._base if self._base is not None else _owned(self._into)
+        start = binding.owned(self._into) if self._base is None and self._into is not None else self._base
         if start is not None:
             self._start(replica, _of_slots(layout, start))
         self.replica, self._base = replica, None
@@ -81,14 +89,17 @@ class Mirror:
     def show(self, replica: Replica, model: nn.Module) -> bool:
         """Let ``model``, and all shown before, use the replica's newest version.
 
-        Return whether contents are others than when ``model`` was shown last. Errors: ``InputError`` naming
-        the first tensor that does not fit.
+        Return whether contents are others than when ``model`` was shown last, or its tensors are. Errors:
+        ``InputError`` naming the first tensor that does not fit.
         """
-        if model not in self._shown:
+        before = self._shown.get(model)
+        if before is None or not before.members.same(model):
             replica.bind(model)
+            before = None
         replica.swap()  # which another model, or whoever looks at the tensors, may have done meanwhile
-        before, self._shown[model] = self._shown.get(model), replica.hash
-        return before != replica.hash
+        members = binding.Members(model) if before is None else before.members
+        self._shown[model] = Shown(replica.hash, members)
+        return before is None or before.hash != replica.hash
 
     def reading(self, base_hash: int) -> Reading | None:
         """Return what reads a patch from ``base_hash`` as it comes; None where that is not held."""
@@ -110,13 +121,6 @@ class Mirror:
         if self.replica is None:
             raise PayloadError("a version before the layout")
         return self.replica.confirm(version)
-
-
-def _owned(model: nn.Module | None) -> dict[str, Tensor] | None:
-    if model is None:
-        return None
-    found = model.state_dict(keep_vars=True).items()  # with what modules keep besides tensors, of any kind
-    return {name: x.detach() for name, x in found if isinstance(x, Tensor)}
 
 
 def _of_slots(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from thinwire.state.binding import owned
 from thinwire.types import InputError, require
 
 Source = nn.Module | Mapping[str, Tensor]
@@ -17,8 +18,9 @@ Names = Callable[[str], str | None]
 def tensors_of(source: Source, names: Names | None = None) -> Mapping[str, Tensor]:
     """Return the tensors of a module, or of a mapping, by the names that they are published by; not copied.
 
-    What a module keeps besides tensors is left out. ``names`` makes the name of a tensor's own, None for one
-    to leave out. Errors: ``InputError`` where two tensors get one name, or none is left.
+    What a module keeps besides tensors is left out, and what torch.compile adds to names. ``names`` makes
+    the name of a tensor's own, None for one to leave out. Errors: ``InputError`` where two tensors get one
+    name, none is left, or one has no shape yet.
 
     >>> import torch
     >>> layers = {"base.w": torch.zeros(1), "lora.w": torch.ones(1)}
@@ -26,8 +28,7 @@ def tensors_of(source: Source, names: Names | None = None) -> Mapping[str, Tenso
     ['lora.w']
     """
     if isinstance(source, nn.Module):
-        kept = source.state_dict(keep_vars=True).items()  # extra state too, of any kind
-        found: Mapping[str, Tensor] = {n: x.detach() for n, x in kept if isinstance(x, Tensor)}
+        found: Mapping[str, Tensor] = owned(source)
     else:
         found = source
     if names is None:

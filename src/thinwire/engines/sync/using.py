@@ -52,9 +52,9 @@ class Using(ABC):
     def apply_to(self, model: nn.Module) -> Applied:
         """Let ``model`` use the newest version here, between two of its steps; return what that did.
 
-        Parameters and buffers become views of the copy: nobody else may write to them. Models that were
-        given before come along: all are of the same version. Errors: those of the class, and ``InputError``
-        naming the first tensor that does not fit.
+        Parameters become views of the copy: nobody else may write to them; buffers are copied. Models that
+        were given before come along: all are of the same version. Errors: those of the class, and
+        ``InputError`` naming the first tensor that does not fit.
         """
         self._raise()
         began = time.perf_counter()
