@@ -26,7 +26,7 @@ class Publishes(Protocol):
 
 
 def publish_callback(publisher: Publishes, every: int = 1, timeout: float = TIMEOUT) -> TrainerCallback:
-    """Return a callback that publishes after each ``every`` optimiser steps, and after the last one.
+    """Return a callback that publishes after each ``every`` optimiser steps, and what training ends with.
 
     Only the main process publishes. The last loss that was logged goes with each version as ``loss``. After
     training followers, or the store, get ``timeout`` seconds to take the last version; who does not is named
@@ -45,9 +45,6 @@ def publish_callback(publisher: Publishes, every: int = 1, timeout: float = TIME
     class PublishCallback(TrainerCallback):
         """Made here, so that its base is imported only where it is used."""
 
-        def __init__(self) -> None:
-            self._published = -1
-
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             _check_whole(args, kwargs.get("model"))
 
@@ -56,13 +53,12 @@ def publish_callback(publisher: Publishes, every: int = 1, timeout: float = TIME
                 self._publish(state)
 
         def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self._publish(state)
+            self._publish(state)  # the best model may have been loaded since the last step
             if state.is_world_process_zero:
                 _flush(publisher, timeout)
 
         def _publish(self, state: Any) -> None:
-            if state.is_world_process_zero and state.global_step != self._published:
-                self._published = state.global_step
+            if state.is_world_process_zero:
                 publisher.publish(state.global_step, **_loss(state.log_history))
 
     return PublishCallback()
