@@ -396,6 +396,17 @@ def test_a_nan_in_a_lossless_tensor_is_only_bits():
     assert got["embed"][3].isnan().all() and torch.signbit(got["exact"][0]).all()
 
 
+@pytest.mark.parametrize("at", [0, 1])
+def test_truths_of_any_byte_are_published_as_zero_and_one(at):
+    """A follower would refuse another byte; torch takes each for true, or for false, as it happens."""
+    odd, plain = torch.tensor([2, 0, 255], dtype=torch.uint8), torch.tensor([1, 0, 1], dtype=torch.uint8)
+    states_of = [{"mask": x.view(torch.bool)} for x in (odd, torch.zeros_like(odd))]
+    history = History(Layout.of(states_of[0]))
+    history.publish(states_of[at])
+    assert history.publish(states_of[0]).changed == 2 * at  # whole, or what changed
+    assert states.whole(history)["mask"].view(torch.uint8).equal(plain)
+
+
 def test_tensors_in_any_order_of_memory_are_published():
     state = {"x": torch.randn(30, 20), "y": torch.randn(6, 4)[::2]}
     history = History(Layout.of(state))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from thinwire.state.compare import Changes, changed, words_of
@@ -13,7 +14,7 @@ from thinwire.state.layout import Slot
 def fill(slot: Slot, x: Tensor, words: np.ndarray) -> None:
     """Write ``x`` into ``words`` [numel], which are zeros. Errors: ``InputError`` for NaN in a lossy one."""
     if slot.bound is None:
-        words[...] = words_of(x.detach().to("cpu", slot.dtype).contiguous())
+        words[...] = words_of(_plain(x).to("cpu", slot.dtype).contiguous())
     else:
         settle(flat(slot, x), words, slot.bound, slot.name, dtype=slot.dtype)
 
@@ -32,7 +33,12 @@ def take(slot: Slot, x: Tensor, words: np.ndarray) -> Changes:
 
 def flat(slot: Slot, x: Tensor) -> Tensor:
     """Return the values of ``x`` in this machine's memory, 1-D; from another device they come cast."""
-    x = x.detach()
+    x = _plain(x)
     if x.device.type != "cpu":
         x = (x.to(slot.dtype) if slot.bound is None else x.float()).cpu()
     return x.contiguous().reshape(-1)
+
+
+def _plain(x: Tensor) -> Tensor:
+    """Return ``x`` without its history, and truths as 0 and 1: torch takes other bytes too."""
+    return x.view(torch.uint8) != 0 if x.dtype is torch.bool else x.detach()
