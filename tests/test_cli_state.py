@@ -30,7 +30,7 @@ from thinwire.cli.follow import _keep_up, line
 from thinwire.cli.live import Live, warned
 from thinwire.cli.places import Address, parse_place
 from thinwire.cli.publish import parse_bounds
-from thinwire.engines.sync.checkpoint import INDEX, read_checkpoint, write_checkpoint
+from thinwire.engines.sync.checkpoint import INDEX, read_checkpoint, read_header, write_checkpoint
 from thinwire.engines.sync.folder import open_folder
 from thinwire.engines.sync.follower import Follower
 from thinwire.engines.sync.peek import ask, look
@@ -713,6 +713,22 @@ def test_a_damaged_file_is_refused(tmp_path: Path, cut: int):
     file.write_bytes(file.read_bytes()[:cut])
     with pytest.raises(InputError, match="cannot read"):
         read_checkpoint(file)
+
+
+@pytest.mark.parametrize("shape", [[0, 2**70], [0, 2**62, 8]])
+def test_a_shape_that_no_tensor_has_is_refused(tmp_path: Path, shape: list[int]):
+    file = tmp_path / "m.safetensors"
+    header = json.dumps({"w": {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}}).encode()
+    file.write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(InputError, match=r"cannot read .*w is not where the header says"):
+        read_checkpoint(file)
+
+
+def test_notes_of_any_name_leave_the_format_s_own(tmp_path: Path):
+    file = tmp_path / "m.safetensors"
+    write_checkpoint(file, weights(), {"format": "v3", "step": "1"})
+    data = file.read_bytes()
+    assert read_header(data, len(data))[1] == {"format": "pt", "step": "1"}
 
 
 def test_a_watch_tells_each_change_once_it_rests(tmp_path: Path):

@@ -67,6 +67,15 @@ def test_the_digest_tells_layouts_apart(other):
     assert Layout.of(state, **kwargs).digest != states.layout().digest
 
 
+ONE = torch.zeros(3)
+
+
+def test_a_bound_is_of_the_tensor_whichever_of_its_names_it_is_given_by():
+    for bounds in ({"a": 0.5}, {"b": 0.5}, {"a": 0.5, "b": 0.5}):
+        layout = Layout.of({"a": ONE, "b": ONE}, bounds=bounds)
+        assert [slot.bound for slot in layout.slots] == [0.5] and layout.aliases == (("b", "a"),)
+
+
 @pytest.mark.parametrize(
     ("state", "kwargs", "match"),
     [
@@ -77,6 +86,8 @@ def test_the_digest_tells_layouts_apart(other):
         ({"x": torch.zeros(2)}, {"dtype": torch.complex64}, "complex64 cannot be followed"),
         ({"": torch.zeros(2)}, {}, "no name"),
         ({"x\n": torch.zeros(2)}, {}, "no name"),
+        ({"__metadata__": torch.zeros(2)}, {}, "__metadata__ is no tensor's name"),
+        ({"a": ONE, "b": ONE}, {"bounds": {"a": 1.0, "b": 2.0}}, "b and a are one tensor"),
         ({"x": torch.zeros(2)}, {"bounds": {"y": 1.0}}, "'y'"),
         ({"x": torch.zeros(2)}, {"bounds": 0.0}, "bound=0.0"),
         ({"x": torch.zeros(2)}, {"bounds": math.nan}, "bound=nan"),

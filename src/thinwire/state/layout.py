@@ -43,6 +43,7 @@ MAX_JSON = 1 << 24
 MAX_SLOTS = 1 << 18
 MAX_NAME = 512
 MAX_DIMENSIONS = 8
+METADATA = "__metadata__"  # where the header of a safetensors file keeps what is no tensor
 LEAST_BOUND, MOST_BOUND = 2.0**-100, 2.0**100
 
 
@@ -146,10 +147,11 @@ class Layout:
         seen: dict[object, str] = {}
         unknown = set(bounds) - set(tensors) if isinstance(bounds, Mapping) else set()
         require(not unknown, InputError, f"bounds name {sorted(unknown)[:1]}, which is no tensor here")
+        first = {name: seen.setdefault(_memory(name, x), name) for name, x in tensors.items()}
+        bounds = _untied(bounds, first) if isinstance(bounds, Mapping) else bounds
         for name, x in tensors.items():
-            first = seen.setdefault(_memory(name, x), name)
-            if first != name:
-                aliases.append((name, first))
+            if first[name] != name:
+                aliases.append((name, first[name]))
             else:
                 slots.append(_slot(name, x, dtype, bounds))
         return cls(tuple(slots), tuple(aliases))
@@ -248,6 +250,7 @@ def _parse(data: Any) -> Layout:
 def _check_name(name: object) -> None:
     ok = isinstance(name, str) and 0 < len(name) <= MAX_NAME and name.isprintable()
     require(ok, InputError, f"{name!r:.99} is no name of up to {MAX_NAME} printable characters")
+    require(name != METADATA, InputError, f"{name} is no tensor's name in safetensors files; rename it")
 
 
 def _memory(name: str, x: object) -> object:
@@ -256,6 +259,17 @@ def _memory(name: str, x: object) -> object:
         raise InputError(f"{name}: a state is made of dense tensors that hold values, not of {_kind(x)}")
     place = x.data_ptr()
     return (x.device, place, x.dtype, tuple(x.shape), x.stride()) if place and x.numel() else name
+
+
+def _untied(bounds: Mapping[str, float], first: Mapping[str, str]) -> dict[str, float]:
+    """Return the bounds by the first name of each tensor, whichever of its names they were given by."""
+    found: dict[str, float] = {}
+    for name, bound in bounds.items():
+        one = first[name]
+        same = one not in found or found[one] == bound
+        require(same, InputError, f"{name} and {one} are one tensor, and bounds gives it two; leave one out")
+        found[one] = bound
+    return found
 
 
 def _kind(x: object) -> str:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from thinwire.replacing import replacing
+from thinwire.state.layout import METADATA, MOST_NBYTES
 from thinwire.types import WRONG_VALUES, InputError, PayloadError, require
 
 INDEX = "model.safetensors.index.json"
@@ -100,7 +101,7 @@ def read_header(
     )
     try:
         fields = json.loads(bytes(memoryview(data)[8:begin]))
-        notes = {str(key): str(value) for key, value in (fields.pop("__metadata__", None) or {}).items()}
+        notes = {str(key): str(value) for key, value in (fields.pop(METADATA, None) or {}).items()}
         entries = {name: _entry(name, found, size - begin) for name, found in fields.items()}
     except (*WRONG_VALUES, RecursionError) as e:
         raise PayloadError(f"a damaged safetensors header: {str(e)[:100]}") from e
@@ -112,6 +113,7 @@ def _entry(name: str, fields: Any, size: int) -> Entry:
     require(kind in KINDS, PayloadError, f"{name:.99} is {kind!s:.20}, which cannot be followed; cast it")
     whole = all(type(n) is int and n >= 0 for n in (*shape, start, stop))
     fits = whole and start <= stop <= size and stop - start == math.prod(shape) * KINDS[kind].itemsize
+    fits = fits and math.prod(max(1, n) for n in shape) < MOST_NBYTES  # torch cannot make every empty one
     require(fits, PayloadError, f"{name:.99} is not where the header says: the file is cut short or damaged")
     return Entry(KINDS[kind], shape, start, stop)
 
@@ -141,10 +143,11 @@ def _tensor(data: bytearray, begin: int, entry: Entry) -> Tensor:
 def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, str]) -> None:
     """Write ``tensors`` as a safetensors file that replaces ``path`` at once, with ``notes`` as metadata.
 
-    ``from_pretrained`` reads it. Errors: ``OSError``; then what was there is still there.
+    ``from_pretrained`` reads it, and needs the note ``format``, which is always ``pt``. Errors: ``OSError``;
+    then what was there is still there.
     """
     ordered = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # so all are aligned
-    fields: dict[str, Any] = {"__metadata__": {"format": "pt"} | dict(notes)}
+    fields: dict[str, Any] = {METADATA: dict(notes) | {"format": "pt"}}
     at = 0
     for name in ordered:
         x = tensors[name]
