@@ -28,7 +28,7 @@ from thinwire.engines.sync.follower import Follower
 from thinwire.engines.sync.manifest import MAX_NUMBER, STATE
 from thinwire.engines.sync.mirror import Mirror
 from thinwire.engines.sync.proof import Proof
-from thinwire.engines.sync.protocol import Begin, Chunk, Message
+from thinwire.engines.sync.protocol import Begin, Chunk, Done, Message
 from thinwire.engines.sync.publisher import Publisher
 from thinwire.engines.sync.relay import Relay
 from thinwire.engines.sync.serving import Parcel, Serving
@@ -391,3 +391,23 @@ def test_a_hub_that_has_no_room_leaves_no_gap(monkeypatch: pytest.MonkeyPatch) -
         f.wait(1, LONG)
         assert torch.equal(f.tensors()["w"], state["w"])
         assert refused == [Begin.KIND, Chunk.KIND] and sum(begun) == 1 and not f._reception.failures
+
+
+def test_a_link_that_has_no_room_for_the_answer_to_a_patch_does_not_stall(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    state = {"w": torch.randn(500)}
+    with Publisher(state) as p, Follower(HOST, p.port) as f:
+        sending, refused = f._spoke.send, list[int]()
+
+        def send(data: bytes) -> bool:
+            if data[0] == Done.KIND and len(refused) < 2:
+                refused.append(data[0])
+                return False
+            return sending(data)
+
+        monkeypatch.setattr(f._spoke, "send", send)
+        for step in range(1, 4):
+            state["w"] += 1
+            assert f.wait(p.publish(step).number, LONG).number == step
+        assert len(refused) == 2

@@ -337,7 +337,8 @@ class Reception:
             return False
         reading = self._read(landing)
         if not landing.dropped:  # else its bytes may be another's by now, and whole
-            self.spoke.send(self._apply(landing, reading).pack())
+            if not self.spoke.send(self._apply(landing, reading).pack()) and self.spoke.joined:
+                self._hello_due = True  # there was no room, and the feed waits for an answer
             with self._lock:
                 self._pending -= 1
             if self._hello_due:
