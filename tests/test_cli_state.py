@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 
 from slow_proxy import SlowProxy
 from thinwire.cli.app import app
-from thinwire.cli.follow import _keep_up, line
+from thinwire.cli.follow import Taking, _keep_up, line
 from thinwire.cli.live import Live, warned
 from thinwire.cli.places import Address, parse_place
 from thinwire.cli.publish import parse_bounds
@@ -558,6 +558,17 @@ def test_versions_are_taken_at_most_so_often(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("thinwire.cli.follow.time", clock)
     _keep_up([Version(n) for n in (1, 2, 3, 4)], Recorder(), 2.0)  # type: ignore[arg-type]
     assert taken == pytest.approx([100.0, 102.0, 104.0, 109.0])
+
+
+def test_a_state_that_is_not_written_is_held_once(published):
+    publisher, state, _ = published
+    with Follower("127.0.0.1", publisher.port) as f:
+        taking = Taking(f, None, None, None, Live(str, quiet=True))
+        for step in range(2, 4):
+            taking.take(f.wait(publisher.publish(step, trained(state)).number).number)
+            assert f.replica.held.number == step
+        with pytest.raises(InputError, match="nothing is in front"):
+            f.replica.tensors()
 
 
 def test_on_a_terminal_one_line_is_kept_fresh(monkeypatch: pytest.MonkeyPatch):

@@ -201,14 +201,16 @@ class Taking:
     def take(self, number: int) -> None:
         """Take the newest version, which is ``number`` or newer, unless it was taken already."""
         replica = self._reader.replica
-        replica.catch_up(TIMEOUT)
-        if replica.hash == self._taken:
+        if self._out is not None:
+            replica.catch_up(TIMEOUT)  # for nobody else: from then on there are two buffers
+        version = replica.held if self._out is None else replica.shown
+        if version.hash == self._taken:
             return
-        self._taken, number = replica.hash, max(number, replica.version)
+        self._taken, number = version.hash, max(number, version.number)
         if self._out is not None:
             own = {slot.name for slot in replica.layout.slots}  # a tied name stands for one of these
             tensors = {name: x for name, x in replica.tensors().items() if name in own}
-            notes = {"thinwire.hash": f"{replica.hash:016x}"} | {k: str(v) for k, v in replica.meta.items()}
+            notes = {"thinwire.hash": f"{version.hash:016x}"} | {k: str(v) for k, v in version.meta.items()}
             write_checkpoint(self._out, tensors, notes | {"thinwire.version": str(number)})
         if self._state is not None and time.monotonic() - self._saved_at >= STATE_EVERY:
             self._reader.save()
