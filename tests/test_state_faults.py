@@ -35,6 +35,7 @@ from thinwire.engines.sync.serving import Parcel, Serving
 from thinwire.engines.sync.shelf_writer import ShelfWriter
 from thinwire.engines.sync.watch import Watch
 from thinwire.state import history as histories
+from thinwire.state import intake
 from thinwire.state import log as logs
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
@@ -91,7 +92,8 @@ def inside(history: History) -> tuple[object, ...]:
 
 
 FAULTS = [(histories, "logged", MemoryError), (logs, "merge", MemoryError)]
-FAULTS += [(History, "_settle", KeyboardInterrupt)]
+FAULTS += [(History, "_settle", KeyboardInterrupt), (intake, "take", KeyboardInterrupt)]
+FAULTS += [(histories, "_note", KeyboardInterrupt)]
 
 
 @pytest.mark.parametrize(("where", "name", "error"), FAULTS, ids=[name for _, name, _ in FAULTS])

@@ -39,6 +39,9 @@ class Changes(NamedTuple):
     moved: int
 
 
+Keep = Callable[[Changes], object]  # told what changed while a failure, or a Ctrl-C, still undoes it
+
+
 def word_dtype(dtype: torch.dtype) -> np.dtype:
     """Return the signed integer that holds the bits of one element.
 
@@ -56,12 +59,18 @@ def words_of(x: Tensor) -> Array:
 
 
 def changed(
-    new: Tensor, words: Array, dtype: torch.dtype, name: str = "a tensor", whole: bool = False
+    new: Tensor,
+    words: Array,
+    dtype: torch.dtype,
+    name: str = "a tensor",
+    whole: bool = False,
+    keep: Keep | None = None,
 ) -> Changes:
     """Cast ``new`` to ``dtype``, bring ``words`` (of as many elements) up to it, and return what changed.
 
     Bits decide: NaN equals itself, and zero differs from minus zero. With ``whole``, all old words come
-    back without positions where that takes less memory. ``name`` is for errors.
+    back without positions where that takes less memory. ``name`` is for errors. ``keep`` is told what
+    changed before anything can come between.
 
     >>> words = np.zeros(3, dtype=np.int16)
     >>> changed(torch.tensor([0.0, 1.0, 0.0]), words, torch.bfloat16).positions.tolist(), words.tolist()
@@ -76,10 +85,12 @@ def changed(
         ready = piece.dtype == dtype and piece.is_cpu
         return words_of(piece if ready else buffer[: piece.numel()].copy_(piece))
 
-    return replace(new, words, cast, name, whole)
+    return replace(new, words, cast, name, whole, keep)
 
 
-def replace(new: Tensor, words: Array, fresh: Fresh, name: str, whole: bool) -> Changes:
+def replace(
+    new: Tensor, words: Array, fresh: Fresh, name: str, whole: bool, keep: Keep | None = None
+) -> Changes:
     """Make ``words`` what ``fresh`` says, piece by piece, and return what changed; a failure undoes it."""
     n = new.numel()
     require(n == words.size, InputError, f"{name} has {n} elements, expected {words.size}")
@@ -95,7 +106,10 @@ def replace(new: Tensor, words: Array, fresh: Fresh, name: str, whole: bool) -> 
                     held[:] = now
                 else:
                     write(words, piece.at, piece.new)
-        return _joined(log, words, room if whole else None)
+        found = _joined(log, words, room if whole else None)
+        if keep is not None:
+            keep(found)
+        return found
     except BaseException:
         for piece in log:
             piece.restore(words)

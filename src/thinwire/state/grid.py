@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.state.compare import Changes, replace
+from thinwire.state.compare import Changes, Keep, replace
 from thinwire.state.masks import where
 from thinwire.state.stream import Array
 from thinwire.types import InputError, require
@@ -33,12 +33,13 @@ def settle(
     name: str = "a tensor",
     whole: bool = False,
     dtype: torch.dtype = torch.float32,
+    keep: Keep | None = None,
 ) -> Changes:
     """Move ``words`` (int32 [numel]) until they are within ``bound`` of ``new``, and return what changed.
 
-    ``bound`` is in the units of ``new``; ``whole`` as in ``changed``; followers use ``dtype``. NaN, infinity
-    and values too large for the bound (over about 2**22 of it, or where ``dtype`` rounds by more) are an
-    ``InputError`` that names the tensor; then nothing moved.
+    ``bound`` is in the units of ``new``; ``whole`` and ``keep`` as in ``changed``; followers use ``dtype``.
+    NaN, infinity and values too large for the bound (over about 2**22 of it, or where ``dtype`` rounds by
+    more) are an ``InputError`` that names the tensor; then nothing moved.
 
     >>> words = np.zeros(3, dtype=np.int32)
     >>> settle(torch.tensor([0.9, 1.0, -2.6]), words, 1.0).positions.tolist(), words.tolist()
@@ -59,7 +60,7 @@ def settle(
         return now
 
     with np.errstate(invalid="ignore", over="ignore"):
-        return replace(new, words, moved, name, whole)
+        return replace(new, words, moved, name, whole, keep)
 
 
 def values(words: Array, bound: float, dtype: torch.dtype = torch.float32) -> Tensor:

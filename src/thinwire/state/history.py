@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,6 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from thinwire.state import body, content, intake, moves, saved
+from thinwire.state.compare import Changes
 from thinwire.state.lane import Ends, Lane, in_use
 from thinwire.state.layout import MAX_NBYTES, Layout
 from thinwire.state.log import Entry, Log, logged, merge
@@ -137,11 +139,9 @@ class History:
             slot = self.layout.slots[piece.slot]
             if piece.slot != last or flat is None:
                 flat, last = intake.flat(slot, found[piece.slot]), piece.slot
-            words = self._overwrite(i)
-            took = intake.take(slot, flat[piece.start : piece.stop], words)
-            if len(took.old):
-                made.append(Move(i, *took))
-                step += moves.hash_of(made[-1:])  # while the words are in a cache
+            words, known = self._overwrite(i), len(made)
+            intake.take(slot, flat[piece.start : piece.stop], words, partial(_note, made, i))
+            step += moves.hash_of(made[known:])  # while the words are in a cache
         return step
 
     def _advance(self, version: Version, made: list[Move]) -> Version:
@@ -351,6 +351,11 @@ class History:
             self.layout.digest,
             packed,
         )
+
+
+def _note(made: list[Move], piece: int, took: Changes) -> None:
+    if len(took.old):
+        made.append(Move(piece, *took))
 
 
 def _count(made: list[Move]) -> int:

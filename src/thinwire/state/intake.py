@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.state.compare import Changes, changed, words_of
+from thinwire.state.compare import Changes, Keep, changed, words_of
 from thinwire.state.grid import settle
 from thinwire.state.layout import Slot
 
@@ -19,16 +19,16 @@ def fill(slot: Slot, x: Tensor, words: np.ndarray) -> None:
         settle(flat(slot, x), words, slot.bound, slot.name, dtype=slot.dtype)
 
 
-def take(slot: Slot, x: Tensor, words: np.ndarray) -> Changes:
+def take(slot: Slot, x: Tensor, words: np.ndarray, keep: Keep | None = None) -> Changes:
     """Bring ``words`` [n] up to ``x`` [n] and return what changed.
 
-    Where much of it did, all old words come without positions.
+    Where much of it did, all old words come without positions. ``keep`` as in ``changed``.
 
     Errors: ``InputError`` for NaN in a lossy tensor, and then no word has changed.
     """
     if slot.bound is None:
-        return changed(x, words, slot.dtype, slot.name, whole=True)
-    return settle(x, words, slot.bound, slot.name, whole=True, dtype=slot.dtype)
+        return changed(x, words, slot.dtype, slot.name, whole=True, keep=keep)
+    return settle(x, words, slot.bound, slot.name, whole=True, dtype=slot.dtype, keep=keep)
 
 
 def flat(slot: Slot, x: Tensor) -> Tensor:
