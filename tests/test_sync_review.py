@@ -400,7 +400,7 @@ def test_nobody_elses_files_go_from_a_shelf(tmp_path: Path) -> None:
         return Shelving(folder, history, "state", "ab" * 16, Proof(None), Keeping(), 60.0, *told)
 
     def left() -> set[str]:
-        return {*folder.names("patches"), *folder.names("keyframes"), *folder.names("")}
+        return {*folder.sizes("patches"), *folder.sizes("keyframes"), *folder.sizes("")}
 
     shelf = shelving()  # there was no manifest: whose files these are, nobody knows
     shelf.write()

@@ -228,7 +228,7 @@ def test_only_what_the_manifest_needs_stays(folder):
     assert len(shelf.manifest.versions) <= 4 + 7
     clock.now += 10.0
     shelf.tend()
-    there = {*folder.names("patches"), *folder.names("keyframes")}
+    there = {*folder.sizes("patches"), *folder.sizes("keyframes")}
     assert there == {f.name for f in shelf.manifest.files}
 
 
@@ -382,7 +382,7 @@ def test_a_slow_reader_takes_another_path_when_its_files_are_deleted_under_it(fo
     reader._folder = Racing(folder, publish_on)
     old = {f.name for f in shelf.manifest.files}
     assert reader.look() and same(reader, source.state)
-    assert not old & {*folder.names("patches"), *folder.names("keyframes")}
+    assert not old & {*folder.sizes("patches"), *folder.sizes("keyframes")}
 
 
 def three_versions(folder):
@@ -458,8 +458,8 @@ def test_what_a_dead_writer_left_half_written_is_swept(plain):
     plain.write("patches/notes.txt", b"somebody's")
     restarted = shelving(plain, source, clock, grace=0.0)
     restarted.tend()
-    assert plain.names("patches") == ["patches/notes.txt"]
-    assert [f.name for f in restarted.manifest.files] == plain.names("keyframes")
+    assert [*plain.sizes("patches")] == ["patches/notes.txt"]
+    assert [f.name for f in restarted.manifest.files] == [*plain.sizes("keyframes")]
 
 
 @pytest.mark.parametrize(
@@ -559,10 +559,10 @@ def test_old_files_stay_for_their_time_whatever_the_clock_is_set_to(plain):
     shelf = shelving(plain, source, wall, steady=steady, grace=5.0)
     wall.now += 3600
     shelf.sweep()
-    assert plain.names("patches")
+    assert plain.sizes("patches")
     steady.now += 6
     shelf.sweep()
-    assert not plain.names("patches")
+    assert not plain.sizes("patches")
 
 
 def test_nobody_waits_for_a_lease_of_years(folder):
@@ -729,6 +729,10 @@ def damage(folder, name):
     folder.write(name, bytes(data))
 
 
+def cut(folder, name):
+    folder.write(name, folder.read(name, 1 << 30)[:-1])
+
+
 @pytest.mark.parametrize("fault", [damage, lambda folder, name: folder.delete(name)])
 def test_a_patch_that_is_damaged_or_gone_costs_a_keyframe_and_no_more(folder, fault):
     source, shelf = shelf_of(folder, 2, keyframe_every=1)
@@ -766,10 +770,12 @@ def test_without_another_way_a_reader_keeps_what_it_has_and_catches_up_later(fol
     assert reader.look() and same(reader, source.state)
 
 
-def test_a_lost_keyframe_is_replaced_by_the_publisher(folder):
+@pytest.mark.parametrize("fault", [lambda folder, name: folder.delete(name), cut])
+@pytest.mark.parametrize("based", [False, True], ids=["keyframe", "patch"])
+def test_a_file_that_is_lost_or_cut_short_is_replaced_by_the_publisher(folder, fault, based):
     clock = Clock()
     source, shelf = shelf_of(folder, 3, clock=clock, keyframe_every=100)
-    folder.delete(next(f.name for f in shelf.manifest.files if not f.base))
+    fault(folder, next(f.name for f in shelf.manifest.files if bool(f.base) == based))
     reader = Fetching(folder, Proof(None))
     with pytest.raises(LinkError):
         reader.look()
@@ -830,7 +836,7 @@ def test_a_token_at_one_end_only_or_another_one_is_told(folder, writes, reads):
 
 
 def begin_anew(folder):
-    for name in ("state.json", *folder.names("patches"), *folder.names("keyframes")):
+    for name in ("state.json", *folder.sizes("patches"), *folder.sizes("keyframes")):
         folder.delete(name)
 
 
@@ -1009,12 +1015,12 @@ class World:
         assert same(reader, self.seen[reader.held.hash]), "bit-identical to a published version"
 
     def lose(self):
-        names = [*self.folder.names("patches"), *self.folder.names("keyframes")]
+        names = [*self.folder.sizes("patches"), *self.folder.sizes("keyframes")]
         if names:
             self.folder.delete(names[int(self.rng.integers(len(names)))])
 
     def corrupt(self):
-        names = [*self.folder.names("patches"), *self.folder.names("keyframes")]
+        names = [*self.folder.sizes("patches"), *self.folder.sizes("keyframes")]
         if names:
             damage(self.folder, names[int(self.rng.integers(len(names)))])
 

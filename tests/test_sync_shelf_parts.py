@@ -42,20 +42,20 @@ def folder(request, tmp_path):
 
 
 def test_a_folder_holds_whole_files(folder):
-    assert folder.names("patches") == []
+    assert folder.sizes("patches") == {}
     with pytest.raises(FileNotFoundError):
         folder.read("state.json", 100)
     folder.write("patches/a", b"one")
     folder.write("patches/a", b"three")
     folder.write("state.json", b"{}")
     assert folder.read("patches/a", 5) == b"three"
-    assert folder.names("patches") == ["patches/a"]
-    assert sorted(folder.names("")) == ["patches", "state.json"]
+    assert folder.sizes("patches") == {"patches/a": 5}
+    assert folder.sizes("") == {"patches": None, "state.json": 2}
     with pytest.raises(PayloadError, match="5 bytes, expected at most 4"):
         folder.read("patches/a", 4)
     folder.delete("patches/a")
     folder.delete("patches/a")
-    assert folder.names("patches") == []
+    assert folder.sizes("patches") == {}
     with pytest.raises(FileNotFoundError):
         folder.read("patches/a", 100)
 
@@ -185,7 +185,7 @@ def test_a_web_server_is_read(web, tmp_path):
         web.read("patches/b", 5)
     with pytest.raises(PayloadError, match="at most 4"):
         web.read("patches/a", 4)
-    for refused in (lambda: web.write("a", b""), lambda: web.delete("a"), lambda: web.names("patches")):
+    for refused in (lambda: web.write("a", b""), lambda: web.delete("a"), lambda: web.sizes("patches")):
         with pytest.raises(InputError, match="publish to the folder that the server shows"):
             refused()
 

@@ -105,7 +105,7 @@ def weights() -> dict[str, torch.Tensor]:
         ("pipe_file", lambda folder: folder.write("state.json", b"new"), "written"),
         ("makedirs", lambda folder: folder.write("state.json", b"new"), "written"),
         ("rm_file", lambda folder: folder.delete("state.json"), "cleared"),
-        ("ls", lambda folder: folder.names("patches"), "listed"),
+        ("ls", lambda folder: folder.sizes("patches"), "listed"),
     ],
 )
 @pytest.mark.parametrize("error", [Gone("no endpoint"), EOFError()], ids=repr)
@@ -132,7 +132,7 @@ def test_a_connection_that_ended_for_good_is_made_anew(url: str, error: Exceptio
     with pytest.raises(OSError):
         folder.read("state.json", 10)
     assert folder.read("state.json", 10) == b"old"
-    assert folder.names("patches") == [] and len(Wired.made) == 2
+    assert not folder.sizes("patches") and len(Wired.made) == 2
 
 
 def test_a_connection_is_made_when_the_server_is_back(url: str) -> None:
@@ -278,7 +278,7 @@ LOST = [OSError("Socket is closed"), ConnectionResetError(), TimeoutError()]
 def test_a_server_that_moves_onto_no_file_has_its_files_replaced(stubborn: Folder) -> None:
     stubborn.write("state.json", b"new")
     assert stubborn.read("state.json", 10) == b"new"
-    assert stubborn.names("") == ["state.json"]
+    assert [*stubborn.sizes("")] == ["state.json"]
 
 
 @pytest.mark.parametrize("moved", [0, 1, 2])
@@ -294,7 +294,7 @@ def test_what_cannot_be_moved_in_leaves_the_old_file(
     with pytest.raises(type(error)):
         stubborn.write("state.json", b"new")
     assert stubborn.read("state.json", 10) == b"old"
-    assert ends or stubborn.names("") == ["state.json"]
+    assert ends or [*stubborn.sizes("")] == ["state.json"]
     Stubborn.answers.clear()
     monkeypatch.setattr(Stubborn, "ends", False)
     stubborn.write("state.json", b"new")

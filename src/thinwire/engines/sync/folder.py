@@ -43,11 +43,11 @@ class Folder(Protocol):
         """Remove a file if it is there; ``OSError`` where the place cannot be reached."""
         ...
 
-    def names(self, folder: str) -> list[str]:
-        """Return the relative names of the files in ``folder``: none where there is no such folder.
+    def sizes(self, folder: str) -> dict[str, int | None]:
+        """Return the files in ``folder`` by relative name, and the bytes of each, None where that is not told.
 
-        An empty name is the root's, where folders are named too. ``OSError`` where the place cannot be
-        reached.
+        There are none where there is no such folder. An empty name is the root's, where folders are named
+        too, without bytes. ``OSError`` where the place cannot be reached.
         """
         ...
 
@@ -101,11 +101,19 @@ class PlainFolder:
     def delete(self, name: str) -> None:
         (self.path / name).unlink(missing_ok=True)
 
-    def names(self, folder: str) -> list[str]:
+    def sizes(self, folder: str) -> dict[str, int | None]:
         try:
-            return [f"{folder}/{entry.name}".lstrip("/") for entry in os.scandir(self.path / folder)]
+            with os.scandir(self.path / folder) as entries:
+                return {f"{folder}/{entry.name}".lstrip("/"): _size(entry) for entry in entries}
         except FileNotFoundError:
-            return []
+            return {}
+
+
+def _size(entry: os.DirEntry[str]) -> int | None:
+    try:
+        return entry.stat().st_size if entry.is_file() else None
+    except FileNotFoundError:  # gone since it was listed
+        return None
 
 
 def _unblocked(path: str, flags: int) -> int:

@@ -67,13 +67,13 @@ class RemoteFolder:
         with self._lent("cleared") as system, suppress(FileNotFoundError):
             system.rm_file(self._path(name))
 
-    def names(self, folder: str) -> list[str]:
+    def sizes(self, folder: str) -> dict[str, int | None]:
         path = self._path(folder)
-        found: list[str] = []
+        found: list[dict[str, Any]] = []
         with self._lent("listed") as system, suppress(FileNotFoundError):
             system.invalidate_cache(path)
-            found = system.ls(path, detail=False)
-        return [posixpath.join(folder, posixpath.basename(file.rstrip("/"))) for file in found]
+            found = system.ls(path, detail=True)
+        return {posixpath.join(folder, posixpath.basename(f["name"].rstrip("/"))): _size(f) for f in found}
 
     def _move_in(self, system: Any, path: str, data: bytes) -> None:
         temporary = _temporary(path)
@@ -137,6 +137,10 @@ class RemoteFolder:
         with self._making:
             if self._system is system:  # or another thread has made a new one already
                 self._system = None
+
+
+def _size(listed: dict[str, Any]) -> int | None:
+    return listed.get("size") if listed.get("type", "file") == "file" else None
 
 
 def _temporary(path: str) -> str:

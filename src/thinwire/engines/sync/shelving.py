@@ -257,19 +257,20 @@ class Shelving:
         self._doomed |= {f.name: self._steady() + self._keeping.grace for f in files}
 
     def _found(self) -> Manifest:
-        """Return the manifest without files that the folder has lost: then a keyframe is due, if need be."""
-        there = {*self._names()}
-        return replace(self.manifest, files=tuple(f for f in self.manifest.files if f.name in there))
+        """Return the manifest without files that are lost or cut short: then a keyframe is due, if need be."""
+        there = self._sizes()
+        whole = tuple(f for f in self.manifest.files if there.get(f.name, -1) in (None, f.nbytes))
+        return replace(self.manifest, files=whole)
 
-    def _names(self) -> list[str]:
-        return [*self._folder.names(PATCHES), *self._folder.names(KEYFRAMES)]
+    def _sizes(self) -> dict[str, int | None]:
+        return self._folder.sizes(PATCHES) | self._folder.sizes(KEYFRAMES)
 
     def _highest(self) -> int:
         """Return the highest version that a file here is called after, 0 where there is none.
 
         Where the manifest was lost or deleted, readers may hold that one, and take none that is not above it.
         """
-        found = (WRITTEN.fullmatch(name) for name in self._names())
+        found = (WRITTEN.fullmatch(name) for name in self._sizes())
         numbers = (int(match["version"]) for match in found if match)
         return max((n for n in numbers if n < HIGHEST), default=0)
 
@@ -279,7 +280,7 @@ class Shelving:
         Only what this program writes: whose folder it was, before there was a manifest, nobody knows.
         """
         named = {f.name for f in self.manifest.files}
-        for name in [*self._names(), *self._folder.names("")]:
+        for name in [*self._sizes(), *self._folder.sizes("")]:
             if name not in named and (WRITTEN.fullmatch(name) or _PART.fullmatch(name)):
                 self._doomed[name] = self._steady() + self._keeping.grace
 

@@ -133,5 +133,5 @@ class WebFolder:
     def delete(self, name: str) -> None:
         raise InputError(f"{self.where} can only be read; publish to the folder that the server shows")
 
-    def names(self, folder: str) -> list[str]:
+    def sizes(self, folder: str) -> dict[str, int | None]:
         raise InputError(f"{self.where} cannot be listed; publish to the folder that the server shows")
