@@ -388,7 +388,8 @@ OWN = (
 )
 
 
-def test_nobody_elses_files_go_from_a_shelf(tmp_path: Path) -> None:
+@pytest.mark.parametrize("deleted", [False, True])
+def test_nobody_elses_files_go_from_a_shelf(tmp_path: Path, deleted: bool) -> None:
     folder, now = PlainFolder(tmp_path), [1000.0]
     for name in FOREIGN + OWN:
         folder.write(name, b"x")
@@ -407,7 +408,9 @@ def test_nobody_elses_files_go_from_a_shelf(tmp_path: Path) -> None:
     now[0] += 1000
     shelf.sweep()
     assert left() >= {*FOREIGN, *OWN}
-    shelf = shelving()  # goes on from its own
+    if deleted:
+        folder.delete("state.json")
+    shelf = shelving()  # goes on from its own, or anew beside its own layout
     now[0] += 1000
     shelf.sweep()
     assert left() >= set(FOREIGN) and not left() & set(OWN)

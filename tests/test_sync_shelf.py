@@ -786,6 +786,64 @@ def test_a_file_that_is_lost_or_cut_short_is_replaced_by_the_publisher(folder, f
     assert late.look() and same(late, source.state)
 
 
+@pytest.mark.parametrize("fault", [lambda folder, name: folder.delete(name), cut, damage])
+def test_a_lost_layout_is_written_again_also_where_news_come_often(folder, fault):
+    clock = Clock()
+    source, shelf = shelf_of(folder, 1, clock=clock)
+    fault(folder, "layout.json")
+    with pytest.raises((LinkError, PayloadError), match=r"has lost layout\.json|layout\.json .* is damaged"):
+        Fetching(folder, Proof(None)).look()
+    for _ in range(3):
+        clock.now += LEASE / 5
+        source.publish()
+        shelf.write()
+        shelf.tend()
+    newcomer = Fetching(folder, Proof(None))
+    assert newcomer.look() and same(newcomer, source.state)
+
+
+class Interrupted:
+    """A folder in which something happens just before one file is written."""
+
+    def __init__(self, folder, name, call):
+        self._folder, self._name, self._call = folder, name, call
+
+    def __getattr__(self, name):
+        return getattr(self._folder, name)
+
+    def write(self, name, data):
+        if name == self._name and self._call is not None:
+            call, self._call = self._call, None
+            call()
+        self._folder.write(name, data)
+
+
+@pytest.mark.parametrize("file", ["layout.json", "state.json"])
+def test_of_two_that_begin_at_the_same_time_one_stays_and_is_followed(folder, file):
+    """Each has looked before the other wrote; in between, the second writes its layout and manifest."""
+    first, second, shelves = Source(), Source(size=10), []
+    meanwhile = Interrupted(folder, file, lambda: shelves.append(shelving(folder, second, instance="b" * 16)))
+    shelf = shelving(meanwhile, first)
+    first.publish()
+    shelf.write()
+    second.publish()
+    with pytest.raises(InputError, match="taken over"):
+        shelves[0].write()
+    reader = Fetching(folder, Proof(None))
+    assert reader.look() and same(reader, first.state)
+
+
+def test_of_two_that_begin_at_the_same_time_the_one_that_was_replaced_is_told_at_once(folder):
+    class Late(Interrupted):
+        def write(self, name, data):
+            self._folder.write(name, data)
+            if name == self._name:
+                forged(self._folder, lambda manifest: replace(manifest, instance="b" * 16))
+
+    with pytest.raises(InputError, match="taken over"):
+        shelving(Late(folder, "state.json", None), Source())
+
+
 def forged(folder, change, proof=None):
     """Let ``change`` edit the manifest's fields, and make its hash fit again."""
     manifest = unpack(folder.read("state.json", 1 << 22), Proof(proof), "here")

@@ -61,7 +61,7 @@ class Fetching:
 
         ``landed`` hears of each. Errors: ``InputError`` where the state is not the one that is followed,
         ``AuthError``, ``PayloadError`` for a manifest that cannot be, ``OSError`` where nothing can be read,
-        ``LinkError`` where no file leads on.
+        ``LinkError`` where no file leads on, or the layout is lost.
         """
         before = self.held
         manifest = self._read_manifest()
@@ -82,7 +82,7 @@ class Fetching:
         if self._name is not None and manifest.name != self._name:
             raise InputError(f"{self._folder.where} holds the state {manifest.name!r}, not {self._name!r}")
         if self.replica is None or manifest.digest != self.replica.layout.digest:
-            layout = Layout.from_json(self._fetch(manifest.layout), self.mirror.max_nbytes)
+            layout = Layout.from_json(self._fetch_layout(manifest.layout), self.mirror.max_nbytes)
             fits = layout.digest == manifest.digest
             require(fits, PayloadError, f"{LAYOUT} is not the manifest's layout")
             self.mirror.agree(layout, manifest.name)
@@ -131,6 +131,15 @@ class Fetching:
         promised = (patch.base, patch.version) == (file.base, file.version)
         require(promised, PayloadError, f"{file.name} leads from {patch.base} to {patch.version}")
         return self.mirror.apply(patch)
+
+    def _fetch_layout(self, file: File) -> bytes:
+        try:
+            return self._fetch(file)
+        except FileNotFoundError as e:
+            where = self._folder.where
+            raise LinkError(
+                f"{where} has lost {LAYOUT}; its publisher, while it runs, writes it again"
+            ) from e
 
     def _fetch(self, file: File) -> bytes:
         data = self._folder.read(file.name, file.nbytes)

@@ -44,7 +44,7 @@ class Folder(Protocol):
         ...
 
     def sizes(self, folder: str) -> dict[str, int | None]:
-        """Return the files in ``folder`` by relative name, and the bytes of each, None where that is not told.
+        """Return the bytes of each file in ``folder`` by relative name, None where that is not told.
 
         There are none where there is no such folder. An empty name is the root's, where folders are named
         too, without bytes. ``OSError`` where the place cannot be reached.

@@ -26,6 +26,7 @@ from thinwire.state import body
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.state.patch import Meta, Patch, Version
+from thinwire.types import PayloadError
 
 _TOP = "|".join(re.escape(name) for name in (STATE, LAYOUT))
 # What a file is called until it is whole: a plain folder's name begins with a dot, a store's does not.
@@ -59,7 +60,9 @@ class Shelving:
         self._lease, self._wake = lease, wake
         # Readers are told the time; what is due goes by a clock that nobody sets. Who gives one means both.
         self._clock, self._steady = clock or time.time, steady or clock or time.monotonic
-        self._signed = self._steady()  # when the manifest was written last
+        self._signed = self._looked = (
+            self._steady()
+        )  # when the manifest was written last, and files looked for
         self._doomed: dict[str, float] = {}  # files that no manifest names any more, and when they go
         self._keyframe: Keyframe | None = None
         self._writing = 0  # the version that a patch leads to which is being written
@@ -67,8 +70,8 @@ class Shelving:
         self.offers = not history.newest.number
         self._committing = threading.RLock()  # the manifest is written by one thread at a time
         self.nbytes = 0  # written, the manifest included
-        layout = history.layout.to_json()
-        file = File(LAYOUT, 0, 0, len(layout), proof.of(LAYOUT, layout))
+        self._layout = history.layout.to_json()
+        file = File(LAYOUT, 0, 0, len(self._layout), proof.of(LAYOUT, self._layout))
         blank = Manifest(name, instance, self._clock(), lease, history.layout.digest, file)
         self.manifest = claim(folder, proof, blank, sleep)
         anew, newest, mine = self.manifest is blank, self.manifest.newest, history.newest
@@ -76,9 +79,12 @@ class Shelving:
             history.outnumber(self._highest())
         elif newest is not None and (newest.number, newest.hash) != (mine.number, mine.hash):
             history.outnumber(newest.number)
-        self._write(LAYOUT, layout)
+        known = self._keep_layout() or not anew  # then what lies there is of this state
         self._commit(self.manifest, taken=False)
-        if not anew:
+        # Of publishers that start at the same time, the last to write the manifest has the folder.
+        check_still_ours(folder, proof, instance)
+        self._keep_layout()
+        if known:
             self._doom_orphans()
         history.keep(self._in_use)
 
@@ -116,8 +122,11 @@ class Shelving:
             and self._keeping.keyframe_due(self.manifest)
         ):
             self._keyframe = Keyframe(self._history, self._put, self._wake)
-        if self._steady() - self._signed >= self._lease / BEATS:
+        now = self._steady()
+        if now - self._looked >= self._lease / BEATS:  # also where news come more often than that
             self._commit(self._found())
+            self._keep_layout()
+            self._looked = now
         self.sweep()
 
     def beat(self) -> None:
@@ -232,6 +241,16 @@ class Shelving:
         self._folder.write(name, data)
         self.nbytes += len(data)
 
+    def _keep_layout(self) -> bool:
+        """Write the layout where it is lost, damaged or another's; return whether it was there."""
+        try:
+            if self._folder.read(LAYOUT, len(self._layout)) == self._layout:
+                return True
+        except (FileNotFoundError, PayloadError):  # the latter where it is larger
+            pass
+        self._write(LAYOUT, self._layout)
+        return False
+
     def _commit(self, manifest: Manifest, taken: bool = True) -> None:
         """Make ``manifest``, less what is not to be kept, what readers see."""
         with self._committing:
@@ -257,7 +276,7 @@ class Shelving:
         self._doomed |= {f.name: self._steady() + self._keeping.grace for f in files}
 
     def _found(self) -> Manifest:
-        """Return the manifest without files that are lost or cut short: then a keyframe is due, if need be."""
+        """Return the manifest without files that are lost or cut short: then a keyframe may be due."""
         there = self._sizes()
         whole = tuple(f for f in self.manifest.files if there.get(f.name, -1) in (None, f.nbytes))
         return replace(self.manifest, files=whole)
@@ -277,7 +296,7 @@ class Shelving:
     def _doom_orphans(self) -> None:
         """Mark for deletion what an earlier publisher of this state left behind when it died.
 
-        Only what this program writes: whose folder it was, before there was a manifest, nobody knows.
+        Only what this program writes, where the manifest or the layout says that the folder is this state's.
         """
         named = {f.name for f in self.manifest.files}
         for name in [*self._sizes(), *self._folder.sizes("")]:
