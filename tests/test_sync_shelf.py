@@ -907,6 +907,25 @@ def test_who_deletes_the_manifest_strands_no_reader(folder):
     assert reader.look() and reader.held.number == 4 and same(reader, source.state)
 
 
+def test_a_manifest_that_is_away_for_a_moment_leaves_its_publisher_the_folder(folder):
+    """As on servers where a file has to go aside before another gets its name."""
+    shelf_of(folder, 1)
+    away, clock = folder.read("state.json", 1 << 22), Clock()
+
+    def later(seconds):
+        clock.sleep(seconds)
+        folder.write("state.json", away)
+
+    for aside in ("patches/notes.txt", "state.json.12345678.part"):
+        for name in ("state.json", *folder.sizes("patches"), *folder.sizes("keyframes")):
+            folder.delete(name)
+        folder.write(aside, b"x")
+        known = Source().history, "model", "b" * 16, Proof(None), Keeping(), LEASE, lambda: None
+        with pytest.raises(InputError, match="another publisher writes"):
+            Shelving(folder, *known, clock=Clock(), sleep=later)
+    assert clock.now < Clock.now + 2
+
+
 def test_no_name_of_a_file_uses_up_the_numbers_of_versions(plain):
     plain.write("keyframes/9007199254740000-aaaaaaaa.safetensors", b"x")
     plain.write("keyframes/00000500.safetensors", b"x")  # nor does a name that no publisher writes

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from thinwire.engines.sync.folder import Folder
-from thinwire.engines.sync.manifest import MAX_MANIFEST, STATE, Manifest, unpack
+from thinwire.engines.sync.manifest import KEYFRAMES, MAX_MANIFEST, PATCHES, STATE, Manifest, unpack
 from thinwire.engines.sync.proof import Proof
+from thinwire.replacing import PART
 from thinwire.types import AuthError, InputError, PayloadError
 
 LOOKS = 6  # within the lease of a publisher that may be gone
+MOMENT = 0.5  # seconds between these where there is no manifest just now
 LONGEST = 86400.0  # seconds: a lease that nobody waits for
 
 
@@ -32,6 +34,11 @@ def claim(
     the manifest is damaged; ``AuthError`` where it has another token; ``OSError`` where nothing can be read.
     """
     first = _found(folder, proof, blank)
+    for _ in range(LOOKS):
+        if first is not None or not _in_use(folder):
+            break
+        sleep(MOMENT)  # some servers move onto no file: each time it is written, there is none for a moment
+        first = _found(folder, proof, blank)
     if first is None:
         return blank
     found = first
@@ -69,6 +76,12 @@ def _found(folder: Folder, proof: Proof, blank: Manifest) -> Manifest | None:
             "choose another folder"
         )
     return found
+
+
+def _in_use(folder: Folder) -> bool:
+    """Return whether there are files as a publisher writes them, its manifest's next or last one included."""
+    aside = any(name.startswith(f"{STATE}.") and name.endswith(PART) for name in folder.sizes(""))
+    return aside or bool(folder.sizes(PATCHES) or folder.sizes(KEYFRAMES))
 
 
 def _sign(found: Manifest) -> tuple[str, float]:
