@@ -7,9 +7,11 @@ import http.server
 import json
 import os
 import threading
+from base64 import b64encode
 from dataclasses import asdict, replace
+from email.utils import formatdate
 from itertools import pairwise
-from time import sleep
+from time import sleep, time
 from typing import ClassVar
 
 import pytest
@@ -105,23 +107,32 @@ class Handler(http.server.SimpleHTTPRequestHandler):
     """A folder, an entity tag by content, and whatever a test wants to go wrong."""
 
     asked: ClassVar[list] = []
+    changed: ClassVar[float | None] = 60.0  # seconds ago
+    logins: ClassVar[list] = []
 
     def log_message(self, *args):
         pass
 
     def do_GET(self):
         self.asked.append((self.path, self.headers.get("If-None-Match")))
+        self.logins.append(self.headers.get("Authorization"))
         answers = {
             "/boom": self.boom,
             "/short": self.short,
             "/endless": self.endless,
             "/dribble": self.dribble,
             "/state.json": self.tagged,
+            "/moved": self.moved,
         }
         answers.get(self.path, super().do_GET)()
 
     def boom(self):
         self.send_error(503)
+
+    def moved(self):
+        self.send_response(302)
+        self.send_header("Location", "/state.json")
+        self.end_headers()
 
     def short(self):
         self.send_response(200)
@@ -154,6 +165,8 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         fresh = self.headers.get("If-None-Match") != '"tag"'
         self.send_response(200 if fresh else 304)
         self.send_header("ETag", '"tag"')
+        if self.changed is not None:
+            self.send_header("Last-Modified", formatdate(time() - self.changed, usegmt=True))
         self.end_headers()
         if fresh:
             self.wfile.write(body)
@@ -162,7 +175,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 @pytest.fixture
 def web(tmp_path, monkeypatch):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    Handler.asked = []
+    Handler.asked, Handler.logins = [], []
 
     def handler(*args):
         return Handler(*args, directory=str(tmp_path))
@@ -210,6 +223,28 @@ def test_headers_that_never_end_hold_nobody_up(web):
 def test_a_manifest_that_did_not_change_is_not_sent_again(web):
     assert [web.read("state.json", 10) for _ in range(2)] == [b"{}", b"{}"]
     assert Handler.asked == [("/state.json", None), ("/state.json", '"tag"')]
+
+
+@pytest.mark.parametrize("changed", [0.0, None, -60.0])
+def test_a_tag_of_what_has_just_changed_stands_for_nothing(web, monkeypatch, changed):
+    """Many servers make it of the time in whole seconds and the size, which the next manifest may share."""
+    assert web.read("state.json", 10) == b"{}"
+    monkeypatch.setattr(Handler, "changed", changed)
+    web._last.clear()
+    assert [web.read("state.json", 10) for _ in range(2)] == [b"{}", b"{}"]
+    assert Handler.asked == [("/state.json", None)] * 3
+
+
+def test_a_user_and_a_password_go_to_their_server_alone_and_into_no_message(web):
+    address = web.where.removeprefix("http://")
+    own = open_folder(f"http://me:pass%40word@{address}/")
+    assert own.where == web.where and own.read("moved", 10) == b"{}"
+    assert Handler.logins == ["Basic " + b64encode(b"me:pass@word").decode(), None]
+    with pytest.raises(OSError, match="answered 503") as told:
+        own.read("boom", 10)
+    with pytest.raises(OSError, match="cannot be reached") as unreached:
+        open_folder("http://me:pass%40word@127.0.0.1:1").read("state.json", 10)
+    assert "pass" not in f"{told.value} {unreached.value}"
 
 
 # --- the route ---

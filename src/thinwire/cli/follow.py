@@ -167,9 +167,11 @@ def _newest(reader: Reader, place: Address | str, token: bytes | None, patience:
         try:
             newest = look(open_folder(str(place)), token, most)[0].newest
         except OSError as e:  # of any kind, as the store's library has it
-            raise LinkError(f"{place} cannot be read any more: {e}; see whether it is there") from e
+            raise LinkError(f"{reader.where} cannot be read any more: {e}; see whether it is there") from e
         if newest is None or newest.number < held.number:
-            raise LinkError(f"{place} is older than version {held.number}, which is held; follow it anew")
+            raise LinkError(
+                f"{reader.where} is older than version {held.number}, which is held; follow it anew"
+            )
         return reader.wait(newest.number, patience).number
     ends = time.monotonic() + patience
     while not reader.confirmed:

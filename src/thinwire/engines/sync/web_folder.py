@@ -6,19 +6,22 @@ import io
 import socket
 import urllib.error
 import urllib.request
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from base64 import b64encode
+from email.utils import parsedate_to_datetime
+from http.client import HTTPConnection, HTTPException, HTTPMessage, HTTPResponse, HTTPSConnection
 from time import monotonic
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from thinwire.engines.sync.folder import check_size, shown
-from thinwire.types import InputError, PayloadError
+from thinwire.types import WRONG_VALUES, InputError, PayloadError
 
 TIMEOUT = 30.0  # seconds without a byte
 SLOWEST = 1e3  # bytes/s on average, headers and all, below which a server only keeps its reader busy
 PIECE = 1 << 16  # bytes read at once
 GONE, UNCHANGED = (404, 410), 304
 MAX_TAG = 256  # characters
+REST = 2.0  # seconds that a file has not changed before its tag stands for its contents
 
 
 class _Steady(io.RawIOBase):
@@ -69,13 +72,34 @@ class _SecureHandler(urllib.request.HTTPSHandler):
         return self.do_open(_Secure, req)
 
 
+def _login(parts: SplitResult) -> str:
+    """Return what proves the user of an address to its server (RFC 7617); empty where it names none."""
+    if parts.username is None:
+        return ""
+    pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+    return "Basic " + b64encode(pair.encode()).decode()
+
+
+def _rests(headers: HTTPMessage) -> bool:
+    """Return whether a file had not changed for a while: many tags are its second and its size alone."""
+    try:
+        now, changed = (parsedate_to_datetime(headers[n]).timestamp() for n in ("Date", "Last-Modified"))
+    except WRONG_VALUES:  # one is missing, or no time
+        return False
+    return now - changed >= REST
+
+
 class WebFolder:
-    """Files under an ``http://`` or ``https://`` address. Proxies are the environment's."""
+    """Files under an ``http://`` or ``https://`` address, with its user and password if it has some.
+
+    Proxies are the environment's.
+    """
 
     def __init__(self, url: str, timeout: float = TIMEOUT) -> None:
-        query = urlsplit(url).query
-        self._base = url.partition("?")[0].partition("#")[0].rstrip("/")
-        self._query = f"?{query}" if query else ""  # a presigned address carries its proof there
+        parts = urlsplit(url)
+        self._base = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/")
+        self._query = f"?{parts.query}" if parts.query else ""  # a presigned address carries its proof there
+        self._login = _login(parts)
         self.where = shown(url)
         self._timeout = timeout
         self._opener = urllib.request.build_opener(_PlainHandler, _SecureHandler)
@@ -87,6 +111,8 @@ class WebFolder:
         if name in self._last:
             headers["If-None-Match"] = self._last[name][0]
         request = urllib.request.Request(f"{self._base}/{quote(name)}{self._query}", headers=headers)
+        if self._login:
+            request.add_unredirected_header("Authorization", self._login)  # it is this server's alone
         try:
             with self._opener.open(request, timeout=self._timeout) as response:
                 return self._keep(name, response, self._body(response, limit, f"{self.where}/{name}"))
@@ -116,7 +142,8 @@ class WebFolder:
     def _keep(self, name: str, response: HTTPResponse, body: bytes) -> bytes:
         """Remember what lies in no folder of its own: the manifest, which is asked for over and over."""
         tag = response.headers.get("ETag", "")
-        if "/" not in name and tag.isprintable() and 0 < len(tag) <= MAX_TAG:
+        self._last.pop(name, None)
+        if "/" not in name and tag.isprintable() and 0 < len(tag) <= MAX_TAG and _rests(response.headers):
             self._last[name] = (tag, body)
         return body
 
