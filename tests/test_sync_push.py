@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import random
 import threading
 import time
@@ -141,6 +142,14 @@ def test_iteration_yields_the_newest_and_ends_with_close() -> None:
                 train(w)
                 p.publish(version.number)
     assert seen == [5, 6, 7, 8]
+
+
+def test_who_waits_for_ever_is_served() -> None:
+    with publisher(weights()) as p, Follower(HOST, p.port, patience=math.inf) as f:
+        threading.Timer(0.1, p.publish).start()
+        assert next(iter(f)).number == 1
+        threading.Timer(0.1, p.publish).start()
+        assert f.wait(2, math.inf).number == 2
 
 
 def test_a_model_is_brought_forward_between_two_steps() -> None:

@@ -22,6 +22,7 @@ from thinwire.engines.sync.claim import LOOKS
 from thinwire.engines.sync.fetching import AVOID, Fetching
 from thinwire.engines.sync.folder import PlainFolder, open_folder
 from thinwire.engines.sync.keeping import Keeping
+from thinwire.engines.sync.keyframe import Keyframe
 from thinwire.engines.sync.manifest import unpack
 from thinwire.engines.sync.mirror import Mirror
 from thinwire.engines.sync.peek import recall, resume
@@ -1292,6 +1293,60 @@ def test_a_wrong_token_reaches_whoever_asks(tmp_path, call):
                 reader.wait()
             with pytest.raises(AuthError, match="another token"):
                 call(reader)
+
+
+def test_who_waits_for_ever_is_served(tmp_path):
+    forever = float("inf")
+    with ShelfWriter.of(tmp_path, Model()) as writer:
+        writer.publish()
+        writer.flush(forever)
+        with ShelfReader(tmp_path, poll=forever, patience=forever) as reader:
+            assert reader.wait(1, forever).number == 1
+            assert next(iter(reader)).number == 1
+            assert reader._thread.is_alive() and reader.status.error is None
+        with ShelfReader(tmp_path, poll=forever, patience=0.01) as reader:
+            reader.wait(1, LONG)
+            versions = iter(reader)
+            next(versions)
+            with pytest.raises(LinkError, match=r"no sign of the publisher at .* for 0\.01 s"):
+                next(versions)
+        writer.close(forever)
+
+
+def test_a_keyframe_outlives_no_writer(tmp_path, monkeypatch):
+    """Whoever has closed may delete the folder, and nobody needs a file that no manifest names."""
+    model, shelf, write, begun = Model(), PlainFolder(tmp_path), PlainFolder.write, threading.Event()
+
+    def slow(self, name, data):
+        if threading.current_thread().name == "thinwire keyframe":
+            begun.set()
+            until(lambda: writer._closing)
+        write(self, name, data)
+
+    monkeypatch.setattr(PlainFolder, "write", slow)
+    with ShelfWriter.of(tmp_path, model, keeping=Keeping(keyframe_every=1)) as writer:
+        for _ in range(2):
+            model.w.data[0] += 1
+            writer.publish()
+            writer.flush(LONG)
+        assert begun.wait(LONG)
+    assert "thinwire keyframe" not in {thread.name for thread in threading.enumerate()}
+    named = {f.name for f in unpack(shelf.read("state.json", 1 << 22), Proof(None), "here").files}
+    assert {*shelf.sizes("keyframes")} <= named
+
+
+def test_a_keyframe_that_is_dropped_while_it_is_made_is_not_written():
+    made, written = threading.Event(), []
+
+    def patch(base):
+        assert made.wait(LONG)
+        return SimpleNamespace(version=1, hash=1, published=0.0)
+
+    keyframe = Keyframe(SimpleNamespace(patch=patch), written.append, lambda: None)
+    assert keyframe.drop(0.0) is None
+    made.set()
+    until(lambda: not keyframe.running)
+    assert not written and keyframe.done is None
 
 
 def test_a_writer_tells_what_keeps_it_from_writing_and_goes_on_when_it_can(tmp_path, monkeypatch):

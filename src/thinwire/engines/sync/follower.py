@@ -243,8 +243,9 @@ class Follower(Using):
             self.save()
 
     def _await(self, done: Callable[[], bool], timeout: float) -> None:
+        patience = min(timeout, threading.TIMEOUT_MAX)
         with self._changed:
-            self._changed.wait_for(lambda: done() or self._closing or self._error is not None, timeout)
+            self._changed.wait_for(lambda: done() or self._closing or self._error is not None, patience)
         self._raise()
 
     def _raise(self) -> None:

@@ -18,8 +18,10 @@ class Keyframe:
         self._done: tuple[File, Shelved] | None = None
         self._error: Exception | None = None
         self._ended = False
+        self._unwanted = threading.Event()
         self.version = 0  # that it leads to, once that is known: what the patch from there starts from
-        threading.Thread(target=self._run, name="thinwire keyframe", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="thinwire keyframe", daemon=True)
+        self._thread.start()
 
     @property
     def running(self) -> bool:
@@ -36,11 +38,18 @@ class Keyframe:
             raise self._error or OSError("a keyframe was not written")
         return self._done
 
+    def drop(self, timeout: float) -> File | None:
+        """Begin no writing any more; return the file that is written, if it is within ``timeout`` seconds."""
+        self._unwanted.set()
+        self._thread.join(min(timeout, threading.TIMEOUT_MAX))
+        return None if self.done is None else self.done[0]
+
     def _run(self) -> None:
         try:
             patch = self._history.patch(None)
             self.version = patch.version
-            self._done = self._put(patch), Shelved(patch.version, patch.hash, patch.published)
+            if not self._unwanted.is_set():
+                self._done = self._put(patch), Shelved(patch.version, patch.hash, patch.published)
         except Exception as e:  # told by ``result``, on the thread that asks
             self._error = e
         self._ended = True

@@ -154,9 +154,9 @@ class ShelfReader(Using):
         Versions that came while the caller was busy are skipped but for the last. Errors: ``LinkError`` after
         ``patience`` seconds without a sign of the publisher.
         """
-        seen = 0
+        seen, turn = 0, min(self._poll, self._patience)
         while True:
-            self._await(lambda: self.held.number > seen or self._at_end(), self._poll)  # noqa: B023
+            self._await(lambda: self.held.number > seen or self._at_end(), turn)  # noqa: B023
             if self._closing:
                 return
             if self.held.number > seen:
@@ -180,8 +180,9 @@ class ShelfReader(Using):
             self.save()
 
     def _await(self, done: Callable[[], bool], timeout: float) -> None:
+        patience = min(timeout, threading.TIMEOUT_MAX)
         with self._turn:
-            self._turn.wait_for(lambda: done() or self._closing or self._fatal is not None, timeout)
+            self._turn.wait_for(lambda: done() or self._closing or self._fatal is not None, patience)
         self._raise()
 
     def _raise(self) -> None:
@@ -197,8 +198,10 @@ class ShelfReader(Using):
 
     def _run(self) -> None:
         pause = 0.0
-        while not self._rested(pause):
+        while True:
             try:
+                if self._rested(pause):
+                    return
                 self._look()
                 pause = self._poll
             except (InputError, AuthError, TooLarge) as e:  # time does not mend these
@@ -212,6 +215,7 @@ class ShelfReader(Using):
 
     def _rested(self, pause: float) -> bool:
         """Wait between two looks; return whether to end."""
+        pause = min(pause, threading.TIMEOUT_MAX)
         with self._turn:
             return self._turn.wait_for(lambda: self._closing or self._fatal is not None, pause)
 

@@ -91,6 +91,7 @@ class ShelfWriter:
             raise refusal(e, self.where) from e
         self._beat = lease / (2 * BEATS)
         self._offered, self._closing, self._ended = True, False, False
+        self._ends = 0.0  # by the monotonic clock: when whoever closes waits no longer
         self._error: ThinwireError | None = None
         self._fatal: Exception | None = None
         self._thread = threading.Thread(target=self._run, name=f"thinwire shelf {self.where}", daemon=True)
@@ -170,7 +171,8 @@ class ShelfWriter:
         """
         self.offer()
         with self._turn:
-            done = self._turn.wait_for(lambda: self._up_to_date() or self._ended, timeout)
+            patience = min(timeout, threading.TIMEOUT_MAX)
+            done = self._turn.wait_for(lambda: self._up_to_date() or self._ended, patience)
         self._raise_fatal()
         if not done or not self._up_to_date():
             raise self._error or LinkError(f"{self.where} did not take the newest version in {timeout:.0f} s")
@@ -204,9 +206,9 @@ class ShelfWriter:
 
     def _stop(self, timeout: float) -> None:
         with self._turn:
-            self._closing = True
+            self._closing, self._ends = True, time.monotonic() + timeout
             self._turn.notify_all()
-        self._thread.join(timeout)
+        self._thread.join(min(timeout, threading.TIMEOUT_MAX))
 
     def _up_to_date(self) -> bool:
         newest = self._shelf.manifest.newest
@@ -228,6 +230,7 @@ class ShelfWriter:
         except Exception as e:  # told to whoever publishes, waits or closes
             self._fatal = e
         self._rest()
+        self._shelf.drop_keyframe(max(0.0, self._ends - time.monotonic()))
         with self._turn:
             self._ended = True
             self._turn.notify_all()

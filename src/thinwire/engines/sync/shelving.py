@@ -144,6 +144,14 @@ class Shelving:
             self._lease = 0.0
             self._commit(self.manifest)
 
+    def drop_keyframe(self, timeout: float) -> None:
+        """Leave no keyframe that no manifest names; wait for its upload for ``timeout`` seconds at most."""
+        keyframe, self._keyframe = self._keyframe, None
+        file = None if keyframe is None else keyframe.drop(timeout)
+        if file is not None:
+            with suppress(OSError):  # the next publisher finds it
+                self._folder.delete(file.name)
+
     def release(self) -> None:
         """Let the history keep nothing for this shelf any more. Harmless twice."""
         self._history.release(self._in_use)
