@@ -666,10 +666,19 @@ WRONG = [
     (["follow", "127.0.0.1:9", "--out", "{empty}"], "is a folder"),
     (["follow", "127.0.0.1:9", "--every", "-1"], "--every is -1"),
     (["follow", "127.0.0.1:9", "--patience", "0"], "--patience is 0"),
+    (["follow", "127.0.0.1:9", "--patience", "inf"], "--patience is inf; it must be above 0 seconds"),
+    (["follow", "127.0.0.1:9", "--every", "nan"], "--every is nan; it must be at least 0 seconds"),
+    (["follow", "127.0.0.1:9", "--exec-timeout", "2e9"], "--exec-timeout is 2e+09"),
+    (["follow", "./s", "--poll", "inf"], "and at most 1e+09"),
+    (["follow", "127.0.0.1:9", "--out", "{pipe}"], "no regular file; choose another --out"),
+    (["follow", "127.0.0.1:9", "--state", "{link}"], "no regular file; choose another --state"),
+    (["publish", "{m}", "--port", "0", "--state", "{pipe}"], "no regular file"),
+    (["follow", "127.0.0.1:9", "--out", "{no}", "--state", "{empty}/../no"], "give each a file of its own"),
     (["follow", "127.0.0.1:9", "--base", "{no}"], "not safetensors"),
     (["inspect", "{no}"], "not safetensors"),
     (["inspect", "{empty}"], "holds no state"),
     (["inspect", "{m}", "--patience", "0"], "--patience is 0"),
+    (["inspect", "{m}", "--patience", "inf"], "--patience is inf"),
 ]
 
 
@@ -679,9 +688,25 @@ def test_wrong_input_is_one_sentence_and_exit_code_2(tmp_path: Path, arguments: 
     write_checkpoint(places["m"], weights(), {})
     places["no"].write_text("not a model")
     places["empty"].mkdir()
+    places |= {"pipe": tmp_path / "pipe", "link": tmp_path / "link"}
+    os.mkfifo(places["pipe"])
+    places["link"].symlink_to(places["pipe"])
     result = invoke(*[a.format(**places) for a in arguments])
     assert (result.exit_code, result.stdout) == (2, ""), result.output
     assert words in one_sentence(result.stderr)
+    assert places["pipe"].is_fifo() and places["link"].is_symlink()
+
+
+def test_what_links_lead_to_is_written(tmp_path: Path, published):
+    _, state, at = published
+    (tmp_path / "there").mkdir()
+    out, saved = tmp_path / "out", tmp_path / "saved"
+    for link in (out, saved):
+        link.symlink_to(tmp_path / "there" / link.name)
+    known = invoke("follow", at, "--once", "--out", out, "--state", saved)
+    assert known.exit_code == 0, known.output
+    assert holds(tmp_path / "there" / "out", state) and saved.is_file()
+    assert out.is_symlink() and saved.is_symlink()
 
 
 def test_places_and_bounds_are_read():

@@ -17,6 +17,7 @@ from thinwire.cli.places import (
     MaxGb,
     TokenFile,
     check_file,
+    check_seconds,
     check_state,
     largest,
     limited,
@@ -114,13 +115,14 @@ def follow(
 
     thinwire follow s3://bucket/policy --out policy.safetensors --exec 'touch reload'
     """
-    require(every >= 0, InputError, f"--every is {every:g}; it must be at least 0 seconds")
-    for option, seconds in (("--patience", patience), ("--exec-timeout", deadline)):
-        require(seconds > 0, InputError, f"{option} is {seconds:g}; it must be above 0 seconds")
+    check_seconds(every, "--every", "at least")
+    for option, seconds in (("--poll", poll), ("--patience", patience), ("--exec-timeout", deadline)):
+        check_seconds(seconds, option)
     most = largest(max_gb)
     place, serve = _places(source, relay)
-    check_file(out, "--out")
-    check_state(state)
+    out, state = check_file(out, "--out"), check_state(state)
+    apart = out is None or state is None or out.resolve() != state.resolve()
+    require(apart, InputError, f"--out and --state are both {out}; give each a file of its own")
     token = read_token(token_file)
     with ExitStack() as stack:
         stack.enter_context(stopped_by_signals())

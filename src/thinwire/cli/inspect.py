@@ -15,7 +15,7 @@ from rich.table import Table
 
 from thinwire.cli.live import Live, printable
 from thinwire.cli.output import PLAIN_WIDTH, print_json
-from thinwire.cli.places import Address, MaxGb, TokenFile, largest, limited, parse_place
+from thinwire.cli.places import Address, MaxGb, TokenFile, check_seconds, largest, limited, parse_place
 from thinwire.engines.sync import landing
 from thinwire.engines.sync.claim import read_manifest
 from thinwire.engines.sync.fetching import Fetching
@@ -67,7 +67,7 @@ def inspect(
 
     thinwire inspect 192.0.2.7:7200 --token-file secret
     """
-    require(patience > 0, InputError, f"--patience is {patience:g}; it must be above 0 seconds")
+    check_seconds(patience, "--patience")
     token, most = read_token(token_file), largest(max_gb)
     if Path(source).is_file():
         found = _file(Path(source), check)

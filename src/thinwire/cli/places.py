@@ -26,6 +26,7 @@ TokenFile = Annotated[
 ]
 Congestion = Annotated[str, typer.Option(metavar="NAME", help=congestion.MEANING)]
 GB, GREATEST = 1e9, 1e9
+FOREVER = 1e9  # seconds: more than anybody waits, and no more than clocks can count
 MaxGb = Annotated[
     float | None,
     typer.Option(metavar="GB", help="Take no larger state, so that no stranger fills the memory."),
@@ -94,22 +95,38 @@ def _too_large(error: TooLarge) -> str:
     )
 
 
-def check_file(path: Path | None, option: str) -> None:
-    """Raise ``InputError``, naming the ``option``, where no file could be written to ``path``."""
+def check_seconds(seconds: float, option: str, least: str = "above") -> None:
+    """Raise ``InputError`` for what nobody can wait; ``least`` ("above", "at least") says what of 0."""
+    fits = 0 < seconds <= FOREVER or (seconds == 0 and least != "above")
+    told = f"{option} is {seconds:g}; it must be {least} 0 seconds, and at most {FOREVER:g}"
+    require(fits, InputError, told)
+
+
+def check_file(path: Path | None, option: str) -> Path | None:
+    """Return the file to write for ``path``, which may be a link to it.
+
+    A file is replaced whole, so a pipe or a device there would be lost. Errors: ``InputError``, naming the
+    ``option``, where no file could be written.
+    """
     if path is None:
-        return
-    folder, said = path.parent, f"cannot write {option} {path}"
+        return None
+    target = Path(os.path.realpath(path)) if path.is_symlink() else path
+    folder, said = target.parent, f"cannot write {option} {path}"
     require(folder.is_dir(), InputError, f"{said}: {folder} is no folder; make it first")
-    require(not path.is_dir(), InputError, f"{said}: it is a folder; give the name of a file in it")
+    require(not target.is_dir(), InputError, f"{said}: it is a folder; give the name of a file in it")
+    regular = not target.exists() or target.is_file()
+    require(regular, InputError, f"{said}: what is there is no regular file; choose another {option}")
     free = os.access(folder, os.W_OK | os.X_OK)
     require(free, InputError, f"{said}: {folder} is not writable; choose another {option}")
+    return target
 
 
-def check_state(path: Path | None) -> None:
-    """Raise unless a state can be saved to ``path``: ``InputError``, or ``MissingExtra`` for its library."""
-    check_file(path, "--state")
+def check_state(path: Path | None) -> Path | None:
+    """Return what ``check_file`` does of a state to be saved; ``MissingExtra`` without the library for it."""
+    target = check_file(path, "--state")
     if path is not None and find_spec("safetensors") is None:
         raise MissingExtra("--state needs safetensors: pip install 'thinwire[store]'")
+    return target
 
 
 def check_port(port: int) -> None:

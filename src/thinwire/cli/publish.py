@@ -119,7 +119,7 @@ def publish(
         InputError,
         "--state is for --port; a store is what its publisher needs",
     )
-    check_state(state)
+    state = check_state(state)
     _check_apart(file, state)
     kind, bounds = _dtype(dtype), parse_bounds(bound or [])
     watch = _watch(file, rest)
