@@ -120,9 +120,7 @@ def follow(
         check_seconds(seconds, option)
     most = largest(max_gb)
     place, serve = _places(source, relay)
-    out, state = check_file(out, "--out"), check_state(state)
-    apart = out is None or state is None or out.resolve() != state.resolve()
-    require(apart, InputError, f"--out and --state are both {out}; give each a file of its own")
+    out, state = _files(out, state)
     token = read_token(token_file)
     with ExitStack() as stack:
         stack.enter_context(stopped_by_signals())
@@ -156,6 +154,14 @@ def _places(source: str, relay: str | None) -> tuple[Address | str, Address | No
     own = serve is None or not isinstance(place, str)
     require(own, InputError, "--relay needs a publisher's HOST:PORT; a store needs no relay")
     return place, serve
+
+
+def _files(out: Path | None, state: Path | None) -> tuple[Path | None, Path | None]:
+    """Return what to write to for --out and for --state, which are two files."""
+    out, state = check_file(out, "--out"), check_state(state)
+    apart = out is None or state is None or out.resolve() != state.resolve()
+    require(apart, InputError, f"--out and --state are both {out}; give each a file of its own")
+    return out, state
 
 
 def _is_saved(state: Path | None) -> bool:
