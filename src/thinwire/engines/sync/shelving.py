@@ -60,9 +60,8 @@ class Shelving:
         self._lease, self._wake = lease, wake
         # Readers are told the time; what is due goes by a clock that nobody sets. Who gives one means both.
         self._clock, self._steady = clock or time.time, steady or clock or time.monotonic
-        self._signed = self._looked = (
-            self._steady()
-        )  # when the manifest was written last, and files looked for
+        now = self._steady()
+        self._signed, self._looked = now, now  # when the manifest was written, and files looked for, last
         self._doomed: dict[str, float] = {}  # files that no manifest names any more, and when they go
         self._keyframe: Keyframe | None = None
         self._writing = 0  # the version that a patch leads to which is being written
