@@ -188,8 +188,10 @@ def test_json_is_all_that_is_on_stdout(launches: list[TrainConfig], tmp_path: Pa
 
 
 def test_later_ranks_under_torchrun_print_nothing(launches: list[TrainConfig], tmp_path: Path):
-    result = invoke("train", "--recipe", "fp32", "--out", str(tmp_path / "run"), RANK="1")
+    job = ("train", "--recipe", "fp32", "--out", str(tmp_path / "run"))
+    result = invoke(*job, RANK="1", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1")
     assert (result.exit_code, result.output) == (0, "")
+    assert "fp32" in invoke(*job, RANK="1").stdout  # left over from something else: an ordinary run
 
 
 def test_compare_runs_all_in_order_and_writes_both_files(launches: list[TrainConfig], tmp_path: Path):

@@ -61,21 +61,22 @@ def run_all(configs: list[TrainConfig], out: Path) -> None:
     from thinwire.lab.launch import launch
 
     records: list[dict[str, Any]] = []
-    if is_leader() and not configs[0].resume:
+    leading = is_leader(configs[0])
+    if leading and not configs[0].resume:
         for stale in (COMPARE, REPORT):  # of an earlier comparison, which must not pass for this one's
             (out / stale).unlink(missing_ok=True)
     for i, config in enumerate(_resumed(configs), 1):
-        if is_leader() and not config.quiet:
+        if leading and not config.quiet:
             tell(f"[{i}/{len(configs)}] {config.recipe}")
         try:
             folder = launch(config)
         except ThinwireError as e:
             hint = f"; thinwire report {out} shows those that finished" if records else ""
             raise _named(e, config.recipe, f"{len(records)} of {len(configs)}", hint) from e
-        if is_leader():
+        if leading:
             records.append(load_run(folder).to_dict())
             write_json(out / COMPARE, records)
-    if is_leader():
+    if leading:
         _finish(configs[0], out, records)
 
 
@@ -87,7 +88,7 @@ def _resumed(configs: list[TrainConfig]) -> list[TrainConfig]:
 
 def _has_checkpoint(config: TrainConfig) -> bool:
     """Return whether the ranks of this machine have a checkpoint in common."""
-    from thinwire.lab.launch import under_torchrun
+    from thinwire.lab.config import under_torchrun
     from thinwire.lab.resume import steps_saved
 
     ranks = [int(os.environ["RANK"])] if under_torchrun(config) else range(config.ranks)

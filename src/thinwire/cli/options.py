@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from thinwire.lab.config import JOB, TrainConfig, read_toml
+from thinwire.lab.config import JOB, TrainConfig, read_toml, under_torchrun
 from thinwire.lab.config_checks import flag, from_text
 
 FIELDS = {f.name: f for f in dataclasses.fields(TrainConfig)}
@@ -73,6 +73,6 @@ def _annotation(name: str, defaults: Mapping[str, Any]) -> Any:
     return Annotated[bool | None if isinstance(f.default, bool) else str | None, option]
 
 
-def is_leader() -> bool:
+def is_leader(config: TrainConfig) -> bool:
     """Say whether this process speaks for the run: always, except as a later rank under torchrun."""
-    return os.environ.get("RANK", "0") == "0"
+    return not under_torchrun(config) or os.environ["RANK"] == "0"

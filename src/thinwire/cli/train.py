@@ -31,7 +31,7 @@ def train(given: dict[str, Any]) -> None:
     from thinwire.lab.launch import launch
 
     out = launch(config)
-    if not is_leader():
+    if not is_leader(config):
         return
     if config.json:
         print_json(load_run(out).to_dict())

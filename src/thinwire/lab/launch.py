@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from thinwire import types
-from thinwire.lab.config import TrainConfig
+from thinwire.lab.config import TrainConfig, under_torchrun
 from thinwire.lab.files import check_out
 from thinwire.lab.job import prepare
 from thinwire.lab.places import Place, Rank, place_of
@@ -22,12 +22,6 @@ from thinwire.types import InputError, LinkError, MeasurementError, ThinwireErro
 
 GRACE = 10.0  # seconds for ranks to leave by themselves once one has failed
 POLL = 0.1
-
-
-def under_torchrun(config: TrainConfig) -> bool:
-    """Say whether this process is one rank that somebody else started: torchrun, or a user with a relay."""
-    needed = {"RANK", "WORLD_SIZE"} | ({"MASTER_ADDR"} if config.relay is None else set())
-    return needed <= os.environ.keys()
 
 
 def _check_reach(config: TrainConfig) -> None:
