@@ -451,9 +451,10 @@ def test_a_killed_emulation_leaves_nothing(tmp_path: Path) -> None:
     until(lambda: not marked(mark), "all processes to be gone", 30)
 
 
-def test_an_interrupt_ends_all(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_all(tmp_path: Path, how: signal.Signals) -> None:
     p, mark = start_and_wait(tmp_path)
-    p.signal(signal.SIGINT)
+    p.signal(how)
     assert p.wait(60) == 130
     assert p.err.strip().splitlines()[-1] == "thinwire: interrupted"
     assert not marked(mark)

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from thinwire.cli.output import PLAIN_WIDTH, print_json, tell
+from thinwire.lab.interrupts import stopped_by_signals
 from thinwire.types import InputError, ThinwireError, require
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def emulate(
         find_command(command)  # before anything is built
     console = Console(stderr=bool(command) or json, width=None if sys.stderr.isatty() else PLAIN_WIDTH)
     failure = None
-    with Emulation(shapes, congestion, seed) as net:
+    with stopped_by_signals(), Emulation(shapes, congestion, seed) as net:
         if check:
             tell("measuring the network, two to three seconds a way ...")
             _print_check(console, net, net.check())

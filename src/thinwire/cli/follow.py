@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from thinwire.cli.command import SECONDS, Command
-from thinwire.cli.live import Live, stopped_by_signals
+from thinwire.cli.live import Live
 from thinwire.cli.places import (
     Address,
     Congestion,
@@ -29,6 +29,7 @@ from thinwire.engines.sync.follower import Follower, Following
 from thinwire.engines.sync.peek import look
 from thinwire.engines.sync.shelf_reader import POLL, ShelfReader, ShelfReading
 from thinwire.engines.sync.using import PATIENCE, TIMEOUT
+from thinwire.lab.interrupts import stopped_by_signals
 from thinwire.lab.progress import megabytes
 from thinwire.links.congestion import AUTO
 from thinwire.links.security import read_token

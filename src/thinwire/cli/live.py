@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import sys
 import threading
 import time
@@ -102,16 +101,3 @@ class Live:
     def _write(self, text: str) -> None:
         sys.stderr.write(f"\r\x1b[K{text}" if self._terminal else text)
         sys.stderr.flush()
-
-
-@contextmanager
-def stopped_by_signals() -> Iterator[None]:
-    """Let SIGTERM do what Ctrl-C does; for commands that run until somebody ends them."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

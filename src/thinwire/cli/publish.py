@@ -11,12 +11,13 @@ import torch
 import typer
 from torch import Tensor
 
-from thinwire.cli.live import Live, stopped_by_signals, warned
+from thinwire.cli.live import Live, warned
 from thinwire.cli.places import PORT, Address, Congestion, TokenFile, check_port, check_state
 from thinwire.engines.sync.peek import resume
 from thinwire.engines.sync.publisher import Publisher
 from thinwire.engines.sync.shelf_writer import ShelfWriter
 from thinwire.engines.sync.watch import LOOK, PART_REST, REST, Watch
+from thinwire.lab.interrupts import stopped_by_signals
 from thinwire.lab.network import interfaces
 from thinwire.lab.progress import megabytes
 from thinwire.links import congestion as control

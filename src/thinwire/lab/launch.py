@@ -14,6 +14,7 @@ from typing import IO
 from thinwire import types
 from thinwire.lab.config import TrainConfig, under_torchrun
 from thinwire.lab.files import check_out
+from thinwire.lab.interrupts import stopped_by_signals
 from thinwire.lab.job import prepare
 from thinwire.lab.places import Place, Rank, place_of
 from thinwire.lab.record import RUN, load_run, write_json
@@ -43,7 +44,7 @@ def launch(config: TrainConfig) -> Path:
 
     Under torchrun this process is one of the ranks; elsewhere it starts them all and waits.
     Errors: what the first failing rank raised; ``LinkError`` naming a rank that died; ``KeyboardInterrupt``
-    once all ranks have stopped. No process is left behind.
+    once all ranks have stopped, after a Ctrl-C, SIGTERM or SIGHUP. No process is left behind.
     """
     if under_torchrun(config):
         require(
@@ -63,13 +64,14 @@ def launch(config: TrainConfig) -> Path:
     out, started = Path(config.out), time.time()
     ranks: list[Rank] = []
     with ExitStack() as stack:
+        stack.enter_context(stopped_by_signals())
         place = _enter(stack, config)
         try:
             for rank in range(config.ranks):
                 ranks.append(place.start(config, rank))
             _watch(ranks, place)
         except BaseException as error:
-            _stop(ranks, signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
+            _stop(ranks, signal.SIGTERM)
             _close_record(out, error, started, place)
             raise
         finally:
@@ -184,7 +186,7 @@ def _close_record(out: Path, error: BaseException, started: float, place: Place)
         if (out / RUN).stat().st_mtime < started:
             return  # an earlier run's
         record = load_run(out)
-        if record.status == "running":
+        if record.status in ("running", "interrupted"):  # rank 0 knows no more than that it was to stop
             record.status = _status(error)
         if why not in record.notes:
             record.notes.append(why)

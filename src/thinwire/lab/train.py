@@ -19,6 +19,7 @@ from thinwire.lab.config_checks import flag
 from thinwire.lab.emulator.lift import lifted, rewind
 from thinwire.lab.export import export_model
 from thinwire.lab.heap import keep_freed
+from thinwire.lab.interrupts import stopped_by_signals
 from thinwire.lab.job import Job, prepare
 from thinwire.lab.measured_cut import agree_cut
 from thinwire.lab.setup import World, build_parts, join, pick_threads
@@ -41,13 +42,15 @@ def run_rank(config: TrainConfig) -> None:
     job = prepare(config)
     torch.manual_seed(config.seed)
     world = join(job)
-    try:
-        same_everywhere(job, world)
-        _with_books(agree_cut(job, world), world)
-    except BaseException:
-        world.abandon()  # or the others would wait for this rank until the links' deadline
-        raise
-    world.close()
+    # From here on, since there is nobody to tell before; and what torch does to meet hears no handler.
+    with stopped_by_signals():
+        try:
+            same_everywhere(job, world)
+            _with_books(agree_cut(job, world), world)
+        except BaseException:
+            world.abandon()  # or the others would wait for this rank until the links' deadline
+            raise
+        world.close()
 
 
 def _with_books(job: Job, world: World) -> None:
@@ -59,8 +62,8 @@ def _with_books(job: Job, world: World) -> None:
         finally:
             run.stepper.close()
         books.close("done")
-    except (KeyboardInterrupt, SystemExit) as e:
-        books.close("interrupted" if isinstance(e, KeyboardInterrupt) else "failed")
+    except KeyboardInterrupt:
+        books.close("interrupted")
         raise
     except BaseException as e:
         books.close("invalid" if isinstance(e, MeasurementError) else "failed", str(e))

@@ -10,6 +10,7 @@ import threading
 import traceback
 
 from thinwire.lab.files import file_trouble
+from thinwire.lab.interrupts import stopped_by_signals
 
 
 def main() -> int:
@@ -26,10 +27,10 @@ def _outcome() -> tuple[str, str, int]:
     """Run, and return the error's class, its sentence and the exit code."""
     try:
         threading.Thread(target=_leave_with_launcher, daemon=True).start()
-        signal.signal(signal.SIGTERM, _leave)
-        # The launcher blocked it while it started this process, so that a Ctrl-C meanwhile arrives here.
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        return _run()
+        with stopped_by_signals():
+            # The launcher blocked it while it started this process, so that a Ctrl-C meanwhile arrives here.
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+            return _run()
     except KeyboardInterrupt:
         return "KeyboardInterrupt", "interrupted", 130
 
@@ -59,10 +60,6 @@ def _run() -> tuple[str, str, int]:
     return "", "", 0
 
 
-def _leave(*_: object) -> None:
-    sys.exit(143)
-
-
 def _leave_with_launcher() -> None:
     """End this rank when its launcher is gone, however that happened: its end of stdin closes."""
     while os.read(0, 1):  # not sys.stdin: its lock would be held when the interpreter ends
@@ -71,9 +68,6 @@ def _leave_with_launcher() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        code = main()
-    except SystemExit:  # SIGTERM
-        code = 143
+    code = main()
     sys.stderr.flush()
     os._exit(code)  # torch's gloo threads can abort an ordinary interpreter exit
