@@ -261,18 +261,63 @@ def test_a_killed_rank_ends_the_run(spawned):
     assert any("rank 1 was ended by SIGKILL" in n for n in record(out)["notes"])
 
 
-@pytest.mark.parametrize(("group", "when"), [(False, "training"), (True, "training"), (True, "starting")])
-def test_ctrl_c_leaves_records_and_no_process(spawned, group: bool, when: str):
+@pytest.mark.parametrize(
+    ("how", "group", "when"),
+    [
+        (signal.SIGINT, False, "training"),
+        (signal.SIGINT, True, "training"),
+        (signal.SIGINT, True, "starting"),
+        (signal.SIGTERM, False, "training"),
+        (signal.SIGHUP, False, "training"),
+    ],
+)
+def test_ctrl_c_leaves_records_and_no_process(spawned, how: signal.Signals, group: bool, when: str):
     command, ranks, out = spawned
     if when == "training":
         reached(out, 3, command)
-    command.signal(signal.SIGINT, group)
+    for _ in range(1 if how is signal.SIGINT else 2):  # timeout tells a process twice
+        command.signal(how, group)
     assert command.wait() == 130
     assert sentence(command) == "interrupted"
     gone(ranks, 5)
     if when == "training":
         assert record(out)["status"] == "interrupted"
-        assert len(metrics(out)) >= 3
+        counts_its_steps(out)
+
+
+def counts_its_steps(out: Path) -> None:
+    """Check that a record which was broken off counts what its steps took, as far as they are booked."""
+    found, steps = record(out), metrics(out)
+    assert len(steps) >= 3
+    assert found["totals"]["steps"] == len(steps)
+    assert found["totals"]["tokens"] == len(steps) * 4 * 32
+    assert found["totals"]["seconds"] == pytest.approx(sum(m["seconds"] for m in steps))
+    for way in ("forward", "backward"):
+        assert found["bytes"][way] == sum(m[f"bytes_{way}"] for m in steps)
+        assert found["bytes"][f"raw_{way}"] == 4 * len(steps) * 4 * 32 * 256
+        values = found["bytes"][f"raw_{way}"] / 4
+        assert found["bits_per_value"][way] == pytest.approx(8 * found["bytes"][way] / values)
+
+
+def test_a_rank_that_is_told_to_end_tells_the_others_at_once(short: list[Any], tmp_path: Path):
+    """As torchrun, docker stop and batch systems tell it: no wait for the links' silence."""
+    out = tmp_path / "out"
+    args = [*short, "--steps", 3000, "--checkpoint-every", 2, "--out", out]
+    for told, resumed in ((1, ()), (0, ("--resume",))):
+        ranks = warm().ranks(tmp_path / f"told-{told}", *args, *resumed)
+        try:
+            reached(out, len(metrics(out)) + 3, *ranks)
+            start = time.monotonic()
+            ranks[told].signal(signal.SIGTERM)
+            assert ranks[told].wait() == 130
+            assert ranks[1 - told].wait() == 3
+            assert time.monotonic() - start < 15
+        finally:
+            stop(*ranks)
+        assert sentence(ranks[told]) == "interrupted"
+        assert f"rank {told} (127.0.0.1:" in sentence(ranks[1 - told])
+        assert record(out)["status"] == ("failed" if told else "interrupted")
+        counts_its_steps(out)
 
 
 def test_ranks_leave_when_their_launcher_is_killed(spawned):

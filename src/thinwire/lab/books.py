@@ -105,8 +105,22 @@ class Books:
             for way in WAYS:
                 self.values[way] += r.values[way]
         self.writer.step(metrics)
+        self._count(metrics)
         self.events.step(metrics)
         self.progress.step(vars(metrics))
+
+    def _count(self, done: StepMetrics) -> None:
+        """Keep the record's counts running: a run broken off has no others, ``finish`` better ones."""
+        config, record = self.job.config, self.record
+        record.totals.steps = done.step
+        record.totals.tokens = done.step * config.batch * config.seq
+        record.totals.seconds += done.seconds
+        values = _merged([self.before.get("values", {}), self.values])
+        for way in WAYS:
+            sent = getattr(record.bytes, way) + getattr(done, f"bytes_{way}")
+            setattr(record.bytes, way, sent)
+            setattr(record.bytes, f"raw_{way}", 4 * values[way])
+            setattr(record.bits_per_value, way, _bits(sent, values[way]))
 
     def decided(self, decisions: list[Decision]) -> None:
         """Book what a policy changed."""
@@ -171,6 +185,8 @@ class Books:
             for note in (f"resumed after step {step}", *doubts(self.job.config, step)):
                 self.note(note)
             self.writer = RunWriter(self.job.config.out, self.record, step)
+            for metrics in self.writer.kept:
+                self._count(metrics)
 
     def emulation(self, lateness: float) -> None:
         """Book how late the shaped links delivered, on average, in seconds."""

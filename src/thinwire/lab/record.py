@@ -62,8 +62,8 @@ class RunWriter:
         self._lines: TextIO | None = None
         self._closed = False
         there = done_steps and (self.out / METRICS).exists()
-        self._kept = [m for m in read_metrics(self.out) if m.step <= done_steps] if there else []
-        self.record.loss.train = [m.loss for m in self._kept]
+        self.kept = [m for m in read_metrics(self.out) if m.step <= done_steps] if there else []
+        self.record.loss.train = [m.loss for m in self.kept]
         # A run that is to be resumed may yet be refused, which must not cost the record that is there.
         self._held = bool(record.config.get("resume")) and not done_steps
         if not record.config.get("resume"):
@@ -73,7 +73,7 @@ class RunWriter:
     def _open(self) -> TextIO:
         if self._lines is None:
             self._lines = (self.out / METRICS).open("w", encoding="utf-8")
-            self._lines.writelines(map(_line, self._kept))
+            self._lines.writelines(map(_line, self.kept))
             self._lines.flush()
         return self._lines
 
