@@ -331,6 +331,14 @@ def test_without_the_extra_one_sentence_names_it():
     assert "pip install 'thinwire[cli]'" in one_sentence(result.stderr)
 
 
+def test_a_rank_ends_without_the_interpreter_s_own_end():
+    code = (
+        "import atexit, thinwire.lab.train\nfrom thinwire.cli import main\natexit.register(print, 'late')\n"
+    )
+    result = thinwire_process(code=f"{code}main(['--no-such-option'])\n")
+    assert (result.returncode, result.stdout) == (2, "")
+
+
 def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("THINWIRE_DEBUG", "1")
     assert re.search(r"Traceback[\s\S]+InputError", invoke("report", "nowhere").stderr)

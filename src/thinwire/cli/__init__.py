@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -21,4 +22,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(2)
     except KeyboardInterrupt:  # while torch is being imported
         sys.exit(130)
-    app(args=None if arguments is None else list(arguments), prog_name="thinwire")
+    try:
+        app(args=None if arguments is None else list(arguments), prog_name="thinwire")
+    except SystemExit as e:
+        if "thinwire.lab.train" in sys.modules:
+            _leave_rank(e.code)
+        raise
+
+
+def _leave_rank(code: object) -> None:
+    """End a rank at once: the interpreter's own end takes seconds, and gloo's threads can abort it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else 0)
