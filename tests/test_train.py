@@ -200,6 +200,18 @@ def test_eight_bits_stay_within_a_thousandth_of_fp32(job: list[Any], tmp_path: P
     assert math.isfinite(plain[-1])
 
 
+@pytest.mark.parametrize(("clip", "said"), [((), "gradient norm"), (("--grad-clip", 0), "loss")])
+def test_numbers_that_ran_away_end_the_run(job: list[Any], tmp_path: Path, clip: tuple[Any, ...], said: str):
+    args = [*job, "--recipe", "fp32", "--lr", 1e30, "--steps", 8, "--eval-samples", 0, "--quiet", *clip]
+    ranks = warm().ranks(tmp_path, *args, "--out", tmp_path / "out")
+    assert [r.wait() for r in ranks] == [3, 3]
+    told = [sentence(r) for r in (ranks if said == "gradient norm" else ranks[:1])]
+    for words in told:
+        assert words.startswith(f"the {said} of step ") and "; lower --lr, now 1e+30" in words
+    assert record(tmp_path / "out")["status"] == "failed"
+    assert not (tmp_path / "out" / "model").exists()
+
+
 BAD: dict[str, tuple[list[str], str]] = {
     "recipe": (["--recipe", "nope"], "'nope'"),
     "recipe parameter": (["--recipe", "direct:bits=99"], "99"),

@@ -81,8 +81,8 @@ class Books:
         trips = [peer.reliable.estimate().rtt for peer in self.world.peers.values()]
         self._rtt = min((t for t in trips if t is not None), default=self._rtt)
 
-    def step(self, reports: list[StepReport], lr: float) -> None:
-        """Book one step from every rank's report."""
+    def step(self, reports: list[StepReport], lr: float) -> float:
+        """Book one step from every rank's report; return its loss."""
         own = reports[0]
         loss = next(r.loss for r in reports if r.loss is not None)
         mean = {name: sum(getattr(r, name) for r in reports) / len(reports) for name in SHARES}
@@ -108,6 +108,7 @@ class Books:
         self._count(metrics)
         self.events.step(metrics)
         self.progress.step(vars(metrics))
+        return loss
 
     def _count(self, done: StepMetrics) -> None:
         """Keep the record's counts running: a run broken off has no others, ``finish`` better ones."""

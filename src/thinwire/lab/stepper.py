@@ -14,6 +14,7 @@ from thinwire.lab.config import TrainConfig
 from thinwire.lab.job import Job
 from thinwire.lab.setup import Part, World, build_schedule, build_stages
 from thinwire.lab.telemetry import StepReport, Telemetry, report_of
+from thinwire.types import ThinwireError, require
 
 
 class Stepper:
@@ -45,7 +46,7 @@ class Stepper:
             self.stages[0].begin(ids, self.config.microbatches, upcoming)
         loss = self._through(self.schedule.step, block)
         start = time.perf_counter()
-        waited = self._clip()
+        waited = self._clip(step)
         self._set_lr(step)
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
@@ -78,8 +79,11 @@ class Stepper:
             run(*inputs, return_outputs=False)
         return sum(v.detach().item() for v in losses) / len(losses) if losses else None
 
-    def _clip(self) -> float:
-        """Scale the gradients down to the norm allowed over all ranks; return the seconds waited for them."""
+    def _clip(self, step: int) -> float:
+        """Scale the gradients down to the norm allowed over all ranks; return the seconds waited for them.
+
+        Errors: ``ThinwireError`` on every rank where the norm is not finite: a step would lose the weights.
+        """
         limit = self.config.grad_clip
         if not limit:
             return 0.0
@@ -88,13 +92,21 @@ class Stepper:
         start = time.perf_counter()
         norm = math.sqrt(self.telemetry.squared_norm(own * own))
         waited = time.perf_counter() - start
-        if norm > limit and math.isfinite(norm):
+        require(math.isfinite(norm), ThinwireError, ran_away(self.config, "gradient norm", step, norm))
+        if norm > limit:
             torch._foreach_mul_(grads, limit / (norm + 1e-6))
         return waited
 
     def _set_lr(self, step: int) -> None:
         for group in self.optimiser.param_groups:
             group["lr"] = learning_rate(self.config, step, self.job.steps)
+
+
+def ran_away(config: TrainConfig, what: str, step: int, value: float) -> str:
+    """Return the sentence for a number of ``step`` that is not finite."""
+    return (
+        f"the {what} of step {step} is {value}; lower --lr, now {config.learning_rate:g}, or raise --warmup"
+    )
 
 
 def learning_rate(config: TrainConfig, step: int, steps: int) -> float:

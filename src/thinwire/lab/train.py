@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator
 from itertools import chain, pairwise
@@ -23,10 +24,10 @@ from thinwire.lab.interrupts import stopped_by_signals
 from thinwire.lab.job import Job, prepare
 from thinwire.lab.measured_cut import agree_cut
 from thinwire.lab.setup import World, build_parts, join, pick_threads
-from thinwire.lab.stepper import Stepper, learning_rate
+from thinwire.lab.stepper import Stepper, learning_rate, ran_away
 from thinwire.lab.telemetry import StepReport, Telemetry
 from thinwire.lab.warmup import warm_up
-from thinwire.types import InputError, MeasurementError
+from thinwire.types import InputError, MeasurementError, ThinwireError
 
 LATENESS = 0.1  # of the link's delay: mean lateness of its messages above which a run is no measurement
 MIN_LATENESS = 0.01  # seconds; a scheduler's turn on a busy machine
@@ -152,11 +153,16 @@ class Run:
         self.checkpoints.save(step, self.books.totals(self.world))
 
     def _collect(self) -> None:
-        """On rank 0, book the last step once the others' reports of it are here."""
+        """On rank 0, book the last step once the others' reports of it are here.
+
+        Errors: ``ThinwireError`` where its loss is not finite, which nothing else sees without --grad-clip.
+        """
         if self.world.rank == 0 and self._last_report is not None:
             reports = self.telemetry.reports(self._last_report)
             lr = learning_rate(self.config, self._last_report.step, self.job.steps)
-            self.books.step(reports, lr)
+            loss = self.books.step(reports, lr)
+            if not math.isfinite(loss):
+                raise ThinwireError(ran_away(self.config, "loss", self._last_report.step, loss))
             if self.autopilot:
                 self.books.decided(self.autopilot.decide(self._last_report.step, reports))
         self._last_report = None
