@@ -83,7 +83,9 @@ def test_measured_costs_are_times_of_every_layer_and_the_head(lora):
     if lora:
         pytest.importorskip("peft")
     before = torch.get_rng_state()
-    costs = measured_costs(tiny(), batch=2, seq=16, lora=lora)
+    said: list[int] = []
+    costs = measured_costs(tiny(), batch=2, seq=16, lora=lora, working=lambda: said.append(1))
+    assert len(said) == 2  # one kind of layer, and the head
     assert len(costs.layers) == 4 and min(*costs.layers, costs.head) > 0
     assert torch.equal(before, torch.get_rng_state())
 

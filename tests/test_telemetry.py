@@ -28,6 +28,27 @@ def connections(peer: Peer) -> int:
     raise AssertionError("no TCP_INFO here")
 
 
+def test_who_is_at_work_is_waited_for() -> None:
+    """Beyond the deadline of a wait, which counts from the last sign; without a sign it is over."""
+    store, deadline = dist.HashStore(), 1.0
+
+    def rank(own: int) -> list[Any]:
+        peers = connect_mesh(own, 2, store)
+        telemetry = Telemetry(SimpleNamespace(rank=own, size=2, peers=peers), deadline)  # type: ignore[arg-type]
+        try:
+            if own:
+                for _ in range(12):
+                    sleep(deadline / 4)
+                    telemetry.working()
+            return telemetry.agree(b"x", own, "its number")
+        finally:
+            for peer in peers.values():
+                peer.close()
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(rank, range(2))) == [[0, 1], [0, 1]]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's counts are Linux's")
 def test_every_pair_of_ranks_goes_on_over_a_new_connection() -> None:
     store = dist.HashStore()

@@ -49,18 +49,29 @@ def _numel(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-def measured_costs(config: Any, batch: int, seq: int, *, lora: int = 0, bf16: bool = False) -> LayerCosts:
+def measured_costs(
+    config: Any,
+    batch: int,
+    seq: int,
+    *,
+    lora: int = 0,
+    bf16: bool = False,
+    working: Callable[[], None] = lambda: None,
+) -> LayerCosts:
     """Time forward and backward of each kind of layer and of the head on this machine, in seconds.
 
     For a micro-batch [``batch``, ``seq``], as it will be trained: with adapters of rank ``lora``, in bf16
     autocast or not. Two ranks measure two different things: measure on each, and agree on one cut.
+    ``working`` is called after each piece, which others may be waiting behind.
     """
 
     def seconds(layers: range, last: bool) -> float:
         stage = probe(config, layers, last).requires_grad_(not lora)
         if lora and layers:
             add_adapters(stage, lora, seed=0)
-        return _time(stage, torch.randn(batch, seq, config.hidden_size), bf16)
+        found = _time(stage, torch.randn(batch, seq, config.hidden_size), bf16)
+        working()
+        return found
 
     kinds = getattr(config, "layer_types", None) or [""] * config.num_hidden_layers
     layers = list(zip(kinds, counted_costs(config).layers, strict=True))

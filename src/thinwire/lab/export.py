@@ -71,6 +71,7 @@ def _gather(
     n = job.config.stages
     for stage in stages:
         save(_module(stage), folder, stage.stage_index, n)
+        telemetry.working()  # the others wait behind all of this rank's stages
     telemetry.agree(b"W", 0, "the stages to be saved")
     for index in range(n):
         owner = index % world.size

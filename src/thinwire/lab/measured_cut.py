@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from thinwire.lab import resume
 from thinwire.lab.config_checks import MEASURED
@@ -29,7 +30,7 @@ def agree_cut(job: Job, world: World) -> Job:
         note = f"cut {_text(sizes)}, as measured when the run was started"
         return _with(job, ranges(sizes), note)
     telemetry.agree(b"T", 0, "the model to be timed")
-    own = _measure(job)
+    own = _measure(job, telemetry.working)
     found = telemetry.agree(b"T", [own.layers, own.head], "the times of its layers")
     ranks = [LayerCosts(tuple(layers), head) for layers, head in found]
     # As the stages are dealt out: every so many to a rank.
@@ -42,10 +43,11 @@ def _kept(job: Job, world: World) -> list[int] | None:
     return resume.saved_cut(Path(job.config.out), 0) if job.config.resume and world.rank == 0 else None
 
 
-def _measure(job: Job) -> LayerCosts:
+def _measure(job: Job, working: Callable[[], None]) -> LayerCosts:
     config = job.config
     rows, bf16 = config.batch // config.microbatches, pick_dtype(config.dtype)[0] == "bf16"
-    return measured_costs(job.source.config, rows, config.seq, lora=config.lora, bf16=bf16)
+    options: Any = {"lora": config.lora, "bf16": bf16, "working": working}
+    return measured_costs(job.source.config, rows, config.seq, **options)
 
 
 def _with(job: Job, cut: list[range], note: str) -> Job:

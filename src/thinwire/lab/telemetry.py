@@ -12,6 +12,7 @@ from typing import Any
 from thinwire.boundary import BACKWARD, FORWARD, Tally
 from thinwire.engines.pipeline import CompressedStage
 from thinwire.lab.setup import World
+from thinwire.links.mailbox import FILLER
 from thinwire.types import PayloadError
 
 WAYS = (FORWARD, BACKWARD)
@@ -49,6 +50,11 @@ class Telemetry:
 
     def send(self, rank: int, tag: bytes, value: Any) -> None:
         self.world.peers[rank].mailbox.send(tag, json.dumps(value).encode(), "control")
+
+    def working(self) -> None:
+        """Let those who wait for this rank know that it is at work: their deadlines begin anew."""
+        for peer in self.world.peers.values():
+            peer.mailbox.send(FILLER, b"")
 
     def get(self, rank: int, tag: bytes, what: str) -> Any:
         data = self.world.peers[rank].get(tag, self._deadline, what)

@@ -108,7 +108,10 @@ class Run:
         if not done:
             self._evaluate(0)
         width = self.job.source.config.hidden_size
-        warm_up(self._parts, self.stepper.optimiser, self.config, width, self.job.recipe)
+        warm_up(
+            *(self._parts, self.stepper.optimiser, self.config, width, self.job.recipe),
+            working=self.telemetry.working,
+        )
         self._take_bearings(done)
         self.telemetry.agree(b"go", 0, "the start of training")
         self.books.replace()

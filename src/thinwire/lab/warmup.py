@@ -6,7 +6,7 @@ step that costs as much as half a step, and a policy that times it plans by the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -26,29 +26,35 @@ def warm_up(
     config: TrainConfig,
     width: int,
     recipe: Recipe,
+    working: Callable[[], None] = lambda: None,
 ) -> None:
     """Pass a step's micro-batches through this rank's parts, and a step of size 0 through the optimiser.
 
     As many as the schedule has under way at once are held, so that the memory for their activations is there.
     ``width``: channels of a hidden state. Weights, gradients, the optimiser's state and the generator of
     random numbers are as before; an optimiser that has a state already, of a run resumed, is left alone.
+    ``working`` is called after each micro-batch, which others may be waiting behind.
     """
     with torch.random.fork_rng(devices=[]):
         if not optimiser.state:
             _touch(optimiser)
-        _pass(parts, config, width)  # after what stays, so that its memory is what the steps find
+        _pass(parts, config, width, working)  # after what stays, so that its memory is what the steps find
         optimiser.zero_grad(set_to_none=True)
         for scheme in (recipe.forward, recipe.backward):
             _code(scheme, torch.randn(config.batch // config.microbatches, config.seq, width))
 
 
-def _pass(parts: Mapping[int, Part], config: TrainConfig, width: int) -> None:
+def _pass(parts: Mapping[int, Part], config: TrainConfig, width: int, working: Callable[[], None]) -> None:
     ranks = sorted({index % config.ranks for index in parts})
     stages = [stage for rank in ranks for stage in _held(config, rank)]
-    ahead = [_forward(parts[stage], stage, config, width) for stage in stages[1:]]
+    ahead = []
+    for stage in stages[1:]:
+        ahead.append(_forward(parts[stage], stage, config, width))
+        working()
     for index, part in parts.items():
         for _ in range(max(2, config.microbatches)):  # as in a step: where memory lies depends on the order
             _back(_forward(part, index, config, width))
+            working()
     del ahead  # held until here
 
 
