@@ -95,14 +95,18 @@ class Autopilot:
         for link in (link for rank in links or () for link in rank):
             self._note(link)
 
-    def decide(self, step: int, reports: Sequence[StepReport] = ()) -> list[Decision]:
-        """On rank 0: choose anew after ``step`` steps, tell the senders, and return what changed."""
+    def decide(self, step: int, coming: int, reports: Sequence[StepReport] = ()) -> list[Decision]:
+        """On rank 0: choose anew after ``step`` steps, tell the senders, and return what changed.
+
+        ``coming`` is the next step to start, the first that can follow: reports may be read a step late.
+        """
+        if coming > self._job.steps:
+            return []
         for report in reports:
             self._compute[report.rank].append(report.compute_s)
             for link in report.links:
                 self._note(link)
             self._note_bits(report)
-        coming = step + (2 if reports else 1)  # reports are read one step late
         sites = [self._site(d, step, coming) for d in self._directions]
         changed = []
         for direction, site, plan in zip(self._directions, sites, self._policy.plan(sites), strict=True):

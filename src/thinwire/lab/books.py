@@ -58,6 +58,8 @@ class Books:
             self.events = EventLog(config.out, config.tensorboard)
             for note in job.notes:
                 self.note(note)
+            if self.events.note and not config.quiet:  # not for the record: it says nothing of the numbers
+                self.progress.note(self.events.note)
 
     def phase(self, text: str) -> None:
         """Say what is happening."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from thinwire.lab.record import Evaluation, StepMetrics
 
-ABSENT = "no TensorBoard event files: tensorboard is not installed (pip install 'thinwire[tensorboard]')."
+ABSENT = "no TensorBoard event files: tensorboard is not installed (pip install 'thinwire[tensorboard]')"
 FOLDER = "events"
 
 

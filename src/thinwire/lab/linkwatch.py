@@ -81,5 +81,10 @@ def added(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[dict[
 def _added(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]:
     if before is None:
         return now
-    names = ("payload_bytes", "wire_bytes", "retransmitted_bytes")
-    return now | {n: before[n] + now[n] for n in names if before[n] is not None and now[n] is not None}
+    if not now["payload_bytes"]:  # no step since
+        return before
+    sums = {"payload_bytes": before["payload_bytes"] + now["payload_bytes"]}
+    for name in ("wire_bytes", "retransmitted_bytes"):  # the kernel's; a part without them leaves no sum
+        known = before[name] is not None and now[name] is not None
+        sums[name] = before[name] + now[name] if known else None
+    return now | sums | ({} if sums["wire_bytes"] is not None else {"counted": FALLBACK})

@@ -134,29 +134,29 @@ class Run:
             report = self.stepper.step(step, ids, upcoming)
             report.links = self.books.links.end_step()
             self.telemetry.report(report)
-            self._collect()
+            self._collect(step + 1)
             self.books.took(time.perf_counter() - start)
             self._last_report = report
             self._now_and_then(step)
-        self._collect()
+        self._collect(self.job.steps + 1)
 
     def _now_and_then(self, step: int) -> None:
         every, last = self.config.eval_every, step == self.job.steps
         if every and step % every == 0 and not last:
-            self._collect()
+            self._collect(step + 1)
             self._evaluate(step)
             self._take_bearings(step)
         every = self.config.checkpoint_every
         if every and step % every == 0:
-            self._collect()
+            self._collect(step + 1)
             self.books.phase("writing a checkpoint")
             self._save_checkpoint(step)
 
     def _save_checkpoint(self, step: int) -> None:
         self.checkpoints.save(step, self.books.totals(self.world))
 
-    def _collect(self) -> None:
-        """On rank 0, book the last step once the others' reports of it are here.
+    def _collect(self, coming: int) -> None:
+        """On rank 0, book the last step once the others' reports of it are here; ``coming`` starts next.
 
         Errors: ``ThinwireError`` where its loss is not finite, which nothing else sees without --grad-clip.
         """
@@ -167,7 +167,7 @@ class Run:
             if not math.isfinite(loss):
                 raise ThinwireError(ran_away(self.config, "loss", self._last_report.step, loss))
             if self.autopilot:
-                self.books.decided(self.autopilot.decide(self._last_report.step, reports))
+                self.books.decided(self.autopilot.decide(self._last_report.step, coming, reports))
         self._last_report = None
 
     def _take_bearings(self, step: int) -> None:
@@ -175,7 +175,7 @@ class Run:
         if self.autopilot:
             self.autopilot.measure()
             if self.world.rank == 0:
-                self.books.decided(self.autopilot.decide(step))
+                self.books.decided(self.autopilot.decide(step, step + 1))
 
     def _evaluate(self, step: int) -> None:
         """Evaluate after ``step`` steps, on held-out text and on a slice of what the run trains on."""

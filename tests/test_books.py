@@ -1,0 +1,101 @@
+"""What rank 0 books: counts of several parts of a run, decisions in time, and what the display alone says."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+
+from thinwire.lab import autopilot, train
+from thinwire.lab.books import Books
+from thinwire.lab.config import TrainConfig
+from thinwire.lab.event_log import ABSENT
+from thinwire.lab.linkwatch import KERNEL_COUNTS, added
+from thinwire.lab.telemetry import StepReport
+from thinwire.links import LinkShape
+from thinwire.links.kernel import FALLBACK
+from thinwire.recipes import parse_recipe
+
+
+def books(out: Path, **options: Any) -> Books:
+    config = TrainConfig(model="gpt2-lab", recipe="fp32", out=str(out), **options)
+    job: Any = SimpleNamespace(
+        config=config, recipe=parse_recipe("fp32"), shape=LinkShape(), notes=(), steps=9
+    )
+    world: Any = SimpleNamespace(rank=0, size=2, peers={})
+    return Books(job, world)
+
+
+@pytest.mark.parametrize("options", [{}, {"tensorboard": False}, {"quiet": True}])
+def test_event_files_that_cannot_be_are_noted_on_the_display_alone(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: dict[str, Any],
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    made = books(tmp_path, **options)
+    made.close("done")
+    assert capsys.readouterr().err.count(ABSENT) == (0 if options else 1)
+    assert made.record.notes == []
+
+
+CARRIED: dict[str, Any] = {
+    "source": 0,
+    "destination": 1,
+    "payload_bytes": 100,
+    "wire_bytes": 120,
+    "retransmitted_bytes": 2,
+    "rtt_s": 0.01,
+    "min_rtt_s": 0.01,
+    "delivery_bytes_s": 1.0,
+    "congestion": "cubic",
+    "counted": KERNEL_COUNTS,
+}
+UNKNOWN = dict.fromkeys(("wire_bytes", "retransmitted_bytes", "rtt_s", "min_rtt_s", "delivery_bytes_s"))
+UNCOUNTED = CARRIED | UNKNOWN | {"congestion": None, "counted": FALLBACK}
+
+
+def test_what_links_carried_before_a_resume_is_added() -> None:
+    doubled = CARRIED | {"payload_bytes": 200, "wire_bytes": 240, "retransmitted_bytes": 4}
+    assert added([CARRIED], [CARRIED]) == [doubled]
+    assert added([], [CARRIED]) == [CARRIED]
+
+
+def test_a_part_without_a_step_takes_nothing_away() -> None:
+    assert added([CARRIED], [UNCOUNTED | {"payload_bytes": 0}]) == [CARRIED]
+
+
+@pytest.mark.parametrize("parts", [(CARRIED, UNCOUNTED), (UNCOUNTED, CARRIED)])
+def test_a_part_that_nobody_counted_leaves_no_sum(parts: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    (found,) = added([parts[0]], [parts[1]])
+    assert (found["payload_bytes"], found["counted"]) == (200, FALLBACK)
+    assert found["wire_bytes"] is None and found["retransmitted_bytes"] is None
+
+
+def test_a_policy_is_told_the_step_that_follows() -> None:
+    """A step late as a rule, at once before a checkpoint."""
+    told: list[tuple[int, int]] = []
+    run: Any = object.__new__(train.Run)
+    run.config = TrainConfig(model="gpt2-lab", checkpoint_every=2)
+    batches = SimpleNamespace(starting_at=lambda done: iter([torch.tensor([0])] * 4))
+    run.world, run.job = SimpleNamespace(rank=0), SimpleNamespace(steps=4, batches=batches)
+    run.stepper = SimpleNamespace(step=lambda step, ids, upcoming: StepReport(0, step))
+    run.telemetry = SimpleNamespace(report=lambda report: None, reports=lambda report: [report])
+    run.autopilot = SimpleNamespace(decide=lambda step, coming, reports: told.append((step, coming)))
+    run.books = MagicMock()
+    run.books.step.return_value = 1.0
+    run._last_report, run._save_checkpoint = None, lambda step: None
+    run._steps(0)
+    assert told == [(1, 3), (2, 3), (3, 5), (4, 5)]
+
+
+def test_nothing_is_decided_for_a_step_beyond_the_last() -> None:
+    pilot: Any = autopilot.Autopilot.__new__(autopilot.Autopilot)
+    pilot._job = SimpleNamespace(steps=4)
+    assert pilot.decide(3, 5, [StepReport(0, 3)]) == []
