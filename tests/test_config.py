@@ -66,6 +66,7 @@ WRONG = [
     ({"link": "10mbit", "emulate": True, "advertise": "192.0.2.7"}, "leave --advertise out, or --emulate"),
     ({"link": "10mbit", "emulate": True, "relay": "192.0.2.7:1"}, "leave --relay out, or --emulate"),
     ({"recipe": "teleport"}, "teleport"),
+    ({"seed": 10**12 + 1}, "--seed is 1000000000001; it must be at most 1000000000000"),
     ({"host": "192.0.2.7"}, "192.0.2.7"),
     ({"token_file": "nowhere.token"}, "nowhere.token"),
 ]
