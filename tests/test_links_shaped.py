@@ -146,6 +146,17 @@ def test_the_thread_keeps_the_timetable_and_the_order() -> None:
     shaped.close()
 
 
+def test_what_was_not_shaped_says_nothing_of_how_exact_the_shape_was() -> None:
+    a, _ = loopback_pair()
+    shaped = Shaped(a, LinkShape(1e6, 0.01))
+    with shaped.lifted():
+        sent = [shaped.send(b"evaluation") for _ in range(3)]
+    sent.append(shaped.send(b"training"))
+    assert not wait(sent, LONG).not_done
+    assert shaped.lateness.messages == 1
+    shaped.close()
+
+
 def test_an_injected_clock_decides_when_messages_go() -> None:
     a, b = loopback_pair()
     now = [100.0]

@@ -33,6 +33,7 @@ class _Waiting:
     data: bytes
     label: str
     done: Future[None]
+    shaped: bool
 
 
 class Shaped:
@@ -70,7 +71,7 @@ class Shaped:
 
     @property
     def lateness(self) -> Lateness:
-        """How exact the emulation was so far."""
+        """How exact the emulation was so far, by the messages that it shaped."""
         with self._changed:
             return Lateness(self._messages, self._late / max(1, self._messages), self._worst)
 
@@ -95,8 +96,9 @@ class Shaped:
             if self._closed is not None:
                 return failed(self._closed)
             size = wire_bytes(len(data), self._secure)
-            due = self._timetable.arrival(self._clock(), size, not self._lifts)
-            waiting = _Waiting(due, bytes(data), label, pending())
+            shaped = not self._lifts
+            due = self._timetable.arrival(self._clock(), size, shaped)
+            waiting = _Waiting(due, bytes(data), label, pending(), shaped)
             self._queue.append(waiting)
             if len(self._queue) == 1:
                 self._changed.notify_all()
@@ -154,7 +156,8 @@ class Shaped:
                     continue
                 late = self._clock() - self._queue[0].due
                 if late >= 0:
-                    self._note(late)
+                    if self._queue[0].shaped:
+                        self._note(late)
                     self._sending = self._queue.popleft()
                     return self._sending
                 self._changed.wait(-late)
