@@ -34,4 +34,4 @@ def _leave_rank(code: object) -> None:
     """End a rank at once: the interpreter's own end takes seconds, and gloo's threads can abort it."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code if isinstance(code, int) else 0)
+    os._exit(code if isinstance(code, int) else int(code is not None))

@@ -10,7 +10,7 @@ import typer
 
 from thinwire.cli.options import is_leader, with_config
 from thinwire.cli.output import print_json, print_runs, tell
-from thinwire.lab.config import TrainConfig
+from thinwire.lab.config import TrainConfig, under_torchrun
 from thinwire.lab.record import COMPARE, load_run, write_json
 from thinwire.lab.report import write_report
 from thinwire.lab.runs import load_runs, slug
@@ -88,7 +88,6 @@ def _resumed(configs: list[TrainConfig]) -> list[TrainConfig]:
 
 def _has_checkpoint(config: TrainConfig) -> bool:
     """Return whether the ranks of this machine have a checkpoint in common."""
-    from thinwire.lab.config import under_torchrun
     from thinwire.lab.resume import steps_saved
 
     ranks = [int(os.environ["RANK"])] if under_torchrun(config) else range(config.ranks)

@@ -107,11 +107,8 @@ class Run:
         done = self._resume()
         if not done:
             self._evaluate(0)
-        width = self.job.source.config.hidden_size
-        warm_up(
-            *(self._parts, self.stepper.optimiser, self.config, width, self.job.recipe),
-            working=self.telemetry.working,
-        )
+        width, working = self.job.source.config.hidden_size, self.telemetry.working
+        warm_up(self._parts, self.stepper.optimiser, self.config, width, self.job.recipe, working)
         self._take_bearings(done)
         self.telemetry.agree(b"go", 0, "the start of training")
         self.books.replace()
