@@ -23,7 +23,7 @@ from thinwire.channel import Receiver, Scheme, Sender
 from thinwire.codecs import Uniform
 from thinwire.disk_store import DiskStore, Shelf, open_store
 from thinwire.memory import Delta
-from thinwire.slot_file import SlotFile
+from thinwire.slot_file import Row, SlotFile
 from thinwire.store import TensorStore
 from thinwire.types import InputError
 
@@ -215,6 +215,36 @@ def test_a_put_does_not_wait_for_the_disk_while_there_is_room(monkeypatch: pytes
     assert not blocked.is_alive()
     assert all(equal(disk.get(key), parts(key)) for key in range(51))
     disk.close()
+
+
+def test_a_put_that_waits_is_newer_than_what_is_read_ahead_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    go, read = threading.Event(), SlotFile.read
+    disk = DiskStore(memory=160)  # four rows, of which two may wait to be written
+    for key in range(8):
+        disk.put(key, parts(key))
+    assert until(lambda: not disk._dirty.rows)
+    disk._clean = Shelf()
+    monkeypatch.setattr(SlotFile, "read", lambda *a: (read(*a), go.wait(60))[0])
+    disk.prefetch([0])
+    assert until(lambda: disk._loading == 0)
+    for key in (6, 7):
+        disk.put(key, parts(key + 10))
+    waiting = threading.Thread(target=disk.put, args=(0, parts(10)))
+    waiting.start()
+    assert until(lambda: disk._pressed)
+    go.set()
+    waiting.join(60)
+    assert equal(disk.get(0), parts(10))
+    held = [row for shelf in (disk._clean, disk._ahead, disk._dirty) for row in shelf.rows.values()]
+    assert disk.resident == sum(row.data.numel() for row in held)
+    disk.close()
+
+
+def test_a_shelf_counts_a_row_that_takes_another_ones_place_once() -> None:
+    shelf = Shelf()
+    for nbytes in (8, 24):
+        shelf.add(1, Row.empty(((torch.uint8, nbytes),)))
+    assert shelf.nbytes == 24
 
 
 def test_the_thread_goes_when_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,6 +71,7 @@ class Shelf:
         self.nbytes = 0
 
     def add(self, key: int, row: Row) -> None:
+        self.pop(key)
         self.rows[key] = row
         self.nbytes += row.data.numel()
 
@@ -145,8 +146,8 @@ class DiskStore:
         for mine, part in zip(row.parts, parts, strict=True):
             mine.copy_(part.detach().reshape(-1))
         with self._changed:
-            self._forget(key)
             self._wait_for_room(row.data.numel())
+            self._forget(key)  # only now: what was read ahead meanwhile is older
             self._file.place(key, row.layout)
             self._dirty.add(key, row)
             self._work()
