@@ -49,6 +49,14 @@ def test_hard_threshold_keeps_what_reaches_it() -> None:
     assert nothing.nbytes == 0
 
 
+def test_hard_threshold_makes_no_zero_of_a_nan() -> None:
+    x = torch.tensor([float("nan"), 2.0, 0.5])
+    codec = HardThreshold(threshold=1.0)
+    assert torch.equal(codec.decode(codec.encode(x)).isnan(), torch.tensor([True, False, False]))
+    with pytest.raises(InputError, match="a NaN or infinite value"):
+        HardThreshold(threshold=1.0, values=Uniform(bits=4)).encode(x)
+
+
 @pytest.mark.parametrize(
     "index", [[-1, 3], [3, 3], [5, 2], [0, 10], [2**31 - 1, 2**31 - 1], [-(2**31), 0]], ids=str
 )

@@ -122,7 +122,8 @@ class RandomK(Spec):
 class HardThreshold(Spec):
     """Keep the values of magnitude ``threshold`` and above, however many; code them by ``values``.
 
-    Sahu et al. 2021, "Rethinking gradient sparsification as total error minimization".
+    Sahu et al. 2021, "Rethinking gradient sparsification as total error minimization". A NaN is kept too, so
+    that ``values`` passes it on or refuses it.
 
     >>> import torch
     >>> codec = HardThreshold(threshold=1.0)
@@ -140,7 +141,8 @@ class HardThreshold(Spec):
         )
 
     def encode(self, x: Tensor) -> Payload:
-        return _payload(x, (_flat(x).abs() >= self.threshold).nonzero().flatten(), self.values)
+        dropped = _flat(x).abs() < self.threshold  # false for NaN
+        return _payload(x, dropped.logical_not_().nonzero().flatten(), self.values)
 
     def decode(self, payload: Payload) -> Tensor:
         if not payload.parts:
