@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from codec_examples import CODECS, DTYPES, EXAMPLES, SHAPES, tensor
-from thinwire.codecs import REGISTRY, Codec, is_fixed_rate, parse_codec
+from thinwire.codecs import REGISTRY, Cast, Codec, is_fixed_rate, parse_codec
 from thinwire.codecs.base import FixedRate
 from thinwire.types import Payload, PayloadError, TensorSpec
 
@@ -87,6 +87,12 @@ def test_zeros_and_extremes_survive(codec: Codec) -> None:
         assert y.isfinite().all()
         if value == 0.0:
             assert y.abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_a_cast_to_float16_ends_at_its_largest_value(dtype: torch.dtype) -> None:
+    x = torch.tensor([1e5, -7e4, 65520.0, float("inf"), 3.0], dtype=dtype)
+    assert Cast("float16").encode(x).parts[0].tolist() == [65504.0, -65504.0, 65504.0, 65504.0, 3.0]
 
 
 @by_codec

@@ -49,6 +49,7 @@ class Cast(Spec):
     dtype: str = "float16"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.dtype in CASTS, InputError, f"dtype {self.dtype!r} is not one of {', '.join(CASTS)}")
 
     def encode(self, x: Tensor) -> Payload:
@@ -56,7 +57,8 @@ class Cast(Spec):
         target = CASTS[self.dtype]
         if target is torch.float16 and y.dtype != target:
             top = torch.finfo(target).max
-            y = y.clamp(-top, top)
+            # In bfloat16 the bound itself would be rounded up, beyond it.
+            y = y.to(torch.promote_types(y.dtype, torch.float32)).clamp(-top, top)
         return Payload(TensorSpec.of(x), (y.to(target),))
 
     def decode(self, payload: Payload) -> Tensor:
