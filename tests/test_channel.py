@@ -217,5 +217,11 @@ def test_the_mean_does_not_depend_on_the_order_of_summation():
     assert torch.equal(memory.exact_mean(x), memory.exact_mean(x[torch.randperm(64)].transpose(0, 1)))
 
 
+def test_the_mean_stays_within_what_its_sums_can_hold():
+    x = torch.tensor([[1e16, -1e16, 1e-5, float("inf"), float("nan"), 3.0]]).repeat(3, 1)
+    limit = 2.0**50 / 4
+    assert memory.exact_mean(x).tolist() == [limit, -limit, 0, limit, 0, 3]
+
+
 def test_registries_do_not_clash():
     assert not set(codecs.REGISTRY) & set(memory.REGISTRY)
