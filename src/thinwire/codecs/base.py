@@ -43,17 +43,11 @@ class FixedRate(Codec, Protocol):
         ...
 
 
-@runtime_checkable
-class RoundTrip(Codec, Protocol):
-    """A codec that knows what its payload decodes to without decoding it."""
-
-    def roundtrip(self, x: Tensor) -> tuple[Payload, Tensor]:
-        """Return the payload of ``x`` and, to the last bit, the tensor it decodes to."""
-        ...
-
-
 def roundtrip(codec: Codec, x: Tensor) -> tuple[Payload, Tensor]:
-    """Return the payload of ``x`` and the tensor it decodes to, by the codec's short cut if it has one."""
+    """Return the payload of ``x`` and the tensor it decodes to, to the last bit.
+
+    By the codec's short cut, a ``roundtrip(x)`` of its own, if it has one.
+    """
     short_cut = getattr(codec, "roundtrip", None)  # a check against the protocol costs as much as a pass
     if short_cut is not None:
         found: tuple[Payload, Tensor] = short_cut(x)
