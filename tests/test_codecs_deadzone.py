@@ -126,7 +126,7 @@ def test_large_levels_must_be_as_many_as_the_codes_say() -> None:
     ("make", "message"),
     [
         (lambda: DeadZone(step=0.0), "step=0.0 is not above"),
-        (lambda: DeadZone(step=float("nan")), "step=nan is not above"),
+        (lambda: DeadZone(step=float("nan")), "step=nan is not a finite number"),
         (lambda: DeadZone(offset=0.6), "offset=0.6 is not in"),
         (lambda: DeadZone(unit="metre"), "unit=.metre. is not one of message, tensor, one"),
         (lambda: DeadZone(dither=True), r"offset=0\.4 with dither; take 0\.5"),

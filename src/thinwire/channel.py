@@ -52,6 +52,7 @@ class Scheme(Spec):
     references: Codec = field(default_factory=Raw)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name, kind in (("codec", Codec), ("memory", Memory), ("keyframe", Codec), ("references", Codec)):
             if not isinstance(getattr(self, name), kind):
                 raise InputError(

@@ -90,6 +90,7 @@ class Delta(Spec):
     shared = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.key in KEYS, InputError, f"a delta is keyed by {' or '.join(KEYS)}, not {self.key!r}")
 
     def residual(self, x: Tensor, s: Tensor | None) -> Tensor:
@@ -116,6 +117,7 @@ class SecondOrderDelta(Spec):
     shared = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(0 <= self.decay <= 1, InputError, f"decay {self.decay} is not between 0 and 1")
         require(self.key in KEYS, InputError, f"a delta is keyed by {' or '.join(KEYS)}, not {self.key!r}")
 
@@ -146,6 +148,7 @@ class RunningMean(Spec):
     key = "step"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(0 <= self.shift <= 16, InputError, f"shift {self.shift} is not between 0 and 16")
 
     def residual(self, x: Tensor, s: Tensor | None) -> Tensor:
@@ -171,6 +174,7 @@ class ErrorFeedback(Spec):
     shared = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.key in KEYS, InputError, f"errors are keyed by {' or '.join(KEYS)}, not {self.key!r}")
 
     def residual(self, x: Tensor, s: Tensor | None) -> Tensor:
@@ -192,6 +196,7 @@ class FirstVisit(Spec):
     shared = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.key in KEYS, InputError, f"visits are keyed by {' or '.join(KEYS)}, not {self.key!r}")
 
     def residual(self, x: Tensor, s: Tensor | None) -> Tensor:

@@ -10,16 +10,19 @@ Only registered names, keywords, numbers, strings, booleans and nested specs are
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields
 from functools import lru_cache
+from numbers import Integral, Real
 from typing import Any
 
-from thinwire.types import WRONG_VALUES, PayloadError
+from thinwire.types import WRONG_VALUES, InputError, PayloadError
 
 MAX_LENGTH = 512  # characters; a spec travels in every packet, and a hostile one must not cost time
 MAX_DEPTH = 8
+NUMBERS: dict[Any, type] = {"int": int, int: int, "float": float, float: float, "bool": bool, bool: bool}
 # Names, numbers, plain strings and calls: Python's parser, which warns about some texts, sees nothing else.
 _TOKENS = re.compile(
     r"""(?:(?>[A-Za-z_]\w*+|\d++(?:\.\d*+)?+(?:[eE][+-]?\d++)?+(?![\w.])|'[^'\\\n]*+'|[(),=-]|\ ))*+""",
@@ -28,7 +31,18 @@ _TOKENS = re.compile(
 
 
 class Spec:
-    """Base of frozen dataclasses whose repr reads back through ``parse``."""
+    """Base of frozen dataclasses whose repr reads back through ``parse``.
+
+    Numbers become Python's own, by the type a field is declared with: numpy's print otherwise, and 4.0 bits
+    pass for 4 until something counts with them. A ``__post_init__`` of a subclass calls this one first.
+    Errors: ``InputError`` for what is no such number, or not finite.
+    """
+
+    def __post_init__(self) -> None:
+        for name, kind in _numbers(type(self)):
+            value = getattr(self, name)
+            if type(value) is not kind or (kind is float and not math.isfinite(value)):
+                object.__setattr__(self, name, _plain(name, value, kind))
 
     def __repr__(self) -> str:
         # A packet names its codecs, and none ever changes: printed once. No field, so no part of equality.
@@ -47,6 +61,21 @@ class Spec:
         return f"{type(self).__name__}({', '.join(shown)})"
 
     __str__ = __repr__
+
+
+@lru_cache(maxsize=256)
+def _numbers(cls: type) -> tuple[tuple[str, type], ...]:
+    return tuple((f.name, NUMBERS[f.type]) for f in fields(cls) if f.type in NUMBERS)
+
+
+def _plain(name: str, value: object, kind: type) -> int | float:
+    number = not isinstance(value, bool)
+    if kind is int and number and isinstance(value, Integral):
+        return int(value)
+    if kind is float and number and isinstance(value, Real) and math.isfinite(value):
+        return float(value)
+    what = {int: "a whole number", float: "a finite number", bool: "True or False"}[kind]
+    raise InputError(f"{name}={value!r} is not {what}")
 
 
 def _default(f: Field[Any]) -> Any:

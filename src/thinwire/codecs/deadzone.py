@@ -57,10 +57,10 @@ class DeadZone(Spec):
     dither: bool = False
 
     def __post_init__(self) -> None:
-        require(self.step > 0 and math.isfinite(self.step), InputError, f"step={self.step} is not above 0")
+        super().__post_init__()
+        require(self.step > 0, InputError, f"step={self.step} is not above 0")
         require(0 <= self.offset <= 0.5, InputError, f"offset={self.offset} is not in 0..0.5")
         require(self.unit in UNITS, InputError, f"unit={self.unit!r} is not one of {', '.join(UNITS)}")
-        require(type(self.dither) is bool, InputError, f"dither={self.dither!r} is not True or False")
         nearest = self.offset == 0.5 or not self.dither
         require(nearest, InputError, f"offset={self.offset} with dither; take 0.5, or leave dither out")
 

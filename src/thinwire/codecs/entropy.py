@@ -72,6 +72,7 @@ class Entropy(Spec):
     level: int = 1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_codec("inner", self.inner)
         require(self.level in range(1, 20), InputError, f"level={self.level} is not in 1..19")
 

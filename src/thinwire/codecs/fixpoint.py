@@ -41,6 +41,7 @@ class FixedPoint(Spec):
     scale_dtype: str = "float16"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.bits in range(1, 9), InputError, f"bits={self.bits} is not in 1..8")
         require(
             self.scale_dtype in _SCALES,

@@ -38,6 +38,7 @@ class TopK(Spec):
     values: Codec = Raw()  # noqa: RUF009 -- frozen
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check(self.ratio, self.values)
 
     def encode(self, x: Tensor) -> Payload:
@@ -84,6 +85,7 @@ class RandomK(Spec):
     unbiased: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check(self.ratio, self.values)
 
     def encode(self, x: Tensor) -> Payload:
@@ -135,10 +137,9 @@ class HardThreshold(Spec):
     values: Codec = Raw()  # noqa: RUF009 -- frozen
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_codec("values", self.values)
-        require(
-            0 <= self.threshold < float("inf"), InputError, f"threshold={self.threshold} is not 0 or more"
-        )
+        require(self.threshold >= 0, InputError, f"threshold={self.threshold} is not 0 or more")
 
     def encode(self, x: Tensor) -> Payload:
         dropped = _flat(x).abs() < self.threshold  # false for NaN

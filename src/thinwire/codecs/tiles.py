@@ -54,6 +54,7 @@ class TileAdaptive(Spec):
     threshold: float = 2.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(
             2 <= self.tile <= 256 and self.tile & (self.tile - 1) == 0,
             InputError,

@@ -35,6 +35,7 @@ class Hadamard(Spec):
     block: int = 32
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_codec("inner", self.inner)
         power = self.block >= 2 and not self.block & (self.block - 1)
         require(power and self.block <= 4096, InputError, f"block={self.block} is no power of two in 2..4096")
@@ -78,6 +79,7 @@ class ChannelMean(Spec):
     inner: Codec
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_codec("inner", self.inner)
 
     def encode(self, x: Tensor) -> Payload:
@@ -133,6 +135,7 @@ class Sink(Spec):
     positions: int = 1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_codec("inner", self.inner)
         require_codec("first", self.first)
         require(self.positions >= 1, InputError, f"positions={self.positions} is not 1 or more")

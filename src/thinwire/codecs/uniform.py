@@ -56,9 +56,7 @@ class Uniform(Spec):
     clip: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("bits", "group", "seed"):  # 4.0 == 4, but it would not print and pack as one
-            value = getattr(self, name)
-            require(type(value) is int, InputError, f"{name}={value!r} is not a whole number")
+        super().__post_init__()
         require(self.bits in range(1, 9), InputError, f"bits={self.bits} is not in 1..8")
         require(self.group >= 1, InputError, f"group={self.group} is not a positive number of values")
         require(0 < self.clip <= 1, InputError, f"clip={self.clip} is not in (0, 1]")
