@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from thinwire.channel import Receiver, Scheme, Sender
-from thinwire.codecs import Codec, DeadZone, Entropy, Uniform, roundtrip, tuned
+from thinwire.codecs import (
+    ChannelMean,
+    Codec,
+    DeadZone,
+    Entropy,
+    Hadamard,
+    HardThreshold,
+    Sink,
+    TopK,
+    Uniform,
+    roundtrip,
+    tuned,
+)
 from thinwire.codecs.deadzone import step_for
 from thinwire.memory import Delta
 from thinwire.types import InputError, Payload, PayloadError
@@ -155,6 +169,20 @@ def test_the_unit_of_the_tensor_keeps_the_error_and_saves_bits(wrap: type) -> No
     assert errors["message", 10.0] == pytest.approx(100 * errors["message", 0.1], rel=0.1)
     assert errors["tensor", 10.0] < 1.5 * errors["message", 0.1] * 10
     assert bits["tensor", 0.1] < 0.7 * bits["message", 0.1] < bits["tensor", 10.0]
+
+
+@pytest.mark.parametrize(
+    "wrap", [Hadamard, ChannelMean, Sink, lambda c: TopK(1.0, c), lambda c: HardThreshold(0.0, c)]
+)
+def test_the_unit_of_the_tensor_holds_inside_other_codecs(wrap: Callable[[Codec], Codec]) -> None:
+    """Residuals a hundredth as large as the tensor, in steps of its own size: nothing is left to send."""
+    x = laplacian(2, 64, 96)
+    y = 0.01 * laplacian(2, 64, 96, seed=1)
+    codec, plain = (Entropy(wrap(DeadZone(1.0, unit=unit))) for unit in ("tensor", "message"))
+    payload, y_hat = roundtrip(tuned(codec, x), y)
+    assert torch.equal(codec.decode(payload), y_hat)
+    assert payload.nbytes < 0.25 * plain.encode(y).nbytes
+    assert tuned(plain, x) is plain
 
 
 def test_deltas_in_the_unit_of_the_tensor_err_alike_at_each_visit() -> None:

@@ -39,8 +39,9 @@ class Spec:
     """
 
     def __post_init__(self) -> None:
-        for name, kind in _numbers(type(self)):
-            value = getattr(self, name)
+        cls: type = type(self)
+        for name, kind in _numbers(cls):
+            value: Any = getattr(self, name)
             if type(value) is not kind or (kind is float and not math.isfinite(value)):
                 object.__setattr__(self, name, _plain(name, value, kind))
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import lru_cache
 
 from thinwire import spec
-from thinwire.codecs.base import Codec, FixedRate, Layout, check_layout, layout_nbytes, roundtrip, tuned
+from thinwire.codecs.base import Codec, FixedRate, Layout, check_layout, layout_nbytes, roundtrip
 from thinwire.codecs.deadzone import DeadZone
 from thinwire.codecs.entropy import Entropy
 from thinwire.codecs.fixpoint import FixedPoint
-from thinwire.codecs.inner import fixed_layout, is_fixed_rate
+from thinwire.codecs.inner import fixed_layout, is_fixed_rate, tuned
 from thinwire.codecs.raw import Cast, Raw
 from thinwire.codecs.sparse import HardThreshold, RandomK, TopK
 from thinwire.codecs.tiles import TileAdaptive

@@ -56,18 +56,6 @@ def roundtrip(codec: Codec, x: Tensor) -> tuple[Payload, Tensor]:
     return payload, codec.decode(payload)
 
 
-def tuned(codec: Codec, x: Tensor) -> Codec:
-    """Return ``codec`` as it encodes residuals of ``x``: itself, but for one that looks at more than those.
-
-    Whatever a tuned codec encodes, the untuned one decodes.
-    """
-    tune = getattr(codec, "tuned", None)
-    if tune is None:
-        return codec
-    found: Codec = tune(x)
-    return found
-
-
 def layout_nbytes(layout: Layout) -> int:
     """Return the bytes of parts laid out so."""
     return sum(dtype.itemsize * n for dtype, n in layout)

@@ -64,9 +64,14 @@ class DeadZone(Spec):
         nearest = self.offset == 0.5 or not self.dither
         require(nearest, InputError, f"offset={self.offset} with dither; take 0.5, or leave dither out")
 
+    @property
+    def by_tensor(self) -> bool:
+        """Whether it looks at the tensor that it codes a residual of."""
+        return self.unit == "tensor"
+
     def tuned(self, x: Tensor) -> DeadZone:
         """Return the codec for residuals of ``x``; what it encodes, this one decodes."""
-        if self.unit != "tensor" or not x.numel():
+        if not self.by_tensor or not x.numel():
             return self
         mean = float(_mean(x.detach().to(torch.float32).reshape(-1).abs()))
         return replace(self, step=max(mean * self.step, scales.FORMATS["bfloat16"].low), unit="one")

@@ -17,9 +17,9 @@ from typing import Any, Protocol, TypeGuard
 import torch
 from torch import Tensor
 
-from thinwire.codecs.base import Codec, roundtrip, tuned
+from thinwire.codecs.base import Codec, roundtrip
 from thinwire.codecs.bits import aligned_nbytes, pack, pack_aligned, packed_nbytes, unpack, unpack_aligned
-from thinwire.codecs.inner import require_codec
+from thinwire.codecs.inner import require_codec, tuned
 from thinwire.spec import Spec
 from thinwire.types import InputError, MissingExtra, Payload, PayloadError, TensorSpec, require
 
@@ -78,8 +78,7 @@ class Entropy(Spec):
 
     def tuned(self, x: Tensor) -> Entropy:
         """Return the codec for residuals of ``x``."""
-        inner = tuned(self.inner, x)
-        return self if inner is self.inner else replace(self, inner=inner)
+        return replace(self, inner=tuned(self.inner, x))
 
     def encode(self, x: Tensor) -> Payload:
         inner = self.inner

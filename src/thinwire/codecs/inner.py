@@ -23,6 +23,23 @@ def _is_fixed_rate(codec: Codec) -> bool:
     return isinstance(codec, FixedRate) and all(is_fixed_rate(c) for c in _members(codec))
 
 
+def tuned(codec: Codec, x: Tensor) -> Codec:
+    """Return ``codec`` as it encodes residuals of ``x``: itself, but for one that looks at more than those.
+
+    Such a codec says so by ``by_tensor``; it and those around it, each of which passes on what it makes of
+    ``x``, have a ``tuned(x)`` of their own. Whatever a tuned codec encodes, the untuned one decodes.
+    """
+    if not _looks_at_the_tensor(codec):
+        return codec
+    found: Codec = codec.tuned(x)  # type: ignore[attr-defined]
+    return found
+
+
+@lru_cache(maxsize=256)  # asked for each packet
+def _looks_at_the_tensor(codec: Any) -> bool:
+    return bool(getattr(codec, "by_tensor", False)) or any(map(_looks_at_the_tensor, _members(codec)))
+
+
 def fixed_layout(codec: Codec, spec: TensorSpec) -> Layout:
     """Return the layout of a fixed-rate codec; ``InputError`` for any other."""
     if not is_fixed_rate(codec):

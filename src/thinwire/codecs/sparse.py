@@ -6,14 +6,14 @@ value where that is smaller, which is where more than one value in 32 is kept.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from thinwire.codecs.base import Codec, Layout, layout_nbytes
 from thinwire.codecs.bits import pack, packed_nbytes, unpack
-from thinwire.codecs.inner import decode_as, fixed_layout, head, require_codec
+from thinwire.codecs.inner import decode_as, fixed_layout, head, require_codec, tuned
 from thinwire.codecs.noise import fingerprint, uniforms
 from thinwire.codecs.raw import Raw
 from thinwire.spec import Spec
@@ -40,6 +40,10 @@ class TopK(Spec):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check(self.ratio, self.values)
+
+    def tuned(self, x: Tensor) -> TopK:
+        """Return the codec for residuals of ``x``."""
+        return replace(self, values=tuned(self.values, x))
 
     def encode(self, x: Tensor) -> Payload:
         flat = _flat(x)
@@ -87,6 +91,10 @@ class RandomK(Spec):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check(self.ratio, self.values)
+
+    def tuned(self, x: Tensor) -> RandomK:
+        """Return the codec for residuals of ``x``."""
+        return replace(self, values=tuned(self.values, x))
 
     def encode(self, x: Tensor) -> Payload:
         flat = _flat(x)
@@ -140,6 +148,10 @@ class HardThreshold(Spec):
         super().__post_init__()
         require_codec("values", self.values)
         require(self.threshold >= 0, InputError, f"threshold={self.threshold} is not 0 or more")
+
+    def tuned(self, x: Tensor) -> HardThreshold:
+        """Return the codec for residuals of ``x``."""
+        return replace(self, values=tuned(self.values, x))
 
     def encode(self, x: Tensor) -> Payload:
         dropped = _flat(x).abs() < self.threshold  # false for NaN

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from thinwire.codecs.base import Codec, Layout, layout_nbytes, roundtrip
-from thinwire.codecs.inner import decode_as, fixed_layout, head, require_codec, writable
+from thinwire.codecs.inner import decode_as, fixed_layout, head, require_codec, tuned, writable
 from thinwire.codecs.scratch import block_rows, scratch
 from thinwire.codecs.uniform import Uniform
 from thinwire.spec import Spec
@@ -40,9 +40,12 @@ class Hadamard(Spec):
         power = self.block >= 2 and not self.block & (self.block - 1)
         require(power and self.block <= 4096, InputError, f"block={self.block} is no power of two in 2..4096")
 
+    def tuned(self, x: Tensor) -> Hadamard:
+        """Return the codec for residuals of ``x``."""
+        return replace(self, inner=tuned(self.inner, self._mixed(x)))
+
     def encode(self, x: Tensor) -> Payload:
-        mixed = self._mix(x.detach().to(torch.float32), 1 / self.block)
-        return Payload(TensorSpec.of(x), self.inner.encode(mixed).parts)
+        return Payload(TensorSpec.of(x), self.inner.encode(self._mixed(x)).parts)
 
     def decode(self, payload: Payload) -> Tensor:
         mixed = decode_as(self.inner, _single(payload.spec), payload.parts)
@@ -53,6 +56,9 @@ class Hadamard(Spec):
 
     def nbytes(self, spec: TensorSpec) -> int:
         return self.inner.nbytes(_single(spec))
+
+    def _mixed(self, x: Tensor) -> Tensor:
+        return self._mix(x.detach().to(torch.float32), 1 / self.block)
 
     def _mix(self, x: Tensor, factor: float) -> Tensor:
         last = x.shape[-1] if x.dim() else 0
@@ -81,6 +87,10 @@ class ChannelMean(Spec):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_codec("inner", self.inner)
+
+    def tuned(self, x: Tensor) -> ChannelMean:
+        """Return the codec for residuals of ``x``."""
+        return replace(self, inner=tuned(self.inner, self._split(x)[1]))
 
     def encode(self, x: Tensor) -> Payload:
         mean, rest = self._split(x)
@@ -140,6 +150,11 @@ class Sink(Spec):
         require_codec("first", self.first)
         require(self.positions >= 1, InputError, f"positions={self.positions} is not 1 or more")
         fixed_layout(self.first, TensorSpec((1, 1, 1)))
+
+    def tuned(self, x: Tensor) -> Sink:
+        """Return the codec for residuals of ``x``."""
+        rest = x if x.dim() < 3 else x[:, self.positions :]
+        return replace(self, inner=tuned(self.inner, rest))
 
     def encode(self, x: Tensor) -> Payload:
         spec = TensorSpec.of(x)
