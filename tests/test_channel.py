@@ -199,6 +199,49 @@ def test_wrong_arguments():
         Delta("token")
 
 
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ([1.2, 1.7], r"sample ids are whole numbers, got \[1\.2, 1\.7\]"),
+        (["a", "b"], "sample ids are whole numbers"),
+        (torch.tensor([1.0, 2.0]), "sample ids are whole numbers"),
+        (None, "sample ids are whole numbers"),
+        (torch.tensor([5, 5]), r"as many distinct sample ids, got \[5, 5\]"),
+        ([1, -2], "from 0 to"),
+        ([1, 1 << 63], "from 0 to"),
+    ],
+)
+def test_keys_that_are_no_sample_ids_are_one_sentence(keys, message):
+    with pytest.raises(InputError, match=message):
+        Sender().encode(torch.zeros(2, 3), keys)
+
+
+def test_keys_may_be_a_tensor():
+    sender, receiver = Sender(Scheme(INT8, Delta())), Receiver()
+    for mode in (Mode.KEYFRAME, Mode.DELTA):
+        packet, x_hat = sender.encode(torch.randn(2, 4, 32), torch.tensor([5, 6]))
+        assert packet.sections[0].mode is mode
+        assert torch.equal(receiver.decode(over_the_wire(packet)), x_hat)
+
+
+@pytest.mark.parametrize(
+    "x", [torch.tensor(1.0), torch.ones(1, dtype=torch.bool), torch.ones(1, dtype=torch.complex64)]
+)
+def test_a_tensor_that_no_packet_describes_is_one_sentence(x):
+    with pytest.raises(InputError, match="cannot be sent"):
+        Sender().encode(x, [1])
+
+
+def test_a_mode_asked_for_is_taken_or_refused():
+    sender = Sender(Scheme(INT8, Delta()))
+    for options in ({"keyframe": Uniform(bits=2)}, {"codec": Uniform(bits=2)}):
+        packet, _ = sender.encode(torch.randn(1, 4, 32), [1], mode=Mode.KEYFRAME, **options)
+        assert [(s.mode, s.codec) for s in packet.sections] == [(Mode.KEYFRAME, "Uniform(bits=2)")]
+    for mode in (Mode.DELTA, 2):
+        with pytest.raises(InputError, match=r"mode=.* take Mode\.DIRECT, Mode\.KEYFRAME or None"):
+            sender.encode(torch.randn(1, 4, 32), [1], mode=mode)
+
+
 def test_a_packet_of_another_shape_is_refused_before_it_is_decoded():
     packet, _ = Sender().encode(torch.zeros(2, 3), [1, 2])
     with pytest.raises(PayloadError, match="expected"):

@@ -7,8 +7,9 @@ import torch
 
 from codec_examples import CODECS, DTYPES, SHAPES, tensor
 from thinwire import wire
-from thinwire.channel import Receiver, Scheme, Sender, checks
+from thinwire.channel import Receiver, Scheme, Sender
 from thinwire.codecs import Codec, Raw, Uniform, roundtrip
+from thinwire.frame import checks
 from thinwire.memory import Delta, Memory, NoMemory
 
 

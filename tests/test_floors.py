@@ -15,7 +15,7 @@ ROOT = "thinwire"
 # prefix of a module's name here; a new module must be given a floor before this test passes.
 F0 = {"types", "spec", "wire", "tcp_window", "replacing"}
 F1 = {"codecs", "compiled"}
-F2 = {"memory", "store", "slot_file", "disk_store", "channel"}
+F2 = {"memory", "store", "slot_file", "disk_store", "frame", "channel"}
 LINKS = {"links"}
 ALLOWED: dict[str, set[str]] = {
     "types": set(),
@@ -29,7 +29,8 @@ ALLOWED: dict[str, set[str]] = {
     "store": F0 | F1,
     "slot_file": set(),
     "disk_store": {"types", "store", "slot_file"},
-    "channel": F0 | F1 | {"memory", "store"},
+    "frame": F0 | {"memory"},
+    "channel": F0 | F1 | {"memory", "store", "frame"},
     "links": {"types", "tcp_window", "links"},
     "state": F0 | F1 | {"state"},
     "policies": F0 | F1 | {"policies"},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -12,11 +11,11 @@ from torch import Tensor
 from thinwire import codecs, memory, spec
 from thinwire.codecs import Codec, Raw, parse_codec, roundtrip, tuned
 from thinwire.codecs.inner import writable
+from thinwire.frame import check_sendable, checks, merged, sample_ids, some_rows, state_keys
 from thinwire.memory import Memory, NoMemory, parse_memory
 from thinwire.spec import Spec
 from thinwire.store import References, Store, check_holds
 from thinwire.types import (
-    MAX_KEY,
     WRONG_VALUES,
     DesyncError,
     Entry,
@@ -31,7 +30,6 @@ from thinwire.types import (
     require,
 )
 
-SHARED = 0  # the one key of a shared memory
 Update = tuple[list[int], list[Payload]]  # keys, and the states to keep for them, coded
 
 
@@ -66,12 +64,6 @@ def parse_scheme(text: str) -> Scheme:
     found = spec.parse(text, {**codecs.REGISTRY, **memory.REGISTRY, "Scheme": Scheme})
     require(isinstance(found, Scheme), PayloadError, f"{text[:80]!r} is not a scheme")
     return found
-
-
-def checks(x: Tensor) -> list[int]:
-    """Return a 32-bit sum for each row of ``x`` [B, ...], float32: equal bits, equal sums."""
-    words = x.contiguous().view(torch.int32).reshape(len(x), math.prod(x.shape[1:]))
-    return [v & 0xFFFFFFFF for v in words.sum(1, dtype=torch.int32).cpu().tolist()]  # modulo 2**32
 
 
 class End:
@@ -139,24 +131,26 @@ class Sender(End):
 
         Args: ``x`` [B, ...]; ``keys`` the B sample ids; ``slots`` the B places within the step (default:
         0..B-1), for memories keyed by step; ``codec`` and ``keyframe`` override the scheme's for this
-        message; ``mode=Mode.DIRECT`` sends without touching any reference (evaluation),
-        ``mode=Mode.KEYFRAME`` whatever the receiver holds (after a ``DesyncError``); both default to
-        ``Raw()``.
-        Errors: ``InputError`` for keys that are not B distinct numbers below 2**63, at least one.
+        message; ``mode=Mode.DIRECT`` sends by ``codec`` without touching any reference (evaluation),
+        ``mode=Mode.KEYFRAME`` by ``keyframe``, or else ``codec``, whatever the receiver holds (after a
+        ``DesyncError``); both default to ``Raw()``.
+        The packet, and x_hat of a direct message, may share memory with ``x``: pack before that changes.
+        Errors: ``InputError`` for keys that are not B distinct whole numbers below 2**63, at least one, and
+        for a tensor or a mode that cannot be sent.
         """
         x = x.detach()
-        if not len(set(keys)) == len(keys) == len(x) > 0:
-            raise InputError(f"{len(x)} rows need as many distinct sample ids, got {list(keys)[:8]}")
-        if not 0 <= min(keys) <= max(keys) < MAX_KEY:
-            raise InputError(f"sample ids are numbers from 0 to 2**63 - 1, got {min(keys)} to {max(keys)}")
-        if mode is Mode.DIRECT:
+        check_sendable(x)
+        keys = sample_ids(keys, len(x))
+        if mode not in (None, Mode.DIRECT, Mode.KEYFRAME):
+            raise InputError(f"mode={mode!r} cannot be asked for; take Mode.DIRECT, Mode.KEYFRAME or None")
+        if mode == Mode.DIRECT:
             return self._direct(x, keys, codec or Raw())
         if isinstance(self.scheme.memory, NoMemory):
             return self._direct(x, keys, codec or self.scheme.codec)
-        held = _state_keys(self.scheme.memory, keys, slots)
-        if mode is Mode.KEYFRAME:
+        held = state_keys(self.scheme.memory, keys, slots)
+        if mode == Mode.KEYFRAME:
             self.reset(held)
-            return self._remembered(x.float(), keys, held, self.scheme.codec, codec or Raw())
+            return self._remembered(x.float(), keys, held, self.scheme.codec, keyframe or codec or Raw())
         return self._remembered(
             x.float(), keys, held, codec or self.scheme.codec, keyframe or self.scheme.keyframe
         )
@@ -180,7 +174,7 @@ class Sender(End):
             s = None if first else self._load([held[i] for i in rows], x.device)
             mode = (Mode.KEYFRAME if first else Mode.DELTA) if mem.mirrored else Mode.DIRECT
             chosen = keyframe if first and mem.mirrored else codec
-            values = _rows(x, rows)
+            values = some_rows(x, rows)
             y = mem.residual(values, s)
             payload, y_hat = roundtrip(tuned(chosen, values), y)
             x_hat = mem.restore(y_hat, s)
@@ -190,7 +184,7 @@ class Sender(End):
         for k in dict.fromkeys(held):
             self._versions[k] = self._versions.get(k, 0) + 1
         self._stale.difference_update(held)
-        x_hat = writable(_merge(outputs), (x,))
+        x_hat = writable(merged(outputs), (x,))
         placed = {i: n for n, (rows, _) in enumerate(outputs) for i in rows}
         sums = checks(x_hat) if mem.mirrored else [0] * len(x)
         version = (lambda k: self._versions[k]) if mem.mirrored else (lambda k: 0)
@@ -247,7 +241,7 @@ class Receiver(End):
         if expect is not None and packet.spec.shape != expect.shape:
             raise PayloadError(f"a packet for shape {packet.spec.shape} where {expect.shape} is expected")
         mem = parse_memory(packet.memory)
-        held = _state_keys(mem, [e.key for e in packet.entries], slots)
+        held = state_keys(mem, [e.key for e in packet.entries], slots)
         self._check_versions(packet, mem, held)
         try:  # whatever a hostile packet trips over in here is a PayloadError
             x_hat, updates = self._decode(packet if device is None else _moved(packet, device), mem, held)
@@ -266,7 +260,7 @@ class Receiver(End):
         if mem.mirrored:
             self._hold_as(packet)
         outputs = [self._section(packet, i, mem, held) for i in range(len(packet.sections))]
-        x_hat = _merge([(rows, x) for rows, x, _ in outputs])
+        x_hat = merged([(rows, x) for rows, x, _ in outputs])
         if not mem.mirrored:
             return x_hat, []
         self._check_sums(packet, held, x_hat)
@@ -350,20 +344,6 @@ class Receiver(End):
         self._references.codec = parse_codec(bytes(codec.tolist()).decode())
 
 
-def _state_keys(mem: Memory, keys: Sequence[int], slots: Sequence[int] | None) -> list[int]:
-    if mem.shared:
-        return [SHARED] * len(keys)
-    if mem.key == "sample":
-        return list(keys)
-    slots = range(len(keys)) if slots is None else slots
-    require(len(slots) == len(keys), InputError, f"{len(keys)} samples need as many slots, got {len(slots)}")
-    return list(slots)
-
-
-def _rows(x: Tensor, rows: list[int]) -> Tensor:
-    return x if len(rows) == len(x) else x[rows]
-
-
 def _moved(packet: Packet, device: torch.device | str) -> Packet:
     def moved(payload: Payload) -> Payload:
         return Payload(payload.spec, tuple(p.to(device) for p in payload.parts))
@@ -376,14 +356,3 @@ def _decode(section: Section) -> Tensor:
     if tuple(y_hat.shape) != section.payload.spec.shape:
         raise PayloadError(f"a payload decodes to {tuple(y_hat.shape)}, not {section.payload.spec.shape}")
     return y_hat
-
-
-def _merge(outputs: list[tuple[list[int], Tensor]]) -> Tensor:
-    """Return the tensor of which each output has some rows."""
-    if len(outputs) == 1:
-        return outputs[0][1]
-    first = outputs[0][1]
-    x_hat = first.new_empty((sum(len(rows) for rows, _ in outputs), *first.shape[1:]))
-    for rows, x in outputs:
-        x_hat[rows] = x
-    return x_hat
