@@ -6,9 +6,23 @@ import torch
 from packets import INT8, MEMORIES
 from thinwire import codecs, memory, wire
 from thinwire.channel import Receiver, Scheme, Sender, parse_scheme
-from thinwire.codecs import Cast, Raw, Uniform
+from thinwire.codecs import (
+    Cast,
+    ChannelMean,
+    DeadZone,
+    Entropy,
+    FixedPoint,
+    Hadamard,
+    RandomK,
+    Raw,
+    Sink,
+    TileAdaptive,
+    TopK,
+    Uniform,
+    is_finite,
+)
 from thinwire.disk_store import DiskStore
-from thinwire.memory import Delta, ErrorFeedback, RunningMean
+from thinwire.memory import Delta, ErrorFeedback, FirstVisit, NoMemory, RunningMean, SecondOrderDelta
 from thinwire.store import TensorStore
 from thinwire.types import DesyncError, InputError, Mode, PayloadError, TensorSpec
 
@@ -197,6 +211,60 @@ def test_wrong_arguments():
         Sender(Scheme(memory=Delta("step"))).encode(torch.zeros(2, 3), [1, 2], [0])
     with pytest.raises(InputError, match="sample or step"):
         Delta("token")
+
+
+@pytest.mark.parametrize("mem", [Delta(), SecondOrderDelta(0.25), RunningMean(), ErrorFeedback()], ids=repr)
+@pytest.mark.parametrize("codec", [Uniform(bits=4, group=16), Raw()], ids=repr)
+def test_a_sample_of_another_shape_is_refused_until_its_key_is_reset(mem, codec):
+    sender, receiver = Sender(Scheme(codec, mem, codec, INT8)), Receiver()
+    receiver.decode(sender.encode(torch.randn(2, 5, 4), [1, 2])[0])
+    before = sender.state_dict()
+    others = [(2, 5, 8), (2, 1, 8)] if mem.shared else [(2, 1, 4), (2, 6, 4), (2, 5, 1), (2, 4)]
+    for shape in others:
+        with pytest.raises(InputError, match=r"sample 1 has the shape .*; pad samples"):
+            sender.encode(torch.randn(shape), [1, 2])
+    assert all(torch.equal(value, before[name]) for name, value in sender.state_dict().items())
+    sender.reset([1, 2])
+    for _ in range(2):
+        packet, x_hat = sender.encode(torch.randn(2, 6, 8), [1, 2])
+        assert torch.equal(receiver.decode(over_the_wire(packet)), x_hat)
+
+
+def test_a_visit_that_keeps_no_values_fits_any_shape():
+    sender = Sender(Scheme(Uniform(bits=4), FirstVisit()))
+    assert [sender.encode(torch.randn(1, n, 8), [1])[1].shape[1] for n in (3, 5)] == [3, 5]
+
+
+@pytest.mark.parametrize("value", [float("inf"), -float("inf"), float("nan")])
+@pytest.mark.parametrize("codec", [Raw(), Cast("bfloat16"), RandomK(1.0), Uniform(bits=4)], ids=repr)
+@pytest.mark.parametrize("mem", [Delta(), SecondOrderDelta(0.25), RunningMean(), ErrorFeedback()], ids=repr)
+def test_what_is_not_finite_spoils_no_reference(mem, codec, value):
+    sender, receiver = Sender(Scheme(codec, mem, codec)), Receiver()
+    good, bad = torch.randn(1, 2, 4), torch.full((1, 2, 4), value)
+    for _ in range(2):  # at the first visit, and later
+        with pytest.raises(InputError, match="a NaN or infinite value cannot be"):
+            sender.encode(bad, [1])
+        packet, x_hat = sender.encode(good, [1])
+        assert torch.equal(receiver.decode(over_the_wire(packet)), x_hat)
+        assert x_hat.isfinite().all()
+
+
+@pytest.mark.parametrize("mem", [FirstVisit(), NoMemory()], ids=repr)
+def test_what_is_not_finite_passes_where_it_spoils_nothing(mem):
+    sender, receiver = Sender(Scheme(memory=mem)), Receiver()
+    for value in (float("inf"), 2.0, 2.0):
+        x = torch.full((1, 2, 4), value)
+        assert torch.equal(receiver.decode(over_the_wire(sender.encode(x, [1])[0])), x)
+
+
+def test_codecs_that_look_at_every_value_need_no_second_look():
+    coded = Entropy(DeadZone())
+    assert all(
+        map(is_finite, [coded, Sink(ChannelMean(coded)), Hadamard(Uniform()), FixedPoint(), TileAdaptive()])
+    )
+    assert not any(
+        map(is_finite, [Raw(), Cast(), Hadamard(Raw()), TopK(0.1, coded), Sink(coded, first=Raw())])
+    )
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from packets import INT8, MEMORIES, SHAPE, every_kind, resigned, sequence, signe
 from thinwire import memory, wire
 from thinwire.channel import Receiver, Scheme, Sender, parse_scheme
 from thinwire.codecs import Cast, Raw, Uniform, parse_codec
+from thinwire.frame import checks
 from thinwire.memory import Delta
 from thinwire.types import Entry, InputError, Mode, Packet, Payload, PayloadError, Section, TensorSpec
 
@@ -219,9 +221,11 @@ def test_a_value_that_no_reference_can_hold_changes_nothing() -> None:
     before = receiver.state_dict()
     bad = Sender(Scheme(Raw(), Delta(), Raw(), Raw()))
     bad.encode(x[:1], [1])
-    x[1] = torch.inf
-    packet = altered(bad.encode(x, [1, 2])[0], references=repr(INT8))
-    assert [s.mode for s in packet.sections] == [Mode.KEYFRAME, Mode.DELTA]
+    sent, _ = bad.encode(x, [1, 2])
+    assert [s.mode for s in sent.sections] == [Mode.KEYFRAME, Mode.DELTA]
+    sent.sections[0].payload.parts[0].fill_(torch.inf)  # which no sender of ours would let pass
+    entries = (sent.entries[0], replace(sent.entries[1], check=checks(torch.full((1, 4, 16), torch.inf))[0]))
+    packet = altered(sent, entries=entries, references=repr(INT8))
     with pytest.raises(PayloadError, match="NaN or infinite"):
         receiver.decode(packet)
     after = receiver.state_dict()

@@ -9,9 +9,18 @@ import torch
 from torch import Tensor
 
 from thinwire import codecs, memory, spec
-from thinwire.codecs import Codec, Raw, parse_codec, roundtrip, tuned
+from thinwire.codecs import Codec, Raw, is_finite, parse_codec, roundtrip, tuned
 from thinwire.codecs.inner import writable
-from thinwire.frame import check_sendable, checks, merged, sample_ids, some_rows, state_keys
+from thinwire.frame import (
+    check_finite,
+    check_sendable,
+    checks,
+    merged,
+    sample_ids,
+    some_rows,
+    state_keys,
+    state_shape,
+)
 from thinwire.memory import Memory, NoMemory, parse_memory
 from thinwire.spec import Spec
 from thinwire.store import References, Store, check_holds
@@ -135,8 +144,9 @@ class Sender(End):
         ``mode=Mode.KEYFRAME`` by ``keyframe``, or else ``codec``, whatever the receiver holds (after a
         ``DesyncError``); both default to ``Raw()``.
         The packet, and x_hat of a direct message, may share memory with ``x``: pack before that changes.
-        Errors: ``InputError`` for keys that are not B distinct whole numbers below 2**63, at least one, and
-        for a tensor or a mode that cannot be sent.
+        Errors: ``InputError`` for keys that are not B distinct whole numbers below 2**63, at least one, for a
+        tensor or a mode that cannot be sent, for samples of another shape than their references', and for a
+        NaN or an infinity that a reference would keep.
         """
         x = x.detach()
         check_sendable(x)
@@ -165,6 +175,7 @@ class Sender(End):
         self, x: Tensor, keys: Sequence[int], held: Sequence[int], codec: Codec, keyframe: Codec
     ) -> tuple[Packet, Tensor]:
         mem = self.scheme.memory
+        self._check_shapes(x, keys, held)
         sections: list[Section] = []
         outputs: list[tuple[list[int], Tensor]] = []
         for first in (True, False):
@@ -178,7 +189,10 @@ class Sender(End):
             y = mem.residual(values, s)
             payload, y_hat = roundtrip(tuned(chosen, values), y)
             x_hat = mem.restore(y_hat, s)
-            self._save([held[i] for i in rows], mem.advance(x_hat, s, y))
+            state = mem.advance(x_hat, s, y)
+            if state is not None and not is_finite(chosen):  # type: ignore[arg-type]  # it is frozen
+                check_finite(x_hat if mem.shared else state)  # a mean hides what it is of
+            self._save([held[i] for i in rows], state)
             outputs.append((rows, x_hat))
             sections.append(Section(mode, repr(chosen), payload))
         for k in dict.fromkeys(held):
@@ -194,6 +208,15 @@ class Sender(End):
 
     def _is_new(self, key: int) -> bool:
         return key not in self._versions or key in self._stale
+
+    def _check_shapes(self, x: Tensor, keys: Sequence[int], held: Sequence[int]) -> None:
+        fits = state_shape(self.scheme.memory, tuple(x.shape))  # type: ignore[arg-type]  # it is frozen
+        for key, k in zip(keys, held, strict=True):
+            if not self._is_new(k) and self._references.shape(k) not in (fits, None):
+                raise InputError(
+                    f"sample {key} has the shape {tuple(x.shape[1:])}, and its reference another; "
+                    "pad samples to one shape, or reset its key"
+                )
 
     def _load(self, held: Sequence[int], device: torch.device) -> Tensor:
         shared = self.scheme.memory.shared

@@ -63,6 +63,12 @@ def state_shape(mem: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
     return (1, *state.shape) if mem.shared else (1, *state.shape[1:])
 
 
+def check_finite(x: Tensor) -> None:
+    """Raise ``InputError`` for a NaN or an infinity in what will be remembered: no later message mends it."""
+    if x.numel() and not all(math.isfinite(bound) for bound in torch.aminmax(x)):  # a NaN is both
+        raise InputError("a NaN or infinite value cannot be remembered; look for the overflow that made it")
+
+
 def checks(x: Tensor) -> list[int]:
     """Return a 32-bit sum for each row of ``x`` [B, ...], float32: equal bits, equal sums."""
     words = x.contiguous().view(torch.int32).reshape(len(x), math.prod(x.shape[1:]))

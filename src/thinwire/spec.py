@@ -41,8 +41,8 @@ class Spec:
     def __post_init__(self) -> None:
         cls: type = type(self)
         for name, kind in _numbers(cls):
-            value: Any = getattr(self, name)
-            if type(value) is not kind or (kind is float and not math.isfinite(value)):
+            value = getattr(self, name)
+            if type(value) is not kind or (isinstance(value, float) and not math.isfinite(value)):
                 object.__setattr__(self, name, _plain(name, value, kind))
 
     def __repr__(self) -> str:

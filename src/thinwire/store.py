@@ -120,6 +120,11 @@ class References:
         ]
         return torch.cat(states) if len(states) > 1 else states[0]
 
+    def shape(self, key: int) -> tuple[int, ...] | None:
+        """Return the shape of the state of ``key``, as one row; ``None`` where there is no state."""
+        spec = self._specs.get(key)
+        return None if spec is None else spec.shape
+
     def _parts(self, key: int) -> Parts:
         parts = self.store.get(key)
         if parts is None:

@@ -9,7 +9,7 @@ from thinwire.codecs.base import Codec, FixedRate, Layout, check_layout, layout_
 from thinwire.codecs.deadzone import DeadZone
 from thinwire.codecs.entropy import Entropy
 from thinwire.codecs.fixpoint import FixedPoint
-from thinwire.codecs.inner import fixed_layout, is_fixed_rate, tuned
+from thinwire.codecs.inner import fixed_layout, is_finite, is_fixed_rate, tuned
 from thinwire.codecs.raw import Cast, Raw
 from thinwire.codecs.sparse import HardThreshold, RandomK, TopK
 from thinwire.codecs.tiles import TileAdaptive
@@ -70,6 +70,7 @@ __all__ = [
     "Uniform",
     "check_layout",
     "fixed_layout",
+    "is_finite",
     "is_fixed_rate",
     "layout_nbytes",
     "parse_codec",

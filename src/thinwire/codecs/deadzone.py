@@ -55,6 +55,7 @@ class DeadZone(Spec):
     offset: float = 0.4
     unit: str = "message"
     dither: bool = False
+    finite = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -39,6 +39,7 @@ class FixedPoint(Spec):
 
     bits: int = 4
     scale_dtype: str = "float16"
+    finite = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

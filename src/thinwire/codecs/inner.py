@@ -29,7 +29,7 @@ def tuned(codec: Codec, x: Tensor) -> Codec:
     Such a codec says so by ``by_tensor``; it and those around it, each of which passes on what it makes of
     ``x``, have a ``tuned(x)`` of their own. Whatever a tuned codec encodes, the untuned one decodes.
     """
-    if not _looks_at_the_tensor(codec):
+    if not _looks_at_the_tensor(codec):  # type: ignore[arg-type]  # every codec is frozen, so it hashes
         return codec
     found: Codec = codec.tuned(x)  # type: ignore[attr-defined]
     return found
@@ -37,7 +37,18 @@ def tuned(codec: Codec, x: Tensor) -> Codec:
 
 @lru_cache(maxsize=256)  # asked for each packet
 def _looks_at_the_tensor(codec: Any) -> bool:
-    return bool(getattr(codec, "by_tensor", False)) or any(map(_looks_at_the_tensor, _members(codec)))
+    inside: list[Any] = _members(codec)
+    return bool(getattr(codec, "by_tensor", False)) or any(_looks_at_the_tensor(c) for c in inside)
+
+
+@lru_cache(maxsize=256)  # asked for each packet
+def is_finite(codec: Any) -> bool:
+    """Return whether ``codec`` and all inside it refuse a NaN or an infinity, and so decode to none.
+
+    A codec says so by ``finite``; one that does not is as those inside it.
+    """
+    inside: list[Any] = _members(codec)
+    return bool(getattr(codec, "finite", inside and all(is_finite(c) for c in inside)))
 
 
 def fixed_layout(codec: Codec, spec: TensorSpec) -> Layout:

@@ -36,6 +36,7 @@ class TopK(Spec):
 
     ratio: float
     values: Codec = Raw()  # noqa: RUF009 -- frozen
+    finite = False  # what is not kept is not looked at
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -87,6 +88,7 @@ class RandomK(Spec):
     seed: int = 0
     values: Codec = Raw()  # noqa: RUF009 -- frozen
     unbiased: bool = False
+    finite = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -143,6 +145,7 @@ class HardThreshold(Spec):
 
     threshold: float
     values: Codec = Raw()  # noqa: RUF009 -- frozen
+    finite = False  # what is not kept is not looked at
 
     def __post_init__(self) -> None:
         super().__post_init__()

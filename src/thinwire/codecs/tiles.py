@@ -52,6 +52,7 @@ class TileAdaptive(Spec):
     low: int = 3
     share: float = 0.8
     threshold: float = 2.0
+    finite = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

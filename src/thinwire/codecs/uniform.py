@@ -54,6 +54,7 @@ class Uniform(Spec):
     seed: int = 0
     scale_dtype: str = "bfloat16"
     clip: float = 1.0
+    finite = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
