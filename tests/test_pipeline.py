@@ -200,7 +200,14 @@ def forget_ids(rank, world, port):
         stage = Toy(rank, world, "gpipe", peers, RECIPES["delta"]).stages[0]
         assert isinstance(stage, CompressedStage)
         texts = []
-        for call in (lambda: stage.begin(torch.arange(7), 4), lambda: stage._ids_of(0, 2)):
+        for call in (
+            lambda: stage.begin(torch.arange(7), 4),
+            lambda: stage._ids_of(0, 2),
+            lambda: stage.begin([1, 2, 3, 3], 2),
+            lambda: stage.begin([1, 2, 3, -3], 2),
+            lambda: stage.begin([1, 2, 2, 1], 2, upcoming=[0.5]),
+            lambda: Toy(rank, world, "gpipe", {}, RECIPES["delta"]),
+        ):
             try:
                 stage.has_backward = True
                 call()
@@ -209,10 +216,14 @@ def forget_ids(rank, world, port):
     return texts
 
 
-def test_missing_sample_ids_are_one_sentence():
+def test_missing_or_wrong_arguments_are_one_sentence():
     first = in_processes(2, forget_ids)[0]
     assert first[0].startswith("7 sample ids do not divide into 4 micro-batches")
     assert "call stage.begin(ids, n)" in first[1]
+    assert first[2].startswith("2 rows need as many distinct sample ids, got [3, 3]")
+    assert first[3].startswith("sample ids are numbers from 0 to 2**63 - 1, got -3 to 3")
+    assert first[4].startswith("sample ids are whole numbers, got [0.5]")
+    assert first[5].startswith("stage 0 needs rank 1, where stage 1 is, among its peers, which are []")
 
 
 def close_twice(rank, world, port):

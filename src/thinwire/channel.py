@@ -16,7 +16,7 @@ from thinwire.frame import (
     check_sendable,
     checks,
     merged,
-    sample_ids,
+    row_ids,
     some_rows,
     state_keys,
     state_shape,
@@ -150,7 +150,7 @@ class Sender(End):
         """
         x = x.detach()
         check_sendable(x)
-        keys = sample_ids(keys, len(x))
+        keys = row_ids(keys, len(x))
         if mode not in (None, Mode.DIRECT, Mode.KEYFRAME):
             raise InputError(f"mode={mode!r} cannot be asked for; take Mode.DIRECT, Mode.KEYFRAME or None")
         if mode == Mode.DIRECT:

@@ -28,19 +28,22 @@ def check_sendable(x: Tensor) -> None:
         )
 
 
-def sample_ids(keys: Iterable[int], n: int) -> list[int]:
-    """Return the ids of ``n`` rows, one at least, as plain numbers.
-
-    Errors: ``InputError`` unless they are as many distinct whole numbers below 2**63.
-    """
+def sample_ids(keys: Iterable[int]) -> list[int]:
+    """Return the ids of samples as plain numbers; ``InputError`` unless they are whole and below 2**63."""
     try:
         found = [index(k) for k in keys]
     except TypeError as e:
         raise InputError(f"sample ids are whole numbers, got {repr(keys)[:80]}") from e
+    if found and not 0 <= min(found) <= max(found) < MAX_KEY:
+        raise InputError(f"sample ids are numbers from 0 to 2**63 - 1, got {min(found)} to {max(found)}")
+    return found
+
+
+def row_ids(keys: Iterable[int], n: int) -> list[int]:
+    """Return the ids of ``n`` rows, one at least; ``InputError`` unless they are as many distinct ones."""
+    found = sample_ids(keys)
     if not len(set(found)) == len(found) == n > 0:
         raise InputError(f"{n} rows need as many distinct sample ids, got {found[:8]}")
-    if not 0 <= min(found) <= max(found) < MAX_KEY:
-        raise InputError(f"sample ids are numbers from 0 to 2**63 - 1, got {min(found)} to {max(found)}")
     return found
 
 

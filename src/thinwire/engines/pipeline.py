@@ -37,6 +37,7 @@ from thinwire.boundary import (
     slots,
 )
 from thinwire.channel import Scheme
+from thinwire.frame import row_ids, sample_ids
 from thinwire.memory import NoMemory
 from thinwire.store import Store, TensorStore
 from thinwire.types import WRONG_VALUES, InputError, PayloadError
@@ -90,6 +91,7 @@ class CompressedStage(PipelineStage):
         **kwargs: Any,
     ) -> None:
         super().__init__(submodule, stage_index, num_stages, device, *args, **kwargs)
+        self._check_neighbours(peers)
         self._on_samples = on_samples
         self.tally = Tally()
         self._peers, self._deadline = peers, deadline
@@ -113,13 +115,12 @@ class CompressedStage(PipelineStage):
 
         ``upcoming``: those of the step after it, whose references every stage may fetch from disk meanwhile.
         """
-        numbers = [int(i) for i in ids]
-        if microbatches < 1 or len(numbers) % microbatches:
-            raise InputError(f"{len(numbers)} sample ids do not divide into {microbatches} micro-batches")
-        size = len(numbers) // microbatches
-        self._ids = {m: numbers[m * size : (m + 1) * size] for m in range(microbatches)}
+        if microbatches < 1 or len(ids) % microbatches:
+            raise InputError(f"{len(ids)} sample ids do not divide into {microbatches} micro-batches")
+        size = len(ids) // microbatches
+        self._ids = {m: row_ids(ids[m * size : (m + 1) * size], size) for m in range(microbatches)}
         if self._by_sample and len(upcoming):
-            self._prefetch([int(i) for i in upcoming])
+            self._prefetch(sample_ids(upcoming))
 
     def end(self) -> None:
         """Wait until everything of this step is encoded and posted, and raise what went wrong with it."""
@@ -193,6 +194,16 @@ class CompressedStage(PipelineStage):
         ids = self._in[way].land(mb, more=self.chunks is not None and mb + 1 < self.chunks)
         if way == FORWARD and ids is not None:
             self._ids[mb] = ids
+
+    def _check_neighbours(self, peers: Mapping[int, Neighbour]) -> None:
+        for stage in (self.stage_index - 1, self.stage_index + 1):
+            if 0 <= stage < self.num_stages and not self._is_same_rank(stage):
+                rank = self._resolve_peer_global_rank(stage)
+                if rank not in peers:
+                    raise InputError(
+                        f"stage {self.stage_index} needs rank {rank}, where stage {stage} is, "
+                        f"among its peers, which are {sorted(peers)}"
+                    )
 
     def _neighbour(self, stage: int) -> Neighbour | None:
         if not 0 <= stage < self.num_stages:
