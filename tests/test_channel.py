@@ -230,6 +230,18 @@ def test_a_sample_of_another_shape_is_refused_until_its_key_is_reset(mem, codec)
         assert torch.equal(receiver.decode(over_the_wire(packet)), x_hat)
 
 
+@pytest.mark.parametrize("mode", [None, Mode.KEYFRAME])
+@pytest.mark.parametrize("mem", [m for m in MEMORIES if m.mirrored], ids=repr)
+def test_a_first_visit_in_bfloat16_is_exact_in_its_own_two_bytes(mem, mode):
+    sender, receiver = Sender(Scheme(Uniform(bits=4), mem)), Receiver()
+    x = torch.randn(2, 4, 32).bfloat16()
+    packet, x_hat = sender.encode(x, [1, 2], mode=mode)
+    assert packet.nbytes == x.nbytes
+    assert torch.equal(receiver.decode(over_the_wire(packet)), x.float()) and torch.equal(x_hat, x.float())
+    packet, x_hat = sender.encode(x, [1, 2])
+    assert torch.equal(receiver.decode(over_the_wire(packet)), x_hat)
+
+
 def test_a_visit_that_keeps_no_values_fits_any_shape():
     sender = Sender(Scheme(Uniform(bits=4), FirstVisit()))
     assert [sender.encode(torch.randn(1, n, 8), [1])[1].shape[1] for n in (3, 5)] == [3, 5]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from thinwire import codecs, memory, spec
-from thinwire.codecs import Codec, Raw, is_finite, parse_codec, roundtrip, tuned
+from thinwire.codecs import Cast, Codec, Raw, is_finite, parse_codec, roundtrip, tuned
 from thinwire.codecs.inner import writable
 from thinwire.frame import (
     check_finite,
@@ -47,7 +47,8 @@ class Scheme(Spec):
     """How one direction of a boundary is sent: codec, memory, first visits, and how references are held.
 
     ``codec`` codes residuals; ``keyframe`` codes a key's first message under a mirrored memory;
-    ``references`` is the form in which both ends keep their state.
+    ``references`` is the form in which both ends keep their state. States are float32, and so is what
+    ``Raw`` sends of them, but for keyframes of bfloat16 tensors: those go as they are, by ``Cast``.
 
     >>> Scheme(memory=memory.Delta())
     Scheme(memory=Delta())
@@ -160,10 +161,11 @@ class Sender(End):
         held = state_keys(self.scheme.memory, keys, slots)
         if mode == Mode.KEYFRAME:
             self.reset(held)
-            return self._remembered(x.float(), keys, held, self.scheme.codec, keyframe or codec or Raw())
-        return self._remembered(
-            x.float(), keys, held, codec or self.scheme.codec, keyframe or self.scheme.keyframe
-        )
+            codec, keyframe = self.scheme.codec, keyframe or codec or Raw()
+        codec, keyframe = codec or self.scheme.codec, keyframe or self.scheme.keyframe
+        if x.dtype == torch.bfloat16 and keyframe == Raw():
+            keyframe = Cast("bfloat16")  # as exact; a float16's infinities would not survive the like
+        return self._remembered(x.float(), keys, held, codec, keyframe)
 
     def _direct(self, x: Tensor, keys: Sequence[int], codec: Codec) -> tuple[Packet, Tensor]:
         payload, x_hat = roundtrip(codec, x)
