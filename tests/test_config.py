@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from thinwire.lab.config import DEFAULT_STEPS, TrainConfig, read_toml
+from thinwire.lab.places import place_of
 from thinwire.types import InputError
 
 
@@ -55,6 +56,12 @@ WRONG = [
     ({"dtype": "fp16"}, "--dtype 'fp16'"),
     ({"init": "zeros"}, "--init 'zeros'"),
     ({"deadline": 0}, "--deadline is 0.0"),
+    ({"steps": 10**20}, "--steps is 100000000000000000000; it must be at most 1000000000"),
+    ({"epochs": 10**20}, "--epochs is"),
+    ({"checkpoint_every": 10**10}, "--checkpoint-every is"),
+    ({"microbatches": 2**16, "batch": 2**16}, "--microbatches is 65536; it must be at most 65535"),
+    ({"threads": 100_000}, "--threads is 100000; it must be at most 1024"),
+    ({"deadline": 1e300}, "--deadline is 1e+300; it must be at most 1000000"),
     ({"model": " "}, "--model is empty"),
     ({"batch": "8"}, "--batch takes a whole number, not '8'"),
     ({"batch": True}, "--batch takes a whole number, not True"),
@@ -80,6 +87,11 @@ def test_wrong_values_are_refused_in_one_sentence(values, words, monkeypatch):
     assert words in str(e.value)
     assert "\n" not in str(e.value)
     assert e.value.exit_code == 2
+
+
+def test_a_deadline_too_short_for_others_is_not_the_launcher_s_own():
+    with place_of(TrainConfig(deadline=1e-3)) as place:
+        place.require_alive()
 
 
 def test_replace_validates():

@@ -37,7 +37,10 @@ LEAST = {
     "weight_decay": 0.0,
     "grad_clip": 0.0,
 }
-MOST = {"seed": 10**12}  # times a million and a pass's number, it is still a seed to torch
+COUNTED = 10**9  # more than any run has, and small enough for every count that is made of it
+MOST = dict.fromkeys(("steps", "epochs", "warmup", "eval_samples", "eval_every", "checkpoint_every"), COUNTED)
+MOST |= {"microbatches": 2**16 - 1, "threads": 1024, "deadline": 10**6}
+MOST["seed"] = 10**12  # times a million and a pass's number, it is still a seed to torch
 WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
 
@@ -120,8 +123,9 @@ def _ranges(config: TrainConfig) -> None:
         if value is not None and value < least:
             raise InputError(f"{flag(name)} is {value}; it must be at least {least}")
     for name, most in MOST.items():
-        if getattr(config, name) > most:
-            raise InputError(f"{flag(name)} is {getattr(config, name)}; it must be at most {most}")
+        value = getattr(config, name)
+        if value is not None and value > most:
+            raise InputError(f"{flag(name)} is {value}; it must be at most {most}")
     for name in ("lr", "deadline"):
         value = getattr(config, name)
         if value is not None and value <= 0:

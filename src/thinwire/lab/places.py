@@ -25,6 +25,7 @@ from thinwire.links import congestion
 from thinwire.types import MeasurementError
 
 CUBIC = "cubic"  # the congestion control of emulated links unless told: what most machines have
+OPENING = 60.0  # seconds that this process has to reach its own store; --deadline is for waits on others
 Rank = subprocess.Popen[str]
 
 
@@ -50,15 +51,15 @@ class Place(AbstractContextManager["Place"], Protocol):
 
 def place_of(config: TrainConfig) -> Place:
     """Return where the ranks of ``config`` are to live."""
-    return Emulated(config) if config.emulate else Here(config)
+    return Emulated(config) if config.emulate else Here()
 
 
 class Here(ExitStack):
     """This machine: loopback, with a store of the launcher's for the ranks to meet at."""
 
-    def __init__(self, config: TrainConfig) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._store = _loopback_store(config.deadline)
+        self._store = _loopback_store()
 
     def start(self, config: TrainConfig, rank: int) -> Rank:
         rendezvous = {
@@ -160,7 +161,7 @@ def _command(environment: dict[str, str]) -> tuple[list[str], dict[str, Any]]:
     return [sys.executable, "-m", "thinwire.lab.worker"], options
 
 
-def _loopback_store(timeout: float) -> dist.TCPStore:
+def _loopback_store() -> dist.TCPStore:
     """Return a store that listens on loopback only; by itself torch's listens on every address."""
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
@@ -170,6 +171,6 @@ def _loopback_store(timeout: float) -> dist.TCPStore:
         None,
         is_master=True,
         wait_for_workers=False,
-        timeout=timedelta(seconds=timeout),
+        timeout=timedelta(seconds=OPENING),
         master_listen_fd=listener.detach(),
     )
