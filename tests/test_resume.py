@@ -1,5 +1,6 @@
 """Checkpoint folders: what is whole, and what two ranks may do to one at the same time."""
 
+import json
 import os
 import re
 import shutil
@@ -13,7 +14,7 @@ import torch
 
 from thinwire.channel import Receiver, Scheme, Sender
 from thinwire.disk_store import DiskStore
-from thinwire.lab import resume
+from thinwire.lab import launch, resume
 from thinwire.lab.config import TrainConfig
 from thinwire.memory import Delta
 from thinwire.types import InputError
@@ -77,6 +78,44 @@ def test_copies_of_checkpoints_are_left_alone(tmp_path: Path):
     resume.clear(tmp_path, 0)
     assert sorted(f.name for f in (tmp_path / resume.FOLDER).iterdir()) == sorted(kept)
     assert all((tmp_path / resume.FOLDER / name / "rank-0.json").exists() for name in kept)
+
+
+def job(out: Path, **options: object) -> SimpleNamespace:
+    """Return what a launcher knows of a run of two ranks that goes on from a checkpoint."""
+    return SimpleNamespace(config=TrainConfig(out=str(out), resume=True, **options), steps=100, digest="d")
+
+
+def test_a_launcher_refuses_to_go_on_from_nothing(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(launch, "prepare", lambda config: job(tmp_path))
+    monkeypatch.setattr(launch, "place_of", lambda config: pytest.fail("ranks are about to start"))
+    written(tmp_path, 4, 0)  # of rank 0 alone
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(InputError, match="--resume: no checkpoint of all ranks in"):
+        launch.launch(job(tmp_path).config)
+
+
+def test_a_launcher_refuses_another_run_s_checkpoint(tmp_path: Path):
+    for step in (4, 8):
+        folder = written(tmp_path, step, 0, 1)
+        for rank in range(2):
+            saved = {"config": TrainConfig(out="elsewhere").to_dict(), "data": "d"}
+            (folder / f"rank-{rank}.json").write_text(json.dumps(saved))
+    resume.check(job(tmp_path))
+    with pytest.raises(InputError, match=r"made with --lr the default, this run asks for 0\.5"):
+        resume.check(job(tmp_path, lr=0.5))
+    (folder / "rank-1.json").write_text("{")
+    with pytest.raises(InputError, match=r"step-00000008 cannot be read .* remove it"):
+        resume.check(job(tmp_path))
+
+
+def test_a_killed_run_is_told_of_a_checkpoint_only_where_there_is_one(tmp_path: Path):
+    killed = [SimpleNamespace(returncode=-9), SimpleNamespace(returncode=None)]
+    assert str(launch._reason([0, 1], killed, tmp_path)) == "rank 0 was ended by SIGKILL; start again"
+    written(tmp_path, 8, 0)
+    written(tmp_path, 4, 0, 1)
+    said = str(launch._reason([0, 1], killed, tmp_path))
+    assert said.endswith("start again, with --resume from the checkpoint of step 4")
 
 
 def test_two_ranks_leave_checkpoints_behind_at_the_same_time(tmp_path: Path):

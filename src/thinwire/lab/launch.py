@@ -15,7 +15,7 @@ from thinwire import types
 from thinwire.lab.config import TrainConfig, under_torchrun
 from thinwire.lab.files import check_out
 from thinwire.lab.interrupts import stopped_by_signals
-from thinwire.lab.job import prepare
+from thinwire.lab.job import Job, prepare
 from thinwire.lab.places import Place, Rank, place_of
 from thinwire.lab.record import RUN, load_run, write_json
 from thinwire.links.security import is_loopback
@@ -60,7 +60,7 @@ def launch(config: TrainConfig) -> Path:
             _check_inherited(config)
         return Path(config.out)
     check_out(config.out)
-    prepare(config)
+    _check_resume(prepare(config))
     out, started = Path(config.out), time.time()
     ranks: list[Rank] = []
     with ExitStack() as stack:
@@ -69,7 +69,7 @@ def launch(config: TrainConfig) -> Path:
         try:
             for rank in range(config.ranks):
                 ranks.append(place.start(config, rank))
-            _watch(ranks, place)
+            _watch(ranks, place, out)
         except BaseException as error:
             _stop(ranks, signal.SIGTERM)
             _close_record(out, error, started, place)
@@ -91,6 +91,14 @@ def _enter(stack: ExitStack, config: TrainConfig) -> Place:
         raise MeasurementError(f"{e}{earlier}") from e
 
 
+def _check_resume(job: Job) -> None:
+    """Raise ``InputError`` before anything is started where there is nothing to go on from."""
+    if job.config.resume:
+        from thinwire.lab.resume import check
+
+        check(job)
+
+
 def _check_inherited(config: TrainConfig) -> None:
     """Raise ``MeasurementError`` where a run went on from what was no measurement."""
     if config.resume:
@@ -101,7 +109,7 @@ def _check_inherited(config: TrainConfig) -> None:
             raise MeasurementError(why)
 
 
-def _watch(ranks: list[Rank], place: Place) -> None:
+def _watch(ranks: list[Rank], place: Place, out: Path) -> None:
     """Wait for all ranks; raise for the one that failed first, once the others had time to say why."""
     failed_at: float | None = None
     died: dict[int, float] = {}
@@ -117,20 +125,20 @@ def _watch(ranks: list[Rank], place: Place) -> None:
         place.require_alive()  # or its ranks would blame each other
         time.sleep(POLL)
     if any(p.returncode for p in ranks):
-        raise _reason(sorted(range(len(ranks)), key=lambda i: died.get(i, time.monotonic())), ranks)
+        raise _reason(sorted(range(len(ranks)), key=lambda i: died.get(i, time.monotonic())), ranks, out)
 
 
 def _certain(p: Rank) -> bool:
     return p.returncode not in (None, 0, LinkError.exit_code)
 
 
-def _reason(order: list[int], ranks: list[Rank]) -> BaseException:
+def _reason(order: list[int], ranks: list[Rank], out: Path) -> BaseException:
     """Return the error to show, given the ranks in the order in which they ended."""
     for i in order:
         p = ranks[i]
         if p.returncode is not None and p.returncode < 0:
             name = signal.Signals(-p.returncode).name
-            return LinkError(f"rank {i} was ended by {name}; start again, with --resume from a checkpoint")
+            return LinkError(f"rank {i} was ended by {name}; {_again(out, len(ranks))}")
     errors = [e for i in order if ranks[i].returncode and (e := _error(ranks[i].stdout))]
     if any(isinstance(e, KeyboardInterrupt) for e in errors):
         return KeyboardInterrupt()
@@ -141,6 +149,13 @@ def _reason(order: list[int], ranks: list[Rank]) -> BaseException:
         return found
     i, code = next((i, ranks[i].returncode) for i in order if ranks[i].returncode)
     return ThinwireError(f"rank {i} failed with exit code {code}; its messages are above")
+
+
+def _again(out: Path, ranks: int) -> str:
+    from thinwire.lab.resume import newest, steps_saved
+
+    step = newest([steps_saved(out, rank) for rank in range(ranks)])
+    return "start again" if step is None else f"start again, with --resume from the checkpoint of step {step}"
 
 
 def _error(stream: IO[str] | None) -> BaseException | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,32 @@ FREE |= {"emulate", "congestion", "references", "relay", "overlap"}
 def steps_saved(out: Path, rank: int) -> list[int]:
     """Return the steps of which this rank has a whole checkpoint, ascending."""
     return sorted(step for step, folder in _all(out) if (folder / f"rank-{rank}.json").exists())
+
+
+def newest(saved: Sequence[Sequence[int]]) -> int | None:
+    """Return the newest step that is in the list of every rank, if one is."""
+    return max(set(saved[0]).intersection(*saved[1:]), default=None)
+
+
+def resumable(job: Job, saved: Sequence[Sequence[int]]) -> int:
+    """Return the step to go on from, given what each rank ``saved``; ``InputError`` where there is none."""
+    step = newest(saved)
+    if step is None:
+        raise InputError(
+            f"--resume: no checkpoint of all ranks in {job.config.out}; leave --resume out to start anew"
+        )
+    if step > job.steps:
+        raise InputError(f"--resume: the checkpoint is of step {step}, the run of {job.steps}; raise --steps")
+    return step
+
+
+def check(job: Job) -> None:
+    """Raise ``InputError`` where a job whose ranks are all on this machine cannot go on from a checkpoint."""
+    out, ranks = Path(job.config.out), range(job.config.ranks)
+    folder = _folder(out, resumable(job, [steps_saved(out, rank) for rank in ranks]))
+    for rank in ranks:
+        with _readable(folder):
+            _saved(folder, rank, job)
 
 
 def clear(out: Path, rank: int) -> None:
@@ -109,24 +135,12 @@ class Checkpoints:
 
         Errors: ``InputError`` where the checkpoint is of another configuration or cannot be read.
         """
-        folder, rank, config = _folder(self._out, step), self._rank, self._job.config
-        try:
-            saved = json.loads((folder / f"rank-{rank}.json").read_text("utf-8"))
-            _check_same(saved["config"], config)
-            if saved["data"] != self._job.digest:
-                raise InputError(f"--resume: the text of --data {config.data} has changed since; restore it")
+        folder, rank = _folder(self._out, step), self._rank
+        with _readable(folder):
+            saved = _saved(folder, rank, self._job)
             self._restore(load_file(folder / f"rank-{rank}.safetensors"))
             self._restore_references(folder, saved["references"])
-            totals: dict[str, Any] = dict(saved["totals"])
-            return totals
-        except InputError:
-            raise
-        # RuntimeError, KeyError, TypeError: a whole file with something else in it
-        except (OSError, SafetensorError, ValueError, RuntimeError, KeyError, TypeError) as e:
-            why = " ".join(str(e).split())[:200]
-            raise InputError(
-                f"the checkpoint in {folder} cannot be read ({why}); remove it to go on from an older one"
-            ) from e
+            return dict(saved["totals"])
 
     def _restore(self, state: dict[str, Tensor]) -> None:
         for i, stage in enumerate(self._stages):
@@ -257,6 +271,30 @@ def _drop(folder: Path, rank: int) -> None:
     _empty(folder, rank)
     with contextlib.suppress(OSError):  # another rank's files are still there, or it was quicker
         folder.rmdir()
+
+
+@contextlib.contextmanager
+def _readable(folder: Path) -> Iterator[None]:
+    """Make an ``InputError`` of whatever a checkpoint that is damaged, or another's, raises."""
+    try:
+        yield
+    except InputError:
+        raise
+    # RuntimeError, KeyError, TypeError: a whole file with something else in it
+    except (OSError, SafetensorError, ValueError, RuntimeError, KeyError, TypeError) as e:
+        why = " ".join(str(e).split())[:200]
+        raise InputError(
+            f"the checkpoint in {folder} cannot be read ({why}); remove it to go on from an older one"
+        ) from e
+
+
+def _saved(folder: Path, rank: int, job: Job) -> dict[str, Any]:
+    """Return a rank's JSON of a checkpoint; ``InputError`` where it is of another configuration or text."""
+    saved: dict[str, Any] = json.loads((folder / f"rank-{rank}.json").read_text("utf-8"))
+    _check_same(saved["config"], job.config)
+    if saved["data"] != job.digest:
+        raise InputError(f"--resume: the text of --data {job.config.data} has changed since; restore it")
+    return saved
 
 
 def _check_same(saved: dict[str, Any], config: TrainConfig) -> None:

@@ -214,16 +214,7 @@ class Run:
             resume.clear(out, rank)
             return 0
         saved = self.telemetry.agree(b"C", resume.steps_saved(out, rank), "the list of checkpoints")
-        common = set(saved[0]).intersection(*saved[1:])
-        if not common:
-            raise InputError(
-                f"--resume: no checkpoint of all ranks in {out}; leave --resume out to start anew"
-            )
-        step = max(common)
-        if step > self.job.steps:
-            raise InputError(
-                f"--resume: the checkpoint is of step {step}, the run of {self.job.steps}; raise --steps"
-            )
+        step = resume.resumable(self.job, saved)
         totals = self.checkpoints.load(step)
         self.telemetry.agree(b"L", step, "the checkpoint to be loaded")
         resume.forget_after(out, rank, step)
