@@ -10,12 +10,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from thinwire.boundary import Outgoing, Tally
+from thinwire.boundary import NotFinite, Outgoing, Tally
 from thinwire.channel import Scheme
 from thinwire.codecs import Raw, Uniform
 from thinwire.disk_store import DiskStore
 from thinwire.engines.pipeline import VOTE, CompressedStage
 from thinwire.lab.telemetry import Telemetry
+from thinwire.lab.train import _diverging
 from thinwire.links import Mailbox, loopback_pair
 from thinwire.store import TensorStore
 from thinwire.types import InputError, PayloadError
@@ -297,6 +298,19 @@ def test_closing_posts_what_waits_to_be_encoded_unless_it_cannot(held):
     assert time.perf_counter() - start < 30
     assert len(peer.posted) == (0 if held else 3)
     Held.go.set()
+
+
+@pytest.mark.parametrize(
+    ("way", "where"), [("forward", "activations of stage 1 to 2"), ("backward", "gradients of stage 1 to 0")]
+)
+def test_values_that_cannot_be_encoded_are_placed(way, where):
+    out = Outgoing(way, 1, Scheme(Uniform(4)), TensorStore(), Tally(), own_lane=False)
+    with pytest.raises(NotFinite, match=f"{where}: a NaN or infinite value"):
+        out.send(Posting(), 0, torch.full((2, 4), torch.nan), [0, 1], training=True)
+        out.settle()
+    with pytest.raises(InputError, match=r"^step 7: no number, or lower --lr$"), _diverging(7):
+        raise NotFinite("no number")
+    out.close()
 
 
 class Noting(DiskStore):

@@ -29,7 +29,7 @@ from thinwire.channel import Receiver, Scheme, Sender
 from thinwire.codecs import Codec
 from thinwire.links.mailbox import Mailbox
 from thinwire.store import Store
-from thinwire.types import DesyncError, LinkError, Mode, TensorSpec
+from thinwire.types import DesyncError, InputError, LinkError, Mode, TensorSpec
 
 FORWARD, BACKWARD = "forward", "backward"
 NAMES = {FORWARD: "activations", BACKWARD: "gradients"}
@@ -37,6 +37,10 @@ TAG = struct.Struct("<cHH")  # direction, destination stage, micro-batch
 RESYNC = struct.Struct("<ccH")  # b"R", direction, the stage asked; body: micro-batch u16
 MAX_RESYNCS = 3
 CLOSING = 0.5  # seconds
+
+
+class NotFinite(InputError):
+    """Values that are no finite numbers cannot be encoded; the text says between which stages."""
 
 
 class Neighbour(Protocol):
@@ -206,13 +210,23 @@ class Outgoing:
         mode = Mode.DIRECT if not training or (choice and choice.direct) else None
         codec, keyframe = (choice.codec, choice.keyframe) if choice else (None, None)
         with self._lock:
-            packet, x_hat = self.sender.encode(
-                x, ids, slots(mb, len(x)), codec=codec, keyframe=keyframe, mode=mode
-            )
+            with self._placed(x):
+                packet, x_hat = self.sender.encode(
+                    x, ids, slots(mb, len(x)), codec=codec, keyframe=keyframe, mode=mode
+                )
             if mode is None and self.scheme.memory.mirrored:
                 self._sent[mb] = (ids, x_hat)
             self._post(peer, mb, wire.pack(packet), self._way if training else "evaluation")
         self._tally.values[self._way] += x.numel()
+
+    @contextlib.contextmanager
+    def _placed(self, x: Tensor) -> Iterator[None]:
+        """Let what a codec refuses say which tensor it was: the codec cannot know."""
+        try:
+            yield
+        except InputError as e:
+            kind = InputError if x.isfinite().all() else NotFinite
+            raise kind(f"{NAMES[self._way]} of stage {self._stage} to {self._to}: {e}") from e
 
     def _post(self, peer: Neighbour, mb: int, data: bytes, label: str) -> None:
         tag = TAG.pack(self._way[0].encode(), self._to, mb)

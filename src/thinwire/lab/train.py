@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from thinwire.boundary import NotFinite
 from thinwire.lab import resume
 from thinwire.lab.autopilot import Autopilot
 from thinwire.lab.books import Books
@@ -71,6 +72,15 @@ def _with_books(job: Job, world: World) -> None:
         raise
 
 
+@contextlib.contextmanager
+def _diverging(step: int) -> Iterator[None]:
+    """Say of values that overflowed in which step it was, and what helps."""
+    try:
+        yield
+    except NotFinite as e:
+        raise InputError(f"step {step}: {e}, or lower --lr") from e
+
+
 def same_everywhere(job: Job, world: World) -> None:
     """Raise ``InputError`` unless all ranks were started with the same options and hold the same text."""
     mine = {k: v for k, v in job.config.to_dict().items() if k not in resume.FREE}
@@ -128,7 +138,8 @@ class Run:
         for step, (ids, upcoming) in enumerate(pairwise(batches), done + 1):
             self.books.start_step()
             start = time.perf_counter()
-            report = self.stepper.step(step, ids, upcoming)
+            with _diverging(step):
+                report = self.stepper.step(step, ids, upcoming)
             report.links = self.books.links.end_step()
             self.telemetry.report(report)
             self._collect(step + 1)
