@@ -541,7 +541,8 @@ def test_a_full_disk_leaves_the_file_that_was_there(
 
     monkeypatch.setattr("thinwire.engines.sync.checkpoint.os.fsync", full)
     result = invoke("follow", at, "--once", "--out", out)
-    assert result.exit_code == 2 and "the disk is full" in one_sentence(result.stderr)
+    assert result.exit_code == 2
+    assert f"the disk is full: cannot write {out}; free space" in one_sentence(result.stderr)
     assert holds(out, first) and list(tmp_path.iterdir()) == [out]
 
 

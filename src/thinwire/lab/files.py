@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from pathlib import Path
 
+from thinwire.replacing import FULL
 from thinwire.types import InputError
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 REMEDY = "free space or choose another --out"
 
 
 def file_trouble(error: OSError) -> str | None:
     """Return a sentence for a full disk or a file that cannot be used; ``None`` where it is about neither.
 
+    >>> import errno
     >>> file_trouble(OSError(errno.ENOSPC, "No space left on device", "runs/a/run.json"))
     'the disk is full: cannot write runs/a/run.json; free space or choose another --out'
     """

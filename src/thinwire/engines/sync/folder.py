@@ -6,7 +6,6 @@ temporary name and renames it, an object store one put. Sizes are bounded before
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import stat
@@ -14,11 +13,10 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from thinwire.replacing import replacing
+from thinwire.replacing import FULL, replacing
 from thinwire.types import InputError, PayloadError
 
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(::|://)")  # one letter is a drive, not a scheme
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 FULL_REMEDY = "free space there, or keep fewer versions"
 
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 from uuid import uuid4
 
-from thinwire.engines.sync.folder import FULL, check_size, shown
-from thinwire.replacing import PART
+from thinwire.engines.sync.folder import check_size, shown
+from thinwire.replacing import FULL, PART
 from thinwire.types import InputError, MissingExtra, PayloadError
 
 # Stores where one put makes a whole object or none. Elsewhere a file grows as it is written, so it is
