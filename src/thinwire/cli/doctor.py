@@ -23,6 +23,9 @@ from thinwire.types import InputError, require
 
 MARKS = {OK: "[green]has[/green]", LACKS: "[yellow]lacks[/yellow]", BROKEN: "[bold red]broken[/bold red]"}
 LINK = "The link to another machine"
+LISTEN, PEER = "--listen", "--peer"
+USED_BY: dict[str, tuple[str, ...]] = {"host": (LISTEN,), "port": (LISTEN,), "once": (LISTEN,)}
+USED_BY |= {"seconds": (PEER,), "token_file": (LISTEN, PEER)}
 Json = Annotated[
     bool, typer.Option("--json", help="Print the findings as JSON, and nothing else, on stdout.")
 ]
@@ -51,6 +54,7 @@ Seconds = Annotated[
 
 
 def doctor(
+    ctx: typer.Context,
     json: Json = False,
     listening: Listen = False,
     peer: Peer = None,
@@ -73,6 +77,7 @@ def doctor(
     require(
         not (listening and peer), InputError, "--listen and --peer are for two machines; give one of them"
     )
+    _check_used(ctx, LISTEN if listening else PEER if peer is not None else None)
     if listening:
         require(0 <= port < MAX_PORT, InputError, f"--port is {port}; it must be 0 to {MAX_PORT - 1}")
         _listen(host, port, read_token(token_file), once)
@@ -81,6 +86,15 @@ def doctor(
         _dial(peer, read_token(token_file), seconds, json)
     else:
         _diagnose(json)
+
+
+def _check_used(ctx: typer.Context, mode: str | None) -> None:
+    """Raise ``InputError`` for an option that was given and that a test by ``mode`` has no use for."""
+    for name, modes in USED_BY.items():
+        source = ctx.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE" and mode not in modes:
+            use = f"leave it out with {mode}" if mode else f"give {' or '.join(modes)} too, or leave it out"
+            raise InputError(f"--{name.replace('_', '-')} is for {' and '.join(modes)} alone; {use}")
 
 
 def _listen(host: str, port: int, token: bytes | None, once: bool) -> None:
@@ -99,6 +113,7 @@ def _listen(host: str, port: int, token: bytes | None, once: bool) -> None:
 def _dial(peer: str, token: bytes | None, seconds: float, json: bool) -> None:
     host, port = parse_address(peer)
     require(bool(host), InputError, "--peer is empty; give HOST or HOST:PORT")
+    check_host(host, token)
     tell(f"measuring the link to {host}, {seconds:g} s each way ...")
     test = dial(host, port or PORT, token, seconds)
     if json:
