@@ -26,8 +26,9 @@ from thinwire.engines.sync.mirror import Mirror
 from thinwire.engines.sync.notes import read_notes
 from thinwire.engines.sync.peek import ask, look
 from thinwire.engines.sync.proof import Proof
+from thinwire.lab.network import check_listener
 from thinwire.lab.progress import megabytes
-from thinwire.links.security import read_token
+from thinwire.links.security import check_host, read_token
 from thinwire.state.layout import Layout
 from thinwire.state.patch import is_time
 from thinwire.types import InputError, LinkError, PayloadError, ThinwireError, require
@@ -83,6 +84,8 @@ def inspect(
 
 
 def _publisher(at: Address, token: bytes | None, check: bool, most: int, patience: float) -> dict[str, Any]:
+    check_host(at.host, token)
+    check_listener(*at, token is not None, "publish")  # which says at once why nobody would answer
     offer = ask(*at, token, TIMEOUT, most)
     found = {"kind": "publisher", "where": str(at), "name": offer.name, "version": offer.newest}
     if check and not offer.newest:

@@ -108,8 +108,8 @@ def restarts(control: str | None, settings: Mapping[str, str]) -> bool | None:
     return True if control is not None and IDLE in settings else None
 
 
-def check_listener(host: str, port: int, has_token: bool) -> None:
-    """Raise an error that says what blocks the way to a thinwire listener; return if nothing does.
+def check_listener(host: str, port: int, has_token: bool, command: str = "doctor --listen") -> None:
+    """Raise an error that says what blocks the way to a thinwire ``command`` that listens there, if anything.
 
     Takes 27 s at most. Errors, ``LinkError`` all: the name is unknown, no route, no answer, nothing listens,
     something else listens; ``AuthError`` where one end has a token and the other has none.
@@ -122,7 +122,7 @@ def check_listener(host: str, port: int, has_token: bool) -> None:
     try:
         greeting = _greeting(infos[0][4][:2])
     except OSError as e:
-        raise LinkError(_blocked(e, host, at)) from e
+        raise LinkError(_blocked(e, host, at, command)) from e
     if len(greeting) < GREETING or (greeting[0], greeting[9]) != (SIGNATURE[0], SIGNATURE[9]):
         raise LinkError(
             f"something listens at {at}, but it is not thinwire; see what runs there, or choose another port"
@@ -162,12 +162,12 @@ def _greeted(address: tuple[object, ...]) -> bytes:
     return greeting
 
 
-def _blocked(error: OSError, host: str, at: str) -> str:
+def _blocked(error: OSError, host: str, at: str, command: str) -> str:
     out = way_out(host, 9)
     leave = f" (packets leave here by {out})" if out is not None else ""
     if isinstance(error, ConnectionRefusedError):
         return (
-            f"nothing listens at {at}{leave}; start thinwire doctor --listen there, at an address that is "
+            f"nothing listens at {at}{leave}; start thinwire {command} there, at an address that is "
             "not loopback, and look for a firewall that rejects the port"
         )
     if isinstance(error, TimeoutError):
