@@ -116,6 +116,12 @@ def test_command_line_over_toml_over_defaults(launches: list[TrainConfig], tmp_p
 
 WRONG = [
     (["train", "--stages", "9"], "--stages is 9"),
+    (["doctor", "--seconds", "5"], "--seconds is for --peer alone; give --peer too, or leave it out"),
+    (["doctor", "--listen", "--seconds", "5"], "leave it out with --listen"),
+    (["doctor", "--peer", "127.0.0.1", "--port", "7100"], "--port is for --listen alone"),
+    (["doctor", "--token-file", "x"], "--token-file is for --listen and --peer alone"),
+    (["doctor", "--peer", "192.0.2.1"], "needs a shared token"),
+    (["emulate", "--ranks", "1"], "an emulation of 1 ranks is not possible; choose 2 to 16"),
     (["train", "--steps", "abc"], "--steps takes a whole number, not 'abc'"),
     (["train", "--lr", "fast"], "--lr takes a number, not 'fast'"),
     (["train", "--recipe", "teleport"], "teleport"),

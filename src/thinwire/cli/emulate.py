@@ -82,11 +82,13 @@ def emulate(
     if clean:
         _clean()
         return
+    from thinwire.lab.emulator.session import Emulation, check_ranks, find_command
+
+    check_ranks(ranks)
     require(bool(link), InputError, "no --link is given; write one like 100mbit,50ms, or none")
     require(bool(command) or check, InputError, "there is nothing to do; give a COMMAND or drop --no-check")
     from thinwire.lab.emulator.commands import run_ranks
     from thinwire.lab.emulator.profile import profiles
-    from thinwire.lab.emulator.session import Emulation, find_command
 
     shapes = profiles(link or [], ranks)
     if command:

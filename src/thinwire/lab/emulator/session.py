@@ -42,6 +42,15 @@ PORT = 29500  # torchrun's default; every emulation has it for itself
 GRACE = 10.0  # seconds for commands to end by themselves once asked to
 
 
+def check_ranks(ranks: int) -> None:
+    """Raise ``InputError`` for a number of ranks that no emulation has."""
+    require(
+        ranks in RANKS,
+        InputError,
+        f"an emulation of {ranks} ranks is not possible; choose {RANKS[0]} to {RANKS[-1]}",
+    )
+
+
 class Emulation:
     """A network of ``len(profiles)`` ranks, each in a namespace, from ``with`` to the end of the block.
 
@@ -50,11 +59,7 @@ class Emulation:
     """
 
     def __init__(self, profiles: Sequence[Profile], congestion: str = "cubic", seed: int = 0) -> None:
-        require(
-            len(profiles) in RANKS,
-            InputError,
-            f"an emulation of {len(profiles)} ranks is not possible; choose {RANKS[0]} to {RANKS[-1]}",
-        )
+        check_ranks(len(profiles))
         self.profiles, self.congestion, self.seed = tuple(profiles), congestion, seed
         self._relay: RelayProcess | None = None
         self._lost: ThinwireError | None = None
