@@ -304,6 +304,8 @@ def test_hub_name_without_a_hub_names_the_remedy(monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(InputError, match="--init random"):
         resolve_model("gpt2-xl", None, CORPUS)
+    with pytest.raises(InputError, match=r"the Hugging Face hub; did you mean gpt2-lab; check name"):
+        resolve_model("gtp2-lab", None, CORPUS)
     with pytest.raises(InputError, match="local folder"):
         resolve_model("nobody/nothing-of-that-name", None, CORPUS)
     with pytest.raises(InputError, match="check the spelling"):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from thinwire.lab.config_checks import nearest
 from thinwire.lab.data import Corpus
 from thinwire.lab.families import family_of, import_transformers
 from thinwire.lab.smollm import smollm_folder
@@ -179,16 +180,17 @@ def _download(name: str, weights: bool) -> Path:
         return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=not _hub_answers(name)))
     except HFValidationError as e:
         raise InputError(
-            f"model {name!r} is neither a preset ({', '.join(PRESETS)}), a folder nor a hub name; "
-            "check the spelling"
+            f"model {name!r} is neither a preset ({', '.join(PRESETS)}), a folder nor a hub name"
+            f"{nearest(name, PRESETS) or '; check the spelling'}"
         ) from e
     except (OSError, ValueError) as e:
+        meant = "" if name in PRESETS else nearest(name, PRESETS)
         remedy = (
             "or use --init random to start from scratch" if name in GPT2_SHAPES else "or give a local folder"
         )
         raise InputError(
-            f"model {name!r} is no folder here and could not be fetched from the Hugging Face hub "
-            f"({type(e).__name__}); check name and network, {remedy}"
+            f"model {name!r} is no folder here and could not be fetched from the Hugging Face "
+            f"hub{meant}; check name and network, {remedy}"
         ) from e
 
 
