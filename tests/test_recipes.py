@@ -220,6 +220,9 @@ def test_recipes_are_functions_too():
     assert recipes.aqsgd(fw=3).name == "aqsgd:fw=3"
     assert recipes.aqsgd(fw=4).name == parse_recipe("aqsgd:fw=4,bw=8").name == "aqsgd"
     assert isinstance(recipes.fp32(), Recipe)
+    for text in ("thinwire:", "aqsgd: "):
+        with pytest.raises(InputError, match="has no parameters behind its colon"):
+            parse_recipe(text)
     with pytest.raises(InputError, match=r"fw=9 is not a whole number in 1\.\.8"):
         recipes.aqsgd(fw=9)
     with pytest.raises(InputError, match=r"fw=2\.5 is not a whole number"):

@@ -49,12 +49,17 @@ def parse_recipe(text: str) -> Recipe:
     """
     if text.startswith("forward="):
         return _parse_spec(text)
-    name, _, rest = text.strip().partition(":")
+    name, colon, rest = text.strip().partition(":")
     info = RECIPES.get(name)
     if info is None:
         near = difflib.get_close_matches(name, RECIPES, 1, 0.5)
         hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(RECIPES)}"
         raise InputError(f"there is no recipe {name!r}; {hint}")
+    require(
+        bool(rest.strip()) or not colon,
+        InputError,
+        f"recipe {text!r} has no parameters behind its colon; write {name} alone, or {name}:parameter=value",
+    )
     return info.build(**_read(info, rest))
 
 
