@@ -300,15 +300,16 @@ def test_a_file_that_lost_its_end_is_no_reference(tmp_path: Path) -> None:
     disk.close()
 
 
-@pytest.mark.parametrize("bad", ["file/inside", "file"])
+@pytest.mark.parametrize("bad", ["file/inside", "file", "not/there"])
 def test_a_folder_that_is_none_is_one_sentence(tmp_path: Path, bad: str) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"references cannot be kept in .*; name a folder"):
         DiskStore(tmp_path / bad)
+    assert not (tmp_path / "not").exists()
 
 
 def test_a_named_folder_is_made_and_kept_and_no_file_is_left(tmp_path: Path) -> None:
-    folder = tmp_path / "a" / "b"
+    folder = tmp_path / "a"
     one, two = DiskStore(folder), DiskStore(folder)
     one.put(1, parts(1))
     two.put(1, parts(2))

@@ -56,7 +56,7 @@ class SlotFile:
 
     def __init__(self, folder: Path | str | None = None) -> None:
         if folder is not None:
-            Path(folder).mkdir(parents=True, exist_ok=True)
+            Path(folder).mkdir(exist_ok=True)  # in one that is there: no typing error makes more
         file = tempfile.TemporaryFile(prefix="thinwire-references-", dir=folder, buffering=0)  # noqa: SIM115
         self.folder = str(folder or tempfile.gettempdir())
         self.slots: dict[int, Slot] = {}
