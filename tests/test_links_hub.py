@@ -362,7 +362,7 @@ def test_all_that_do_not_read_have_a_bound_together(monkeypatch: pytest.MonkeyPa
 
 
 def test_two_hubs_on_one_port_and_addresses_off_loopback() -> None:
-    with hub() as h, pytest.raises(InputError, match=f"cannot listen at 127.0.0.1:{h.port}"):
+    with hub() as h, pytest.raises(InputError, match=rf"cannot listen at 127\.0\.0\.1:{h.port}: [^:(]*; "):
         Hub.bind(port=h.port)
     with pytest.raises(InputError, match="THINWIRE_TOKEN"):
         Hub.bind("0.0.0.0")

@@ -53,7 +53,8 @@ def listen(
         sock.bind(endpoint(host, port or "*"))
     except zmq.ZMQError as e:
         sock.context.destroy(linger=0)
-        raise InputError(f"cannot listen at {host}:{port}: {e.strerror}; choose another host or port") from e
+        why = zmq.strerror(e.errno or 0)  # the error's own text has ZeroMQ's name of the address in it
+        raise InputError(f"cannot listen at {host}:{port}: {why}; choose another host or port") from e
     port = int(sock.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
     congestion.at_port(port, control)
     return zap, port
