@@ -33,7 +33,7 @@ from thinwire.lab.interrupts import stopped_by_signals
 from thinwire.lab.progress import megabytes
 from thinwire.links.congestion import AUTO
 from thinwire.links.security import read_token
-from thinwire.types import InputError, LinkError, require
+from thinwire.types import InputError, LinkError, ThinwireError, require
 
 STATE_EVERY = 10.0  # seconds between two saves of --state at least
 LOOK = 0.05  # seconds
@@ -76,7 +76,10 @@ Deadline = Annotated[
 Name = Annotated[
     str | None, typer.Option(help="What the state is called: refuse one that is called anything else.")
 ]
-Once = Annotated[bool, typer.Option("--once", help="End when the newest version is here.")]
+Once = Annotated[
+    bool,
+    typer.Option("--once", help="End when the newest version is here, with code 3 if --exec failed."),
+]
 Poll = Annotated[float, typer.Option(metavar="SECONDS", help="Look into a store so often.")]
 Patience = Annotated[
     float, typer.Option(metavar="SECONDS", help="Give up after so long without a sign of the publisher.")
@@ -138,7 +141,7 @@ def follow(
             stack.callback(reader.close)
             live = stack.enter_context(Live(lambda: line(reader), quiet))
             run = None if command is None else Command(command, deadline)
-            taking = Taking(reader, out, state, run, live)
+            taking = Taking(reader, out, state, run, live, once)
             if once:
                 taking.take(_newest(reader, place, token, patience, most))
             else:
@@ -200,11 +203,21 @@ def _keep_up(reader: Reader, taking: Taking, every: float) -> None:
 
 
 class Taking:
-    """What is done with a version: it is put to use, written, saved, and told to a command."""
+    """What is done with a version: it is put to use, written, saved, and told to a command.
+
+    With ``once`` a command that fails is an error: there is no later version to run it for.
+    """
 
     def __init__(
-        self, reader: Reader, out: Path | None, state: Path | None, command: Command | None, live: Live
+        self,
+        reader: Reader,
+        out: Path | None,
+        state: Path | None,
+        command: Command | None,
+        live: Live,
+        once: bool = False,
     ) -> None:
+        self._once = once
         self._reader, self._out, self._state, self._command, self._live = reader, out, state, command, live
         self._saved_at = -STATE_EVERY
         self._taken = 0  # hash of the newest one
@@ -234,6 +247,7 @@ class Taking:
         known = {"THINWIRE_VERSION": str(number)}
         known |= {} if self._out is None else {"THINWIRE_FILE": str(self._out.absolute())}
         trouble = command.run(known)
+        require(not (trouble and self._once), ThinwireError, f"--exec {trouble} at version {number}")
         if trouble:
             self._live.note(f"note: --exec {trouble} at version {number}")
 
