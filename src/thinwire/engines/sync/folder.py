@@ -17,7 +17,6 @@ from thinwire.replacing import FULL, replacing
 from thinwire.types import InputError, PayloadError
 
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(::|://)")  # one letter is a drive, not a scheme
-FULL_REMEDY = "free space there, or keep fewer versions"
 
 
 class Folder(Protocol):
@@ -139,9 +138,9 @@ def refusal(error: OSError, where: str) -> InputError:
 
     >>> import errno
     >>> str(refusal(OSError(errno.ENOSPC, "No space left on device"), "models"))
-    'the disk is full: cannot write to models; free space there, or keep fewer versions'
+    'the disk is full: cannot write to models; free space there'
     """
     if error.errno in FULL:
-        return InputError(f"the disk is full: cannot write to {where}; {FULL_REMEDY}")
+        return InputError(f"the disk is full: cannot write to {where}; free space there")
     reason = error.strerror or str(error) or type(error).__name__
     return InputError(f"cannot write to {where} ({reason}); choose another folder or mend its access")
