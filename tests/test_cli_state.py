@@ -523,7 +523,8 @@ def test_one_version_goes_to_the_followers_that_are_there(tmp_path: Path, monkey
 def test_a_command_that_fails_is_told(tmp_path: Path, published):
     _, _, at = published
     result = invoke("follow", at, "--once", "--exec", "exit 7")
-    assert result.exit_code == 0 and "--exec ended with code 7 at version 1" in result.stderr
+    assert result.exit_code == 3  # for cron
+    assert result.stderr.count("--exec ended with code 7 at version 1") == 1
 
 
 def test_a_full_disk_leaves_the_file_that_was_there(
@@ -544,6 +545,28 @@ def test_a_full_disk_leaves_the_file_that_was_there(
     assert result.exit_code == 2
     assert f"the disk is full: cannot write {out}; free space" in one_sentence(result.stderr)
     assert holds(out, first) and list(tmp_path.iterdir()) == [out]
+
+
+def test_a_store_that_is_full_ends_once_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    file = tmp_path / "m.safetensors"
+    write_checkpoint(file, weights(), {})
+    monkeypatch.setattr("thinwire.replacing.os.fsync", full)
+    monkeypatch.setattr("thinwire.cli.publish.TROUBLE", 0.1)
+    began = time.monotonic()
+    result = invoke("publish", file, "--once", "--store", tmp_path / "shelf")
+    assert result.exit_code == 2 and time.monotonic() - began < LONG
+    assert one_sentence(result.stderr).endswith("shelf; free space there")
+
+
+def test_nobody_to_inspect_is_said_at_once():
+    port = free_port()
+    result = invoke("inspect", f"127.0.0.1:{port}")
+    said = one_sentence(result.stderr)
+    assert result.exit_code == 3 and f"nothing listens at 127.0.0.1:{port} " in said
+    assert "; start thinwire publish there" in said
 
 
 def test_versions_are_taken_at_most_so_often(monkeypatch: pytest.MonkeyPatch):
@@ -644,7 +667,11 @@ WRONG = [
     (["publish", "{empty}"], "has no safetensors file"),
     (["publish", "{m}", "--dtype", "int3"], "one of bf16, fp16, fp32"),
     (["publish", "{m}", "--bound", "much"], "--bound 'much'"),
-    (["publish", "{m}", "--bound", "nobody=0.1"], "nobody"),
+    (["publish", "{m}", "--bound", "nobody=0.1"], "no tensor here; there are "),
+    (["publish", "{m}", "--bound", "1e-300"], "bound=1e-300 is not in "),
+    (["publish", "{m}", "--port", "0", "--name", " "], "the name ' ' is no text"),
+    (["publish", "{m}", "--port", "0", "--name", "a\x1b[1m"], r"the name 'a\x1b[1m' is no text"),
+    (["publish", "{m}", "--store", "{empty}", "--name", ""], "the name '' is no text"),
     (["publish", "{m}", "--port", "70000"], "--port is 70000"),
     (["publish", "{m}", "--rest", "0"], "--rest is 0"),
     (["publish", "{m}", "--rest", "inf"], "--rest is inf"),
@@ -658,7 +685,7 @@ WRONG = [
         "delete it, and the state will come whole",
     ),
     (["publish"], "FILE"),
-    (["follow", "nowhere"], "neither HOST:PORT nor a folder"),
+    (["follow", "nowhere"], "'nowhere' is not here, and it is not HOST:PORT"),
     (["follow", "127.0.0.1:x"], "127.0.0.1:x"),
     (["follow", "192.0.2.7:7200"], "needs a shared token"),
     (["follow", "./s", "--relay", "127.0.0.1:7201"], "a store needs no relay"),

@@ -62,8 +62,8 @@ def parse_place(text: str) -> Address | str:
     require(
         ":" in text,
         InputError,
-        f"{text!r} is neither HOST:PORT nor a folder that is here; a store that is still to come needs a "
-        f"path or URL, like ./{text or 'store'}",
+        f"{text!r} is not here, and it is not HOST:PORT; a store that is still to come needs a path or URL, "
+        f"like ./{text or 'store'}",
     )
     return Address.parse(text, "the address")
 

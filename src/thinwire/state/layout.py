@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -44,6 +45,7 @@ MAX_SLOTS = 1 << 18
 MAX_NAME = 512
 MAX_DIMENSIONS = 8
 METADATA = "__metadata__"  # where the header of a safetensors file keeps what is no tensor
+SHOWN = 3  # names of tensors in a message
 LEAST_BOUND, MOST_BOUND = 2.0**-100, 2.0**100
 
 
@@ -76,8 +78,10 @@ class Slot:
         nbytes = math.prod(max(1, d) for d in self.shape) * 8  # empty tensors could claim any other size
         require(nbytes < MOST_NBYTES, InputError, f"{self.name}: {self.shape} is too large")
         if self.bound is not None:
-            ok = self.dtype.is_floating_point and LEAST_BOUND <= self.bound <= MOST_BOUND
-            require(ok, InputError, f"{self.name}: bound={self.bound} needs floats, and to be above 0")
+            floats, ok = self.dtype.is_floating_point, LEAST_BOUND <= self.bound <= MOST_BOUND
+            require(floats, InputError, f"{self.name} is {self.dtype}, which takes no bound: it needs floats")
+            limits = f"{LEAST_BOUND:.3g} to {MOST_BOUND:.3g}"
+            require(ok, InputError, f"{self.name}: bound={self.bound} is not in {limits}; give another")
 
     @property
     def word(self) -> np.dtype:
@@ -146,7 +150,7 @@ class Layout:
         aliases: list[tuple[str, str]] = []
         seen: dict[object, str] = {}
         unknown = set(bounds) - set(tensors) if isinstance(bounds, Mapping) else set()
-        require(not unknown, InputError, f"bounds name {sorted(unknown)[:1]}, which is no tensor here")
+        require(not unknown, InputError, _no_tensor(unknown, tensors))
         first = {name: seen.setdefault(_memory(name, x), name) for name, x in tensors.items()}
         bounds = _untied(bounds, first) if isinstance(bounds, Mapping) else bounds
         for name, x in tensors.items():
@@ -270,6 +274,13 @@ def _untied(bounds: Mapping[str, float], first: Mapping[str, str]) -> dict[str, 
         require(same, InputError, f"{name} and {one} are one tensor, and bounds gives it two; leave one out")
         found[one] = bound
     return found
+
+
+def _no_tensor(unknown: Iterable[str], tensors: Iterable[str]) -> str:
+    wrong, known = min(unknown, default=""), list(tensors)
+    shown = difflib.get_close_matches(wrong, known, SHOWN) or known[:SHOWN]
+    more = f" and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
+    return f"bounds name {wrong!r}, which is no tensor here; there are {', '.join(shown)}{more}"
 
 
 def _kind(x: object) -> str:

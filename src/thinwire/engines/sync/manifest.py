@@ -83,12 +83,16 @@ class Manifest:
         return _canonical(fields)
 
 
+def check_text(name: str) -> None:
+    """Raise ``InputError`` for a state's name that nobody could read."""
+    fits = bool(name.strip()) and name.isprintable()
+    require(fits, InputError, f"the name {name[:40]!r} is no text of printable characters; give another")
+
+
 def check_names(name: str, instance: str) -> None:
     """Raise ``InputError`` for a state's or a publisher's name that no reader would take."""
-    fits = len(name) <= MAX_TEXT and name.isprintable()
-    require(
-        fits, InputError, f"the name {name[:40]!r} is not a text of at most {MAX_TEXT} printable characters"
-    )
+    check_text(name)
+    require(len(name) <= MAX_TEXT, InputError, f"the name {name[:40]!r} is over {MAX_TEXT} characters")
     fits = LABEL.fullmatch(instance) is not None
     require(fits, InputError, f"instance={instance[:70]!r} is not 8 to 64 of the digits 0-9 and a-f")
 

@@ -11,6 +11,7 @@ from types import TracebackType
 import torch
 
 from thinwire.engines.sync.feed import Feed, FollowerStatus, check_name
+from thinwire.engines.sync.manifest import check_text
 from thinwire.engines.sync.source import Names, Source, notes_of, tensors_of
 from thinwire.links.congestion import AUTO
 from thinwire.links.hub import Hub
@@ -70,6 +71,7 @@ class Publisher:
         check_coder()
         self._source, self._names, self._state = source, names, None if state is None else Path(state)
         self.history = _history(self._state, Layout.of(tensors_of(source, names), dtype, bounds), budget)
+        check_text(name)
         check_name(name)
         hub = Hub.bind(host, port, token=token, silence=silence, control=congestion)
         self.host, self.port = host, hub.port
