@@ -212,6 +212,15 @@ def test_a_listener_that_opens_its_port_anew_is_asked_again() -> None:
         network.check_listener(HERE, port, has_token=True)
 
 
+def test_a_host_to_listen_at_is_this_machine_s() -> None:
+    for own in (HERE, "localhost", "0.0.0.0", "lo"):
+        network.check_own(own)
+    with pytest.raises(InputError, match=r"cannot listen at --host 192\.0\.2\.7 \(.*; give an address"):
+        network.check_own("192.0.2.7")
+    with pytest.raises(InputError, match=r"--host nosuch\.invalid: this name cannot be resolved"):
+        network.check_own("nosuch.invalid")
+
+
 def test_a_silent_listener_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "GREET", 0.2)
     with socket.create_server((HERE, 0)) as s, pytest.raises(LinkError, match="no answer from"):

@@ -16,6 +16,7 @@ from thinwire.lab.config import TrainConfig, under_torchrun
 from thinwire.lab.files import check_out
 from thinwire.lab.interrupts import stopped_by_signals
 from thinwire.lab.job import Job, prepare
+from thinwire.lab.network import check_own
 from thinwire.lab.places import Place, Rank, place_of
 from thinwire.lab.record import RUN, load_run, write_json
 from thinwire.links.security import is_loopback
@@ -60,6 +61,8 @@ def launch(config: TrainConfig) -> Path:
             _check_inherited(config)
         return Path(config.out)
     check_out(config.out)
+    if not config.emulate and config.relay is None:
+        check_own(config.host)
     _check_resume(prepare(config))
     out, started = Path(config.out), time.time()
     ranks: list[Rank] = []

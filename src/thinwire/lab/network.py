@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from thinwire.types import AuthError, LinkError
+from thinwire.types import AuthError, InputError, LinkError, require
 
 RESOLVE, CONNECT, GREET = 10.0, 5.0, 3.0  # seconds
 SIGNATURE = b"\xff" + bytes(8) + b"\x7f"  # how ZeroMQ's ZMTP 3 begins; only the first and last byte are fixed
@@ -106,6 +106,23 @@ def restarts(control: str | None, settings: Mapping[str, str]) -> bool | None:
     if control in KEEPING or settings.get(IDLE) == "0":
         return False
     return True if control is not None and IDLE in settings else None
+
+
+def check_own(host: str) -> None:
+    """Raise ``InputError`` unless ranks here can listen at ``host``: an address, name or interface of ours.
+
+    Takes 10 s at most.
+    """
+    if host in (name for _, name in socket.if_nameindex()):
+        return
+    infos, remedy = _resolve(host, 0), "give an address of this machine"
+    require(bool(infos), InputError, f"--host {host}: this name cannot be resolved; {remedy}")
+    family, kind, _, _, address = infos[0]
+    with socket.socket(family, kind) as s:
+        try:
+            s.bind(address)
+        except OSError as e:
+            raise InputError(f"cannot listen at --host {host} ({e.strerror}); {remedy}") from e
 
 
 def check_listener(host: str, port: int, has_token: bool, command: str = "doctor --listen") -> None:
