@@ -272,6 +272,12 @@ def test_demo_is_the_job_of_the_documentation(launches: list[TrainConfig], tmp_p
     assert DEMO["out"] == "runs/demo"
 
 
+def test_the_demo_s_help_speaks_of_what_it_has():
+    shown = " ".join(invoke("demo", "--help").stdout.split())
+    for absent in ("--resume", "--emulate", "default 100"):
+        assert absent not in shown
+
+
 def test_report_says_where_it_is(tmp_path: Path):
     write_run(tmp_path / "a", "fp32")
     result = invoke("report", str(tmp_path / "a"), "--out", str(tmp_path / "r.html"))

@@ -26,15 +26,19 @@ DEMO: dict[str, Any] = {
     "out": "runs/demo",
 }
 SHOWN = ("model", "data", "link", "steps", "epochs", "seed", "out", "json", "quiet")
-
-
+HELPS = {
+    "out": "Folder of the three runs and of their report; those there are replaced.",
+    "link": "Rate per direction and one-way delay, as in 10mbit,30ms[,jitter=2ms][,loss=0.1%].",
+    "steps": "Optimiser steps of each run.",
+    "json": "Print the comparison, and nothing else, on stdout.",
+}
 STATE_OUT = Path("runs/demo-state")
 
 demo = typer.Typer(invoke_without_command=True, rich_markup_mode="rich")
 
 
 @demo.callback()
-@with_config(defaults=DEMO, only=SHOWN)
+@with_config(defaults=DEMO, only=SHOWN, helps=HELPS)
 def training(ctx: typer.Context, given: dict[str, Any]) -> None:
     """Fine-tune SmolLM2-135M on Shakespeare over a home uplink: fp32, a published recipe, and ours.
 
