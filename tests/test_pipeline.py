@@ -19,7 +19,7 @@ from thinwire.lab.telemetry import Telemetry
 from thinwire.lab.train import _diverging
 from thinwire.links import Mailbox, loopback_pair
 from thinwire.store import TensorStore
-from thinwire.types import InputError, PayloadError
+from thinwire.types import InputError, PayloadError, ThinwireError
 from toy import DIM, MICROBATCHES, RECIPES, ROWS, SEQ, VOCAB, Toy, batches, in_processes, joined
 
 STEPS = 20
@@ -308,8 +308,9 @@ def test_values_that_cannot_be_encoded_are_placed(way, where):
     with pytest.raises(NotFinite, match=f"{where}: a NaN or infinite value"):
         out.send(Posting(), 0, torch.full((2, 4), torch.nan), [0, 1], training=True)
         out.settle()
-    with pytest.raises(InputError, match=r"^step 7: no number, or lower --lr$"), _diverging(7):
+    with pytest.raises(ThinwireError, match=r"^step 7: no number, or lower --lr$") as e, _diverging(7):
         raise NotFinite("no number")
+    assert e.value.exit_code == 3  # as where the loss or the norm is the first to run away
     out.close()
 
 

@@ -78,7 +78,7 @@ def _diverging(step: int) -> Iterator[None]:
     try:
         yield
     except NotFinite as e:
-        raise InputError(f"step {step}: {e}, or lower --lr") from e
+        raise ThinwireError(f"step {step}: {e}, or lower --lr") from e
 
 
 def same_everywhere(job: Job, world: World) -> None:
