@@ -14,9 +14,12 @@ from time import monotonic, sleep
 
 import pytest
 
+from slow_proxy import SlowProxy
 from tcp_proxy import DOWN, UP, TcpProxy
-from thinwire.links import Link, LinkShape, Metered, Reliable, Shaped, ZmqLink, loopback_pair
+from thinwire.links import Link, LinkShape, Metered, Reliable, Shaped, ZmqLink, loopback_pair, tcp_info
 from thinwire.links.base import Data, LinkEstimate
+from thinwire.links.kernel import KernelCounts
+from thinwire.links.mesh import stack
 from thinwire.links.reliable import MAX_SEGMENT, PIECE
 from thinwire.links.segment import label_of
 from thinwire.types import LinkError
@@ -109,13 +112,14 @@ def test_faulty_messages_are_repaired(kinds: str) -> None:
 
 @contextmanager
 def over_proxy(
-    deadline: float = LONG, token: bytes | None = None
+    deadline: float = LONG, token: bytes | None = None, rate: float | None = None
 ) -> Iterator[tuple[Reliable, Reliable, TcpProxy]]:
     options = {"token": token, "connect_timeout": LONG, "max_message": MAX_SEGMENT}
     binder = ZmqLink.bind(b"n", peer="rank 1", **options)
-    with TcpProxy(binder.port) as proxy:
-        a = Reliable(binder, deadline)
-        b = Reliable(ZmqLink.connect(b"n", "127.0.0.1", proxy.port, peer="rank 0", **options), deadline)
+    with TcpProxy(binder.port) if rate is None else SlowProxy(binder.port, rate) as proxy:
+        a = Reliable(binder, deadline, kernel=KernelCounts(binder.port, local=True))
+        connector = ZmqLink.connect(b"n", "127.0.0.1", proxy.port, peer="rank 0", **options)
+        b = Reliable(connector, deadline, kernel=KernelCounts(proxy.port, local=False))
         with closing(a, b):
             b.wait_alive(LONG)
             yield a, b, proxy
@@ -283,6 +287,29 @@ def test_a_slow_link_is_not_sent_twice_and_is_measured() -> None:
         assert seen.rate == pytest.approx(250e3, rel=0.3)
         assert seen.age is not None and seen.age < LONG
         assert a.smoothed_rtt is not None and a.smoothed_rtt >= seen.rtt
+
+
+@pytest.mark.skipif(not tcp_info.supported(), reason="the kernel's counts are Linux's")
+def test_a_line_too_slow_for_a_piece_within_the_deadline_is_left_alone() -> None:
+    with over_proxy(deadline=3.0, rate=PIECE / 4) as (a, b, proxy):
+        sent = a.send(bytes(PIECE), "forward")
+        assert b.recv().result(LONG) == bytes(PIECE)
+        assert sent.result(LONG) is None
+        assert proxy.connections == 1 and a.resent == a.repeated == b.repeated == 0
+
+
+def test_an_emulated_line_that_is_slow_is_given_small_pieces() -> None:
+    binder = ZmqLink.bind(b"n", connect_timeout=LONG)
+    connector = ZmqLink.connect(b"n", "127.0.0.1", binder.port, connect_timeout=LONG)
+    a = stack(1, binder, LinkShape(40e3), 0, 2.0, LONG)
+    b = stack(0, connector, LinkShape(), 0, 2.0, LONG)
+    a.mailbox.send(b"x", bytes(100_000), "forward")  # 2.5 s of line time
+    assert b.get(b"x", LONG, "a message") == bytes(100_000)
+    sent = a.meter.sent["forward"]
+    assert sent.messages == 13 and sent.nbytes == a.wire_bytes(b"x", 100_000)
+    assert b.reliable.piece == PIECE
+    a.close()
+    b.close()
 
 
 def test_control_traffic_is_small_beside_20_kb_messages() -> None:

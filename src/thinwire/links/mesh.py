@@ -25,7 +25,7 @@ from thinwire.links.kernel import KernelCounts
 from thinwire.links.mailbox import Mailbox
 from thinwire.links.metered import Metered, wire_bytes
 from thinwire.links.relayed import RelayedLink, check_relay, relayed_link
-from thinwire.links.reliable import LIMIT, MAX_SEGMENT, PIECE, Reliable
+from thinwire.links.reliable import LIMIT, MAX_SEGMENT, Reliable, piece_size
 from thinwire.links.security import check_host
 from thinwire.links.segment import HEADER, label_of
 from thinwire.links.shape import LinkShape
@@ -70,8 +70,9 @@ class Peer:
 
     def wire_bytes(self, tag: bytes, nbytes: int) -> int:
         """Return the wire bytes of a message of ``nbytes`` under ``tag``, headers included, if sent once."""
-        whole, rest = divmod(1 + len(tag) + nbytes, PIECE)
-        pieces = [PIECE] * whole + ([rest] if rest or not whole else [])
+        piece = self.reliable.piece
+        whole, rest = divmod(1 + len(tag) + nbytes, piece)
+        pieces = [piece] * whole + ([rest] if rest or not whole else [])
         return sum(wire_bytes(HEADER + n, self.meter.secure) for n in pieces)
 
     def get(self, tag: bytes, deadline: float, what: str) -> bytes:
@@ -231,8 +232,15 @@ def stack(
     """
     meter = Metered(link, label_of)
     shaped = Shaped(meter, shape, seed)
-    reliable = Reliable(shaped, deadline, first_deadline=first + GRACE, max_message=max_message)
     kernel = link.kernel_counts() if isinstance(link, RelayedLink) else KernelCounts(link.port, link.binds)
+    reliable = Reliable(
+        shaped,
+        deadline,
+        first_deadline=first + GRACE,
+        max_message=max_message,
+        piece=piece_size(shape.rate, deadline),
+        kernel=kernel,
+    )
     return Peer(rank, Mailbox(reliable), reliable, shaped, meter, kernel)
 
 

@@ -13,14 +13,17 @@ from typing import ClassVar
 from thinwire.links.base import Data, Link, LinkEstimate
 from thinwire.links.estimate import Estimator
 from thinwire.links.inbox import Inbox, failed, pending, renewed
+from thinwire.links.kernel import KernelCounts
 from thinwire.links.metered import redial
 from thinwire.links.segment import HEADER, PING, PONG, TICK, Kind, Segment, pack, parse, ticks
 from thinwire.links.window import ReceiveWindow, SendWindow
 from thinwire.types import LinkError, PayloadError
 
-PIECE = 1 << 17  # bytes of a message in one segment: a lost one is cheap, and heartbeats get through between
+PIECE = 1 << 17  # bytes of a message in one segment, at most: a lost one is cheap, and each is a sign of life
+LEAST_PIECE = 1 << 10  # bytes
 ACK_DELAY = 0.005  # seconds that an acknowledgement waits for others, or for data to ride on
 HEARTBEAT = 1.0  # seconds
+LIVELY = 1 << 10  # bytes that come from one heartbeat to the next where a piece does: handshakes have fewer
 FIRST_TRIPS = 4  # heartbeats answered with the next one at once, so there is an estimate from the start
 FAREWELL = 0.5  # seconds to hand over the last words
 PATIENCE = 0.5  # seconds, at least, before a NACK is repeated
@@ -36,7 +39,8 @@ class Reliable:
     only when the peer reports it missing (selective repeat). Heartbeats go out each second with a time
     stamp; they measure the round trip by this end's clock alone and reveal the loss of a last message. A
     send is done when the peer has the message. Memory: messages are kept until then; more than ``limit``
-    bytes of them fail.
+    bytes of them fail. ``piece``: see ``piece_size``. ``kernel`` counts what the connections below bring: a
+    line too slow for a piece in a quarter of the deadline is not silent while a part of one comes.
 
     Errors, all ``LinkError`` and on every pending and later future: silence for ``deadline`` seconds
     (``first_deadline`` before the first sign of life), the peer closed the link, the peer was restarted.
@@ -50,12 +54,17 @@ class Reliable:
         heartbeat: float = HEARTBEAT,
         max_message: int = LIMIT,
         limit: int = LIMIT,
+        piece: int = PIECE,
+        kernel: KernelCounts | None = None,
     ) -> None:
         self.deadline = deadline
+        self.piece = piece  # bytes of a message in one segment
         self.resent = 0  # segments sent again
         self.damaged = 0  # segments that arrived corrupted
         self._link = link
-        self._heartbeat = min(heartbeat, deadline / 4)
+        self._kernel = kernel
+        self._came: int | None = None  # bytes, by the heartbeat before, where the peer was silent then
+        self._heartbeat = min(heartbeat, deadline / 8)  # two at least before a new connection is asked for
         self._first_deadline = max(deadline, first_deadline or 0.0)
         self._session = secrets.randbits(32)
         self._peer_session: int | None = None
@@ -110,9 +119,9 @@ class Reliable:
                 return failed(self._error or self._closed_here())
             if self._out.flight + len(body) > self._out.limit:
                 return failed(LinkError(f"{self.peer} is {self._out.flight} bytes behind, at the limit"))
-            for start in range(0, max(1, len(body)), PIECE):
-                piece = body[start : start + PIECE]
-                last = start + PIECE >= len(body)
+            for start in range(0, max(1, len(body)), self.piece):
+                piece = body[start : start + self.piece]
+                last = start + self.piece >= len(body)
                 kind = Kind.DATA if last else Kind.MORE
                 number = self._out.add(kind, label, piece, done if last else None, self._sent_at())
                 self._emit(kind, label, piece, number)
@@ -330,9 +339,18 @@ class Reliable:
             if self._ack_at is not None and now >= self._ack_at:
                 self._control(Kind.ACK)
             if now >= self._ping_at:
+                self._watch_pieces(now)
                 self._ping()
                 self._ask(now)
             self._check_silence(now)
+
+    def _watch_pieces(self, now: float) -> None:
+        """Take what came of a piece since the heartbeat before for a sign of life."""
+        silent = now - self._heard >= self._heartbeat
+        totals = self._kernel.read() if silent and self._kernel is not None else None
+        before, self._came = self._came, None if totals is None else totals.received
+        if before is not None and self._came is not None and self._came - before >= LIVELY:
+            self._heard = now
 
     def _check_silence(self, now: float) -> None:
         silent = now - self._heard
@@ -363,3 +381,14 @@ class Reliable:
         Kind.PONG: _on_pong,
         Kind.NACK: _on_nack,
     }
+
+
+def piece_size(rate: float | None, deadline: float) -> int:
+    """Return bytes of a piece that a line of ``rate`` bytes/s delivers in a tenth of ``deadline`` seconds.
+
+    That is well before the other end takes the line for broken. ``rate`` None: not known to be slow.
+
+    >>> piece_size(None, 20.0), piece_size(125e3, 20.0), piece_size(5e3, 20.0)
+    (131072, 131072, 10000)
+    """
+    return PIECE if rate is None else int(min(PIECE, max(LEAST_PIECE, rate * deadline / 10)))
