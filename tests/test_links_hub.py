@@ -16,10 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tcp_proxy import TcpProxy
+from thinwire.links import tcp_info
 from thinwire.links.clock import PeerClock
 from thinwire.links.events import LIMIT_NBYTES, Event, Events, Kind
 from thinwire.links.greeting import GREETING, asks_for_token
 from thinwire.links.hub import Hub, _Peer
+from thinwire.links.sockets import PROBES
 from thinwire.links.spoke import MAX_MESSAGE, Spoke
 from thinwire.links.station import Station
 from thinwire.links.zmq_thread import REFUSALS
@@ -331,6 +333,38 @@ def test_a_spoke_that_is_busy_keeps_little_and_loses_nothing(monkeypatch: pytest
         assert s.joined
         for _ in range(sent):
             assert await_event(s, Kind.DATA).data == chunk
+
+
+def test_a_hub_that_is_busy_is_not_held_for_silent_and_loses_nothing() -> None:
+    sent = [b"%d" % i for i in range(200)]
+    with hub(silence=0.8) as h, spoke(h.port, silence=0.8) as s:
+        h._events._limit = 10
+        await_event(s, Kind.JOINED)
+        for message in sent:
+            assert s.send(message)
+        assert s.recv(2.0) is None  # neither lost nor joined again
+        kept = [event for _ in range(1 + len(sent)) if (event := h.recv(LONG)) is not None]
+        assert kept[0].kind is Kind.JOINED and [event.data for event in kept[1:]] == sent
+
+
+@pytest.mark.skipif(not tcp_info.supported(), reason="looks at this process's sockets as Linux shows them")
+def test_tcp_gives_up_a_peer_that_is_gone_and_none_that_does_not_read() -> None:
+    with hub() as h, spoke(h.port) as s:
+        await_event(s, Kind.JOINED)
+        ends = 0
+        for place in tcp_info.sockets():
+            info = tcp_info.read_at(place)
+            if info is None or h.port not in (info.local[1], info.remote[1]):
+                continue
+            with tcp_info.borrowed(place) as sock:
+                assert sock is not None
+                # it would also end a connection whose other end lives and has no room for so long
+                assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 0
+                assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+                options = socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT
+                assert tuple(sock.getsockopt(socket.IPPROTO_TCP, o) for o in options) == PROBES
+                ends += 1
+        assert ends == 2
 
 
 def test_a_message_that_is_too_large_for_a_spoke_is_not_taken() -> None:

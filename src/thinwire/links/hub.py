@@ -21,6 +21,7 @@ from thinwire.links.metered import Traffic, wire_bytes
 from thinwire.links.security import answer_zap, check_host
 from thinwire.links.sockets import listen
 from thinwire.links.station import (
+    ALIVE_BYTE,
     ANSWER,
     BURST,
     BYE,
@@ -77,6 +78,7 @@ class Hub(Station):
         self._token, self._zap_socket, self._clock = token, zap, clock
         self._peers: dict[bytes, _Peer] = {}
         self._queued = 0  # bytes that wait for all peers
+        self._reassured = 0.0  # when the peers were told last that this end lives, though it does not read
         self._gone = (Traffic(), Traffic())  # sent and received, of peers that are no more
         super().__init__(sock, REFUSED[0] | REFUSED[1] | REFUSED[2], f"the hub at {host}:{port}", silence)
         self._thread.start()
@@ -248,10 +250,18 @@ class Hub(Station):
             with self._lock:
                 for p in self._peers.values():
                     p.heard = now
+            self._reassure(now)
         with self._lock:
             silent = [name for name, peer in self._peers.items() if now - peer.heard > self._silence]
         for name in silent:
             self._lose(name, f"it gave no sign of life for {self._silence:g} s".encode())
+
+    def _reassure(self, now: float) -> None:
+        """Tell all that this end lives: their pings wait unread, and none of them is answered."""
+        if now - self._reassured >= self._heartbeat:
+            self._reassured = now
+            for name in self.peers:
+                self._put(name, ALIVE_BYTE)
 
     def _lose(self, name: bytes, why: bytes) -> None:
         self.forget(name)

@@ -12,7 +12,7 @@ from thinwire.links.metered import CURVE_OVERHEAD
 from thinwire.links.security import ZAP_ENDPOINT, secure_binder
 from thinwire.types import InputError
 
-STALL = 8.0  # seconds without a TCP acknowledgement before the kernel gives a connection up
+PROBES = 8, 4, 3  # seconds of an idle connection, seconds between two questions, how many stay unanswered
 
 
 def open_socket(kind: int, host: str, max_message: int, queued: int) -> zmq.Socket[bytes]:
@@ -23,8 +23,12 @@ def open_socket(kind: int, host: str, max_message: int, queued: int) -> zmq.Sock
     sock.maxmsgsize = max_message + CURVE_OVERHEAD
     sock.sndhwm = queued
     sock.ipv6 = ":" in host
-    sock.setsockopt(zmq.TCP_MAXRT, int(STALL * 1000))
+    # no TCP_MAXRT: it also ends a connection whose peer lives and reads nothing for so long, or slowly
     sock.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    for option, value in zip(
+        (zmq.TCP_KEEPALIVE_IDLE, zmq.TCP_KEEPALIVE_INTVL, zmq.TCP_KEEPALIVE_CNT), PROBES, strict=True
+    ):
+        sock.setsockopt(option, value)
     return sock
 
 
