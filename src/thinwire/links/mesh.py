@@ -146,9 +146,10 @@ def connect_mesh(
         peers[other] = stack(other, link, shape or LinkShape(), draw, deadline, connect_timeout)
 
     if relay is not None:
-        links = _relayed(rank, world, Route.parse(relay), check_relay(token), end, control)
+        options: dict[str, Any] = {"connect_timeout": connect_timeout, "control": control}
+        links = _relayed(rank, world, Route.parse(relay), check_relay(token), end, options)
     else:
-        options: dict[str, Any] = {
+        options = {
             "token": token,
             "connect_timeout": connect_timeout,
             "max_message": MAX_SEGMENT,
@@ -177,13 +178,15 @@ def pair_number(low: int, high: int, world: int) -> int:
     return low * (2 * world - low - 1) // 2 + high - low - 1
 
 
-def _relayed(rank: int, world: int, route: Route, token: bytes, end: float, control: str) -> Iterator[Made]:
+def _relayed(
+    rank: int, world: int, route: Route, token: bytes, end: float, options: dict[str, Any]
+) -> Iterator[Made]:
     """Make the links of ``rank`` through a relay: first those where it listens, which wait for nobody."""
     instance = secrets.token_bytes(INSTANCE)
     for other in (*range(rank + 1, world), *range(rank)):
-        options: dict[str, Any] = {"instance": instance, "max_message": MAX_SEGMENT, "control": control}
-        options["connect_timeout"] = max(1.0, end - monotonic())
-        yield other, relayed_link(route, token, rank, other, **options)
+        latest = max(end, monotonic() + 1.0)
+        way: dict[str, Any] = {"instance": instance, "max_message": MAX_SEGMENT, "end": latest}
+        yield other, relayed_link(route, token, rank, other, **way, **options)
 
 
 def _direct(

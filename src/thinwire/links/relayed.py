@@ -88,14 +88,16 @@ def relayed_link(
     *,
     instance: bytes,
     connect_timeout: float = 60.0,
+    end: float | None = None,
     max_message: int,
     control: str = congestion.AUTO,
 ) -> RelayedLink:
     """Return ``rank``'s link to ``other`` through a relay; the lower of the two listens.
 
     ``instance``: 16 random bytes, drawn once by each process; a rank talks to one instance of each other rank
-    only, so that neither a second run nor a restarted rank can slip into this one. ``control``: TCP's
-    congestion control of the way to the relay (``congestion``). Errors: those of ``Tunnel.wait``.
+    only, so that neither a second run nor a restarted rank can slip into this one. ``end``: when
+    ``connect_timeout`` seconds are over, if they began before. ``control``: TCP's congestion control of the
+    way to the relay (``congestion``). Errors: those of ``Tunnel.wait``.
     """
     chosen = congestion.resolve(control)
     low, high = sorted((rank, other))
@@ -107,11 +109,11 @@ def relayed_link(
     options["control"] = congestion.SYSTEM  # to the tunnel
     who = f"{peer} ({route})"
     if rank == high:
-        tunnel = Tunnel(route, key, request, who, timeout=connect_timeout, control=chosen)
+        tunnel = Tunnel(route, key, request, who, timeout=connect_timeout, control=chosen, end=end)
         tunnel.wait()
         return RelayedLink(ZmqLink.connect(name.hex().encode(), LOOPBACK, tunnel.port, **options), tunnel)
     link = ZmqLink.bind(name.hex().encode(), LOOPBACK, **options)
-    tunnel = Tunnel(route, key, request, who, link.port, connect_timeout, chosen)
+    tunnel = Tunnel(route, key, request, who, link.port, connect_timeout, chosen, end)
     try:
         tunnel.wait()
     except BaseException:

@@ -51,7 +51,8 @@ class Tunnel:
     """One end of a pair's way through a relay: a thread that dials, splices, and dials again after a cut.
 
     A listening end leads to ``port`` on loopback; a dialling one listens there, at a free port. ``wait`` must
-    have returned before the tunnel is used. ``name`` and ``instance``: see ``handshake.Request``.
+    have returned before the tunnel is used. ``name`` and ``instance``: see ``handshake.Request``. ``end``:
+    when ``timeout`` seconds are over, if they began before this tunnel was made.
     """
 
     def __init__(
@@ -63,10 +64,11 @@ class Tunnel:
         port: int = 0,
         timeout: float = 60.0,
         control: str | None = None,
+        end: float | None = None,
     ) -> None:
         self.port, self._control = port, control
         self.route, self._key, self._request, self._peer = route, key, request, peer
-        self._timeout, self._end = timeout, monotonic() + timeout
+        self._timeout, self._end = timeout, monotonic() + timeout if end is None else end
         self._ready: Future[None] = Future()
         self.lost: Future[LinkError] = Future()  # done once this end, after it was ready, will not come back
         self._partner: bytes | None = None  # the one instance of the other rank that this end talks to
@@ -85,7 +87,7 @@ class Tunnel:
         if it cannot be reached, or the rank if it did not come in time.
         """
         try:
-            self._ready.result(self._timeout + MATCH + CONNECT)
+            self._ready.result(max(0.0, self._end - monotonic()) + MATCH + CONNECT)
         except TimeoutError as e:
             self.close(0.0)
             raise LinkError(f"the way to {self._peer} did not open within {self._timeout:g} s") from e
