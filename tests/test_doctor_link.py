@@ -213,7 +213,7 @@ def test_a_listener_that_opens_its_port_anew_is_asked_again() -> None:
 
 
 def test_a_host_to_listen_at_is_this_machine_s() -> None:
-    for own in (HERE, "localhost", "0.0.0.0", "lo"):
+    for own in (HERE, "localhost", "0.0.0.0", "lo", f"[{HERE}]"):
         network.check_own(own)
     with pytest.raises(InputError, match=r"cannot listen at --host 192\.0\.2\.7 \(.*; give an address"):
         network.check_own("192.0.2.7")

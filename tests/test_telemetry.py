@@ -28,15 +28,16 @@ def connections(peer: Peer) -> int:
     raise AssertionError("no TCP_INFO here")
 
 
-def test_who_is_at_work_is_waited_for() -> None:
-    """Beyond the deadline of a wait, which counts from the last sign; without a sign it is over."""
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_who_is_at_work_is_waited_for(ranks: int) -> None:
+    """Beyond the deadline of a wait, which counts from the last sign, also of one that rank 0 waits for."""
     store, deadline = dist.HashStore(), 1.0
 
     def rank(own: int) -> list[Any]:
-        peers = connect_mesh(own, 2, store)
-        telemetry = Telemetry(SimpleNamespace(rank=own, size=2, peers=peers), deadline)  # type: ignore[arg-type]
+        peers = connect_mesh(own, ranks, store)
+        telemetry = Telemetry(SimpleNamespace(rank=own, size=ranks, peers=peers), deadline)  # type: ignore[arg-type]
         try:
-            if own:
+            if own == ranks - 1:
                 for _ in range(12):
                     sleep(deadline / 4)
                     telemetry.working()
@@ -45,8 +46,8 @@ def test_who_is_at_work_is_waited_for() -> None:
             for peer in peers.values():
                 peer.close()
 
-    with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(rank, range(2))) == [[0, 1], [0, 1]]
+    with ThreadPoolExecutor(ranks) as pool:
+        assert list(pool.map(rank, range(ranks))) == [list(range(ranks))] * ranks
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's counts are Linux's")

@@ -59,10 +59,12 @@ def state_keys(mem: Memory, keys: Sequence[int], slots: Sequence[int] | None) ->
 
 
 @lru_cache(maxsize=256)  # asked for each packet
-def state_shape(mem: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape in which ``mem`` keeps a state for rows of a tensor of ``shape``."""
+def state_shape(mem: Any, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return the shape of the state that ``mem`` keeps for rows of a tensor of ``shape``; None for none."""
     x = torch.empty(shape, device="meta")  # computes shapes only
     state = mem.advance(x, None, x)
+    if state is None:
+        return None
     return (1, *state.shape) if mem.shared else (1, *state.shape[1:])
 
 

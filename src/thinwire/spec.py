@@ -13,6 +13,7 @@ import ast
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import MISSING, Field, fields
 from functools import lru_cache
 from numbers import Integral, Real
@@ -73,8 +74,10 @@ def _plain(name: str, value: object, kind: type) -> int | float:
     number = not isinstance(value, bool)
     if kind is int and number and isinstance(value, Integral):
         return int(value)
-    if kind is float and number and isinstance(value, Real) and math.isfinite(value):
-        return float(value)
+    if kind is float and number and isinstance(value, Real):
+        with suppress(OverflowError):  # a whole number beyond all floats
+            if math.isfinite(found := float(value)):
+                return found
     what = {int: "a whole number", float: "a finite number", bool: "True or False"}[kind]
     raise InputError(f"{name}={value!r} is not {what}")
 

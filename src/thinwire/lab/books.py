@@ -190,6 +190,7 @@ class Books:
             self.writer = RunWriter(self.job.config.out, self.record, step)
             for metrics in self.writer.kept:
                 self._count(metrics)
+            self.writer.write()
 
     def emulation(self, lateness: float) -> None:
         """Book how late the shaped links delivered, on average, in seconds."""

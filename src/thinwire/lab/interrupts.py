@@ -2,30 +2,52 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from time import monotonic
 from types import FrameType
 
 ASKING = ("SIGTERM", "SIGHUP")  # docker stop, SLURM, timeout, torchrun; a terminal that goes away
+TWICE = 1.0  # seconds: timeout tells a process twice, and the second must not break off its closing
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Let a Ctrl-C and its like wait for the end of the block; a process started inside begins with that."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _endings())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def let_in() -> None:
+    """Take what whoever started this process let wait, now that there is somebody to answer it."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _endings())
+
+
+def _endings() -> set[signal.Signals]:
+    return {signal.SIGINT, *(getattr(signal, name) for name in ASKING if hasattr(signal, name))}
 
 
 @contextmanager
 def stopped_by_signals() -> Iterator[None]:
-    """Let the first SIGTERM or SIGHUP inside the block do what Ctrl-C does; later ones do nothing.
+    """Let a SIGTERM or SIGHUP inside the block do what Ctrl-C does; another within a second does nothing.
 
     One that is handled or ignored already, as under nohup, stays so; and all do outside the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    asked = False
+    asked = -math.inf
 
     def end(number: int, frame: FrameType | None) -> None:
         nonlocal asked
-        if not asked:  # timeout tells a process twice, and the second must not break off its closing
-            asked = True
+        before, asked = asked, monotonic()
+        if asked - before > TWICE:
             raise KeyboardInterrupt
 
     known = [getattr(signal, name) for name in ASKING if hasattr(signal, name)]

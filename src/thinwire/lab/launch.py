@@ -14,7 +14,7 @@ from typing import IO
 from thinwire import types
 from thinwire.lab.config import TrainConfig, under_torchrun
 from thinwire.lab.files import check_out
-from thinwire.lab.interrupts import stopped_by_signals
+from thinwire.lab.interrupts import held_back, stopped_by_signals
 from thinwire.lab.job import Job, prepare
 from thinwire.lab.network import check_own
 from thinwire.lab.places import Place, Rank, place_of
@@ -71,7 +71,8 @@ def launch(config: TrainConfig) -> Path:
         place = _enter(stack, config)
         try:
             for rank in range(config.ranks):
-                ranks.append(place.start(config, rank))
+                with held_back():  # or one could be started that nobody knows of
+                    ranks.append(place.start(config, rank))
             _watch(ranks, place, out)
         except BaseException as error:
             _stop(ranks, signal.SIGTERM)

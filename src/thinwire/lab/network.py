@@ -113,6 +113,7 @@ def check_own(host: str) -> None:
 
     Takes 10 s at most.
     """
+    host = host.strip("[]")
     if host in (name for _, name in socket.if_nameindex()):
         return
     infos, remedy = _resolve(host, 0), "give an address of this machine"

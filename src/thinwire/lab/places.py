@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import signal
 import socket
 import subprocess
 import sys
@@ -68,8 +67,7 @@ class Here(ExitStack):
             "TORCHELASTIC_USE_AGENT_STORE": "True",
         }
         command, options = _command(_environment(config, rank, config.to_dict(), rendezvous))
-        with _Deaf():
-            return subprocess.Popen(command, **options)
+        return subprocess.Popen(command, **options)
 
     def require_alive(self) -> None:
         pass
@@ -108,8 +106,7 @@ class Emulated(ExitStack):
             more["THINWIRE_TOKEN"] = self._token
         own = config.to_dict() | {"host": self._net.address(rank)}
         command, options = _command(_environment(config, rank, own, more))
-        with _Deaf():
-            return lift.start(self._net, rank, command, **options)
+        return lift.start(self._net, rank, command, **options)
 
     def require_alive(self) -> None:
         self._net.require_alive()
@@ -129,19 +126,6 @@ class Emulated(ExitStack):
             raise
         finally:
             write_json(out / RUN, record.to_dict())
-
-
-class _Deaf:
-    """Let a Ctrl-C wait until the process that is started inside can answer it: the mask is inherited.
-
-    Ranks have a session of their own: a Ctrl-C reaches the launcher alone, which passes it on once.
-    """
-
-    def __enter__(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-
-    def __exit__(self, *_: object) -> None:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def _environment(

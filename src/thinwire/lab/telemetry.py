@@ -57,7 +57,8 @@ class Telemetry:
             peer.mailbox.send(FILLER, b"")
 
     def get(self, rank: int, tag: bytes, what: str) -> Any:
-        data = self.world.peers[rank].get(tag, self._deadline, what)
+        peers = self.world.peers
+        data = peers[rank].get(tag, self._deadline, what, peers.values())
         try:
             return json.loads(data)
         except (ValueError, RecursionError) as e:

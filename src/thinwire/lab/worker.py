@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import threading
 import traceback
 
 from thinwire.lab.files import file_trouble
-from thinwire.lab.interrupts import stopped_by_signals
+from thinwire.lab.interrupts import let_in, stopped_by_signals
 
 
 def main() -> int:
@@ -28,8 +27,7 @@ def _outcome() -> tuple[str, str, int]:
     try:
         threading.Thread(target=_leave_with_launcher, daemon=True).start()
         with stopped_by_signals():
-            # The launcher blocked it while it started this process, so that a Ctrl-C meanwhile arrives here.
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+            let_in()  # what came since the launcher began to start this process
             return _run()
     except KeyboardInterrupt:
         return "KeyboardInterrupt", "interrupted", 130

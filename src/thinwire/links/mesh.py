@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -75,17 +75,19 @@ class Peer:
         pieces = [piece] * whole + ([rest] if rest or not whole else [])
         return sum(wire_bytes(HEADER + n, self.meter.secure) for n in pieces)
 
-    def get(self, tag: bytes, deadline: float, what: str) -> bytes:
+    def get(self, tag: bytes, deadline: float, what: str, others: Iterable[Peer] = ()) -> bytes:
         """Return the next message with this tag; ``LinkError`` after ``deadline`` seconds without any move.
 
-        A message that still arrives, or waits behind what this end still sends, is slow and not late.
+        A message that still arrives, or waits behind what this end still sends, is slow and not late. What
+        moves to and from ``others`` counts as well: the peer may be waiting for one of them.
         """
+        links = [self.reliable, *(peer.reliable for peer in others)]
         while True:
-            before = self.reliable.moved
+            before = [link.moved for link in links]
             try:
                 return self.mailbox.get(tag, deadline, what)
             except LinkError:
-                if self.mailbox.error is not None or self.reliable.moved == before:
+                if self.mailbox.error is not None or [link.moved for link in links] == before:
                     raise
 
     def probe(self, nbytes: int = probes.NBYTES, seconds: float = probes.SECONDS) -> Future[LinkEstimate]:

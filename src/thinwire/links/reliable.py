@@ -24,6 +24,7 @@ LEAST_PIECE = 1 << 10  # bytes
 ACK_DELAY = 0.005  # seconds that an acknowledgement waits for others, or for data to ride on
 HEARTBEAT = 1.0  # seconds
 LIVELY = 1 << 10  # bytes that come from one heartbeat to the next where a piece does: handshakes have fewer
+SLOWEST = PIECE // LIVELY  # heartbeats that a piece takes at most; the bytes may be a stranger's
 FIRST_TRIPS = 4  # heartbeats answered with the next one at once, so there is an estimate from the start
 FAREWELL = 0.5  # seconds to hand over the last words
 PATIENCE = 0.5  # seconds, at least, before a NACK is repeated
@@ -78,7 +79,7 @@ class Reliable:
         self._closing = False
         self._stopped = False
         now = monotonic()
-        self._heard = self._turned = now
+        self._heard = self._spoke = self._turned = now
         self._ping_at = now
         self._idled = now  # when the newest heartbeat left that was behind nothing
         self._redialled = now
@@ -270,7 +271,7 @@ class Reliable:
         now = monotonic()
         with self._lock:
             self._check_session(segment.session)
-            self._heard = now
+            self._heard = self._spoke = now
             self._alive.set()
             self._acknowledged(segment, now)
             data = segment.kind in (Kind.DATA, Kind.MORE)
@@ -346,7 +347,7 @@ class Reliable:
 
     def _watch_pieces(self, now: float) -> None:
         """Take what came of a piece since the heartbeat before for a sign of life."""
-        silent = now - self._heard >= self._heartbeat
+        silent = self._heartbeat <= now - self._heard and now - self._spoke < SLOWEST * self._heartbeat
         totals = self._kernel.read() if silent and self._kernel is not None else None
         before, self._came = self._came, None if totals is None else totals.received
         if before is not None and self._came is not None and self._came - before >= LIVELY:

@@ -13,6 +13,7 @@ from thinwire.links.security import ZAP_ENDPOINT, secure_binder
 from thinwire.types import InputError
 
 PROBES = 8, 4, 3  # seconds of an idle connection, seconds between two questions, how many stay unanswered
+STALL = 120.0  # seconds without room at the other end, or without an answer from it, until TCP gives it up
 
 
 def open_socket(kind: int, host: str, max_message: int, queued: int) -> zmq.Socket[bytes]:
@@ -23,7 +24,7 @@ def open_socket(kind: int, host: str, max_message: int, queued: int) -> zmq.Sock
     sock.maxmsgsize = max_message + CURVE_OVERHEAD
     sock.sndhwm = queued
     sock.ipv6 = ":" in host
-    # no TCP_MAXRT: it also ends a connection whose peer lives and reads nothing for so long, or slowly
+    sock.setsockopt(zmq.TCP_MAXRT, int(STALL * 1000))  # long: a peer that reads slowly, or not now, lives
     sock.setsockopt(zmq.TCP_KEEPALIVE, 1)
     for option, value in zip(
         (zmq.TCP_KEEPALIVE_IDLE, zmq.TCP_KEEPALIVE_INTVL, zmq.TCP_KEEPALIVE_CNT), PROBES, strict=True

@@ -1,0 +1,44 @@
+"""Signals that ask a program to end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import pytest
+
+from thinwire.lab import interrupts
+from thinwire.lab.interrupts import held_back, stopped_by_signals
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+
+
+def tell(number: signal.Signals) -> None:
+    os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_program_is_asked_once_by_two_signals_and_again_later(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(interrupts, "monotonic", lambda: now[0])
+    with stopped_by_signals():
+        with pytest.raises(KeyboardInterrupt):
+            tell(number)
+        now[0] += 0.5
+        tell(number)  # the second one of timeout
+        now[0] += 1.5
+        with pytest.raises(KeyboardInterrupt):  # the first may have been lost, or its closing hang
+            tell(number)
+    assert signal.getsignal(number) is signal.SIG_DFL
+
+
+def test_a_signal_waits_until_who_was_started_is_known() -> None:
+    started = []
+    with stopped_by_signals(), pytest.raises(KeyboardInterrupt), held_back():
+        tell(signal.SIGTERM)
+        started.append("a rank")
+    assert started == ["a rank"]
+    assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, set())
