@@ -272,6 +272,8 @@ def test_a_killed_rank_ends_the_run(spawned):
     ],
 )
 def test_ctrl_c_leaves_records_and_no_process(spawned, how: signal.Signals, group: bool, when: str):
+    if signal.getsignal(how) is signal.SIG_IGN:
+        pytest.skip(f"{how.name} is ignored here, as under nohup, and so in what is started here")
     command, ranks, out = spawned
     if when == "training":
         reached(out, 3, command)
@@ -310,7 +312,7 @@ def test_a_rank_that_is_told_to_end_tells_the_others_at_once(short: list[Any], t
             start = time.monotonic()
             ranks[told].signal(signal.SIGTERM)
             assert ranks[told].wait() == 130
-            assert ranks[1 - told].wait() == 3
+            assert ranks[1 - told].wait() == 3, ranks[1 - told].err
             assert time.monotonic() - start < 15
         finally:
             stop(*ranks)

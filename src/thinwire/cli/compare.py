@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -81,17 +80,16 @@ def run_all(configs: list[TrainConfig], out: Path) -> None:
 
 
 def _resumed(configs: list[TrainConfig]) -> list[TrainConfig]:
-    """Return what to run: where some recipes go on from checkpoints, those that have none begin anew."""
-    kept = [config.resume and _has_checkpoint(config) for config in configs]
+    """Return what to run: where some recipes go on from checkpoints, those that have none begin anew.
+
+    Under torchrun one rank does not know what the others have: then all recipes go on, or none.
+    """
+    from thinwire.lab.resume import newest_here
+
+    if under_torchrun(configs[0]) or not configs[0].resume:
+        return configs
+    kept = [newest_here(Path(config.out), config.ranks) is not None for config in configs]
     return [c.replace(resume=k) for c, k in zip(configs, kept, strict=True)] if any(kept) else configs
-
-
-def _has_checkpoint(config: TrainConfig) -> bool:
-    """Return whether the ranks of this machine have a checkpoint in common."""
-    from thinwire.lab.resume import steps_saved
-
-    ranks = [int(os.environ["RANK"])] if under_torchrun(config) else range(config.ranks)
-    return bool(set.intersection(*(set(steps_saved(Path(config.out), rank)) for rank in ranks)))
 
 
 def _named(error: ThinwireError, recipe: str, done: str, hint: str) -> ThinwireError:

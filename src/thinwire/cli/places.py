@@ -114,7 +114,7 @@ def check_file(path: Path | None, option: str) -> Path | None:
     folder, said = target.parent, f"cannot write {option} {path}"
     require(folder.is_dir(), InputError, f"{said}: {folder} is no folder; make it first")
     require(not target.is_dir(), InputError, f"{said}: it is a folder; give the name of a file in it")
-    regular = not target.exists() or target.is_file()
+    regular = not path.exists() or path.is_file()  # of the path: a link to a pipe leads to no name
     require(regular, InputError, f"{said}: what is there is no regular file; choose another {option}")
     free = os.access(folder, os.W_OK | os.X_OK)
     require(free, InputError, f"{said}: {folder} is not writable; choose another {option}")

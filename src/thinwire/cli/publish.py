@@ -15,7 +15,7 @@ from thinwire.cli.live import Live, warned
 from thinwire.cli.places import PORT, Address, Congestion, TokenFile, check_port, check_state
 from thinwire.engines.sync.peek import resume
 from thinwire.engines.sync.publisher import Publisher
-from thinwire.engines.sync.shelf_writer import RETRY, ShelfWriter
+from thinwire.engines.sync.shelf_writer import ShelfWriter
 from thinwire.engines.sync.watch import LOOK, PART_REST, REST, Watch
 from thinwire.lab.interrupts import stopped_by_signals
 from thinwire.lab.network import interfaces
@@ -30,7 +30,7 @@ from thinwire.types import InputError, LinkError, require
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 PATIENCE = 300.0  # seconds that --once waits for a follower
-TROUBLE = 2 * RETRY  # seconds that --once leaves a store which takes no file: sweeping it may have helped
+ATTEMPTS = 2  # that --once has at a store which takes no file: to sweep it may have helped
 MAX_REST = 86_400.0  # seconds
 SAVE_EVERY = 60.0  # seconds between two saves of --state at least, but for the last
 HERE = "ADDRESS_OF_THIS_MACHINE"  # where none is known
@@ -322,15 +322,14 @@ class Outlets:
 
     def _fill(self, pull: ShelfWriter) -> None:
         """Wait until the store has the newest version; where it takes no file, for another attempt only."""
-        ends, trouble = time.monotonic() + PATIENCE, False
-        while pull.status.version < self.newest.number and time.monotonic() < ends:
-            if pull.status.error and not trouble:
-                trouble, ends = True, time.monotonic() + TROUBLE
+        ends = time.monotonic() + PATIENCE
+        while pull.status.version < self.newest.number:
+            self.check()
+            if pull.status.failures >= ATTEMPTS:
+                pull.close(0.0)  # raises what it was
+            whole = time.monotonic() < ends
+            require(whole, LinkError, f"{pull.where} did not take the newest version within {PATIENCE:g} s")
             time.sleep(LOOK)
-        if trouble:
-            pull.close(0.0)  # raises what it was
-        whole = pull.status.version >= self.newest.number
-        require(whole, LinkError, f"{pull.where} did not take the newest version within {PATIENCE:g} s")
 
     def _waited_in_vain(self, push: Publisher) -> str:
         behind = [f"{f.name} holds version {f.version}" for f in push.followers]

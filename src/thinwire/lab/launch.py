@@ -156,9 +156,9 @@ def _reason(order: list[int], ranks: list[Rank], out: Path) -> BaseException:
 
 
 def _again(out: Path, ranks: int) -> str:
-    from thinwire.lab.resume import newest, steps_saved
+    from thinwire.lab.resume import newest_here
 
-    step = newest([steps_saved(out, rank) for rank in range(ranks)])
+    step = newest_here(out, ranks)
     return "start again" if step is None else f"start again, with --resume from the checkpoint of step {step}"
 
 

@@ -47,6 +47,11 @@ def newest(saved: Sequence[Sequence[int]]) -> int | None:
     return max(set(saved[0]).intersection(*saved[1:]), default=None)
 
 
+def newest_here(out: Path, ranks: int) -> int | None:
+    """Return the newest step of which all ranks have a checkpoint, where all of them are on this machine."""
+    return newest([steps_saved(out, rank) for rank in range(ranks)])
+
+
 def resumable(job: Job, saved: Sequence[Sequence[int]]) -> int:
     """Return the step to go on from, given what each rank ``saved``; ``InputError`` where there is none."""
     step = newest(saved)
@@ -101,7 +106,7 @@ class Checkpoints:
             saved = {"step": step, "totals": totals, "references": self._write_references(folder)}
             write_json(folder / f"rank-{rank}.json", saved | self._origin())
         except BaseException:
-            _drop(folder, rank)
+            _empty(folder, rank)  # the folder stays: another rank may be about to write its first file there
             raise
         for old in steps_saved(self._out, rank)[:-KEPT]:
             _drop(_folder(self._out, old), rank)

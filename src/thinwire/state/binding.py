@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from itertools import chain
 
 import torch
@@ -41,8 +41,7 @@ def bind(layout: Layout, model: nn.Module) -> list[tuple[Tensor, int]]:
 
     Errors: ``InputError`` naming the first that is missing, of another shape or dtype, or on no device.
     """
-    both = model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
-    owned = {name.replace(COMPILED, ""): x for name, x in chain(*both)}
+    owned = dict(_members(model))
     found: dict[int, tuple[Tensor, int]] = {}
     aliases = {name for name, _ in layout.aliases}
     for name, index in layout.index.items():
@@ -74,21 +73,27 @@ def _check_placed(name: str, x: Tensor) -> None:
 
 
 class Members:
-    """Which parameters and buffers a model had: it is to be bound anew where one was replaced since."""
+    """The tensors of a state that a model had: it is to be bound anew where one was replaced since."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self._known = [weakref.ref(x) for x in _members(model)]
+    def __init__(self, layout: Layout, model: nn.Module) -> None:
+        self._layout = layout
+        self._known = [weakref.ref(x) for x in self._of(model)]
 
     def same(self, model: nn.Module) -> bool:
         """Return whether these are what ``model`` has; far faster than to bind it."""
-        now = _members(model)
+        now = self._of(model)
         return len(now) == len(self._known) and all(
             ref() is x for ref, x in zip(self._known, now, strict=True)
         )
 
+    def _of(self, model: nn.Module) -> list[Tensor]:
+        return [x for name, x in _members(model) if name in self._layout.index]
 
-def _members(model: nn.Module) -> list[Tensor]:
-    return [*model.parameters(), *model.buffers()]
+
+def _members(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield each parameter and buffer of ``model`` under each of its names, compiled or not."""
+    both = model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
+    return ((name.replace(COMPILED, ""), x) for name, x in chain(*both))
 
 
 class Bound:

@@ -268,11 +268,13 @@ def _memory(name: str, x: object) -> object:
 def _untied(bounds: Mapping[str, float], first: Mapping[str, str]) -> dict[str, float]:
     """Return the bounds by the first name of each tensor, whichever of its names they were given by."""
     found: dict[str, float] = {}
+    given: dict[str, str] = {}
     for name, bound in bounds.items():
-        one = first[name]
-        same = one not in found or found[one] == bound
-        require(same, InputError, f"{name} and {one} are one tensor, and bounds gives it two; leave one out")
-        found[one] = bound
+        other = given.setdefault(first[name], name)
+        same = found.setdefault(first[name], bound) == bound
+        require(
+            same, InputError, f"{name} and {other} are one tensor, and bounds gives it two; leave one out"
+        )
     return found
 
 

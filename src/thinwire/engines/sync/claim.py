@@ -15,6 +15,7 @@ from thinwire.types import AuthError, InputError, PayloadError
 LOOKS = 6  # within the lease of a publisher that may be gone
 MOMENT = 0.5  # seconds between these where there is no manifest just now
 LONGEST = 86400.0  # seconds: a lease that nobody waits for
+Wait = Callable[[float], None]
 
 
 def read_manifest(folder: Folder, proof: Proof) -> Manifest:
@@ -23,22 +24,18 @@ def read_manifest(folder: Folder, proof: Proof) -> Manifest:
 
 
 def claim(
-    folder: Folder, proof: Proof, blank: Manifest, sleep: Callable[[float], None] = time.sleep
+    folder: Folder, proof: Proof, blank: Manifest, sleep: Wait = time.sleep, tell: Wait | None = None
 ) -> Manifest:
     """Return the manifest to go on from: ``blank``, or with the versions of a publisher that is gone.
 
     One that did not say goodbye is gone once it gave no sign for its lease while this one looked: their
     clocks may differ by any amount, so they are good enough to keep this one out at once, and for no more.
+    ``tell`` hears before how many seconds that takes.
 
     Errors: ``InputError`` where another publisher is alive there, the state has another name or layout, or
     the manifest is damaged; ``AuthError`` where it has another token; ``OSError`` where nothing can be read.
     """
-    first = _found(folder, proof, blank)
-    for _ in range(LOOKS):
-        if first is not None or not _in_use(folder):
-            break
-        sleep(MOMENT)  # some servers move onto no file: each time it is written, there is none for a moment
-        first = _found(folder, proof, blank)
+    first = _looked_for(folder, proof, blank, sleep)
     if first is None:
         return blank
     found = first
@@ -49,13 +46,28 @@ def claim(
         lately, signs = 0 < left <= found.lease, _sign(found) != _sign(first)
         if lately or signs or found.lease > LONGEST:
             raise _alive(folder, found, left if lately else found.lease)
+        if not look and tell is not None:
+            tell(found.lease)
         if look < LOOKS:
             sleep(found.lease / LOOKS)
-            again = _found(folder, proof, blank)
+            again = _looked_for(folder, proof, blank, sleep)
             if again is None:
                 return blank
             found = again
     return replace(blank, versions=found.versions, files=found.files, meta=found.meta)
+
+
+def _looked_for(folder: Folder, proof: Proof, blank: Manifest, sleep: Wait) -> Manifest | None:
+    """Return what ``_found`` does, looking again while there are files of a publisher's but no manifest.
+
+    Some servers move onto no file: each time the manifest is written, there is none for a moment.
+    """
+    for _ in range(LOOKS):
+        found = _found(folder, proof, blank)
+        if found is not None or not _in_use(folder):
+            return found
+        sleep(MOMENT)
+    return _found(folder, proof, blank)
 
 
 def _found(folder: Folder, proof: Proof, blank: Manifest) -> Manifest | None:

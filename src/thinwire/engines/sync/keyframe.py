@@ -38,10 +38,14 @@ class Keyframe:
             raise self._error or OSError("a keyframe was not written")
         return self._done
 
+    def join(self, timeout: float) -> None:
+        """Wait until it is written, or went wrong, for ``timeout`` seconds at most."""
+        self._thread.join(min(timeout, threading.TIMEOUT_MAX))
+
     def drop(self, timeout: float) -> File | None:
         """Begin no writing any more; return the file that is written, if it is within ``timeout`` seconds."""
         self._unwanted.set()
-        self._thread.join(min(timeout, threading.TIMEOUT_MAX))
+        self.join(timeout)
         return None if self.done is None else self.done[0]
 
     def _run(self) -> None:

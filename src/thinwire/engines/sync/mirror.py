@@ -97,7 +97,7 @@ class Mirror:
             replica.bind(model)
             before = None
         replica.swap()  # which another model, or whoever looks at the tensors, may have done meanwhile
-        members = binding.Members(model) if before is None else before.members
+        members = binding.Members(replica.layout, model) if before is None else before.members
         self._shown[model] = Shown(replica.hash, members)
         return before is None or before.hash != replica.hash
 

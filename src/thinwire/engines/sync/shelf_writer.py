@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import torch
 
-from thinwire.engines.sync.claim import LONGEST, LOOKS
+from thinwire.engines.sync.claim import LONGEST
 from thinwire.engines.sync.folder import open_folder, refusal
 from thinwire.engines.sync.keeping import Keeping
 from thinwire.engines.sync.manifest import check_names
@@ -37,12 +37,16 @@ RETRY = 2.0  # seconds after which a write that failed is tried again
 
 @dataclass(frozen=True)
 class ShelfStatus:
-    """Where a writer stands: newest version in the store, bytes written, files there, the last error."""
+    """Where a writer stands: newest version in the store, bytes written, files there, the last error.
+
+    ``failures``: attempts at the newest version that failed, one after another.
+    """
 
     version: int
     nbytes: int
     files: int
     error: str | None
+    failures: int = 0
 
 
 class ShelfWriter:
@@ -83,16 +87,16 @@ class ShelfWriter:
         self.where = folder.where
         kept, proof = keeping or Keeping(), Proof(token)
         self._turn = threading.Condition()
-        self._looks = 0  # for a sign of the last publisher
         known = (folder, history, name, instance, proof, kept, lease, self._wake)
         try:
-            self._shelf = Shelving(*known, sleep=self._look_on)
+            self._shelf = Shelving(*known, tell=self._warn)
         except OSError as e:
             raise refusal(e, self.where) from e
         self._beat = lease / (2 * BEATS)
         self._offered, self._closing, self._ended = True, False, False
         self._ends = 0.0  # by the monotonic clock: when whoever closes waits no longer
         self._error: ThinwireError | None = None
+        self._failures = 0
         self._fatal: Exception | None = None
         self._thread = threading.Thread(target=self._run, name=f"thinwire shelf {self.where}", daemon=True)
         self._over = threading.Event()
@@ -148,16 +152,12 @@ class ShelfWriter:
         self._shelf.offers = True
         self._wake()
 
-    def _look_on(self, seconds: float) -> None:
-        """Wait between two looks for a sign of the last publisher; say at the first what this waits for."""
-        if not self._looks:
-            warnings.warn(
-                f"the last publisher at {self.where} did not say goodbye; this one begins in "
-                f"{LOOKS * seconds:.0f} s, unless the last one gives a sign of life",
-                stacklevel=5,  # whoever makes the writer
-            )
-        self._looks += 1
-        time.sleep(seconds)
+    def _warn(self, seconds: float) -> None:
+        warnings.warn(
+            f"the last publisher at {self.where} did not say goodbye; this one begins in {seconds:.0f} s, "
+            "unless the last one gives a sign of life",
+            stacklevel=5,  # whoever makes the writer
+        )
 
     def _wake(self) -> None:
         with self._turn:
@@ -181,7 +181,8 @@ class ShelfWriter:
     def status(self) -> ShelfStatus:
         manifest, error = self._shelf.manifest, self._fatal or self._error
         newest = manifest.newest.number if manifest.newest else 0
-        return ShelfStatus(newest, self._shelf.nbytes, len(manifest.files), str(error) if error else None)
+        told = str(error) if error else None
+        return ShelfStatus(newest, self._shelf.nbytes, len(manifest.files), told, self._failures)
 
     def close(self, timeout: float = TIMEOUT) -> None:
         """Write what is new, say goodbye to readers, and stop; harmless twice. Errors: as ``flush``."""
@@ -223,6 +224,7 @@ class ShelfWriter:
         try:
             while not self._wait():
                 self._step()
+            self._shelf.end_keyframe(self._left())
             self._rest()
             self._shelf.leave()
         except OSError as e:
@@ -230,7 +232,7 @@ class ShelfWriter:
         except Exception as e:  # told to whoever publishes, waits or closes
             self._fatal = e
         self._rest()
-        self._shelf.drop_keyframe(max(0.0, self._ends - time.monotonic()))
+        self._shelf.drop_keyframe(self._left())
         with self._turn:
             self._ended = True
             self._turn.notify_all()
@@ -240,6 +242,9 @@ class ShelfWriter:
         while not self._over.wait(self._beat):
             with suppress(OSError, ThinwireError):
                 self._shelf.beat()
+
+    def _left(self) -> float:
+        return max(0.0, self._ends - time.monotonic())
 
     def _rest(self) -> None:
         self._shelf.release()
@@ -265,9 +270,9 @@ class ShelfWriter:
                 self._shelf.tend()  # also where there is always something new
                 self._told()
             self._shelf.tend()
-            self._error = None
+            self._error, self._failures = None, 0
         except OSError as e:
-            self._error = refusal(e, self.where)
+            self._error, self._failures = refusal(e, self.where), self._failures + 1
             self._shelf.sweep()  # which may be what a full disk needs
         self._told()
 

@@ -55,6 +55,7 @@ class Shelving:
         clock: Callable[[], float] | None = None,
         sleep: Callable[[float], None] = time.sleep,
         steady: Callable[[], float] | None = None,
+        tell: Callable[[float], None] | None = None,
     ) -> None:
         self._folder, self._history, self._proof, self._keeping = folder, history, proof, keeping
         self._lease, self._wake = lease, wake
@@ -72,7 +73,7 @@ class Shelving:
         self._layout = history.layout.to_json()
         file = File(LAYOUT, 0, 0, len(self._layout), proof.of(LAYOUT, self._layout))
         blank = Manifest(name, instance, self._clock(), lease, history.layout.digest, file)
-        self.manifest = claim(folder, proof, blank, sleep)
+        self.manifest = claim(folder, proof, blank, sleep, tell)
         anew, newest, mine = self.manifest is blank, self.manifest.newest, history.newest
         if anew:
             history.outnumber(self._highest())
@@ -142,6 +143,12 @@ class Shelving:
         with self._committing:
             self._lease = 0.0
             self._commit(self.manifest)
+
+    def end_keyframe(self, timeout: float) -> None:
+        """Take in a keyframe that is written within ``timeout`` seconds; errors: as ``tend``."""
+        if self._keyframe is not None:
+            self._keyframe.join(timeout)
+            self._take_keyframe()
 
     def drop_keyframe(self, timeout: float) -> None:
         """Leave no keyframe that no manifest names; wait for its upload for ``timeout`` seconds at most."""
