@@ -196,6 +196,17 @@ def test_a_model_whose_parameters_were_replaced_goes_on_following(change: Callab
         assert torch.equal(model.w, w["w"]) and model.w.data_ptr() == f.tensors()["w"].data_ptr()
 
 
+def test_what_a_model_has_besides_the_state_may_be_replaced() -> None:
+    w, model = weights(), Model()
+    model.register_buffer("cache", torch.zeros(1), persistent=False)
+    with Publisher(w) as p, Follower(HOST, p.port) as f:
+        p.publish(1)
+        f.wait(1)
+        assert f.apply_to(model).new
+        model.cache = torch.ones(1)
+        assert not f.apply_to(model).new
+
+
 def test_a_compiled_model_is_published_and_follows_under_its_own_names() -> None:
     part = torch.compile(nn.Linear(3, 2), backend="eager")
     trained, used = torch.compile(nn.Sequential(nn.Linear(3, 2)), backend="eager"), nn.Sequential(part)
