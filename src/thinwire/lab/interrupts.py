@@ -30,7 +30,11 @@ def let_in() -> None:
 
 
 def _endings() -> set[signal.Signals]:
-    return {signal.SIGINT, *(getattr(signal, name) for name in ASKING if hasattr(signal, name))}
+    return {signal.SIGINT, *_asking()}
+
+
+def _asking() -> list[signal.Signals]:
+    return [getattr(signal, name) for name in ASKING if hasattr(signal, name)]  # Windows has fewer
 
 
 @contextmanager
@@ -50,8 +54,7 @@ def stopped_by_signals() -> Iterator[None]:
         if asked - before > TWICE:
             raise KeyboardInterrupt
 
-    known = [getattr(signal, name) for name in ASKING if hasattr(signal, name)]
-    taken = [number for number in known if signal.getsignal(number) is signal.SIG_DFL]
+    taken = [number for number in _asking() if signal.getsignal(number) is signal.SIG_DFL]
     for number in taken:
         signal.signal(number, end)
     try:

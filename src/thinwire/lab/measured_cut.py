@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from thinwire.lab import resume
 from thinwire.lab.config_checks import MEASURED
@@ -46,8 +45,7 @@ def _kept(job: Job, world: World) -> list[int] | None:
 def _measure(job: Job, working: Callable[[], None]) -> LayerCosts:
     config = job.config
     rows, bf16 = config.batch // config.microbatches, pick_dtype(config.dtype)[0] == "bf16"
-    options: Any = {"lora": config.lora, "bf16": bf16, "working": working}
-    return measured_costs(job.source.config, rows, config.seq, **options)
+    return measured_costs(job.source.config, rows, config.seq, lora=config.lora, bf16=bf16, working=working)
 
 
 def _with(job: Job, cut: list[range], note: str) -> Job:
