@@ -837,7 +837,9 @@ def test_whatever_happens_each_version_held_is_one_that_was_published_and_none_i
             f = Follower(HOST, near, state=path)
         elif what == ["relay"]:
             relays.pop().close()
-            relays.append(Relay(HOST, line.port, (HOST, near)))
+            held: dict[str, object] = {"base": rng.choice([None, *published.values()])}
+            held = {"state": path} if rng.random() < 0.5 else held  # the base may be of any life
+            relays.append(Relay(HOST, line.port, (HOST, near), **held))  # type: ignore[arg-type]
         elif what == ["joiner"] and len(others) < 3:
             others.append(Follower(HOST, port))
         look()

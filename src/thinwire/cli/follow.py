@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from torch import Tensor
 
 from thinwire.cli.command import SECONDS, Command
 from thinwire.cli.live import Live
@@ -130,13 +131,13 @@ def follow(
         stack.enter_context(stopped_by_signals())
         stack.enter_context(limited(shown(source)))
         try:
-            start = read_checkpoint(base) if base is not None and not _is_saved(state) else None
-            known: Any = {"base": start, "state": state, "name": name}
-            known |= {"patience": patience, "max_nbytes": most}
-            reader: Reader = (
-                ShelfReader(place, token, poll=poll, **known)
+            known: Any = {"state": state, "name": name, "patience": patience, "max_nbytes": most}
+            reader: Reader = (  # nobody else keeps the base, which is let go of once it was begun with
+                ShelfReader(place, token, base=_start(base, state), poll=poll, **known)
                 if isinstance(place, str)
-                else Follower(*place, token, relay=serve, congestion=congestion, **known)
+                else Follower(
+                    *place, token, base=_start(base, state), relay=serve, congestion=congestion, **known
+                )
             )
             stack.callback(reader.close)
             live = stack.enter_context(Live(lambda: line(reader), quiet))
@@ -168,8 +169,10 @@ def _files(out: Path | None, state: Path | None) -> tuple[Path | None, Path | No
     return out, state
 
 
-def _is_saved(state: Path | None) -> bool:
-    return state is not None and state.is_file()
+def _start(base: Path | None, state: Path | None) -> dict[str, Tensor] | None:
+    """Return the tensors of --base, unless there is a saved state to go on from."""
+    saved = state is not None and state.is_file()
+    return None if base is None or saved else read_checkpoint(base)
 
 
 def _newest(reader: Reader, place: Address | str, token: bytes | None, patience: float, most: int) -> int:

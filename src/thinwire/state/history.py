@@ -84,6 +84,18 @@ class History:
         used = [number for user in self._users for number in user()]
         return in_use([self._keyframes, self._patches], used)
 
+    def start(self, tensors: Mapping[str, Tensor]) -> Version:
+        """Hold ``tensors`` as version 0: a base from which the publisher that a relay follows may know the way.
+
+        It gets its number by ``confirm``, or by the first patch from it; before, no patch leads to it. Errors:
+        ``InputError`` naming the tensor that does not fit, or when a version is held already.
+        """
+        require(not self._newest.hash, InputError, f"version {self._newest.number} is held already")
+        words = filled(self.layout, named(self.layout, tensors))
+        with self._lock:
+            self._words = words
+            return self._settle(Version(0, words.hash()))
+
     def publish(
         self, tensors: Mapping[str, Tensor], meta: Meta | None = None, published: float | None = None
     ) -> Version:
@@ -125,8 +137,9 @@ class History:
         return self._settle(Version(self._start + 1, self._words.hash(), when, meta, self.layout.numel))
 
     def _settle(self, version: Version) -> Version:
-        self._newest, self._cache = version, {}
+        # first: whoever sees that there is a newer version sees what can be patched from
         self._known = {**self._log.bases(), version.number: version.hash}
+        self._newest, self._cache = version, {}
         return version
 
     def _take(self, found: list[Tensor], made: list[Move]) -> int:
@@ -144,14 +157,16 @@ class History:
             step += moves.hash_of(made[known:])  # while the words are in a cache
         return step
 
-    def _advance(self, version: Version, made: list[Move]) -> Version:
+    def _advance(self, version: Version, made: list[Move], base: int = 0) -> Version:
+        """Note what led to ``version``; ``base``: what is held is called that, where it has no number."""
+        base = self._newest.number or base
         changes = {m.piece: logged(m, self._words[m.piece]) for m in made}
-        self._log.append(Entry(self._newest.number, self._newest.hash, changes))
+        self._log.append(Entry(base, self._newest.hash, changes))
         few = {m.piece: m for m in made if m.positions is not None}  # others hold live words
         few = {i: m for i, m in few.items() if changes[i].positions is not None}  # nor more than the log
         # what was received lies in one array for all pieces, most of which may not be kept
         moved = {i: m if m.new.base is None else m._replace(new=m.new.copy()) for i, m in few.items()}
-        self._latest = self._newest.number, moved
+        self._latest = base, moved
         return self._settle(version)
 
     def reading(self, base_hash: int) -> Reading | None:
@@ -166,12 +181,13 @@ class History:
         changed.
         """
         moves.check_follows(patch, self.layout, self._newest)
+        known = self._newest.number or patch.base  # 0: nothing that anybody could have got from here
         if patch.base:
             made, words = moves.moves(patch, self._words, self._newest, reading), self._words
         else:
             words = moves.whole(patch, self.layout)
-            made = moves.between(self._words, words) if self._newest.number else []
-        target = replace(patch.target, changed=_count(made) if self._newest.number else self.layout.numel)
+            made = moves.between(self._words, words) if known else []
+        target = replace(patch.target, changed=_count(made) if known else self.layout.numel)
 
         def step() -> Version:
             if patch.base:
@@ -180,7 +196,7 @@ class History:
                 moves.write(words, made)
             else:  # nobody writes to the words that there were
                 self._words, self._pasts = words, []
-            return self._advance(target, made) if self._newest.number else self._settle(target)
+            return self._advance(target, made, patch.base) if known else self._settle(target)
 
         return self._whole(made, step)
 
@@ -191,9 +207,11 @@ class History:
         """
         with self._lock:
             now = self._newest
-            if version.hash != now.hash or version.number < now.number:
+            if version.hash != now.hash or not now.hash or version.number < now.number:
                 raise DesyncError(f"version {version.number} is not version {now.number}, which is held")
-            return now if version.number == now.number else self._renumber(version)
+            if version.number == now.number:
+                return now
+            return self._renumber(version) if now.number else self._settle(version)
 
     def outnumber(self, version: int) -> Version:
         """Give the newest contents a number above ``version``, unless theirs is, and return that version.

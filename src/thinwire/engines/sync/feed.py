@@ -62,6 +62,7 @@ class FollowerStatus:
 class _Follower:
     session: int
     claim: tuple[int, int] = (0, 0)  # version and hash that it said it holds
+    told: bool = False  # whether it holds what is offered: it was told, or it does not
     serving: Serving = field(default_factory=Serving)
     order: tuple[Order, Future[Parcel]] | None = None
     used: tuple[int, int] = (0, 0)  # the version that it will hold, and the one it holds
@@ -245,10 +246,12 @@ class Feed:
         follower.claim = hello.version, hello.hash
         held = self._known(*follower.claim)
         follower.serving.hello(held, self._resumed(hello), now, hello.version)
-        self._tell_same(peer, held)
+        self._tell_same(peer, follower)
 
-    def _tell_same(self, peer: bytes, held: int) -> None:
-        newest = self.newest
+    def _tell_same(self, peer: bytes, follower: _Follower) -> None:
+        """Tell a follower where it holds what is offered; nothing before anything is."""
+        offers, newest, held = self._offers, self.newest, follower.serving.held
+        follower.told = offers and held <= newest.number  # else it holds what is about to be the newest
         if held and held == newest.number:
             meta = dump_meta(newest.meta)
             self._hub.send(peer, Same(held, newest.hash, newest.published, meta).pack())
@@ -293,7 +296,7 @@ class Feed:
             self._parked.popitem(last=False)
 
     def _serve(self, peer: bytes, follower: _Follower) -> None:
-        serving, now = follower.serving, monotonic()
+        serving, now, newest = follower.serving, monotonic(), self.newest.number  # before what is known of it
         while self._parked and next(iter(self._parked.values())) < now:
             self._parked.popitem(last=False)
         if follower.order is not None and follower.order[1].done():
@@ -302,12 +305,14 @@ class Feed:
             serving.made(order, made.result(), now)
         if not serving.expected and follower.order is None and (held := self._known(*follower.claim)):
             serving.held = held  # a base from elsewhere, which was published since
-            self._tell_same(peer, held)
+            follower.told = False
+        if not follower.told:
+            self._tell_same(peer, follower)
         serving.messages(now, lambda message: self._hub.send(peer, message.pack()))
         if follower.order is None:
             seconds = self._making.seconds
             compare = now >= self._compare_at and self._comparable(serving.sending)
-            wanted = serving.order(self.newest.number, now, seconds, compare)
+            wanted = serving.order(newest, now, seconds, compare)
             if wanted is not None:
                 if wanted.compare:  # all followers together get this share of a core
                     self._compare_at = now + seconds / CHECK_SHARE

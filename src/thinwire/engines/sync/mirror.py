@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -69,22 +69,9 @@ class Mirror:
             check_same(self.replica.layout, layout)
             return
         replica = Replica(layout, self._check_every)
-        if self._into is not None:
-            binding.bind(layout, self._into)  # whether it fits; no more than that
-        start = binding.owned(self._into) if self._base is None and self._into is not None else self._base
-        if start is not None:
-            self._start(replica, _of_slots(layout, start))
+        if begin(layout, self._into, self._base, replica.start):
+            replica.swap()  # nobody uses it yet
         self.replica, self._base = replica, None
-
-    def _start(self, replica: Replica, base: Mapping[str, Tensor]) -> None:
-        """Let a replica begin with a base; a model's own weights that no bound can hold are none."""
-        try:
-            replica.start(base)
-        except InputError as e:
-            if self._base is None:
-                return
-            raise InputError(f"the base does not fit what is published: {e}; leave the base out") from e
-        replica.swap()  # nobody uses it yet
 
     def show(self, replica: Replica, model: nn.Module) -> bool:
         """Let ``model``, and all shown before, use the replica's newest version.
@@ -121,6 +108,30 @@ class Mirror:
         if self.replica is None:
             raise PayloadError("a version before the layout")
         return self.replica.confirm(version)
+
+
+def begin(
+    layout: Layout,
+    into: nn.Module | None,
+    base: Mapping[str, Tensor] | None,
+    start: Callable[[Mapping[str, Tensor]], object],
+) -> bool:
+    """Let ``start`` hold the tensors of ``base``, else the weights of ``into``; return whether it does.
+
+    A model's own weights that no bound can hold are none. Errors: ``InputError`` naming what does not fit.
+    """
+    if into is not None:
+        binding.bind(layout, into)  # whether it fits; no more than that
+    found = binding.owned(into) if base is None and into is not None else base
+    if found is None:
+        return False
+    try:
+        start(_of_slots(layout, found))
+    except InputError as e:
+        if base is None:
+            return False
+        raise InputError(f"the base does not fit what is published: {e}; leave the base out") from e
+    return True
 
 
 def _of_slots(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from time import monotonic
 from types import TracebackType
 
+from torch import Tensor, nn
+
 from thinwire.engines.sync.feed import HIGHEST, SILENT, TURN, Feed, FollowerStatus
-from thinwire.engines.sync.mirror import check_same
+from thinwire.engines.sync.mirror import begin, check_same
 from thinwire.engines.sync.protocol import Quiet
 from thinwire.engines.sync.reception import Reception
 from thinwire.links.congestion import AUTO
@@ -32,9 +35,12 @@ class Relay:
     publisher's clock. ``token`` is the same up and down. ``max_nbytes``: no larger state is taken.
     ``congestion``: TCP's congestion control down, as for ``Publisher``. ``name``: of the state, where
     anything else would be a mistake; without it, what the publisher calls it first: followers here are told.
+    ``base``, the weights of ``into`` and ``state``, a file to read before these, are what it begins with, as a
+    ``Follower`` does: a base, which nobody is offered before the publisher calls it its newest version.
 
-    Errors: as ``Publisher`` for the address; what ends the relay later is raised by ``check`` and ``wait``.
-    ``failed`` is called with that on a thread of the relay's, perhaps before this has returned.
+    Errors: as ``Publisher`` for the address, ``InputError`` for a file that is no saved state; what ends the
+    relay later is raised by ``check`` and ``wait``. ``failed`` is called with that on a thread of the relay's,
+    perhaps before this has returned.
     """
 
     def __init__(
@@ -49,6 +55,9 @@ class Relay:
         max_nbytes: int = MAX_NBYTES,
         congestion: str = AUTO,
         name: str | None = None,
+        base: Mapping[str, Tensor] | None = None,
+        into: nn.Module | None = None,
+        state: str | Path | None = None,
         failed: Callable[[Exception], None] | None = None,
     ) -> None:
         check_coder()
@@ -56,6 +65,9 @@ class Relay:
         self._changed = threading.Condition()
         self._error: Exception | None = None
         self._history: History | None = None
+        if state is not None and Path(state).is_file():
+            self._history, into, base = History.load(state, budget, max_nbytes), None, None
+        self._own = into, base
         self._feed: Feed | None = None
         self._spoke: Spoke | None = None  # the hub's thread, which runs at once, asks for the time by it
         self._hub = Hub.bind(*listen, token=token, silence=silence, clock=self.now, control=congestion)
@@ -94,13 +106,23 @@ class Relay:
         """Take the publisher's layout; ``InputError`` where it is another than before."""
         if self._history is not None:
             check_same(self._history.layout, layout)
+        if self._feed is not None:
             return
+        history = self._history or self._beginning(layout)
         with self._begun:
             self._reception.name = name  # from now on: who follows here is told it once
-            self._history = History(layout, self._budget)
+            self._history = history
+            # what it begins with may be older than what the publisher has: it is a base, and no news
             self._feed = Feed(
-                self._history, self._hub, name, self._pass_up, quiet=lambda: monotonic() - self.signed
+                history, self._hub, name, self._pass_up, quiet=lambda: monotonic() - self.signed, later=True
             )
+
+    def _beginning(self, layout: Layout) -> History:
+        """Return the history of what is here of a state before anything comes."""
+        history = History(layout, self._budget)
+        begin(layout, *self._own, history.start)
+        self._own = None, None
+        return history
 
     def reading(self, base_hash: int) -> Reading | None:
         """Return what reads a patch from ``base_hash`` as it comes; None where that is not held."""

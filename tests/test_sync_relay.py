@@ -1,0 +1,400 @@
+"""What a relay begins with: a base, a model's weights, a saved state; and what its followers get of that."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from time import sleep
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import states
+from tcp_proxy import TcpProxy
+from test_sync_push import HOST, LONG, Model, publisher, same, until, used, weights
+from thinwire.engines.sync.feed import Feed
+from thinwire.engines.sync.follower import Follower
+from thinwire.engines.sync.peek import ask
+from thinwire.engines.sync.publisher import Publisher
+from thinwire.engines.sync.relay import Relay
+from thinwire.links.hub import Hub
+from thinwire.state import saved
+from thinwire.state.history import History
+from thinwire.state.layout import Layout
+from thinwire.state.patch import Patch
+from thinwire.state.replica import Replica
+from thinwire.types import DesyncError, InputError, PayloadError
+
+ROWS = 1000  # whole, some hundred times what messages without patches take in a test
+
+
+def step(w: dict[str, Tensor], row: int = 0) -> None:
+    """Change a few values."""
+    w["embed"][row] += 1
+    w["steps"] += 1
+
+
+def few(nbytes: int, p: Publisher) -> bool:
+    """Return whether so many received bytes are those of patches, and not of the whole state."""
+    return nbytes < p.history.layout.nbytes / 10
+
+
+def model_of(tensors: dict[str, Tensor]) -> Model:
+    model = Model(ROWS)
+    model.load_state_dict(tensors)
+    return model
+
+
+def bases(base: dict[str, Tensor]) -> list[dict[str, Any]]:
+    return [{"base": base | {"another": torch.zeros(1)}}, {"into": model_of(base)}]
+
+
+# histories
+
+
+def based() -> tuple[History, History, dict[str, Tensor]]:
+    """Return a history with version 7, that of a relay that holds the same as a base, and the state."""
+    state = weights(rows=20)
+    history = History(Layout.of(state), start=6)
+    history.publish(state)
+    relay = History(history.layout)
+    assert relay.start(state).number == 0 and relay.newest.hash == history.newest.hash
+    return history, relay, state
+
+
+def test_a_base_is_nothing_that_anybody_can_get_before_it_has_a_number(tmp_path: Path) -> None:
+    history, relay, state = based()
+    assert relay.find(0, relay.newest.hash) == 0 and relay.log_nbytes == 0
+    for refused in (relay.patch, lambda: relay.save(tmp_path / "s"), lambda: relay.start(state)):
+        with pytest.raises(InputError, match=r"nothing has been published|is held already"):
+            refused()
+    assert relay.confirm(history.newest) == history.newest == relay.newest
+    assert relay.find(0, relay.newest.hash) == 7 and relay.patch().version == 7
+    with pytest.raises(DesyncError):  # what holds nothing is no version, whatever a publisher says
+        History(history.layout).confirm(Patch(0, 3, 0, 0, 0.0, {}, "", b"").target)
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_a_base_is_called_what_the_first_patch_from_it_calls_it(read: bool) -> None:
+    history, relay, state = based()
+    replica = Replica(history.layout)
+    replica.start(state)
+    replica.swap()
+    for row in (0, 1):
+        step(state, row)
+        history.publish(state)
+    patch = history.patch(7)
+    with pytest.raises(PayloadError):
+        relay.adopt(Patch(**(patch.__dict__ | {"body": patch.body[:-1]})))
+    assert relay.newest.number == 0 and relay.find(0, replica.held.hash) == 0
+    version = states.piecemeal(patch, relay) if read else relay.adopt(states.over_the_wire(patch))
+    assert version.number == 9 and version.changed == 403
+    known = relay.find(0, replica.held.hash)
+    assert known == 7
+    onward = relay.patch(known)
+    assert onward.base == 7 and onward.nbytes == patch.nbytes
+    replica.apply(states.over_the_wire(onward))
+    replica.swap()
+    assert states.same(replica.tensors(), states.whole(history))
+
+
+def test_a_base_that_nobody_knows_gives_way_to_what_comes_whole() -> None:
+    history, relay, state = based()
+    other = History(history.layout)
+    other.start({n: x + 1 for n, x in state.items()})
+    unknown = other.newest.hash
+    version = other.adopt(states.over_the_wire(history.patch()))
+    assert (version.number, version.changed) == (7, history.layout.numel)
+    assert other.find(0, unknown) == 0 and other.log_nbytes == 0
+    assert states.same(states.whole(other), states.whole(history))
+
+
+def test_a_history_goes_on_from_a_base_that_a_follower_saved(tmp_path: Path) -> None:
+    history, _, state = based()
+    replica = Replica(history.layout)
+    replica.start(state)
+    replica.save(tmp_path / "s")
+    relay = History.load(tmp_path / "s")
+    step(state)
+    history.publish(state)
+    assert relay.adopt(history.patch(7)).number == 8 and relay.find(0, replica.held.hash) == 7
+
+
+# bases
+
+
+@pytest.mark.parametrize("kind", [0, 1], ids=["tensors", "model"])
+def test_a_relay_with_the_base_takes_a_patch_and_gives_one(kind: int) -> None:
+    w = weights(rows=ROWS)
+    base = used(w)
+    with publisher(w) as p:
+        p.publish()
+        step(w)
+        p.publish()
+        with (
+            Relay(HOST, p.port, **bases(base)[kind]) as relay,
+            Follower(HOST, relay.port, base=base) as f,
+            Follower(HOST, relay.port) as whole,
+        ):
+            assert relay.wait(2, LONG).number == 2 == f.wait(2).number == whole.wait(2).number
+            step(w, 1)
+            p.publish()
+            for follower in (f, whole):
+                assert follower.wait(3).number == 3 and same(follower.tensors(), used(w))
+            assert few(relay.received, p) and few(f.status.nbytes, p) and not few(whole.status.nbytes, p)
+
+
+@pytest.mark.parametrize("kind", [0, 1], ids=["tensors", "model"])
+def test_a_follower_that_is_a_relay_begins_with_its_base_both_ways(kind: int) -> None:
+    w = weights(rows=ROWS)
+    base = used(w)
+    with publisher(w) as p:
+        p.publish()
+        step(w)
+        p.publish()
+        with Follower(HOST, p.port, relay=(HOST, 0), **bases(base)[kind]) as near:
+            assert near.relay is not None
+            near.wait(2)
+            with Relay(HOST, near.relay.port, base=base) as relay, Follower(HOST, relay.port) as far:
+                far.wait(2)
+                assert same(near.tensors(), used(w)) and same(far.tensors(), used(w))
+                assert few(relay.received, p)
+            assert few(near.relay.received, p) and few(near.status.nbytes, p)
+
+
+@pytest.mark.parametrize("there", ["later", "idle", "gone"])
+def test_a_base_is_no_version_before_the_publisher_says_so(there: str) -> None:
+    """The publisher comes later, or is there and has not published, or left before it did."""
+    w, hub = weights(rows=ROWS), Hub.bind()
+    base, port = used(w), hub.port
+    hub.close(0.0)
+    p = None if there == "later" else publisher(w, port=port)
+    with (
+        Relay(HOST, port, base=base) as relay,
+        Follower(HOST, relay.port, base=base) as f,
+        Follower(HOST, relay.port) as newcomer,
+    ):
+        if p is not None:
+            until(lambda: sum(s.greeted for s in relay.followers) == 2)
+            assert ask(HOST, relay.port).newest == 0
+        if p is not None and there == "gone":
+            p.close()
+        sleep(0.5)
+        assert f.held.number == newcomer.held.number == relay.held.number == 0
+        assert not (f.confirmed or newcomer.confirmed or newcomer.arrivals)
+        if p is None or there == "gone":
+            p = publisher(w, port=port)
+        with p:
+            p.publish()
+            until(lambda: f.confirmed)
+            assert f.wait(1).number == 1 == newcomer.wait(1).number and not f.arrivals
+            step(w)
+            p.publish()
+            for follower in (f, newcomer):
+                assert follower.wait(2).number == 2 and same(follower.tensors(), used(w))
+            assert few(relay.received, p) and few(f.status.nbytes, p)
+
+
+def test_with_a_base_that_the_publisher_does_not_know_all_comes_whole() -> None:
+    w, base = weights(rows=ROWS), used(weights(1, rows=ROWS))
+    with publisher(w) as p:
+        p.publish()
+        with Relay(HOST, p.port, base=base) as relay, Follower(HOST, relay.port, base=base) as f:
+            assert f.wait(1).number == 1 and same(f.tensors(), used(w))
+            assert relay.received > p.history.layout.nbytes / 2
+            step(w)
+            p.publish()
+            assert f.wait(2).number == 2 and same(f.tensors(), used(w)) and few(f.arrivals[1].nbytes, p)
+
+
+def test_a_base_of_which_a_version_is_published_just_now_needs_no_keyframe(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    w = weights(rows=ROWS)
+    with publisher(w) as p, Follower(HOST, p.port, base=used(w)) as f:
+        until(lambda: any(s.greeted for s in p.followers))
+        find = p.history.find
+
+        def late(version: int, content: int) -> int:
+            known = find(version, content)
+            if not p.newest.number:  # what was found is old by the time that anybody looks at it
+                p.publish()
+                step(w)
+                p.publish()
+            return known
+
+        monkeypatch.setattr(p.history, "find", late)
+        p._feed._stir()
+        assert f.wait(2).number == 2 and same(f.tensors(), used(w)) and few(f.status.nbytes, p)
+
+
+# saved states
+
+
+def test_a_relay_that_starts_again_from_its_file_takes_a_patch(tmp_path: Path) -> None:
+    w, path = weights(rows=ROWS), tmp_path / "held.safetensors"
+    with publisher(w) as p, Relay(HOST, p.port) as other, Follower(HOST, other.port) as far:
+        p.publish()
+        with Follower(HOST, p.port, relay=(HOST, 0), state=path) as near:
+            near.wait(1)
+            assert near.relay is not None
+            port = near.relay.port
+            below = Follower(HOST, port)
+            below.wait(1)
+        step(w)
+        p.publish()
+        with (
+            below,
+            Follower(HOST, p.port, relay=(HOST, port), state=path, base={}) as near,  # which comes after it
+            Follower(HOST, port) as newcomer,
+        ):
+            for follower in (near, below, newcomer, far):
+                assert follower.wait(2).number == 2 and same(follower.tensors(), used(w))
+            assert near.relay is not None and few(near.relay.received, p) and few(near.status.nbytes, p)
+            assert few(below.arrivals[1].nbytes, p) and not few(newcomer.status.nbytes, p)
+
+
+def test_what_a_relay_had_saved_is_offered_once_the_publisher_has_spoken(tmp_path: Path) -> None:
+    w, path = weights(rows=ROWS), tmp_path / "held.safetensors"
+    with publisher(w) as p, TcpProxy(p.port) as line:
+        p.publish()
+        with Follower(HOST, p.port, state=path) as f:
+            f.wait(1)
+        line.cut()
+        with (
+            Follower(HOST, line.port, relay=(HOST, 0), state=path) as near,
+            Follower(HOST, near.relay.port if near.relay else 0) as newcomer,
+        ):
+            assert near.wait(1).number == 1  # here at once, and said to be old
+            sleep(0.5)
+            assert not (near.confirmed or newcomer.confirmed or newcomer.arrivals)
+            line.restore()
+            until(lambda: near.confirmed)
+            assert newcomer.wait(1).number == 1 and same(newcomer.tensors(), used(w))
+            assert not near.arrivals and near.relay is not None and few(near.relay.received, p)
+
+
+def test_who_holds_what_is_offered_later_is_told_then(tmp_path: Path) -> None:
+    w, path = used(weights()), tmp_path / "held.safetensors"
+    history, hub = History(Layout.of(w)), Hub.bind()
+    history.publish(w)
+    history.save(path)
+    feed = Feed(history, hub, later=True)
+    try:
+        with Follower(HOST, hub.port, state=path) as f:
+            until(lambda: any(s.greeted for s in feed.followers))
+            sleep(0.2)
+            assert not f.confirmed
+            feed.wake()
+            until(lambda: f.confirmed)
+            assert f.held.number == 1 and not f.arrivals
+    finally:
+        feed.close()
+
+
+def test_nobody_goes_back_to_what_a_relay_had_saved(tmp_path: Path) -> None:
+    w, path, own = weights(), tmp_path / "held.safetensors", tmp_path / "publisher.safetensors"
+    p = publisher(w, state=own)
+    relay = Relay(HOST, p.port)
+    with Follower(HOST, relay.port) as f:
+        for version in (1, 2, 3):
+            step(w, version)
+            newest = p.publish()
+            f.wait(version)
+            if version == 1:
+                f.save(path)
+        p.close()
+        relay.close()
+        with (
+            publisher(w, port=p.port, state=own) as p,  # which has published nothing yet
+            Relay(HOST, p.port, (HOST, relay.port), state=path) as relay,
+        ):
+            assert relay.held.number == 1
+            until(lambda: any(s.greeted for s in relay.followers))
+            sleep(0.3)
+            assert f.held.number == 3 and f.held.hash == newest.hash
+            step(w)
+            newest = p.publish()
+            until(lambda: f.held.hash == newest.hash)
+            assert f.held.number > 3 and same(f.tensors(), used(w))
+
+
+def test_a_follower_with_a_relay_writes_its_file_and_no_relay_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writing, wrote = saved.save, list[Path]()
+
+    def counted(path: Path, *what: Any) -> None:
+        wrote.append(path)
+        writing(path, *what)
+
+    monkeypatch.setattr(saved, "save", counted)
+    path = tmp_path / "held.safetensors"
+    with publisher(weights()) as p:
+        p.publish()
+        with Relay(HOST, p.port, state=path) as relay:
+            relay.wait(1)
+        assert not wrote
+        with Follower(HOST, p.port, relay=(HOST, 0), state=path) as f:
+            f.wait(1)
+        assert wrote == [path] and Replica.load(path).held.number == 1
+
+
+# errors
+
+
+OTHER = used(weights(rows=3))
+
+
+@pytest.mark.parametrize(
+    ("own", "text"),
+    [
+        ({"base": OTHER}, r"^the base does not fit what is published: embed: shape \(3, 200\), .*; leave the"),
+        ({"base": {}}, "^the base does not fit what is published: embed is .*not given; leave the base out"),
+        ({"into": Model(rows=3)}, r"embed is bfloat16 \[3, 200\] in the model and bfloat16 \[300, 200\]"),
+    ],
+    ids=["shape", "names", "model"],
+)
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_base_that_does_not_fit_ends_a_relay(own: dict[str, Any], text: str, alone: bool) -> None:
+    with publisher(weights()) as p:
+        p.publish()
+        end = Relay(HOST, p.port, **own) if alone else Follower(HOST, p.port, relay=(HOST, 0), **own)
+        with end, pytest.raises(InputError, match=text) as e:
+            end.wait(1, LONG)
+        assert "\n" not in str(e.value)
+
+
+def test_a_saved_state_of_other_tensors_ends_a_relay(tmp_path: Path) -> None:
+    path = tmp_path / "held.safetensors"
+    with publisher(weights(rows=3)) as p:
+        p.publish()
+        p.save(path)
+    with publisher(weights()) as p, Relay(HOST, p.port, state=path) as relay:
+        p.publish()
+        with pytest.raises(InputError, match=r"embed is .*\[300, 200\] at the publisher .*: follow it anew"):
+            relay.wait(2, LONG)
+
+
+@pytest.mark.parametrize("relayed", [False, True])
+def test_a_file_that_is_no_saved_state_is_refused_before_anything_starts(
+    tmp_path: Path, relayed: bool
+) -> None:
+    path, before = tmp_path / "held.safetensors", threading.active_count()
+    path.write_bytes(b"nothing of ours")
+    with pytest.raises(InputError, match=f"{path} is not a saved state"):
+        Relay(HOST, 1, state=path) if relayed else Follower(HOST, 1, relay=(HOST, 0), state=path)
+    assert threading.active_count() == before
+
+
+def test_weights_that_no_bound_can_hold_are_no_base_of_a_relay() -> None:
+    model, trained = nn.Linear(3, 2), nn.Linear(3, 2)
+    nn.init.constant_(model.weight, float("nan"))
+    with Publisher(trained, bounds=1e-3) as p:
+        p.publish()
+        with Follower(HOST, p.port, into=model, relay=(HOST, 0)) as f:
+            f.wait(1)
+            f.apply_to(model)
+            assert (model.weight - trained.weight).abs().max() < 2e-3
