@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import io
 import json
 import math
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -376,6 +378,51 @@ def test_a_base_that_is_here_needs_one_patch(tmp_path: Path, published):
     write_checkpoint(base, {"w": state["w"][:3]}, {})
     wrong = invoke("follow", at, "--base", base, "--once")
     assert wrong.exit_code == 2 and "w: shape (3, 40), expected (60, 40)" in one_sentence(wrong.stderr)
+
+
+def test_a_base_is_let_go_of_once_a_follower_has_begun_with_it(
+    tmp_path: Path, published, monkeypatch: pytest.MonkeyPatch
+):
+    _, state, at = published
+    base, relay = tmp_path / "base.safetensors", f"127.0.0.1:{free_port()}"
+    write_checkpoint(base, state, {})
+    kept, left = list[weakref.ref[Tensor]](), list[int]()
+    taking = Taking.take
+
+    def read(path: Path) -> dict[str, Tensor]:
+        found = read_checkpoint(path)
+        kept.extend(weakref.ref(x) for x in found.values())
+        return found
+
+    def take(self: Taking, number: int) -> None:
+        gc.collect()
+        left.append(sum(ref() is not None for ref in kept))
+        taking(self, number)
+
+    monkeypatch.setattr("thinwire.cli.follow.read_checkpoint", read)
+    monkeypatch.setattr(Taking, "take", take)
+    result = invoke("follow", at, "--base", base, "--relay", relay, "--once")
+    assert result.exit_code == 0, result.output
+    assert len(kept) == len(state) and left == [0]
+
+
+def test_a_relay_begins_with_the_base_and_then_with_its_state(tmp_path: Path):
+    state, relay, sent = {"w": torch.randn(500, 400)}, f"127.0.0.1:{free_port()}", 0
+    base, held, out = (tmp_path / n for n in ("base.safetensors", "held", "o"))
+    write_checkpoint(base, state, {})
+    with Publisher(state) as publisher:
+        publisher.publish()
+        at = f"127.0.0.1:{publisher.port}"
+        for begin in (("--base", base, "--state", held), ("--state", held)):
+            state["w"][:2] += 1
+            version = publisher.publish()
+            with running(tmp_path, "follow", at, "--relay", relay, *begin) as near:
+                near.wait_for(f"version {version.number}, ")
+                late = invoke("follow", relay, "--out", out, "--once")
+                assert late.exit_code == 0 and holds(out, state), late.output
+                assert near.end() == 0
+            sent, before = publisher.sent, sent
+            assert sent - before < publisher.history.layout.nbytes / 10
 
 
 def test_a_state_file_that_is_none_is_bad_input(tmp_path: Path, published):

@@ -85,10 +85,10 @@ class History:
         return in_use([self._keyframes, self._patches], used)
 
     def start(self, tensors: Mapping[str, Tensor]) -> Version:
-        """Hold ``tensors`` as version 0: a base from which the publisher that a relay follows may know the way.
+        """Hold ``tensors`` as version 0: a base from which a relay's publisher may know the way.
 
-        It gets its number by ``confirm``, or by the first patch from it; before, no patch leads to it. Errors:
-        ``InputError`` naming the tensor that does not fit, or when a version is held already.
+        It gets its number by ``confirm``, or by the first patch from it; before, no patch leads to it.
+        Errors: ``InputError`` naming the tensor that does not fit, or when a version is held already.
         """
         require(not self._newest.hash, InputError, f"version {self._newest.number} is held already")
         words = filled(self.layout, named(self.layout, tensors))

@@ -35,11 +35,11 @@ class Relay:
     publisher's clock. ``token`` is the same up and down. ``max_nbytes``: no larger state is taken.
     ``congestion``: TCP's congestion control down, as for ``Publisher``. ``name``: of the state, where
     anything else would be a mistake; without it, what the publisher calls it first: followers here are told.
-    ``base``, the weights of ``into`` and ``state``, a file to read before these, are what it begins with, as a
-    ``Follower`` does: a base, which nobody is offered before the publisher calls it its newest version.
+    It begins with what the file ``state`` holds, if it is there, else with ``base``, else with the weights of
+    ``into``: contents that nobody is offered unless the publisher says that they are its newest version.
 
-    Errors: as ``Publisher`` for the address, ``InputError`` for a file that is no saved state; what ends the
-    relay later is raised by ``check`` and ``wait``. ``failed`` is called with that on a thread of the relay's,
+    Errors: as ``Publisher`` for the address; ``InputError`` for a file that is no saved state. What ends the
+    relay later is raised by ``check`` and ``wait``. ``failed`` is called with that on one of its threads,
     perhaps before this has returned.
     """
 
