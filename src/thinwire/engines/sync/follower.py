@@ -72,11 +72,11 @@ class Follower(Using):
 
     ``into``: a model that is bound, and brought forward by ``apply_to``. ``base``: tensors that are here
     already, by name; contents the publisher knows save their bytes. Without them, the model's weights are
-    that base. ``name``: of the state, where anything else would be a mistake. ``relay``: an address to serve
-    other followers at, from what comes here once, with ``congestion`` as for ``Publisher``; it begins with base
-    or file too. ``state``: a file to go on from, before any base, written by ``save`` and on ``close``.
-    The publisher need not be there yet, and may go and come back. ``max_nbytes``: no larger state is taken.
-    All contents are hashed after each ``check_every`` patches (0: never).
+    that base. ``name``: of the state, where anything else would be a mistake. ``relay``: an address to
+    serve other followers at, from what comes here once, with ``congestion`` as for ``Publisher``; it
+    begins with the same. ``state``: a file to go on from, before any base, written by ``save`` and on
+    ``close``. The publisher need not be there yet, and may go and come back. ``max_nbytes``: no larger
+    state is taken. All contents are hashed after each ``check_every`` patches (0: never).
 
     Errors reach whoever waits, iterates or applies: ``AuthError`` for another token, ``InputError`` naming
     the first tensor where the state does not fit the model, or is no longer the one it was, or the name that
