@@ -16,7 +16,8 @@ import statistics
 from datetime import datetime
 from typing import Any
 
-from bench import rounds
+from bench import rounds, rounds_summary
+from bench.bounds import bound, is_same, line_seconds, of_bound
 from bench.links import (
     AUTO,
     CELLS,
@@ -38,9 +39,7 @@ from thinwire.lab.predict import measured_seconds, predict_run
 from thinwire.lab.record import RunRecord, StepMetrics, write_json
 from thinwire.lab.record_schema import build
 from thinwire.lab.runs import Run
-from thinwire.links.shape import MTU, SEGMENT
 
-SAME = 0.005  # a held-out loss within 0.5 % of fp32's counts as the same
 SLOW = 0.15  # fp32 keeps at most so much of its speed: the cells the goals are about
 OF_BOUND, OF_FREE = 0.95, 0.90  # of the bound; of the free step where the bound is OF_BOUND or more
 SOONER = (  # how many times sooner than whom, over three passes or over one
@@ -70,24 +69,6 @@ def session(model: str, link: str) -> Row | None:
     rows = {r: {"first": median(steps, r, True), "again": median(steps, r, False)} for r in FIXED}
     network = found["network"]
     return {"c": free, "recipes": rows, "congestion": network["congestion"], "lateness": network["lateness"]}
-
-
-def line_seconds(link: str, nbytes: float) -> float | None:
-    """Return how long ``nbytes`` of payload take on the link's line; None where it has no one rate."""
-    rate = Profile.parse(LINKS[link]).up
-    return nbytes / (rate * SEGMENT / MTU) if rate else None
-
-
-def bound(link: str, c: float, nbytes: float) -> float | None:
-    """Return C / (C + 2 (d + x / M)): what is left where all but the ends of a step is hidden.
-
-    ``nbytes``: of a step, both directions; x is the line's time for half of them.
-    """
-    x = line_seconds(link, nbytes / 2)
-    if x is None:
-        return None
-    delay = Profile.parse(LINKS[link]).delay or 0.0
-    return float(c / (c + 2 * (delay + x / COMMON["microbatches"])))
 
 
 def fixed_row(model: str, link: str, recipe: str, found: Row) -> Row | None:
@@ -155,7 +136,7 @@ def _ends(link: str, c: float, nbytes: float) -> Row:
     line = line_seconds(link, nbytes)
     return {
         "c": c,
-        "bound": bound(link, c, nbytes),
+        "bound": bound(link, c, nbytes, COMMON["microbatches"]),
         "communication_to_compute": None if line is None else line / c,
     }
 
@@ -164,7 +145,7 @@ def _same(model: str, final: float) -> Row:
     base = read("training", model, "none", "fp32")
     if base is None:
         return {"same_loss": None}
-    return {"same_loss": final <= base["record"]["loss"]["eval_final"] * (1 + SAME)}
+    return {"same_loss": is_same(final, base["record"]["loss"]["eval_final"])}
 
 
 def free_runs(model: str) -> list[Any]:
@@ -197,7 +178,7 @@ def matrix() -> list[Row]:
             else:
                 rows += filter(None, (whole_row(model, link, recipe) for recipe in FIXED))
             rows += filter(None, [whole_row(model, link, AUTO)])
-    made = rounds.shares()
+    made = rounds_summary.shares()
     for row in rows:
         if row["model"] == rounds.MODEL and (row["link"], row["recipe"]) in made:
             row["share_in_rounds"] = made[row["link"], row["recipe"]]
@@ -240,9 +221,10 @@ def predictions() -> list[Row]:
 
 
 def goals(rows: list[Row]) -> list[Row]:
-    """Hold ``auto`` against the bound and the fixed recipes; ``slow`` where fp32 keeps at most ``SLOW``.
+    """Hold ``auto`` against the bound and the fixed recipes.
 
-    A recipe's end-to-end run in the cell counts where there is one, else the cell of the matrix.
+    A recipe's end-to-end run in the cell counts where there is one, else the cell of the matrix; where runs
+    were made in rounds, those alone.
     """
     runs, out = end_to_end(), []
     for auto in (r for r in rows if r["recipe"] == AUTO):
@@ -254,46 +236,10 @@ def goals(rows: list[Row]) -> list[Row]:
         fp32 = beside["fp32"]["share"]
         versus = {name: _versus(beside[name], auto) for name in FIXED if name in beside}
         shares = {name: auto[name] for name in ("share", "share_first", "share_step_one", "bound")}
-        shares["of_bound"] = _of_bound(shares)
-        more = {"faster_than": versus, "same_loss": auto["same_loss"]}
-        made = in_rounds(**place, single=versus)
-        out.append(place | {"slow": fp32 <= SLOW, "fp32_keeps": fp32} | shares | more | made)
-    return out
-
-
-def in_rounds(model: str, link: str, single: Row) -> Row:
-    """Return what runs made in rounds say of a cell in place of single ones; nothing where there are none."""
-    free, here = rounds.free_steps(), (model, link, "cubic")
-    made = {r["recipe"]: r for r in rounds.summary() if (rounds.MODEL, r["link"], r["congestion"]) == here}
-    if not free or not set(rounds.RECIPES) <= set(made):  # a rival left out might be the quickest
-        return {}
-    own, steps = made[AUTO], JOBS[model]["steps"]
-    cs = [free[number] for number in own["rounds"]]
-    kept = {k: statistics.median(c / took for c, took in zip(cs, own[k], strict=True)) for k in rounds.SPANS}
-    reached = {
-        name: all(_same(model, loss)["same_loss"] for loss in r["eval_final"]) for name, r in made.items()
-    }
-    shares = {
-        "share": steps * kept["epochs"],
-        "share_first": kept["first_visit"],
-        "share_step_one": kept["step_one"],
-        "bound": bound(link, statistics.median(cs), own["bytes"] / steps),
-    }
-    shares["of_bound"] = _of_bound(shares)
-    versus = {
-        name: {
-            "epochs": made[name]["sooner"]["epochs"] if reached[AUTO] and reached[name] else None,
-            "one_epoch": made[name]["sooner"]["one_epoch"],
-            "other_reached": reached[name],
-        }
-        for name in rounds.RECIPES
-        if name != AUTO
-    }
-    return shares | {"faster_than": single | versus, "same_loss": reached[AUTO], "rounds": len(cs)}
-
-
-def _of_bound(shares: Row) -> float | None:
-    return shares["share"] / shares["bound"] if shares["bound"] else None
+        shares["of_bound"] = of_bound(shares["share"], shares["bound"])
+        more = {"single": versus, "faster_than": versus, "same_loss": auto["same_loss"]}
+        out.append(place | {"fp32_keeps": fp32} | shares | more | rounds_summary.of_link(**place))
+    return [*out, *rounds_summary.deep_goals()]
 
 
 def verdicts(goals: list[Row]) -> list[Row]:
@@ -301,7 +247,7 @@ def verdicts(goals: list[Row]) -> list[Row]:
     out: list[Row] = []
     for goal in goals:
         held: list[tuple[str, float, float | None]] = []
-        if goal["slow"]:
+        if goal["fp32_keeps"] <= SLOW:
             held += _held_to_the_bound(goal) if goal["bound"] else []
             held += [
                 (f"sooner than {who} `{name}`, {SPANS[span]}", wanted, goal["faster_than"][name][span])
@@ -310,7 +256,8 @@ def verdicts(goals: list[Row]) -> list[Row]:
                 if name in goal["faster_than"]
             ]
         if goal["link"] == UNSEEN:
-            others = [(v["epochs"], name) for name, v in goal["faster_than"].items() if v["epochs"]]
+            every = goal["single"] | goal["faster_than"]
+            others = [(v["epochs"], name) for name, v in every.items() if v["epochs"]]
             least, name = min(others, default=(None, "none"))
             held.append((f"sooner than every fixed recipe, the quickest of them `{name}`", 1.0, least))
         place = {"model": goal["model"], "link": goal["link"]}
@@ -373,7 +320,7 @@ def main() -> None:
         "predictions": predictions(),
         "goals": held,
         "verdicts": verdicts(held),
-        "rounds": {"c": rounds.free_steps(), "rows": rounds.summary()},
+        "rounds": rounds_summary.all_rows(),
         "relay_share": relay_share(),
         "missing": [" ".join(filter(None, cell)) for cell in cells() if not cell_file(*cell).exists()]
         + rounds.missing(),

@@ -117,30 +117,32 @@ def verdicts(found: dict[str, Any], table: Table) -> str:
     return table(["auto's", "model", "link", "wanted", "found", "met"], rows())
 
 
-def in_rounds(found: dict[str, Any], table: Table) -> str:
-    """Return the runs made in rounds: seconds of each round, and how much sooner ``auto`` was."""
+def in_rounds(study: str) -> Callable[[dict[str, Any], Table], str]:
+    """Return a study's runs made in rounds: seconds of each round, and how much sooner ``auto`` was."""
 
-    def each(values: list[float]) -> str:
-        return " / ".join(f"{v:.1f}" for v in values)
+    def each(values: list[float], text: str) -> str:
+        return " / ".join(format(v, text) for v in values)
 
-    def rows() -> Rows:
-        for r in found["rounds"]["rows"]:
-            sooner = [_hundredths(r["sooner"].get(k)) for k in ("one_epoch", "epochs")]
-            yield [
-                r["link"],
-                f"`{r['recipe']}`",
-                r["congestion"],
-                f"{r['bytes'] / 1e6:.1f}",
-                " / ".join(f"{1e3 * v:.0f}" for v in r["step_one"]),
-                each(r["one_epoch"]),
-                each(r["epochs"]),
-                *sooner,
-                " / ".join(f"{v:.3f}" for v in r["eval_final"]),
-            ]
+    def draw(found: dict[str, Any], table: Table) -> str:
+        def rows() -> Rows:
+            for r in (r for r in found["rounds"] if r["study"] == study):
+                yield [
+                    r["link"],
+                    f"`{r['recipe']}`",
+                    r["congestion"],
+                    f"{r['bytes'] / 1e6:.1f}",
+                    each([1e3 * v for v in r["step_one"]], ".0f"),
+                    each(r["one_epoch"], ".1f"),
+                    each(r["epochs"], ".1f"),
+                    *(_hundredths(r["sooner"].get(k)) for k in ("one_epoch", "epochs")),
+                    DASH if r["eval_final"] is None else each(r["eval_final"], ".3f"),
+                ]
 
-    head = ["link", "recipe", "TCP", "MB", "first step, ms", "one pass, s", "three passes, s",
-            "auto sooner, one pass", "three passes", "held-out loss"]  # fmt: skip
-    return table(head, rows())
+        head = ["link", "recipe", "TCP", "MB", "first step, ms", "one pass, s", "three passes, s",
+                "auto sooner, one pass", "three passes", "held-out loss"]  # fmt: skip
+        return table(head, rows())
+
+    return draw
 
 
 def relay(found: dict[str, Any]) -> str:
