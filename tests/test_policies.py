@@ -518,3 +518,12 @@ def test_nothing_to_decide_is_no_decision() -> None:
     assert auto().plan([]) == []
     with pytest.raises(InputError, match=r"tolerance=1\.5 is not a share"):
         auto(tolerance=1.5)
+
+
+def test_a_reason_is_worked_out_when_it_is_asked_for() -> None:
+    """A decision is made between two steps, which wait for it; most change nothing, and need no reason."""
+    step_seconds.cache_clear()
+    plans = auto().plan(both(0.5 * MBIT))
+    deciding = step_seconds.cache_info().misses
+    assert all(plan.reason for plan in plans)
+    assert step_seconds.cache_info().misses > deciding > 0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from thinwire.codecs import Codec
@@ -62,7 +62,12 @@ class Plan:
     rung: int = 0
     bits: float = 32.0  # a value, expected
     streak: int = 0  # to be handed back with the next Site
-    reason: str = ""
+    why: Callable[[], str] = field(default=str, compare=False, repr=False)
+
+    @property
+    def reason(self) -> str:
+        """Why, in one clause; worked out when asked for, which can take longer than the decision did."""
+        return self.why()
 
 
 @runtime_checkable

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from thinwire.policies.base import Plan, Site
 from thinwire.policies.ladder import Rung
@@ -90,8 +91,8 @@ class HideBehindCompute:
     def _plan(self, view: _View, levels: Levels, k: int, streak: int) -> Plan:
         rung = self.ladder(view.sites[k])[levels[k]]
         bits = view.bits(k, levels[k])
-        reason = view.reason(levels, k, streak)
-        return Plan(rung.codec, rung.keyframe, rung.direct, levels[k], bits, streak, reason)
+        why = partial(view.reason, levels, k, streak)
+        return Plan(rung.codec, rung.keyframe, rung.direct, levels[k], bits, streak, why)
 
 
 @dataclass(frozen=True)
