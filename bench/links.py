@@ -47,7 +47,7 @@ LINKS = {
     "trace": "trace:lte",
 }
 CHANGE = "drop"  # 500 Mbit/s, 20, and 500 again: does auto follow?
-ELSEWHERE = ("home-uplink", "campus-busy", "satellite")  # traces by which nothing in auto was chosen
+ELSEWHERE = ("home-uplink", "satellite")  # traces by which nothing in auto was chosen
 RIVALS = ("thinwire", "direct:bits=4", "tahquant")  # whom it meets there
 FIXED = ("fp32", "bf16", "direct:bits=4", "aqsgd:fw=4,bw=8", "aqsgd:fw=3,bw=6", "tahquant", "thinwire")
 AUTO = "auto"

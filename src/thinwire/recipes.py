@@ -336,7 +336,7 @@ def auto(
     bw: Annotated[float, _accuracy("a gradient, at least")] = 1.9,
     tolerance: Annotated[
         float, Parameter("how much longer a step may be, a direction", 0, 0.5, whole=False)
-    ] = 0.02,
+    ] = 0.01,
     gdelta: Annotated[int, _flag("send gradients as deltas by sample too")] = 0,
     dither: Annotated[int, DITHER] = 1,
     memory: Annotated[str, MEMORY] = "sample",

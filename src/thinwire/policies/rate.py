@@ -41,7 +41,7 @@ class HideBehindCompute:
 
     forward: tuple[Rung, ...]
     backward: tuple[Rung, ...]
-    tolerance: float = 0.02  # of the step, a direction
+    tolerance: float = 0.01  # of the step, a direction
     margin: float = 0.2  # of the rate
     doubt: float = 0.5  # of the first rate, and of the first step
     patience: int = 3  # decisions
