@@ -1,10 +1,9 @@
 """What ``thinwire plan`` says before a run, beside what the run then takes.
 
-``python -m bench.plan`` (``make bench-plan``): two machines that are a core of this one each. For each model
-and link, ``thinwire plan --measure --threads 1`` runs for both at once, as ranks compute at once; from its
-output and the link as text, the planner foretells the step of each recipe with the cut and the schedule of
-the runs. Right after that, for a shared machine drifts, each recipe runs over the link, emulated below the
-kernel's TCP, all on the first pass over the samples.
+``python -m bench.plan`` (``make bench-plan``): two machines that are a core of this one each. For each model,
+``thinwire plan --measure --threads 1`` runs for both at once, as ranks compute at once; from its output and
+the links as text, the planner foretells the step of each recipe with the cut and the schedule of the runs.
+Then each recipe runs over each link, emulated below the kernel's TCP, all on the first pass over the samples.
 
 Cells are kept in ``bench/results/plan/`` when finished, so it goes on where it was stopped. The summary,
 ``bench/results/plan.json``, has the replay of each run from its own compute and bytes too (``lab.predict``):
@@ -57,7 +56,7 @@ def job(model: str, **more: Any) -> TrainConfig:
     return TrainConfig(**(JOBS[model] | COMMON | {"epochs": 1} | more))
 
 
-def measure(model: str, link: str) -> None:
+def measure(model: str) -> None:
     """Keep what ``thinwire plan --measure`` prints for each of two machines, measured at once."""
     wanted = {k: v for k, v in (JOBS[model] | COMMON).items() if k not in ("steps", "schedule")}
     options = [word for k, v in wanted.items() for word in (f"--{k}", str(v))]
@@ -66,7 +65,7 @@ def measure(model: str, link: str) -> None:
     said = [p.communicate()[0] for p in both]
     if any(p.returncode for p in both):
         raise SystemExit(f"plan --measure of {model} ended with {[p.returncode for p in both]}")
-    write_json(cell_file(model, link), {"machines": [json.loads(text) for text in said]})
+    write_json(cell_file(model), {"machines": [json.loads(text) for text in said]})
 
 
 def run(model: str, link: str, recipe: str) -> None:
@@ -86,17 +85,18 @@ def run(model: str, link: str, recipe: str) -> None:
     write_json(cell_file(model, link, recipe), cell)
 
 
-def cell_file(model: str, link: str, recipe: str = "") -> Path:
-    """Return where a cell is kept; without a recipe, what was measured of the model before its runs."""
-    return CELLS / f"{model}-{link}-{slug(recipe) if recipe else 'measured'}.json"
+def cell_file(model: str, link: str = "", recipe: str = "") -> Path:
+    """Return where a cell is kept; without a link, what was measured of the model."""
+    return CELLS / f"{model}-{f'{link}-{slug(recipe)}' if link else 'measured'}.json"
 
 
 def cells() -> Iterator[tuple[str, ...]]:
-    """Yield model, link and recipe of each run; and before them model and link, to be measured for."""
+    """Yield model, link and recipe of each run, and before them the model alone, which is to be measured."""
     for model in JOBS:
+        yield (model,)
         for link in links(model):
-            yield model, link
-            yield from ((model, link, recipe) for recipe in CANDIDATES)
+            for recipe in CANDIDATES:
+                yield model, link, recipe
 
 
 def links(model: str) -> list[str]:
@@ -121,12 +121,15 @@ def machines(found: Row, link: str, folder: str) -> MachinesFile:
     return read_machines(file)
 
 
-def foretold(model: str, link: str, found: Row) -> list[Proposal]:
-    """Return the plans over a link, the proposed one first."""
+def foretold(model: str, found: Row) -> dict[str, list[Proposal]]:
+    """Return the plans over each link, the proposed one first."""
     config = job(model)
-    cut = tuple(len(part) for part in prepare(config).cut)
+    planner, cut = Planner(config), tuple(len(part) for part in prepare(config).cut)
     with tempfile.TemporaryDirectory() as folder:
-        return Planner(config).foretell(machines(found, link, folder), cut, config.schedule)
+        return {
+            link: planner.foretell(machines(found, link, folder), cut, config.schedule)
+            for link in links(model)
+        }
 
 
 def row(model: str, link: str, plan: Proposal, cell: Row) -> Row:
@@ -158,20 +161,19 @@ def summary() -> Row:
     """Return all finished runs beside their plans, and the proposals of the links that are finished."""
     rows: list[Row] = []
     choices: list[Row] = []
-    places = [(model, link) for model in JOBS for link in links(model)]
-    measured = {place: found for place in places if (found := read(*place))}
-    for place, found in measured.items():
-        plans = foretold(*place, found)
-        pairs = [(p, read(*place, p.recipe)) for p in plans]
-        here = [row(*place, p, cell) for p, cell in pairs if cell]
-        rows += sorted(here, key=lambda r: CANDIDATES.index(r["recipe"]))
-        if len(here) == len(CANDIDATES):
-            choices.append(choice(here, plans[0].recipe))
+    measured = {model: found for model in JOBS if (found := read(model))}
+    for model, found in measured.items():
+        for link, plans in foretold(model, found).items():
+            pairs = [(p, read(model, link, p.recipe)) for p in plans]
+            here = [row(model, link, p, cell) for p, cell in pairs if cell]
+            rows += sorted(here, key=lambda r: CANDIDATES.index(r["recipe"]))
+            if len(here) == len(CANDIDATES):
+                choices.append(choice(here, plans[0].recipe))
     return {
         "environment": environment("auto", THREADS),
         "links": LINKS,
         "jobs": JOBS,
-        "measured": {" ".join(place): found for place, found in measured.items()},
+        "measured": measured,
         "rows": rows,
         "choices": choices,
         "missing": [" ".join(cell) for cell in cells() if not cell_file(*cell).exists()],
@@ -182,7 +184,7 @@ def main() -> None:
     """Run what is missing, and write the summary."""
     CELLS.mkdir(parents=True, exist_ok=True)
     for cell in cells():
-        work = partial(run if len(cell) > 2 else measure, *cell)
+        work = partial(run if len(cell) > 1 else measure, *cell)
         if not cell_file(*cell).exists() and not retried(" ".join(cell), work):
             raise SystemExit(f"not measured, because this machine was too busy: {' '.join(cell)}")
     write_json(RESULTS / "plan.json", summary())
