@@ -236,7 +236,8 @@ def goals(rows: list[Row]) -> list[Row]:
         fp32 = beside["fp32"]["share"]
         versus = {name: _versus(beside[name], auto) for name in FIXED if name in beside}
         shares = {name: auto[name] for name in ("share", "share_first", "share_step_one", "bound")}
-        shares["of_bound"] = of_bound(shares["share"], shares["bound"])
+        names = {"of_bound": "share", "of_bound_first": "share_first", "of_bound_step_one": "share_step_one"}
+        shares |= {of: of_bound(shares[name], shares["bound"]) for of, name in names.items()}
         more = {"single": versus, "faster_than": versus, "same_loss": auto["same_loss"]}
         out.append(place | {"fp32_keeps": fp32} | shares | more | rounds_summary.of_link(**place))
     return [*out, *rounds_summary.deep_goals()]
@@ -275,11 +276,10 @@ def _met(wanted: float, found: float | None) -> bool | None:
 
 def _held_to_the_bound(goal: Row) -> list[tuple[str, float, float | None]]:
     """Return the goals of a cell that has a bound: texts, what is wanted, what was found."""
-    bound = goal["bound"]
-    parts = (("", "share"), (", first pass", "share_first"), (", first step", "share_step_one"))
-    held = [(f"share of the bound{text}", OF_BOUND, goal[name] / bound) for text, name in parts]
-    if bound >= OF_BOUND:
-        held += [(f"share of the free step{text}", OF_FREE, goal[name]) for text, name in parts]
+    parts = (("", ""), (", first pass", "_first"), (", first step", "_step_one"))
+    held = [(f"share of the bound{text}", OF_BOUND, goal[f"of_bound{part}"]) for text, part in parts]
+    if goal["bound"] >= OF_BOUND:
+        held += [(f"share of the free step{text}", OF_FREE, goal[f"share{part}"]) for text, part in parts]
     return held
 
 

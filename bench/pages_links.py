@@ -18,6 +18,10 @@ def percent(x: float | None) -> str:
     return DASH if x is None else f"{100 * x:.0f} %" if x >= 0.0995 else f"{100 * x:.1f} %"
 
 
+def _tenths(x: float | None) -> str:
+    return DASH if x is None else f"{100 * x:.1f} %"
+
+
 def _hundredths(x: float | None) -> str:
     return DASH if x is None else f"{x:.2f}×"
 
@@ -110,7 +114,7 @@ def verdicts(found: dict[str, Any], table: Table) -> str:
 
     def rows() -> Rows:
         for v in found["verdicts"]:
-            write = percent if v["goal"].startswith("share") else _hundredths
+            write = _tenths if v["goal"].startswith("share") else _hundredths
             met = {True: "yes", False: "**no**", None: "too close to tell"}[v["met"]]
             yield [v["goal"], v["model"], v["link"], write(v["wanted"]), write(v["found"]), met]
 

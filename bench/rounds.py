@@ -147,11 +147,16 @@ def missing() -> list[str]:
 
 def main(wanted: list[str]) -> None:
     """Make the runs that are missing, of the studies that ``wanted`` names; of all, if it names none."""
+    if unknown := set(wanted) - set(STUDIES):
+        raise SystemExit(f"no study {', '.join(sorted(unknown))}; there are {', '.join(STUDIES)}")
+    left: list[str] = []
     for study, number, way in cells():
         if cell_file(study, number, way).exists() or (wanted and study.name not in wanted):
             continue
-        retried(f"{study.name}, round {number}: {' '.join(way)}", partial(measure, study, number, way))
-    if left := missing():
+        name = f"{study.name}, round {number}: {' '.join(way)}"
+        if not retried(name, partial(measure, study, number, way)):
+            left.append(name)
+    if left:
         raise SystemExit(f"not measured, because this machine was too busy: {'; '.join(left)}")
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from bench import rounds
-from bench.bounds import bound, is_same, of_bound
+from bench.bounds import bound, is_same
 from bench.links import AUTO
 from bench.rounds import DEEP, FAST, FREE, MODEL, SLOW, STUDIES, Study
 
@@ -59,9 +60,16 @@ def _row(study: Study, way: rounds.Way, made: dict[int, Row]) -> Row:
     return row | {"bytes": study.steps * a_step, "eval_final": losses, "sooner": sooner}
 
 
-def _kept(study: Study, row: Row) -> dict[str, float]:
-    """Return what a row keeps of its rounds' free speed, the median of the rounds, span by span."""
-    free = free_steps(study)
+def _bound(study: Study, row: Row, c: float) -> float | None:
+    return bound(row["link"], c, row["bytes"] / study.steps, study.job["microbatches"])
+
+
+def _kept(study: Study, row: Row, of: Callable[[float], float] = lambda c: 1.0) -> dict[str, float]:
+    """Return what a row keeps of its rounds' free speed, the median of the rounds, span by span.
+
+    ``of``: the share to be kept where a free step takes so long; what is returned is against that.
+    """
+    free = {number: c / of(c) for number, c in free_steps(study).items()}
     steps = {"step_one": 1, "first_visit": 1, "one_epoch": study.per_pass, "epochs": study.steps}
     return {
         k: statistics.median(n * free[i] / took for i, took in zip(row["rounds"], row[k], strict=True))
@@ -87,14 +95,17 @@ def goal(study: Study, link: str) -> Row:
         return {}
     base = statistics.median(run["eval_final"] for run in free.values())
     own, c = rows[AUTO], statistics.median(free_steps(study).values())
-    kept, best = _kept(study, own), bound(link, c, own["bytes"] / study.steps, study.job["microbatches"])
+    kept, best = _kept(study, own), _bound(study, own, c)
+    reach = _kept(study, own, lambda c: _bound(study, own, c) or math.inf) if best else None
     reached = {name: _reached(row["eval_final"], base) for name, row in rows.items()}
     return {
         "share": kept["epochs"],
         "share_first": kept["first_visit"],
         "share_step_one": kept["step_one"],
         "bound": best,
-        "of_bound": of_bound(kept["epochs"], best),
+        "of_bound": reach and reach["epochs"],
+        "of_bound_first": reach and reach["first_visit"],
+        "of_bound_step_one": reach and reach["step_one"],
         "faster_than": {
             name: {
                 "epochs": rows[name]["sooner"]["epochs"] if reached[AUTO] and reached[name] else None,

@@ -62,6 +62,7 @@ from thinwire.state import moves
 from thinwire.state.binding import owned
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
+from thinwire.state.patch import MAX_VERSION
 from thinwire.types import InputError, LinkError, MissingExtra, PayloadError
 
 HOST = "127.0.0.1"
@@ -473,9 +474,16 @@ def test_who_starts_from_a_base_learns_the_meta_data_of_what_it_holds() -> None:
 
 
 @pytest.mark.parametrize(
-    "meta", [b"[1]", b"{", b'{"a": [1]}', b"\xff", b'{"a": "' + b"x" * (1 << 16) + b'"}']
+    ("number", "meta"),
+    [
+        *(
+            (1, meta)
+            for meta in (b"[1]", b"{", b'{"a": [1]}', b"\xff", b'{"a": "' + b"x" * (1 << 16) + b'"}')
+        ),
+        (MAX_VERSION, b""),  # which no patch may lead to, and no file may have
+    ],
 )
-def test_meta_data_from_a_publisher_is_checked(meta: bytes) -> None:
+def test_what_a_publisher_calls_what_is_held_is_checked(number: int, meta: bytes) -> None:
     layout = Layout.of(weights())
     held = History(layout).publish(weights())
     hub = Hub.bind()
@@ -489,7 +497,7 @@ def test_meta_data_from_a_publisher_is_checked(meta: bytes) -> None:
                     digest, json = bytes.fromhex(layout.digest), layout.to_json()
                     known = (PROTOCOL, session, b"i" * 16, digest, 1, bytes(MAX_NAME), json)
                     hub.send(event.peer, LayoutIs(*known).pack())  # type: ignore[arg-type]
-                    hub.send(event.peer, Same(1, held.hash, 1.0, meta).pack())
+                    hub.send(event.peer, Same(number, held.hash, 1.0, meta).pack())
                 f.wait(0)
     finally:
         hub.close(0.0)

@@ -35,7 +35,7 @@ from thinwire.links.inbox import renewed
 from thinwire.links.spoke import Spoke
 from thinwire.state.layout import MAX_NBYTES, Layout, TooLarge
 from thinwire.state.moves import Reading
-from thinwire.state.patch import MAX_META, Patch, Version, is_time, load_meta
+from thinwire.state.patch import MAX_META, MAX_VERSION, Patch, Version, is_time, load_meta
 from thinwire.types import DesyncError, InputError, LinkError, PayloadError, require
 
 TURN = 1.0  # seconds
@@ -311,6 +311,7 @@ class Reception:
         held = self._target.held
         if message.hash != held.hash or not message.version:
             return
+        require(message.version < MAX_VERSION, PayloadError, f"version {message.version}")
         require(len(message.meta) <= MAX_META, PayloadError, f"meta data of {len(message.meta)} bytes")
         meta = load_meta(bytes(message.meta)) if len(message.meta) else held.meta
         require(is_time(message.published), PayloadError, f"a version published at {message.published:g}")
