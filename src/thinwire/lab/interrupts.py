@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from time import monotonic
 from types import FrameType
 
 ASKING = ("SIGTERM", "SIGHUP")  # docker stop, SLURM, timeout, torchrun; a terminal that goes away
+SOON = 0.05  # seconds until a signal that came at a bad time comes again
 TWICE = 1.0  # seconds: timeout tells a process twice, and the second must not break off its closing
 
 
@@ -50,6 +52,11 @@ def stopped_by_signals() -> Iterator[None]:
 
     def end(number: int, frame: FrameType | None) -> None:
         nonlocal asked
+        if _in_destructor(frame):
+            again = threading.Timer(SOON, os.kill, (os.getpid(), number))
+            again.daemon = True
+            again.start()
+            return
         before, asked = asked, monotonic()
         if asked - before > TWICE:
             raise KeyboardInterrupt
@@ -62,3 +69,10 @@ def stopped_by_signals() -> Iterator[None]:
     finally:
         for number in taken:
             signal.signal(number, signal.SIG_DFL)
+
+
+def _in_destructor(frame: FrameType | None) -> bool:
+    """Return whether some object is being freed: Python prints what is raised there, and goes on."""
+    while frame is not None and frame.f_code.co_name != "__del__":
+        frame = frame.f_back
+    return frame is not None
