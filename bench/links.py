@@ -21,7 +21,7 @@ import os
 import secrets
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -167,16 +167,20 @@ def retried(name: str, work: Callable[[], None]) -> bool:
     return False
 
 
+def make_missing(runs: Iterable[tuple[str, Path, Callable[[], None]]]) -> None:
+    """Make what has no file yet: names, files, and the work; in the end name what could not be measured."""
+    left = [name for name, file, work in runs if not file.exists() and not retried(name, work)]
+    if left:
+        raise SystemExit(f"not measured, because this machine was too busy: {'; '.join(left)}")
+
+
 def main(wanted: list[str]) -> None:
     """Run what is missing of the cells that ``wanted`` names; all, if it names none."""
-    missing: list[str] = []
-    for cell in cells():
-        if cell_file(*cell).exists() or (wanted and not set(wanted) & set(cell)):
-            continue
-        if not retried(" ".join(cell), partial(measure, *cell)):
-            missing.append(" ".join(cell))
-    if missing:
-        raise SystemExit(f"not measured, because this machine was too busy: {'; '.join(missing)}")
+    make_missing(
+        (" ".join(cell), cell_file(*cell), partial(measure, *cell))
+        for cell in cells()
+        if not wanted or set(wanted) & set(cell)
+    )
 
 
 if __name__ == "__main__":

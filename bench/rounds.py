@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.links import AUTO, COMMON, JOBS, LINKS, RESULTS, retried
+from bench.links import AUTO, COMMON, JOBS, LINKS, RESULTS, make_missing
 from thinwire.lab.config import TrainConfig
 from thinwire.lab.launch import launch
 from thinwire.lab.record import load_run, read_metrics, write_json
@@ -126,9 +126,7 @@ def measure(study: Study, number: int, way: Way) -> None:
         "bytes": [s.bytes_forward + s.bytes_backward for s in steps],
         "eval_final": record.loss.eval_final,
     }
-    file = cell_file(study, number, way)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_json(file, found)
+    write_json(cell_file(study, number, way), found)
 
 
 def rounds(study: Study, way: Way) -> dict[int, Row]:
@@ -149,15 +147,11 @@ def main(wanted: list[str]) -> None:
     """Make the runs that are missing, of the studies that ``wanted`` names; of all, if it names none."""
     if unknown := set(wanted) - set(STUDIES):
         raise SystemExit(f"no study {', '.join(sorted(unknown))}; there are {', '.join(STUDIES)}")
-    left: list[str] = []
-    for study, number, way in cells():
-        if cell_file(study, number, way).exists() or (wanted and study.name not in wanted):
-            continue
-        name = f"{study.name}, round {number}: {' '.join(way)}"
-        if not retried(name, partial(measure, study, number, way)):
-            left.append(name)
-    if left:
-        raise SystemExit(f"not measured, because this machine was too busy: {'; '.join(left)}")
+    make_missing(
+        (f"{s.name}, round {n}: {' '.join(way)}", cell_file(s, n, way), partial(measure, s, n, way))
+        for s, n, way in cells()
+        if not wanted or s.name in wanted
+    )
 
 
 if __name__ == "__main__":

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bench import rounds
@@ -60,16 +59,16 @@ def _row(study: Study, way: rounds.Way, made: dict[int, Row]) -> Row:
     return row | {"bytes": study.steps * a_step, "eval_final": losses, "sooner": sooner}
 
 
-def _bound(study: Study, row: Row, c: float) -> float | None:
-    return bound(row["link"], c, row["bytes"] / study.steps, study.job["microbatches"])
+def _bounds(study: Study, row: Row) -> dict[int, float]:
+    """Return the bound of each round; none over a link that has no one rate."""
+    job, nbytes, free = study.job, row["bytes"] / study.steps, free_steps(study)
+    found = {number: bound(row["link"], c, nbytes, job["microbatches"]) for number, c in free.items()}
+    return {number: best for number, best in found.items() if best is not None}
 
 
-def _kept(study: Study, row: Row, of: Callable[[float], float] = lambda c: 1.0) -> dict[str, float]:
-    """Return what a row keeps of its rounds' free speed, the median of the rounds, span by span.
-
-    ``of``: the share to be kept where a free step takes so long; what is returned is against that.
-    """
-    free = {number: c / of(c) for number, c in free_steps(study).items()}
+def _kept(study: Study, row: Row, bounds: Mapping[int, float] | None = None) -> dict[str, float]:
+    """Return what a row keeps of its rounds' free speed, or of their ``bounds``: medians, span by span."""
+    free = {number: c / (bounds or {}).get(number, 1.0) for number, c in free_steps(study).items()}
     steps = {"step_one": 1, "first_visit": 1, "one_epoch": study.per_pass, "epochs": study.steps}
     return {
         k: statistics.median(n * free[i] / took for i, took in zip(row["rounds"], row[k], strict=True))
@@ -94,15 +93,15 @@ def goal(study: Study, link: str) -> Row:
     if not free or not set(study.recipes) <= set(rows):  # a rival left out might be the quickest
         return {}
     base = statistics.median(run["eval_final"] for run in free.values())
-    own, c = rows[AUTO], statistics.median(free_steps(study).values())
-    kept, best = _kept(study, own), _bound(study, own, c)
-    reach = _kept(study, own, lambda c: _bound(study, own, c) or math.inf) if best else None
+    own = rows[AUTO]
+    kept, bounds = _kept(study, own), _bounds(study, own)
+    reach = _kept(study, own, bounds) if bounds else None
     reached = {name: _reached(row["eval_final"], base) for name, row in rows.items()}
     return {
         "share": kept["epochs"],
         "share_first": kept["first_visit"],
         "share_step_one": kept["step_one"],
-        "bound": best,
+        "bound": statistics.median(bounds.values()) if bounds else None,
         "of_bound": reach and reach["epochs"],
         "of_bound_first": reach and reach["first_visit"],
         "of_bound_step_one": reach and reach["step_one"],

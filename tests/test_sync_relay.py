@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -125,43 +127,47 @@ def test_a_history_goes_on_from_a_base_that_a_follower_saved(tmp_path: Path) -> 
 # bases
 
 
-@pytest.mark.parametrize("kind", [0, 1], ids=["tensors", "model"])
-def test_a_relay_with_the_base_takes_a_patch_and_gives_one(kind: int) -> None:
+@contextmanager
+def two_versions() -> Iterator[tuple[Publisher, dict[str, Tensor], dict[str, Tensor]]]:
+    """A publisher, what it publishes, and the first of its two versions."""
     w = weights(rows=ROWS)
     base = used(w)
     with publisher(w) as p:
         p.publish()
         step(w)
         p.publish()
-        with (
-            Relay(HOST, p.port, **bases(base)[kind]) as relay,
-            Follower(HOST, relay.port, base=base) as f,
-            Follower(HOST, relay.port) as whole,
-        ):
-            assert relay.wait(2, LONG).number == 2 == f.wait(2).number == whole.wait(2).number
-            step(w, 1)
-            p.publish()
-            for follower in (f, whole):
-                assert follower.wait(3).number == 3 and same(follower.tensors(), used(w))
-            assert few(relay.received, p) and few(f.status.nbytes, p) and not few(whole.status.nbytes, p)
+        yield p, w, base
+
+
+@pytest.mark.parametrize("kind", [0, 1], ids=["tensors", "model"])
+def test_a_relay_with_the_base_takes_a_patch_and_gives_one(kind: int) -> None:
+    with (
+        two_versions() as (p, w, base),
+        Relay(HOST, p.port, **bases(base)[kind]) as relay,
+        Follower(HOST, relay.port, base=base) as f,
+        Follower(HOST, relay.port) as whole,
+    ):
+        assert relay.wait(2, LONG).number == 2 == f.wait(2).number == whole.wait(2).number
+        step(w, 1)
+        p.publish()
+        for follower in (f, whole):
+            assert follower.wait(3).number == 3 and same(follower.tensors(), used(w))
+        assert few(relay.received, p) and few(f.status.nbytes, p) and not few(whole.status.nbytes, p)
 
 
 @pytest.mark.parametrize("kind", [0, 1], ids=["tensors", "model"])
 def test_a_follower_that_is_a_relay_begins_with_its_base_both_ways(kind: int) -> None:
-    w = weights(rows=ROWS)
-    base = used(w)
-    with publisher(w) as p:
-        p.publish()
-        step(w)
-        p.publish()
-        with Follower(HOST, p.port, relay=(HOST, 0), **bases(base)[kind]) as near:
-            assert near.relay is not None
-            near.wait(2)
-            with Relay(HOST, near.relay.port, base=base) as relay, Follower(HOST, relay.port) as far:
-                far.wait(2)
-                assert same(near.tensors(), used(w)) and same(far.tensors(), used(w))
-                assert few(relay.received, p)
-            assert few(near.relay.received, p) and few(near.status.nbytes, p)
+    with (
+        two_versions() as (p, w, base),
+        Follower(HOST, p.port, relay=(HOST, 0), **bases(base)[kind]) as near,
+    ):
+        assert near.relay is not None
+        near.wait(2)
+        with Relay(HOST, near.relay.port, base=base) as relay, Follower(HOST, relay.port) as far:
+            far.wait(2)
+            assert same(near.tensors(), used(w)) and same(far.tensors(), used(w))
+            assert few(relay.received, p)
+        assert few(near.relay.received, p) and few(near.status.nbytes, p)
 
 
 @pytest.mark.parametrize("there", ["later", "idle", "gone"])
