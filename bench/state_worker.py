@@ -26,6 +26,8 @@ from thinwire.engines.sync.protocol import Message
 from thinwire.engines.sync.publisher import Publisher
 from thinwire.engines.sync.relay import Relay
 from thinwire.lab.record import write_json
+from thinwire.state.draft import Draft
+from thinwire.state.history import More
 from thinwire.state.moves import Reading
 from thinwire.state.patch import Patch
 from thinwire.types import ThinwireError
@@ -99,11 +101,17 @@ class Publishing:
     def _watch_coding(self) -> None:
         history, make = self._publisher.history, self._publisher.history.patch
 
-        def watched(base: int | None = None, mark: bool = True) -> Patch:
-            began = time.perf_counter()
-            found = make(base, mark)
+        def watched(base: int | None = None, mark: bool = True, more: More = lambda draft: None) -> Patch:
+            began, sections = time.perf_counter(), list[float]()
+
+            def told(draft: Draft) -> None:
+                sections.append(time.perf_counter() - began)
+                more(draft)
+
+            found = make(base, mark, told)
             self._patches.append({"base": found.base, "version": found.version, "bytes": len(found.body),
-                                  "seconds": time.perf_counter() - began})  # fmt: skip
+                                  "seconds": time.perf_counter() - began,
+                                  "lead": sections[0] if sections else None})  # fmt: skip
             return found
 
         history.patch = watched  # type: ignore[method-assign]

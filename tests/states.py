@@ -82,14 +82,14 @@ def over_the_wire(patch: Patch) -> Patch:
 
 def piecemeal(patch: Patch, target: Replica | History, seed: int = 0) -> Version:
     """Let a target read a patch as it comes, in pieces of any size, and then move on by it."""
-    packed, came, g = patch.pack(), bytearray(), random.Random(seed)
+    packed, came, g = patch.body, bytearray(), random.Random(seed)
     reading = target.reading(patch.base_hash)
     while len(came) < len(packed):
         came += packed[len(came) :][: g.choice([1, 7, 100, 1000])]
         if reading is not None:
             reading.feed(came)
     take = target.apply if isinstance(target, Replica) else target.adopt
-    return take(Patch.unpack(came), reading)
+    return take(Patch.join(patch.head(), came), reading)
 
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:

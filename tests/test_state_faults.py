@@ -28,15 +28,16 @@ from thinwire.engines.sync.follower import Follower
 from thinwire.engines.sync.manifest import MAX_NUMBER, STATE
 from thinwire.engines.sync.mirror import Mirror
 from thinwire.engines.sync.proof import Proof
-from thinwire.engines.sync.protocol import Begin, Chunk, Done, Message
+from thinwire.engines.sync.protocol import Begin, Chunk, Done, End, Message
 from thinwire.engines.sync.publisher import Publisher
 from thinwire.engines.sync.relay import Relay
-from thinwire.engines.sync.serving import Parcel, Serving
+from thinwire.engines.sync.serving import Serving
 from thinwire.engines.sync.shelf_writer import ShelfWriter
 from thinwire.engines.sync.watch import Watch
 from thinwire.state import history as histories
 from thinwire.state import intake
 from thinwire.state import log as logs
+from thinwire.state.draft import Draft
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.state.replica import Replica
@@ -353,7 +354,10 @@ def test_what_the_link_does_not_take_is_sent_again() -> None:
     serving.hello(0, None, 0.0)
     order = serving.order(1, 0.0, 0.0)
     assert order is not None
-    serving.made(order, Parcel(0, 0, 1, 1001, bytes(20_000)), 0.0)
+    draft = Draft(0, 0, 1, 1001)
+    draft.add([bytes(20_000)])
+    draft.head = b"head"
+    serving.made(order, draft, 0.0)
     asked, total = list[Message](), 0
 
     def send(message: Message) -> bool:
@@ -367,7 +371,7 @@ def test_what_the_link_does_not_take_is_sent_again() -> None:
         serving.pace.acked(total, i + 0.5)
         sent += found
     chunks = [m for m in sent if isinstance(m, Chunk)]
-    assert isinstance(sent[0], Begin) and sent[1:] == chunks
+    assert isinstance(sent[0], Begin) and sent[1:-1] == chunks and isinstance(sent[-1], End)
     assert [c.at for c in chunks] == [sum(len(c.data) for c in chunks[:i]) for i in range(len(chunks))]
     assert total == 20_000 and not serving.sending and len(serving.unproved) == 1
 

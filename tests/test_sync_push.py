@@ -33,6 +33,7 @@ from thinwire.engines.sync.protocol import (
     Begin,
     Chunk,
     Done,
+    End,
     Hello,
     LayoutIs,
     Same,
@@ -44,7 +45,7 @@ from thinwire.links.events import Kind
 from thinwire.links.hub import Hub
 from thinwire.links.spoke import Spoke
 from thinwire.state import body
-from thinwire.state.history import History
+from thinwire.state.history import History, More
 from thinwire.state.layout import Layout
 from thinwire.state.moves import Reading
 from thinwire.state.patch import Patch
@@ -570,8 +571,8 @@ def test_a_line_slower_than_the_publisher_never_needs_a_second_keyframe() -> Non
     with publisher(w) as p, SlowProxy(p.port, 1e5) as line:
         patch, stop = p.history.patch, monotonic() + LONG
 
-        def noted(base: int | None = None, mark: bool = True) -> Patch:
-            found = patch(base, mark)
+        def noted(base: int | None = None, mark: bool = True, *more: More) -> Patch:
+            found = patch(base, mark, *more)
             asked.append((base, mark, found.base))
             return found
 
@@ -761,16 +762,16 @@ def test_whoever_joins_late_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> 
     with publisher(w) as p, Follower(HOST, p.port) as f:
         p.publish()
         f.wait(1)
-        whole = body.pack_whole
+        whole = body.whole
         made = []
 
-        def slow(layout: Layout, words: object) -> bytes:
+        def slow(layout: Layout, words: object) -> Iterator[list[bytes]]:
             made.append(1)
             making.set()
             assert go_on.wait(LONG)
             return whole(layout, words)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(body, "pack_whole", slow)
+        monkeypatch.setattr(body, "whole", slow)
         train(w)
         f.wait(p.publish().number)  # so that no keyframe of the newest version is at hand
         with Follower(HOST, p.port) as late, Follower(HOST, p.port) as later:
@@ -981,6 +982,14 @@ class Liar:
                 self.peer = event.peer
                 return unpack(event.data, UP)
 
+    def transfer(self, begin: Begin, head: bytes, body: bytes) -> None:
+        """Send a patch, and hear that its bytes came."""
+        self.hub.send(self.peer, begin.pack())
+        for at in range(0, len(body), 1 << 16):
+            self.hub.send(self.peer, Chunk(begin.transfer, at, bytes(body[at : at + (1 << 16)])).pack())
+            assert isinstance(self.hear(), Ack)
+        self.hub.send(self.peer, End(begin.transfer, len(body), head).pack())
+
     def greet(self) -> Hello:
         """Get to where the follower knows the layout and waits for patches."""
         hello = self.hear()
@@ -1000,8 +1009,8 @@ def liar() -> Iterator[Liar]:
 
 
 def test_hostile_publishers_change_nothing_and_end_in_a_payload_error(liar: Liar) -> None:
-    huge = Begin(1, 0, 0, 1, 2, 2**63, 0)  # more than the state can need
-    amid = Begin(1, 0, 0, 1, 2, 1000, 500)  # goes on with what never began
+    huge = Begin(1, 0, 0, 1, 2, 2**63)
+    amid = Begin(1, 0, 0, 1, 2, 500)  # goes on with what never began
     with Follower(HOST, liar.hub.port) as f:
         hello = liar.greet()
         for message in (Chunk(5, 0, b"of no transfer"), Same(9, 1234, 0.0)):
@@ -1022,21 +1031,18 @@ def test_a_patch_of_garbage_or_with_a_wrong_hash_is_never_held(liar: Liar) -> No
     w = used(weights())
     history = History(liar.layout)
     history.publish(w)
-    data = history.patch(None).pack()
+    head, data = history.patch(None).head(), history.patch(None).body
     newest = history.newest
     with Follower(HOST, liar.hub.port) as f:
         liar.greet()
         wrong = bytearray(data)
         wrong[len(data) // 2] ^= 1
         for number, payload in enumerate((bytes(wrong), random.Random(3).randbytes(500)), start=1):
-            liar.hub.send(liar.peer, Begin(number, 0, 0, 1, newest.hash, len(payload), 0).pack())
-            liar.hub.send(liar.peer, Chunk(number, 0, payload).pack())
-            assert isinstance(liar.hear(), Ack)
+            liar.transfer(Begin(number, 0, 0, 1, newest.hash, 0), head, payload)
             again = liar.hear()
             assert isinstance(again, Again) and again.transfer == number and again.version == 0
             assert f.held.number == 0
-        liar.hub.send(liar.peer, Begin(3, 0, 0, 1, newest.hash, len(data), 0).pack())
-        liar.hub.send(liar.peer, Chunk(3, 0, data).pack())
+        liar.transfer(Begin(3, 0, 0, 1, newest.hash, 0), head, data)
         assert f.wait(1).hash == newest.hash and same(f.tensors(), w)
 
 
@@ -1048,12 +1054,12 @@ def test_a_patch_that_goes_wrong_while_it_is_read_is_never_held(
     history = History(liar.layout)
     first = history.publish(base)
     newest = history.publish(w)
-    data = history.patch(first.number).pack()
+    head, data = history.patch(first.number).head(), history.patch(first.number).body
     ends = (first.number, first.hash, newest.number, newest.hash)
     with Follower(HOST, liar.hub.port, base=base) as f:
         liar.greet()
         wrong, feed, spoiled = bytearray(data), Reading.feed, list[int]()
-        wrong[len(data) - history.patch(first.number).nbytes + body.HEAD.size] = 9  # bytes of a word
+        wrong[body.HEAD.size] = 9  # bytes of a word
 
         def noting(reading: Reading, came: bytearray) -> None:
             try:
@@ -1064,10 +1070,7 @@ def test_a_patch_that_goes_wrong_while_it_is_read_is_never_held(
 
         monkeypatch.setattr(Reading, "feed", noting)
         for number, payload in enumerate((wrong, wrong, data), start=1):
-            liar.hub.send(liar.peer, Begin(number, *ends, len(payload), 0).pack())
-            for at in range(0, len(payload), 1 << 16):
-                liar.hub.send(liar.peer, Chunk(number, at, bytes(payload[at : at + (1 << 16)])).pack())
-                assert isinstance(liar.hear(), Ack)
+            liar.transfer(Begin(number, *ends, 0), head, payload)
             if payload is wrong:
                 again = liar.hear()
                 assert isinstance(again, Again) and again.transfer == number and f.held.number == 0

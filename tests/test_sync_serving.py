@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from thinwire.engines.sync.landing import Landing
 from thinwire.engines.sync.making import Making
-from thinwire.engines.sync.pace import EARLY, MIN_CHUNK, SLACK, STALE, Pace
+from thinwire.engines.sync.pace import CHUNK_TIME, EARLY, MIN_CHUNK, SLACK, STALE, Pace
 from thinwire.engines.sync.protocol import (
     DOWN,
     MAGIC,
@@ -25,11 +25,13 @@ from thinwire.engines.sync.protocol import (
     Begin,
     Chunk,
     Done,
+    End,
     Hello,
     Message,
     unpack,
 )
-from thinwire.engines.sync.serving import Order, Parcel, Serving, useless
+from thinwire.engines.sync.serving import Order, Serving, useless
+from thinwire.state.draft import Draft
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.types import PayloadError
@@ -37,8 +39,11 @@ from thinwire.types import PayloadError
 MBIT = 125_000.0  # bytes/s
 
 
-def parcel(base: int, version: int, nbytes: int) -> Parcel:
-    return Parcel(base, base and 1000 + base, version, 1000 + version, bytes(nbytes))
+def draft(base: int, version: int, nbytes: int, whole: bool = True) -> Draft:
+    made = Draft(base, base and 1000 + base, version, 1000 + version)
+    made.add([bytes(nbytes)])
+    made.head = b"head" if whole else b""
+    return made
 
 
 @dataclass
@@ -46,6 +51,7 @@ class Sim:
     """A feed, a line of ``rate`` bytes/s and ``trip`` seconds, a follower; a publication every ``every`` s.
 
     ``size`` gives the bytes of a patch from one version to another, ``making`` and ``applying`` are seconds.
+    A patch is made in ``sections``, and sent from the first one on.
     """
 
     rate: float
@@ -55,6 +61,7 @@ class Sim:
     until: float
     making: float = 0.0
     applying: float = 0.0
+    sections: int = 1
     rates: list[tuple[float, float]] = field(default_factory=list)  # when the rate changes, and to what
 
     def __post_init__(self) -> None:
@@ -94,10 +101,16 @@ class Sim:
     def _act(self) -> None:
         for message in self.serving.messages(self.now):
             self._send(message)
-        order = self.serving.order(self.newest, self.now, self.making)
+        lead = self.making / self.sections
+        order = self.serving.order(self.newest, self.now, self.making, lead=lead)
         if order is not None:
-            made = parcel(order.base, self.newest, self.size(order.base, self.newest))
-            self.at(self.now + self.making, lambda: self.serving.made(order, made, self.now))
+            nbytes = self.size(order.base, self.newest)
+            made, last = draft(order.base, self.newest, 0, whole=False), self.sections
+            for i in range(1, last + 1):
+                part = bytes(nbytes * i // last - nbytes * (i - 1) // last)
+                self.at(self.now + i * lead, lambda part=part, i=i: made.add([part]) or _end(made, i == last))
+            there = self.making if order.compare else lead
+            self.at(self.now + there, lambda: self.serving.made(order, made, self.now))
 
     def _send(self, message: Message) -> None:
         nbytes = len(message.data) if isinstance(message, Chunk) else 0
@@ -117,10 +130,12 @@ class Sim:
             self._back(lambda total=self._received: self.serving.pace.acked(total, self.now))
             if self._landing is not None and self._landing.begin.transfer == message.transfer:
                 self._landing.add(message)
-                if self._landing.whole:
-                    begin, self._landing = self._landing.begin, None
-                    self._applied_at = max(self._applied_at, self.now) + self.applying
-                    self.at(self._applied_at, lambda: self._apply(begin))
+        elif isinstance(message, End):
+            assert self._landing is not None
+            self._landing.end(message)
+            begin, self._landing = self._landing.begin, None
+            self._applied_at = max(self._applied_at, self.now) + self.applying
+            self.at(self._applied_at, lambda: self._apply(begin))
 
     def _apply(self, begin: Begin) -> None:
         assert begin.base in (0, self.held) and begin.version > self.held
@@ -141,6 +156,10 @@ class Sim:
         """Age of what was held just before each arrival but the first."""
         pairs = zip(self.arrivals[1:], self.arrivals[:-1], strict=True)
         return [when - self.published[before] for (when, _, _), (_, before, _) in pairs]
+
+
+def _end(made: Draft, whole: bool) -> None:
+    made.head = b"head" if whole else b""
 
 
 def saturating(most: int, half: int) -> Callable[[int, int], int]:
@@ -165,10 +184,13 @@ def test_a_long_transfer_uses_the_whole_line_and_hardly_queues(mbit: float, trip
 
 
 @settings(deadline=None)
-@given(st.binary(max_size=20), st.binary(max_size=40), st.integers(0, 60), st.integers(1, 60))
-def test_a_parcel_is_cut_as_if_head_and_body_were_one(head: bytes, body: bytes, start: int, n: int) -> None:
-    cut = Parcel(0, 0, 1, 1, body, head)
-    assert cut.nbytes == len(head + body) and bytes(cut.cut(start, n)) == (head + body)[start : start + n]
+@given(st.lists(st.binary(max_size=9), max_size=9), st.integers(0, 60), st.integers(1, 60))
+def test_a_draft_is_cut_as_if_its_parts_were_one(parts: list[bytes], start: int, n: int) -> None:
+    cut, body = Draft(0, 0, 1, 1), b"".join(parts)
+    cut.add(parts[:2])
+    cut.add(parts[2:])
+    assert cut.nbytes == len(body) and bytes(cut.cut(start, n)) == body[start : start + n] and not cut.whole
+    assert cut.body == body
 
 
 def test_what_is_sent_of_a_patch_is_the_patch_and_the_history_s_own_bytes() -> None:
@@ -178,7 +200,8 @@ def test_what_is_sent_of_a_patch_is_the_patch_and_the_history_s_own_bytes() -> N
     patch, making = history.patch(), Making(history, lambda: None)
     made = making.start(Order(0, 1)).result(60.0)
     making.close()
-    assert made.body is patch.body and bytes(made.cut(0, made.nbytes)) == patch.pack()
+    assert made.body is patch.body and made.whole and made.head + made.body == patch.pack()
+    assert bytes(made.cut(0, made.nbytes)) == patch.body
 
 
 @pytest.mark.parametrize(("mbit", "trip"), LINES[:4])
@@ -198,6 +221,27 @@ def test_publishing_ten_times_faster_than_the_line_keeps_the_age_bounded(
         assert sim.ages[i] <= 0.02 + making + line + trip + spare, (i, line)
         assert sim.oldest[i - 1] <= 0.02 + 2 * making + former + line + trip + spare, (i, former)
     assert sorted({v for _, v, _ in sim.arrivals}) == [v for _, v, _ in sim.arrivals]
+
+
+@pytest.mark.parametrize(("mbit", "trip"), LINES[1:4])
+@pytest.mark.parametrize("making", [0.1, 0.2])
+def test_a_patch_that_is_sent_while_it_is_made_is_no_older_than_its_transfer(
+    mbit: float, trip: float, making: float
+) -> None:
+    """Its making counts by the first section alone, where the line takes longer than the rest."""
+    rate, line, n = mbit * MBIT, 0.5, 8
+    sims = [
+        Sim(rate, trip, 0.02, lambda *_: int(rate * line), until=30.0, making=making, sections=sections).run()
+        for sections in (1, n)
+    ]
+    slow, quick = (
+        sorted(age for (at, *_), age in zip(s.arrivals, s.ages, strict=True) if at > 10) for s in sims
+    )
+    assert len(slow) > 30 and len(quick) > 30
+    spare = EARLY + CHUNK_TIME + 2 * MIN_CHUNK / rate
+    assert quick[len(quick) // 2] <= 0.02 + making / n + line + trip + spare
+    assert quick[-1] < 2 * line + trip  # with the round trips that are measured now and then
+    assert slow[len(slow) // 2] - quick[len(quick) // 2] > 0.5 * making
 
 
 def test_a_fast_line_gets_every_version_as_it_is_published() -> None:
@@ -226,7 +270,7 @@ def test_a_follower_that_acknowledges_nothing_gets_two_chunks() -> None:
     serving.hello(0, None, 0.0)
     order = serving.order(1, 0.0, 0.0)
     assert order == Order(0, 1)
-    serving.made(order, parcel(0, 1, 1 << 20), 0.0)
+    serving.made(order, draft(0, 1, 1 << 20), 0.0)
     sent = serving.messages(0.0)
     assert [type(m) for m in sent] == [Begin, Chunk, Chunk]
     assert all(not serving.messages(float(t)) for t in range(1000))
@@ -239,7 +283,7 @@ def started(base: int = 5, version: int = 6, nbytes: int = 2_000_000) -> tuple[S
     serving.hello(base, None, 0.0)
     order = serving.order(version, 0.0, 0.0)
     assert order is not None and order.base == base
-    serving.made(order, parcel(base, version, nbytes), 0.0)
+    serving.made(order, draft(base, version, nbytes), 0.0)
     now, total, begin = 0.0, 0, None
     for _ in range(4):
         for m in serving.messages(now):
@@ -255,7 +299,7 @@ def test_a_transfer_is_given_up_where_a_fresh_patch_is_smaller_than_what_is_left
     serving, begin = started()
     order = serving.order(7, 1.0, 0.001)  # only to compare: from the same base
     assert order is not None and order.base == 5
-    serving.made(order, parcel(5, 7, 20_000), 1.1)
+    serving.made(order, draft(5, 7, 20_000), 1.1)
     told = serving.messages(1.1)
     assert told[0] == Abandon(begin.transfer, 7)
     assert isinstance(told[1], Begin) and (told[1].base, told[1].version) == (5, 7)
@@ -267,7 +311,7 @@ def test_a_transfer_goes_on_where_a_fresh_patch_is_larger() -> None:
     order = serving.order(7, 1.0, 0.001)
     assert order is not None
     at = serving.sending.at if serving.sending else 0
-    serving.made(order, parcel(5, 7, 2_400_000), 1.1)
+    serving.made(order, draft(5, 7, 2_400_000), 1.1)
     told = serving.messages(1.1)
     assert all(isinstance(m, Chunk) and m.transfer == begin.transfer for m in told)
     assert isinstance(told[0], Chunk) and told[0].at == at and not serving.abandoned
@@ -295,7 +339,7 @@ def test_again_starts_from_what_is_held_and_counts_once() -> None:
     order = serving.order(6, 1.0, 0.0)
     assert order is not None and order.base == 0
     serving.again(begin.transfer, 5)  # about the same transfer: known already
-    serving.made(order, parcel(0, 6, 5000), 1.0)
+    serving.made(order, draft(0, 6, 5000), 1.0)
     assert isinstance(serving.messages(1.0)[0], Begin)
 
 
@@ -305,7 +349,7 @@ def test_a_late_patch_for_a_follower_that_began_anew_is_dropped() -> None:
     order = serving.order(6, 0.0, 0.0)
     serving.hello(5, None, 1.0)
     assert order is not None
-    serving.made(order, parcel(3, 6, 100), 1.0)
+    serving.made(order, draft(3, 6, 100), 1.0)
     assert serving.messages(1.0) == []
     again = serving.order(6, 1.0, 0.0)
     assert again is not None and again.base == 5
@@ -316,14 +360,14 @@ def test_after_again_nothing_older_than_what_was_held_will_do() -> None:
     serving.hello(1, None, 0.0)
     order = serving.order(2, 0.0, 0.0)
     assert order is not None
-    serving.made(order, parcel(1, 2, 10), 0.0)
-    (begin, _) = serving.messages(0.0)
-    assert isinstance(begin, Begin) and serving.done(begin.transfer, 2, 1002)
+    serving.made(order, draft(1, 2, 10), 0.0)
+    (begin, _, end) = serving.messages(0.0)
+    assert isinstance(begin, Begin) and isinstance(end, End) and serving.done(begin.transfer, 2, 1002)
     serving.pace.acked(10, 0.5)
     serving.again(begin.transfer, 0)
     order = serving.order(3, 1.0, 0.0)
     assert order == Order(0, order.number if order else 0, above=2)
-    serving.made(order, parcel(0, 2, 10), 1.0)  # of somebody else's job
+    serving.made(order, draft(0, 2, 10), 1.0)  # of somebody else's job
     assert not [m for m in serving.messages(1.0) if isinstance(m, Begin)]
     again = serving.order(3, 1.0, 0.0)
     assert again is not None and again.above == 2
@@ -337,7 +381,7 @@ def test_a_follower_is_never_sent_what_looks_older_to_it() -> None:
 
 
 def test_a_part_goes_on_where_it_broke_off() -> None:
-    serving, kept = Serving(), parcel(0, 6, 100_000)
+    serving, kept = Serving(), draft(0, 6, 100_000)
     serving.hello(0, (kept, 60_000), 0.0)
     begin, chunk, *_ = serving.messages(0.0)
     assert isinstance(begin, Begin) and begin.start == 60_000
@@ -418,23 +462,24 @@ def test_messages_read_back() -> None:
 
 
 def test_a_landing_takes_only_the_next_bytes() -> None:
-    begin = Begin(1, 0, 0, 1, 2, 10, 0)
-    landing = Landing(begin, 100)
+    begin = Begin(1, 0, 0, 1, 2, 0)
+    landing = Landing(begin, 10)
+    with pytest.raises(PayloadError, match="the end of a patch of 0 bytes"):
+        landing.end(End(1, 0, b"head"))
     landing.add(Chunk(1, 0, b"12345"))
-    for at, data in ((0, b"1"), (6, b"1"), (5, b"123456"), (5, b"")):
-        with pytest.raises(PayloadError, match="a chunk of"):
+    for at, data, why in ((0, b"1", "expected at 5"), (6, b"1", "expected at 5"), (5, b"", "0 bytes"),
+                          (5, b"123456", "over 10 bytes")):  # fmt: skip
+        with pytest.raises(PayloadError, match=why):
             landing.add(Chunk(1, at, data))
-    assert landing.continued_by(Begin(9, 0, 0, 1, 2, 10, 5))
-    assert not landing.continued_by(Begin(9, 0, 0, 1, 2, 10, 4))
-    assert not landing.continued_by(Begin(9, 0, 0, 2, 2, 10, 5))
+    assert landing.continued_by(Begin(9, 0, 0, 1, 2, 5))
+    assert not landing.continued_by(Begin(9, 0, 0, 1, 2, 4))
+    assert not landing.continued_by(Begin(9, 0, 0, 2, 2, 5))
     landing.add(Chunk(1, 5, b"67890"))
-    assert landing.whole and bytes(landing.data) == b"1234567890"
-    with pytest.raises(PayloadError, match="at most 100"):
-        Landing(Begin(1, 0, 0, 1, 2, 101, 0), 100)
+    assert not landing.whole and bytes(landing.data) == b"1234567890"
+    for end in (End(1, 9, b"head"), End(1, 11, b"head"), End(1, 10, b"")):
+        with pytest.raises(PayloadError, match="of which 10 are here"):
+            landing.end(end)
+    landing.end(End(1, 10, b"head"))
+    assert landing.whole and landing.ended
     with pytest.raises(PayloadError, match="begins at byte 4"):
-        Landing(Begin(1, 0, 0, 1, 2, 10, 4), 100)
-
-
-def test_a_claimed_size_costs_no_memory() -> None:
-    landing = Landing(Begin(1, 0, 0, 1, 2, 1 << 35, 0), 1 << 36)
-    assert len(landing.data) == 0
+        Landing(Begin(1, 0, 0, 1, 2, 4), 100)

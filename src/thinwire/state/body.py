@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left
-from collections.abc import Callable, Generator, Iterator, Mapping
-from itertools import accumulate, pairwise
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from itertools import accumulate, chain, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -30,39 +30,62 @@ SECTION = struct.Struct("<BIQ")
 LENGTH = struct.Struct("<I")
 FEWEST = 1 << 18  # changes in a section, where there are several: each takes 2 ms and up to 1 kB more
 MOST = 8  # sections of a word: with more, hardly less is left to read once the last one is here
+PAGE = 1 << 22  # words in a section of a keyframe, at least
+PAGES = 32  # such sections of a word: with four kinds of words they fit a u8
+Plan = list[tuple[np.dtype, int]]  # the words of each section and how many pieces it tells of
 
 
 def pack_changes(layout: Layout, found: Mapping[int, Block], before: Look | None = None) -> bytes:
-    """Return the body for what changed in some pieces.
+    """Return the body that ``changes`` yields."""
+    return b"".join(part for section in changes(layout, found, before) for part in section)
+
+
+def changes(layout: Layout, found: Mapping[int, Block], before: Look | None = None) -> Iterator[list[bytes]]:
+    """Yield the body for what changed in some pieces: section by section, as each is made, in parts.
 
     ``before(piece, start, stop)`` are words before the change, as for ``changes.pack_blocks``.
     """
-    sections = []
+    plan, packed = Plan(), list[Iterator[list[bytes]]]()
     for word, own in _pieces(layout).items():
         none = np.zeros(0, np.int32), np.zeros(0, word)
         blocks = [found.get(i) or Block(layout.blocks()[i].numel, *none) for i in own]
-        runs = _cut(blocks)
-        packed = pack_runs(blocks, word, runs, before and _of(own, before))
-        sections += [(word, len(blocks[run]), parts) for run, parts in zip(runs, packed, strict=True)]
-    return _join(CHANGES, sections)
+        runs = _cut([block.moved for block in blocks], FEWEST, MOST)
+        packed.append(pack_runs(blocks, word, runs, before and _of(own, before)))
+        plan += [(word, len(blocks[run])) for run in runs]
+    return _framed(CHANGES, plan, chain.from_iterable(packed))
 
 
-def _cut(blocks: list[Block]) -> list[slice]:
-    """Return runs of blocks of about as many changes each."""
-    done = list(accumulate((block.moved for block in blocks), initial=0))
-    count = max(1, min(MOST, done[-1] // FEWEST))
-    ends = sorted({bisect_left(done, done[-1] * i / count, 1) for i in range(1, count)} | {len(blocks)})
+def whole(layout: Layout, words: Callable[[int], np.ndarray]) -> Iterator[list[bytes]]:
+    """Yield the body for all words as ``changes`` does; ``words(piece)`` are asked for piece by piece."""
+    runs = list[tuple[np.dtype, list[int]]]()
+    for word, own in _pieces(layout).items():
+        sizes = [layout.blocks()[i].numel for i in own]
+        runs += [(word, own[run]) for run in _cut(sizes, PAGE, PAGES)]
+    plan = [(word, len(pieces)) for word, pieces in runs]
+    return _framed(WHOLE, plan, ([p for i in pieces for p in _encoded(words(i))] for _, pieces in runs))
+
+
+def _encoded(words: np.ndarray) -> tuple[bytes, bytes]:
+    packed = encode_whole(words)
+    return LENGTH.pack(len(packed)), packed
+
+
+def _cut(sizes: list[int], fewest: int, most: int) -> list[slice]:
+    """Return runs of about the same sum of ``sizes``: at most ``most``, of at least about ``fewest``."""
+    done = list(accumulate(sizes, initial=0))
+    count = max(1, min(most, done[-1] // fewest))
+    ends = sorted({bisect_left(done, done[-1] * i / count, 1) for i in range(1, count)} | {len(sizes)})
     return [slice(*ends) for ends in pairwise([0, *ends])]
 
 
-def pack_whole(layout: Layout, words: Callable[[int], np.ndarray]) -> bytes:
-    """Return the body for all words; ``words(piece)`` are asked for piece by piece."""
-    sections = []
-    for word, pieces in _pieces(layout).items():
-        parts = [encode_whole(words(i)) for i in pieces]
-        framed = [p for part in parts for p in (LENGTH.pack(len(part)), part)]
-        sections.append((word, len(pieces), framed))
-    return _join(WHOLE, sections)
+def _framed(kind: int, plan: Plan, sections: Iterable[list[bytes]]) -> Iterator[list[bytes]]:
+    """Yield each section behind its header, the first one, or nothing, behind that of the body."""
+    head = [HEAD.pack(kind, len(plan))]
+    for (word, count), parts in zip(plan, sections, strict=True):
+        yield [*head, SECTION.pack(word.itemsize, count, sum(map(len, parts))), *parts]
+        head = []
+    if head:
+        yield head
 
 
 def unpack_whole(body: bytes, words: Words) -> None:
@@ -159,10 +182,3 @@ def _pieces(layout: Layout) -> dict[np.dtype, list[int]]:
 def _of(pieces: list[int], before: Look) -> Look:
     """Return ``before`` by the index among ``pieces``."""
     return lambda i, start, stop: before(pieces[i], start, stop)
-
-
-def _join(kind: int, sections: list[tuple[np.dtype, int, list[bytes]]]) -> bytes:
-    parts = [HEAD.pack(kind, len(sections))]
-    for word, count, data in sections:
-        parts += [SECTION.pack(word.itemsize, count, sum(map(len, data))), *data]
-    return b"".join(parts)

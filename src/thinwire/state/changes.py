@@ -15,7 +15,7 @@ fixed number of bytes an element of the declared blocks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import compress, pairwise
 
 import numpy as np
@@ -45,17 +45,18 @@ def pack_blocks(blocks: Sequence[Block], word: np.dtype, before: Look | None = N
     >>> unpack_blocks(body, [100], np.dtype(np.int16))[0].diffs.tolist()
     [1, -1]
     """
-    (parts,) = pack_runs(blocks, word, [slice(0, len(blocks))], before)
-    return b"".join(parts)
+    return b"".join(
+        part for parts in pack_runs(blocks, word, [slice(0, len(blocks))], before) for part in parts
+    )
 
 
 def pack_runs(
     blocks: Sequence[Block], word: np.dtype, runs: Sequence[slice], before: Look | None = None
-) -> list[list[bytes]]:
-    """Return what ``pack_blocks`` does for each of several runs of blocks.
+) -> Iterator[list[bytes]]:
+    """Yield what ``pack_blocks`` returns for each of several runs of blocks, as it is made.
 
     In parts: to join tens of MB takes longer than to make them. Which blocks jump and where the cuts between
-    classes are is chosen once for all.
+    classes are is chosen once for all, before the first.
     """
     for block in blocks:
         check_block(block, word)
@@ -66,7 +67,8 @@ def pack_runs(
     still = [some and not jump for some, jump in zip(touched, jumps, strict=True)]
     look = _among(before, still)
     cuts = choose(list(compress(blocks, still)), look) if look else []
-    return [_pack_run(blocks[r], word, _from(before, r), touched[r], jumps[r], cuts) for r in runs]
+    for run in runs:
+        yield _pack_run(blocks[run], word, _from(before, run), touched[run], jumps[run], cuts)
 
 
 def _pack_run(

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from thinwire.state import body, content, intake, moves, saved
 from thinwire.state.compare import Changes
+from thinwire.state.draft import Draft
 from thinwire.state.lane import Ends, Lane, in_use
 from thinwire.state.layout import MAX_NBYTES, Layout
 from thinwire.state.log import Entry, Log, logged, merge
@@ -27,6 +28,7 @@ from thinwire.types import DesyncError, InputError, require
 CACHED = 8  # patches to the newest version that are kept, each from another base
 
 Made = TypeVar("Made", Patch, Patch | None)
+More = Callable[[Draft], object]
 
 
 class History:
@@ -246,20 +248,21 @@ class History:
         """Return whether ``version`` can be patched from."""
         return version in self._known
 
-    def patch(self, base: int | None = None, mark: bool = True) -> Patch:
+    def patch(self, base: int | None = None, mark: bool = True, more: More = lambda draft: None) -> Patch:
         """Return what leads from version ``base`` (None, or one no longer known: from nothing) to the newest.
 
         All versions between are merged. Both ends are kept for a while after this, unless ``mark`` is False:
-        then it was made to see how large it is, or somebody says what is in use. Errors: ``InputError`` when
+        then it was made to see how large it is, or somebody says what is in use. ``more`` is called with the
+        draft, on this thread, whenever there is more of one that is being made. Errors: ``InputError`` when
         there is none yet, or none after base.
         """
         if base:
             with self._patches.lock:
-                found = self._made(self._patches, base, mark, lambda: self._make(base))
+                found = self._made(self._patches, base, mark, lambda: self._make(base, more))
             if found is not None:
                 return found
         with self._keyframes.lock:
-            return self._made(self._keyframes, 0, mark, self._keyframe)
+            return self._made(self._keyframes, 0, mark, lambda: self._keyframe(more))
 
     def _made(self, lane: Lane, base: int, mark: bool, make: Callable[[], Made]) -> Made | Patch:
         """Return the cached patch from ``base``, or what ``make`` returns: None where base is gone."""
@@ -288,7 +291,7 @@ class History:
             kept = [(b, p) for b, p in self._cache.items() if b != patch.base]
             self._cache = dict([*kept, (patch.base, patch)][-CACHED:])
 
-    def _make(self, base: int) -> Patch | None:
+    def _make(self, base: int, more: More) -> Patch | None:
         with self._lock:
             entries, target = self._log.since(base), self._newest
             self._patches.under_way = Ends(base, target.number)
@@ -301,12 +304,13 @@ class History:
             merged = merge(entries, pieces)
             known = {i: m.difference(pieces[i].numel) for i, m in latest.items()}
             changes = {i: known.get(i) or past.difference(change, i) for i, change in merged.changes.items()}
-            packed = body.pack_changes(
+            sections = body.changes(
                 self.layout, changes, lambda i, *run: past.before(merged.changes[i], i, *run)
             )
+            draft = Draft(merged.base, merged.hash, target.number, target.hash)
+            return self._drafted(draft, sections, target, more)
         finally:
             self._forget(past)
-        return self._patch(merged.base, merged.hash, target, packed)
 
     def _remember(self) -> Past:
         """Return the words of the newest version, which stay readable until they are forgotten."""
@@ -328,16 +332,26 @@ class History:
                 past.keep(piece, kept)
         return words
 
-    def _keyframe(self) -> Patch:
+    def _keyframe(self, more: More) -> Patch:
         with self._lock:
             target, past = self._newest, self._remember()
             self._keyframes.under_way = Ends(0, target.number)
         numels = [piece.numel for piece in self.layout.blocks()]
         try:
-            packed = body.pack_whole(self.layout, lambda i: past.words(i, 0, numels[i]))
+            sections = body.whole(self.layout, lambda i: past.words(i, 0, numels[i]))
+            return self._drafted(Draft(0, 0, target.number, target.hash), sections, target, more)
         finally:
             self._forget(past)
-        return self._patch(0, 0, target, packed)
+
+    def _drafted(self, draft: Draft, sections: Iterable[list[bytes]], target: Version, more: More) -> Patch:
+        for section in sections:
+            draft.add(section)
+            more(draft)
+        about = target.published, target.meta, self.layout.digest
+        patch = Patch(draft.base, draft.version, draft.base_hash, draft.hash, *about, draft.body)
+        draft.finish(patch)
+        more(draft)
+        return patch
 
     def save(self, path: str | Path) -> None:
         """Write the newest version as a file: who starts again from it knows what followers hold of it.
@@ -357,18 +371,6 @@ class History:
         history._words = words
         history._settle(version)
         return history
-
-    def _patch(self, base: int, base_hash: int, target: Version, packed: bytes) -> Patch:
-        return Patch(
-            base,
-            target.number,
-            base_hash,
-            target.hash,
-            target.published,
-            target.meta,
-            self.layout.digest,
-            packed,
-        )
 
 
 def _note(made: list[Move], piece: int, took: Changes) -> None:

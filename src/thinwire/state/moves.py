@@ -11,7 +11,7 @@ import torch
 from thinwire.state import body, content, gather
 from thinwire.state.blocks import Block, block_at
 from thinwire.state.layout import Layout
-from thinwire.state.patch import Patch, Version, body_start
+from thinwire.state.patch import Patch, Version
 from thinwire.state.words import Words
 from thinwire.types import DesyncError, PayloadError, require
 
@@ -69,14 +69,14 @@ class Reading:
         return self._sound and self._words is words and self._held.hash == held.hash
 
     def feed(self, data: bytearray) -> None:
-        """Read what can be read; ``data`` is all that is here of the packed patch."""
-        start, here, self._sound = body_start(data), len(data), False
-        while start is not None and self._sections.wanted:
-            first = start + self._sections.at
-            stop = first + self._sections.wanted
+        """Read what can be read; ``data`` is all that is here of the patch's body."""
+        here, self._sound = len(data), False
+        while self._sections.wanted:
+            start = self._sections.at
+            stop = start + self._sections.wanted
             if stop > here:
                 break
-            section = self._sections.take(data[first:stop])  # a copy: more may be appended meanwhile
+            section = self._sections.take(data[start:stop])  # a copy: more may be appended meanwhile
             if section is not None:
                 self._note(section)
         self._sound = True

@@ -29,6 +29,7 @@ MAX_VERSION = 1 << 53  # numbers below it are exact in JSON
 MAX_TIME = 1 << 37  # seconds since the epoch: in the year 6325, which can still be written as a date
 
 Meta = Mapping[str, str | int | float]
+Buffer = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class Patch:
         return b"".join((self.head(), self.body))
 
     @classmethod
-    def unpack(cls, data: bytes | bytearray | memoryview, max_nbytes: int = MAX_NBYTES) -> Patch:
+    def unpack(cls, data: Buffer, max_nbytes: int = MAX_NBYTES) -> Patch:
         """Return the patch in ``data``.
 
         Errors: ``PayloadError`` for anything but the whole of one valid patch of at most ``max_nbytes``.
@@ -95,25 +96,26 @@ class Patch:
         require(len(view) <= max_nbytes, PayloadError, f"a patch of {len(view)} bytes; at most {max_nbytes}")
         start = HEAD.size + FIELDS.size
         require(len(view) >= start, PayloadError, f"a patch of {len(view)} bytes is cut short")
+        start += FIELDS.unpack_from(view, HEAD.size)[-2]
+        return cls.join(view[:start], view[start:])
+
+    @classmethod
+    def join(cls, head: Buffer, body: Buffer) -> Patch:
+        """Return the patch with this ``head()`` and body; the body is copied. Errors: as ``unpack``."""
+        view, start = memoryview(head), HEAD.size + FIELDS.size
+        require(len(view) >= start, PayloadError, f"the head of a patch, {len(view)} bytes, is cut short")
         magic, form, flags, zero, crc = HEAD.unpack_from(view)
         require(magic == MAGIC, PayloadError, "not a patch of a thinwire state")
         known = form == FORMAT and not flags and not zero
         require(known, PayloadError, f"patch format {form} is not {FORMAT}; update the older end")
         *numbers, digest, n_meta, n_body = FIELDS.unpack_from(view, HEAD.size)
-        whole = n_meta <= MAX_META and start + n_meta + n_body == len(view)
-        require(whole, PayloadError, f"a patch of {len(view)} bytes is not as long as it says")
-        require(zlib.crc32(view[HEAD.size :]) == crc, PayloadError, "a patch's checksum does not match")
-        meta = load_meta(bytes(view[start : start + n_meta]))
-        return cls(*_checked(*numbers), meta, digest.hex(), bytes(view[start + n_meta :]))
-
-
-def body_start(data: bytes | bytearray) -> int | None:
-    """Return where the body begins in a packed patch, None where too little of it is here to tell."""
-    start = HEAD.size + FIELDS.size
-    if len(data) < start:
-        return None
-    n_meta: int = FIELDS.unpack_from(data, HEAD.size)[-2]
-    return start + n_meta
+        lengths = n_meta <= MAX_META, start + n_meta == len(view), n_body == len(body)
+        n = len(view) + len(body)
+        require(all(lengths), PayloadError, f"a patch of {n} bytes is not as long as it says")
+        right = zlib.crc32(body, zlib.crc32(view[HEAD.size :])) == crc
+        require(right, PayloadError, "a patch's checksum does not match")
+        meta = load_meta(bytes(view[start:]))
+        return cls(*_checked(*numbers), meta, digest.hex(), bytes(body))
 
 
 def _checked(

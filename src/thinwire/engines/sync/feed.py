@@ -27,10 +27,11 @@ from thinwire.engines.sync.protocol import (
     Quiet,
     Same,
 )
-from thinwire.engines.sync.serving import CHECK_SHARE, Order, Parcel, Serving, Transfer
+from thinwire.engines.sync.serving import CHECK_SHARE, Order, Serving, Transfer
 from thinwire.links.events import Event, Kind
 from thinwire.links.hub import Hub
 from thinwire.links.inbox import renewed
+from thinwire.state.draft import Draft
 from thinwire.state.history import History
 from thinwire.state.patch import Version, dump_meta
 from thinwire.types import InputError, LinkError, PayloadError, require
@@ -64,7 +65,7 @@ class _Follower:
     claim: tuple[int, int] = (0, 0)  # version and hash that it said it holds
     told: bool = False  # whether it holds what is offered: it was told, or it does not
     serving: Serving = field(default_factory=Serving)
-    order: tuple[Order, Future[Parcel]] | None = None
+    order: tuple[Order, Future[Draft]] | None = None
     used: tuple[int, int] = (0, 0)  # the version that it will hold, and the one it holds
 
 
@@ -96,7 +97,7 @@ class Feed:
         self._making = Making(history, self._stir)
         self._followers: dict[bytes, _Follower] = {}
         self._moves, self._moved_at = float(MOVES), monotonic()
-        self._parked: OrderedDict[Parcel, float] = OrderedDict()
+        self._parked: OrderedDict[Draft, float] = OrderedDict()
         self._closing = self._news = False
         self._offers = not later
         self._quiet, self._tell_at, self._told = quiet, 0.0, 0.0
@@ -154,9 +155,9 @@ class Feed:
         Patches that are under way, or parked, count.
         """
         used = [follower.used for follower in list(self._followers.values())]
-        parcels = self._making.parcels()
-        coming = [number for number, _ in used] + [parcel.version for parcel in parcels]
-        return coming + [held for _, held in used] + [parcel.base for parcel in parcels]
+        drafts = self._making.drafts()
+        coming = [number for number, _ in used] + [draft.version for draft in drafts]
+        return coming + [held for _, held in used] + [draft.base for draft in drafts]
 
     # the thread
 
@@ -181,6 +182,7 @@ class Feed:
             self._take(event)
             touched.add(event.peer)
             timeout = 0.0
+        self._making.check()
         self._tell_quiet(monotonic())
         if self._news or not touched:
             self._news, touched = False, set(self._followers)
@@ -277,21 +279,21 @@ class Feed:
         name = self._name.ljust(MAX_NAME, b"\0")
         return LayoutIs(PROTOCOL, session, self.instance, self._digest, newest, name, memoryview(json))
 
-    def _resumed(self, hello: Hello) -> tuple[Parcel, int] | None:
-        """Return the parcel that a follower has a part of, if it is still of use to it."""
-        parcel = self._making.kept(hello.part_base, hello.part_version, hello.part_hash)
-        right = hello.instance == self.instance and parcel is not None
-        if parcel is None or not right or not 0 < hello.part < parcel.nbytes:
+    def _resumed(self, hello: Hello) -> tuple[Draft, int] | None:
+        """Return the draft that a follower has a part of, if it is still of use to it."""
+        draft = self._making.kept(hello.part_base, hello.part_version, hello.part_hash)
+        right = hello.instance == self.instance and draft is not None
+        if draft is None or not right or not 0 < hello.part <= draft.nbytes:
             return None
-        starts = not parcel.base or parcel.base_hash == hello.hash
-        return (parcel, hello.part) if starts and parcel.version > hello.version else None
+        starts = not draft.base or draft.base_hash == hello.hash
+        return (draft, hello.part) if starts and draft.version > hello.version else None
 
     def _part(self, follower: _Follower | None) -> None:
         """Keep what was being sent to a follower for a while: it may come back with the first part of it."""
         if follower is None or follower.serving.sending is None:
             return
-        self._parked[follower.serving.sending.parcel] = monotonic() + PARKED_FOR
-        self._parked.move_to_end(follower.serving.sending.parcel)
+        self._parked[follower.serving.sending.draft] = monotonic() + PARKED_FOR
+        self._parked.move_to_end(follower.serving.sending.draft)
         while len(self._parked) > PARKED:
             self._parked.popitem(last=False)
 
@@ -310,9 +312,9 @@ class Feed:
             self._tell_same(peer, follower)
         serving.messages(now, lambda message: self._hub.send(peer, message.pack()))
         if follower.order is None:
-            seconds = self._making.seconds
+            seconds, lead = self._making.seconds, self._making.lead
             compare = now >= self._compare_at and self._comparable(serving.sending)
-            wanted = serving.order(newest, now, seconds, compare)
+            wanted = serving.order(newest, now, seconds, compare, lead)
             if wanted is not None:
                 if wanted.compare:  # all followers together get this share of a core
                     self._compare_at = now + seconds / CHECK_SHARE
@@ -321,8 +323,8 @@ class Feed:
 
     def _comparable(self, sending: Transfer | None) -> bool:
         """Return whether there can be a fresh patch from where this one starts; else it were a keyframe."""
-        parcel = sending.parcel if sending is not None else None
-        return parcel is not None and self._known(parcel.base, parcel.base_hash) == parcel.base > 0
+        draft = sending.draft if sending is not None else None
+        return draft is not None and self._known(draft.base, draft.base_hash) == draft.base > 0
 
 
 def check_name(name: str) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from time import monotonic
 
-from thinwire.engines.sync.protocol import Begin, Chunk
+from thinwire.engines.sync.protocol import Begin, Chunk, End
 from thinwire.state.layout import Layout
-from thinwire.state.patch import MAX_META
+from thinwire.state.patch import Patch
 from thinwire.types import PayloadError, require
 
 ROOM = 1 << 20  # bytes that a patch may take beyond the words of the state
@@ -15,36 +15,32 @@ FACTOR = 2  # times the words that it may take: positions may cost as much as wh
 
 
 def most(layout: Layout) -> int:
-    """Return the bytes of the largest patch that is taken for a state."""
+    """Return the bytes of the largest body of a patch that is taken for a state."""
     words = sum(n * word.itemsize for word, n in layout.words.items())
-    return FACTOR * words + MAX_META + ROOM
+    return FACTOR * words + ROOM
 
 
 class Landing:
-    """The bytes of one transfer that are here. Errors: ``PayloadError``, and then it is of no more use.
+    """What is here of one transfer: bytes of a patch's body, at most ``limit``, and in the end its head.
 
-    One thread adds bytes, or drops it; another may wait for them.
+    One thread adds bytes, ends it or drops it; another may wait for them. Errors: ``PayloadError``, and then
+    it is of no more use.
     """
 
     def __init__(self, begin: Begin, limit: int, part: bytearray | None = None) -> None:
         at = len(part) if part is not None else 0
-        require(
-            begin.start == at <= begin.nbytes and begin.nbytes > 0,
-            PayloadError,
-            f"a patch of {begin.nbytes} bytes that begins at byte {begin.start}, expected at {at}",
-        )
-        require(
-            begin.nbytes <= limit, PayloadError, f"a patch of {begin.nbytes} bytes; at most {limit} are taken"
-        )
-        self.begin = begin
+        fits = begin.start == at
+        require(fits, PayloadError, f"a patch that begins at byte {begin.start}, expected at {at}")
+        self.begin, self._limit = begin, limit
         self.data = bytearray() if part is None else part  # grows as bytes come: a claim costs nothing
+        self.head = b""  # the patch's, which comes last
         self.dropped = False  # no more will come
         self.came = self._began = monotonic()  # when the newest bytes did
         self._news = threading.Condition()
 
     @property
     def whole(self) -> bool:
-        return len(self.data) == self.begin.nbytes
+        return bool(self.head)
 
     @property
     def seconds(self) -> float:
@@ -68,26 +64,39 @@ class Landing:
 
     def add(self, chunk: Chunk) -> None:
         """Append a chunk, which must be the next one."""
-        fits = chunk.at == len(self.data) and 0 < len(chunk.data) <= self.begin.nbytes - len(self.data)
+        here, n = len(self.data), len(chunk.data)
         require(
-            fits,
+            chunk.at == here and n > 0,
             PayloadError,
-            f"a chunk of {len(chunk.data)} bytes at {chunk.at}, expected at {len(self.data)} of "
-            f"{self.begin.nbytes}",
+            f"{n} bytes of a patch at {chunk.at}, expected at {here}",
+        )
+        require(
+            here + n <= self._limit, PayloadError, f"a patch of over {self._limit} bytes, too many for it"
         )
         with self._news:
             self.came = monotonic()
             self.data += chunk.data
             self._news.notify_all()
 
+    def end(self, end: End) -> None:
+        """Take the head: all of the body is here."""
+        here = len(self.data)
+        fits = 0 < end.nbytes == here and len(end.head) > 0
+        require(fits, PayloadError, f"the end of a patch of {end.nbytes} bytes, of which {here} are here")
+        with self._news:
+            self.came, self.head = monotonic(), bytes(end.head)
+            self._news.notify_all()
+
+    def patch(self) -> Patch:
+        """Return the patch, and let go of its bytes, which it has. Errors: ``PayloadError`` for none."""
+        patch, begin = Patch.join(self.head, self.data), self.begin
+        self.data = bytearray()
+        ends = (patch.base, patch.base_hash, patch.version, patch.hash)
+        if ends != (begin.base, begin.base_hash, begin.version, begin.hash):
+            raise PayloadError(f"a patch to version {patch.version} announced as one to {begin.version}")
+        return patch
+
     def continued_by(self, begin: Begin) -> bool:
         """Return whether ``begin`` goes on with this patch after a new connection."""
-        mine, theirs = self.begin, begin
-        same = (mine.base, mine.base_hash, mine.version, mine.hash, mine.nbytes) == (
-            theirs.base,
-            theirs.base_hash,
-            theirs.version,
-            theirs.hash,
-            theirs.nbytes,
-        )
-        return same and begin.start == len(self.data)
+        mine, theirs = ((b.base, b.base_hash, b.version, b.hash) for b in (self.begin, begin))
+        return mine == theirs and begin.start == len(self.data)

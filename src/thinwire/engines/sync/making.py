@@ -1,7 +1,7 @@
 """Patches for a feed's followers, made on threads of their own: the followers' other business goes on.
 
-A keyframe takes as long as the state is large, so there is a thread for these alone: nobody's patches wait
-for whoever joins late.
+A patch is there to be sent as soon as its first section is made. A keyframe takes as long as the state is
+large, so there is a thread for these alone: nobody's patches wait for whoever joins late.
 """
 
 from __future__ import annotations
@@ -12,60 +12,92 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from time import monotonic
 
-from thinwire.engines.sync.serving import Order, Parcel
+from thinwire.engines.sync.serving import Order
+from thinwire.links.inbox import renewed
+from thinwire.state.draft import Draft
 from thinwire.state.history import History
 
 YOUNG = 10.0  # seconds that a keyframe is given to whoever joins: then a fresh one spares them older contents
-FORGET = 0.5  # weight of the newest measurement in the mean time that a patch takes
+FORGET = 0.5  # weight of the newest measurement in the mean times that a patch takes
+
+
+class _Job:
+    """A draft that is made: ``begun`` when there is some of it to send, ``whole`` when there is all."""
+
+    def __init__(self) -> None:
+        self.begun: Future[Draft] = Future()
+        self.whole: Future[Draft] = Future()
+        self.lead = 0.0  # seconds until there was some
 
 
 class Making:
-    """Make parcels, one keyframe and one patch at a time; each calls ``ready``, on a thread here."""
+    """Make drafts, one keyframe and one patch at a time; each calls ``ready``, on a thread here."""
 
     def __init__(self, history: History, ready: Callable[[], None]) -> None:
         self._history, self._ready = history, ready
         self._patches = ThreadPoolExecutor(1, thread_name_prefix="patches")
         self._keyframes = ThreadPoolExecutor(1, thread_name_prefix="keyframes")
-        self._kept: weakref.WeakValueDictionary[tuple[int, int], Parcel] = weakref.WeakValueDictionary()
+        self._kept: weakref.WeakValueDictionary[tuple[int, int], Draft] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
-        self._jobs: dict[int, Future[Parcel]] = {}  # by base: followers at one version share the work
-        self._keyframe: weakref.ref[Parcel] | None = None  # made last, while somebody uses it
+        self._jobs: dict[int, _Job] = {}  # by base: followers at one version share the work
+        self._keyframe: weakref.ref[Draft] | None = None  # made last, while somebody uses it
         self._keyframe_at = 0.0
-        self.seconds = 0.0  # that a patch from a version takes, about
+        self._error: Exception | None = None
+        self.seconds = self.lead = 0.0  # that a patch from a version takes, and until its first bytes; about
 
-    def start(self, order: Order) -> Future[Parcel]:
-        """Return a future for the parcel of an order, shared with others that are waiting for the same."""
-        self._jobs = {base: job for base, job in self._jobs.items() if not job.done()}
+    def check(self) -> None:
+        """Raise what ended a draft that some may have been sent of already."""
+        if self._error is not None:
+            raise renewed(self._error)
+
+    def start(self, order: Order) -> Future[Draft]:
+        """Return a future for the draft of an order, shared with others that are waiting for the same.
+
+        It is done when there is some of it; for an order that compares, when it is whole.
+        """
+        self._jobs = {base: job for base, job in self._jobs.items() if not job.whole.done()}
         base = order.base if self._history.knows(order.base) else 0
-        found = self._jobs.get(base) or (None if base else self._lately(order.above))
+        found = self._under_way(base, order) or (None if base else self._lately(order.above))
         if found is None:
+            job = self._jobs[base] = _Job()
             pool = self._patches if base else self._keyframes
-            found = self._jobs[base] = pool.submit(self._make, base, not order.compare)
+            pool.submit(self._make, job, base, not order.compare)
+            found = job.whole if order.compare else job.begun
         found.add_done_callback(lambda _: self._ready())  # at once where it is there already
         return found
 
-    def _lately(self, above: int) -> Future[Parcel] | None:
+    def _under_way(self, base: int, order: Order) -> Future[Draft] | None:
+        """Return the future of what is made from ``base`` for others, None for nothing."""
+        job = self._jobs.get(base)
+        if job is None:
+            return None
+        old = (
+            job.begun.done() and job.begun.result().version <= order.above
+        )  # then another one comes after it
+        return job.whole if order.compare or old else job.begun
+
+    def _lately(self, above: int) -> Future[Draft] | None:
         """Return the keyframe made last, if it is of a version over ``above`` and still young.
 
         A patch must lead on from there: then one more follower takes no time and no memory.
         """
-        parcel, made_at = self._keyframe() if self._keyframe is not None else None, self._keyframe_at
-        if parcel is None or parcel.version <= above or monotonic() - made_at > YOUNG:
+        draft, made_at = self._keyframe() if self._keyframe is not None else None, self._keyframe_at
+        if draft is None or draft.version <= above or monotonic() - made_at > YOUNG:
             return None
-        if self._history.find(parcel.version, parcel.hash) != parcel.version:
+        if self._history.find(draft.version, draft.hash) != draft.version:
             return None
-        found: Future[Parcel] = Future()
-        found.set_result(parcel)
+        found: Future[Draft] = Future()
+        found.set_result(draft)
         return found
 
-    def kept(self, base: int, version: int, content: int) -> Parcel | None:
-        """Return a parcel that somebody still uses."""
+    def kept(self, base: int, version: int, content: int) -> Draft | None:
+        """Return a draft that somebody still uses."""
         with self._lock:
             found = self._kept.get((base, version))
         return found if found is not None and found.hash == content else None
 
-    def parcels(self) -> list[Parcel]:
-        """Return all parcels that somebody still uses; from any thread."""
+    def drafts(self) -> list[Draft]:
+        """Return all drafts that somebody still uses; from any thread."""
         with self._lock:
             return list(self._kept.values())
 
@@ -74,17 +106,37 @@ class Making:
         for pool in (self._patches, self._keyframes):
             pool.shutdown(cancel_futures=True)
 
-    def _make(self, base: int, mark: bool) -> Parcel:
+    def _make(self, job: _Job, base: int, mark: bool) -> None:
+        try:
+            job.whole.set_result(self._made(job, base, mark))
+        except Exception as e:
+            if job.begun.done():
+                self._error = e
+            else:
+                job.begun.set_exception(e)
+            job.whole.set_exception(e)
+        self._ready()
+
+    def _made(self, job: _Job, base: int, mark: bool) -> Draft:
         began = monotonic()
-        patch = self._history.patch(base or None, mark)
-        found = self.kept(patch.base, patch.version, patch.hash)
-        if found is None:
-            numbers = (patch.base, patch.base_hash, patch.version, patch.hash)
-            found = Parcel(*numbers, patch.body, patch.head())
-            with self._lock:
-                self._kept[patch.base, patch.version] = found
-        if not patch.base:
-            self._keyframe, self._keyframe_at = weakref.ref(found), monotonic()
+        patch = self._history.patch(base or None, mark, lambda draft: self._more(job, draft, began))
+        if not job.begun.done():  # it had been made before
+            kept = self.kept(patch.base, patch.version, patch.hash)
+            self._more(job, Draft.of(patch) if kept is None else kept, began)
+        draft = job.begun.result()
+        if not draft.base:
+            self._keyframe, self._keyframe_at = weakref.ref(draft), monotonic()
         else:
             self.seconds += FORGET * (monotonic() - began - self.seconds)
-        return found
+            self.lead += FORGET * (job.lead - self.lead)
+        return draft
+
+    def _more(self, job: _Job, draft: Draft, began: float) -> None:
+        """Let those who wait for a draft begin with it, or go on."""
+        if job.begun.done():
+            self._ready()
+            return
+        job.lead = monotonic() - began
+        with self._lock:
+            self._kept[draft.base, draft.version] = draft
+        job.begun.set_result(draft)  # which says that it is ready

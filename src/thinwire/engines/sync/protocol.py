@@ -1,8 +1,9 @@
 """The messages between a publisher's feed and a follower, each one frame: a kind, fixed fields, maybe a tail.
 
 After every connect a follower says HELLO and what it holds. The feed answers with LAYOUT, then come patches:
-BEGIN, CHUNK..., and ABANDON where a newer one made the rest useless. The follower acknowledges bytes (ACK),
-versions (DONE), or says that it could not use what came (AGAIN). ASK: the feed does not know this follower.
+BEGIN, CHUNK..., and END, or ABANDON where a newer one made the rest useless. The follower acknowledges bytes
+(ACK), versions (DONE), or says that it could not use what came (AGAIN). ASK: the feed does not know this
+follower.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, ClassVar, Self
 
 from thinwire.types import PayloadError, require
 
-PROTOCOL = 2
+PROTOCOL = 3
 MAGIC = b"TWSY"
 MAX_NAME = 64  # bytes of a state's name
 NOTHING = bytes(16)  # in place of an instance or a digest
@@ -115,27 +116,38 @@ class LayoutIs(Message):
 
 @dataclass(frozen=True)
 class Begin(Message):
-    """A patch follows, ``nbytes`` long, from byte ``start`` on."""
+    """A patch follows, from byte ``start`` of its body on; it may not be made to its end yet."""
 
     transfer: int
     base: int
     base_hash: int
     version: int
     hash: int
-    nbytes: int
     start: int
     KIND = 17
-    FIELDS = struct.Struct("<IQQQQQQ")
+    FIELDS = struct.Struct("<IQQQQQ")
 
 
 @dataclass(frozen=True)
 class Chunk(Message):
-    """The bytes of a patch from ``at`` on."""
+    """The bytes of a patch's body from ``at`` on."""
 
     transfer: int
     at: int
     data: memoryview | bytes
     KIND = 18
+    FIELDS = struct.Struct("<IQ")
+    TAIL = True
+
+
+@dataclass(frozen=True)
+class End(Message):
+    """The body of a patch, ``nbytes`` long, is complete; this is its head."""
+
+    transfer: int
+    nbytes: int
+    head: memoryview | bytes
+    KIND = 23
     FIELDS = struct.Struct("<IQ")
     TAIL = True
 
@@ -185,7 +197,7 @@ class Quiet(Message):
 
 
 UP = {m.KIND: m for m in (Hello, Ack, Done, Again)}
-DOWN = {m.KIND: m for m in (LayoutIs, Begin, Chunk, Abandon, Same, Quiet, Ask)}
+DOWN = {m.KIND: m for m in (LayoutIs, Begin, Chunk, End, Abandon, Same, Quiet, Ask)}
 
 
 def unpack(data: bytes | memoryview, kinds: dict[int, Any]) -> Any:

@@ -24,6 +24,7 @@ from thinwire.engines.sync.protocol import (
     Begin,
     Chunk,
     Done,
+    End,
     Hello,
     LayoutIs,
     Message,
@@ -237,8 +238,10 @@ class Reception:
             self._begin(message)
         elif isinstance(message, Chunk):
             self._chunk(message)
+        elif isinstance(message, End):
+            self._end(message)
         elif isinstance(message, Abandon):
-            if self._landing is not None and self._landing.begin.transfer == message.transfer:
+            if self._coming(message.transfer) is not None:
                 self._leave()
                 self.abandoned += 1
         elif isinstance(message, Same):
@@ -297,15 +300,23 @@ class Reception:
     def _chunk(self, chunk: Chunk) -> None:
         self._received += len(chunk.data)
         self.spoke.send(Ack(self._session, self._received).pack())
-        landing = self._landing
-        if landing is None or landing.begin.transfer != chunk.transfer:
-            return  # of a transfer that was given up
-        whole = chunk.at + len(chunk.data) == landing.begin.nbytes
-        with self._lock:  # it counts before it can have been applied, which empties it
+        landing = self._coming(chunk.transfer)
+        if landing is not None:
             landing.add(chunk)
-            self._pending += whole
-        if whole:
-            self._landing = None
+
+    def _end(self, end: End) -> None:
+        landing = self._coming(end.transfer)
+        if landing is None:
+            return
+        with self._lock:  # it counts before it can have been applied
+            landing.end(end)
+            self._pending += 1
+        self._landing = None
+
+    def _coming(self, transfer: int) -> Landing | None:
+        """Return what is coming, None where that is another transfer: this one was given up."""
+        landing = self._landing
+        return landing if landing is not None and landing.begin.transfer == transfer else None
 
     def _same(self, message: Same) -> None:
         held = self._target.held
@@ -372,14 +383,9 @@ class Reception:
         return reading
 
     def _apply(self, landing: Landing, reading: Reading | None) -> Message:
-        begin, nbytes = landing.begin, len(landing.data)
+        begin, nbytes = landing.begin, len(landing.head) + len(landing.data)
         try:
-            patch = Patch.unpack(landing.data, len(landing.data))
-            landing.data = bytearray()  # the patch has what is needed of it
-            ends = (patch.base, patch.base_hash, patch.version, patch.hash)
-            if ends != (begin.base, begin.base_hash, begin.version, begin.hash):
-                raise PayloadError(f"a patch to version {patch.version} announced as one to {begin.version}")
-            version = self._target.apply(patch, reading)
+            version = self._target.apply(landing.patch(), reading)
         except (PayloadError, DesyncError) as e:
             self._failure(e)
             held = self._target.held

@@ -1,8 +1,8 @@
 """What one follower is sent, and when: the newest version always wins. No threads, no sockets, no clock.
 
 A patch goes from what the follower will hold to what is newest when the line is nearly free; versions between
-are merged into it, so none ever waits in a queue. The next patch is made while the last bytes of one are on
-their way, and one that a fresh patch would overtake is given up.
+are merged into it, so none ever waits in a queue. A patch is sent while it is made, the next one is begun
+while the last bytes of one are on their way, and one that a fresh patch would overtake is given up.
 """
 
 from __future__ import annotations
@@ -13,33 +13,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from thinwire.engines.sync.pace import EARLY, Pace
-from thinwire.engines.sync.protocol import Abandon, Begin, Chunk, Message
+from thinwire.engines.sync.protocol import Abandon, Begin, Chunk, End, Message
+from thinwire.state.draft import Draft
 from thinwire.types import PayloadError, require
 
 UNPROVED = 1  # transfers on their way to being applied when another may begin: bounds the follower's memory
 CHECK_SHARE = 0.1  # of a transfer's time that may go into fresh patches made only to compare their size
-
-
-@dataclass(frozen=True, eq=False)
-class Parcel:
-    """A patch as bytes, its head and then its body, shared by all followers that it is sent to."""
-
-    base: int  # 0: a keyframe
-    base_hash: int
-    version: int
-    hash: int
-    body: bytes  # the history's own: a keyframe is as large as the state
-    head: bytes = b""
-
-    @property
-    def nbytes(self) -> int:
-        return len(self.head) + len(self.body)
-
-    def cut(self, start: int, nbytes: int) -> memoryview | bytes:
-        """Return the bytes from ``start`` on, at most ``nbytes``."""
-        start, stop = start - len(self.head), start - len(self.head) + nbytes
-        body = memoryview(self.body)[max(0, start) : max(0, stop)]
-        return body if start >= 0 else self.head[start:][:nbytes] + body
 
 
 class Order(NamedTuple):
@@ -56,10 +35,10 @@ class Order(NamedTuple):
 
 @dataclass
 class Transfer:
-    """A parcel on its way: ``at`` bytes of it have been handed to the link."""
+    """A draft on its way: ``at`` bytes of its body have been handed to the link."""
 
     number: int
-    parcel: Parcel
+    draft: Draft
     began: float
     at: int = 0
     compared: int = 0  # newest version that this one was compared with
@@ -67,7 +46,8 @@ class Transfer:
 
     @property
     def left(self) -> int:
-        return self.parcel.nbytes - self.at
+        """Bytes that are there to be sent; more may come until the draft is whole."""
+        return self.draft.nbytes - self.at
 
 
 def useless(left: int, fresh: int) -> bool:
@@ -92,7 +72,7 @@ class Serving:
         self.unproved: deque[Transfer] = deque()  # sent, and not yet applied
         self.delivered = 0  # transfers applied
         self.abandoned = 0
-        self._next: Parcel | None = None
+        self._next: Draft | None = None
         self._outbox: deque[Message] = deque()
         self._ordered: Order | None = None
         self._comparing: Transfer | None = None
@@ -101,8 +81,8 @@ class Serving:
 
     # what happened
 
-    def hello(self, held: int, part: tuple[Parcel, int] | None, now: float, floor: int = 0) -> None:
-        """Start afresh with a follower that holds ``held``, and so many bytes of a parcel: its ``part``.
+    def hello(self, held: int, part: tuple[Draft, int] | None, now: float, floor: int = 0) -> None:
+        """Start afresh with a follower that holds ``held``, and so many bytes of a draft: its ``part``.
 
         ``floor``: the number it knows that by; it takes none that is not above.
         """
@@ -118,9 +98,9 @@ class Serving:
         """
         if not self.unproved or self.unproved[0].number != number:
             return False
-        parcel = self.unproved.popleft().parcel
-        right = (version, content) == (parcel.version, parcel.hash)
-        require(right, PayloadError, f"version {version} is held where {parcel.version} was sent")
+        draft = self.unproved.popleft().draft
+        right = (version, content) == (draft.version, draft.hash)
+        require(right, PayloadError, f"version {version} is held where {draft.version} was sent")
         self.held, self.delivered = version, self.delivered + 1
         self._floor = max(self._floor, version)
         return True
@@ -134,17 +114,17 @@ class Serving:
             self._outbox.append(Abandon(self.sending.number, 0))
         self._restart(held)
 
-    def made(self, order: Order, parcel: Parcel, now: float) -> None:
-        """Take the parcel that an order asked for; one that is not wanted any more is dropped."""
+    def made(self, order: Order, draft: Draft, now: float) -> None:
+        """Take the draft that an order asked for; one that is not wanted any more is dropped."""
         if self._ordered is None or order.number != self._ordered.number:
             return
         compared, self._ordered, self._comparing = self._comparing, None, None
         if compared is None:
             # begun for others, it may be of a version before what this one holds: then another is ordered
-            self._next = parcel if parcel.version > order.above else None
-        elif self.sending is compared and useless(compared.left, parcel.nbytes):
-            self._outbox.append(Abandon(compared.number, parcel.version))
-            self.sending, self._next, self.abandoned = None, parcel, self.abandoned + 1
+            self._next = draft if draft.version > order.above else None
+        elif self.sending is compared and useless(compared.left, draft.nbytes):
+            self._outbox.append(Abandon(compared.number, draft.version))
+            self.sending, self._next, self.abandoned = None, draft, self.abandoned + 1
 
     # what to do
 
@@ -152,22 +132,25 @@ class Serving:
     def expected(self) -> int:
         """The version that the follower holds once all that was begun is applied."""
         last = self.sending or (self.unproved[-1] if self.unproved else None)
-        return last.parcel.version if last is not None else self.held
+        return last.draft.version if last is not None else self.held
 
-    def order(self, newest: int, now: float, making: float, compare: bool = True) -> Order | None:
+    def order(
+        self, newest: int, now: float, making: float, compare: bool = True, lead: float | None = None
+    ) -> Order | None:
         """Return the patch that should be made now, if any; it takes about ``making`` seconds.
 
         ``compare``: whether one may be made only to see whether it is smaller than what is left to send.
+        ``lead``: seconds until the first of it can be sent, where that is before it is whole.
         """
         if not self.greeted or self._ordered is not None or self._next is not None:
             return None
-        if newest > max(self.expected, self._floor) and self._nearly_free(making):
+        if newest > max(self.expected, self._floor) and self._nearly_free(making if lead is None else lead):
             return self._placed(self.expected)
         sending = self.sending
         if compare and sending is not None and self._worth_comparing(sending, newest, now, making):
             sending.compared, sending.compared_at = newest, now
             self._comparing = sending
-            return self._placed(sending.parcel.base, compare=True)
+            return self._placed(sending.draft.base, compare=True)
         return None
 
     def messages(self, now: float, send: Callable[[Message], bool] = lambda message: True) -> list[Message]:
@@ -191,46 +174,54 @@ class Serving:
         self._ordered = Order(base, self._orders, compare, max(base, self._floor))
         return self._ordered
 
-    def _begin(self, parcel: Parcel, now: float, start: int) -> None:
+    def _begin(self, draft: Draft, now: float, start: int) -> None:
         self._numbers += 1
-        self.sending = Transfer(self._numbers, parcel, now, start, parcel.version, now)
-        p = parcel
-        ends = (p.base, p.base_hash, p.version, p.hash)
-        self._outbox.append(Begin(self._numbers, *ends, p.nbytes, start))
+        self.sending = Transfer(self._numbers, draft, now, start, draft.version, now)
+        ends = (draft.base, draft.base_hash, draft.version, draft.hash)
+        self._outbox.append(Begin(self._numbers, *ends, start))
 
     def _upcoming(self, now: float) -> Message | None:
         """Return what should be sent next; None where nothing should be now."""
         free = not self._outbox and self.sending is None and len(self.unproved) <= UNPROVED
         if free and self._next is not None:
-            parcel, self._next = self._next, None
-            self._begin(parcel, now, 0)
+            draft, self._next = self._next, None
+            self._begin(draft, now, 0)
         if self._outbox:
             return self._outbox[0]
         sending = self.sending
-        if sending is None or not self.pace.room:
+        if sending is None:
             return None
-        return Chunk(sending.number, sending.at, sending.parcel.cut(sending.at, self.pace.chunk))
+        whole = sending.draft.whole  # asked first: what is there then is all
+        if not sending.left:
+            return End(sending.number, sending.at, sending.draft.head) if whole else None
+        if not self.pace.room:
+            return None
+        return Chunk(sending.number, sending.at, sending.draft.cut(sending.at, self.pace.chunk))
 
     def _sent(self, message: Message, now: float) -> None:
         """Move on: ``message``, which was upcoming, was taken by the link."""
         sending = self.sending
-        if sending is None or not isinstance(message, Chunk):
-            self._outbox.popleft()
-            return
-        self.pace.sent(len(message.data), now)
-        sending.at += len(message.data)
-        if not sending.left:
+        if sending is not None and isinstance(message, Chunk):
+            self.pace.sent(len(message.data), now)
+            sending.at += len(message.data)
+        elif sending is not None and isinstance(message, End):
             self.unproved.append(sending)
             self.sending = None
+        else:
+            self._outbox.popleft()
 
-    def _nearly_free(self, making: float) -> bool:
-        """Return whether a patch that is begun now would be made just when the line is free."""
+    def _nearly_free(self, lead: float) -> bool:
+        """Return whether a patch that is begun now would be there just when the line is free."""
+        if self.sending is not None and not self.sending.draft.whole:
+            return False
         left = self.sending.left if self.sending is not None else 0
         begun = len(self.unproved) + (self.sending is not None)
-        return begun <= UNPROVED and self.pace.queued(left) <= making + EARLY
+        return begun <= UNPROVED and self.pace.queued(left) <= lead + EARLY
 
     def _worth_comparing(self, sending: Transfer, newest: int, now: float, making: float) -> bool:
-        if not sending.parcel.base or newest <= sending.compared:  # a keyframe is as large as the last one
+        if not sending.draft.base or newest <= sending.compared:  # a keyframe is as large as the last one
+            return False
+        if not sending.draft.whole:  # nobody knows yet how much is left
             return False
         long = sending.left > 2 * self.pace.window and self.pace.queued(sending.left) > 2 * making
         return long and now - sending.compared_at >= making / CHECK_SHARE
