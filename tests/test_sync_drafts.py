@@ -19,7 +19,7 @@ from thinwire.engines.sync.publisher import Publisher
 from thinwire.engines.sync.relay import Relay
 from thinwire.engines.sync.serving import Order, Serving
 from thinwire.state import body
-from thinwire.state.history import History
+from thinwire.state.history import CACHED, History
 from thinwire.state.layout import Layout
 from thinwire.state.patch import FIELDS, HEAD
 from thinwire.state.replica import Replica
@@ -39,7 +39,7 @@ def until(done: Callable[[], object]) -> None:
 
 @pytest.fixture
 def w(monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Tensor]:
-    states.in_sections(monkeypatch, WIDTH - 100)  # some values may move by nothing
+    states.in_sections(monkeypatch, WIDTH)
     monkeypatch.setattr(body, "PAGE", WIDTH)
     return {f"w{i}": torch.randn(WIDTH, generator=torch.Generator().manual_seed(i)) for i in range(4)}
 
@@ -73,7 +73,7 @@ class Held:
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
     made = Held(monkeypatch)
     yield made
-    made.let()  # else a test that fails waits for what it held
+    made.let()
 
 
 def come(f: Follower) -> int:
@@ -84,7 +84,7 @@ def come(f: Follower) -> int:
 
 def train(w: dict[str, torch.Tensor]) -> None:
     for x in w.values():
-        x += 0.01 * torch.randn(WIDTH)
+        x *= 1.01  # each element moves, so that each tensor is a section
 
 
 def same(f: Follower, w: dict[str, torch.Tensor]) -> bool:
@@ -224,6 +224,72 @@ def test_who_needs_a_newer_version_than_the_one_being_made_waits_for_another(
     making.close()
 
 
+def test_whoever_waits_is_told_of_each_section_of_the_end_and_of_an_error(
+    w: dict[str, torch.Tensor], held: Held
+) -> None:
+    history = History(Layout.of(w))
+    held("whole")
+    history.publish(w)
+    called = list[int]()
+    making = Making(history, lambda: called.append(1))
+    future = making.start(Order(0, 1))
+    for _ in range(4):
+        before = len(called)
+        held.let(1)
+        until(lambda n=before: len(called) > n)
+        sleep(0.05)
+    before, growing = len(called), future.result(LONG)
+    assert not growing.whole
+    held.let(1)
+    until(lambda: len(called) > before)
+    assert growing.whole
+    making.check()
+    train(w)
+    history.publish(w)
+    again = making.start(Order(0, 2, above=1))
+    held.let(1)
+    again.result(LONG)
+    before, held.error = len(called), OSError("in the midst")
+    held.let(1)
+    until(lambda: len(called) > before)
+    with pytest.raises(OSError, match="in the midst"):
+        making.check()
+    making.close()
+
+
+def test_a_patch_made_again_is_in_memory_once(w: dict[str, torch.Tensor]) -> None:
+    history = History(Layout.of(w), budget=1 << 30)
+    for _ in range(CACHED + 2):
+        history.publish(w)
+        train(w)
+    making = Making(history, lambda: None)
+    first = making.start(Order(1, 1)).result(LONG)
+    until(lambda: first.whole)
+    others = [making.start(Order(base, base)).result(LONG) for base in range(2, CACHED + 2)]
+    again = making.start(Order(1, 99)).result(LONG)
+    assert again is first and first in making.drafts() and len(making.drafts()) == len(others) + 1
+    making.close()
+
+
+def test_small_tensors_made_first_do_not_pass_for_the_lead(w: dict[str, torch.Tensor], held: Held) -> None:
+    """Narrow words come first: a section of a few bytes is no reason to begin the next patch late."""
+    state = {"mask": torch.rand(9) < 0.5, **w}
+    history = History(Layout.of(state))
+    history.publish(state)
+    train(w)
+    history.publish(state)
+    held()
+    making = Making(history, lambda: None)
+    begun = making.start(Order(1, 1))
+    held.let(1)
+    assert begun.result(LONG).nbytes < 100
+    sleep(0.5)
+    held.let()
+    until(lambda: making.seconds > 0)
+    assert 0.2 < making.lead <= making.seconds  # half of the newest measurement
+    making.close()
+
+
 def test_a_keyframe_in_sections_is_read_as_in_one(w: dict[str, torch.Tensor]) -> None:
     state = w | {"n": torch.arange(9), "b": torch.rand(5) < 0.5, "half": torch.randn(50_000).half()}
     history = History(Layout.of(state))
@@ -231,7 +297,7 @@ def test_a_keyframe_in_sections_is_read_as_in_one(w: dict[str, torch.Tensor]) ->
     sizes = list[int]()
     patch = history.patch(more=lambda growing: sizes.append(growing.nbytes))
     words = {layout.word.itemsize for layout in history.layout.slots}
-    assert len(sizes) == 1 + patch.body[1] > len(words) + 2 and sizes[-1] == sizes[-2] == len(patch.body)
+    assert len(sizes) == patch.body[1] > len(words) + 1 and sizes[-1] == len(patch.body)
     replica = Replica(history.layout)
     assert replica.apply(states.over_the_wire(patch)).hash == version.hash
     replica.swap()

@@ -20,7 +20,7 @@ import states
 from slow_proxy import SlowProxy
 from tcp_proxy import DOWN, TcpProxy
 from thinwire.engines.sync.follower import Follower
-from thinwire.engines.sync.landing import Landing
+from thinwire.engines.sync.landing import Landing, most
 from thinwire.engines.sync.protocol import (
     MAGIC,
     MAX_NAME,
@@ -1009,22 +1009,41 @@ def liar() -> Iterator[Liar]:
 
 
 def test_hostile_publishers_change_nothing_and_end_in_a_payload_error(liar: Liar) -> None:
-    huge = Begin(1, 0, 0, 1, 2, 2**63)
     amid = Begin(1, 0, 0, 1, 2, 500)  # goes on with what never began
+    begin = Begin(1, 0, 0, 1, 2, 0)
+    nothing = begin, End(1, 0, b"head")
+    longer = begin, Chunk(1, 0, b"body"), End(1, 5, b"head")
+    more = begin, Chunk(1, 0, b"body"), End(1, 4, bytes(1 << 20))  # than any head has
+    far = begin, Chunk(1, 5, b"body")
     with Follower(HOST, liar.hub.port) as f:
         hello = liar.greet()
-        for message in (Chunk(5, 0, b"of no transfer"), Same(9, 1234, 0.0)):
+        for message in (Chunk(5, 0, b"of no transfer"), End(5, 14, b"head"), Same(9, 1234, 0.0)):
             liar.hub.send(liar.peer, message.pack())
         assert isinstance(liar.hear(), Ack)
-        for message in (huge, amid, huge, amid):
-            liar.hub.send(liar.peer, message.pack())
+        for messages in (nothing, longer, more, far):
+            for message in messages:
+                liar.hub.send(liar.peer, message.pack())
             again = liar.hear()
+            while isinstance(again, Ack):
+                again = liar.hear()
             assert isinstance(again, Hello) and again.version == 0 and f.status.error is None
             liar.answer(again.session, b"")
-        liar.hub.send(liar.peer, huge.pack())  # one too many
+        liar.hub.send(liar.peer, amid.pack())  # one too many
         with pytest.raises(PayloadError):
             f.wait(1, LONG)
         assert f.held.number == 0 and hello.version == 0
+
+
+def test_a_patch_longer_than_the_state_can_need_is_refused_as_it_grows(liar: Liar) -> None:
+    with Follower(HOST, liar.hub.port) as f:
+        liar.greet()
+        liar.hub.send(liar.peer, Begin(1, 0, 0, 1, 2, 0).pack())
+        limit, at, answer = most(liar.layout), 0, None
+        while not isinstance(answer, Hello):
+            assert at <= limit + (1 << 20)
+            liar.hub.send(liar.peer, Chunk(1, at, bytes(1 << 20)).pack())
+            at, answer = at + (1 << 20), liar.hear()
+        assert at > limit and f.held.number == 0 and f.status.error is None
 
 
 def test_a_patch_of_garbage_or_with_a_wrong_hash_is_never_held(liar: Liar) -> None:

@@ -253,8 +253,9 @@ class History:
 
         All versions between are merged. Both ends are kept for a while after this, unless ``mark`` is False:
         then it was made to see how large it is, or somebody says what is in use. ``more`` is called with the
-        draft, on this thread, whenever there is more of one that is being made. Errors: ``InputError`` when
-        there is none yet, or none after base.
+        draft, on this thread, whenever there is more of it; whoever sends it finishes it.
+
+        Errors: ``InputError`` when there is none yet, or none after base.
         """
         if base:
             with self._patches.lock:
@@ -308,9 +309,12 @@ class History:
                 self.layout, changes, lambda i, *run: past.before(merged.changes[i], i, *run)
             )
             draft = Draft(merged.base, merged.hash, target.number, target.hash)
-            return self._drafted(draft, sections, target, more)
+            for section in sections:
+                draft.add(section)
+                more(draft)
         finally:
             self._forget(past)
+        return self._patch(draft, target)
 
     def _remember(self) -> Past:
         """Return the words of the newest version, which stay readable until they are forgotten."""
@@ -338,20 +342,17 @@ class History:
             self._keyframes.under_way = Ends(0, target.number)
         numels = [piece.numel for piece in self.layout.blocks()]
         try:
-            sections = body.whole(self.layout, lambda i: past.words(i, 0, numels[i]))
-            return self._drafted(Draft(0, 0, target.number, target.hash), sections, target, more)
+            draft = Draft(0, 0, target.number, target.hash)
+            for section in body.whole(self.layout, lambda i: past.words(i, 0, numels[i])):
+                draft.add(section)
+                more(draft)
         finally:
             self._forget(past)
+        return self._patch(draft, target)
 
-    def _drafted(self, draft: Draft, sections: Iterable[list[bytes]], target: Version, more: More) -> Patch:
-        for section in sections:
-            draft.add(section)
-            more(draft)
+    def _patch(self, draft: Draft, target: Version) -> Patch:
         about = target.published, target.meta, self.layout.digest
-        patch = Patch(draft.base, draft.version, draft.base_hash, draft.hash, *about, draft.body)
-        draft.finish(patch)
-        more(draft)
-        return patch
+        return Patch(draft.base, draft.version, draft.base_hash, draft.hash, *about, draft.body)
 
     def save(self, path: str | Path) -> None:
         """Write the newest version as a file: who starts again from it knows what followers hold of it.

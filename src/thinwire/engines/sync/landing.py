@@ -7,17 +7,18 @@ from time import monotonic
 
 from thinwire.engines.sync.protocol import Begin, Chunk, End
 from thinwire.state.layout import Layout
-from thinwire.state.patch import Patch
+from thinwire.state.patch import FIELDS, HEAD, MAX_META, Patch
 from thinwire.types import PayloadError, require
 
 ROOM = 1 << 20  # bytes that a patch may take beyond the words of the state
+MAX_HEAD = HEAD.size + FIELDS.size + MAX_META  # bytes
 FACTOR = 2  # times the words that it may take: positions may cost as much as what changed
 
 
 def most(layout: Layout) -> int:
-    """Return the bytes of the largest body of a patch that is taken for a state."""
+    """Return the bytes of the largest patch that is taken for a state."""
     words = sum(n * word.itemsize for word, n in layout.words.items())
-    return FACTOR * words + ROOM
+    return FACTOR * words + MAX_META + ROOM
 
 
 class Landing:
@@ -81,7 +82,7 @@ class Landing:
     def end(self, end: End) -> None:
         """Take the head: all of the body is here."""
         here = len(self.data)
-        fits = 0 < end.nbytes == here and len(end.head) > 0
+        fits = 0 < end.nbytes == here and 0 < len(end.head) <= MAX_HEAD
         require(fits, PayloadError, f"the end of a patch of {end.nbytes} bytes, of which {here} are here")
         with self._news:
             self.came, self.head = monotonic(), bytes(end.head)

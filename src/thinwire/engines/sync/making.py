@@ -17,17 +17,27 @@ from thinwire.links.inbox import renewed
 from thinwire.state.draft import Draft
 from thinwire.state.history import History
 
+WORTH = 1 / 16  # of a draft's bytes: its first section may be of a small tensor alone
 YOUNG = 10.0  # seconds that a keyframe is given to whoever joins: then a fresh one spares them older contents
 FORGET = 0.5  # weight of the newest measurement in the mean times that a patch takes
 
 
 class _Job:
-    """A draft that is made: ``begun`` when there is some of it to send, ``whole`` when there is all."""
+    """A draft that is made: ``begun`` when there is some of it to send, ``whole`` when there is all.
 
-    def __init__(self) -> None:
+    ``sent``: somebody waits for it who will send it; else it is made to see how large it is.
+    """
+
+    def __init__(self, base: int, sent: bool) -> None:
+        self.base, self.sent = base, sent
+        self.began = monotonic()
         self.begun: Future[Draft] = Future()
         self.whole: Future[Draft] = Future()
-        self.lead = 0.0  # seconds until there was some
+        self.grown: list[tuple[float, int]] = []  # when there was more of it [s], and how many bytes then
+
+    def lead(self, nbytes: int) -> float:
+        """Return the seconds until there was a share of all its ``nbytes`` that is worth to be sent."""
+        return next((at - self.began for at, n in self.grown if n >= WORTH * nbytes), 0.0)
 
 
 class Making:
@@ -59,9 +69,8 @@ class Making:
         base = order.base if self._history.knows(order.base) else 0
         found = self._under_way(base, order) or (None if base else self._lately(order.above))
         if found is None:
-            job = self._jobs[base] = _Job()
-            pool = self._patches if base else self._keyframes
-            pool.submit(self._make, job, base, not order.compare)
+            job = self._jobs[base] = _Job(base, not order.compare)
+            (self._patches if base else self._keyframes).submit(self._make, job)
             found = job.whole if order.compare else job.begun
         found.add_done_callback(lambda _: self._ready())  # at once where it is there already
         return found
@@ -106,9 +115,9 @@ class Making:
         for pool in (self._patches, self._keyframes):
             pool.shutdown(cancel_futures=True)
 
-    def _make(self, job: _Job, base: int, mark: bool) -> None:
+    def _make(self, job: _Job) -> None:
         try:
-            job.whole.set_result(self._made(job, base, mark))
+            job.whole.set_result(self._made(job))
         except Exception as e:
             if job.begun.done():
                 self._error = e
@@ -117,26 +126,35 @@ class Making:
             job.whole.set_exception(e)
         self._ready()
 
-    def _made(self, job: _Job, base: int, mark: bool) -> Draft:
-        began = monotonic()
-        patch = self._history.patch(base or None, mark, lambda draft: self._more(job, draft, began))
+    def _made(self, job: _Job) -> Draft:
+        job.began = monotonic()
+        patch = self._history.patch(job.base or None, job.sent, lambda draft: self._more(job, draft))
         if not job.begun.done():  # it had been made before
-            kept = self.kept(patch.base, patch.version, patch.hash)
-            self._more(job, Draft.of(patch) if kept is None else kept, began)
+            self._more(job, Draft.of(patch))
         draft = job.begun.result()
+        if not draft.whole:
+            draft.finish(patch)
+        self._keep(draft)
         if not draft.base:
             self._keyframe, self._keyframe_at = weakref.ref(draft), monotonic()
         else:
-            self.seconds += FORGET * (monotonic() - began - self.seconds)
-            self.lead += FORGET * (job.lead - self.lead)
+            self.seconds += FORGET * (monotonic() - job.began - self.seconds)
+            self.lead += FORGET * (job.lead(draft.nbytes) - self.lead)
         return draft
 
-    def _more(self, job: _Job, draft: Draft, began: float) -> None:
+    def _more(self, job: _Job, draft: Draft) -> None:
         """Let those who wait for a draft begin with it, or go on."""
+        job.grown.append((monotonic(), draft.nbytes))
         if job.begun.done():
             self._ready()
             return
-        job.lead = monotonic() - began
+        kept = self.kept(draft.base, draft.version, draft.hash)
+        if kept is not None and kept.whole:
+            draft = kept  # made again, but once in memory is enough
+        elif job.sent:
+            self._keep(draft)
+        job.begun.set_result(draft)  # which says that it is ready
+
+    def _keep(self, draft: Draft) -> None:
         with self._lock:
             self._kept[draft.base, draft.version] = draft
-        job.begun.set_result(draft)  # which says that it is ready

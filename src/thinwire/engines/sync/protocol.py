@@ -59,7 +59,7 @@ class Hello(Message):
     part_base: int
     part_version: int
     part_hash: int
-    part: int  # bytes of that patch
+    part: int  # bytes of its body
     KIND = 1
     FIELDS = struct.Struct("<4sBI16s16sQQQQQQQ")
 
