@@ -19,9 +19,10 @@ from thinwire.engines.sync.publisher import Publisher
 from thinwire.engines.sync.relay import Relay
 from thinwire.engines.sync.serving import Order, Serving
 from thinwire.state import body
+from thinwire.state.draft import Draft
 from thinwire.state.history import CACHED, History
 from thinwire.state.layout import Layout
-from thinwire.state.patch import FIELDS, HEAD
+from thinwire.state.patch import FIELDS, HEAD, Patch
 from thinwire.state.replica import Replica
 
 pytest.importorskip("zstandard")
@@ -267,7 +268,33 @@ def test_a_patch_made_again_is_in_memory_once(w: dict[str, torch.Tensor]) -> Non
     until(lambda: first.whole)
     others = [making.start(Order(base, base)).result(LONG) for base in range(2, CACHED + 2)]
     again = making.start(Order(1, 99)).result(LONG)
-    assert again is first and first in making.drafts() and len(making.drafts()) == len(others) + 1
+    assert again is first and first in making.drafts()[0] and len(making.drafts()[0]) == len(others) + 1
+    making.close()
+
+
+def test_where_a_patch_made_to_compare_leads_is_never_forgotten(
+    w: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not between its making and its sending either: the next patch starts from there, or is a keyframe."""
+    history = History(Layout.of(w), budget=1)
+    making = Making(history, lambda: None)
+    history.keep(lambda: [draft.version for drafts in making.drafts() for draft in drafts])
+    history.publish(w)
+    finish, known = Draft.finish, list[bool]()
+
+    def meanwhile(draft: Draft, patch: Patch) -> None:
+        for _ in range(5):
+            train(w)
+            history.publish(w)
+        known.append(history.knows(draft.version))
+        finish(draft, patch)
+
+    monkeypatch.setattr(Draft, "finish", meanwhile)
+    train(w)
+    history.keep(lambda: [1])  # what the follower holds
+    history.publish(w)
+    made = making.start(Order(1, 1, compare=True)).result(LONG)
+    assert made.version == 2 and known == [True] and making.drafts()[0] == [made]
     making.close()
 
 

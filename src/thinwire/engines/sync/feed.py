@@ -155,9 +155,10 @@ class Feed:
         Patches that are under way, or parked, count.
         """
         used = [follower.used for follower in list(self._followers.values())]
-        drafts = self._making.drafts()
+        drafts, trial = self._making.drafts()
         coming = [number for number, _ in used] + [draft.version for draft in drafts]
-        return coming + [held for _, held in used] + [draft.base for draft in drafts]
+        held = [held for _, held in used] + [draft.base for draft in drafts]
+        return coming + held + [number for draft in trial for number in (draft.version, draft.base)]
 
     # the thread
 

@@ -36,7 +36,7 @@ class _Job:
         self.grown: list[tuple[float, int]] = []  # when there was more of it [s], and how many bytes then
 
     def lead(self, nbytes: int) -> float:
-        """Return the seconds until there was a share of all its ``nbytes`` that is worth to be sent."""
+        """Return the seconds until there was a share of all its ``nbytes`` that is worth sending."""
         return next((at - self.began for at, n in self.grown if n >= WORTH * nbytes), 0.0)
 
 
@@ -52,11 +52,12 @@ class Making:
         self._jobs: dict[int, _Job] = {}  # by base: followers at one version share the work
         self._keyframe: weakref.ref[Draft] | None = None  # made last, while somebody uses it
         self._keyframe_at = 0.0
+        self._trial: Draft | None = None  # made to see how large it is; it may be sent yet
         self._error: Exception | None = None
         self.seconds = self.lead = 0.0  # that a patch from a version takes, and until its first bytes; about
 
     def check(self) -> None:
-        """Raise what ended a draft that some may have been sent of already."""
+        """Raise what ended a draft of which some may have been sent already."""
         if self._error is not None:
             raise renewed(self._error)
 
@@ -80,9 +81,7 @@ class Making:
         job = self._jobs.get(base)
         if job is None:
             return None
-        old = (
-            job.begun.done() and job.begun.result().version <= order.above
-        )  # then another one comes after it
+        old = job.begun.done() and job.begun.result().version <= order.above  # another one comes after it
         return job.whole if order.compare or old else job.begun
 
     def _lately(self, above: int) -> Future[Draft] | None:
@@ -105,10 +104,10 @@ class Making:
             found = self._kept.get((base, version))
         return found if found is not None and found.hash == content else None
 
-    def drafts(self) -> list[Draft]:
-        """Return all drafts that somebody still uses; from any thread."""
+    def drafts(self) -> tuple[list[Draft], list[Draft]]:
+        """Return all drafts that somebody still uses, and one that may be of use; from any thread."""
         with self._lock:
-            return list(self._kept.values())
+            return list(self._kept.values()), [self._trial] if self._trial is not None else []
 
     def close(self) -> None:
         """End the threads once they are done with what they make."""
@@ -153,8 +152,11 @@ class Making:
             draft = kept  # made again, but once in memory is enough
         elif job.sent:
             self._keep(draft)
+        else:
+            self._trial = draft  # known before its versions are forgotten by who made it
         job.begun.set_result(draft)  # which says that it is ready
 
     def _keep(self, draft: Draft) -> None:
         with self._lock:
             self._kept[draft.base, draft.version] = draft
+            self._trial = None if self._trial is draft else self._trial

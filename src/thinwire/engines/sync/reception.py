@@ -281,9 +281,8 @@ class Reception:
         if self._layout is None:
             raise PayloadError("a patch before the layout")
         goes_on = part is not None and begin.start > 0 and part.continued_by(begin)
-        self._landing = Landing(
-            begin, most(self._layout), part.data if part is not None and goes_on else None
-        )
+        here = part.data if part is not None and goes_on else None
+        self._landing = Landing(begin, most(self._layout), here)
         self._todo.put(self._landing)
 
     def _set_aside(self) -> None:
