@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from thinwire.state import body, classes, parting
+from thinwire.state.draft import Draft
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.state.patch import Patch, Version
@@ -74,6 +75,14 @@ def copy_of(replica: Replica) -> Replica:
     other._install(replica._newest().words.copy(), replica.held)
     other.swap()
     return other
+
+
+def draft(base: int, version: int, nbytes: int, whole: bool = True) -> Draft:
+    """Return a draft of so many bytes, all zeros."""
+    made = Draft(base, base and 1000 + base, version, 1000 + version)
+    made.add([bytes(nbytes)])
+    made.head = b"head" if whole else b""
+    return made
 
 
 def over_the_wire(patch: Patch) -> Patch:

@@ -37,7 +37,6 @@ from thinwire.engines.sync.watch import Watch
 from thinwire.state import history as histories
 from thinwire.state import intake
 from thinwire.state import log as logs
-from thinwire.state.draft import Draft
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.state.replica import Replica
@@ -354,10 +353,7 @@ def test_what_the_link_does_not_take_is_sent_again() -> None:
     serving.hello(0, None, 0.0)
     order = serving.order(1, 0.0, 0.0)
     assert order is not None
-    draft = Draft(0, 0, 1, 1001)
-    draft.add([bytes(20_000)])
-    draft.head = b"head"
-    serving.made(order, draft, 0.0)
+    serving.made(order, states.draft(0, 1, 20_000), 0.0)
     asked, total = list[Message](), 0
 
     def send(message: Message) -> bool:

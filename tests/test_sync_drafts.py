@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import states
+from states import draft
 from tcp_proxy import TcpProxy
-from test_sync_serving import draft
 from thinwire.engines.sync.follower import Follower
 from thinwire.engines.sync.making import Making
 from thinwire.engines.sync.protocol import Begin, Chunk, End

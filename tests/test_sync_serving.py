@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from states import draft
 from thinwire.engines.sync.landing import Landing
 from thinwire.engines.sync.making import Making
 from thinwire.engines.sync.pace import CHUNK_TIME, EARLY, MIN_CHUNK, SLACK, STALE, Pace
@@ -37,13 +38,6 @@ from thinwire.state.layout import Layout
 from thinwire.types import PayloadError
 
 MBIT = 125_000.0  # bytes/s
-
-
-def draft(base: int, version: int, nbytes: int, whole: bool = True) -> Draft:
-    made = Draft(base, base and 1000 + base, version, 1000 + version)
-    made.add([bytes(nbytes)])
-    made.head = b"head" if whole else b""
-    return made
 
 
 @dataclass

@@ -308,10 +308,7 @@ class History:
             sections = body.changes(
                 self.layout, changes, lambda i, *run: past.before(merged.changes[i], i, *run)
             )
-            draft = Draft(merged.base, merged.hash, target.number, target.hash)
-            for section in sections:
-                draft.add(section)
-                more(draft)
+            draft = _drafted(Draft(merged.base, merged.hash, target.number, target.hash), sections, more)
         finally:
             self._forget(past)
         return self._patch(draft, target)
@@ -342,10 +339,8 @@ class History:
             self._keyframes.under_way = Ends(0, target.number)
         numels = [piece.numel for piece in self.layout.blocks()]
         try:
-            draft = Draft(0, 0, target.number, target.hash)
-            for section in body.whole(self.layout, lambda i: past.words(i, 0, numels[i])):
-                draft.add(section)
-                more(draft)
+            sections = body.whole(self.layout, lambda i: past.words(i, 0, numels[i]))
+            draft = _drafted(Draft(0, 0, target.number, target.hash), sections, more)
         finally:
             self._forget(past)
         return self._patch(draft, target)
@@ -372,6 +367,13 @@ class History:
         history._words = words
         history._settle(version)
         return history
+
+
+def _drafted(draft: Draft, sections: Iterable[list[bytes]], more: More) -> Draft:
+    for section in sections:
+        draft.add(section)
+        more(draft)
+    return draft
 
 
 def _note(made: list[Move], piece: int, took: Changes) -> None:

@@ -90,14 +90,16 @@ class Landing:
 
     def patch(self) -> Patch:
         """Return the patch, and let go of its bytes, which it has. Errors: ``PayloadError`` for none."""
-        patch, begin = Patch.join(self.head, self.data), self.begin
+        patch, told = Patch.join(self.head, self.data), self.begin.version
         self.data = bytearray()
-        ends = (patch.base, patch.base_hash, patch.version, patch.hash)
-        if ends != (begin.base, begin.base_hash, begin.version, begin.hash):
-            raise PayloadError(f"a patch to version {patch.version} announced as one to {begin.version}")
+        as_told = _ends(patch) == _ends(self.begin)
+        require(as_told, PayloadError, f"a patch to version {patch.version} announced as one to {told}")
         return patch
 
     def continued_by(self, begin: Begin) -> bool:
         """Return whether ``begin`` goes on with this patch after a new connection."""
-        mine, theirs = ((b.base, b.base_hash, b.version, b.hash) for b in (self.begin, begin))
-        return mine == theirs and begin.start == len(self.data)
+        return _ends(begin) == _ends(self.begin) and begin.start == len(self.data)
+
+
+def _ends(of: Begin | Patch) -> tuple[int, int, int, int]:
+    return of.base, of.base_hash, of.version, of.hash
