@@ -70,7 +70,7 @@ def run_all(configs: list[TrainConfig], out: Path) -> None:
         try:
             folder = launch(config)
         except ThinwireError as e:
-            hint = f"; thinwire report {out} shows those that finished" if records else ""
+            hint = f"; thinwire report {out / COMPARE} shows those that finished" if records else ""
             raise _named(e, config.recipe, f"{len(records)} of {len(configs)}", hint) from e
         if leading:
             records.append(load_run(folder).to_dict())
@@ -99,7 +99,7 @@ def _named(error: ThinwireError, recipe: str, done: str, hint: str) -> ThinwireE
 
 
 def _finish(config: TrainConfig, out: Path, records: list[dict[str, Any]]) -> None:
-    runs = load_runs([out])
+    runs = load_runs([out / COMPARE])  # the folder may hold a run of its own
     report = write_report(runs, out / REPORT)
     if config.json:
         print_json(records)

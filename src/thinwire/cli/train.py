@@ -7,7 +7,7 @@ from typing import Any
 from thinwire.cli.options import is_leader, with_config
 from thinwire.cli.output import print_json, print_runs, tell
 from thinwire.lab.config import TrainConfig
-from thinwire.lab.record import load_run
+from thinwire.lab.record import RUN, load_run
 from thinwire.lab.runs import load_runs
 
 
@@ -24,7 +24,8 @@ def train(given: dict[str, Any]) -> None:
 
     thinwire train --recipe direct:bits=4 --link 10mbit,30ms --steps 60 --epochs 3
 
-    torchrun --nnodes 2 --nproc-per-node 1 --rdzv-endpoint HOST:29500 -m thinwire train --host ADDRESS
+    torchrun --nnodes 2 --nproc-per-node 1 --node-rank K --master-addr HOST --master-port 29500
+    -m thinwire train --host ADDRESS
     """
     config = TrainConfig.from_dict(given)
     # After the checks: a wrong option is refused before the engine is even imported.
@@ -36,5 +37,5 @@ def train(given: dict[str, Any]) -> None:
     if config.json:
         print_json(load_run(out).to_dict())
         return
-    print_runs(load_runs([out]))
+    print_runs(load_runs([out / RUN]))  # the folder may hold a comparison too
     tell(f"records in {out}; thinwire report {out} draws them")
