@@ -7,6 +7,7 @@ import html
 import html.parser
 import io
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,30 @@ def test_equal_runs_of_two_comparisons_are_told_apart(tmp_path: Path):
     labels = ["fp32 (a/x/fp32)", "fp32 (b/x/fp32)", "fp32 (y/fp32)"]
     assert [r.label for r in load_runs(folders)] == labels
     assert [r.label for r in load_runs([folders[0], folders[0]])] == ["fp32 (fp32)"] * 2  # one run, twice
+
+
+def test_a_run_and_a_comparison_in_one_folder_are_told_apart(compared: Path, tmp_path: Path):
+    out = tmp_path / "both"
+    shutil.copytree(compared, out)
+    write_run(out, "bf16", steps=1)
+    assert [r.label for r in load_runs([out / COMPARE])] == ["fp32", "step-delta", "thinwire"]
+    assert [r.label for r in load_runs([out / "run.json"])] == ["bf16"]
+    with pytest.raises(InputError, match=r"both a run and a comparison; give .*run\.json or .*compare\.json"):
+        load_runs([out])
+
+
+def test_runs_of_unlike_machines_do_not_compare(compared: Path):
+    fp32, other, ours = (run.record for run in load_runs([compared]))
+    other.environment = fp32.environment | {
+        "dtype": "bf16",
+        "threads": 2,
+        "machine": {"cpu": "another processor"},
+    }
+    ours.config["dtype"], fp32.config["dtype"] = "fp32", "auto"  # of which auto made the same
+    assert set(unequal([fp32, other])) == {"dtype", "threads", "processor"}
+    assert not unequal([fp32, ours])
+    ours.environment = {}  # older records say nothing
+    assert not unequal([fp32, ours])
 
 
 def test_our_recipe_is_known_by_its_name_whatever_the_label(tmp_path: Path):
@@ -254,7 +279,6 @@ def test_any_option_but_a_few_makes_runs_unequal(compared: Path):
         "lora": (0, 8),
         "lr_schedule": ("constant", "cosine"),
         "dropout": (0.0, 0.1),
-        "threads": (1, 2),
         "an option to come": (None, 3),
     }
     for name, (there, here) in values.items():

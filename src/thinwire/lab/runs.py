@@ -75,21 +75,25 @@ def _label(name: str, folder: Path, alike: Sequence[Path]) -> str:
 
 
 def _load(path: Path) -> list[tuple[Path, RunRecord]]:
-    if path.name == COMPARE:
-        path = path.parent
     if path.is_file():
-        return [(path.parent, load_run(path))]
-    if (path / RUN).exists():
+        return _compared(path) if path.name == COMPARE else [(path.parent, load_run(path))]
+    run, compared = path / RUN, path / COMPARE
+    if run.exists() and compared.exists():
+        raise InputError(f"{path} holds both a run and a comparison; give {run} or {compared}")
+    if run.exists():
         return [(path, load_run(path))]
-    if (path / COMPARE).exists():
-        records = read_compare(path / COMPARE)
-        return [(path / slug(record.recipe.name), record) for record in records]
+    if compared.exists():
+        return _compared(compared)
     inner = sorted(p.parent for p in path.glob(f"*/{RUN}"))
     if not inner:
         raise InputError(
             f"{path} holds no {RUN} and no {COMPARE}; give the --out folder of a train, compare or demo"
         )
     return [(folder, load_run(folder)) for folder in inner]
+
+
+def _compared(file: Path) -> list[tuple[Path, RunRecord]]:
+    return [(file.parent / slug(record.recipe.name), record) for record in read_compare(file)]
 
 
 def read_compare(file: Path) -> list[RunRecord]:
@@ -110,10 +114,22 @@ FREE |= {"host", "port", "advertise", "token_file", "deadline", "tensorboard", "
 
 
 def unequal(records: Sequence[RunRecord]) -> dict[str, list[str]]:
-    """Return the options besides the recipe in which these runs differ, and their values, in order."""
-    keys = dict.fromkeys(key for r in records for key in r.config if key not in FREE)
-    found = {key: sorted({_said(key, r) for r in records if key in r.config}) for key in keys}
+    """Return the options besides the recipe in which these runs differ, and their values, in order.
+
+    Precision and threads count as the machine had them, whatever was asked for; and so does its processor.
+    """
+    said = [_conditions(r) for r in records]
+    keys = dict.fromkeys(key for each in said for key in each)
+    found = {key: sorted({each[key] for each in said if key in each}) for key in keys}
     return {key: values for key, values in found.items() if len(values) > 1}
+
+
+def _conditions(record: RunRecord) -> dict[str, str]:
+    there = record.environment
+    had = {key: there.get(key) for key in ("dtype", "threads")}
+    had["processor"] = (there.get("machine") or {}).get("cpu")
+    asked = {key: _said(key, record) for key in record.config if key not in FREE}
+    return asked | {key: str(value) for key, value in had.items() if value is not None}
 
 
 def _said(key: str, record: RunRecord) -> str:
