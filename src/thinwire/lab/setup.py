@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,8 @@ from thinwire.links.congestion import SYSTEM
 from thinwire.links.mesh import Peer, connect_mesh
 from thinwire.links.security import read_token
 from thinwire.types import InputError, LinkError, ThinwireError, require
+
+_runs = itertools.count()  # of this process: all ranks of a comparison count alike
 
 
 @dataclass
@@ -68,8 +71,10 @@ def join(job: Job) -> World:
             store: dist.Store = dist.HashStore()  # nobody else's: the ranks meet at the relay
         else:
             store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=timeout))
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
-        return World(rank, size, _connect(job, rank, size, dist.PrefixStore("thinwire", store)))
+        # The store of torchrun outlives a run, and with it the addresses of the run before.
+        own = dist.PrefixStore(f"thinwire/{next(_runs)}", store)
+        dist.init_process_group("gloo", store=own, rank=rank, world_size=size, timeout=timeout)
+        return World(rank, size, _connect(job, rank, size, own))
     except (RuntimeError, ValueError) as e:  # of torch's store; ours are ThinwireErrors
         if isinstance(e, ThinwireError):
             raise
