@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 import torch
 
-from thinwire.lab import cache, data, fetch
+from thinwire.lab import cache, data, fetch, job
 from thinwire.lab.batches import Batches, pack
 from thinwire.lab.config import TrainConfig
 from thinwire.lab.data import load_corpus
@@ -188,6 +188,19 @@ def test_an_id_names_the_same_tokens_in_every_run_whatever_the_order(tmp_path, c
     tokens = torch.cat([first.train[0], first.train[1:, 1:].flatten()])
     assert torch.equal(pack(tokens, 16), first.train)  # row after row of the text, as it stands
     assert next(iter(first.batches)).tolist() != next(iter(second.batches)).tolist()[:4]
+
+
+def test_a_held_out_text_that_changed_is_read_anew(tmp_path, cache_folder):
+    text, fixed = tmp_path / "text.txt", {"model": "gpt2-lab", "seq": 16, "batch": 4, "eval_samples": 4}
+    lines = [f"line {i} of a text about nothing at all\n" for i in range(900)]
+    text.write_text("".join(lines))
+    before = prepare(TrainConfig(**fixed, data=str(text)))
+    tail = [line.replace("nothing at all", "trains by rail") for line in lines[-40:]]
+    text.write_text("".join([*lines[:-40], *tail]))
+    job._corpus.cache_clear()  # a process reads a text once
+    after = prepare(TrainConfig(**fixed, data=str(text)))
+    assert torch.equal(before.train, after.train)
+    assert not torch.equal(before.heldout, after.heldout) and before.digest != after.digest
 
 
 def test_steps_and_epochs_together_revisit_the_same_samples():

@@ -28,10 +28,9 @@ class Corpus:
     heldout: str
     source: str
 
-    @property
-    def digest(self) -> str:
-        """Content hash of the training part, for caches."""
-        return hashlib.sha256(self.train.encode()).hexdigest()[:16]
+    def digest(self, part: str = "train") -> str:
+        """Return the content hash of one part, ``train`` or ``heldout``, for caches."""
+        return hashlib.sha256(getattr(self, part).encode()).hexdigest()[:16]
 
 
 def load_corpus(name: str) -> Corpus:

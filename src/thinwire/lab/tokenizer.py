@@ -82,7 +82,7 @@ def trained_bpe(corpus: Corpus, vocab: int = LAB_VOCAB) -> Any:
     from the cache.
     """
     transformers = import_transformers()
-    folder = cache_folder() / f"bpe-{vocab}-{corpus.digest}"
+    folder = cache_folder() / f"bpe-{vocab}-{corpus.digest()}"
     if not folder.is_dir():
         with new_folder(folder) as work:
             raw = _train(corpus.train, vocab)
