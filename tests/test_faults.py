@@ -246,19 +246,23 @@ def spawned(short: list[Any], tmp_path: Path):
         gone(ranks)
 
 
-def test_a_killed_rank_ends_the_run(spawned):
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_ends_the_run(spawned, rank: int):
     command, ranks, out = spawned
     reached(out, 3, command)
     for pid in (command.pid, *ranks):
         assert set(listening(pid)) <= {"0100007F"}, "something listens off loopback"
-    os.kill(ranks[1], signal.SIGKILL)
+    os.kill(ranks[rank], signal.SIGKILL)
     start = time.monotonic()
     assert command.wait() == 3
     assert time.monotonic() - start < DEAD / 2  # the launcher sees it at once
-    assert "rank 1 was ended by SIGKILL" in sentence(command)
+    assert f"rank {rank} was ended by SIGKILL" in sentence(command)
     gone(ranks, 5)
     assert record(out)["status"] == "failed"
-    assert any("rank 1 was ended by SIGKILL" in n for n in record(out)["notes"])
+    assert any(f"rank {rank} was ended by SIGKILL" in n for n in record(out)["notes"])
+    booked = metrics(out)
+    assert record(out)["totals"]["steps"] == len(record(out)["loss"]["train"]) == len(booked) >= 3
+    assert record(out)["bytes"]["forward"] == sum(m["bytes_forward"] for m in booked)
 
 
 @pytest.mark.parametrize(

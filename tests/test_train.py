@@ -239,6 +239,11 @@ BAD: dict[str, tuple[list[str], str]] = {
     "configuration": (["--config", "{place}/broken.toml"], "broken.toml"),
     "option": (["--stpes", "3"], "--stpes"),
     "out": (["--out", "{place}/short.txt/run"], "short.txt"),
+    "warm-up of more than all passes": (["--epochs", "1", "--warmup", "4000"], "--warmup is 4000"),
+    "adapters of a model that they replace": (
+        ["--lora", "4", "--model", "{place}/x/model", "--out", "{place}/x"],
+        "--no-save-model",
+    ),
 }
 
 
@@ -264,6 +269,24 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(job: list[Any], place: Pat
     assert word in sentence(command)
     assert command.out == ""
     assert not (tmp_path / "out").exists()
+
+
+def test_a_later_rank_that_could_not_keep_its_part_is_refused_before_it_trains(
+    job: list[Any], place: Path, tmp_path: Path
+):
+    there = rank_environment(1, 2, free_port())
+    command = warm().run(tmp_path, *job, "--quiet", "--out", place / "short.txt" / "run", **there)
+    assert command.code == 2, command.err
+    assert "short.txt is a file" in sentence(command)
+
+
+def test_a_comparison_under_torchrun_runs_all_its_recipes(job: list[Any], tmp_path: Path):
+    """The store at which ranks meet is torchrun's, and knows the addresses of the recipe before."""
+    args = ["compare", "fp32", "direct:bits=8", *job[1:], "--steps", 2, "--deadline", 20, "--quiet"]
+    ranks = warm().ranks(tmp_path, *args, each=lambda rank: ("--out", tmp_path / f"out-{rank}"))
+    assert [r.wait() for r in ranks] == [0, 0], [r.err for r in ranks]
+    names = [r["recipe"]["name"] for r in json.loads((tmp_path / "out-0" / "compare.json").read_text())]
+    assert names == ["fp32", "direct:bits=8"]
 
 
 def test_a_rank_that_others_could_not_reach_is_refused(job: list[Any], tmp_path: Path):

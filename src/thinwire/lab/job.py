@@ -71,6 +71,7 @@ def prepare(config: TrainConfig) -> Job:
     recipe = parse_recipe(config.recipe)
     shape = LinkShape() if config.emulate else LinkShape.parse(config.link)
     corpus = _corpus(config.data)
+    _check_saved(config)
     source = resolve_model(config.model, config.init, corpus, config.dropout)
     require(
         config.seq <= source.max_seq,
@@ -78,8 +79,6 @@ def prepare(config: TrainConfig) -> Job:
         f"--seq {config.seq} is more than the {source.max_seq} positions of {config.model}; use fewer",
     )
     _check_trained(config, source)
-    if config.save_model:
-        check_unread(Path(config.out) / "model")
     cut = cut_layers(
         counted_costs(source.config),
         config.stages,
@@ -96,8 +95,27 @@ def prepare(config: TrainConfig) -> Job:
             f"the held-out text has {len(heldout)} blocks of {config.seq} tokens, a batch is {config.batch}; "
             "use a longer text, a smaller --batch or --seq, or --eval-samples 0",
         )
+    require(
+        config.warmup <= len(batches),
+        InputError,
+        f"--warmup is {config.warmup} steps, more than the run's {len(batches)}; lower it",
+    )
     notes = (*config.warnings(), *source.notes)
     return Job(config, recipe, shape, source, cut, train, heldout, batches, notes)
+
+
+def _check_saved(config: TrainConfig) -> None:
+    """Raise ``InputError`` where the model that a run saves would not be what is read there later."""
+    if not config.save_model:
+        return
+    folder = Path(config.out) / "model"
+    check_unread(folder)
+    require(
+        not config.lora or Path(config.model).expanduser().resolve() != folder.resolve(),
+        InputError,
+        f"--model {config.model} is where the model with its adapters merged in is saved, but the adapters "
+        "are for the model as it was; take another --out, or --no-save-model",
+    )
 
 
 def _check_trained(config: TrainConfig, source: ModelSource) -> None:
@@ -126,7 +144,7 @@ def _corpus(name: str) -> Corpus:
 def _tokens(tokenizer: Any, corpus: Corpus, part: str) -> Tensor:
     """Return the token ids of one part of a corpus, kept in the cache folder: tokenising costs seconds."""
     vocabulary = hashlib.blake2b(repr(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()
-    name = hashlib.blake2b(f"{corpus.digest}:{part}:{vocabulary}".encode()).hexdigest()[:32]
+    name = hashlib.blake2b(f"{corpus.digest(part)}:{vocabulary}".encode()).hexdigest()[:32]
     file = cache_folder() / "tokens" / f"{name}.safetensors"
     from safetensors.torch import load_file, save_file
 

@@ -18,7 +18,8 @@ from thinwire.lab.interrupts import held_back, stopped_by_signals
 from thinwire.lab.job import Job, prepare
 from thinwire.lab.network import check_own
 from thinwire.lab.places import Place, Rank, place_of
-from thinwire.lab.record import RUN, load_run, write_json
+from thinwire.lab.record import RUN, load_run, read_metrics, write_json
+from thinwire.lab.recount import recount
 from thinwire.links.security import is_loopback
 from thinwire.types import InputError, LinkError, MeasurementError, ThinwireError, require
 
@@ -54,6 +55,8 @@ def launch(config: TrainConfig) -> Path:
             "--emulate starts all ranks itself, but RANK is set; leave torchrun out, or --emulate",
         )
         _check_reach(config)
+        if os.environ["RANK"] == "0" or config.save_model or config.lora or config.checkpoint_every:
+            check_out(config.out)  # or what was trained could not be kept
         from thinwire.lab.train import run_rank
 
         run_rank(config)
@@ -205,6 +208,8 @@ def _close_record(out: Path, error: BaseException, started: float, place: Place)
         if (out / RUN).stat().st_mtime < started:
             return  # an earlier run's
         record = load_run(out)
+        if record.status == "running":  # it was killed
+            recount(record, read_metrics(out))
         if record.status in ("running", "interrupted"):  # rank 0 knows no more than that it was to stop
             record.status = _status(error)
         if why not in record.notes:
