@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,11 +12,14 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
+from run_records import metrics_of, write_run
 from thinwire.lab import autopilot, train
 from thinwire.lab.books import Books
 from thinwire.lab.config import TrainConfig
-from thinwire.lab.event_log import ABSENT
+from thinwire.lab.event_log import ABSENT, EventLog
 from thinwire.lab.linkwatch import KERNEL_COUNTS, added
+from thinwire.lab.record import RunRecord, read_metrics
+from thinwire.lab.recount import recount
 from thinwire.lab.telemetry import StepReport
 from thinwire.links import LinkShape
 from thinwire.links.kernel import FALLBACK
@@ -76,6 +80,36 @@ def test_a_part_that_nobody_counted_leaves_no_sum(parts: tuple[dict[str, Any], d
     (found,) = added([parts[0]], [parts[1]])
     assert (found["payload_bytes"], found["counted"]) == (200, FALLBACK)
     assert found["wire_bytes"] is None and found["retransmitted_bytes"] is None
+
+
+def test_after_a_resume_event_files_have_each_step_once(tmp_path: Path) -> None:
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    (first, second), lines = (EventLog(tmp_path) for _ in range(2)), metrics_of(6, (8.0, 8.0))
+    for line in lines[:5]:
+        first.step(line)
+    first.close()
+    second.resumed(3)
+    for line in lines[3:]:
+        second.step(line)
+    second.close()
+    found = reader.EventAccumulator(str(tmp_path / "events"))
+    found.Reload()
+    assert [e.step for e in found.Scalars("loss/train")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_killed_run_s_record_is_made_of_the_steps_it_booked(tmp_path: Path) -> None:
+    whole = write_run(tmp_path, "direct:bits=4", (4.5, 4.5), steps=7)
+    whole.config |= {"batch": 4, "seq": 128}
+    killed = RunRecord(recipe=whole.recipe, config=whole.config)
+    steps = [replace(m, bits_forward=4.5, bits_backward=4.5) for m in read_metrics(tmp_path)]
+    recount(killed, steps)
+    assert vars(killed.totals) == vars(whole.totals)
+    assert killed.loss.train == whole.loss.train
+    assert (killed.bytes.forward, killed.bytes.backward) == (whole.bytes.forward, whole.bytes.backward)
+    for way in ("forward", "backward"):
+        assert getattr(killed.bits_per_value, way) == pytest.approx(4.5, rel=1e-5)
+        sent = getattr(killed.bytes, way)
+        assert getattr(killed.bytes, f"raw_{way}") == pytest.approx(sent * 32 / 4.5, rel=1e-5)
 
 
 def test_a_policy_is_told_the_step_that_follows() -> None:

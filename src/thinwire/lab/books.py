@@ -188,6 +188,7 @@ class Books:
             for note in (f"resumed after step {step}", *doubts(self.job.config, step)):
                 self.note(note)
             self.writer = RunWriter(self.job.config.out, self.record, step)
+            self.events.resumed(step)
             for metrics in self.writer.kept:
                 self._count(metrics)
             self.writer.write()

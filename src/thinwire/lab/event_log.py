@@ -28,19 +28,26 @@ class EventLog:
 
     def __init__(self, out: str | Path, enabled: bool = True) -> None:
         self.note: str | None = None
-        self._writer: Any = self._open(Path(out) / FOLDER) if enabled else None
+        self._folder = Path(out) / FOLDER
+        self._writer: Any = self._open() if enabled else None
 
-    def _open(self, folder: Path) -> Any:
+    def _open(self, first: int | None = None) -> Any:
         try:
             with warnings.catch_warnings():
                 # The deprecations of protobuf and numpy are not the user's to fix.
                 warnings.simplefilter("ignore")
                 from torch.utils.tensorboard import SummaryWriter
 
-                return SummaryWriter(str(folder))
+                return SummaryWriter(str(self._folder), purge_step=first)
         except ImportError:
             self.note = ABSENT
             return None
+
+    def resumed(self, step: int) -> None:
+        """Go on after ``step``: what an earlier part of the run wrote of later steps no longer counts."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = self._open(first=step + 1)
 
     def step(self, metrics: StepMetrics) -> None:
         """Write one step's scalars."""
