@@ -8,7 +8,7 @@ from thinwire.lab.dropout import SampleDropout, SampleIds, seed_dropout
 from thinwire.lab.lora import add_adapters
 from thinwire.lab.models import ModelSource
 from thinwire.lab.split import build_stage
-from thinwire.types import ThinwireError
+from thinwire.types import InputError, ThinwireError
 
 transformers = pytest.importorskip("transformers")
 
@@ -118,6 +118,18 @@ def test_inputs_of_adapters_are_dropped_by_sample_too():
     seed_dropout(stage, 0)
     rates = [m.p for m in stage.modules() if isinstance(m, (nn.Dropout, SampleDropout)) and m.p]
     assert rates == [P] * 16 and not any(isinstance(m, nn.Dropout) and m.p for m in stage.modules())
+
+
+def test_a_module_of_one_s_own_needs_a_place():
+    def through(place):
+        own = nn.Sequential(nn.Identity(), nn.Dropout(P))
+        seed_dropout(own, 1, place).set([0, 1])
+        return own(torch.ones(2, 4096))
+
+    assert torch.equal(through("stage 0"), through("stage 0"))
+    assert not torch.equal(through("stage 0"), through("stage 1"))
+    with pytest.raises(InputError, match="its own place"):
+        through("")
 
 
 def test_no_dropout_leaves_a_stage_as_it_is():

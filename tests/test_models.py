@@ -336,6 +336,14 @@ def test_bad_folders_and_options_are_refused(tmp_path, tokenizer):
         resolve_model("gpt2-lab", "zeros", CORPUS)
 
 
+def test_a_tokenizer_that_cannot_be_read_is_refused(tmp_path, tokenizer):
+    save_unsplit(make_config("llama"), tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("version https://git-lfs.example/spec/v1\nsize 2104556\n")
+    with pytest.raises(InputError, match=r"no tokenizer could be read .*tokenizer\.json"):
+        resolve_model(str(tmp_path), None, None)
+
+
 def test_broken_weights_are_refused(tmp_path):
     config = make_config("llama")
     save_unsplit(config, tmp_path)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.lab.split import Stage
-from thinwire.types import ThinwireError, require
+from thinwire.types import InputError, ThinwireError, require
 
 
 class SampleIds:
@@ -72,14 +72,27 @@ class SampleDropout(nn.Module):
         return int.from_bytes(digest, "big") >> 1
 
 
-def seed_dropout(stage: Stage, seed: int) -> SampleIds:
+def seed_dropout(stage: nn.Module, seed: int, place: str = "") -> SampleIds:
     """Draw all dropout of a stage by sample; return the holder to be told the ids before each forward pass.
 
-    The masks depend on ``seed``, the layer's name in the unsplit model and the sample, not on the cut.
+    The masks depend on ``seed``, the layer's name and the sample. In a ``Stage`` that is the name in the
+    unsplit model, so they do not depend on the cut. The names in other modules may be the same from stage to
+    stage, so for them ``place`` must say which one this is. Errors: ``InputError`` where it does not.
+
+    >>> stage = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
+    >>> ids = seed_dropout(stage, seed=0, place="stage 0")
+    >>> stage[1]
+    SampleDropout(p=0.5, key='0/stage 0/1')
     """
+    require(
+        bool(place) or isinstance(stage, Stage),
+        InputError,
+        "layers of two stages can have one name, and then would drop the same; give each stage its own place",
+    )
     ids = SampleIds()
     found = {n: m for n, m in stage.named_modules() if isinstance(m, nn.Dropout) and m.p > 0.0}
     for name, module in found.items():
-        own = SampleDropout(module.p, f"{seed}/{stage.original_name(name)}", ids).train(module.training)
+        known = stage.original_name(name) if isinstance(stage, Stage) else f"{place}/{name}"
+        own = SampleDropout(module.p, f"{seed}/{known}", ids).train(module.training)
         stage.set_submodule(name, own)
     return ids
