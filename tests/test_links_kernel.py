@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import socket
 import threading
@@ -169,3 +170,25 @@ def test_a_system_without_the_counters_says_so(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("sys.platform", "plan9")
     counts = KernelCounts(7000, local=True)
     assert not counts.supported and counts.read() is None
+
+
+@needs_linux
+def test_a_system_that_tells_too_little_has_no_counts_rather_than_zeros(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tcp_info, "MIN_LENGTH", 1000)  # more than any kernel has
+    counts = KernelCounts(7000, local=True)
+    assert not counts.supported and counts.read() is None and tcp_info.connections() is None
+    assert tcp_info.visible()  # a congestion control can be set all the same
+
+
+@needs_linux
+def test_a_system_that_could_not_be_asked_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    tcp_info._told.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "socket", refuse)
+        assert not tcp_info.supported()
+    assert tcp_info.supported()

@@ -8,6 +8,7 @@ in it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
 import stat
@@ -63,9 +64,24 @@ class TcpInfo:
         return self.bytes_received + self.headers * self.segments_in
 
 
-def supported() -> bool:
-    """Return whether this system has what ``connections`` needs."""
+def visible() -> bool:
+    """Return whether this process can see its own sockets, also those that C++ code opened."""
     return sys.platform == "linux" and _DESCRIPTORS.is_dir()
+
+
+def supported() -> bool:
+    """Return whether this system has what ``connections`` needs: the sockets, and all of their counters."""
+    try:
+        return visible() and _told() >= MIN_LENGTH
+    except OSError:  # no descriptor is free now, so this is not the last word
+        return False
+
+
+@functools.cache
+def _told() -> int:
+    """Return the bytes of struct tcp_info that this system fills: old kernels and sandboxes have fewer."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+        return len(sock.getsockopt(socket.IPPROTO_TCP, TCP_INFO, 256))
 
 
 def read(sock: socket.socket) -> TcpInfo | None:
@@ -115,7 +131,7 @@ def connections(port: int | None = None) -> list[TcpInfo] | None:
 def sockets() -> list[Place]:
     """Return where this process's sockets are; ``[]`` where that cannot be seen."""
     found = []
-    for path in _DESCRIPTORS.iterdir() if supported() else ():
+    for path in _DESCRIPTORS.iterdir() if visible() else ():
         try:
             status = path.stat()
         except OSError:  # closed meanwhile
