@@ -145,6 +145,23 @@ def test_a_reading_is_cheap_and_safe_from_threads() -> None:
         assert (monotonic() - start) / 800 < 2e-3  # some 20 us on a quiet machine
 
 
+@needs_linux
+def test_a_copy_that_another_thread_looks_at_is_no_connection_of_its_own() -> None:
+    with _connection() as (near, _, port):
+        now, seen = 0.0, []
+        counts = KernelCounts(port, local=False, clock=lambda: now)
+        reader = threading.Thread(target=lambda: seen.append(_read(counts).connections))
+        place = tcp_info.place_of(near.fileno())
+        assert place is not None
+        with tcp_info.borrowed(place) as lent:
+            assert lent is not None
+            reader.start()
+            reader.join(0.2)  # it need not wait for the end of this block, but may
+        reader.join(LONG)
+        now = 10.0  # time to look for new ones again
+        assert seen == [1] and _read(counts).connections == 1
+
+
 def test_the_best_rate_that_was_not_app_limited_is_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     now, place = 0.0, tcp_info.Place(3, 7)
     rows = [(1000, 5e6, False), (2000, 9e6, True), (3000, 2e6, False), (3000, 8e6, False), (4000, 1e6, False)]
