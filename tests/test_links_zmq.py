@@ -73,6 +73,18 @@ def test_nobody_there_is_a_link_error_that_names_the_peer() -> None:
     link.close()
 
 
+def test_who_only_connects_and_closes_is_no_matter_of_tokens() -> None:
+    link = ZmqLink.bind(b"n", peer="rank 3", token=b"t", connect_timeout=0.5)
+    for _ in range(3):
+        socket.create_connection(("127.0.0.1", link.port)).close()
+    with pytest.raises(
+        LinkError, match=r"rank 3 .* 0.5 s, and \d connections broke off and showed no token$"
+    ) as e:
+        link.recv().result(LONG)
+    assert not isinstance(e.value, AuthError)
+    link.close()
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "::", "example.org"])
 def test_off_loopback_needs_a_token(host: str) -> None:
     with pytest.raises(InputError, match=r"THINWIRE_TOKEN.*--token-file") as e:
