@@ -314,6 +314,28 @@ def test_events_are_bounded_in_bytes_and_in_number() -> None:
     assert large.full and large.get(0.0) is not None and not large.full
 
 
+def test_a_reader_who_came_before_the_events_were_full_wakes_the_hub_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with hub(silence=LONG) as h, spoke(h.port) as s:
+        await_event(s, Kind.JOINED)
+        await_event(h, Kind.JOINED)
+        h._events._limit, h._idle = 1, int(1000 * LONG)  # the bell alone wakes it
+        get = h._events.get
+
+        def late(timeout: float) -> Event | None:
+            until(lambda: h._events.full)
+            sleep(0.05)  # by then the thread reads no more
+            return get(timeout)
+
+        monkeypatch.setattr(h._events, "get", late)
+        began = monotonic()
+        for i in range(3):
+            s.send(b"%d" % i)
+        assert [await_event(h, Kind.DATA).data for _ in range(3)] == [b"0", b"1", b"2"]
+        assert monotonic() - began < LONG / 3
+
+
 def test_a_spoke_that_is_busy_keeps_little_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a hub sends meanwhile stays with the hub, and the connection is not held for silent."""
     chunk, n, clock = bytes(1 << 18), 400, Clock()

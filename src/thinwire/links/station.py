@@ -42,12 +42,12 @@ class Station:
         self._sock, self._where, self._silence = sock, where, silence
         self._heartbeat = min(HEARTBEAT, silence / BEATS)  # seconds
         self._idle = min(IDLE, max(1, int(1000 * self._heartbeat / 2)))  # milliseconds
-        self._events = Events()
+        self._bell = Bell()
+        self._events = Events(relieved=self._bell.ring)
         self._lock = threading.Lock()
         self._monitor = sock.get_monitor_socket(watched)
         self._error: LinkError | None = None
         self._linger: float | None = None  # set by close: when to stop flushing
-        self._bell = Bell()
         self._thread = threading.Thread(target=self._run, name=where, daemon=True)
 
     def recv(self, timeout: float) -> Event | None:
@@ -55,11 +55,7 @@ class Station:
 
         Errors: ``LinkError`` once the socket is closed or has failed.
         """
-        full = self._events.full
-        event = self._events.get(timeout)
-        if full:
-            self._bell.ring()  # the thread may read again
-        return event
+        return self._events.get(timeout)
 
     def wake(self) -> None:
         """Let whoever waits in ``recv`` return, from any thread."""
