@@ -15,6 +15,7 @@ import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slow_proxy import SlowProxy
 from tcp_proxy import TcpProxy
 from thinwire.links import tcp_info
 from thinwire.links.clock import PeerClock
@@ -258,6 +259,27 @@ def test_a_silent_hub_is_dialled_again(clock: Clock) -> None:
         proxy.resume()
         await_event(s, Kind.JOINED)
         assert proxy.connections >= 2 and h.peers
+
+
+@pytest.mark.skipif(not tcp_info.supported(), reason="the kernel's counts are Linux's")
+def test_a_message_that_takes_longer_than_the_silence_is_waited_for() -> None:
+    message = bytes(60_000)  # 1.5 s of line time
+    with hub() as h, SlowProxy(h.port, 40e3) as proxy, spoke(proxy.port, silence=0.8) as s:
+        peer = await_event(h, Kind.JOINED).peer
+        assert h.send(peer, message)
+        assert await_event(s, Kind.JOINED).kind is Kind.JOINED
+        event = s.recv(LONG)
+        assert event is not None and event.data == message
+        assert proxy.connections == 1 and s.joined
+
+
+def test_pongs_that_a_damaged_message_swallows_are_no_signs_of_life() -> None:
+    with hub() as h, TcpProxy(h.port) as proxy, spoke(proxy.port, silence=0.8) as s:
+        await_event(s, Kind.JOINED)
+        proxy.corrupt("down", 1)  # the length of a pong: 238 bytes, in place of 17
+        assert await_event(s, Kind.LOST).data == b"it gave no sign of life for 0.8 s"
+        await_event(s, Kind.JOINED)
+        assert proxy.connections == 2
 
 
 def test_a_spoke_may_be_there_before_its_hub_and_after_it() -> None:
