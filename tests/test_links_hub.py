@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import socket
 import threading
@@ -22,6 +23,7 @@ from thinwire.links.clock import PeerClock
 from thinwire.links.events import LIMIT_NBYTES, Event, Events, Kind
 from thinwire.links.greeting import GREETING, asks_for_token
 from thinwire.links.hub import Hub, _Peer
+from thinwire.links.reliable import ASLEEP
 from thinwire.links.sockets import PROBES, STALL
 from thinwire.links.spoke import MAX_MESSAGE, Spoke
 from thinwire.links.station import Station
@@ -60,6 +62,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
+    monkeypatch.setattr("thinwire.links.station.ASLEEP", math.inf)  # a leap is no pause of this process
     for module in ("hub", "spoke", "station"):
         monkeypatch.setattr(f"thinwire.links.{module}.monotonic", found)
     return found
@@ -205,6 +208,19 @@ def test_a_spoke_that_falls_silent_is_reported_and_may_come_back(clock: Clock) -
         assert not h.send(peer, b"x") and h.peers == ()
         proxy.resume()
         assert await_event(h, Kind.JOINED).peer == peer
+
+
+def test_who_was_stopped_takes_nobody_for_lost(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("thinwire.links.station.ASLEEP", ASLEEP)
+    with hub() as h, TcpProxy(h.port) as proxy, spoke(proxy.port) as s:
+        await_event(h, Kind.JOINED)
+        await_event(s, Kind.JOINED)
+        proxy.stall()  # what the other end said meanwhile is still on its way
+        clock.by += 600.0
+        assert h.recv(0.6) is s.recv(0.0) is None
+        proxy.resume()
+        s.send(b"still here")
+        assert await_event(h, Kind.DATA).data == b"still here" and proxy.connections == 1
 
 
 def test_a_cut_connection_is_made_again_under_the_same_name() -> None:

@@ -199,8 +199,8 @@ class Spoke(Station):
         self._sent += Traffic(1, wire_bytes(len(data), self.secure))
         return True
 
-    def _check(self, now: float) -> None:
-        if self._events.full:  # it is this end that does not read: no silence of the hub's
+    def _check(self, now: float, excused: bool) -> None:
+        if excused:
             self._patient_from = now
         if now - max(self.heard, self._patient_from) > self._silence:
             self._patient_from = now

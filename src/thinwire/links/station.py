@@ -11,6 +11,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from thinwire.links.events import Event, Events
+from thinwire.links.reliable import ASLEEP
 from thinwire.links.sockets import Bell, open_socket
 from thinwire.types import InputError, LinkError, require
 
@@ -47,6 +48,7 @@ class Station:
         self._lock = threading.Lock()
         self._monitor = sock.get_monitor_socket(watched)
         self._error: LinkError | None = None
+        self._turned = monotonic()  # when the thread checked the time last
         self._linger: float | None = None  # set by close: when to stop flushing
         self._thread = threading.Thread(target=self._run, name=where, daemon=True)
 
@@ -102,7 +104,10 @@ class Station:
         if self._sock in ready:
             self._receive()
         self._flush()
-        self._check(monotonic())
+        now = monotonic()
+        # this end did not read, or its process was stopped: no silence of the other's
+        excused, self._turned = self._events.full or now - self._turned > ASLEEP, now
+        self._check(now, excused)
         closing = self._linger is not None and (not self._waiting() or monotonic() > self._linger)
         return self._error is None and not closing
 
@@ -143,7 +148,8 @@ class Station:
     def _flush(self) -> None:
         raise NotImplementedError
 
-    def _check(self, now: float) -> None:
+    def _check(self, now: float, excused: bool) -> None:
+        """Find out who fell silent; where ``excused``, this end could not have heard them."""
         raise NotImplementedError
 
     def _farewell(self) -> None:
