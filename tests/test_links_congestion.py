@@ -105,7 +105,7 @@ def test_auto_leaves_an_emulators_links_alone(monkeypatch: pytest.MonkeyPatch, o
 
 
 def test_elsewhere_than_on_linux_the_systems_is_all_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp_info, "supported", lambda: False)
+    monkeypatch.setattr(tcp_info, "visible", lambda: False)
     monkeypatch.setattr(congestion, "_SETTINGS", Path("nowhere"))
     assert congestion.resolve(congestion.AUTO) is congestion.resolve(congestion.SYSTEM) is None
     with pytest.raises(InputError, match="needs Linux; take system"):

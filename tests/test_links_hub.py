@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import socket
 import threading
@@ -15,12 +16,14 @@ import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slow_proxy import SlowProxy
 from tcp_proxy import TcpProxy
 from thinwire.links import tcp_info
 from thinwire.links.clock import PeerClock
 from thinwire.links.events import LIMIT_NBYTES, Event, Events, Kind
 from thinwire.links.greeting import GREETING, asks_for_token
 from thinwire.links.hub import Hub, _Peer
+from thinwire.links.reliable import ASLEEP
 from thinwire.links.sockets import PROBES, STALL
 from thinwire.links.spoke import MAX_MESSAGE, Spoke
 from thinwire.links.station import Station
@@ -59,6 +62,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
+    monkeypatch.setattr("thinwire.links.station.ASLEEP", math.inf)  # a leap is no pause of this process
     for module in ("hub", "spoke", "station"):
         monkeypatch.setattr(f"thinwire.links.{module}.monotonic", found)
     return found
@@ -206,6 +210,19 @@ def test_a_spoke_that_falls_silent_is_reported_and_may_come_back(clock: Clock) -
         assert await_event(h, Kind.JOINED).peer == peer
 
 
+def test_who_was_stopped_takes_nobody_for_lost(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("thinwire.links.station.ASLEEP", ASLEEP)
+    with hub() as h, TcpProxy(h.port) as proxy, spoke(proxy.port) as s:
+        await_event(h, Kind.JOINED)
+        await_event(s, Kind.JOINED)
+        proxy.stall()  # what the other end said meanwhile is still on its way
+        clock.by += 600.0
+        assert h.recv(0.6) is s.recv(0.0) is None
+        proxy.resume()
+        s.send(b"still here")
+        assert await_event(h, Kind.DATA).data == b"still here" and proxy.connections == 1
+
+
 def test_a_cut_connection_is_made_again_under_the_same_name() -> None:
     with hub() as h, TcpProxy(h.port) as proxy, spoke(proxy.port) as s:
         await_event(s, Kind.JOINED)
@@ -260,6 +277,27 @@ def test_a_silent_hub_is_dialled_again(clock: Clock) -> None:
         assert proxy.connections >= 2 and h.peers
 
 
+@pytest.mark.skipif(not tcp_info.supported(), reason="the kernel's counts are Linux's")
+def test_a_message_that_takes_longer_than_the_silence_is_waited_for() -> None:
+    message = bytes(60_000)  # 1.5 s of line time
+    with hub() as h, SlowProxy(h.port, 40e3) as proxy, spoke(proxy.port, silence=0.8) as s:
+        peer = await_event(h, Kind.JOINED).peer
+        assert h.send(peer, message)
+        assert await_event(s, Kind.JOINED).kind is Kind.JOINED
+        event = s.recv(LONG)
+        assert event is not None and event.data == message
+        assert proxy.connections == 1 and s.joined
+
+
+def test_pongs_that_a_damaged_message_swallows_are_no_signs_of_life() -> None:
+    with hub() as h, TcpProxy(h.port) as proxy, spoke(proxy.port, silence=0.8) as s:
+        await_event(s, Kind.JOINED)
+        proxy.corrupt("down", 1)  # the length of a pong: 238 bytes, in place of 17
+        assert await_event(s, Kind.LOST).data == b"it gave no sign of life for 0.8 s"
+        await_event(s, Kind.JOINED)
+        assert proxy.connections == 2
+
+
 def test_a_spoke_may_be_there_before_its_hub_and_after_it() -> None:
     with hub() as h:
         port = h.port
@@ -312,6 +350,28 @@ def test_events_are_bounded_in_bytes_and_in_number() -> None:
         assert not large.full
         large.put(Event(Kind.DATA, b"", bytes(n)))
     assert large.full and large.get(0.0) is not None and not large.full
+
+
+def test_a_reader_who_came_before_the_events_were_full_wakes_the_hub_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with hub(silence=LONG) as h, spoke(h.port) as s:
+        await_event(s, Kind.JOINED)
+        await_event(h, Kind.JOINED)
+        h._events._limit, h._idle = 1, int(1000 * LONG)  # the bell alone wakes it
+        get = h._events.get
+
+        def late(timeout: float) -> Event | None:
+            until(lambda: h._events.full)
+            sleep(0.05)  # by then the thread reads no more
+            return get(timeout)
+
+        monkeypatch.setattr(h._events, "get", late)
+        began = monotonic()
+        for i in range(3):
+            s.send(b"%d" % i)
+        assert [await_event(h, Kind.DATA).data for _ in range(3)] == [b"0", b"1", b"2"]
+        assert monotonic() - began < LONG / 3
 
 
 def test_a_spoke_that_is_busy_keeps_little_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

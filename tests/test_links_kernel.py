@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import socket
 import threading
@@ -144,6 +145,23 @@ def test_a_reading_is_cheap_and_safe_from_threads() -> None:
         assert (monotonic() - start) / 800 < 2e-3  # some 20 us on a quiet machine
 
 
+@needs_linux
+def test_a_copy_that_another_thread_looks_at_is_no_connection_of_its_own() -> None:
+    with _connection() as (near, _, port):
+        now, seen = 0.0, []
+        counts = KernelCounts(port, local=False, clock=lambda: now)
+        reader = threading.Thread(target=lambda: seen.append(_read(counts).connections))
+        place = tcp_info.place_of(near.fileno())
+        assert place is not None
+        with tcp_info.borrowed(place) as lent:
+            assert lent is not None
+            reader.start()
+            reader.join(0.2)  # it need not wait for the end of this block, but may
+        reader.join(LONG)
+        now = 10.0  # time to look for new ones again
+        assert seen == [1] and _read(counts).connections == 1
+
+
 def test_the_best_rate_that_was_not_app_limited_is_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     now, place = 0.0, tcp_info.Place(3, 7)
     rows = [(1000, 5e6, False), (2000, 9e6, True), (3000, 2e6, False), (3000, 8e6, False), (4000, 1e6, False)]
@@ -169,3 +187,25 @@ def test_a_system_without_the_counters_says_so(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("sys.platform", "plan9")
     counts = KernelCounts(7000, local=True)
     assert not counts.supported and counts.read() is None
+
+
+@needs_linux
+def test_a_system_that_tells_too_little_has_no_counts_rather_than_zeros(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tcp_info, "MIN_LENGTH", 1000)  # more than any kernel has
+    counts = KernelCounts(7000, local=True)
+    assert not counts.supported and counts.read() is None and tcp_info.connections() is None
+    assert tcp_info.visible()  # a congestion control can be set all the same
+
+
+@needs_linux
+def test_a_system_that_could_not_be_asked_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    tcp_info._told.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "socket", refuse)
+        assert not tcp_info.supported()
+    assert tcp_info.supported()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from thinwire.links import ZmqLink, read_token
+from thinwire.links import ZmqLink, read_token, sockets
 from thinwire.types import AuthError, InputError, LinkError
 
 LONG = 30.0  # seconds; a limit, not an expectation
@@ -70,6 +70,18 @@ def test_nobody_there_is_a_link_error_that_names_the_peer() -> None:
     assert not isinstance(e.value, AuthError)
     with pytest.raises(LinkError):
         link.send(b"late").result(LONG)
+    link.close()
+
+
+def test_who_only_connects_and_closes_is_no_matter_of_tokens() -> None:
+    link = ZmqLink.bind(b"n", peer="rank 3", token=b"t", connect_timeout=0.5)
+    for _ in range(3):
+        socket.create_connection(("127.0.0.1", link.port)).close()
+    with pytest.raises(
+        LinkError, match=r"rank 3 .* 0.5 s, and \d connections broke off and showed no token$"
+    ) as e:
+        link.recv().result(LONG)
+    assert not isinstance(e.value, AuthError)
     link.close()
 
 
@@ -130,6 +142,31 @@ def test_hostile_bytes_at_the_port_do_not_disturb_the_link(token: bytes | None) 
         b.send(b"after")
         assert b.recv().result(LONG) == b"down"
         assert a.recv().result(LONG) == b"after"
+
+
+@pytest.mark.parametrize("token", [None, b"t"])
+def test_a_stranger_who_says_nothing_is_dropped(monkeypatch: pytest.MonkeyPatch, token: bytes | None) -> None:
+    assert sockets.HANDSHAKE <= 10.0
+    monkeypatch.setattr(sockets, "HANDSHAKE", 0.1)
+    with pair(token, token) as (a, _), socket.create_connection(("127.0.0.1", a.port), timeout=3.0) as s:
+        while s.recv(64):  # the greeting, then the end
+            pass
+
+
+def test_who_listens_may_have_as_many_descriptors_as_the_system_allows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    resource = pytest.importorskip("resource", reason="no limits on descriptors here")
+    before = soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = 512 if soft == resource.RLIM_INFINITY else soft // 2
+    try:
+        for most, expected in ((few + 10, few + 10), (few - 10, few)):  # never fewer than there were
+            monkeypatch.setattr(sockets, "DESCRIPTORS", most)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
+            ZmqLink.bind(b"n").close(0.0)
+            assert resource.getrlimit(resource.RLIMIT_NOFILE) == (expected, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_a_stranger_with_another_name_is_not_heard() -> None:

@@ -52,7 +52,7 @@ def resolve(choice: str) -> str | None:
         # asked of the list, because the kernel lets root choose any, and loads it for that
         allowed = not emulated and PREFERRED in _listed("tcp_allowed_congestion_control")
         return PREFERRED if allowed and _refusal(PREFERRED) is None else None
-    require(tcp_info.supported(), InputError, f"congestion {choice!r} needs Linux; take {SYSTEM}")
+    require(tcp_info.visible(), InputError, f"congestion {choice!r} needs Linux; take {SYSTEM}")
     refusal = _refusal(choice)
     require(refusal is None, InputError, refusal or "")
     return choice

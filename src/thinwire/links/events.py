@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
+from collections.abc import Callable
 from threading import Condition
 from time import monotonic
 from typing import NamedTuple
@@ -34,17 +35,24 @@ class Event(NamedTuple):
 class Events:
     """Events of one socket, in order; the thread that fills it asks ``full`` before it reads more.
 
+    ``relieved`` is called when ``get`` has taken one while it was full: the thread may read again.
+
     >>> events = Events()
     >>> events.put(Event(Kind.DATA, b"peer", b"hello"))
     >>> events.get(1.0).data, events.get(0.0)
     (b'hello', None)
     """
 
-    def __init__(self, limit: int = LIMIT, limit_nbytes: int = LIMIT_NBYTES) -> None:
+    def __init__(
+        self,
+        limit: int = LIMIT,
+        limit_nbytes: int = LIMIT_NBYTES,
+        relieved: Callable[[], object] = lambda: None,
+    ) -> None:
         self._changed = Condition()
         self._events: deque[Event] = deque()
         self._nbytes = 0  # of the events that wait
-        self._limit, self._limit_nbytes = limit, limit_nbytes
+        self._limit, self._limit_nbytes, self._relieved = limit, limit_nbytes, relieved
         self._woken = False
         self._error: Exception | None = None
 
@@ -84,6 +92,9 @@ class Events:
                         break
                     self._woken = False
                     return None
+            full = self.full  # asked with the lock held: it may have come to be so since ``get`` was called
             event = self._events.popleft()
             self._nbytes -= len(event.data)
-            return event
+        if full:
+            self._relieved()
+        return event

@@ -54,8 +54,9 @@ class KernelCounts:
 
     A pair of ranks has a port of its own, so these are the peer's. The first reading looks through all
     descriptors of the process; later ones (some 10 us) go to the place that was found, and look again each
-    second and when it is gone. Nothing is held open. Not ``supported``: another system than Linux, or
-    traffic that goes another way; then there are the meter's counts, to be labelled ``FALLBACK``.
+    second and when it is gone. Nothing is held open. Not ``supported``: another system than Linux, or one
+    whose TCP_INFO lacks some, or traffic that goes another way; then there are the meter's counts, to be
+    labelled ``FALLBACK``.
     """
 
     def __init__(

@@ -14,12 +14,15 @@ from thinwire.types import InputError
 
 PROBES = 8, 4, 3  # seconds of an idle connection, seconds between two questions, how many stay unanswered
 STALL = 120.0  # seconds without room at the other end, or without an answer from it, until TCP gives it up
+HANDSHAKE = 10.0  # seconds for a connection to prove itself; until then a stranger's holds a descriptor
+DESCRIPTORS = 1 << 16  # that this process may have once it listens, where the system allows so many
 
 
 def open_socket(kind: int, host: str, max_message: int, queued: int) -> zmq.Socket[bytes]:
     """Return a socket that takes frames of at most ``max_message`` bytes and queues ``queued`` messages."""
     sock = zmq.Context().socket(kind)  # a context each: ZAP and shutdown stay this link's own matter
     sock.linger = 0
+    sock.handshake_ivl = int(HANDSHAKE * 1000)
     # a larger frame breaks the connection before memory is taken for it
     sock.maxmsgsize = max_message + CURVE_OVERHEAD
     sock.sndhwm = queued
@@ -44,9 +47,10 @@ def listen(
     """Bind a ROUTER; return the socket that ZeroMQ asks about tokens, if there is one, and the port.
 
     Port 0 takes a free one; ``control`` is TCP's congestion control, from ``congestion.resolve``; with
-    ``handover`` a new connection under a name replaces the old, maybe dead one. Errors: ``InputError`` where
-    the address cannot be bound.
+    ``handover`` a new connection under a name replaces the old, maybe dead one. This process's soft limit on
+    descriptors is raised, at most to the hard one. Errors: ``InputError`` where the address cannot be bound.
     """
+    _make_room()
     sock.router_mandatory = True  # a peer that is unknown, or whose queue is full, is an error to us
     sock.router_handover = handover
     zap = None
@@ -63,6 +67,17 @@ def listen(
     port = int(sock.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
     congestion.at_port(port, control)
     return zap, port
+
+
+def _make_room() -> None:
+    """Let this process have many descriptors: strangers at a port hold some until they are dropped."""
+    with contextlib.suppress(ImportError, OSError, ValueError):  # Windows has no such limit
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
+        if soft != resource.RLIM_INFINITY and soft < most:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def dial_again(sock: zmq.Socket[bytes], address: str) -> None:

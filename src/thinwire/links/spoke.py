@@ -8,10 +8,12 @@ from time import monotonic
 
 import zmq
 
+from thinwire.links import tcp_info
 from thinwire.links.clock import PeerClock
 from thinwire.links.events import Event, Kind
 from thinwire.links.greeting import asks_for_token
 from thinwire.links.metered import Traffic, wire_bytes
+from thinwire.links.reliable import LIVELY
 from thinwire.links.security import REMEDY, check_host, secure_connector
 from thinwire.links.sockets import dial_again, endpoint
 from thinwire.links.station import (
@@ -34,6 +36,7 @@ from thinwire.links.station import (
     check_silence,
     station_socket,
 )
+from thinwire.links.tcp_info import Place
 from thinwire.links.zmq_thread import MECHANISM_MISMATCH, REDIAL, REFUSALS
 from thinwire.types import AuthError, InputError
 
@@ -62,6 +65,8 @@ class Spoke(Station):
         self._there = False
         self.heard = monotonic()  # when the hub gave its last sign of life
         self._patient_from, self._pinged = self.heard, 0.0
+        self._place: Place | None = None  # the connection's, which is there or being made
+        self._came: int | None = None  # bytes over it by the ping before, where the kernel tells
         self._redial_at: float | None = None  # libzmq does not dial again after every kind of failure
         self._sent, self._received = Traffic(), Traffic()
         super().__init__(sock, WATCHED, f"the way to {self.peer}", silence)
@@ -127,6 +132,9 @@ class Spoke(Station):
     def _noticed(self, kind: int, value: int) -> None:
         if kind in DIALS:
             self._redial_at = None if kind == _Event.CONNECTED else monotonic() + REDIAL + CONNECT
+            # the value of that event is the connection's descriptor
+            self._place = tcp_info.place_of(value) if kind == _Event.CONNECTED else None
+            self._came = None
         elif kind == _Event.HANDSHAKE_SUCCEEDED:
             self.refused, self._proved, self.heard = 0, True, monotonic()
             self._ping(self.heard)
@@ -191,8 +199,8 @@ class Spoke(Station):
         self._sent += Traffic(1, wire_bytes(len(data), self.secure))
         return True
 
-    def _check(self, now: float) -> None:
-        if self._events.full:  # it is this end that does not read: no silence of the hub's
+    def _check(self, now: float, excused: bool) -> None:
+        if excused:
             self._patient_from = now
         if now - max(self.heard, self._patient_from) > self._silence:
             self._patient_from = now
@@ -201,7 +209,16 @@ class Spoke(Station):
         elif self._redial_at is not None and now > self._redial_at:
             self._redial(now)
         elif self._there and now - self._pinged >= self._heartbeat:
+            self._watch_bytes(now)
             self._ping(now)
+
+    def _watch_bytes(self, now: float) -> None:
+        """Take what came of a large message since the ping before for life: pongs wait behind it."""
+        info = tcp_info.read_at(self._place) if self._place is not None else None
+        ours = info is not None and info.remote[1] == self._address[1]  # else the place is another's by now
+        before, self._came = self._came, info.bytes_received if info is not None and ours else None
+        if before is not None and self._came is not None and self._came - before >= LIVELY:
+            self.heard = now
 
     def _ping(self, now: float) -> None:
         self._pinged = now

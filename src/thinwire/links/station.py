@@ -11,6 +11,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from thinwire.links.events import Event, Events
+from thinwire.links.reliable import ASLEEP
 from thinwire.links.sockets import Bell, open_socket
 from thinwire.types import InputError, LinkError, require
 
@@ -42,12 +43,13 @@ class Station:
         self._sock, self._where, self._silence = sock, where, silence
         self._heartbeat = min(HEARTBEAT, silence / BEATS)  # seconds
         self._idle = min(IDLE, max(1, int(1000 * self._heartbeat / 2)))  # milliseconds
-        self._events = Events()
+        self._bell = Bell()
+        self._events = Events(relieved=self._bell.ring)
         self._lock = threading.Lock()
         self._monitor = sock.get_monitor_socket(watched)
         self._error: LinkError | None = None
+        self._turned = monotonic()  # when the thread checked the time last
         self._linger: float | None = None  # set by close: when to stop flushing
-        self._bell = Bell()
         self._thread = threading.Thread(target=self._run, name=where, daemon=True)
 
     def recv(self, timeout: float) -> Event | None:
@@ -55,11 +57,7 @@ class Station:
 
         Errors: ``LinkError`` once the socket is closed or has failed.
         """
-        full = self._events.full
-        event = self._events.get(timeout)
-        if full:
-            self._bell.ring()  # the thread may read again
-        return event
+        return self._events.get(timeout)
 
     def wake(self) -> None:
         """Let whoever waits in ``recv`` return, from any thread."""
@@ -106,7 +104,10 @@ class Station:
         if self._sock in ready:
             self._receive()
         self._flush()
-        self._check(monotonic())
+        now = monotonic()
+        # this end did not read, or its process was stopped: no silence of the other's
+        excused, self._turned = self._events.full or now - self._turned > ASLEEP, now
+        self._check(now, excused)
         closing = self._linger is not None and (not self._waiting() or monotonic() > self._linger)
         return self._error is None and not closing
 
@@ -147,7 +148,8 @@ class Station:
     def _flush(self) -> None:
         raise NotImplementedError
 
-    def _check(self, now: float) -> None:
+    def _check(self, now: float, excused: bool) -> None:
+        """Find out who fell silent; where ``excused``, this end could not have heard them."""
         raise NotImplementedError
 
     def _farewell(self) -> None:
@@ -163,7 +165,6 @@ def station_socket(
     """
     sock = open_socket(kind, host, max_message + 1, sends)
     sock.rcvhwm = takes
-    sock.handshake_ivl = int(SILENCE * 1000)
     return sock
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import socket
 from collections.abc import Callable
 
-from thinwire.links import congestion
+from thinwire.links import congestion, tcp_info
 
 CHUNK = 1 << 16  # bytes
 BUFFER = 1 << 17  # bytes that a stream holds in each direction before its sender has to wait
 LINGER = 2.0  # seconds for the other direction to end once one has
-IDLE = 60.0  # seconds without a byte, or without room for one; a live link has a heartbeat each second
+IDLE = 60.0  # seconds without a byte, in or out; a live link has a heartbeat each second
 
 
 class _Reader(asyncio.StreamReader):
@@ -55,10 +56,22 @@ class Stream:
                 raise ConnectionResetError("the other end closed the connection") from e
 
     async def put(self, data: bytes, timeout: float) -> None:
-        """Write ``data``, waiting at most ``timeout`` seconds for room."""
-        async with asyncio.timeout(timeout):
-            self._writer.write(data)
-            await self._writer.drain()
+        """Write ``data`` and wait for room; give up after ``timeout`` seconds in which nothing went out."""
+        self._writer.write(data)
+        before, left = math.inf, self._left()
+        while left < before:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    await self._writer.drain()
+                    return
+            before, left = left, self._left()
+        raise TimeoutError
+
+    def _left(self) -> int:
+        """Return a number that falls while bytes go out: on a slow line the buffer alone falls in leaps."""
+        info = tcp_info.read(self._writer.get_extra_info("socket"))
+        sent = info.bytes_sent - info.bytes_retransmitted if info is not None else 0
+        return self._writer.transport.get_write_buffer_size() - sent
 
     async def copy_to(self, sink: Stream, count: Callable[[int], object]) -> None:
         """Pass everything on until the end, then tell ``sink`` that it was the end."""

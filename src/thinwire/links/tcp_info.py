@@ -8,6 +8,7 @@ in it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
 import stat
@@ -16,6 +17,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import NamedTuple
 
 TCP_INFO = 11  # linux/tcp.h; the constants of the socket module exist on Linux only
@@ -25,6 +27,7 @@ TIME_STAMPS = 1  # bit of tcpi_options
 IPV4, IPV6, TCP, TIME_STAMP = 20, 40, 20, 12  # bytes of header
 UNMEASURED = 0xFFFFFFFF  # microseconds: the kernel's word for no round trip yet
 _DESCRIPTORS = Path("/proc/self/fd")
+_COPIES = Lock()  # held while there is a copy of a socket, which must not be taken for another socket
 
 
 class Place(NamedTuple):
@@ -63,9 +66,24 @@ class TcpInfo:
         return self.bytes_received + self.headers * self.segments_in
 
 
-def supported() -> bool:
-    """Return whether this system has what ``connections`` needs."""
+def visible() -> bool:
+    """Return whether this process can see its own sockets, also those that C++ code opened."""
     return sys.platform == "linux" and _DESCRIPTORS.is_dir()
+
+
+def supported() -> bool:
+    """Return whether this system has what ``connections`` needs: the sockets, and all of their counters."""
+    try:
+        return visible() and _told() >= MIN_LENGTH
+    except OSError:  # no descriptor is free now, so this is not the last word
+        return False
+
+
+@functools.cache
+def _told() -> int:
+    """Return the bytes of struct tcp_info that this system fills: old kernels and sandboxes have fewer."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+        return len(sock.getsockopt(socket.IPPROTO_TCP, TCP_INFO, 256))
 
 
 def read(sock: socket.socket) -> TcpInfo | None:
@@ -113,15 +131,19 @@ def connections(port: int | None = None) -> list[TcpInfo] | None:
 
 
 def sockets() -> list[Place]:
-    """Return where this process's sockets are; ``[]`` where that cannot be seen."""
+    """Return where this process's sockets are, copies that are lent left out; ``[]`` where none can be seen.
+
+    It waits for whoever borrows one now, so not to be called from within such a block.
+    """
     found = []
-    for path in _DESCRIPTORS.iterdir() if supported() else ():
-        try:
-            status = path.stat()
-        except OSError:  # closed meanwhile
-            continue
-        if stat.S_ISSOCK(status.st_mode):
-            found.append(Place(int(path.name), status.st_ino))
+    with _COPIES:
+        for path in _DESCRIPTORS.iterdir() if visible() else ():
+            try:
+                status = path.stat()
+            except OSError:  # closed meanwhile
+                continue
+            if stat.S_ISSOCK(status.st_mode):
+                found.append(Place(int(path.name), status.st_ino))
     return found
 
 
@@ -145,16 +167,17 @@ def borrowed(place: Place) -> Iterator[socket.socket | None]:
     """Lend a copy of the TCP socket that is still at ``place``, or None, for the block alone.
 
     A copy kept longer would hold the connection open after its owner closed it, and the peer would not learn
-    of the end.
+    of the end. One is lent at a time: the block has to be short, and must not borrow.
     """
-    copy = _copied(place.descriptor)
-    if copy is None:
-        yield None
-        return
-    with copy:
-        same = os.fstat(copy.fileno()).st_ino == place.inode  # else the number is another file's by now
-        inet = copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM
-        yield copy if same and inet else None
+    with _COPIES:
+        copy = _copied(place.descriptor)
+        if copy is None:
+            yield None
+            return
+        with copy:
+            same = os.fstat(copy.fileno()).st_ino == place.inode  # else the number is another file's by now
+            inet = copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM
+            yield copy if same and inet else None
 
 
 def _copied(descriptor: int) -> socket.socket | None:

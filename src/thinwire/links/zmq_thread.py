@@ -61,7 +61,7 @@ class Pump:
         self._outbox: deque[tuple[bytes, Future[None]]] = deque()
         self.error: LinkError | None = None
         self.refused = 0  # handshakes that failed
-        self._about_token = token is not None  # whether a token is the likely reason
+        self._about_token = token is not None and endpoint is not None  # whether a token is the likely reason
         self.connected = threading.Event()
         self._patience = connect_timeout
         self._give_up = monotonic() + connect_timeout
@@ -189,7 +189,9 @@ class Pump:
     def _refuse(self, kind: int, value: int) -> None:
         self.refused += 1
         mismatch = kind == _Event.HANDSHAKE_FAILED_PROTOCOL and value == MECHANISM_MISMATCH
-        self._about_token = self._about_token or mismatch
+        # who just connects to a binder and closes, as port scans and health checks do, has shown no token
+        shown = self._token is not None and kind != _Event.HANDSHAKE_FAILED_NO_DETAIL
+        self._about_token = self._about_token or mismatch or shown
         if self._endpoint is None or self.connected.is_set():
             return  # a binder must not die because a stranger knocks
         certain = kind == _Event.HANDSHAKE_FAILED_AUTH or mismatch
@@ -219,7 +221,8 @@ class Pump:
             )
         text = f"{self.peer} did not connect within {self._patience:g} s"
         if self.refused:
-            text += f", and {self.refused} connections broke off: {REMEDY} if the other ranks have one"
+            why = f": {REMEDY} if the other ranks have one" if self._token is None else " and showed no token"
+            text += f", and {self.refused} connections broke off{why}"
         self._fail(LinkError(text))
 
     def _dial(self) -> None:
