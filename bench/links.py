@@ -47,8 +47,6 @@ LINKS = {
     "trace": "trace:lte",
 }
 CHANGE = "drop"  # 500 Mbit/s, 20, and 500 again: does auto follow?
-ELSEWHERE = ("home-uplink", "satellite")  # traces by which nothing in auto was chosen
-RIVALS = ("thinwire", "direct:bits=4", "tahquant")  # whom it meets there
 FIXED = ("fp32", "bf16", "direct:bits=4", "aqsgd:fw=4,bw=8", "aqsgd:fw=3,bw=6", "tahquant", "thinwire")
 AUTO = "auto"
 JOBS: dict[str, dict[str, Any]] = {
@@ -116,7 +114,6 @@ def cells() -> Iterator[tuple[str, str, str, str]]:
             yield "whole", model, link, AUTO
         if model == "gpt2-lab":
             yield "whole", model, CHANGE, AUTO
-            yield from (("whole", model, trace, r) for trace in ELSEWHERE for r in (AUTO, *RIVALS))
         for recipe in FIXED:
             yield "training", model, "none", recipe
         for recipe in FIXED:
@@ -152,7 +149,7 @@ def measure(kind: str, model: str, link: str, recipe: str) -> None:
     elif link == CHANGE:
         run(kind, model, link, recipe, emulate=True, link=f"trace:{CHANGE}", steps=330, eval_samples=0)
     else:
-        run(kind, model, link, recipe, emulate=True, link=LINKS.get(link, f"trace:{link}"), eval_samples=32)
+        run(kind, model, link, recipe, emulate=True, link=LINKS[link], eval_samples=32)
 
 
 def retried(name: str, work: Callable[[], None]) -> bool:

@@ -32,7 +32,6 @@ from bench.links import (
     read,
     sent,
 )
-from bench.links_elsewhere import elsewhere
 from bench.links_worker import LIFTED
 from thinwire.lab.emulator.profile import Profile
 from thinwire.lab.predict import measured_seconds, predict_run
@@ -240,7 +239,7 @@ def goals(rows: list[Row]) -> list[Row]:
         shares |= {of: of_bound(shares[name], shares["bound"]) for of, name in names.items()}
         more = {"single": versus, "faster_than": versus, "same_loss": auto["same_loss"]}
         out.append(place | {"fp32_keeps": fp32} | shares | more | rounds_summary.of_link(**place))
-    return [*out, *rounds_summary.deep_goals()]
+    return [*out, *rounds_summary.elsewhere_goals(), *rounds_summary.deep_goals()]
 
 
 def verdicts(goals: list[Row]) -> list[Row]:
@@ -248,7 +247,7 @@ def verdicts(goals: list[Row]) -> list[Row]:
     out: list[Row] = []
     for goal in goals:
         held: list[tuple[str, float, float | None]] = []
-        if goal["fp32_keeps"] <= SLOW:
+        if goal["fp32_keeps"] is not None and goal["fp32_keeps"] <= SLOW:
             held += _held_to_the_bound(goal) if goal["bound"] else []
             held += [
                 (f"sooner than {who} `{name}`, {SPANS[span]}", wanted, goal["faster_than"][name][span])
@@ -256,11 +255,12 @@ def verdicts(goals: list[Row]) -> list[Row]:
                 for name in names
                 if name in goal["faster_than"]
             ]
-        if goal["link"] == UNSEEN:
-            every = goal["single"] | goal["faster_than"]
+        if goal["link"] in (UNSEEN, *rounds.ELSEWHERE.links):
+            every = goal.get("single", {}) | goal["faster_than"]
             others = [(v["epochs"], name) for name, v in every.items() if v["epochs"]]
             least, name = min(others, default=(None, "none"))
-            held.append((f"sooner than every fixed recipe, the quickest of them `{name}`", 1.0, least))
+            who = "every fixed recipe" if goal["link"] == UNSEEN else "all others in the rounds"
+            held.append((f"sooner than {who}, the quickest of them `{name}`", 1.0, least))
         place = {"model": goal["model"], "link": goal["link"]}
         for text, wanted, found in held:
             out.append(place | {"goal": text, "wanted": wanted, "found": found, "met": _met(wanted, found)})
@@ -315,7 +315,6 @@ def main() -> None:
         "links": LINKS,
         "jobs": JOBS,
         "rows": rows,
-        "elsewhere": elsewhere(),
         "verified": verified(rows),
         "predictions": predictions(),
         "goals": held,

@@ -172,20 +172,6 @@ def predictions(found: dict[str, Any], table: Table) -> str:
     return table(["recipe", "model", "link", "a step took", "predicted", "of it"], rows())
 
 
-def elsewhere(found: dict[str, Any], table: Table) -> str:
-    """Return the runs across traces that nothing in ``auto`` was chosen by."""
-
-    def rows() -> Rows:
-        for r in found["elsewhere"]:
-            seconds = f"{r['one_epoch']:.1f}", f"{r['epochs']:.1f}"
-            lead = DASH if r["recipe"] == "auto" else _hundredths(r["sooner"])
-            size = f"{r['bytes'] / 1e6:.1f}"
-            yield [r["link"], f"`{r['recipe']}`", size, *seconds, lead, f"{r['eval_final']:.3f}"]
-
-    head = ["trace", "recipe", "MB", "one pass, s", "three passes, s", "auto sooner", "held-out loss"]
-    return table(head, rows())
-
-
 def verified(found: dict[str, Any], table: Table) -> str:
     """Return the cells that were also run from the first step to the last."""
 

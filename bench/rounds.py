@@ -28,7 +28,8 @@ from thinwire.lab.runs import slug
 
 CELLS = RESULTS / "rounds"
 MODEL = "gpt2-lab"
-PLACES = LINKS | {"8+5": "8mbit,5ms", "campus-busy": "trace:campus-busy"}
+TRACES = ("campus-busy", "home-uplink", "satellite")
+PLACES = LINKS | {"8+5": "8mbit,5ms"} | {name: f"trace:{name}" for name in TRACES}
 Way = tuple[str, str, str]  # link, recipe, congestion control
 FREE: Way = ("unlimited", "fp32", "cubic")
 ROUNDS = 3
@@ -73,8 +74,9 @@ class Study:
         return way != FREE and way[1] in self.brief
 
 
-# What the goals are about; where no recipe should lose time; and a cell in which nearly all can be hidden:
-# many micro-batches over a short way, so that filling and draining the pipeline take little of a step.
+# What the goals are about; where no recipe should lose time; a cell in which nearly all can be hidden (many
+# micro-batches over a short way, so that filling and draining the pipeline take little of a step); and the
+# traces by which nothing in auto was chosen.
 SLOW = Study(
     "slow",
     ("10+30", "trace"),
@@ -93,7 +95,12 @@ DEEP = Study(
     own={"batch": 64, "microbatches": 32, "steps": 24},
     brief={"fp32": 6},
 )
-STUDIES = {study.name: study for study in (SLOW, FAST, DEEP)}
+ELSEWHERE = Study(
+    "elsewhere",
+    ("home-uplink", "satellite"),
+    (AUTO, "thinwire", "direct:bits=4", "tahquant"),
+)
+STUDIES = {study.name: study for study in (SLOW, FAST, DEEP, ELSEWHERE)}
 
 
 def cell_file(study: Study, number: int, way: Way) -> Path:

@@ -9,7 +9,7 @@ from typing import Any
 from bench import rounds
 from bench.bounds import bound, is_same
 from bench.links import AUTO
-from bench.rounds import DEEP, FAST, FREE, MODEL, SLOW, STUDIES, Study
+from bench.rounds import DEEP, ELSEWHERE, FAST, FREE, MODEL, SLOW, STUDIES, Study
 
 SPANS = ("step_one", "first_visit", "one_epoch", "epochs")
 Row = dict[str, Any]
@@ -139,6 +139,12 @@ def deep_goals() -> list[Row]:
             place = {"model": f"{MODEL}, {DEEP.job['microbatches']} micro-batches", "link": link}
             out.append(place | {"fp32_keeps": _kept(DEEP, fp32)["first_visit"]} | found)
     return out
+
+
+def elsewhere_goals() -> list[Row]:
+    """Return how ``auto`` stands to the others across the traces by which nothing in it was chosen."""
+    found = ((link, goal(ELSEWHERE, link)) for link in ELSEWHERE.links)
+    return [{"model": MODEL, "link": link, "fp32_keeps": None} | row for link, row in found if row]
 
 
 def all_rows() -> list[Row]:
