@@ -177,7 +177,7 @@ def test_versions_go_the_others_way_and_their_ages_stand_beside_ours(
 
 def test_every_cell_has_a_file_of_its_own():
     names = [state.cell_file(cell).name for cell in state.cells()]
-    assert len(names) == len(set(names)) == 53
+    assert len(names) == len(set(names)) == 65
     assert all(state.rates_of(cell) for cell in state.cells())
     assert state_links.interval("10x", state_links.carries(10), 10) == pytest.approx(0.1)
     assert state_links.interval("apart", 3 * state_links.carries(10), 10) == pytest.approx(6.0)
