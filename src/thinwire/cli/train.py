@@ -24,8 +24,7 @@ def train(given: dict[str, Any]) -> None:
 
     thinwire train --recipe direct:bits=4 --link 10mbit,30ms --steps 60 --epochs 3
 
-    torchrun --nnodes 2 --nproc-per-node 1 --node-rank K --master-addr HOST --master-port 29500
-    -m thinwire train --host ADDRESS
+    torchrun --nnodes 2 --node-rank K --master-addr HOST --master-port 29500 -m thinwire train --host ADDRESS
     """
     config = TrainConfig.from_dict(given)
     # After the checks: a wrong option is refused before the engine is even imported.
