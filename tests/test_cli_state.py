@@ -259,6 +259,26 @@ def test_a_publisher_saves_its_state_now_and_then(tmp_path: Path, monkeypatch: p
     assert json.loads(invoke("inspect", saved, "--check", "--json").stdout)["version"] == 3
 
 
+def leave_part(file: Path) -> Path:
+    """Return what somebody who wrote ``file`` left when it was killed, some time ago."""
+    part = file.with_name(f".{file.name}.0a1b2c3d.part")
+    part.write_bytes(b"half")
+    os.utime(part, (1e9, 1e9))
+    return part
+
+
+def test_what_killed_followers_and_publishers_left_of_their_files_goes(tmp_path: Path, published):
+    _, state, at = published
+    out, saved = tmp_path / "o.safetensors", tmp_path / "saved"
+    left = [leave_part(out), leave_part(saved)]
+    assert invoke("follow", at, "--once", "--out", out, "--state", saved).exit_code == 0
+    assert holds(out, state) and saved.exists() and not any(part.exists() for part in left)
+    part = leave_part(saved)
+    with Publisher(dict(state), state=saved) as publisher:
+        publisher.publish()
+    assert saved.exists() and not part.exists()
+
+
 def test_meta_data_does_not_pass_for_what_a_file_is(tmp_path: Path):
     names = ("kind", "where", "nbytes", "checked", "version", "hash", "base", "tensors", "files", "published")
     history = History(Layout.of(weights()))

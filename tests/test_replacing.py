@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from thinwire.replacing import PART, replacing
+from thinwire.replacing import LEFT, PART, replacing, sweep
 
 
 def names(folder: Path) -> list[str]:
@@ -60,3 +63,42 @@ def test_two_writers_of_one_file_do_not_meet(tmp_path: Path) -> None:
         one.write_text("1")
         other.write_text("2")
     assert (tmp_path / "a").read_text() == "1" and names(tmp_path) == ["a"]
+
+
+def rest(file: Path, seconds: float) -> None:
+    then = time.time() - seconds
+    os.utime(file, (then, then))
+
+
+def test_what_a_killed_writer_left_is_swept_once_it_has_rested(tmp_path: Path) -> None:
+    dies = "import os, sys; from thinwire.replacing import replacing as r\n"
+    dies += "with r(sys.argv[1]) as part: part.write_text('half'); os._exit(9)"
+    assert subprocess.run([sys.executable, "-c", dies, str(tmp_path / "run.json")]).returncode == 9
+    (left,) = tmp_path.iterdir()
+    sweep(tmp_path / "run.json")
+    assert left.exists()  # another writer may be at it
+    rest(left, LEFT + 10)
+    sweep(tmp_path / "run.json")
+    assert names(tmp_path) == []
+
+
+def test_nothing_but_what_writers_of_the_file_leave_is_swept(tmp_path: Path) -> None:
+    others = [
+        "run.json",
+        ".run.json",
+        "run.json.01234567.part",
+        ".run.json.0123456.part",
+        ".run.json.012345678.part",
+        ".run.json.0123456G.part",
+        ".run.json.01234567.part~",
+        ".runxjson.01234567.part",
+        ".run.json.bak.01234567.part",
+    ]
+    for name in others:
+        (tmp_path / name).write_text("somebody's")
+        rest(tmp_path / name, 10 * LEFT)
+    (tmp_path / ".run.json.00000000.part").mkdir()
+    rest(tmp_path / ".run.json.00000000.part", 10 * LEFT)
+    sweep(tmp_path / "run.json")
+    assert names(tmp_path) == sorted([*others, ".run.json.00000000.part"])
+    sweep(tmp_path / "gone" / "run.json")  # it is not there: writing will say so

@@ -1,6 +1,7 @@
 """Replicas: bit-identical to a published version after anything, never older, nothing half-applied."""
 
 import contextlib
+import dataclasses
 import os
 import threading
 import zlib
@@ -304,6 +305,31 @@ def test_a_base_from_elsewhere_is_held_once():
     with pytest.raises(DesyncError, match="is not version 0"):
         other.confirm(advance(history, state, 2).target)
     assert other.held.number == 0
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_what_is_made_beside_is_taken_when_it_is_newer(swapped):
+    history, state, replica = pair()
+    keyframe, patches = history.patch(), [advance(history, state, seed) for seed in (2, 3, 4)]
+    replica.apply(patches[0])
+    assert not swapped or replica.swap()
+    beside, held = replica.beside(), replica.held
+    for patch in (keyframe, patches[0]):
+        beside.apply(patch)
+        with pytest.raises(DesyncError, match="is not newer than 2"):
+            replica.take(beside)
+    with pytest.raises(DesyncError, match="came out different"):
+        beside.apply(dataclasses.replace(patches[1], hash=7))
+    beside.apply(patches[1])
+    assert replica.held == held and replica.version == 1 + swapped
+    assert (
+        replica.take(beside) == replica.held and replica.held.number == 3 and replica.version == 1 + swapped
+    )
+    assert replica.swap() and replica.version == 3
+    replica.check()
+    replica.prepare()
+    replica.apply(patches[2])
+    assert replica.swap() and states.same(replica.tensors(), states.whole(history))
 
 
 @pytest.mark.parametrize("ready", [False, True])

@@ -233,6 +233,70 @@ def test_only_what_the_manifest_needs_stays(folder):
     assert there == {f.name for f in shelf.manifest.files}
 
 
+class Watching:
+    """A folder that looks at its reader at each read, as whoever uses the tensors may at any time."""
+
+    def __init__(self, folder, look):
+        self.folder, self.where, self.look = folder, folder.where, look
+
+    def read(self, name, limit):
+        self.look()
+        return self.folder.read(name, limit)
+
+
+def test_a_reader_that_rested_at_any_version_goes_on_and_never_back(plain):
+    """Versions between spans leave the manifest, and the keyframe that newcomers begin with may be older."""
+    source, clock = Source(), Clock()
+    shelf = shelving(plain, source, clock, versions=8, span=4, share=2.0, grace=0.0)
+    readers, stranded = [], 0
+    for number in range(1, 41):
+        source.publish()
+        settle(shelf)
+        clock.now += 1.0
+        readers.append(Fetching(plain, Proof(None)))
+        readers[-1].look()
+        assert same(readers[-1], source.state) and readers[-1].held.number == number
+    keyframe = max(f.version for f in shelf.manifest.files if not f.base)
+    for number, reader in enumerate(readers, 1):
+        shown = [number]
+
+        def look(reader=reader, shown=shown):
+            reader.mirror.prepare()
+            assert same(reader, source.seen[reader.held.number])
+            assert reader.replica.version == reader.held.number >= shown[-1]
+            shown.append(reader.held.number)
+
+        stranded += keyframe < number and not reader.place(shelf.manifest)
+        reader._folder = Watching(plain, look)
+        assert reader.look(lambda _version, look=look: look()) or number == 40
+        assert same(reader, source.state) and reader.held.number == 40 and reader.confirmed
+    assert stranded > 20  # by a way from nothing that begins below what they hold
+
+
+def test_a_way_from_nothing_that_breaks_below_what_is_held_changes_nothing(plain):
+    source, clock = Source(), Clock()
+    shelf = shelving(plain, source, clock, versions=8, span=4, share=2.0, grace=0.0)
+    for number in range(1, 31):
+        source.publish()
+        settle(shelf)
+        clock.now += 1.0
+        if number == 15:
+            reader = Fetching(plain, Proof(None), clock=clock)
+            reader.look()
+    assert not reader.place(shelf.manifest)
+    second = next(f for f in shelf.manifest.files if f.base and f.version <= 15)
+    whole = plain.read(second.name, 1 << 30)
+    damage(plain, second.name)
+    for _ in range(2):
+        with pytest.raises(LinkError, match=r"leads from version 15 to 30 now \(.*damaged"):
+            reader.look()
+        reader.mirror.prepare()
+        assert reader.held.number == 15 and same(reader, source.seen[15])
+    plain.write(second.name, whole)
+    clock.now += 2 * AVOID
+    assert reader.look() and same(reader, source.state)
+
+
 def test_a_base_that_the_reader_has_costs_it_no_keyframe(folder):
     source = Source()
     model = torch.nn.ParameterDict({n: torch.nn.Parameter(x.clone()) for n, x in source.state.items()})

@@ -79,7 +79,7 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch)
 
 def test_a_move_that_fails_leaves_nothing_half_written(tmp_path, monkeypatch):
     folder = RemoteFolder(f"file://{tmp_path}", {})
-    monkeypatch.setattr(folder._system, "mv", full)
+    monkeypatch.setattr(folder._free[0][0], "mv", full)
     with pytest.raises(OSError):
         folder.write("state.json", b"new")
     assert list(tmp_path.iterdir()) == []

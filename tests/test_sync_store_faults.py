@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -162,6 +163,99 @@ def test_nobody_is_given_a_connection_that_ended(url: str) -> None:
     open_folder(url).write("state.json", b"old")
     Wired.made[0].broken = Gone("closed")
     assert open_folder(url).read("state.json", 10) == b"old"
+
+
+class Busy:
+    """A thread that is writing ``keyframes/k``, and what is wrong with using its connection meanwhile."""
+
+    def __init__(self, folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.go_on, self.user = threading.Event(), threading.Event(), threading.get_ident()
+        self.connection: Wired | None = None
+        real, reach = Wired.pipe_file, Wired.reach
+
+        def pipe_file(system: Wired, path: str, data: bytes) -> None:
+            if "keyframes/k" in path:
+                self.connection, self.user = system, threading.get_ident()
+                self.begun.set()
+                assert self.go_on.wait(LONG)
+                self.connection = None
+            real(system, path, data)
+
+        def alone(system: Wired, operation: str) -> None:
+            if system is self.connection and threading.get_ident() != self.user:
+                raise Gone("an answer to another thread")
+            reach(system, operation)
+
+        monkeypatch.setattr(Wired, "pipe_file", pipe_file)
+        monkeypatch.setattr(Wired, "reach", alone)
+        self.thread = threading.Thread(target=folder.write, args=("keyframes/k", b"whole"), daemon=True)
+        self.thread.start()
+        assert self.begun.wait(LONG)
+
+    def end(self) -> None:
+        self.go_on.set()
+        self.thread.join(LONG)
+
+
+def test_no_two_threads_use_one_connection(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = open_folder(url)
+    folder.write("state.json", b"old")
+    for _ in range(3):
+        busy = Busy(folder, monkeypatch)
+        folder.write("state.json", b"new")
+        assert folder.read("state.json", 10) == b"new" and folder.sizes("patches") == {}
+        folder.delete("state.json")
+        busy.end()
+        assert folder.read("keyframes/k", 10) == b"whole"
+    assert len(Wired.made) == 2  # each is used again
+
+
+def test_nor_one_at_the_end_of_a_chain(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = open_folder(f"dir::{url}")
+    busy = Busy(folder, monkeypatch)
+    folder.write("state.json", b"new")
+    assert folder.read("state.json", 10) == b"new"
+    busy.end()
+    assert folder.read("keyframes/k", 10) == b"whole" and len(Wired.made) == 2
+
+
+def test_what_serves_many_threads_at_once_is_made_once(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Wired, "async_impl", True)
+    folder = open_folder(url)
+    writing = [threading.Thread(target=folder.write, args=(f"patches/{i}", b"x")) for i in range(4)]
+    for thread in writing:
+        thread.start()
+    for thread in writing:
+        thread.join(LONG)
+    assert len(folder.sizes("patches")) == 4 and len(Wired.made) == 1
+    Wired.made[0].broken = Gone("closed")
+    with pytest.raises(OSError, match="closed"):
+        folder.read("patches/1", 10)
+    assert folder.read("patches/1", 10) == b"x" and len(Wired.made) == 2
+
+
+def test_a_connection_that_was_idle_for_long_is_closed_and_made_anew(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Client:
+        closed = 0
+
+        def close(self) -> None:
+            Client.closed += 1
+
+    monkeypatch.setattr(Wired, "protocol", ("sftp", "memory"))  # what fsspec's class for SFTP has
+    monkeypatch.setattr(Wired, "client", Client(), raising=False)
+    folder = open_folder(url)
+    folder.write("state.json", b"old")
+    assert not Client.closed and len(Wired.made) == 1
+    monkeypatch.setattr("thinwire.engines.sync.remote_folder.IDLE", 0.0)
+    assert folder.read("state.json", 10) == b"old"
+    assert Client.closed == 1 and len(Wired.made) == 2
+    Wired.made[1].broken = Gone("closed")
+    monkeypatch.setattr("thinwire.engines.sync.remote_folder.IDLE", LONG)
+    with pytest.raises(OSError, match="closed"):
+        folder.read("state.json", 10)
+    assert Client.closed == 2
 
 
 @pytest.mark.parametrize(("module", "needs"), [("fsspec", "store"), ("fsspec.implementations.sftp", "more")])

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 PART = ".part"  # what a file that is still being written is called at the end
-
+# Seconds without a change after which such a file counts as left behind. Who still writes it changes it all
+# the time, but for the end, when the disk takes what memory holds of it: that takes less.
+LEFT = 300.0
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -43,3 +47,24 @@ def replacing(path: str | Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def sweep(path: str | Path) -> None:
+    """Remove what writers of ``path`` that were killed left beside it, as large as itself.
+
+    Another process may be writing to ``path``, though none should: what has changed in the last ``LEFT``
+    seconds stays. What cannot be removed stays too: it keeps nobody from writing.
+    """
+    path = Path(path)
+    part = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}{re.escape(PART)}")
+    with suppress(OSError), os.scandir(path.parent) as entries:
+        for entry in entries:
+            if part.fullmatch(entry.name):
+                _remove_left(entry)
+
+
+def _remove_left(entry: os.DirEntry[str]) -> None:
+    with suppress(OSError):
+        rested = time.time() - entry.stat(follow_symlinks=False).st_mtime
+        if rested >= LEFT and entry.is_file(follow_symlinks=False):
+            Path(entry.path).unlink()

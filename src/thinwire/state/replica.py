@@ -30,9 +30,9 @@ _PLACES = 64  # and so is one behind by more than so many changes a piece, on av
 class Replica:
     """A follower's copy. ``apply`` brings the back buffer forward, ``swap`` makes it the front: what is used.
 
-    ``reading``, ``apply``, ``prepare`` and ``start`` belong to one thread, ``swap`` and ``tensors`` to the
-    one that uses the tensors, ``save`` to any. Tensors are for reading, and hold until the next ``swap``:
-    then their memory is written again.
+    ``swap`` and ``tensors`` belong to the thread that uses the tensors, what brings versions here to another,
+    ``save`` to any. Tensors are for reading, and hold until the next ``swap``: then their memory is written
+    again.
     ``version``, ``hash``, ``published`` and ``meta`` are the front's; ``held`` is the newest complete one,
     which patches must start from. Nothing older than ``held`` is ever taken.
 
@@ -180,6 +180,26 @@ class Replica:
             if not self._ready:
                 self._shown = version
         return version
+
+    def beside(self) -> Replica:
+        """Return an empty replica of this layout, for patches that lead past what is held from before it.
+
+        Nobody sees what it holds; ``take`` it when that is newer. As for a keyframe, a buffer goes for it.
+        """
+        with self._applying:
+            self._make_room()
+        return Replica(self.layout, 0)  # nobody else can write to it
+
+    def take(self, beside: Replica) -> Version:
+        """Hold what ``beside`` holds, which nobody uses from then on, and return that.
+
+        Errors: ``DesyncError`` where it is not newer than what is held; then nothing has changed.
+        """
+        with self._applying:
+            newest, version = beside._newest(), beside.held
+            if newest is None or version.number <= self._held.number:
+                raise DesyncError(f"version {version.number} is not newer than {self._held.number} here")
+            return self._install(newest.words, version)
 
     def _make_room(self) -> None:
         with self._lock:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.replacing import replacing
+from thinwire.replacing import replacing, sweep
 from thinwire.state.layout import MAX_NBYTES, Layout
 from thinwire.state.patch import MAX_VERSION, Version, check_meta, is_time
 from thinwire.state.words import Words
@@ -25,7 +25,8 @@ _REMEDY = "delete it, and the state will come whole"
 def save(path: str | Path, words: Words, version: Version) -> None:
     """Write ``words`` and what is known of their version. Errors: ``InputError`` naming path and reason.
 
-    Words that do not hash to what the version should are not written.
+    Words that do not hash to what the version should are not written. What was left there when somebody who
+    saved was killed is removed.
     """
     if words.hash() != version.hash:
         raise InputError(
@@ -36,6 +37,7 @@ def save(path: str | Path, words: Words, version: Version) -> None:
     metadata["thinwire.version"] = json.dumps(known | {"meta": dict(version.meta)})
     tensors = {s.name: _tensor(words, i) for i, s in enumerate(words.layout.slots)}
     library = _safetensors()
+    sweep(path)
     try:
         with replacing(path) as temporary:
             library.torch.save_file(tensors, temporary, metadata=metadata)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from thinwire.replacing import replacing
+from thinwire.replacing import replacing, sweep
 from thinwire.state.layout import METADATA, MOST_NBYTES
 from thinwire.types import WRONG_VALUES, InputError, PayloadError, require
 
@@ -143,8 +143,8 @@ def _tensor(data: bytearray, begin: int, entry: Entry) -> Tensor:
 def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, str]) -> None:
     """Write ``tensors`` as a safetensors file that replaces ``path`` at once, with ``notes`` as metadata.
 
-    ``from_pretrained`` reads it, and needs the note ``format``, which is always ``pt``. Errors: ``OSError``;
-    then what was there is still there.
+    ``from_pretrained`` reads it, and needs the note ``format``, which is always ``pt``. What was left there
+    when a writer was killed is removed. Errors: ``OSError``; then what was there is still there.
     """
     ordered = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # so all are aligned
     fields: dict[str, Any] = {METADATA: dict(notes) | {"format": "pt"}}
@@ -156,6 +156,7 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[s
         at = stop
     header = json.dumps(fields, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
+    sweep(path)
     with replacing(path) as temporary, temporary.open("xb") as file:
         file.write(struct.pack("<Q", len(header)) + header)
         for name in ordered:

@@ -90,10 +90,17 @@ class Fetching:
         return manifest
 
     def _route(self, manifest: Manifest) -> list[File]:
-        """Return the files to fetch; none leads to a number that is not above the one held."""
-        now, above, place = self._clock(), self.held.number, self.place(manifest)
-        rested = (f for f in manifest.files if self._bad.get(f.name, (0.0, 0))[0] <= now)
-        return farthest((f for f in rested if f.version > above), place)
+        """Return the files to fetch: the way on from what is held, or from nothing where only that leads on.
+
+        The latter begins at or below the number held, where a reader has rested until the versions after its
+        own are kept no more, and ends above it.
+        """
+        now, place = self._clock(), self.place(manifest)
+        rested = [f for f in manifest.files if self._bad.get(f.name, (0.0, 0))[0] <= now]
+        onward = farthest((f for f in rested if f.version > self.held.number), place)
+        reached = onward[-1].version if onward else max(self.held.number, place)
+        afresh = farthest(rested, 0)
+        return afresh if afresh and afresh[-1].version > reached else onward
 
     def place(self, manifest: Manifest) -> int:
         """Return the manifest's number for what is held: equal contents are the same; 0 for anything else."""
@@ -102,10 +109,21 @@ class Fetching:
         return held.number if held.number in same else max(same, default=0)
 
     def _walk(self, chain: list[File], landed: Callable[[Version], None]) -> bool:
-        """Apply files in order; return whether the manifest is still good: not where one of them is gone."""
+        """Apply files in order; return whether the manifest is still good: not where one of them is gone.
+
+        Nobody sees what is not above the version held: that is built beside it, until a file leads above.
+        """
+        beside: Replica | None = None
         for file in chain:
+            if beside is None and file.version <= self.held.number:
+                beside = self.mirror.beside()
+            apply = self.mirror.apply if beside is None else beside.apply
             try:
-                version = self._apply(file)
+                version = apply(self._patch(file))
+                if beside is not None:
+                    if version.number <= self.held.number:
+                        continue
+                    version, beside = self.mirror.take(beside), None
             except FileNotFoundError as e:
                 self._avoid(file, e)
                 return False
@@ -115,7 +133,8 @@ class Fetching:
             landed(version)
         return True
 
-    def _apply(self, file: File) -> Version:
+    def _patch(self, file: File) -> Patch:
+        """Fetch a file's patch, and check that it is the one which the manifest promises."""
         replica = self.replica
         if replica is None:
             raise PayloadError("a patch before any layout")
@@ -130,7 +149,7 @@ class Fetching:
         patch = Patch.unpack(unwrap(data), limit)
         promised = (patch.base, patch.version) == (file.base, file.version)
         require(promised, PayloadError, f"{file.name} leads from {patch.base} to {patch.version}")
-        return self.mirror.apply(patch)
+        return patch
 
     def _fetch_layout(self, file: File) -> bytes:
         try:

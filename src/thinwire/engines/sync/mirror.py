@@ -98,6 +98,18 @@ class Mirror:
             raise PayloadError("a patch before the layout")
         return self.replica.apply(patch, reading)
 
+    def beside(self) -> Replica:
+        """Return an empty replica for a way that begins below what is held; ``take`` it at its end."""
+        if self.replica is None:
+            raise PayloadError("a patch before the layout")
+        return self.replica.beside()
+
+    def take(self, beside: Replica) -> Version:
+        """Hold what ``beside`` holds; ``DesyncError`` where that is not newer."""
+        if self.replica is None:
+            raise PayloadError("a version before the layout")
+        return self.replica.take(beside)
+
     def prepare(self) -> None:
         """Do what can be done before the next patch comes."""
         if self.replica is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -16,6 +17,8 @@ from thinwire.types import InputError, MissingExtra, PayloadError
 # Stores where one put makes a whole object or none. Elsewhere a file grows as it is written, so it is
 # written under another name and moved.
 ONE_PUT = {"memory", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "tos", "r2", "hf"}
+SFTP = {"sftp", "ssh"}
+IDLE = 60.0  # seconds after which nobody relies on a connection: servers and routers end what is idle
 # What is said of a file by a store that can be reached.
 ANSWERS = (
     FileNotFoundError,
@@ -28,20 +31,23 @@ ANSWERS = (
 
 
 class RemoteFolder:
-    """Files under a URL, by fsspec; ``options`` go to its file system.
+    """Files under a URL, by fsspec; ``options`` go to its file system. For any number of threads.
 
     Some file systems connect once, when they are made: after an error that may be the end of a connection
-    the next attempt is made with a new one.
+    the next attempt is made with a new one. On one connection, as SFTP's and FTP's, answers to two threads
+    get lost or mixed up, so each has one to itself. fsspec's asynchronous ones serve all threads at once.
     """
 
     def __init__(self, url: str, options: dict[str, Any]) -> None:
         self.where = shown(url)
         self._url, self._options = url, options
-        self._making = threading.Lock()
-        self._system, self._root = _open(url, self.where, options)  # None: to be made anew
-        protocol = self._system.protocol
-        names = {protocol} if isinstance(protocol, str) else set(protocol)
-        self._one_put = bool(names & ONE_PUT)
+        system, self._root = _open(url, self.where, options)
+        # fsspec itself gives each thread another file system unless it is of this kind. A chain's first link
+        # may be and the one that connects not.
+        self._shared = bool(system.async_impl) and "::" not in url
+        self._turn = threading.Lock()
+        self._free = [(system, time.monotonic())]  # since when; the one that was used last is the last
+        self._one_put = bool(_protocols(system) & ONE_PUT)
 
     def read(self, name: str, limit: int) -> bytes:
         path = self._path(name)
@@ -106,8 +112,11 @@ class RemoteFolder:
     def _put_back(self, old: str, path: str) -> None:
         """Move a file back over a connection of its own, as the one in use may just have ended."""
         system, _ = _connect(self._url, self._options)
-        if not system.exists(path):
-            system.mv(old, path)
+        try:
+            if not system.exists(path):
+                system.mv(old, path)
+        finally:
+            _end(system)
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
@@ -115,28 +124,59 @@ class RemoteFolder:
     @contextmanager
     def _lent(self, done: str) -> Iterator[Any]:
         """Lend the file system; errors of classes of its own, which most have, become ``OSError``."""
-        system = None
+        system, good = None, False
         try:
-            system = self._made()
+            system = self._taken()
             yield system
+            good = True
         except ANSWERS:
+            good = True
+            raise
+        except OSError:
             raise
         except Exception as e:
-            self._drop(system)
-            if isinstance(e, OSError):
-                raise
             raise OSError(f"{self.where} cannot be {done}: {str(e) or type(e).__name__}") from e
+        finally:
+            if system is not None:
+                self._give_back(system, good)
+
+    def _taken(self) -> Any:
+        """Return a file system that no other thread has, unless all may share one."""
+        with self._turn:
+            if self._shared:
+                self._free = self._free or [(self._made(), 0.0)]
+                return self._free[-1][0]
+            now = time.monotonic()
+            fresh = [(system, since) for system, since in self._free if now - since < IDLE]
+            old, self._free = self._free[: -len(fresh) or None], fresh  # they came back in that order
+            found = fresh.pop()[0] if fresh else None
+        for system, _ in old:
+            _end(system)
+        return self._made() if found is None else found
 
     def _made(self) -> Any:
-        with self._making:
-            if self._system is None:
-                self._system, _ = _connect(self._url, self._options)
-            return self._system
+        return _connect(self._url, self._options)[0]
 
-    def _drop(self, system: Any) -> None:
-        with self._making:
-            if self._system is system:  # or another thread has made a new one already
-                self._system = None
+    def _give_back(self, system: Any, good: bool) -> None:
+        """Keep a file system for whoever comes next, unless its connection may have ended."""
+        with self._turn:
+            if self._shared and not good:
+                self._free = [free for free in self._free if free[0] is not system]
+            elif good and not self._shared:
+                self._free.append((system, time.monotonic()))
+        if not good and not self._shared:
+            _end(system)
+
+
+def _protocols(system: Any) -> set[str]:
+    return {system.protocol} if isinstance(system.protocol, str) else set(system.protocol)
+
+
+def _end(system: Any) -> None:
+    """Close an SFTP connection: its thread would keep it. Any other ends when nobody refers to it."""
+    if _protocols(system) & SFTP:
+        with suppress(Exception):
+            system.client.close()
 
 
 def _size(listed: dict[str, Any]) -> int | None:
@@ -168,7 +208,10 @@ def _connect(url: str, options: dict[str, Any]) -> tuple[Any, str]:
     """Return a file system that nobody else uses, as its connection may end, and the path in it."""
     import fsspec
 
-    system, root = fsspec.core.url_to_fs(url, skip_instance_cache=True, **options)
+    own = {"skip_instance_cache": True}
+    links = [link.partition("://")[0] for link in url.split("::")[1:] if "://" in link]
+    own |= {name: options.get(name, {}) | own for name in links}
+    system, root = fsspec.core.url_to_fs(url, **options | own)
     # Not by an option: file systems that know no listings, such as SFTP's, take it for one of the connection.
     with suppress(AttributeError):
         system.dircache.use_listings_cache = False
