@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import states
 from slow_proxy import SlowProxy
 from tcp_proxy import DOWN, TcpProxy
+from thinwire.engines.sync import feed, pace
 from thinwire.engines.sync.follower import Follower
 from thinwire.engines.sync.landing import Landing, most
 from thinwire.engines.sync.protocol import (
@@ -416,6 +417,36 @@ def test_a_transfer_that_was_cut_goes_on_where_it_broke_off() -> None:
             f.wait(1)
             assert same(f.tensors(), used(w)) and not f.status.abandoned
             assert f.status.nbytes < 1.1 * f.arrivals[0].nbytes  # heads and all
+
+
+def test_a_transfer_that_was_cut_in_its_last_window_goes_on_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it has left the feed, which has made something else since: nobody else needs it."""
+    monkeypatch.setattr(pace, "MIN_CHUNK", 1 << 14)  # and two of them at once
+    w = {"w": torch.randint(-128, 127, (25_000,), dtype=torch.int8)}
+    with (
+        Publisher(w) as p,
+        SlowProxy(p.port, 1e9) as line,
+        Follower(HOST, line.port, base={"w": w["w"].clone()}) as f,
+    ):
+        p.publish()
+        f.wait(1)
+        w["w"].copy_(torch.randint(-128, 127, (25_000,), dtype=torch.int8))
+        line.stall_at(DOWN, line.counts[DOWN] + 18_000)
+        p.publish()
+        until(lambda: (landing := f._reception._landing) is not None and len(landing.data) == 1 << 14)
+        until(lambda: any(o.serving.unproved for o in p._feed._followers.values()))
+        with Follower(HOST, p.port) as other:
+            other.wait(2)
+        begun, hear = list[Begin](), f._reception._hear
+        monkeypatch.setattr(
+            f._reception, "_hear", lambda m: (begun.append(m) if isinstance(m, Begin) else None, hear(m))
+        )
+        line.cut()
+        until(lambda: not f.status.connected)
+        line.resume()
+        line.restore()
+        assert f.wait(2).number == 2 and torch.equal(f.tensors()["w"], w["w"])
+        assert [begin.start for begin in begun] == [1 << 14] and len(p._feed._parked) <= feed.PARKED
 
 
 def test_a_patch_is_read_while_it_comes_and_a_relay_reads_so_too(monkeypatch: pytest.MonkeyPatch) -> None:

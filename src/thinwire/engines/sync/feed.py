@@ -290,11 +290,13 @@ class Feed:
         return (draft, hello.part) if starts and draft.version > hello.version else None
 
     def _part(self, follower: _Follower | None) -> None:
-        """Keep what was being sent to a follower for a while: it may come back with the first part of it."""
-        if follower is None or follower.serving.sending is None:
-            return
-        self._parked[follower.serving.sending.draft] = monotonic() + PARKED_FOR
-        self._parked.move_to_end(follower.serving.sending.draft)
+        """Keep what was being sent to a follower for a while: it may come back with the first part of it.
+
+        Also what was sent to its end: the last of it may still have been on its way.
+        """
+        for draft in follower.serving.under_way if follower is not None else ():
+            self._parked[draft] = monotonic() + PARKED_FOR
+            self._parked.move_to_end(draft)
         while len(self._parked) > PARKED:
             self._parked.popitem(last=False)
 
