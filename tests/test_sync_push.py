@@ -8,7 +8,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -567,6 +567,61 @@ def test_a_follower_that_was_cut_off_for_a_while_gets_one_merged_patch() -> None
         f.wait(21)
         assert same(f.tensors(), held) and len(f.arrivals) == 2
         assert f.arrivals[1].nbytes < f.arrivals[0].nbytes / 2
+
+
+def give_up(end: Publisher | Relay, line: TcpProxy) -> None:
+    """Let all followers be lost for silence, and notice nothing of it."""
+    assert end._feed is not None
+    hub, patience = end._feed._hub, end._feed._hub._silence
+    line.stall()
+    hub._silence = 0.1
+    until(lambda: not end.followers)
+    hub._silence = patience
+
+
+@pytest.mark.parametrize("relayed", [False, True])
+def test_a_follower_that_was_lost_for_silence_over_a_connection_that_lives_is_served_again(
+    relayed: bool,
+) -> None:
+    """It says nothing by itself: for it nothing has happened."""
+    w = weights()
+    with (
+        publisher(w) as p,
+        Relay(HOST, p.port) if relayed else nullcontext(p) as end,
+        TcpProxy(end.port) as line,
+        Follower(HOST, line.port) as f,
+    ):
+        p.publish()
+        f.wait(1)
+        until(lambda: [o.version for o in end.followers] == [1])  # it has nothing left to say
+        give_up(end, line)
+        line.resume()
+        train(w)
+        p.publish()
+        assert f.wait(2).number == 2 and same(f.tensors(), used(w))
+        assert line.connections == 1 and f.status.connected
+
+
+def test_whoever_says_hello_by_itself_is_not_asked_to() -> None:
+    """Neither at first nor over a new connection: saying it twice would cost what is on its way."""
+    asked = list[bytes]()
+    with publisher(weights()) as p, TcpProxy(p.port) as line:
+        send = p._feed._hub.send
+        p._feed._hub.send = lambda peer, data: (  # type: ignore[method-assign]
+            asked.append(data) if data[0] == Ask.KIND else None,
+            send(peer, data),
+        )[1]
+        p.publish()
+        with Follower(HOST, line.port) as f:
+            f.wait(1)
+            give_up(p, line)
+            line.cut()
+            line.resume()
+            line.restore()
+            until(lambda: [o.version for o in p.followers] == [1])
+            assert not p._feed._ungreeted
+            sleep(1.0)
+            assert not asked
 
 
 def test_on_a_slow_line_versions_are_merged_and_none_waits_for_long() -> None:
