@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import states
 from slow_proxy import SlowProxy
 from tcp_proxy import DOWN, TcpProxy
-from thinwire.engines.sync import feed, pace
+from thinwire.engines.sync import feed, pace, reception
 from thinwire.engines.sync.follower import Follower
 from thinwire.engines.sync.landing import Landing, most
 from thinwire.engines.sync.protocol import (
@@ -1181,6 +1181,60 @@ def test_a_patch_that_goes_wrong_while_it_is_read_is_never_held(
                 assert isinstance(again, Again) and again.transfer == number and f.held.number == 0
         assert f.wait(newest.number).hash == newest.hash and same(f.tensors(), w)
         assert spoiled and len(spoiled) <= 2  # at once where that section was here
+
+
+def test_a_layout_that_comes_later_than_a_follower_waits_is_taken(
+    liar: Liar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each of its answers would be too late over a slow line, and it would never be sent a patch."""
+    monkeypatch.setattr(reception, "TURN", 0.05)
+    monkeypatch.setattr(reception, "ANSWER", 0.5)
+    with Follower(HOST, liar.hub.port) as f:
+        first, second = liar.hear(), liar.hear()
+        assert isinstance(first, Hello) and isinstance(second, Hello)
+        assert second.session == first.session + 1 and second.layout == NOTHING
+        f._reception._patience = LONG
+        liar.answer(first.session)
+        heard = [liar.hear()]
+        while heard[-1].layout == NOTHING and len(heard) < 4:  # type: ignore[attr-defined]
+            heard.append(liar.hear())
+        third = heard[-1]
+        assert isinstance(third, Hello) and third.layout.hex() == liar.layout.digest
+        liar.answer(second.session)  # is on its way still
+        liar.hub.send(liar.peer, Begin(1, 0, 0, 1, 2, 0).pack())  # and this is of no session
+        liar.answer(third.session, b"")
+        liar.hub.send(liar.peer, Begin(2, 0, 0, 1, 2, 0).pack())
+        liar.hub.send(liar.peer, Chunk(2, 0, b"body").pack())
+        assert liar.hear() == Ack(third.session, 4) and not f._reception.failures
+        assert f._reception._patience == 0.5
+
+
+def test_a_layout_from_before_this_connection_is_not_taken(liar: Liar) -> None:
+    with TcpProxy(liar.hub.port) as line, Follower(HOST, line.port) as f:
+        first = liar.hear()
+        line.cut()
+        line.restore()
+        second = liar.hear()
+        assert isinstance(first, Hello) and isinstance(second, Hello)
+        other = Layout.of({"other": torch.zeros(3)})
+        for session in (first.session, second.session + 1):  # nor one that nobody asked for
+            liar.answer(session, other.to_json(), bytes.fromhex(other.digest))
+        liar.answer(second.session)
+        third = liar.hear()
+        assert isinstance(third, Hello) and third.session == second.session + 1
+        assert third.layout.hex() == liar.layout.digest and f._reception._layout is not None
+
+
+def test_hello_is_said_again_less_and_less_often(liar: Liar, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reception, "TURN", 0.01)
+    monkeypatch.setattr(reception, "ANSWER", 0.1)
+    monkeypatch.setattr(reception, "LONGEST", 0.4)
+    began = monotonic()
+    with Follower(HOST, liar.hub.port) as f:
+        for _ in range(6):
+            hello = liar.hear()
+        assert isinstance(hello, Hello)
+        assert f._reception._asked_at - began >= 0.1 + 0.2 + 3 * 0.4 and f._reception._patience == 0.4
 
 
 def test_another_protocol_is_told(liar: Liar) -> None:
