@@ -24,6 +24,7 @@ from thinwire.state.history import CACHED, History
 from thinwire.state.layout import Layout
 from thinwire.state.patch import FIELDS, HEAD, Patch
 from thinwire.state.replica import Replica
+from thinwire.types import LinkError
 
 pytest.importorskip("zstandard")
 HOST, LONG = "127.0.0.1", 60.0
@@ -175,6 +176,60 @@ def test_a_patch_that_cannot_be_made_to_its_end_ends_the_feed(w: dict[str, torch
             p.flush(LONG)
         p.close()
         assert f.held.number == 1
+
+
+@pytest.mark.parametrize("relayed", [False, True])
+def test_close_leaves_what_is_being_made_at_its_next_section(
+    w: dict[str, torch.Tensor], held: Held, relayed: bool
+) -> None:
+    with Publisher(w) as p:
+        p.publish()
+        relay = Relay(HOST, p.port) if relayed else None
+        if relay is not None:
+            relay.wait(1)
+        closed = relay or p
+        held("whole")
+        with Follower(HOST, closed.port) as f:
+            held.let(1)
+            until(lambda: come(f) > WIDTH)
+            feed = closed._feed
+            assert feed is not None
+            closing = threading.Thread(target=closed.close)
+            closing.start()
+            until(lambda: feed._making._closing)
+            held.let()
+            closing.join(LONG)
+            assert not closing.is_alive() and held.made == 2
+            closed.check()  # and that is no failure
+        if relay is not None:
+            held.made = 0
+            with Follower(HOST, p.port) as f:  # the publisher itself goes on
+                assert f.wait(1).number == 1 and same(f, w)
+
+
+def test_futures_of_what_is_left_on_close_end_with_an_error(w: dict[str, torch.Tensor], held: Held) -> None:
+    """Of what was begun, and of what still waited for its turn."""
+    history = History(Layout.of(w))
+    history.publish(w)
+    train(w)
+    history.publish(w)
+    train(w)
+    history.publish(w)
+    held()
+    making = Making(history, lambda: None)
+    begun, second = making.start(Order(1, 1)), making.start(Order(2, 2))
+    held.let(1)
+    growing, whole = begun.result(LONG), making.start(Order(1, 3, compare=True))
+    closing = threading.Thread(target=making.close)
+    closing.start()
+    until(lambda: making._closing)
+    held.let()
+    for future in (second, whole):
+        with pytest.raises(LinkError, match="closed"):
+            future.result(LONG)
+    closing.join(LONG)
+    assert not closing.is_alive() and not growing.whole and held.made == 2
+    making.check()
 
 
 def test_the_next_patch_waits_until_this_one_is_made(w: dict[str, torch.Tensor]) -> None:

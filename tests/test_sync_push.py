@@ -8,7 +8,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import states
 from slow_proxy import SlowProxy
 from tcp_proxy import DOWN, TcpProxy
+from thinwire.engines.sync import feed, pace, reception
 from thinwire.engines.sync.follower import Follower
 from thinwire.engines.sync.landing import Landing, most
 from thinwire.engines.sync.protocol import (
@@ -418,6 +419,36 @@ def test_a_transfer_that_was_cut_goes_on_where_it_broke_off() -> None:
             assert f.status.nbytes < 1.1 * f.arrivals[0].nbytes  # heads and all
 
 
+def test_a_transfer_that_was_cut_in_its_last_window_goes_on_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it has left the feed, which has made something else since: nobody else needs it."""
+    monkeypatch.setattr(pace, "MIN_CHUNK", 1 << 14)  # and two of them at once
+    w = {"w": torch.randint(-128, 127, (25_000,), dtype=torch.int8)}
+    with (
+        Publisher(w) as p,
+        SlowProxy(p.port, 1e9) as line,
+        Follower(HOST, line.port, base={"w": w["w"].clone()}) as f,
+    ):
+        p.publish()
+        f.wait(1)
+        w["w"].copy_(torch.randint(-128, 127, (25_000,), dtype=torch.int8))
+        line.stall_at(DOWN, line.counts[DOWN] + 18_000)
+        p.publish()
+        until(lambda: (landing := f._reception._landing) is not None and len(landing.data) == 1 << 14)
+        until(lambda: any(o.serving.unproved for o in p._feed._followers.values()))
+        with Follower(HOST, p.port) as other:
+            other.wait(2)
+        begun, hear = list[Begin](), f._reception._hear
+        monkeypatch.setattr(
+            f._reception, "_hear", lambda m: (begun.append(m) if isinstance(m, Begin) else None, hear(m))
+        )
+        line.cut()
+        until(lambda: not f.status.connected)
+        line.resume()
+        line.restore()
+        assert f.wait(2).number == 2 and torch.equal(f.tensors()["w"], w["w"])
+        assert [begin.start for begin in begun] == [1 << 14] and len(p._feed._parked) <= feed.PARKED
+
+
 def test_a_patch_is_read_while_it_comes_and_a_relay_reads_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
     states.in_sections(monkeypatch)
     unpack_section, read = body.unpack_section, dict[str, list[float]]()
@@ -536,6 +567,61 @@ def test_a_follower_that_was_cut_off_for_a_while_gets_one_merged_patch() -> None
         f.wait(21)
         assert same(f.tensors(), held) and len(f.arrivals) == 2
         assert f.arrivals[1].nbytes < f.arrivals[0].nbytes / 2
+
+
+def give_up(end: Publisher | Relay, line: TcpProxy) -> None:
+    """Let all followers be lost for silence, and notice nothing of it."""
+    assert end._feed is not None
+    hub, patience = end._feed._hub, end._feed._hub._silence
+    line.stall()
+    hub._silence = 0.1
+    until(lambda: not end.followers)
+    hub._silence = patience
+
+
+@pytest.mark.parametrize("relayed", [False, True])
+def test_a_follower_that_was_lost_for_silence_over_a_connection_that_lives_is_served_again(
+    relayed: bool,
+) -> None:
+    """It says nothing by itself: for it nothing has happened."""
+    w = weights()
+    with (
+        publisher(w) as p,
+        Relay(HOST, p.port) if relayed else nullcontext(p) as end,
+        TcpProxy(end.port) as line,
+        Follower(HOST, line.port) as f,
+    ):
+        p.publish()
+        f.wait(1)
+        until(lambda: [o.version for o in end.followers] == [1])  # it has nothing left to say
+        give_up(end, line)
+        line.resume()
+        train(w)
+        p.publish()
+        assert f.wait(2).number == 2 and same(f.tensors(), used(w))
+        assert line.connections == 1 and f.status.connected
+
+
+def test_whoever_says_hello_by_itself_is_not_asked_to() -> None:
+    """Neither at first nor over a new connection: saying it twice would cost what is on its way."""
+    asked = list[bytes]()
+    with publisher(weights()) as p, TcpProxy(p.port) as line:
+        send = p._feed._hub.send
+        p._feed._hub.send = lambda peer, data: (  # type: ignore[method-assign]
+            asked.append(data) if data[0] == Ask.KIND else None,
+            send(peer, data),
+        )[1]
+        p.publish()
+        with Follower(HOST, line.port) as f:
+            f.wait(1)
+            give_up(p, line)
+            line.cut()
+            line.resume()
+            line.restore()
+            until(lambda: [o.version for o in p.followers] == [1])
+            assert not p._feed._ungreeted
+            sleep(1.0)
+            assert not asked
 
 
 def test_on_a_slow_line_versions_are_merged_and_none_waits_for_long() -> None:
@@ -1095,6 +1181,60 @@ def test_a_patch_that_goes_wrong_while_it_is_read_is_never_held(
                 assert isinstance(again, Again) and again.transfer == number and f.held.number == 0
         assert f.wait(newest.number).hash == newest.hash and same(f.tensors(), w)
         assert spoiled and len(spoiled) <= 2  # at once where that section was here
+
+
+def test_a_layout_that_comes_later_than_a_follower_waits_is_taken(
+    liar: Liar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each of its answers would be too late over a slow line, and it would never be sent a patch."""
+    monkeypatch.setattr(reception, "TURN", 0.05)
+    monkeypatch.setattr(reception, "ANSWER", 0.5)
+    with Follower(HOST, liar.hub.port) as f:
+        first, second = liar.hear(), liar.hear()
+        assert isinstance(first, Hello) and isinstance(second, Hello)
+        assert second.session == first.session + 1 and second.layout == NOTHING
+        f._reception._patience = LONG
+        liar.answer(first.session)
+        heard = [liar.hear()]
+        while heard[-1].layout == NOTHING and len(heard) < 4:  # type: ignore[attr-defined]
+            heard.append(liar.hear())
+        third = heard[-1]
+        assert isinstance(third, Hello) and third.layout.hex() == liar.layout.digest
+        liar.answer(second.session)  # is on its way still
+        liar.hub.send(liar.peer, Begin(1, 0, 0, 1, 2, 0).pack())  # and this is of no session
+        liar.answer(third.session, b"")
+        liar.hub.send(liar.peer, Begin(2, 0, 0, 1, 2, 0).pack())
+        liar.hub.send(liar.peer, Chunk(2, 0, b"body").pack())
+        assert liar.hear() == Ack(third.session, 4) and not f._reception.failures
+        assert f._reception._patience == 0.5
+
+
+def test_a_layout_from_before_this_connection_is_not_taken(liar: Liar) -> None:
+    with TcpProxy(liar.hub.port) as line, Follower(HOST, line.port) as f:
+        first = liar.hear()
+        line.cut()
+        line.restore()
+        second = liar.hear()
+        assert isinstance(first, Hello) and isinstance(second, Hello)
+        other = Layout.of({"other": torch.zeros(3)})
+        for session in (first.session, second.session + 1):  # nor one that nobody asked for
+            liar.answer(session, other.to_json(), bytes.fromhex(other.digest))
+        liar.answer(second.session)
+        third = liar.hear()
+        assert isinstance(third, Hello) and third.session == second.session + 1
+        assert third.layout.hex() == liar.layout.digest and f._reception._layout is not None
+
+
+def test_hello_is_said_again_less_and_less_often(liar: Liar, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reception, "TURN", 0.01)
+    monkeypatch.setattr(reception, "ANSWER", 0.1)
+    monkeypatch.setattr(reception, "LONGEST", 0.4)
+    began = monotonic()
+    with Follower(HOST, liar.hub.port) as f:
+        for _ in range(6):
+            hello = liar.hear()
+        assert isinstance(hello, Hello)
+        assert f._reception._asked_at - began >= 0.1 + 0.2 + 3 * 0.4 and f._reception._patience == 0.4
 
 
 def test_another_protocol_is_told(liar: Liar) -> None:

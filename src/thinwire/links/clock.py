@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 DRIFT = 1e-4  # seconds a second that two cheap clocks may run apart
 KEPT = 64  # samples
+ROUNDING = 1e-6  # seconds: times since the epoch are floats, good to a quarter of that
 
 
 class _Sample(NamedTuple):
@@ -19,12 +20,18 @@ class _Sample(NamedTuple):
         """Return by how much the sample may be wrong at ``now``, in seconds."""
         return self.trip / 2 + DRIFT * abs(now - self.at)
 
+    def agrees(self, new: _Sample) -> bool:
+        """Return whether this and a newer sample may be of the same two clocks, which only drift."""
+        return abs(new.ahead - self.ahead) <= self.doubt(new.at) + new.doubt(new.at) + ROUNDING
+
 
 class PeerClock:
     """Estimate the peer's clock: of the recent samples, the one whose error is bounded best.
 
     A stamp read by the peer between ``sent`` and ``received`` is wrong by half the round trip at most, and
-    gets worse by the drift of the clocks (the clock filter of NTP, RFC 5905, chooses likewise).
+    gets worse by the drift of the clocks (the clock filter of NTP, RFC 5905, chooses likewise). Two samples
+    that are further apart than both may be wrong cannot be of the same clocks: one of these was set, or stood
+    still while its machine slept. What is older is forgotten then, however short its trip was.
 
     >>> clock = PeerClock()
     >>> clock.add(sent=10.0, theirs=15.5, received=11.0)
@@ -42,7 +49,9 @@ class PeerClock:
         All in seconds; a trip that ends before it began, or a number that is none, does not count.
         """
         if received >= sent and all(map(math.isfinite, (sent, theirs, received))):
-            self._samples.append(_Sample(received, received - sent, theirs - (sent + received) / 2))
+            new = _Sample(received, received - sent, theirs - (sent + received) / 2)
+            kept = [s for s in self._samples if s.agrees(new)]
+            self._samples = deque([*kept, new], maxlen=KEPT)  # replaced as one: others read it meanwhile
 
     @property
     def ahead(self) -> float:

@@ -37,6 +37,7 @@ from thinwire.state.patch import Version, dump_meta
 from thinwire.types import InputError, LinkError, PayloadError, require
 
 TURN = 1.0  # seconds
+UNGREETED = 0.5  # seconds after which one that is there and has not said HELLO is asked to
 SILENT = 3.0  # seconds, a few pings, after which followers hear that the publisher above gives no sign
 MOVES = 64  # times that followers may have the newest version numbered anew at once; one more each second
 BURST = 256  # events taken before the followers are served
@@ -96,6 +97,7 @@ class Feed:
         self._digest = bytes.fromhex(history.layout.digest)
         self._making = Making(history, self._stir)
         self._followers: dict[bytes, _Follower] = {}
+        self._ungreeted: dict[bytes, float] = {}  # who is there and has said nothing, since when
         self._moves, self._moved_at = float(MOVES), monotonic()
         self._parked: OrderedDict[Draft, float] = OrderedDict()
         self._closing = self._news = False
@@ -175,7 +177,7 @@ class Feed:
 
     def _turn(self) -> None:
         touched: set[bytes] = set()
-        timeout = TURN
+        timeout = UNGREETED if self._ungreeted else TURN
         for _ in range(BURST):
             event = self._hub.recv(timeout)
             if event is None:
@@ -185,6 +187,7 @@ class Feed:
             timeout = 0.0
         self._making.check()
         self._tell_quiet(monotonic())
+        self._ask(monotonic())
         if self._news or not touched:
             self._news, touched = False, set(self._followers)
         for peer in touched:
@@ -202,8 +205,21 @@ class Feed:
                 self._hub.send(peer, Quiet(seconds).pack())
         self._told = seconds
 
+    def _ask(self, now: float) -> None:
+        """Ask whoever is there, and does not say so, for HELLO.
+
+        A connection may outlive the silence for which this end gave up the follower. That one has noticed
+        nothing, and says nothing while nothing comes; over a new connection it says HELLO by itself.
+        """
+        for peer in [peer for peer, since in self._ungreeted.items() if now - since >= UNGREETED]:
+            del self._ungreeted[peer]
+            self._hub.send(peer, Ask(PROTOCOL).pack())
+
     def _take(self, event: Event) -> None:
-        if event.kind is Kind.LOST:
+        if event.kind is Kind.JOINED:
+            self._ungreeted[event.peer] = monotonic()
+        elif event.kind is Kind.LOST:
+            self._ungreeted.pop(event.peer, None)
             self._part(self._followers.pop(event.peer, None))
         elif event.kind is Kind.DATA:
             try:
@@ -215,6 +231,7 @@ class Feed:
 
     def _hear(self, peer: bytes, message: Message) -> None:
         now = monotonic()
+        self._ungreeted.pop(peer, None)  # whatever it says, it is answered
         if isinstance(message, Hello):
             self._greet(peer, message, now)
             return
@@ -290,11 +307,13 @@ class Feed:
         return (draft, hello.part) if starts and draft.version > hello.version else None
 
     def _part(self, follower: _Follower | None) -> None:
-        """Keep what was being sent to a follower for a while: it may come back with the first part of it."""
-        if follower is None or follower.serving.sending is None:
-            return
-        self._parked[follower.serving.sending.draft] = monotonic() + PARKED_FOR
-        self._parked.move_to_end(follower.serving.sending.draft)
+        """Keep what was being sent to a follower for a while: it may come back with the first part of it.
+
+        Also what was sent to its end: the last of it may still have been on its way.
+        """
+        for draft in follower.serving.under_way if follower is not None else ():
+            self._parked[draft] = monotonic() + PARKED_FOR
+            self._parked.move_to_end(draft)
         while len(self._parked) > PARKED:
             self._parked.popitem(last=False)
 

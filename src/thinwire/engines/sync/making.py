@@ -16,6 +16,7 @@ from thinwire.engines.sync.serving import Order
 from thinwire.links.inbox import renewed
 from thinwire.state.draft import Draft
 from thinwire.state.history import History
+from thinwire.types import LinkError
 
 WORTH = 1 / 16  # of a draft's bytes: its first section may be of a small tensor alone
 YOUNG = 10.0  # seconds that a keyframe is given to whoever joins: then a fresh one spares them older contents
@@ -54,6 +55,7 @@ class Making:
         self._keyframe_at = 0.0
         self._trial: Draft | None = None  # made to see how large it is; it may be sent yet
         self._error: Exception | None = None
+        self._closing = False
         self.seconds = self.lead = 0.0  # that a patch from a version takes, and until its first bytes; about
 
     def check(self) -> None:
@@ -110,22 +112,27 @@ class Making:
             return list(self._kept.values()), [self._trial] if self._trial is not None else []
 
     def close(self) -> None:
-        """End the threads once they are done with what they make."""
+        """End the threads; what they make is left at its next section, and futures end with ``LinkError``.
+
+        A section of a state of tens of GB takes seconds, all of a keyframe minutes.
+        """
+        self._closing = True
         for pool in (self._patches, self._keyframes):
-            pool.shutdown(cancel_futures=True)
+            pool.shutdown()
 
     def _make(self, job: _Job) -> None:
         try:
             job.whole.set_result(self._made(job))
         except Exception as e:
-            if job.begun.done():
-                self._error = e
-            else:
+            if not job.begun.done():
                 job.begun.set_exception(e)
+            elif not self._closing:  # then nobody misses the rest
+                self._error = e
             job.whole.set_exception(e)
         self._ready()
 
     def _made(self, job: _Job) -> Draft:
+        self._go_on()
         job.began = monotonic()
         patch = self._history.patch(job.base or None, job.sent, lambda draft: self._more(job, draft))
         if not job.begun.done():  # it had been made before
@@ -143,6 +150,7 @@ class Making:
 
     def _more(self, job: _Job, draft: Draft) -> None:
         """Let those who wait for a draft begin with it, or go on."""
+        self._go_on()
         job.grown.append((monotonic(), draft.nbytes))
         if job.begun.done():
             self._ready()
@@ -155,6 +163,11 @@ class Making:
         else:
             self._trial = draft  # known before its versions are forgotten by who made it
         job.begun.set_result(draft)  # which says that it is ready
+
+    def _go_on(self) -> None:
+        """Raise ``LinkError`` once this end closes: what is being made is for nobody."""
+        if self._closing:
+            raise LinkError("this end is being closed")
 
     def _keep(self, draft: Draft) -> None:
         with self._lock:

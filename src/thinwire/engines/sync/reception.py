@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
-from typing import Protocol
 
 from thinwire.engines.sync import protocol
 from thinwire.engines.sync.landing import Landing, most
@@ -31,57 +30,22 @@ from thinwire.engines.sync.protocol import (
     Quiet,
     Same,
 )
+from thinwire.engines.sync.target import Target
 from thinwire.links.events import Event, Kind
 from thinwire.links.inbox import renewed
 from thinwire.links.spoke import Spoke
 from thinwire.state.layout import MAX_NBYTES, Layout, TooLarge
 from thinwire.state.moves import Reading
-from thinwire.state.patch import MAX_META, MAX_VERSION, Patch, Version, is_time, load_meta
+from thinwire.state.patch import MAX_META, MAX_VERSION, Version, is_time, load_meta
 from thinwire.types import DesyncError, InputError, LinkError, PayloadError, require
 
 TURN = 1.0  # seconds
 REST = 0.25  # seconds without a patch after which what the next one needs is done before it comes
 ASKED = 0.5  # seconds at least between two HELLOs, where it is the feed that asks again
-ANSWER = 5.0  # seconds without an answer after which HELLO is said again
+ANSWER = 5.0  # seconds without an answer after which HELLO is said again; twice as many each time after that
+LONGEST = 60.0  # but no more
 FAILURES = 5  # patches or messages in a row that cannot be used before the follower gives up
 WAITING = 2  # patches that come or wait to be applied, besides the one that is read; those given up count too
-
-
-class Target(Protocol):
-    """What patches are applied to: a replica, a relay's history, or both."""
-
-    @property
-    def held(self) -> Version:
-        """The newest complete version."""
-        ...
-
-    @property
-    def above(self) -> int:
-        """The newest version number that is known here or further down."""
-        ...
-
-    def agree(self, layout: Layout, name: str) -> None:
-        """Take the publisher's layout; ``InputError`` where it does not fit. Called again if it changes."""
-        ...
-
-    def reading(self, base_hash: int) -> Reading | None:
-        """Return what reads a patch from ``base_hash`` as it comes; None where that is not held."""
-        ...
-
-    def apply(self, patch: Patch, reading: Reading | None = None) -> Version:
-        """Move on by a patch; ``PayloadError`` or ``DesyncError`` where that fails, with nothing changed.
-
-        ``reading`` may have read some of it.
-        """
-        ...
-
-    def prepare(self) -> None:
-        """Do what can be done before the next patch comes."""
-        ...
-
-    def confirm(self, version: Version) -> Version:
-        """Call what is held as the publisher does, and return that; errors as ``apply``."""
-        ...
 
 
 class Reception:
@@ -111,9 +75,10 @@ class Reception:
         self.abandoned = self.restarts = self.failures = 0
         self.reached = False  # whether a connection has ever been up
         self._quiet_since = math.inf  # when the last sign of the publisher was, where a relay lacks one
-        self._session = self._received = 0
+        self._session = self._received = self._first = 0  # the first session is that of this connection
         self._answered = False
         self._asked_at = self._hello_at = 0.0  # when HELLO was said last, and when it may be again
+        self._patience = ANSWER  # seconds until HELLO is said again
         self._landing: Landing | None = None
         self._part: Landing | None = None
         self._todo: queue.Queue[Landing | None] = queue.Queue(WAITING)
@@ -188,8 +153,8 @@ class Reception:
                 event = self.spoke.recv(self._rest())
                 if event is not None:
                     self._take(event)
-                elif self.spoke.joined and not self._answered and monotonic() - self._asked_at > ANSWER:
-                    self._hello_due = True
+                elif self._unanswered():  # less and less often: each HELLO is one more answer to wait for
+                    self._patience, self._hello_due = min(2 * self._patience, LONGEST), True
                 if self._hello_due and not self._pending and monotonic() >= self._hello_at:
                     self._say_hello()
         except Exception as e:
@@ -199,6 +164,11 @@ class Reception:
         finally:
             self._leave()
 
+    def _unanswered(self) -> bool:
+        """Return whether there was no answer for long enough to say HELLO again."""
+        asked = self.spoke.joined and not (self._answered or self._hello_due)
+        return asked and monotonic() - self._asked_at > self._patience
+
     def _rest(self) -> float:
         """Return the seconds to wait for news, at most."""
         left = self._hello_at - monotonic()
@@ -207,6 +177,7 @@ class Reception:
     def _take(self, event: Event) -> None:
         if event.kind is Kind.JOINED:
             self._hello_due, self._hello_at, self.reached = True, 0.0, True
+            self._first, self._patience = self._session + 1, ANSWER
         elif event.kind is Kind.LOST:
             self._set_aside()
         elif event.kind is Kind.DATA:
@@ -248,7 +219,8 @@ class Reception:
             self._same(message)
 
     def _answer(self, message: LayoutIs) -> None:
-        if message.session != self._session:
+        late = message.session != self._session
+        if late and not self._lacked(message):
             return
         name = bytes(message.name).rstrip(b"\0").decode(errors="replace")
         self._check_name(name)
@@ -256,7 +228,8 @@ class Reception:
             self.restarts += self.instance != NOTHING
             self.instance = message.instance
         self._leave()
-        self._received, self._answered = 0, True
+        self._received, self._answered = 0, not late
+        self._patience = self._patience if late else ANSWER
         self._quiet_since = math.inf
         if self._layout is None or message.layout.hex() != self._layout.digest:
             if not len(message.json):
@@ -267,6 +240,15 @@ class Reception:
                 raise PayloadError("a layout whose digest is another")
             self._target.agree(layout, name)
             self._layout, self._hello_due = layout, True
+
+    def _lacked(self, message: LayoutIs) -> bool:
+        """Return whether an answer to an earlier HELLO has the layout that is not known yet.
+
+        Over a slow line it takes longer than one session lasts; the next HELLO says that it is known. What
+        comes of a connection before this one may be of another publisher.
+        """
+        asked = self._first <= message.session <= self._session
+        return asked and self._layout is None and len(message.json) > 0
 
     def _check_name(self, name: str) -> None:
         if self.name not in (None, name):

@@ -134,6 +134,12 @@ class Serving:
         last = self.sending or (self.unproved[-1] if self.unproved else None)
         return last.draft.version if last is not None else self.held
 
+    @property
+    def under_way(self) -> list[Draft]:
+        """What was begun and is not applied yet, as far as is known; a few at most, the oldest first."""
+        sending = [self.sending] if self.sending is not None else []
+        return [transfer.draft for transfer in [*self.unproved, *sending]]
+
     def order(
         self, newest: int, now: float, making: float, compare: bool = True, lead: float | None = None
     ) -> Order | None:
