@@ -581,9 +581,10 @@ def give_up(end: Publisher | Relay, line: TcpProxy) -> None:
 
 @pytest.mark.parametrize("relayed", [False, True])
 def test_a_follower_that_was_lost_for_silence_over_a_connection_that_lives_is_served_again(
-    relayed: bool,
+    relayed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It says nothing by itself: for it nothing has happened."""
+    monkeypatch.setattr(feed, "UNGREETED", 0.5)
     w = weights()
     with (
         publisher(w) as p,
@@ -602,8 +603,9 @@ def test_a_follower_that_was_lost_for_silence_over_a_connection_that_lives_is_se
         assert line.connections == 1 and f.status.connected
 
 
-def test_whoever_says_hello_by_itself_is_not_asked_to() -> None:
+def test_whoever_says_hello_by_itself_is_not_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither at first nor over a new connection: saying it twice would cost what is on its way."""
+    monkeypatch.setattr(feed, "UNGREETED", 0.5)
     asked = list[bytes]()
     with publisher(weights()) as p, TcpProxy(p.port) as line:
         send = p._feed._hub.send

@@ -37,7 +37,7 @@ from thinwire.state.patch import Version, dump_meta
 from thinwire.types import InputError, LinkError, PayloadError, require
 
 TURN = 1.0  # seconds
-UNGREETED = 0.5  # seconds after which one that is there and has not said HELLO is asked to
+UNGREETED = 3.0  # seconds, some round trips, after which who is there and has said nothing is asked for HELLO
 SILENT = 3.0  # seconds, a few pings, after which followers hear that the publisher above gives no sign
 MOVES = 64  # times that followers may have the newest version numbered anew at once; one more each second
 BURST = 256  # events taken before the followers are served
@@ -177,7 +177,7 @@ class Feed:
 
     def _turn(self) -> None:
         touched: set[bytes] = set()
-        timeout = UNGREETED if self._ungreeted else TURN
+        timeout = TURN
         for _ in range(BURST):
             event = self._hub.recv(timeout)
             if event is None:
