@@ -6,8 +6,10 @@ import builtins
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from thinwire.engines.sync.callback import publish_callback
+from thinwire.engines.sync.publisher import Publisher
 from thinwire.types import InputError, MissingExtra
 
 
@@ -20,6 +22,14 @@ class Recorder:
 
     def flush(self, timeout=0.0):
         self.flushed = timeout
+
+    def close(self):
+        self.calls.append("closed")
+
+
+def begin(callback, main=True, model=None):
+    state = SimpleNamespace(global_step=0, is_world_process_zero=main, log_history=[])
+    callback.on_train_begin(None, state, None, model=model)
 
 
 def run(callback, steps, main=True, logs=()):
@@ -48,6 +58,67 @@ def test_only_the_main_process_publishes():
     assert publisher.calls == []
 
 
+def test_what_makes_a_publisher_is_called_on_the_main_process_for_each_training_and_closed_after_it():
+    pytest.importorskip("transformers")
+    made = []
+
+    def make():
+        made.append(Recorder())
+        return made[-1]
+
+    callback = publish_callback(make, every=2)
+    begin(callback, main=False)
+    run(callback, 2, main=False)
+    assert made == []
+    for _ in range(2):
+        begin(callback)
+        run(callback, 2)
+    assert [p.calls for p in made] == 2 * [[(2, {}), (2, {}), "closed"]]
+
+
+def test_a_publisher_that_was_given_stays_open_after_the_training():
+    pytest.importorskip("transformers")
+    publisher = Recorder()
+    callback = publish_callback(publisher)
+    begin(callback)
+    run(callback, 1)
+    assert publisher.calls == 2 * [(1, {})]
+
+
+def test_the_publisher_of_a_training_that_failed_gives_its_address_to_the_next():
+    pytest.importorskip("transformers")
+    with Publisher({"w": torch.zeros(2)}) as first:
+        port = first.port
+    callback = publish_callback(lambda: Publisher({"w": torch.zeros(2)}, port=port))
+    begin(callback)
+    begin(callback)
+    run(callback, 1)
+    with Publisher({"w": torch.zeros(2)}, port=port):
+        pass
+
+
+def test_a_publisher_that_does_not_close_well_does_not_fail_the_training():
+    pytest.importorskip("transformers")
+
+    class Full(Recorder):
+        def close(self):
+            raise OSError("no space left")
+
+    callback = publish_callback(Full)
+    begin(callback)
+    with pytest.warns(UserWarning, match="no space left"):
+        run(callback, 1)
+
+
+def test_none_will_do_on_every_process_but_the_main_one():
+    pytest.importorskip("transformers")
+    callback = publish_callback(None)
+    begin(callback, main=False)
+    run(callback, 2, main=False)
+    with pytest.raises(InputError, match="main process has no publisher"):
+        begin(callback)
+
+
 def test_the_last_loss_goes_with_the_version():
     pytest.importorskip("transformers")
     publisher = Recorder()
@@ -58,6 +129,8 @@ def test_the_last_loss_goes_with_the_version():
 def test_what_it_cannot_do_it_says(monkeypatch):
     with pytest.raises(InputError, match="every=0 steps"):
         publish_callback(Recorder(), 0)
+    with pytest.raises(InputError, match="publisher is a str"):
+        publish_callback("0.0.0.0:7200")
     real = builtins.__import__
 
     def without(name, *args, **kwargs):
@@ -75,7 +148,6 @@ def test_what_it_cannot_do_it_says(monkeypatch):
 def test_a_trainer_publishes_to_a_shelf_and_a_follower_has_its_weights(tmp_path):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
-    import torch
 
     from thinwire.engines.sync.shelf import ShelfReader, ShelfWriter
 
