@@ -10,6 +10,7 @@ import torch
 
 from thinwire.engines.sync.callback import publish_callback
 from thinwire.engines.sync.publisher import Publisher
+from thinwire.engines.sync.shelf import ShelfReader, ShelfWriter
 from thinwire.types import InputError, MissingExtra
 
 
@@ -119,6 +120,49 @@ def test_none_will_do_on_every_process_but_the_main_one():
         begin(callback)
 
 
+class Anew(torch.nn.Module):
+    """Wraps a layer in parameters of its own, of the same memory."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.weight = torch.nn.Parameter(layer.weight.detach())
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_a_publisher_of_a_model_that_is_not_trained_is_refused_as_training_begins(made):
+    pytest.importorskip("transformers")
+    with Publisher(torch.nn.Linear(2, 2)) as publisher:
+        port = publisher.port
+        if not made:
+            with pytest.raises(InputError, match="Linear shares no parameter with the Sequential that is"):
+                begin(publish_callback(publisher), model=torch.nn.Sequential(torch.nn.Linear(2, 2)))
+            begin(publish_callback(publisher), main=False, model=torch.nn.Linear(2, 2))
+    if made:
+        callback = publish_callback(lambda: Publisher(torch.nn.Linear(2, 2), port=port))
+        with pytest.raises(InputError, match="shares no parameter"):
+            begin(callback, model=torch.nn.Linear(2, 2))
+        Publisher({"w": torch.zeros(2)}, port=port).close()  # it was closed again
+
+
+def test_a_part_of_the_trained_model_a_wrapper_of_it_or_other_tensors_may_be_published(tmp_path):
+    pytest.importorskip("transformers")
+    layer = torch.nn.Linear(2, 2)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), layer)
+    average = torch.nn.Linear(2, 2).state_dict()
+    for source, trained in ((layer, model), (model, layer), (Anew(layer), model), (average, model)):
+        with Publisher(source) as publisher:
+            begin(publish_callback(publisher), model=trained)
+    with Publisher(model, names=lambda name: name if name.startswith("1.") else None) as publisher:
+        begin(publish_callback(publisher), model=model)
+    with Publisher(torch.nn.BatchNorm1d(2, affine=False)) as publisher:  # buffers only
+        begin(publish_callback(publisher), model=model)
+    with (
+        ShelfWriter.of(tmp_path, torch.nn.Linear(2, 2)) as writer,
+        pytest.raises(InputError, match="no parameter"),
+    ):
+        begin(publish_callback(writer), model=model)
+
+
 def test_the_last_loss_goes_with_the_version():
     pytest.importorskip("transformers")
     publisher = Recorder()
@@ -148,8 +192,6 @@ def test_what_it_cannot_do_it_says(monkeypatch):
 def test_a_trainer_publishes_to_a_shelf_and_a_follower_has_its_weights(tmp_path):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
-
-    from thinwire.engines.sync.shelf import ShelfReader, ShelfWriter
 
     config = transformers.GPT2Config(vocab_size=64, n_positions=16, n_embd=16, n_layer=1, n_head=2)
     model = transformers.GPT2LMHeadModel(config)

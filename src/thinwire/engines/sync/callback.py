@@ -48,8 +48,8 @@ def publish_callback(
     get ``timeout`` seconds to take the last version; who does not is named in a warning.
 
     Errors: ``InputError`` for ``every`` below 1, ``MissingExtra`` without transformers; what ``publish``
-    raises ends the training, and so does, at its beginning, a model that is sharded over processes, or a main
-    process without a publisher.
+    raises ends the training, and so does, at its beginning, a model that is sharded over processes, a main
+    process without a publisher, or a publisher of another model's parameters.
 
     Use: ``Trainer(..., callbacks=[publish_callback(lambda: Publisher(model, ...), every=4)])``.
     """
@@ -66,7 +66,7 @@ def publish_callback(
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             _check_whole(args, kwargs.get("model"))
             if state.is_world_process_zero:
-                training.begin()
+                training.begin(kwargs.get("model"))
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if state.is_world_process_zero and state.global_step % every == 0:
@@ -102,10 +102,14 @@ class _Training:
             raise InputError("the main process has no publisher; give it one, or a callable that makes one")
         return found
 
-    def begin(self) -> None:
+    def begin(self, model: Any) -> None:
         self._close()  # that of a training which failed has the address still
         self._made = None if self._make is None else self._make()
-        self.publisher  # noqa: B018
+        try:
+            _check_own(self.publisher, model)
+        except InputError:
+            self._close()
+            raise
 
     def publish(self, state: Any) -> None:
         self.publisher.publish(state.global_step, **_loss(state.log_history))
@@ -148,6 +152,27 @@ def _check_whole(args: Any, model: Any) -> None:
             "the model is sharded over processes (FSDP, ZeRO-3 or DTensor), and this callback publishes from "
             "one; gather its tensors on all of them, and publish those from one"
         )
+
+
+def _check_own(publisher: Publishes, model: Any) -> None:
+    """Raise ``InputError`` where what is published is a module that the training leaves as it is.
+
+    Wrappers and adapters share some parameters with what they wrap, so one that is shared will do.
+    """
+    source = getattr(publisher, "source", None)
+    if not (isinstance(source, nn.Module) and isinstance(model, nn.Module)):
+        return
+    own, trained = list(source.parameters()), list(model.parameters())
+    known = {id(x) for x in trained}
+    if not own or not trained or any(id(x) in known for x in own):
+        return
+    places = {x.data_ptr() for x in trained} - {0}  # some wrappers make parameters anew of the same memory
+    require(
+        any(x.data_ptr() in places for x in own),
+        InputError,
+        f"the publisher's {type(source).__name__} shares no parameter with the {type(model).__name__} that "
+        "is trained; publish trainer.model as training begins, or a mapping where other tensors are meant",
+    )
 
 
 def _is_sharded(model: nn.Module) -> bool:
