@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -945,3 +946,54 @@ def test_what_comes_back_as_it_was_is_no_change(tmp_path: Path):
     for _ in range(5):
         assert not watch.changed()
         time.sleep(0.02)
+
+
+def test_a_single_file_counts_before_the_index_that_an_earlier_checkpoint_left(tmp_path: Path):
+    """As for from_pretrained; save_pretrained deletes the shards of earlier ones, and not their index."""
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"w": "model-00001-of-00001.safetensors"}}))
+    write_checkpoint(tmp_path / "model.safetensors", {"w": torch.ones(3)}, {})
+    assert Watch(tmp_path).first().keys() == {"w"}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (lambda folder: (folder / "b.safetensors").unlink(), r"b\.safetensors is not there, but the index"),
+        (lambda folder: (folder / INDEX).write_text("{"), "is not a safetensors index"),
+        (shutil.rmtree, "checkpoint is not there"),
+    ],
+    ids=["shard", "index", "folder"],
+)
+def test_a_checkpoint_that_is_lost_is_told_once_and_again_after_it_was_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Path], object], told: str
+):
+    now = [100.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda s: now.__setitem__(0, now[0] + s))
+    monkeypatch.setattr("thinwire.engines.sync.watch.time", clock)
+    folder = tmp_path / "checkpoint"
+
+    def write() -> None:
+        folder.mkdir(exist_ok=True)
+        (folder / INDEX).write_text(json.dumps({"weight_map": {n: f"{n}.safetensors" for n in "ab"}}))
+        for name in "ab":
+            write_checkpoint(folder / f"{name}.safetensors", {name: torch.ones(3)}, {})
+
+    write()
+    watch = Watch(folder)
+    watch.first()
+    for _ in range(2):
+        spoil(folder)
+        assert not watch.changed()
+        now[0] += PART_REST - 1.0  # whoever writes the next one may still be at it
+        assert not watch.changed()
+        now[0] += 1.0
+        assert watch.changed()
+        with pytest.raises(InputError, match=told):
+            watch.take()
+        now[0] += PART_REST
+        assert not watch.changed()
+        write()
+        now[0] += PART_REST
+        watch.changed()
+        now[0] += PART_REST
+        assert watch.changed() and watch.take() is not None

@@ -6,8 +6,11 @@ import builtins
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from thinwire.engines.sync.callback import publish_callback
+from thinwire.engines.sync.publisher import Publisher
+from thinwire.engines.sync.shelf import ShelfReader, ShelfWriter
 from thinwire.types import InputError, MissingExtra
 
 
@@ -20,6 +23,14 @@ class Recorder:
 
     def flush(self, timeout=0.0):
         self.flushed = timeout
+
+    def close(self):
+        self.calls.append("closed")
+
+
+def begin(callback, main=True, model=None):
+    state = SimpleNamespace(global_step=0, is_world_process_zero=main, log_history=[])
+    callback.on_train_begin(None, state, None, model=model)
 
 
 def run(callback, steps, main=True, logs=()):
@@ -48,6 +59,110 @@ def test_only_the_main_process_publishes():
     assert publisher.calls == []
 
 
+def test_what_makes_a_publisher_is_called_on_the_main_process_for_each_training_and_closed_after_it():
+    pytest.importorskip("transformers")
+    made = []
+
+    def make():
+        made.append(Recorder())
+        return made[-1]
+
+    callback = publish_callback(make, every=2)
+    begin(callback, main=False)
+    run(callback, 2, main=False)
+    assert made == []
+    for _ in range(2):
+        begin(callback)
+        run(callback, 2)
+    assert [p.calls for p in made] == 2 * [[(2, {}), (2, {}), "closed"]]
+
+
+def test_a_publisher_that_was_given_stays_open_after_the_training():
+    pytest.importorskip("transformers")
+    publisher = Recorder()
+    callback = publish_callback(publisher)
+    begin(callback)
+    run(callback, 1)
+    assert publisher.calls == 2 * [(1, {})]
+
+
+def test_the_publisher_of_a_training_that_failed_gives_its_address_to_the_next():
+    pytest.importorskip("transformers")
+    with Publisher({"w": torch.zeros(2)}) as first:
+        port = first.port
+    callback = publish_callback(lambda: Publisher({"w": torch.zeros(2)}, port=port))
+    begin(callback)
+    begin(callback)
+    run(callback, 1)
+    with Publisher({"w": torch.zeros(2)}, port=port):
+        pass
+
+
+def test_a_publisher_that_does_not_close_well_does_not_fail_the_training():
+    pytest.importorskip("transformers")
+
+    class Full(Recorder):
+        def close(self):
+            raise OSError("no space left")
+
+    callback = publish_callback(Full)
+    begin(callback)
+    with pytest.warns(UserWarning, match="no space left"):
+        run(callback, 1)
+
+
+def test_none_will_do_on_every_process_but_the_main_one():
+    pytest.importorskip("transformers")
+    callback = publish_callback(None)
+    begin(callback, main=False)
+    run(callback, 2, main=False)
+    with pytest.raises(InputError, match="main process has no publisher"):
+        begin(callback)
+
+
+class Anew(torch.nn.Module):
+    """Wraps a layer in parameters of its own, of the same memory."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.weight = torch.nn.Parameter(layer.weight.detach())
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_a_publisher_of_a_model_that_is_not_trained_is_refused_as_training_begins(made):
+    pytest.importorskip("transformers")
+    with Publisher(torch.nn.Linear(2, 2)) as publisher:
+        port = publisher.port
+        if not made:
+            with pytest.raises(InputError, match="Linear shares no parameter with the Sequential that is"):
+                begin(publish_callback(publisher), model=torch.nn.Sequential(torch.nn.Linear(2, 2)))
+            begin(publish_callback(publisher), main=False, model=torch.nn.Linear(2, 2))
+    if made:
+        callback = publish_callback(lambda: Publisher(torch.nn.Linear(2, 2), port=port))
+        with pytest.raises(InputError, match="shares no parameter"):
+            begin(callback, model=torch.nn.Linear(2, 2))
+        Publisher({"w": torch.zeros(2)}, port=port).close()  # it was closed again
+
+
+def test_a_part_of_the_trained_model_a_wrapper_of_it_or_other_tensors_may_be_published(tmp_path):
+    pytest.importorskip("transformers")
+    layer = torch.nn.Linear(2, 2)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), layer)
+    average = torch.nn.Linear(2, 2).state_dict()
+    for source, trained in ((layer, model), (model, layer), (Anew(layer), model), (average, model)):
+        with Publisher(source) as publisher:
+            begin(publish_callback(publisher), model=trained)
+    with Publisher(model, names=lambda name: name if name.startswith("1.") else None) as publisher:
+        begin(publish_callback(publisher), model=model)
+    with Publisher(torch.nn.BatchNorm1d(2, affine=False)) as publisher:  # buffers only
+        begin(publish_callback(publisher), model=model)
+    with (
+        ShelfWriter.of(tmp_path, torch.nn.Linear(2, 2)) as writer,
+        pytest.raises(InputError, match="no parameter"),
+    ):
+        begin(publish_callback(writer), model=model)
+
+
 def test_the_last_loss_goes_with_the_version():
     pytest.importorskip("transformers")
     publisher = Recorder()
@@ -58,6 +173,8 @@ def test_the_last_loss_goes_with_the_version():
 def test_what_it_cannot_do_it_says(monkeypatch):
     with pytest.raises(InputError, match="every=0 steps"):
         publish_callback(Recorder(), 0)
+    with pytest.raises(InputError, match="publisher is a str"):
+        publish_callback("0.0.0.0:7200")
     real = builtins.__import__
 
     def without(name, *args, **kwargs):
@@ -75,9 +192,6 @@ def test_what_it_cannot_do_it_says(monkeypatch):
 def test_a_trainer_publishes_to_a_shelf_and_a_follower_has_its_weights(tmp_path):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
-    import torch
-
-    from thinwire.engines.sync.shelf import ShelfReader, ShelfWriter
 
     config = transformers.GPT2Config(vocab_size=64, n_positions=16, n_embd=16, n_layer=1, n_head=2)
     model = transformers.GPT2LMHeadModel(config)

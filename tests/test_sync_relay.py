@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 import states
 from tcp_proxy import TcpProxy
 from test_sync_push import HOST, LONG, Model, publisher, same, until, used, weights
+from thinwire.cli import follow as cli
 from thinwire.engines.sync.feed import Feed
 from thinwire.engines.sync.follower import Follower
 from thinwire.engines.sync.peek import ask
@@ -30,6 +32,7 @@ from thinwire.state.replica import Replica
 from thinwire.types import DesyncError, InputError, PayloadError
 
 ROWS = 1000  # whole, some hundred times what messages without patches take in a test
+LATE = 0.05  # seconds
 
 
 def step(w: dict[str, Tensor], row: int = 0) -> None:
@@ -406,3 +409,28 @@ def test_weights_that_no_bound_can_hold_are_no_base_of_a_relay() -> None:
             f.wait(1)
             f.apply_to(model)
             assert (model.weight - trained.weight).abs().max() < 2e-3
+
+
+class FarProxy(TcpProxy):
+    """A ``TcpProxy`` that hands everything on later."""
+
+    def _counted(self, data: bytes, way: str) -> bytes:
+        sleep(LATE)
+        return super()._counted(data, way)
+
+
+def test_a_follower_with_a_relay_tells_of_the_link_to_its_publisher_and_not_of_the_hop_to_the_relay() -> None:
+    w = used(weights())
+    with (
+        publisher(w) as p,
+        FarProxy(p.port) as line,
+        Follower(HOST, line.port, relay=(HOST, 0)) as near,
+    ):
+        p.publish()
+        near.wait(1)
+        assert near.relay is not None
+        until(lambda: near.status.doubt < LONG and near.status.rate is not None)
+        before, status, after = near.relay.received, near.status, near.relay.received
+        assert before <= status.nbytes <= after and status.rate == near.relay.rate
+        assert status.trip is not None and status.trip >= 2 * LATE and status.doubt >= LATE
+        assert float(re.findall(r"round trip ([\d.e+]+) ms", cli.line(near))[0]) >= 2e3 * LATE

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from torch import nn
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 TIMEOUT = 60.0  # seconds
 
 
+@runtime_checkable
 class Publishes(Protocol):
     """A ``Publisher`` or a ``ShelfWriter``: what has tensors of its own and publishes them."""
 
@@ -25,51 +27,108 @@ class Publishes(Protocol):
     def publish(self, step: int | None = None, **meta: str | int | float) -> object: ...
 
 
-def publish_callback(publisher: Publishes, every: int = 1, timeout: float = TIMEOUT) -> TrainerCallback:
+class Closes(Publishes, Protocol):
+    """The same, as it has to be where it is made for a training: that closes it, too."""
+
+    def close(self) -> None: ...
+
+
+Makes = Callable[[], Closes]
+
+
+def publish_callback(
+    publisher: Publishes | Makes | None, every: int = 1, timeout: float = TIMEOUT
+) -> TrainerCallback:
     """Return a callback that publishes after each ``every`` optimiser steps, and what training ends with.
 
-    Only the main process publishes. The last loss that was logged goes with each version as ``loss``. After
-    training followers, or the store, get ``timeout`` seconds to take the last version; who does not is named
-    in a warning. The publisher is the caller's to close. Errors: ``InputError`` for ``every`` below 1,
-    ``MissingExtra`` without transformers; what ``publish`` raises ends the training, and so does a model that
-    is sharded over processes, at its beginning.
+    Only the main process publishes. So where there are several, ``publisher`` is a callable without arguments
+    that makes one: it is called on the main process as training begins, and what it made is closed at its
+    end. A publisher is the caller's to close; it, or None, is what the other processes may give instead.
+    The last loss that was logged goes with each version as ``loss``. After training followers, or the store,
+    get ``timeout`` seconds to take the last version; who does not is named in a warning.
 
-    Use: ``Trainer(..., callbacks=[publish_callback(publisher, every=4)])``.
+    Errors: ``InputError`` for ``every`` below 1, ``MissingExtra`` without transformers; what ``publish``
+    raises ends the training, and so does, at its beginning, a model that is sharded over processes, a main
+    process without a publisher, or a publisher of another model's parameters.
+
+    Use: ``Trainer(..., callbacks=[publish_callback(lambda: Publisher(model, ...), every=4)])``.
     """
     require(every >= 1, InputError, f"every={every} steps is below 1; publish after each step at most")
     try:
         from transformers import TrainerCallback
     except ImportError as e:
         raise MissingExtra("a Trainer callback needs transformers: pip install 'thinwire[lm]'") from e
+    training = _Training(publisher, timeout)
 
     class PublishCallback(TrainerCallback):
         """Made here, so that its base is imported only where it is used."""
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             _check_whole(args, kwargs.get("model"))
+            if state.is_world_process_zero:
+                training.begin(kwargs.get("model"))
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step % every == 0:
-                self._publish(state)
+            if state.is_world_process_zero and state.global_step % every == 0:
+                training.publish(state)
 
         def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self._publish(state)  # the best model may have been loaded since the last step
             if state.is_world_process_zero:
-                _flush(publisher, timeout)
-
-        def _publish(self, state: Any) -> None:
-            if state.is_world_process_zero:
-                publisher.publish(state.global_step, **_loss(state.log_history))
+                training.publish(state)  # the best model may have been loaded since the last step
+                training.end()
 
     return PublishCallback()
 
 
-def _flush(publisher: Publishes, timeout: float) -> None:
-    """Let the last version arrive; the training was fine whether or not it does."""
-    try:
-        publisher.flush(timeout)
-    except ThinwireError as e:
-        warnings.warn(f"the last version has not reached everybody: {e}", stacklevel=2)
+class _Training:
+    """The main process's publisher: the caller's, or one that is made for each training and closed after."""
+
+    def __init__(self, given: Publishes | Makes | None, timeout: float) -> None:
+        self._timeout = timeout
+        self._given: Publishes | None = None
+        self._make: Makes | None = None
+        self._made: Closes | None = None
+        if isinstance(given, Publishes) and not isinstance(given, type):  # a class makes one
+            self._given = given
+        elif given is not None:
+            told = f"publisher is a {type(given).__name__}; give a Publisher, a ShelfWriter or what makes one"
+            require(callable(given), InputError, told)
+            self._make = given
+
+    @property
+    def publisher(self) -> Publishes:
+        found = self._made or self._given
+        if found is None:
+            raise InputError("the main process has no publisher; give it one, or a callable that makes one")
+        return found
+
+    def begin(self, model: Any) -> None:
+        self._close()  # that of a training which failed has the address still
+        self._made = None if self._make is None else self._make()
+        try:
+            _check_own(self.publisher, model)
+        except InputError:
+            self._close()
+            raise
+
+    def publish(self, state: Any) -> None:
+        self.publisher.publish(state.global_step, **_loss(state.log_history))
+
+    def end(self) -> None:
+        """Let the last version arrive, and stop; the training was fine whether or not that works."""
+        try:
+            self.publisher.flush(self._timeout)
+        except ThinwireError as e:
+            warnings.warn(f"the last version has not reached everybody: {e}", stacklevel=2)
+        try:
+            self._close()
+        except (ThinwireError, OSError) as e:
+            warnings.warn(f"the publisher has not closed well: {e}", stacklevel=2)
+
+    def _close(self) -> None:
+        made, self._made = self._made, None
+        if made is not None:
+            made.close()
 
 
 def _loss(history: list[dict[str, Any]]) -> dict[str, float]:
@@ -93,6 +152,27 @@ def _check_whole(args: Any, model: Any) -> None:
             "the model is sharded over processes (FSDP, ZeRO-3 or DTensor), and this callback publishes from "
             "one; gather its tensors on all of them, and publish those from one"
         )
+
+
+def _check_own(publisher: Publishes, model: Any) -> None:
+    """Raise ``InputError`` where what is published is a module that the training leaves as it is.
+
+    Wrappers and adapters share some parameters with what they wrap, so one that is shared will do.
+    """
+    source = getattr(publisher, "source", None)
+    if not (isinstance(source, nn.Module) and isinstance(model, nn.Module)):
+        return
+    own, trained = list(source.parameters()), list(model.parameters())
+    known = {id(x) for x in trained}
+    if not own or not trained or any(id(x) in known for x in own):
+        return
+    places = {x.data_ptr() for x in trained} - {0}  # some wrappers make parameters anew of the same memory
+    require(
+        any(x.data_ptr() in places for x in own),
+        InputError,
+        f"the publisher's {type(source).__name__} shares no parameter with the {type(model).__name__} that "
+        "is trained; publish trainer.model as training begins, or a mapping where other tensors are meant",
+    )
 
 
 def _is_sharded(model: nn.Module) -> bool:

@@ -63,6 +63,8 @@ def files_of(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     require(path.is_dir(), InputError, f"{path} is not there; give a safetensors file or a model's folder")
+    if (path / SINGLE).is_file():  # as from_pretrained: saving one file leaves an old index where it is
+        return [path / SINGLE]
     index = path / INDEX
     if index.is_file():
         try:
@@ -70,7 +72,7 @@ def files_of(path: Path) -> list[Path]:
             return [path / Path(name).name for name in sorted(named)]
         except WRONG_VALUES as e:
             raise InputError(f"{index} is not a safetensors index; save the model again") from e
-    found = [path / SINGLE] if (path / SINGLE).is_file() else sorted(path.glob(f"*{SUFFIX}"))
+    found = sorted(path.glob(f"*{SUFFIX}"))
     require(bool(found), InputError, f"{path} has no safetensors file; save the model with save_pretrained")
     return found
 

@@ -50,6 +50,7 @@ class Following:
     versions would have taken in full over that; ``trip``: the shortest round trip [s]; ``rate``: of the last
     patch [bytes/s]; ``ahead``: by how much the publisher's clock is ahead of this one [s], to within
     ``doubt``; ``abandoned``: patches given up for newer ones; ``restarts``: other publishers' lives seen.
+    With a relay of its own, ``nbytes``, ``trip`` and ``rate`` are those of the relay's link.
     """
 
     version: int
@@ -180,26 +181,33 @@ class Follower(Using):
 
     @property
     def status(self) -> Following:
-        replica, newest, arrivals = self._mirror.replica, self._newest, self.arrivals
-        nbytes = self._spoke.traffic[1].nbytes
+        replica, newest = self._mirror.replica, self._newest
+        nbytes, trip, rate, doubt = self._link()
         whole = replica.layout.nbytes * self._patches if replica is not None else 0
-        last = arrivals[-1] if arrivals else None
-        clock = self._spoke.clock
         return Following(
             version=replica.version if replica is not None else 0,
             held=newest.number,
             age=max(0.0, self.clock - newest.published) if newest.published else None,
             nbytes=nbytes,
             ratio=whole / nbytes if nbytes else 0.0,
-            trip=clock.trip,
-            rate=last.nbytes / last.seconds if last is not None and last.seconds > 0 else None,
+            trip=trip,
+            rate=rate,
             connected=self._spoke.joined and (self.relay is None or self.relay.connected),
             ahead=self.clock - time.time(),
-            doubt=clock.doubt,
+            doubt=doubt,
             abandoned=self._reception.abandoned,
             restarts=self._reception.restarts,
             error=str(self._error) if self._error is not None else None,
         )
+
+    def _link(self) -> tuple[int, float | None, float | None, float]:
+        """Return bytes received, round trip [s] and rate [bytes/s] of the way here, and its clock's doubt."""
+        clock, relay = self._spoke.clock, self.relay
+        if relay is not None:  # to which the rest is a hop within this machine, but for its clock
+            return relay.received, relay.trip, relay.rate, clock.doubt + relay.doubt
+        last = self.arrivals[-1] if self.arrivals else None
+        rate = last.nbytes / last.seconds if last is not None and last.seconds > 0 else None
+        return self._spoke.traffic[1].nbytes, clock.trip, rate, clock.doubt
 
     def wait(self, version: int = 1, timeout: float = TIMEOUT) -> Version:
         """Return the newest version here once its number is at least ``version``.

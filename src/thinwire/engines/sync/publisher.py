@@ -69,7 +69,7 @@ class Publisher:
         congestion: str = AUTO,
     ) -> None:
         check_coder()
-        self._source, self._names, self._state = source, names, None if state is None else Path(state)
+        self.source, self._names, self._state = source, names, None if state is None else Path(state)
         self.history = _history(self._state, Layout.of(tensors_of(source, names), dtype, bounds), budget)
         check_text(name)
         check_name(name)
@@ -88,7 +88,7 @@ class Publisher:
         Errors: ``InputError`` for tensors that no longer fit; whatever ended the feed, if anything did.
         """
         self._feed.check()
-        found = tensors_of(self._source if tensors is None else tensors, self._names)
+        found = tensors_of(self.source if tensors is None else tensors, self._names)
         version = self.history.publish(found, notes_of(step, meta))
         self._feed.wake()
         return version

@@ -65,6 +65,7 @@ class Relay:
         self._changed = threading.Condition()
         self._error: Exception | None = None
         self._history: History | None = None
+        self._rate: float | None = None
         if state is not None and Path(state).is_file():
             self._history, into, base = History.load(state, budget, max_nbytes), None, None
         self._own = into, base
@@ -185,6 +186,21 @@ class Relay:
         """Wire bytes received from the publisher so far."""
         return self._reception.spoke.traffic[1].nbytes
 
+    @property
+    def trip(self) -> float | None:
+        """The shortest round trip to the publisher in seconds."""
+        return self._reception.spoke.clock.trip
+
+    @property
+    def doubt(self) -> float:
+        """Bound on how far off ``now`` is, in seconds; infinite while nothing is known."""
+        return self._reception.spoke.clock.doubt
+
+    @property
+    def rate(self) -> float | None:
+        """Of the last patch from the publisher, in bytes a second."""
+        return self._rate
+
     def check(self) -> None:
         """Raise what ended the relay, if anything did."""
         if self._error is not None:
@@ -241,6 +257,8 @@ class Relay:
 
     def _arrived(self, version: Version, nbytes: int, seconds: float) -> None:
         with self._changed:
+            if nbytes and seconds > 0:
+                self._rate = nbytes / seconds
             self._changed.notify_all()
 
     def _fail(self, error: Exception) -> None:

@@ -81,7 +81,7 @@ class ShelfWriter:
         instance = uuid4().hex if instance is None else instance
         check_names(name, instance)
         self.history = history
-        self._source: Source | None = None
+        self.source: Source | None = None
         self._names: Names | None = None
         folder = open_folder(url, **(options or {}))
         self.where = folder.where
@@ -125,7 +125,7 @@ class ShelfWriter:
         shelf = options.get("token"), options.get("name", "state"), options.get("options")
         resume(history, url, *shelf)
         writer = cls(url, history, **options)
-        writer._source, writer._names = source, names
+        writer.source, writer._names = source, names
         return writer
 
     def publish(
@@ -137,7 +137,7 @@ class ShelfWriter:
         ``InputError`` for tensors that no longer fit, or where another publisher has taken over.
         """
         self._raise_fatal()
-        source = self._source if tensors is None else tensors
+        source = self.source if tensors is None else tensors
         if source is None:
             raise InputError(
                 "this writer has no tensors of its own; give some, or offer() those of its history"

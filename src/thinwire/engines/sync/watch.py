@@ -25,7 +25,9 @@ class Watch:
     """A checkpoint at ``path``, a file or a folder. A change is told once, when it has rested.
 
     That takes ``rest`` seconds; without it ``REST``, or ``PART_REST`` as long as some of several files are
-    those that were taken last: half of the next checkpoint, and half of the last one. For one thread.
+    those that were taken last: half of the next checkpoint, and half of the last one. One that is lost after
+    it was taken counts as changed once, when it has been away for ``PART_REST``, or a longer ``rest``. For
+    one thread.
     Reading takes as much memory as the files have bytes.
     """
 
@@ -35,6 +37,8 @@ class Watch:
         self._since = 0.0
         self._tried: Stamp = ()  # the last that was read, a checkpoint or not
         self._taken: Stamp = ()
+        self._there = 0.0  # when it was whole, or nothing was taken yet
+        self._told = False  # that it is not there
 
     def stamp(self) -> Stamp:
         """Return what tells one state of the files from another; empty where they are not there."""
@@ -55,13 +59,24 @@ class Watch:
             return ()
 
     def changed(self) -> bool:
-        """Look once; return whether there is a checkpoint that was not taken yet, and it rests."""
+        """Look once; return whether there is one that was not taken yet and rests, or none any more."""
         stamp, now = self.stamp(), time.monotonic()
         seen = stamp + self._parts()
         if seen != self._seen:
             self._seen, self._since = seen, now
+        if self._lost(stamp, now):
+            return True
         new = bool(stamp) and stamp not in (self._tried, self._taken)
         return new and now - self._since >= self._needed(stamp)
+
+    def _lost(self, stamp: Stamp, now: float) -> bool:
+        """Return whether what was taken has been away for so long that nobody is just replacing it; once."""
+        if stamp or not self._taken:
+            self._there, self._told = now, False
+        if self._told or now - self._there < max(PART_REST, self._rest or 0.0):
+            return False
+        self._told = True
+        return True
 
     def _needed(self, stamp: Stamp) -> float:
         """Return the seconds that files have to rest."""
@@ -73,9 +88,14 @@ class Watch:
     def take(self) -> dict[str, Tensor] | None:
         """Return the tensors by name; None where the files changed meanwhile: look again.
 
-        Errors: ``InputError`` for files that rest and are no checkpoint; they are not told again.
+        Errors: ``InputError`` for files that rest and are no checkpoint, or are lost, naming what is missing;
+        they are not told again. ``OSError``.
         """
         before = self.stamp()
+        if not before:
+            if self._told:
+                self._check_there()
+            return None
         try:
             found = read_checkpoint(self.path)
         except (InputError, OSError):
@@ -83,7 +103,7 @@ class Watch:
                 return None
             self._tried = before
             raise
-        if not before or self.stamp() != before:
+        if self.stamp() != before:
             return None
         self._tried = self._taken = before
         return found
@@ -100,10 +120,13 @@ class Watch:
             if self.changed() and (found := self.take()) is not None:
                 return found
             time.sleep(LOOK)
+        self._check_there()
+        raise InputError(f"{self.path} changes all the time; publish a file that is written now and then")
+
+    def _check_there(self) -> None:
         for file in files_of(self.path):
             told = f"{file} is not there, but the index names it; save the model again"
             require(file.is_file(), InputError, told)
-        raise InputError(f"{self.path} changes all the time; publish a file that is written now and then")
 
 
 def _stamp(found: list[tuple[str, os.stat_result]]) -> Stamp:
