@@ -348,3 +348,17 @@ def test_the_mean_stays_within_what_its_sums_can_hold():
 
 def test_registries_do_not_clash():
     assert not set(codecs.REGISTRY) & set(memory.REGISTRY)
+
+
+def test_the_default_device_changes_nothing():
+    sender, receiver = Sender(Scheme(DeadZone(), Delta(), Raw())), Receiver(DiskStore())
+    for x, ids in walk():
+        with torch.device("meta"):
+            packet, x_hat = sender.encode(x, ids)
+            decoded = receiver.decode(over_the_wire(packet))
+            parts = [sender.state_dict(), receiver.state_dict()]
+        assert torch.equal(decoded, x_hat)
+        assert {t.device.type for part in parts for t in part.values()} == {"cpu"}
+    with torch.device("meta"):
+        packet, _ = sender.encode(torch.ones(1, 0, device="cpu"), [99], mode=Mode.DIRECT)
+        assert over_the_wire(packet).sections[0].payload.parts[0].device.type == "cpu"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from codec_examples import CODECS, tensor
 from thinwire import compiled
-from thinwire.codecs import DeadZone, Uniform, native, noise, roundtrip
+from thinwire.codecs import Codec, DeadZone, Uniform, bits, native, noise, roundtrip, scratch, tiles
 from thinwire.state import native as state_native
 from thinwire.types import InputError, Payload, PayloadError, TensorSpec
 
@@ -203,15 +205,47 @@ def test_what_c_cannot_reach_is_left_to_torch() -> None:
         native.levels(x.double().flatten(), 1.0, 0.4, 1.0)
 
 
-def test_the_default_device_changes_nothing() -> None:
-    x, codec = torch.randn(500), DeadZone(offset=0.5, dither=True)
-    expected = codec.encode(x)
-    noise._table.cache_clear()
-    with torch.device("meta"):
-        payload, values = codec.roundtrip(x)
-        decoded = codec.decode(payload)
-    assert all(equal(a, b) for a, b in zip(payload.parts, expected.parts, strict=True))
-    assert equal(values, decoded)
+def forget_constants() -> None:
+    for kept in (noise._table, bits._byte, tiles._hadamard):
+        kept.cache_clear()
+    scratch._kept.__dict__.clear()
+
+
+def outcome(codec: Codec, x: Tensor) -> list[Tensor]:
+    payload, values = roundtrip(codec, x)
+    return [*payload.parts, values, codec.decode(payload), codec.decode(codec.encode(x))]
+
+
+def alike(codec: Codec, x: Tensor, expected: list[Tensor]) -> bool:
+    return all(equal(a, b) for a, b in zip(outcome(codec, x), expected, strict=True))
+
+
+@pytest.mark.parametrize("compiled_passes", [True, False])
+@pytest.mark.parametrize("codec", CODECS, ids=repr)
+def test_the_default_device_changes_nothing(codec: Codec, compiled_passes: bool) -> None:
+    x = tensor((4, 6, 80))
+    with nullcontext() if compiled_passes else native.without():
+        expected = outcome(codec, x)
+        forget_constants()
+        with torch.device("meta"):
+            assert alike(codec, x, expected)
+        assert alike(codec, x, expected), "what was made on that device is kept"
+
+
+@pytest.mark.parametrize("compiled_passes", [True, False])
+@pytest.mark.parametrize("codec", CODECS, ids=repr)
+def test_the_default_dtype_changes_nothing(codec: Codec, compiled_passes: bool) -> None:
+    x = tensor((4, 6, 80))
+    with nullcontext() if compiled_passes else native.without():
+        expected = outcome(codec, x)
+        forget_constants()
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        try:
+            assert alike(codec, x, expected)
+        finally:
+            torch.set_default_dtype(before)
+        assert alike(codec, x, expected), "what was made in that dtype is kept"
 
 
 def test_a_library_of_another_source_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -90,7 +90,8 @@ class End:
     def states(self) -> Iterator[dict[str, Tensor]]:
         """Yield references and versions as plain tensors, one reference at a time: all may be too much."""
         yield from self._references.states()
-        yield {"versions": torch.tensor(list(self._versions.items()), dtype=torch.int64).reshape(-1, 2)}
+        versions = torch.tensor(list(self._versions.items()), dtype=torch.int64, device="cpu")
+        yield {"versions": versions.reshape(-1, 2)}
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return references and versions as plain tensors."""
