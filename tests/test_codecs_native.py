@@ -254,3 +254,13 @@ def test_a_library_of_another_source_is_not_used(monkeypatch: pytest.MonkeyPatch
     assert not compiled.functions(folder, ["nothing"]) and not compiled.functions(tmp_path, ["levels"])
     monkeypatch.setattr(compiled.zlib, "crc32", lambda data: 0)
     assert not compiled.functions(folder, ["levels"]) and state_native._load() == {}
+
+
+def test_sources_that_cannot_be_read_leave_all_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    folder = Path(native.__file__).parent
+    assert compiled.functions(folder, ["levels"])
+    monkeypatch.setattr(Path, "read_bytes", refused)
+    assert compiled.functions(folder, ["levels"]) == {}
