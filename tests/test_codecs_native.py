@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import runpy
 import shutil
+import subprocess
+import sys
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -264,3 +268,26 @@ def test_sources_that_cannot_be_read_leave_all_to_torch(monkeypatch: pytest.Monk
     assert compiled.functions(folder, ["levels"])
     monkeypatch.setattr(Path, "read_bytes", refused)
     assert compiled.functions(folder, ["levels"]) == {}
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+@pytest.mark.parametrize("asked", ["-ffast-math", "-Ofast", "-funsafe-math-optimizations"])
+def test_fast_maths_in_cflags_changes_nothing(
+    asked: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made: dict[str, Any] = {}
+    setuptools = pytest.importorskip("setuptools")
+    monkeypatch.setattr(setuptools, "setup", made.update)
+    monkeypatch.chdir(Path(__file__).parents[1])
+    runpy.run_path("setup.py")
+    flags = made["ext_modules"][0]
+    source, middle, library = (str(tmp_path / name) for name in ("a.c", "a.o", "a.so"))
+    Path(source).write_text("float rest(float a, float b) { return (a + b) - a; }")
+    subprocess.run(["cc", asked, "-fPIC", "-c", source, "-o", middle, *flags.extra_compile_args], check=True)
+    subprocess.run(["cc", "-shared", asked, middle, "-o", library, *flags.extra_link_args], check=True)
+    rest = """import ctypes, sys
+rest = ctypes.CDLL(sys.argv[1]).rest
+rest.argtypes, rest.restype = [ctypes.c_float] * 2, ctypes.c_float
+print(rest(1e8, 1), float(sys.argv[2]) / 4 > 0)"""  # numbers that no compiler can work out before
+    said = subprocess.check_output([sys.executable, "-c", rest, library, "1e-310"], text=True)
+    assert said.split() == ["0.0", "True"]
