@@ -362,3 +362,18 @@ def test_the_default_device_changes_nothing():
     with torch.device("meta"):
         packet, _ = sender.encode(torch.ones(1, 0, device="cpu"), [99], mode=Mode.DIRECT)
         assert over_the_wire(packet).sections[0].payload.parts[0].device.type == "cpu"
+
+
+@pytest.mark.parametrize("mem", [m for m in MEMORIES if m != NoMemory()], ids=repr)
+@pytest.mark.parametrize("turned", [False, True])
+def test_what_is_done_to_the_output_changes_neither_packet_nor_reference(mem, turned):
+    sender, receiver = Sender(Scheme(memory=mem)), Receiver()
+    for step in range(3):
+        x = torch.randn(6, 4, generator=torch.Generator().manual_seed(step))
+        x = x.t() if turned else x[:4].contiguous()
+        packet, x_hat = sender.encode(x, [0, 1, 2, 3])
+        sent = x_hat.clone()
+        x_hat.zero_()
+        decoded = receiver.decode(over_the_wire(packet))
+        assert torch.equal(decoded, sent)
+        decoded.zero_()

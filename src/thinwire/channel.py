@@ -201,7 +201,7 @@ class Sender(End):
         for k in dict.fromkeys(held):
             self._versions[k] = self._versions.get(k, 0) + 1
         self._stale.difference_update(held)
-        x_hat = writable(merged(outputs), (x,))
+        x_hat = writable(merged(outputs), (x, *(p for s in sections for p in s.payload.parts)))
         placed = {i: n for n, (rows, _) in enumerate(outputs) for i in rows}
         sums = checks(x_hat) if mem.mirrored else [0] * len(x)
         version = (lambda k: self._versions[k]) if mem.mirrored else (lambda k: 0)
