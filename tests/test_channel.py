@@ -377,3 +377,12 @@ def test_what_is_done_to_the_output_changes_neither_packet_nor_reference(mem, tu
         decoded = receiver.decode(over_the_wire(packet))
         assert torch.equal(decoded, sent)
         decoded.zero_()
+
+
+@pytest.mark.parametrize("mem", MEMORIES, ids=repr)
+@pytest.mark.parametrize("shape", [(2, 0), (2, 3, 0), (2, 0, 3)])
+def test_every_memory_takes_samples_of_nothing(mem, shape):
+    sender, receiver = Sender(Scheme(memory=mem)), Receiver()
+    for _ in range(2):
+        packet, _ = sender.encode(torch.ones(shape), [1, 2])
+        assert receiver.decode(over_the_wire(packet)).shape == shape

@@ -18,10 +18,12 @@ from thinwire.codecs import (
     Sink,
     TopK,
     Uniform,
+    native,
+    parse_codec,
     roundtrip,
     tuned,
 )
-from thinwire.codecs.deadzone import step_for
+from thinwire.codecs.deadzone import UNITS, step_for
 from thinwire.memory import Delta
 from thinwire.types import InputError, Payload, PayloadError
 
@@ -204,3 +206,16 @@ def test_a_tensor_that_becomes_zero_is_told() -> None:
     sender.encode(x, [0])
     _, x_hat = sender.encode(torch.zeros_like(x), [0])
     assert x_hat.abs().max() < 0.001 * x.abs().max()
+
+
+@pytest.mark.parametrize("x", [torch.tensor([0.5, -2.0, 0.0]), torch.zeros(3), torch.tensor([3e38, 0.0])])
+@pytest.mark.parametrize("step", [2.0, 1e39, 1e300])
+@pytest.mark.parametrize("unit", UNITS)
+def test_no_step_is_too_large(x: torch.Tensor, step: float, unit: str) -> None:
+    with native.without():
+        expected = DeadZone(step, unit=unit).tuned(x).encode(x)
+    codec = DeadZone(step, unit=unit).tuned(x)
+    assert parse_codec(repr(codec)) == codec
+    payload = codec.encode(x)
+    assert all(torch.equal(a, b) for a, b in zip(payload.parts, expected.parts, strict=True))
+    assert codec.decode(payload).isfinite().all()

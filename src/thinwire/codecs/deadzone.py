@@ -24,6 +24,7 @@ from thinwire.types import InputError, Payload, PayloadError, TensorSpec, requir
 UNITS = ("message", "tensor", "one")
 TOP = 32767  # a level of 15 bits times a step of 8 significant ones is exact in float32
 _LARGE = 3
+_MOST = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True, repr=False)
@@ -75,7 +76,8 @@ class DeadZone(Spec):
         if not self.by_tensor or not x.numel():
             return self
         mean = float(_mean(x.detach().to(torch.float32).reshape(-1).abs()))
-        return replace(self, step=max(mean * self.step, scales.FORMATS["bfloat16"].low), unit="one")
+        step = min(max(mean * self.step, scales.FORMATS["bfloat16"].low), _MOST)
+        return replace(self, step=step, unit="one")
 
     def encode(self, x: Tensor) -> Payload:
         return self.roundtrip(x)[0]
@@ -111,7 +113,8 @@ class DeadZone(Spec):
         sizes = values.abs()
         least = sizes.amax() / (TOP - self.dither)  # noise may lift the largest by one level
         mean = _mean(sizes)  # in any unit, for what is not finite
-        step = values.new_full((1,), self.step) if self.unit == "one" else mean.mul_(self.step).reshape(1)
+        by = min(self.step, _MOST)  # a larger one is no float32
+        step = values.new_full((1,), by) if self.unit == "one" else mean.mul_(by).reshape(1)
         return torch.maximum(step, least)
 
     def _coded(self, values: Tensor, step: Tensor) -> tuple[list[Tensor], Tensor]:
