@@ -8,8 +8,9 @@ from setuptools.command.build_ext import build_ext
 
 PACKAGES = ("codecs", "state")
 HEADER = "src/thinwire/passes.h"
-# Results are the same to the bit wherever they are computed, so no multiplication is fused with an addition.
-FLAGS = ["-O3", "-ffp-contract=off"]
+# Results are the same to the bit wherever they are computed, so no multiplication is fused with an addition,
+# and fast maths is switched off again where a user's CFLAGS, which come first, ask for it.
+FLAGS = ["-O3", "-fno-fast-math", "-fno-unsafe-math-optimizations", "-ffp-contract=off"]
 
 
 class Library(build_ext):
@@ -30,6 +31,7 @@ def library(package: str) -> Extension:
         depends=["setup.py", HEADER],
         define_macros=[("TW_SOURCE", stamp)],
         extra_compile_args=FLAGS,
+        extra_link_args=FLAGS,  # or what is linked lets the whole process lose its smallest numbers
         optional=True,
     )
 

@@ -348,3 +348,41 @@ def test_the_mean_stays_within_what_its_sums_can_hold():
 
 def test_registries_do_not_clash():
     assert not set(codecs.REGISTRY) & set(memory.REGISTRY)
+
+
+def test_the_default_device_changes_nothing():
+    sender, receiver = Sender(Scheme(DeadZone(), Delta(), Raw())), Receiver(DiskStore())
+    for x, ids in walk():
+        with torch.device("meta"):
+            packet, x_hat = sender.encode(x, ids)
+            decoded = receiver.decode(over_the_wire(packet))
+            parts = [sender.state_dict(), receiver.state_dict()]
+        assert torch.equal(decoded, x_hat)
+        assert {t.device.type for part in parts for t in part.values()} == {"cpu"}
+    with torch.device("meta"):
+        packet, _ = sender.encode(torch.ones(1, 0, device="cpu"), [99], mode=Mode.DIRECT)
+        assert over_the_wire(packet).sections[0].payload.parts[0].device.type == "cpu"
+
+
+@pytest.mark.parametrize("mem", [m for m in MEMORIES if m != NoMemory()], ids=repr)
+@pytest.mark.parametrize("turned", [False, True])
+def test_what_is_done_to_the_output_changes_neither_packet_nor_reference(mem, turned):
+    sender, receiver = Sender(Scheme(memory=mem)), Receiver()
+    for step in range(3):
+        x = torch.randn(6, 4, generator=torch.Generator().manual_seed(step))
+        x = x.t() if turned else x[:4].contiguous()
+        packet, x_hat = sender.encode(x, [0, 1, 2, 3])
+        sent = x_hat.clone()
+        x_hat.zero_()
+        decoded = receiver.decode(over_the_wire(packet))
+        assert torch.equal(decoded, sent)
+        decoded.zero_()
+
+
+@pytest.mark.parametrize("mem", MEMORIES, ids=repr)
+@pytest.mark.parametrize("shape", [(2, 0), (2, 3, 0), (2, 0, 3)])
+def test_every_memory_takes_samples_of_nothing(mem, shape):
+    sender, receiver = Sender(Scheme(memory=mem)), Receiver()
+    for _ in range(2):
+        packet, _ = sender.encode(torch.ones(shape), [1, 2])
+        assert receiver.decode(over_the_wire(packet)).shape == shape

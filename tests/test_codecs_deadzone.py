@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -18,10 +19,12 @@ from thinwire.codecs import (
     Sink,
     TopK,
     Uniform,
+    native,
+    parse_codec,
     roundtrip,
     tuned,
 )
-from thinwire.codecs.deadzone import step_for
+from thinwire.codecs.deadzone import UNITS, step_for
 from thinwire.memory import Delta
 from thinwire.types import InputError, Payload, PayloadError
 
@@ -204,3 +207,47 @@ def test_a_tensor_that_becomes_zero_is_told() -> None:
     sender.encode(x, [0])
     _, x_hat = sender.encode(torch.zeros_like(x), [0])
     assert x_hat.abs().max() < 0.001 * x.abs().max()
+
+
+@pytest.mark.parametrize("x", [torch.tensor([0.5, -2.0, 0.0]), torch.zeros(3), torch.tensor([3e38, 0.0])])
+@pytest.mark.parametrize("step", [2.0, 1e39, 1e300])
+@pytest.mark.parametrize("unit", UNITS)
+def test_no_step_is_too_large(x: torch.Tensor, step: float, unit: str) -> None:
+    with native.without():
+        expected = DeadZone(step, unit=unit).tuned(x).encode(x)
+    codec = DeadZone(step, unit=unit).tuned(x)
+    assert parse_codec(repr(codec)) == codec
+    payload = codec.encode(x)
+    assert all(torch.equal(a, b) for a, b in zip(payload.parts, expected.parts, strict=True))
+    assert codec.decode(payload).isfinite().all()
+
+
+@pytest.mark.parametrize("compiled_passes", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("offset", [0.4, 0.5])
+@pytest.mark.parametrize("dither", [False, True])
+def test_the_largest_values_stay_finite(
+    compiled_passes: bool, dtype: torch.dtype, offset: float, dither: bool
+) -> None:
+    most = torch.finfo(torch.bfloat16 if dtype == torch.bfloat16 else torch.float32).max
+    x = (torch.tensor([1.0, -1.0, 0.999, 0.5, 0.0] * 20, dtype=torch.float64) * most).to(dtype)
+    for step in (0.001, 0.3, 1.0, 1e9):
+        codec = DeadZone(step, 0.5 if dither else offset, dither=dither)
+        with nullcontext() if compiled_passes else native.without():
+            payload, x_hat = codec.roundtrip(x)
+            decoded = codec.decode(payload)
+        assert torch.equal(decoded, x_hat) and decoded.isfinite().all()
+        step = float(payload.parts[2])
+        assert bool(((decoded.double() - x.double()).abs() <= step * 1.01).all())
+        with native.without():
+            expected = codec.encode(x)
+        assert all(torch.equal(a, b) for a, b in zip(payload.parts, expected.parts, strict=True))
+
+
+def test_the_largest_values_can_be_remembered() -> None:
+    sender, receiver = Sender(Scheme(DeadZone(), Delta(), DeadZone())), Receiver()
+    x = torch.full((1, 40), torch.finfo(torch.float32).max)
+    for _ in range(3):
+        packet, x_hat = sender.encode(x, [0])
+        assert torch.equal(receiver.decode(packet), x_hat) and x_hat.isfinite().all()
+        x = x / 2

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import runpy
 import shutil
+import subprocess
+import sys
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from codec_examples import CODECS, tensor
 from thinwire import compiled
-from thinwire.codecs import DeadZone, Uniform, native, noise, roundtrip
+from thinwire.codecs import Codec, DeadZone, Uniform, bits, native, noise, roundtrip, scratch, tiles
 from thinwire.state import native as state_native
 from thinwire.types import InputError, Payload, PayloadError, TensorSpec
 
@@ -203,15 +209,47 @@ def test_what_c_cannot_reach_is_left_to_torch() -> None:
         native.levels(x.double().flatten(), 1.0, 0.4, 1.0)
 
 
-def test_the_default_device_changes_nothing() -> None:
-    x, codec = torch.randn(500), DeadZone(offset=0.5, dither=True)
-    expected = codec.encode(x)
-    noise._table.cache_clear()
-    with torch.device("meta"):
-        payload, values = codec.roundtrip(x)
-        decoded = codec.decode(payload)
-    assert all(equal(a, b) for a, b in zip(payload.parts, expected.parts, strict=True))
-    assert equal(values, decoded)
+def forget_constants() -> None:
+    for kept in (noise._table, bits._byte, tiles._hadamard):
+        kept.cache_clear()
+    scratch._kept.__dict__.clear()
+
+
+def outcome(codec: Codec, x: Tensor) -> list[Tensor]:
+    payload, values = roundtrip(codec, x)
+    return [*payload.parts, values, codec.decode(payload), codec.decode(codec.encode(x))]
+
+
+def alike(codec: Codec, x: Tensor, expected: list[Tensor]) -> bool:
+    return all(equal(a, b) for a, b in zip(outcome(codec, x), expected, strict=True))
+
+
+@pytest.mark.parametrize("compiled_passes", [True, False])
+@pytest.mark.parametrize("codec", CODECS, ids=repr)
+def test_the_default_device_changes_nothing(codec: Codec, compiled_passes: bool) -> None:
+    x = tensor((4, 6, 80))
+    with nullcontext() if compiled_passes else native.without():
+        expected = outcome(codec, x)
+        forget_constants()
+        with torch.device("meta"):
+            assert alike(codec, x, expected)
+        assert alike(codec, x, expected), "what was made on that device is kept"
+
+
+@pytest.mark.parametrize("compiled_passes", [True, False])
+@pytest.mark.parametrize("codec", CODECS, ids=repr)
+def test_the_default_dtype_changes_nothing(codec: Codec, compiled_passes: bool) -> None:
+    x = tensor((4, 6, 80))
+    with nullcontext() if compiled_passes else native.without():
+        expected = outcome(codec, x)
+        forget_constants()
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        try:
+            assert alike(codec, x, expected)
+        finally:
+            torch.set_default_dtype(before)
+        assert alike(codec, x, expected), "what was made in that dtype is kept"
 
 
 def test_a_library_of_another_source_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -220,3 +258,36 @@ def test_a_library_of_another_source_is_not_used(monkeypatch: pytest.MonkeyPatch
     assert not compiled.functions(folder, ["nothing"]) and not compiled.functions(tmp_path, ["levels"])
     monkeypatch.setattr(compiled.zlib, "crc32", lambda data: 0)
     assert not compiled.functions(folder, ["levels"]) and state_native._load() == {}
+
+
+def test_sources_that_cannot_be_read_leave_all_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    folder = Path(native.__file__).parent
+    assert compiled.functions(folder, ["levels"])
+    monkeypatch.setattr(Path, "read_bytes", refused)
+    assert compiled.functions(folder, ["levels"]) == {}
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+@pytest.mark.parametrize("asked", ["-ffast-math", "-Ofast", "-funsafe-math-optimizations"])
+def test_fast_maths_in_cflags_changes_nothing(
+    asked: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made: dict[str, Any] = {}
+    setuptools = pytest.importorskip("setuptools")
+    monkeypatch.setattr(setuptools, "setup", made.update)
+    monkeypatch.chdir(Path(__file__).parents[1])
+    runpy.run_path("setup.py")
+    flags = made["ext_modules"][0]
+    source, middle, library = (str(tmp_path / name) for name in ("a.c", "a.o", "a.so"))
+    Path(source).write_text("float rest(float a, float b) { return (a + b) - a; }")
+    subprocess.run(["cc", asked, "-fPIC", "-c", source, "-o", middle, *flags.extra_compile_args], check=True)
+    subprocess.run(["cc", "-shared", asked, middle, "-o", library, *flags.extra_link_args], check=True)
+    rest = """import ctypes, sys
+rest = ctypes.CDLL(sys.argv[1]).rest
+rest.argtypes, rest.restype = [ctypes.c_float] * 2, ctypes.c_float
+print(rest(1e8, 1), float(sys.argv[2]) / 4 > 0)"""  # numbers that no compiler can work out before
+    said = subprocess.check_output([sys.executable, "-c", rest, library, "1e-310"], text=True)
+    assert said.split() == ["0.0", "True"]

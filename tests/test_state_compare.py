@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from thinwire.state import compare
+from thinwire.state import compare, intake
 from thinwire.state.compare import changed, word_dtype, words_of
 from thinwire.state.grid import settle, values
+from thinwire.state.layout import Slot
 from thinwire.state.masks import where
 from thinwire.types import InputError
 
@@ -119,6 +120,23 @@ def test_a_lossy_tensor_that_cannot_be_held_moves_nothing(
     with pytest.raises(InputError, match="wte has"):
         settle(new, words, 0.01, "wte")
     assert np.array_equal(words, before)
+
+
+def test_a_lossy_tensor_is_first_taken_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, taken = tensor(5, 1000).nan_to_num(0, 0, 0).clamp(-9, 9).view(10, 100), []
+
+    def noted(new: Tensor, *args: object, **kwargs: object) -> None:
+        taken.append(new.numel())
+        settle(new, *args, **kwargs)
+
+    expected = np.zeros(1000, dtype=np.int32)
+    settle(x, expected, 0.1, dtype=torch.bfloat16)
+    monkeypatch.setattr(intake, "PIECE", 64)
+    monkeypatch.setattr(intake, "settle", noted)
+    words = np.zeros(1000, dtype=np.int32)
+    intake.fill(Slot("wte", (10, 100), torch.bfloat16, 0.1), x, words)
+    assert np.array_equal(words, expected)
+    assert taken == [64] * 15 + [40], "a slot of 2**31 elements has positions that no int32 holds"
 
 
 @pytest.mark.parametrize("bound", [0.0, -1.0, float("nan"), float("inf"), 1e-300])

@@ -628,3 +628,15 @@ def test_many_threads_ask_while_one_publishes(monkeypatch, by_class):
     for t in threads:
         t.join(120)
     assert not wrong and not any(t.is_alive() for t in threads)
+
+
+def test_the_default_device_changes_nothing():
+    expected, other = published()
+    history, state = published()
+    states.train(other)
+    states.train(state)
+    expected.publish(other, published=1.0)
+    with torch.device("meta"):
+        history.publish(state, published=1.0)
+        assert history.patch(1).pack() == expected.patch(1).pack()
+        assert states.same(states.whole(history), states.whole(expected))

@@ -90,7 +90,8 @@ class End:
     def states(self) -> Iterator[dict[str, Tensor]]:
         """Yield references and versions as plain tensors, one reference at a time: all may be too much."""
         yield from self._references.states()
-        yield {"versions": torch.tensor(list(self._versions.items()), dtype=torch.int64).reshape(-1, 2)}
+        versions = torch.tensor(list(self._versions.items()), dtype=torch.int64, device="cpu")
+        yield {"versions": versions.reshape(-1, 2)}
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return references and versions as plain tensors."""
@@ -200,7 +201,7 @@ class Sender(End):
         for k in dict.fromkeys(held):
             self._versions[k] = self._versions.get(k, 0) + 1
         self._stale.difference_update(held)
-        x_hat = writable(merged(outputs), (x,))
+        x_hat = writable(merged(outputs), (x, *(p for s in sections for p in s.payload.parts)))
         placed = {i: n for n, (rows, _) in enumerate(outputs) for i in rows}
         sums = checks(x_hat) if mem.mirrored else [0] * len(x)
         version = (lambda k: self._versions[k]) if mem.mirrored else (lambda k: 0)

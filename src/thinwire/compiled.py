@@ -16,8 +16,8 @@ def functions(folder: Path, names: Iterable[str]) -> dict[str, Any]:
     """Return functions of the library ``_kernels.bin`` in a package's folder, by name; all of them or none.
 
     There are none where no C compiler was when thinwire was installed, and none where the library was built
-    from other sources than those of today, which ``tw_source`` tells. They return int64 if nobody says
-    otherwise.
+    from other sources than those of today, which ``tw_source`` tells, or where today's cannot be read. They
+    return int64 if nobody says otherwise.
     """
     try:
         library = ctypes.CDLL(str(folder / "_kernels.bin"))
@@ -26,10 +26,18 @@ def functions(folder: Path, names: Iterable[str]) -> dict[str, Any]:
         return {}
     for function in found.values():
         function.restype = ctypes.c_int64
-    stamp, sources = found.pop("source")(), (HEADER, folder / "kernels.c")
-    if not all(source.exists() for source in sources):  # an installed package may go without them
-        return found
-    return found if stamp == zlib.crc32(b"".join(source.read_bytes() for source in sources)) else {}
+    return found if _fits(found.pop("source")(), folder) else {}
+
+
+def _fits(stamp: int, folder: Path) -> bool:
+    """Return whether a library of that stamp is of the sources in a package's folder."""
+    sources = HEADER, folder / "kernels.c"
+    try:
+        if not all(source.exists() for source in sources):  # an installed package may go without them
+            return True
+        return stamp == zlib.crc32(b"".join(source.read_bytes() for source in sources))
+    except OSError:  # nobody can tell
+        return False
 
 
 @contextmanager

@@ -9,6 +9,7 @@ functions use no arithmetic that a fused multiply-add or another order of summat
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol, runtime_checkable
@@ -215,7 +216,8 @@ def exact_mean(x: Tensor) -> Tensor:
     In multiples of 2**-12: what is below half of that counts as zero. For n values a channel, n rounded up to
     a power of two, magnitudes above 2**50 / n count as that much, and a NaN as zero.
     """
-    scaled = (x.reshape(-1, x.shape[-1]) * 4096.0).round()
+    rows = math.prod(x.shape[:-1])  # without channels nothing else tells how many
+    scaled = (x.reshape(rows, x.shape[-1]) * 4096.0).round()
     top = 2.0 ** (62 - (max(1, len(scaled)) - 1).bit_length())  # so that no sum overflows
     fixed = scaled.nan_to_num_(0.0, top, -top).clamp_(-top, top).to(torch.int64)
     return (fixed.sum(0).to(torch.float64) / (4096.0 * max(1, len(fixed)))).to(torch.float32)

@@ -35,7 +35,7 @@ class Row(NamedTuple):
     @classmethod
     def empty(cls, layout: Layout) -> Row:
         """Return a row of that layout, its bytes not set."""
-        return cls(layout, torch.empty(_nbytes(layout), dtype=torch.uint8))
+        return cls(layout, torch.empty(_nbytes(layout), dtype=torch.uint8, device="cpu"))
 
     @property
     def parts(self) -> tuple[Tensor, ...]:

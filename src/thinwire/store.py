@@ -164,7 +164,7 @@ class References:
         """Yield everything held as plain tensors, ready for safetensors: one reference at a time."""
         for key in self.store.keys():  # noqa: SIM118
             parts = self.store.get(key) or ()
-            shape = torch.tensor(self._specs[key].shape, dtype=torch.int64)
+            shape = torch.tensor(self._specs[key].shape, dtype=torch.int64, device="cpu")
             yield {f"{key}.shape": shape} | {f"{key}.{i}": part.clone() for i, part in enumerate(parts)}
 
     def take(self, state: Mapping[str, Tensor]) -> None:

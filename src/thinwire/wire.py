@@ -176,4 +176,4 @@ class _Reader:
 
     def tensor(self, dtype: torch.dtype, n: int) -> Tensor:
         raw = bytearray(self.take(n * dtype.itemsize))  # a copy: aligned, writable, and free of the packet
-        return torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype)
+        return torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype, device="cpu")

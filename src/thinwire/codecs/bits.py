@@ -82,7 +82,7 @@ def _planes(bits: int) -> int:
 @lru_cache(maxsize=256)
 def _byte(value: int) -> Tensor:
     """Return a number as a tensor; to wrap it at each use would double the time of a small plane."""
-    return torch.tensor(value, dtype=torch.uint8)
+    return torch.tensor(value, dtype=torch.uint8, device="cpu")  # it goes with data on any device
 
 
 def _pack(codes: Tensor, bits: int, planes: int, width: int) -> Tensor:

@@ -24,6 +24,8 @@ from thinwire.types import InputError, Payload, PayloadError, TensorSpec, requir
 UNITS = ("message", "tensor", "one")
 TOP = 32767  # a level of 15 bits times a step of 8 significant ones is exact in float32
 _LARGE = 3
+_MOST = torch.finfo(torch.float32).max
+_SAFE = 2.0**112  # no level of a step up to it comes near that, noise or not
 
 
 @dataclass(frozen=True, repr=False)
@@ -75,7 +77,8 @@ class DeadZone(Spec):
         if not self.by_tensor or not x.numel():
             return self
         mean = float(_mean(x.detach().to(torch.float32).reshape(-1).abs()))
-        return replace(self, step=max(mean * self.step, scales.FORMATS["bfloat16"].low), unit="one")
+        step = min(max(mean * self.step, scales.FORMATS["bfloat16"].low), _MOST)
+        return replace(self, step=step, unit="one")
 
     def encode(self, x: Tensor) -> Payload:
         return self.roundtrip(x)[0]
@@ -86,11 +89,11 @@ class DeadZone(Spec):
         step = scales.expand(stored, "bfloat16")
         if not self.dither:
             codes, found = self._coded(values, step)
-            return Payload(spec, (*codes, stored)), _shaped(found, spec)
+            return Payload(spec, (*codes, stored)), _shaped(found, spec, step)
         key = fingerprint(values)
-        codes, found = self._coded(dithered(values, key, step), step)
+        codes, found = self._coded(_finite(dithered(values, key, step), step), step)
         parts = *codes, stored, stored.new_full(stored.shape, key - (1 << 63), dtype=torch.int64)
-        return Payload(spec, parts), _shaped(dithered(found, key, step, -1), spec)
+        return Payload(spec, parts), _shaped(dithered(found, key, step, -1), spec, step)
 
     def decode(self, payload: Payload) -> Tensor:
         spec = payload.spec
@@ -99,7 +102,7 @@ class DeadZone(Spec):
         found = _values(packed, large, spec.numel, step)
         if self.dither and spec.numel:
             found = dithered(found, int(key[0]) + (1 << 63), step, -1)
-        return _shaped(found, spec)
+        return _shaped(found, spec, step)
 
     def nbytes(self, spec: TensorSpec) -> int:
         return packed_nbytes(spec.numel, 2) + 2 * spec.numel + (10 if self.dither else 2)
@@ -111,7 +114,8 @@ class DeadZone(Spec):
         sizes = values.abs()
         least = sizes.amax() / (TOP - self.dither)  # noise may lift the largest by one level
         mean = _mean(sizes)  # in any unit, for what is not finite
-        step = values.new_full((1,), self.step) if self.unit == "one" else mean.mul_(self.step).reshape(1)
+        by = min(self.step, _MOST)  # a larger one is no float32
+        step = values.new_full((1,), by) if self.unit == "one" else mean.mul_(by).reshape(1)
         return torch.maximum(step, least)
 
     def _coded(self, values: Tensor, step: Tensor) -> tuple[list[Tensor], Tensor]:
@@ -192,10 +196,19 @@ def _values(packed: Tensor, large: Tensor, n: int, step: Tensor) -> Tensor:
     return levels.to(torch.float32).mul_(step)
 
 
-def _shaped(x: Tensor, spec: TensorSpec) -> Tensor:
+def _shaped(x: Tensor, spec: TensorSpec, step: Tensor) -> Tensor:
     if spec.dtype == torch.float16:
         x.clamp_(-65504.0, 65504.0)
+    elif spec.dtype == torch.bfloat16:
+        x = _finite(x, step, torch.finfo(torch.bfloat16).max)
+    else:
+        x = _finite(x, step)
     return x.to(spec.dtype).reshape(spec.shape)
+
+
+def _finite(x: Tensor, step: Tensor, most: float = _MOST) -> Tensor:
+    """Clamp ``x``, multiples of ``step`` and noise, in place: half a step over what was finite is too."""
+    return x.clamp_(-most, most) if x.numel() and float(step) > _SAFE else x
 
 
 def _bytes(levels: Tensor) -> Tensor:

@@ -31,5 +31,5 @@ def scratch(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, sl
     slots: dict[int, Tensor] = _kept.__dict__.setdefault("slots", {})
     if slot not in slots or slots[slot].numel() < nbytes:
         with torch.inference_mode(False):  # what is made in that mode may not be written to outside it
-            slots[slot] = torch.empty(nbytes, dtype=torch.uint8)
+            slots[slot] = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
     return slots[slot][:nbytes].view(dtype).view(shape)

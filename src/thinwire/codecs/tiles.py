@@ -188,7 +188,7 @@ class TileAdaptive(Spec):
 
     def _steps(self, least: Tensor, most: Tensor, is_low: Tensor) -> Tensor:
         """Return the wanted scales: a tile's range over its levels, and no less than its zero-point needs."""
-        levels = torch.where(is_low, 2.0**self.low - 1, 2.0**self.high - 1)
+        levels = torch.full_like(least, 2.0**self.high - 1).masked_fill_(is_low, 2.0**self.low - 1)
         steps = torch.maximum(most / levels - least / levels, torch.maximum(-least, most) / ZERO_TOP)
         if len(steps) and not bool(steps.amax().isfinite()):
             raise InputError(
@@ -267,7 +267,7 @@ def _transform(tiles: Tensor) -> Tensor:
 @lru_cache(maxsize=8)
 def _hadamard(width: int) -> Tensor:
     """Return the Hadamard matrix of -1 and 1, [width, width]."""
-    h = torch.ones(1, 1)
+    h = torch.ones(1, 1, dtype=torch.float32, device="cpu")  # whatever the defaults are: it is kept
     while len(h) < width:
         h = torch.cat([torch.cat([h, h], 1), torch.cat([h, -h], 1)])
     return h

@@ -79,7 +79,7 @@ def changed(
     held = word_dtype(dtype)
     if words.dtype != held:
         raise InputError(f"{name}: {dtype} held as {words.dtype}, expected {held}")
-    buffer = torch.empty(min(_PIECE, words.size), dtype=dtype)
+    buffer = torch.empty(min(_PIECE, words.size), dtype=dtype, device="cpu")
 
     def cast(piece: Tensor, _: Array) -> Array:
         ready = piece.dtype == dtype and piece.is_cpu

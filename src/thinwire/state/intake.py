@@ -8,15 +8,18 @@ from torch import Tensor
 
 from thinwire.state.compare import Changes, Keep, changed, words_of
 from thinwire.state.grid import settle
-from thinwire.state.layout import Slot
+from thinwire.state.layout import PIECE, Slot
 
 
 def fill(slot: Slot, x: Tensor, words: np.ndarray) -> None:
     """Write ``x`` into ``words`` [numel], which are zeros. Errors: ``InputError`` for NaN in a lossy one."""
     if slot.bound is None:
         words[...] = words_of(_plain(x).to("cpu", slot.dtype).contiguous())
-    else:
-        settle(flat(slot, x), words, slot.bound, slot.name, dtype=slot.dtype)
+        return
+    values = flat(slot, x)
+    for at in range(0, words.size, PIECE):  # positions, which nobody wants here, are int32
+        some = slice(at, at + PIECE)
+        settle(values[some], words[some], slot.bound, slot.name, dtype=slot.dtype)
 
 
 def take(slot: Slot, x: Tensor, words: np.ndarray, keep: Keep | None = None) -> Changes:

@@ -17,7 +17,8 @@ class View:
     def __init__(self, words: Words) -> None:
         self.words = words
         layout = words.layout
-        self._values = {i: torch.empty(s.numel, dtype=s.dtype) for i, s in enumerate(layout.slots) if s.bound}
+        lossy = [(i, slot) for i, slot in enumerate(layout.slots) if slot.bound]
+        self._values = {i: torch.empty(s.numel, dtype=s.dtype, device="cpu") for i, s in lossy}
         self.slots = [self._slot(layout, i) for i in range(len(layout.slots))]
         self.tensors = {name: self.slots[i] for name, i in layout.index.items()}
         for i in range(len(layout.blocks())):
