@@ -121,6 +121,7 @@ def publish(
         InputError,
         "--state is for --port; a store is what its publisher needs",
     )
+    _check_given(store, state)
     state = check_state(state)
     _check_apart(file, state)
     kind, bounds = _dtype(dtype), parse_bounds(bound or [])
@@ -151,6 +152,13 @@ def _watch(file: Path, rest: float | None) -> Watch:
     good = rest is None or 0 < rest <= MAX_REST
     require(good, InputError, f"--rest is {rest}; it must be above 0 seconds, and at most {MAX_REST:g}")
     return Watch(file, rest)
+
+
+def _check_given(store: str | None, state: Path | None) -> None:
+    """Raise ``InputError`` for a blank, as of a variable that is not set: it would go to where one is."""
+    for option, given, what in (("--store", store, "folder or URL"), ("--state", state, "file")):
+        named = given is None or bool(str(given).strip())  # Path("") is a folder, which no file can replace
+        require(named, InputError, f"{option} is {str(given)!r}; give a {what}, or leave it out")
 
 
 def _check_apart(file: Path, state: Path | None) -> None:
