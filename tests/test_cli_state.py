@@ -812,6 +812,13 @@ WRONG = [
     (["publish", "{m}", "--rest", "inf"], "--rest is inf"),
     (["publish", "{m}", "--host", "0.0.0.0", "--port", "0"], "needs a shared token"),
     (["publish", "{m}", "--store", "{no}/shelf"], "cannot write to"),
+    (["publish", "{m}", "--store", "", "--once"], "--store is ''; give a folder or URL"),
+    (["publish", "{m}", "--store", " ", "--once"], "--store is ' '; give a folder or URL"),
+    (
+        ["publish", "{m}", "--port", "0", "--store", "{no}/shelf", "--state", " "],
+        "--state is ' '; give a file",
+    ),
+    (["publish", "{m}", "--state", ""], "it is a folder"),
     (["publish", "{m}", "--state", "nowhere/s"], "cannot write --state nowhere/s: nowhere is no folder"),
     (["publish", "{m}", "--state", "{empty}"], "it is a folder"),
     (["publish", "{m}", "--state", "{m}"], "is in what is published"),
@@ -846,7 +853,10 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("arguments", "words"), WRONG, ids=lambda v: v if isinstance(v, str) else v[0])
-def test_wrong_input_is_one_sentence_and_exit_code_2(tmp_path: Path, arguments: list[str], words: str):
+def test_wrong_input_is_one_sentence_and_exit_code_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: str
+):
+    monkeypatch.chdir(tmp_path)
     places = {"m": tmp_path / "m.safetensors", "no": tmp_path / "no", "empty": tmp_path / "empty"}
     write_checkpoint(places["m"], weights(), {})
     places["no"].write_text("not a model")
@@ -858,6 +868,23 @@ def test_wrong_input_is_one_sentence_and_exit_code_2(tmp_path: Path, arguments: 
     assert (result.exit_code, result.stdout) == (2, ""), result.output
     assert words in one_sentence(result.stderr)
     assert places["pipe"].is_fifo() and places["link"].is_symlink()
+
+
+@pytest.mark.parametrize("early", ["Watch.first", "Outlets.listen", "Outlets.keep"])
+def test_a_ctrl_c_before_the_first_version_ends_a_publisher_as_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, early: str
+):
+    file = tmp_path / "m.safetensors"
+    write_checkpoint(file, weights(), {})
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"thinwire.cli.publish.{early}", interrupted)
+    command = ["publish", file, "--port", 0, "--store", tmp_path / "shelf", "--quiet"]
+    result = invoke(*command)
+    assert (result.exit_code, result.stderr) == (0, ""), result.output
+    assert invoke(*command, "--once").exit_code == 130
 
 
 def test_what_links_lead_to_is_written(tmp_path: Path, published):

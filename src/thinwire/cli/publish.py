@@ -128,15 +128,15 @@ def publish(
     watch = _watch(file, rest)
     with ExitStack() as stack:
         stack.enter_context(stopped_by_signals())
-        outlets = Outlets(watch.first(), kind, bounds, name, token)
-        stack.callback(outlets.close)
-        if port is not None:
-            outlets.listen(host, port, state, congestion)
-        if store is not None:
-            outlets.keep(store)
-        live = stack.enter_context(Live(outlets.line, quiet))
-        live.note(outlets.title())
         try:
+            outlets = Outlets(watch.first(), kind, bounds, name, token)
+            stack.callback(outlets.close)
+            if port is not None:
+                outlets.listen(host, port, state, congestion)
+            if store is not None:
+                outlets.keep(store)
+            live = stack.enter_context(Live(outlets.line, quiet))
+            live.note(outlets.title())
             outlets.publish()
             live.tick()
             if once:
