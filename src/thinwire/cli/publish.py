@@ -116,12 +116,7 @@ def publish(
     port = PORT if port is None and store is None else port
     if port is not None:
         check_port(port)
-    require(
-        port is not None or state is None,
-        InputError,
-        "--state is for --port; a store is what its publisher needs",
-    )
-    _check_given(store, state)
+    _check_given(port, store, state)
     state = check_state(state)
     _check_apart(file, state)
     kind, bounds = _dtype(dtype), parse_bounds(bound or [])
@@ -154,11 +149,13 @@ def _watch(file: Path, rest: float | None) -> Watch:
     return Watch(file, rest)
 
 
-def _check_given(store: str | None, state: Path | None) -> None:
-    """Raise ``InputError`` for a blank, as of a variable that is not set: it would go to where one is."""
+def _check_given(port: int | None, store: str | None, state: Path | None) -> None:
+    """Raise ``InputError`` for a blank, as of an unset variable, and for a state that nobody saves."""
     for option, given, what in (("--store", store, "folder or URL"), ("--state", state, "file")):
         named = given is None or bool(str(given).strip())  # Path("") is a folder, which no file can replace
         require(named, InputError, f"{option} is {str(given)!r}; give a {what}, or leave it out")
+    saved = port is not None or state is None
+    require(saved, InputError, "--state is for --port; a store is what its publisher needs")
 
 
 def _check_apart(file: Path, state: Path | None) -> None:
