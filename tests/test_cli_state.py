@@ -44,7 +44,7 @@ from thinwire.lab.network import Interface
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.state.patch import Version
-from thinwire.types import InputError
+from thinwire.types import InputError, MissingExtra
 
 pytestmark = pytest.mark.timeout(300)
 pytest.importorskip("zstandard")
@@ -304,6 +304,61 @@ def test_meta_data_does_not_pass_for_what_a_file_is(tmp_path: Path):
             assert found["version"] == 1 and len(found["hash"]) == 16 and found["published"] != "evil"
         shown = invoke("inspect", path)
         assert shown.exit_code == 0 and "x nbytes: evil" in shown.stdout, shown.output
+
+
+def damage(path: Path) -> None:
+    """Turn a bit of the last tensor in a file."""
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("bounds", [None, {"b": 0.01}], ids=["exact", "bound"])
+def test_a_check_of_a_followed_file_reads_its_tensors(tmp_path: Path, bounds: dict[str, float] | None):
+    """The layout's order and bounds are not in the file, and its names are."""
+    out, moved = tmp_path / "o.safetensors", tmp_path / "moved"
+    with Publisher(weights(), bounds=bounds) as publisher:
+        publisher.publish(reason="better")
+        assert invoke("follow", f"127.0.0.1:{publisher.port}", "--once", "--out", out).exit_code == 0
+    whole = json.loads(invoke("inspect", out, "--check", "--json").stdout)
+    assert (whole["checked"], whole["reason"]) == (True, "better")
+    data = out.read_bytes()
+    for old, new in ((b'"w":', b'"v":'), (whole["thinwire.hash"].encode(), b"0" * 16)):
+        moved.write_bytes(data.replace(old, new))
+        assert invoke("inspect", moved, "--check").exit_code == 3, new
+    damage(out)
+    broken = invoke("inspect", out, "--check")
+    assert broken.exit_code == 3 and "was damaged or written to" in one_sentence(broken.stderr)
+    assert invoke("inspect", out).exit_code == 0
+
+
+def test_a_check_says_where_there_is_no_hash_to_check(tmp_path: Path):
+    file = tmp_path / "m.safetensors"
+    write_checkpoint(file, weights(), {})
+    result = invoke("inspect", file, "--check")
+    assert result.exit_code == 0 and "checked: no, it carries no hash\n" in result.stdout
+    found = json.loads(invoke("inspect", file, "--check", "--json").stdout)
+    assert (found["checked"], found["reason"]) == (False, "it carries no hash")
+    write_checkpoint(file, weights(), {"thinwire.hash": "0"})
+    file.write_bytes(file.read_bytes().replace(b"thinwire.imprint", b"thinwire.another"))  # of an older one
+    assert "checked: no, its hash needs an order" in invoke("inspect", file, "--check").stdout
+
+
+def test_a_damaged_saved_state_is_exit_code_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    saved = tmp_path / "saved"
+    history = History(Layout.of(weights()))
+    history.publish(weights())
+    history.save(saved)
+    assert json.loads(invoke("inspect", saved, "--check", "--json").stdout)["checked"] is True
+    damage(saved)
+    broken = invoke("inspect", saved, "--check")
+    assert broken.exit_code == 3 and "was damaged" in one_sentence(broken.stderr)
+
+    def missing(_: Path) -> None:
+        raise MissingExtra("saving a state needs safetensors: pip install 'thinwire[store]'")
+
+    monkeypatch.setattr("thinwire.engines.sync.notes.Replica.load", missing)
+    assert invoke("inspect", saved, "--check").exit_code == 2
 
 
 def test_a_check_of_a_publisher_lasts_as_long_as_its_state_comes(tmp_path: Path, published):
@@ -758,6 +813,13 @@ WRONG = [
     (["publish", "{m}", "--rest", "inf"], "--rest is inf"),
     (["publish", "{m}", "--host", "0.0.0.0", "--port", "0"], "needs a shared token"),
     (["publish", "{m}", "--store", "{no}/shelf"], "cannot write to"),
+    (["publish", "{m}", "--store", "", "--once"], "--store is ''; give a folder or URL"),
+    (["publish", "{m}", "--store", " ", "--once"], "--store is ' '; give a folder or URL"),
+    (
+        ["publish", "{m}", "--port", "0", "--store", "{no}/shelf", "--state", " "],
+        "--state is ' '; give a file",
+    ),
+    (["publish", "{m}", "--state", ""], "it is a folder"),
     (["publish", "{m}", "--state", "nowhere/s"], "cannot write --state nowhere/s: nowhere is no folder"),
     (["publish", "{m}", "--state", "{empty}"], "it is a folder"),
     (["publish", "{m}", "--state", "{m}"], "is in what is published"),
@@ -792,7 +854,10 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("arguments", "words"), WRONG, ids=lambda v: v if isinstance(v, str) else v[0])
-def test_wrong_input_is_one_sentence_and_exit_code_2(tmp_path: Path, arguments: list[str], words: str):
+def test_wrong_input_is_one_sentence_and_exit_code_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: str
+):
+    monkeypatch.chdir(tmp_path)
     places = {"m": tmp_path / "m.safetensors", "no": tmp_path / "no", "empty": tmp_path / "empty"}
     write_checkpoint(places["m"], weights(), {})
     places["no"].write_text("not a model")
@@ -804,6 +869,23 @@ def test_wrong_input_is_one_sentence_and_exit_code_2(tmp_path: Path, arguments: 
     assert (result.exit_code, result.stdout) == (2, ""), result.output
     assert words in one_sentence(result.stderr)
     assert places["pipe"].is_fifo() and places["link"].is_symlink()
+
+
+@pytest.mark.parametrize("early", ["Watch.first", "Outlets.listen", "Outlets.keep"])
+def test_a_ctrl_c_before_the_first_version_ends_a_publisher_as_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, early: str
+):
+    file = tmp_path / "m.safetensors"
+    write_checkpoint(file, weights(), {})
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"thinwire.cli.publish.{early}", interrupted)
+    command = ["publish", file, "--port", 0, "--store", tmp_path / "shelf", "--quiet"]
+    result = invoke(*command)
+    assert (result.exit_code, result.stderr) == (0, ""), result.output
+    assert invoke(*command, "--once").exit_code == 130
 
 
 def test_what_links_lead_to_is_written(tmp_path: Path, published):

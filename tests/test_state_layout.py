@@ -89,6 +89,9 @@ def test_a_bound_is_of_the_tensor_whichever_of_its_names_it_is_given_by():
         ({"__metadata__": torch.zeros(2)}, {}, "__metadata__ is no tensor's name"),
         ({"a": ONE, "b": ONE}, {"bounds": {"a": 1.0, "b": 2.0}}, "b and a are one tensor"),
         ({"x": torch.zeros(2)}, {"bounds": {"y": 1.0}}, "'y'"),
+        ({1: torch.zeros(2)}, {}, "1 is no name"),
+        ({"x": torch.zeros(2)}, {"bounds": {1: 1.0, "y": 1.0}}, "bounds name 1, .*there are x"),
+        ({1: torch.zeros(2)}, {"bounds": {"y": 1.0}}, "bounds name 'y', .*there are 1"),
         ({"x": torch.zeros(2)}, {"bounds": 0.0}, "bound=0.0"),
         ({"x": torch.zeros(2)}, {"bounds": math.nan}, "bound=nan"),
         ({"x": torch.zeros(2, dtype=torch.int8)}, {"bounds": {"x": 1.0}}, "needs floats"),
@@ -97,6 +100,14 @@ def test_a_bound_is_of_the_tensor_whichever_of_its_names_it_is_given_by():
 def test_what_cannot_be_followed_is_named(state, kwargs, match):
     with pytest.raises(InputError, match=match):
         Layout.of(state, **kwargs)
+
+
+def test_names_are_compared_for_an_error_only(monkeypatch):
+    def compared(*_):
+        raise AssertionError("names were compared")
+
+    monkeypatch.setattr(layouts.difflib, "get_close_matches", compared)
+    assert Layout.of({"x": torch.zeros(2)}, bounds={"x": 1.0}).slots[0].bound == 1.0
 
 
 def hostile(**changes):

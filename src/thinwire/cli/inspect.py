@@ -89,7 +89,7 @@ def _publisher(at: Address, token: bytes | None, check: bool, most: int, patienc
     offer = ask(*at, token, TIMEOUT, most)
     found = {"kind": "publisher", "where": str(at), "name": offer.name, "version": offer.newest}
     if check and not offer.newest:
-        found["checked"] = False  # there is nothing yet
+        found |= _checked("it has published nothing yet")
     elif check:
         with Follower(*at, token, max_nbytes=most) as follower:
             _fetch(follower, offer.layout, at, patience)
@@ -175,10 +175,14 @@ def _file(path: Path, check: bool) -> dict[str, Any]:
     notes = read_notes(path)
     own: dict[str, Any] = {"kind": notes.kind, "where": str(path), "nbytes": notes.nbytes}
     if check:
-        notes.check()
-        own["checked"] = True
+        own |= _checked(notes.check())
     found = own | {k: v for k, v in notes.known.items() if k not in own and k != "checked"}
     return found | (_tensors(notes.layout) if notes.layout is not None else {})
+
+
+def _checked(reason: str) -> dict[str, Any]:
+    """Return that all was checked, or for what reason it was not."""
+    return {"checked": False, "reason": reason} if reason else {"checked": True}
 
 
 def _fields(x: object, *names: str) -> dict[str, Any]:
@@ -203,6 +207,8 @@ def _tensors(layout: Layout) -> dict[str, Any]:
 def _print(found: Mapping[str, Any]) -> None:
     console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
     tables = ("tensors", "versions", "files")
+    if found.get("checked") is False:  # one line says both
+        found = {k: v for k, v in found.items() if k != "reason"} | {"checked": f"no, {found['reason']}"}
     for key, value in found.items():
         if key not in tables or not isinstance(value, list):  # meta data may be called so
             text = printable(f"{key.replace('_', ' ')}: {_words(key, value)}")

@@ -116,26 +116,22 @@ def publish(
     port = PORT if port is None and store is None else port
     if port is not None:
         check_port(port)
-    require(
-        port is not None or state is None,
-        InputError,
-        "--state is for --port; a store is what its publisher needs",
-    )
+    _check_given(port, store, state)
     state = check_state(state)
     _check_apart(file, state)
     kind, bounds = _dtype(dtype), parse_bounds(bound or [])
     watch = _watch(file, rest)
     with ExitStack() as stack:
         stack.enter_context(stopped_by_signals())
-        outlets = Outlets(watch.first(), kind, bounds, name, token)
-        stack.callback(outlets.close)
-        if port is not None:
-            outlets.listen(host, port, state, congestion)
-        if store is not None:
-            outlets.keep(store)
-        live = stack.enter_context(Live(outlets.line, quiet))
-        live.note(outlets.title())
         try:
+            outlets = Outlets(watch.first(), kind, bounds, name, token)
+            stack.callback(outlets.close)
+            if port is not None:
+                outlets.listen(host, port, state, congestion)
+            if store is not None:
+                outlets.keep(store)
+            live = stack.enter_context(Live(outlets.line, quiet))
+            live.note(outlets.title())
             outlets.publish()
             live.tick()
             if once:
@@ -151,6 +147,15 @@ def _watch(file: Path, rest: float | None) -> Watch:
     good = rest is None or 0 < rest <= MAX_REST
     require(good, InputError, f"--rest is {rest}; it must be above 0 seconds, and at most {MAX_REST:g}")
     return Watch(file, rest)
+
+
+def _check_given(port: int | None, store: str | None, state: Path | None) -> None:
+    """Raise ``InputError`` for a blank, as of an unset variable, and for a state that nobody saves."""
+    for option, given, what in (("--store", store, "folder or URL"), ("--state", state, "file")):
+        named = given is None or bool(str(given).strip())  # Path("") is a folder, which no file can replace
+        require(named, InputError, f"{option} is {str(given)!r}; give a {what}, or leave it out")
+    saved = port is not None or state is None
+    require(saved, InputError, "--state is for --port; a store is what its publisher needs")
 
 
 def _check_apart(file: Path, state: Path | None) -> None:

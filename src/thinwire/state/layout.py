@@ -150,7 +150,8 @@ class Layout:
         aliases: list[tuple[str, str]] = []
         seen: dict[object, str] = {}
         unknown = set(bounds) - set(tensors) if isinstance(bounds, Mapping) else set()
-        require(not unknown, InputError, _no_tensor(unknown, tensors))
+        if unknown:  # not by require: the message takes longer than all the rest
+            raise InputError(_no_tensor(unknown, tensors))
         first = {name: seen.setdefault(_memory(name, x), name) for name, x in tensors.items()}
         bounds = _untied(bounds, first) if isinstance(bounds, Mapping) else bounds
         for name, x in tensors.items():
@@ -278,9 +279,9 @@ def _untied(bounds: Mapping[str, float], first: Mapping[str, str]) -> dict[str, 
     return found
 
 
-def _no_tensor(unknown: Iterable[str], tensors: Iterable[str]) -> str:
-    wrong, known = min(unknown, default=""), list(tensors)
-    shown = difflib.get_close_matches(wrong, known, SHOWN) or known[:SHOWN]
+def _no_tensor(unknown: Iterable[object], tensors: Iterable[object]) -> str:
+    wrong, known = min(unknown, key=str), [str(name) for name in tensors]  # keys may be anything
+    shown = difflib.get_close_matches(str(wrong), known, SHOWN) or known[:SHOWN]
     more = f" and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
     return f"bounds name {wrong!r}, which is no tensor here; there are {', '.join(shown)}{more}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from thinwire.state import content, intake
-from thinwire.state.layout import ALIGNED, Layout, Slot
+from thinwire.state.layout import ALIGNED, WORDS, Layout, Slot
 from thinwire.types import InputError, require
 
 
@@ -43,6 +44,28 @@ class Words:
         """Return the content hash, from all words: about 1 ns each."""
         parts = (content.whole(self[i], i) for i in range(len(self._pieces)))
         return content.add(content.START, *parts)
+
+
+def imprint(tensors: Mapping[str, Tensor], note: str) -> str:
+    """Return 48 hexadecimal digits over names, shapes, dtypes and bits, in any order, and over a note.
+
+    A state's own hash is over its publisher's order, and over multiples where a tensor has a bound: a file
+    of the tensors alone does not tell these. Errors: ``InputError`` for what no state is made of.
+    """
+    found = {name: tensors[name] for name in sorted(tensors)}
+    layout = Layout(tuple(Slot(name, tuple(x.shape), x.dtype) for name, x in found.items()))
+    bits = [_bits(x) if x.numel() else None for x in found.values()]
+    total = content.START
+    for i, piece in enumerate(layout.blocks()):
+        words = bits[piece.slot]
+        if words is not None:
+            total = content.add(total, content.whole(words[piece.start : piece.stop], i))
+    known = hashlib.blake2b(layout.to_json() + note.encode(), digest_size=16)
+    return f"{known.hexdigest()}{total:016x}"
+
+
+def _bits(x: Tensor) -> np.ndarray:
+    return x.contiguous().reshape(-1).view(torch.uint8).numpy().view(WORDS[x.dtype])
 
 
 def _zeros(n: int, word: np.dtype) -> np.ndarray:

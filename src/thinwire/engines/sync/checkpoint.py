@@ -20,11 +20,13 @@ from torch import Tensor
 
 from thinwire.replacing import replacing, sweep
 from thinwire.state.layout import METADATA, MOST_NBYTES
+from thinwire.state.words import imprint
 from thinwire.types import WRONG_VALUES, InputError, PayloadError, require
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 SUFFIX = ".safetensors"
+HASH, IMPRINT = "thinwire.hash", "thinwire.imprint"  # notes: of a version, and of what the file holds
 MAX_HEADER = 100_000_000  # bytes; the format's own limit
 KINDS = {
     "BF16": torch.bfloat16,
@@ -149,7 +151,8 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[s
     when a writer was killed is removed. Errors: ``OSError``; then what was there is still there.
     """
     ordered = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # so all are aligned
-    fields: dict[str, Any] = {METADATA: dict(notes) | {"format": "pt"}}
+    own = {IMPRINT: imprint(tensors, notes[HASH])} if HASH in notes else {}  # else it is no copy of a version
+    fields: dict[str, Any] = {METADATA: dict(notes) | own | {"format": "pt"}}
     at = 0
     for name in ordered:
         x = tensors[name]

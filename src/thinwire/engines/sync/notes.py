@@ -8,26 +8,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from thinwire.engines.sync.checkpoint import MAX_HEADER, Entry, read_header
+from thinwire.engines.sync.checkpoint import HASH, IMPRINT, MAX_HEADER, Entry, read_checkpoint, read_header
 from thinwire.engines.sync.wrapping import TENSOR, unwrap
 from thinwire.state.layout import Layout, Slot
 from thinwire.state.patch import MAX_NBYTES, Patch
 from thinwire.state.replica import Replica
-from thinwire.types import WRONG_VALUES, InputError, PayloadError, require
+from thinwire.state.words import imprint
+from thinwire.types import WRONG_VALUES, InputError, MissingExtra, PayloadError, require
 
 
 @dataclass(frozen=True)
 class FileNotes:
     """What is known of a file: its kind, bytes, layout (a patch has none), and what its header says.
 
-    ``check`` reads all of it; it raises ``PayloadError`` where a hash is wrong.
+    ``check`` reads all of it, and returns why nothing can be said of it, "" where all hashes are right; it
+    raises ``PayloadError`` where one is wrong.
     """
 
     kind: str
     nbytes: int
     layout: Layout | None
     known: Mapping[str, Any]
-    check: Callable[[], object]
+    check: Callable[[], str]
 
 
 def read_notes(path: Path) -> FileNotes:
@@ -59,7 +61,17 @@ def _saved(path: Path, size: int, metadata: Mapping[str, str]) -> FileNotes:
         known = dict(found["meta"]) | own
     except WRONG_VALUES as e:
         raise PayloadError(f"{path} is not a saved state: {str(e)[:100]}; fetch the state anew") from e
-    return FileNotes("saved state", size, layout, known, lambda: Replica.load(path))
+    return FileNotes("saved state", size, layout, known, lambda: _check_saved(path))
+
+
+def _check_saved(path: Path) -> str:
+    try:
+        Replica.load(path)
+    except MissingExtra:
+        raise
+    except InputError as e:  # it is the file that is wrong, not what was asked for
+        raise PayloadError(str(e)) from e
+    return ""
 
 
 def _patch(path: Path, size: int) -> FileNotes:
@@ -68,7 +80,7 @@ def _patch(path: Path, size: int) -> FileNotes:
     known: dict[str, Any] = dict(patch.meta) | {"base": patch.base, "version": patch.version}
     known |= {"hash": f"{patch.hash:016x}", "published": patch.published, "layout": patch.layout}
     known |= {"base_hash": f"{patch.base_hash:016x}"} if patch.base else {}
-    return FileNotes("patch" if patch.base else "keyframe", size, None, known, lambda: None)
+    return FileNotes("patch" if patch.base else "keyframe", size, None, known, lambda: "")
 
 
 def _checkpoint(
@@ -78,4 +90,17 @@ def _checkpoint(
         layout = Layout(tuple(Slot(name, e.shape, e.dtype) for name, e in entries.items()))
     except InputError as e:
         raise InputError(f"{path}: {e}") from e
-    return FileNotes("checkpoint", size, layout, metadata, lambda: None)
+    return FileNotes("checkpoint", size, layout, metadata, lambda: _check_written(path, metadata))
+
+
+def _check_written(path: Path, metadata: Mapping[str, str]) -> str:
+    """Check a file that a follower wrote; of any other one nothing is known."""
+    if IMPRINT not in metadata:
+        return "its hash needs an order that it does not tell" if HASH in metadata else "it carries no hash"
+    try:
+        found = imprint(read_checkpoint(path), metadata.get(HASH, ""))
+    except InputError as e:  # it was replaced meanwhile
+        raise PayloadError(str(e)) from e
+    whole = found == metadata[IMPRINT]
+    require(whole, PayloadError, f"{path} was damaged or written to; follow its publisher anew")
+    return ""
