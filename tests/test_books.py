@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,17 +14,18 @@ import pytest
 import torch
 
 from run_records import metrics_of, write_run
-from thinwire.lab import autopilot, train
+from thinwire.lab import autopilot, launch, train
 from thinwire.lab.books import Books
 from thinwire.lab.config import TrainConfig
 from thinwire.lab.event_log import ABSENT, EventLog
 from thinwire.lab.linkwatch import KERNEL_COUNTS, added
-from thinwire.lab.record import RunRecord, read_metrics
+from thinwire.lab.record import RunRecord, load_run, read_metrics, write_json
 from thinwire.lab.recount import recount
 from thinwire.lab.telemetry import StepReport
 from thinwire.links import LinkShape
 from thinwire.links.kernel import FALLBACK
 from thinwire.recipes import parse_recipe
+from thinwire.types import LinkError
 
 
 def books(out: Path, **options: Any) -> Books:
@@ -110,6 +112,20 @@ def test_a_killed_run_s_record_is_made_of_the_steps_it_booked(tmp_path: Path) ->
         assert getattr(killed.bits_per_value, way) == pytest.approx(4.5, rel=1e-5)
         sent = getattr(killed.bytes, way)
         assert getattr(killed.bytes, f"raw_{way}") == pytest.approx(sent * 32 / 4.5, rel=1e-5)
+
+
+@pytest.mark.parametrize(("since", "steps"), [(-60.0, 7), (60.0, 0)])
+def test_steps_of_the_part_before_a_resume_are_not_counted(tmp_path: Path, since: float, steps: int) -> None:
+    """A run that goes on writes its steps anew, from its first one on."""
+    record = write_run(tmp_path, "fp32", steps=7, status="running")
+    record.config |= {"batch": 4, "seq": 128}
+    record.totals.steps = 0
+    write_json(tmp_path / "run.json", record.to_dict() | {"status": "running"})
+    started = (tmp_path / "metrics.jsonl").stat().st_mtime + since
+    os.utime(tmp_path / "run.json", (started + 1, started + 1))
+    launch._close_record(tmp_path, LinkError("rank 0 was ended"), started, MagicMock(describe=dict))
+    found = load_run(tmp_path)
+    assert (found.status, found.totals.steps) == ("failed", steps)
 
 
 def test_a_policy_is_told_the_step_that_follows() -> None:

@@ -33,7 +33,7 @@ from thinwire.lab.emulator.namespaces import RankNamespace
 from thinwire.lab.emulator.profile import Profile
 from thinwire.lab.emulator.relay import Relay
 from thinwire.lab.emulator.trace import Row, Trace
-from thinwire.lab.record import EMULATED, KERNEL, RUN, LinkInfo, load_run, write_json
+from thinwire.lab.record import COMPARE, EMULATED, KERNEL, RUN, LinkInfo, load_run, write_json
 from thinwire.links.shape import LinkShape
 from thinwire.types import InputError, MeasurementError
 
@@ -252,7 +252,8 @@ def test_a_comparison_that_ends_early_says_how_to_see_what_finished(
     found = thinwire("compare", "fp32", "bf16", "--out", tmp_path, "--quiet")
     assert found.exit_code == 4
     assert f"after {finished} of 2 runs: this machine was too busy" in found.stderr
-    assert (f"; thinwire report {tmp_path} shows those that finished" in found.stderr) is bool(finished)
+    shown = f"; thinwire report {tmp_path / COMPARE} shows those that finished"
+    assert (shown in found.stderr) is bool(finished)
 
 
 # Packets that a device drops.

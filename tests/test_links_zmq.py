@@ -59,7 +59,8 @@ def test_without_the_right_token_nothing_is_read_and_both_sides_say_so(
         assert "\n" not in str(e.value)
         with pytest.raises(LinkError, match=r"rank 1 .*THINWIRE_TOKEN") as lost:
             got.result(LONG)
-        assert isinstance(lost.value, AuthError) or token is None
+        # who has none breaks off by itself, and may do so before this end sees more of it than a connection
+        assert isinstance(lost.value, AuthError) or None in (token, other)
         assert refused.done()  # taken by the queue or failed, never left open
 
 
@@ -78,7 +79,7 @@ def test_who_only_connects_and_closes_is_no_matter_of_tokens() -> None:
     for _ in range(3):
         socket.create_connection(("127.0.0.1", link.port)).close()
     with pytest.raises(
-        LinkError, match=r"rank 3 .* 0.5 s, and \d connections broke off and showed no token$"
+        LinkError, match=r"rank 3 .* 0.5 s, and \d connections broke off without a token; if that was it, set"
     ) as e:
         link.recv().result(LONG)
     assert not isinstance(e.value, AuthError)

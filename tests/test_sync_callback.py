@@ -111,6 +111,30 @@ def test_a_publisher_that_does_not_close_well_does_not_fail_the_training():
         run(callback, 1)
 
 
+@pytest.mark.parametrize("refused", [False, True])
+def test_what_was_made_for_a_training_that_failed_can_be_closed(refused):
+    pytest.importorskip("transformers")
+    made = []
+
+    class Refusing(Recorder):
+        def __init__(self):
+            super().__init__()
+            made.append(self)
+
+        def publish(self, step=None, **meta):
+            raise InputError("no version")
+
+    callback = publish_callback(Refusing if refused else lambda: made.append(Recorder()) or made[-1])
+    begin(callback)
+    if refused:  # what publish raises ends the training
+        with pytest.raises(InputError, match="no version"):
+            run(callback, 1)
+    else:
+        callback.close()
+    callback.close()
+    assert made[-1].calls == ["closed"]
+
+
 def test_none_will_do_on_every_process_but_the_main_one():
     pytest.importorskip("transformers")
     callback = publish_callback(None)

@@ -37,4 +37,4 @@ def train(given: dict[str, Any]) -> None:
         print_json(load_run(out).to_dict())
         return
     print_runs(load_runs([out / RUN]))  # the folder may hold a comparison too
-    tell(f"records in {out}; thinwire report {out} draws them")
+    tell(f"records in {out}; thinwire report {out / RUN} draws them")

@@ -18,7 +18,7 @@ from thinwire.lab.interrupts import held_back, stopped_by_signals
 from thinwire.lab.job import Job, prepare
 from thinwire.lab.network import check_own
 from thinwire.lab.places import Place, Rank, place_of
-from thinwire.lab.record import RUN, load_run, read_metrics, write_json
+from thinwire.lab.record import METRICS, RUN, load_run, read_metrics, write_json
 from thinwire.lab.recount import recount
 from thinwire.links.security import is_loopback
 from thinwire.types import InputError, LinkError, MeasurementError, ThinwireError, require
@@ -209,7 +209,9 @@ def _close_record(out: Path, error: BaseException, started: float, place: Place)
             return  # an earlier run's
         record = load_run(out)
         if record.status == "running":  # it was killed
-            recount(record, read_metrics(out))
+            with suppress(InputError, OSError):  # the record is to be closed all the same
+                if (out / METRICS).stat().st_mtime >= started:  # else those steps are of the part before
+                    recount(record, read_metrics(out))
         if record.status in ("running", "interrupted"):  # rank 0 knows no more than that it was to stop
             record.status = _status(error)
         if why not in record.notes:

@@ -15,14 +15,13 @@ from thinwire.types import InputError
 PROBES = 8, 4, 3  # seconds of an idle connection, seconds between two questions, how many stay unanswered
 STALL = 120.0  # seconds without room at the other end, or without an answer from it, until TCP gives it up
 HANDSHAKE = 10.0  # seconds for a connection to prove itself; until then a stranger's holds a descriptor
-DESCRIPTORS = 1 << 16  # that this process may have once it listens, where the system allows so many
+DESCRIPTORS = 1 << 13  # that this process may have once it listens, where the system allows so many
 
 
 def open_socket(kind: int, host: str, max_message: int, queued: int) -> zmq.Socket[bytes]:
     """Return a socket that takes frames of at most ``max_message`` bytes and queues ``queued`` messages."""
     sock = zmq.Context().socket(kind)  # a context each: ZAP and shutdown stay this link's own matter
     sock.linger = 0
-    sock.handshake_ivl = int(HANDSHAKE * 1000)
     # a larger frame breaks the connection before memory is taken for it
     sock.maxmsgsize = max_message + CURVE_OVERHEAD
     sock.sndhwm = queued
@@ -51,6 +50,7 @@ def listen(
     descriptors is raised, at most to the hard one. Errors: ``InputError`` where the address cannot be bound.
     """
     _make_room()
+    sock.handshake_ivl = int(HANDSHAKE * 1000)  # who dials, maybe through a relay, has ZeroMQ's own 30 s
     sock.router_mandatory = True  # a peer that is unknown, or whose queue is full, is an error to us
     sock.router_handover = handover
     zap = None

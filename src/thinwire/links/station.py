@@ -165,6 +165,7 @@ def station_socket(
     """
     sock = open_socket(kind, host, max_message + 1, sends)
     sock.rcvhwm = takes
+    sock.handshake_ivl = int(SILENCE * 1000)
     return sock
 
 

@@ -221,7 +221,8 @@ class Pump:
             )
         text = f"{self.peer} did not connect within {self._patience:g} s"
         if self.refused:
-            why = f": {REMEDY} if the other ranks have one" if self._token is None else " and showed no token"
+            there = f" without a token; if that was it, {REMEDY} there"
+            why = there if self._token else f": {REMEDY} if the other ranks have one"
             text += f", and {self.refused} connections broke off{why}"
         self._fail(LinkError(text))
 

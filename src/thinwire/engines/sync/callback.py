@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from torch import nn
@@ -43,7 +44,8 @@ def publish_callback(
 
     Only the main process publishes. So where there are several, ``publisher`` is a callable without arguments
     that makes one: it is called on the main process as training begins, and what it made is closed at its
-    end. A publisher is the caller's to close; it, or None, is what the other processes may give instead.
+    end, or by the callback's ``close`` where training failed. A publisher is the caller's to close; it, or
+    None, is what the other processes may give instead.
     The last loss that was logged goes with each version as ``loss``. After training followers, or the store,
     get ``timeout`` seconds to take the last version; who does not is named in a warning.
 
@@ -77,6 +79,10 @@ def publish_callback(
                 training.publish(state)  # the best model may have been loaded since the last step
                 training.end()
 
+        def close(self) -> None:
+            """Close what was made for a training that failed. Safe to call at any time."""
+            training.close()
+
     return PublishCallback()
 
 
@@ -103,16 +109,21 @@ class _Training:
         return found
 
     def begin(self, model: Any) -> None:
-        self._close()  # that of a training which failed has the address still
+        self.close()  # that of a training which failed has the address still
         self._made = None if self._make is None else self._make()
         try:
             _check_own(self.publisher, model)
         except InputError:
-            self._close()
+            self.close()
             raise
 
     def publish(self, state: Any) -> None:
-        self.publisher.publish(state.global_step, **_loss(state.log_history))
+        try:
+            self.publisher.publish(state.global_step, **_loss(state.log_history))
+        except BaseException:  # it ends the training, and nobody is told of its end then
+            with suppress(ThinwireError, OSError):
+                self.close()
+            raise
 
     def end(self) -> None:
         """Let the last version arrive, and stop; the training was fine whether or not that works."""
@@ -121,11 +132,11 @@ class _Training:
         except ThinwireError as e:
             warnings.warn(f"the last version has not reached everybody: {e}", stacklevel=2)
         try:
-            self._close()
+            self.close()
         except (ThinwireError, OSError) as e:
             warnings.warn(f"the publisher has not closed well: {e}", stacklevel=2)
 
-    def _close(self) -> None:
+    def close(self) -> None:
         made, self._made = self._made, None
         if made is not None:
             made.close()

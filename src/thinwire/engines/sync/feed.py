@@ -41,7 +41,7 @@ UNGREETED = 3.0  # seconds, some round trips, after which who is there and has s
 SILENT = 3.0  # seconds, a few pings, after which followers hear that the publisher above gives no sign
 MOVES = 64  # times that followers may have the newest version numbered anew at once; one more each second
 BURST = 256  # events taken before the followers are served
-PARKED = 4  # transfers that broke off and are kept for their follower to come back
+PARKED = 8  # transfers that broke off and are kept for their follower to come back
 PARKED_FOR = 600.0  # seconds
 HIGHEST = 1 << 48  # no follower moves the numbers of versions above this
 

@@ -93,11 +93,15 @@ class Fetching:
         """Return the files to fetch: the way on from what is held, or from nothing where only that leads on.
 
         The latter begins at or below the number held, where a reader has rested until the versions after its
-        own are kept no more, and ends above it.
+        own are kept no more, and ends above it. A file that was bad once may be good in a while.
         """
         now, place = self._clock(), self.place(manifest)
-        rested = [f for f in manifest.files if self._bad.get(f.name, (0.0, 0))[0] <= now]
+        known = [(f, *self._bad.get(f.name, (0.0, 0))) for f in manifest.files]
+        rested = [f for f, until, _ in known if until <= now]
         onward = farthest((f for f in rested if f.version > self.held.number), place)
+        hoped = (f for f, _, times in known if f.version > self.held.number and times < 2)
+        if farthest(hoped, place):
+            return onward
         reached = onward[-1].version if onward else max(self.held.number, place)
         afresh = farthest(rested, 0)
         return afresh if afresh and afresh[-1].version > reached else onward
