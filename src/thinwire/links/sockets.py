@@ -50,7 +50,7 @@ def listen(
     descriptors is raised, at most to the hard one. Errors: ``InputError`` where the address cannot be bound.
     """
     _make_room()
-    sock.handshake_ivl = int(HANDSHAKE * 1000)  # who dials, maybe through a relay, has ZeroMQ's own 30 s
+    sock.handshake_ivl = int(HANDSHAKE * 1000)  # a rank that dials, maybe through a relay, has libzmq's 30 s
     sock.router_mandatory = True  # a peer that is unknown, or whose queue is full, is an error to us
     sock.router_handover = handover
     zap = None
