@@ -13,6 +13,7 @@ from thinwire.state import (
     content,
     diffs,
     gather,
+    log,
     masks,
     moves,
     native,
@@ -22,6 +23,8 @@ from thinwire.state import (
 )
 from thinwire.state.blocks import Block
 from thinwire.state.changes import pack_blocks, unpack_blocks
+from thinwire.state.layout import Piece
+from thinwire.state.log import Change, Entry
 from thinwire.types import InputError, PayloadError
 
 WORDS = [np.dtype(f"i{n}") for n in (1, 2, 4, 8)]
@@ -184,6 +187,20 @@ def test_words_become_planes(seed, n, word, signed):
     found = both(lambda: [np.asarray(planes._planes(words))])[0]
     numbers = planes.zigzag(words) if signed else words
     assert np.array_equal(found.T, numbers.view(np.uint8).reshape(n, word.itemsize))
+
+
+@given(seeds, sizes, widths, st.lists(shares, min_size=1, max_size=5))
+def test_changes_of_several_versions_become_one(seed, n, word, some):
+    """Of several old words at one position the first list's counts, since that is the oldest version's."""
+    draw, expected, entries = np.random.default_rng(seed), dict[int, int](), []
+    for share in some:
+        at = np.flatnonzero(draw.random(n) < share).astype(np.int32)
+        entries.append(Entry(1, 0, {0: Change(at, draw.integers(-99, 99, at.size, dtype=word))}))
+        for position, old in zip(at.tolist(), entries[-1].changes[0].old.tolist(), strict=True):
+            expected.setdefault(position, old)
+    at, old = both(lambda: log.merge(entries, [Piece(0, 0, n, word, 0)]).changes[0])
+    assert dict(zip(at.tolist(), old.tolist(), strict=True)) == expected
+    assert at.tolist() == sorted(expected)
 
 
 @given(seeds, sizes, shares)

@@ -296,20 +296,22 @@ FAST size_t tw_outside_##W(const W *words, W most, const int32_t *at, const W *d
     return found;                                                                                   \
 }                                                                                                   \
                                                                                                     \
-/* Changes at two rising lists of positions, no two the same, as one. */                            \
-FAST void tw_merge_##W(const int32_t *at, const W *diffs, size_t n, const int32_t *at2,             \
-                       const W *diffs2, size_t n2, int32_t *out_at, W *out)                         \
+/* Changes at two rising lists of positions as one; of two at one position, the first list's. */    \
+FAST int64_t tw_merge_##W(const int32_t *at, const W *diffs, size_t n, const int32_t *at2,          \
+                          const W *diffs2, size_t n2, int32_t *out_at, W *out)                      \
 {                                                                                                   \
     size_t i = 0, j = 0, k = 0;                                                                     \
     while (i < n && j < n2) {                                                                       \
-        const int first = at[i] < at2[j];                                                           \
-        out_at[k] = first ? at[i] : at2[j];                                                         \
+        const int32_t here = at[i], there = at2[j];                                                 \
+        const int first = here <= there;                                                            \
+        out_at[k] = first ? here : there;                                                           \
         out[k++] = first ? diffs[i] : diffs2[j];                                                    \
         i += first;                                                                                 \
-        j += !first;                                                                                \
+        j += there <= here;                                                                         \
     }                                                                                               \
     for (; i < n; i++, k++) { out_at[k] = at[i]; out[k] = diffs[i]; }                               \
     for (; j < n2; j++, k++) { out_at[k] = at2[j]; out[k] = diffs2[j]; }                            \
+    return (int64_t)k;                                                                              \
 }
 
 #define HASHES(W, SIGNED)                                                                           \

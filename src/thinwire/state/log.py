@@ -14,8 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from thinwire.state.gather import mark, write
+from thinwire.state import native
+from thinwire.state.gather import mark, read, write
 from thinwire.state.layout import Layout, Piece
+from thinwire.state.masks import where
 from thinwire.state.moves import Move
 
 KEPT = 2  # entries that no budget takes
@@ -24,7 +26,8 @@ OVERHEAD = 200  # bytes that an entry takes besides its arrays, and so does each
 MARKS = 64  # bases lately asked for that are kept apart
 IN_USE = 8  # times the budget that all may take while there are bases in use: two states, by default
 _DENSE = 3  # a piece of which more than a third changed is logged whole
-_SCATTER = 64  # merging by scattering over the whole piece pays off from this share of it
+_MERGE = 5  # below this share of a piece, all rounds of merging in pairs together, nothing is faster
+_SCATTER = 64  # merging by scattering over the whole piece pays off from this share of it, against sorting
 
 
 class Change(NamedTuple):
@@ -174,15 +177,27 @@ def _union(found: list[Change], numel: int) -> Change:
     if any(c.positions is None for c in found):
         last = next(i for i, c in enumerate(found) if c.positions is None)
         return Change(None, _roll_back(found[last].old.copy(), found[:last]))
-    positions = np.concatenate([c.positions for c in found if c.positions is not None])
-    if len(positions) * _SCATTER < numel:
-        positions, first = np.unique(positions, return_index=True)
-        return Change(positions, np.concatenate([c.old for c in found])[first])
+    some = [(c.positions, c.old) for c in found if c.positions is not None]
+    total, rounds = sum(len(positions) for positions, _ in some), (len(some) - 1).bit_length()
+    if total * rounds * _MERGE < numel and native.there(*(array for both in some for array in both)):
+        return Change(*_merged(some))
+    if total * _SCATTER < numel:
+        positions, first = np.unique(np.concatenate([at for at, _ in some]), return_index=True)
+        return Change(positions, np.concatenate([old for _, old in some])[first])
     changed = np.zeros(numel, bool)
-    mark(changed, positions)
-    rising = np.flatnonzero(changed).astype(np.int32)
+    for positions, _ in some:
+        mark(changed, positions)
+    rising = where(changed).astype(np.int32)
     before = _roll_back(np.empty(numel, found[0].old.dtype), found)
-    return Change(rising, before[rising])
+    return Change(rising, read(before, rising))
+
+
+def _merged(some: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """Return positions and old words, oldest first, as one: neighbours are merged until there is one left."""
+    while len(some) > 1:
+        pairs = zip(some[::2], some[1::2], strict=False)
+        some = [native.merge(*a, *b) for a, b in pairs] + some[len(some) & ~1 :]
+    return some[0]
 
 
 def _roll_back(words: np.ndarray, found: list[Change]) -> np.ndarray:

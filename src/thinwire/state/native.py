@@ -236,13 +236,13 @@ def outside(words: Array, most: int, positions: Array, diffs: Array) -> tuple[Ar
 
 
 def merge(at: Array, diffs: Array, at2: Array, diffs2: Array) -> tuple[Array, Array]:
-    """Return changes at two lists of rising positions as one."""
+    """Return changes at two lists of rising positions as one; of two at one position, the first list's."""
     n, n2, width = at.size, at2.size, diffs.itemsize
     positions, found = np.empty(n + n2, dtype=np.int32), np.empty(n + n2, dtype=diffs.dtype)
-    first = _at(at, n, 4), _at(diffs, n, width), _size(at)
-    second = _at(at2, n2, 4), _at(diffs2, n2, width), _size(at2)
-    _call("merge", width, *first, *second, _at(positions, n + n2, 4), _at(found, n + n2, width))
-    return positions, found
+    first = _int32(at), _at(diffs, n, width), _size(at)
+    second = _int32(at2), _at(diffs2, n2, width), _size(at2)
+    k = _call("merge", width, *first, *second, _at(positions, n + n2, 4), _at(found, n + n2, width))
+    return (positions, found) if k == n + n2 else (positions[:k].copy(), found[:k].copy())
 
 
 def _call(name: str, width: int, *arguments: Any) -> int:
