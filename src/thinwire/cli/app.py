@@ -11,7 +11,7 @@ from thinwire.cli.compare import compare
 from thinwire.cli.demo import demo
 from thinwire.cli.doctor import doctor
 from thinwire.cli.emulate import emulate
-from thinwire.cli.errors import Program
+from thinwire.cli.errors import Command, Program
 from thinwire.cli.follow import follow
 from thinwire.cli.inspect import inspect
 from thinwire.cli.plan import plan
@@ -37,18 +37,18 @@ app = typer.Typer(
 )
 
 TRAINING, STATES, NETWORKS, LOOKING = "Train", "Share a state", "Networks", "Look"
-app.command(rich_help_panel=TRAINING)(train)
-app.command(rich_help_panel=TRAINING)(compare)
+app.command(cls=Command, rich_help_panel=TRAINING)(train)
+app.command(cls=Command, rich_help_panel=TRAINING)(compare)
 app.add_typer(demo, name="demo", rich_help_panel=TRAINING)
-app.command(rich_help_panel=STATES)(publish)
-app.command(rich_help_panel=STATES)(follow)
-app.command(rich_help_panel=STATES)(inspect)
+app.command(cls=Command, rich_help_panel=STATES)(publish)
+app.command(cls=Command, rich_help_panel=STATES)(follow)
+app.command(cls=Command, rich_help_panel=STATES)(inspect)
 app.command(rich_help_panel=NETWORKS, context_settings={"allow_interspersed_args": False})(emulate)
-app.command(rich_help_panel=NETWORKS)(plan)
-app.command(rich_help_panel=NETWORKS)(relay)
-app.command(rich_help_panel=LOOKING)(report)
-app.command(rich_help_panel=LOOKING)(recipes)
-app.command(rich_help_panel=LOOKING)(doctor)
+app.command(cls=Command, rich_help_panel=NETWORKS)(plan)
+app.command(cls=Command, rich_help_panel=NETWORKS)(relay)
+app.command(cls=Command, rich_help_panel=LOOKING)(report)
+app.command(cls=Command, rich_help_panel=LOOKING)(recipes)
+app.command(cls=Command, rich_help_panel=LOOKING)(doctor)
 
 
 def _version(asked: bool) -> None:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from thinwire.lab.files import file_trouble
-from thinwire.types import ThinwireError
+from thinwire.types import InputError, ThinwireError
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -45,6 +45,27 @@ class Program(TyperGroup):
         if standalone_mode:
             sys.exit(code)
         return code
+
+
+class Command(TyperCommand):
+    """A command that takes no empty word for a value: a path made of one is the folder where it is run."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given, _, _ = self.make_parser(ctx).parse_args(args=[*args])  # as they were typed
+        rest = super().parse_args(ctx, args)
+        for param in self.params:
+            words = given.get(param.name)
+            for word in words if isinstance(words, list | tuple) else [words]:
+                if isinstance(word, str) and not word.strip():
+                    raise InputError(_empty(param))
+        return rest
+
+
+def _empty(param: Any) -> str:
+    """Return the sentence for a parameter without a word, which is called as it is in the help."""
+    if param.param_type_name == "option":
+        return f"{max(param.opts, key=len)} is empty; give a value or leave the option out"
+    return f"{param.metavar.rstrip('.')} is empty; give a value"
 
 
 def guarded(call: Callable[[], Any]) -> int:

@@ -116,7 +116,8 @@ def publish(
     port = PORT if port is None and store is None else port
     if port is not None:
         check_port(port)
-    _check_given(port, store, state)
+    saved = port is not None or state is None
+    require(saved, InputError, "--state is for --port; a store is what its publisher needs")
     state = check_state(state)
     _check_apart(file, state)
     kind, bounds = _dtype(dtype), parse_bounds(bound or [])
@@ -147,15 +148,6 @@ def _watch(file: Path, rest: float | None) -> Watch:
     good = rest is None or 0 < rest <= MAX_REST
     require(good, InputError, f"--rest is {rest}; it must be above 0 seconds, and at most {MAX_REST:g}")
     return Watch(file, rest)
-
-
-def _check_given(port: int | None, store: str | None, state: Path | None) -> None:
-    """Raise ``InputError`` for a blank, as of an unset variable, and for a state that nobody saves."""
-    for option, given, what in (("--store", store, "folder or URL"), ("--state", state, "file")):
-        named = given is None or bool(str(given).strip())  # Path("") is a folder, which no file can replace
-        require(named, InputError, f"{option} is {str(given)!r}; give a {what}, or leave it out")
-    saved = port is not None or state is None
-    require(saved, InputError, "--state is for --port; a store is what its publisher needs")
 
 
 def _check_apart(file: Path, state: Path | None) -> None:
