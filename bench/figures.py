@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from itertools import accumulate
+from itertools import accumulate, cycle
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ AGES = (  # cells of bench.state: at the pace of training, and ten times what th
     "state/age-10mbit-5e-05-stride-1-10x-cubic.json",
 )
 AUTO = "links/whole-gpt2-lab-drop-auto.json"
-COLOURS = ("#6b7280", "#d97706", "#2563eb", "#059669", "#7c3aed", "#db2777", "#0891b2", "#65a30d")
+COLOURS = ("#6b7280", "#d97706", "#2563eb", "#059669", "#7c3aed", "#db2777", "#0891b2", "#65a30d",
+           "#7f1d1d", "#1e3a8a", "#111827")  # fmt: skip
 
 
 def draw_all(folder: Path) -> None:
@@ -56,7 +57,7 @@ def draw_student() -> Any:
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(12, 3.4))
     files = sorted((RESULTS / "student").glob("*.json"))
     runs = [r for r in (_json(f"student/{f.name}") for f in files) if "loss" in r]
-    for colour, r in zip(COLOURS, runs, strict=False):
+    for colour, r in zip(cycle(COLOURS), runs, strict=False):
         loss = smooth(r["loss"]["train"])
         steps = len(loss)
         sent = (r["bytes"]["forward"] + r["bytes"]["backward"]) / steps / 1e6
@@ -76,7 +77,7 @@ def draw_quality() -> Any:
     """Held-out loss against bits a value, every recipe at its best learning rate, three seeds."""
     found = _json("quality.json")
     figure, axes = plt.subplots(figsize=(7, 4))
-    for colour, r in zip(COLOURS, found["recipes"], strict=False):
+    for colour, r in zip(cycle(COLOURS), found["recipes"], strict=False):
         losses = r["eval_final_by_seed"]
         axes.scatter([r["bits"]] * len(losses), losses, color=colour, s=14)
         axes.scatter(

@@ -84,6 +84,7 @@ def quality(found: dict[str, Any]) -> str:
             c, losses = r["check"], r["losses"]
             yield [
                 f"`{r['recipe']}`",
+                r["cpu"].split("(")[0].split()[0],
                 f"{r['learning_rate']:g}",
                 f"{r['bits']:.2f}",
                 f"{losses['eval_final']:.4f}",
@@ -94,11 +95,11 @@ def quality(found: dict[str, Any]) -> str:
                 "yes" if c["met"] else "no",
             ]
         c = found["frozen"]
-        yield ["frozen model (control)", "", "0", "", *map(percent, (c["heldout"], c["of_gain"])), "",
+        yield ["frozen model (control)", "", "", "0", "", *map(percent, (c["heldout"], c["of_gain"])), "",
                percent(c["train_slice"]), "yes" if c["met"] else "no"]  # fmt: skip
 
-    head = ["recipe", "learning rate", "bits fw + bw", "held-out", "against fp32", "of fp32's gain",
-            "train slice", "against fp32", "within bounds"]  # fmt: skip
+    head = ["recipe", "processor", "learning rate", "bits fw + bw", "held-out", "against fp32",
+            "of fp32's gain", "train slice", "against fp32", "within bounds"]  # fmt: skip
     return table(head, rows())
 
 

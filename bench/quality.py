@@ -5,7 +5,8 @@ Given names of recipes, it runs their cells and no more, so that two processes c
 do not depend on the clock, and one run fills the other's pipeline bubbles. A cell is one run: recipe,
 learning rate, seed. Finished cells are kept, so it goes on where it was stopped. Every recipe gets the same
 search: three learning rates on the first seed, the best of which (lowest held-out loss) runs on the other
-seeds. The link is not shaped. A frozen model goes through the same check as a control, which it must fail.
+seeds. Each run is held against fp32's on the processor that it was on. The link is not shaped. A frozen model
+goes through the same check as a control, which it must fail.
 Records: ``bench/results/quality/``; the verdict: ``bench/results/quality.json``; the tables come from there
 (``python -m bench.pages``).
 """
@@ -23,6 +24,7 @@ from typing import Any
 from bench.unbiased import FLOOR
 from thinwire.lab.config import TrainConfig
 from thinwire.lab.launch import launch
+from thinwire.lab.machine import environment
 from thinwire.lab.record import load_run, write_json
 from thinwire.lab.runs import slug
 from thinwire.recipes import parse_recipe
@@ -56,12 +58,15 @@ JOB: dict[str, Any] = {
     "tensorboard": False,
 }
 # Of fp32's losses: held-out within 0.5 % and within 5 % of what fp32 gained; a training slice within 1.5 %.
-HELDOUT, GAIN, SLICE, BITS = 0.005, 0.05, 0.015, 5.5
+HELDOUT, GAIN, SLICE = 0.005, 0.05, 0.015
 
 
-def cell(recipe: str, rate: float, seed: int) -> dict[str, Any]:
-    """Return the run record of one cell, running it unless it is there, of the recipe as it is now."""
-    file = CELLS / f"{slug(recipe)}-lr{rate:g}-seed{seed}.json"
+def cell(recipe: str, rate: float, seed: int, where: str = "") -> dict[str, Any]:
+    """Return the run record of one cell, running it unless it is there, of the recipe as it is now.
+
+    ``where``: what more its name tells.
+    """
+    file = CELLS / f"{slug(recipe)}-lr{rate:g}-seed{seed}{where}.json"
     if not file.exists() or json.loads(file.read_text())["recipe"]["spec"] != parse_recipe(recipe).spec:
         print(f"{file.stem} ...", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory() as out:
@@ -78,6 +83,27 @@ def search(recipe: str) -> tuple[float, list[dict[str, Any]]]:
     tried = {rate: cell(recipe, rate, SEEDS[0]) for rate in RATES}
     best = min(tried, key=lambda rate: tried[rate]["loss"]["eval_final"])
     return best, [cell(recipe, best, seed) for seed in SEEDS]
+
+
+def cpu(record: dict[str, Any]) -> str:
+    """Return the processor a run was on."""
+    return str(record["environment"]["machine"]["cpu"])
+
+
+def baseline(name: str, found: tuple[float, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Return fp32's runs by seed on the processor ``name``; ``found`` are those that its search left.
+
+    Processors round differently, and their losses differ by as much as half a percent: a recipe is held
+    against fp32 on its own. Errors: ``SystemExit`` where a run is missing and this is another machine.
+    """
+    rate, records = found
+    if name == cpu(records[0]):
+        return records
+    where = f"-{slug(name)}"
+    lacking = [s for s in SEEDS if not (CELLS / f"fp32-lr{rate:g}-seed{s}{where}.json").exists()]
+    if lacking and environment("auto", 1)["machine"]["cpu"] != name:
+        raise SystemExit(f"no runs of fp32 on {name}, where other recipes ran; run this bench there")
+    return [cell("fp32", rate, seed, where) for seed in SEEDS]
 
 
 def bits(record: dict[str, Any]) -> float:
@@ -101,37 +127,42 @@ def mean_losses(records: list[dict[str, Any]]) -> dict[str, float]:
     return {n: statistics.fmean(r["loss"][n] for r in records) for n in names}
 
 
+def row(
+    recipe: str, rate: float, records: list[dict[str, Any]], fp32: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Return the verdict on the runs of one recipe, one a seed, against fp32's of the same processor."""
+    by_seed = [check(mean_losses([r]), mean_losses([f])) for r, f in zip(records, fp32, strict=True)]
+    return {
+        "recipe": recipe,
+        "spec": records[0]["recipe"]["spec"],
+        "cpu": ", ".join(dict.fromkeys(map(cpu, records))),
+        "learning_rate": rate,
+        "bits": statistics.fmean(bits(r) for r in records),
+        "bits_forward": statistics.fmean(r["bits_per_value"]["forward"] for r in records),
+        "bits_backward": statistics.fmean(r["bits_per_value"]["backward"] for r in records),
+        "losses": mean_losses(records),
+        "eval_final_by_seed": [r["loss"]["eval_final"] for r in records],
+        "check": check(mean_losses(records), mean_losses(fp32)),
+        "check_by_seed": by_seed,
+    }
+
+
 def summary(found: dict[str, tuple[float, list[dict[str, Any]]]]) -> dict[str, Any]:
     """Return the verdict on every recipe and on the frozen control."""
-    fp32 = mean_losses(found["fp32"][1])
-    rows = []
+    cpus = dict.fromkeys(cpu(r) for _, records in found.values() for r in records)
+    base = {name: baseline(name, found["fp32"]) for name in cpus}
+    rows = [row("fp32", found["fp32"][0], runs, runs) for runs in base.values()]
     for recipe, (rate, records) in found.items():
-        losses = mean_losses(records)
-        by_seed = [
-            check(mean_losses([r]), mean_losses([f])) for r, f in zip(records, found["fp32"][1], strict=True)
-        ]
-        rows.append(
-            {
-                "recipe": recipe,
-                "spec": records[0]["recipe"]["spec"],
-                "learning_rate": rate,
-                "bits": statistics.fmean(bits(r) for r in records),
-                "bits_forward": statistics.fmean(r["bits_per_value"]["forward"] for r in records),
-                "bits_backward": statistics.fmean(r["bits_per_value"]["backward"] for r in records),
-                "losses": losses,
-                "eval_final_by_seed": [r["loss"]["eval_final"] for r in records],
-                "check": check(losses, fp32),
-                "check_by_seed": by_seed,
-            }
-        )
+        if recipe != "fp32":
+            own = [base[cpu(record)][seed] for seed, record in zip(SEEDS, records, strict=True)]
+            rows.append(row(recipe, rate, records, own))
+    fp32 = mean_losses(found["fp32"][1])
     frozen = {"eval_final": fp32["eval_first"], "train_eval_final": fp32["train_eval_first"]}
-    bounds = {"heldout": HELDOUT, "of_gain": GAIN, "train_slice": SLICE, "bits": BITS}
-    environment = found["fp32"][1][0]["environment"]
     job = {k: v for k, v in JOB.items() if k not in ("save_model", "tensorboard")}
     return {
         "job": job | {"rates": RATES, "seeds": SEEDS},
-        "environment": environment,
-        "bounds": bounds,
+        "environments": [runs[0]["environment"] for runs in base.values()],
+        "bounds": {"heldout": HELDOUT, "of_gain": GAIN, "train_slice": SLICE},
         "frozen": check(frozen, fp32),
         "recipes": rows,
     }
@@ -141,11 +172,9 @@ def main(recipes: list[str]) -> None:
     """Run what is missing of ``recipes``; with none given, of all, and write the verdict."""
     if shutil.disk_usage(RESULTS).free < 1e9:
         raise SystemExit("less than 1 GB of disk is free; the runs need scratch space")
-    found = {}
-    for recipe in recipes or RECIPES:
-        found[recipe] = search(recipe)
-        if not recipes:
-            write_json(RESULTS / "quality.json", summary(found))
+    found = {recipe: search(recipe) for recipe in recipes or RECIPES}
+    if not recipes:
+        write_json(RESULTS / "quality.json", summary(found))
 
 
 if __name__ == "__main__":
