@@ -7,7 +7,7 @@ cells take long, in ``bench.links``, ``plan``, ``quality`` and ``state``, each h
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -50,3 +50,9 @@ class Cells:
 def _made_by() -> dict[str, Any]:
     compiled = {"codecs": codec_passes.there(), "state": state_passes.there()}
     return environment("bf16", torch.get_num_threads()) | {"compiled": compiled}
+
+
+def check_words(wanted: list[str], known: Iterable[Iterable[str]]) -> None:
+    """End with a sentence where a wanted word is in no name of a cell: else nothing would be measured."""
+    if unknown := set(wanted) - {word for cell in known for word in cell}:
+        raise SystemExit(f"no cell has {', '.join(sorted(unknown))} in its name")

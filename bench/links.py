@@ -26,6 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bench.cells import check_words
 from thinwire.lab.config import TrainConfig
 from thinwire.lab.emulator import lift
 from thinwire.lab.emulator.profile import profiles
@@ -152,27 +153,31 @@ def measure(kind: str, model: str, link: str, recipe: str) -> None:
         run(kind, model, link, recipe, emulate=True, link=LINKS[link], eval_samples=32)
 
 
-def retried(name: str, work: Callable[[], None]) -> bool:
-    """Do ``work``, again where the machine was too busy for it; return whether it was done in the end."""
+def retried(name: str, work: Callable[[], None]) -> str | None:
+    """Do ``work``, again where what it measured does not count; return why not, if so in the end."""
+    why = None
     for attempt in range(1, ATTEMPTS + 1):
         print(name, "..." if attempt == 1 else f"attempt {attempt} ...", file=sys.stderr, flush=True)
         try:
             work()
-            return True
+            return None
         except MeasurementError as e:
-            print(e, file=sys.stderr, flush=True)
-    return False
+            why = str(e)
+            print(why, file=sys.stderr, flush=True)
+    return why
 
 
 def make_missing(runs: Iterable[tuple[str, Path, Callable[[], None]]]) -> None:
     """Make what has no file yet: names, files, and the work; in the end name what could not be measured."""
-    left = [name for name, file, work in runs if not file.exists() and not retried(name, work)]
+    tried = ((name, retried(name, work)) for name, file, work in runs if not file.exists())
+    left = [f"{name}: {why}" for name, why in tried if why]
     if left:
-        raise SystemExit(f"not measured, because this machine was too busy: {'; '.join(left)}")
+        raise SystemExit("not measured: " + "; ".join(left))
 
 
 def main(wanted: list[str]) -> None:
     """Run what is missing of the cells that ``wanted`` names; all, if it names none."""
+    check_words(wanted, cells())
     make_missing(
         (" ".join(cell), cell_file(*cell), partial(measure, *cell))
         for cell in cells()

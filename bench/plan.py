@@ -185,8 +185,8 @@ def main() -> None:
     CELLS.mkdir(parents=True, exist_ok=True)
     for cell in cells():
         work = partial(run if len(cell) > 1 else measure, *cell)
-        if not cell_file(*cell).exists() and not retried(" ".join(cell), work):
-            raise SystemExit(f"not measured, because this machine was too busy: {' '.join(cell)}")
+        if not cell_file(*cell).exists() and (why := retried(" ".join(cell), work)):
+            raise SystemExit(f"{' '.join(cell)} was not measured: {why}")
     write_json(RESULTS / "plan.json", summary())
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import state_coding, state_links, state_others
+from bench.cells import check_words
 from bench.codecs import machine
 from bench.state_record import BATCH, DATA, MODEL, RATES, SEQ, STEPS, in_process, scratch
 from thinwire.lab.record import write_json
@@ -139,6 +140,7 @@ def summarise() -> dict[str, Any]:
 
 def main(wanted: list[str]) -> None:
     """Measure what is missing of the wanted cells, and write the summary."""
+    check_words(wanted, cells())
     folder, failed = scratch(), []
     for cell in cells():
         if cell_file(cell).exists() or not set(wanted) <= set(cell):

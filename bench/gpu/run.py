@@ -7,7 +7,6 @@ Writes ``bench/results/gpu.json``; a smoke run nothing, unless ``--out`` says wh
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 from bench.codecs import machine
 from bench.gpu import kernels, two_stages
 from bench.links import FIXED
+from thinwire.lab.record import write_json
 
 RESULTS = Path(__file__).parents[1] / "results" / "gpu.json"
 SHAPES = ((1, 1024, 1024), (1, 1024, 1600))  # the boundary of GPT-2 medium and XL
@@ -71,7 +71,7 @@ def store(record: dict[str, Any], out: Path | None) -> None:
     """Write the record, so that what was measured so far is kept."""
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(record, indent=1) + "\n")
+        write_json(out, record)
 
 
 if __name__ == "__main__":
