@@ -3,6 +3,87 @@
 A shell starts a job in the background with SIGINT ignored, and whoever that job starts inherits it.
 """
 
+from __future__ import annotations
+
+import math
+import random
 import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+
+from thinwire.engines.sync.folder import Folder, PlainFolder, open_folder
+
+if TYPE_CHECKING:
+    from hubs import Clock
+    from thinwire.engines.sync.publisher import Publisher
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Begin each test with the same random numbers, whichever ran before it.
+
+    They are others than those of the small seeds that tests give generators of their own.
+    """
+    torch.manual_seed(4242)
+    np.random.seed(4242)
+    random.seed(4242)
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> PlainFolder:
+    """Return a shelf's folder on a disk."""
+    return PlainFolder(tmp_path / "shelf")
+
+
+@pytest.fixture
+def folder(request: pytest.FixtureRequest, plain: PlainFolder, tmp_path: Path) -> Folder:
+    """Return a shelf's folder; one in memory where a test asks for that, indirectly."""
+    if getattr(request, "param", "plain") == "plain":
+        return plain
+    fsspec = pytest.importorskip("fsspec")
+    fsspec.filesystem("memory").store.clear()
+    return open_folder(f"memory://{tmp_path.name}")
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    """Yield the URL of a store whose connections a test may break."""
+    fsspec = pytest.importorskip("fsspec")
+    from wired import Wired
+
+    fsspec.register_implementation("wired", Wired, clobber=True)
+    yield "wired://shelf"
+    for kept in (Wired.store, Wired.outage, Wired.made):
+        kept.clear()
+    Wired.pseudo_dirs[:] = [""]
+
+
+@pytest.fixture
+def published() -> Iterator[tuple[Publisher, dict[str, torch.Tensor], str]]:
+    """Yield a publisher in this process that has one version, its state and its address."""
+    from commanded import weights
+    from thinwire.engines.sync.publisher import Publisher
+
+    state = weights()
+    with Publisher(state, name="policy") as publisher:
+        publisher.publish(step=1)
+        yield publisher, state, f"127.0.0.1:{publisher.port}"
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Return what hubs and spokes take for the time."""
+    from hubs import Clock
+
+    found = Clock()
+    monkeypatch.setattr("thinwire.links.station.ASLEEP", math.inf)  # a leap is no pause of this process
+    for module in ("hub", "spoke", "station"):
+        monkeypatch.setattr(f"thinwire.links.{module}.monotonic", found)
+    return found

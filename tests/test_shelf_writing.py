@@ -1,0 +1,263 @@
+"""Writers of a shelf: restarts, keyframes that take long, what is swept and what stays, full disks."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from shelves import (
+    Clock,
+    Source,
+    Uploads,
+    crowded,
+    going_on,
+    same,
+    settle,
+    shelf_of,
+    shelving,
+    three_versions,
+)
+from thinwire.engines.sync.fetching import Fetching
+from thinwire.engines.sync.folder import open_folder
+from thinwire.engines.sync.keeping import Keeping
+from thinwire.engines.sync.proof import Proof
+from thinwire.engines.sync.shelf import ShelfWriter
+from thinwire.state import lane
+from waiting import LONG, until
+from wired import Gone, Wired, thousand
+
+pytest.importorskip("zstandard")
+
+
+def test_only_what_the_manifest_needs_stays(folder):
+    source, clock = Source(), Clock()
+    shelf = shelving(folder, source, clock, versions=4, span=2, keyframe_every=6, grace=5.0)
+    for _ in range(30):
+        source.publish()
+        settle(shelf)
+        clock.now += 1.0
+    assert len(shelf.manifest.versions) <= 4 + 7
+    clock.now += 10.0
+    shelf.tend()
+    there = {*folder.sizes("patches"), *folder.sizes("keyframes")}
+    assert there == {f.name for f in shelf.manifest.files}
+
+
+def test_a_writer_that_restarts_with_the_same_state_goes_on_without_a_keyframe(folder):
+    source, reader = three_versions(folder)
+    again = going_on(source)
+    restarted = shelving(folder, again)
+    again.note(again.history.publish(again.state))
+    restarted.write()
+    again.publish()
+    restarted.write()
+    landed = []
+    reader.look(lambda version: landed.append(version.number))
+    assert same(reader, again.state)
+    assert landed == [4, 5]
+    assert sum(not f.base for f in restarted.manifest.files) == 1
+
+
+def test_a_writer_that_restarts_may_publish_on_before_it_writes(folder):
+    source, reader = three_versions(folder)
+    again = going_on(source)
+    restarted = shelving(folder, again)
+    again.history.publish(again.state)
+    again.publish()
+    restarted.write()
+    assert (restarted.manifest.files[-1].base, restarted.manifest.files[-1].version) == (3, 5)
+    read = reader.patch_nbytes
+    assert reader.look() and same(reader, again.state)
+    assert reader.patch_nbytes - read < restarted.manifest.files[-1].nbytes + 1
+
+
+@pytest.mark.parametrize("first", ["publish", "claim"])
+def test_a_writer_that_restarts_with_another_state_begins_with_a_keyframe_at_the_next_number(folder, first):
+    _, reader = three_versions(folder)
+    again = Source(seed=1)
+    if first == "publish":
+        again.publish()
+    restarted = shelving(folder, again)
+    if first == "claim":
+        again.publish()
+    else:
+        assert not restarted.write()  # what a history begins with may be old: it is no news
+        restarted.offers = True
+    restarted.write()
+    assert restarted.manifest.newest.number == 4
+    assert reader.look() and reader.held.number == 4 and same(reader, again.state)
+
+
+def test_what_a_dead_writer_left_half_written_is_swept(plain):
+    source, clock = Source(), Clock()
+    shelf = shelving(plain, source)
+    source.publish()
+    shelf.write()
+    plain.write("patches/00000001-00000002-aaaaaaaa.safetensors", b"orphan")
+    plain.write("patches/.00000001-00000002-aaaaaaaa.safetensors.12345678.part", b"orphan")
+    plain.write("patches/notes.txt", b"somebody's")
+    restarted = shelving(plain, source, clock, grace=0.0)
+    restarted.tend()
+    assert [*plain.sizes("patches")] == ["patches/notes.txt"]
+    assert [f.name for f in restarted.manifest.files] == [*plain.sizes("keyframes")]
+
+
+@pytest.mark.parametrize(
+    "name", ["state.json", "layout.json", "patches/00000001-00000002-aaaaaaaa.safetensors"]
+)
+def test_what_a_writer_that_dies_leaves_of_a_file_is_swept(plain, name):
+    """In the root too, where the file lies that is written most often."""
+    shelf_of(plain, 1)
+    dies = "import os, sys, thinwire.engines.sync.folder as f; os.fsync = lambda _: os._exit(9);"
+    writes = "f.PlainFolder(f.Path(sys.argv[1])).write(sys.argv[2], b'half')"
+    found = subprocess.run([sys.executable, "-c", dies + writes, str(plain.path), name], timeout=LONG)
+    assert found.returncode == 9 and len([*plain.path.rglob("*.part")]) == 1
+    restarted = shelving(plain, Source(), grace=0.0)
+    restarted.tend()
+    assert not [*plain.path.rglob("*.part")]
+    assert restarted.manifest.newest.number == 1 and plain.read("layout.json", 10**6)
+
+
+def test_old_files_stay_for_their_time_whatever_the_clock_is_set_to(plain):
+    source, wall, steady = Source(), Clock(), Clock()
+    shelving(plain, source, wall, steady=steady)
+    plain.write("patches/00000001-00000002-aaaaaaaa.safetensors", b"orphan")
+    shelf = shelving(plain, source, wall, steady=steady, grace=5.0)
+    wall.now += 3600
+    shelf.sweep()
+    assert plain.sizes("patches")
+    steady.now += 6
+    shelf.sweep()
+    assert not plain.sizes("patches")
+
+
+def test_a_keyframe_that_takes_long_to_write_gets_into_the_manifest(plain, monkeypatch):
+    monkeypatch.setattr(lane, "LATELY", 0.0)  # it takes longer than that
+    source, go_on = crowded(), threading.Event()
+    folder = Uploads(plain, "keyframes", lambda: go_on.wait(LONG))
+    go_on.set()
+    shelf = shelving(folder, source, keyframe_every=2, span=0)
+    for _ in range(3):
+        source.publish()
+        shelf.write()
+    go_on.clear()
+    shelf.tend()  # begins a keyframe, of version 3
+    until(lambda: shelf._keyframe.version)
+    for _ in range(12):
+        source.publish()
+        source.history.patch(source.history.newest.number - 1)  # a feed marks what it sends
+        shelf.write()
+        shelf.tend()
+    go_on.set()
+    until(lambda: not shelf._keyframe.running)
+    source.publish()
+    shelf.write()
+    assert [(f.base, f.version) for f in shelf.manifest.files][-2:] == [(0, 3), (3, 16)]
+    late = Fetching(plain, Proof(None))
+    assert late.look() and same(late, source.state)
+
+
+def test_a_keyframe_counts_where_each_upload_takes_longer_than_a_version(plain):
+    source = crowded()
+    folder = Uploads(plain, "patches", source.publish)
+    shelf = shelving(folder, source, keyframe_every=2, span=0, versions=4)
+    source.publish()
+    for _ in range(60):
+        shelf.write()
+        shelf.tend()
+        until(lambda: shelf._keyframe is None or not shelf._keyframe.running)
+    assert len(shelf.manifest.versions) < 12 and len(shelf.manifest.files) < 16
+
+
+def test_others_marks_do_not_cost_a_shelf_its_base(plain, monkeypatch):
+    monkeypatch.setattr(lane, "LATELY", 0.0)  # a feed's last patch is not what keeps it
+    source = crowded()
+    shelf = shelving(plain, source, keyframe_every=4096)
+    source.publish()
+    shelf.write()
+    for _ in range(80):  # a feed that is faster than the store
+        source.publish()
+        source.history.patch(source.history.newest.number - 1)
+    shelf.write()
+    assert [(f.base, f.version) for f in shelf.manifest.files] == [(0, 1), (1, 81)]
+    assert source.history._users
+    shelf.leave()
+    assert not source.history._users
+
+
+def test_the_version_being_written_is_kept_meanwhile(plain):
+    source = crowded()
+
+    def publish_on():
+        for _ in range(10):
+            source.publish()
+
+    shelf = shelving(Uploads(plain, "patches", publish_on), source, keyframe_every=4096)
+    for _ in range(2):
+        source.publish()
+        shelf.write()
+    shelf.write()
+    assert [(f.base, f.version) for f in shelf.manifest.files] == [(0, 1), (1, 2), (2, 12)]
+
+
+def test_no_name_of_a_file_uses_up_the_numbers_of_versions(plain):
+    plain.write("keyframes/9007199254740000-aaaaaaaa.safetensors", b"x")
+    plain.write("keyframes/00000500.safetensors", b"x")  # nor does a name that no publisher writes
+    _, shelf = shelf_of(plain, 1)
+    assert shelf.manifest.newest.number == 1
+
+
+def test_a_full_disk_leaves_readers_with_what_they_had(plain, monkeypatch):
+    source, shelf = shelf_of(plain, 2)
+    files = sorted(p.name for p in plain.path.rglob("*"))
+    source.publish()
+
+    def full(_handle):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as m:
+        m.setattr(os, "fsync", full)
+        with pytest.raises(OSError):
+            shelf.write()
+    assert sorted(p.name for p in plain.path.rglob("*")) == files
+    reader = Fetching(plain, Proof(None))
+    assert reader.look() and same(reader, source.seen[2])
+    shelf.write()
+    assert reader.look() and same(reader, source.state)
+
+
+def test_a_manifest_that_cannot_be_written_leaves_readers_with_what_they_had(plain, monkeypatch):
+    source, shelf = shelf_of(plain, 2)
+    source.publish()
+    real = plain.write
+
+    def write(name, data):
+        if name == "state.json":
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+        real(name, data)
+
+    with monkeypatch.context() as m:
+        m.setattr(plain, "write", write)
+        with pytest.raises(OSError):
+            shelf.write()
+    reader = Fetching(plain, Proof(None))
+    assert reader.look() and same(reader, source.seen[2])
+    shelf.write()
+    assert reader.look() and same(reader, source.state)
+
+
+def test_old_files_that_cannot_be_deleted_end_no_publisher(url: str) -> None:
+    with ShelfWriter.of(url, thousand()) as writer:
+        writer.publish()
+    open_folder(url).write("patches/00000001-00000002-aaaaaaaa.safetensors", b"orphan")
+    Wired.outage["rm_file"] = Gone("no endpoint")
+    state = {"w": thousand()["w"] + 1}
+    with ShelfWriter.of(url, state, keeping=Keeping(grace=0.0)) as writer:
+        writer.publish()
+        writer.flush(LONG)
+    assert writer.status.version == 2 and writer.status.error is None

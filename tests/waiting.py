@@ -1,0 +1,32 @@
+"""What tests wait with: limits, ports that nobody takes by chance, and a wait that names what it is for."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic, sleep
+
+HOST = "127.0.0.1"
+LONG = 60.0  # seconds; a limit, not an expectation
+PORTS = iter(range(20_000 + os.getpid() % 10_000, 32_000))
+
+
+def until(done: Callable[[], object], what: object = "in vain", timeout: float = LONG) -> None:
+    """Wait until ``done()`` is true."""
+    end = monotonic() + timeout
+    while not done():
+        assert monotonic() < end, what
+        sleep(0.01)
+
+
+def free_port() -> int:
+    """Return another port that nobody listens at, of those that the system gives to nobody by itself.
+
+    Whoever closes such a port finds it free again, also where others dial it meanwhile.
+    """
+    for port in PORTS:
+        with suppress(OSError), socket.create_server((HOST, port)):
+            return port
+    raise AssertionError("no port is free")
