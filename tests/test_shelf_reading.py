@@ -21,6 +21,7 @@ from waiting import until
 pytest.importorskip("zstandard")
 
 
+@pytest.mark.parametrize("folder", ["plain", "memory"], indirect=True)
 def test_a_reader_has_every_version_bit_for_bit(folder):
     source = Source()
     shelf, reader = shelving(folder, source), Fetching(folder, Proof(None))
