@@ -123,14 +123,16 @@ class Warm:
         command.wait()
         return command
 
-    def ranks(self, place: Path, *arguments: Any, each: Any = lambda rank: (), **more: Any) -> list[Command]:
-        """Start two ranks as torchrun would; ``each(rank)`` adds arguments, or an environment."""
+    def ranks(
+        self, place: Path, *arguments: Any, world: int = 2, each: Any = lambda rank: (), **more: Any
+    ) -> list[Command]:
+        """Start the ranks as torchrun would; ``each(rank)`` adds arguments, or an environment."""
         store = hosted_store()
         ranks = []
-        for rank in range(2):
+        for rank in range(world):
             own = each(rank)
             extra, variables = ((), own) if isinstance(own, dict) else (own, {})
-            variables = rank_environment(rank, 2, store.port) | more | variables
+            variables = rank_environment(rank, world, store.port) | more | variables
             ranks.append(self.start(place / f"rank-{rank}", *arguments, *extra, **variables))
             ranks[-1].store = store  # type: ignore[attr-defined]  # lives as long as the rank is of interest
         return ranks

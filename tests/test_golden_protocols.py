@@ -26,9 +26,18 @@ def made() -> dict[str, bytes]:
     return {name: bytes.fromhex(text) for name, text in golden().items()}
 
 
+def parted(data: bytes) -> tuple[object, bytes]:
+    """Return header and tensors of a safetensors file."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    return json.loads(data[8:end]), data[end:]
+
+
 @pytest.mark.parametrize("name", GOLDEN)
 def test_bytes_are_written_as_they_were(made: dict[str, bytes], name: str) -> None:
-    assert made[name] == GOLDEN[name]
+    if name == "saved state":  # safetensors puts its notes in any order
+        assert parted(made[name]) == parted(GOLDEN[name])
+    else:
+        assert made[name] == GOLDEN[name]
 
 
 def test_all_messages_have_golden_bytes(made: dict[str, bytes]) -> None:
