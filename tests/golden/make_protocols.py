@@ -21,7 +21,7 @@ from thinwire.state.layout import Layout
 from thinwire.state.patch import Version
 from thinwire.state.words import Words, filled
 
-FILE = Path(__file__).parent / "protocols.json"
+FILE = Path(__file__).parent / "protocols" / "bytes.json"
 TOKEN = b"a long random text"
 ONE, TWO = bytes(range(16)), bytes(range(16, 32))
 MESSAGES = (
