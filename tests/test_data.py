@@ -1,7 +1,5 @@
 """Texts, packing and the order of samples."""
 
-import doctest
-import importlib
 import io
 import lzma
 import tarfile
@@ -24,12 +22,6 @@ PLAY = "ACT {n}\n\nKING.\nSpeak, line {n} of many, and speak again.\n\n\n\n\nTHE
 def cache_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("THINWIRE_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
-
-
-@pytest.mark.parametrize("module", ["batches", "checkpoint", "cuts", "dropout", "loss"])
-def test_examples_in_docstrings(module):
-    result = doctest.testmod(importlib.import_module(f"thinwire.lab.{module}"))
-    assert result.attempted > 0 and result.failed == 0
 
 
 def test_file_splits_into_a_contiguous_head_and_tail(tmp_path):

@@ -131,6 +131,7 @@ def load(name: str) -> python_types.ModuleType:
 
 
 def test_there_are_examples_to_run() -> None:
-    names = ("thinwire.types", "thinwire.channel", "thinwire.codecs.uniform", "thinwire.links.shape")
+    names = ["thinwire.types", "thinwire.channel", "thinwire.codecs.uniform", "thinwire.links.shape"]
+    names += [f"thinwire.lab.{name}" for name in ("batches", "checkpoint", "cuts", "dropout", "loss")]
     for name in names:
         assert doctest.testmod(importlib.import_module(name)).attempted

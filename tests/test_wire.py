@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from codec_examples import CODECS
-from packets import INT8, MEMORIES, SHAPE, every_kind, resigned, sequence, signed
-from thinwire import memory, wire
+from packets import INT8, SHAPE, every_kind, resigned, sequence, signed
+from thinwire import wire
 from thinwire.channel import Receiver, Scheme, Sender, parse_scheme
 from thinwire.codecs import Cast, Raw, Uniform, parse_codec
 from thinwire.frame import checks
@@ -34,10 +34,6 @@ def same(a: Packet, b: Packet) -> bool:
         and [(p.dtype, p.shape) for p in parts[0]] == [(p.dtype, p.shape) for p in parts[1]]
         and all(torch.equal(p.view(torch.uint8), q.view(torch.uint8)) for p, q in zip(*parts, strict=True))
     )
-
-
-def test_every_memory_is_here() -> None:
-    assert {type(m) for m in MEMORIES} == set(memory.REGISTRY.values())
 
 
 def test_every_kind_of_packet_reads_back() -> None:
