@@ -28,10 +28,9 @@ def connections(peer: Peer) -> int:
     raise AssertionError("no TCP_INFO here")
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_who_is_at_work_is_waited_for(ranks: int) -> None:
+def test_who_is_at_work_is_waited_for() -> None:
     """Beyond the deadline of a wait, which counts from the last sign, also of one that rank 0 waits for."""
-    store, deadline = dist.HashStore(), 1.0
+    store, deadline, ranks = dist.HashStore(), 1.0, 3
 
     def rank(own: int) -> list[Any]:
         peers = connect_mesh(own, ranks, store)
