@@ -337,7 +337,8 @@ def test_advice_is_given_where_there_is_a_reason() -> None:
     fine = Way(1e6, 1000, 1.0, 0.0, "cubic", 0.06)
     assert advice(_test(fine, tcp_slow_start_after_idle="0", tcp_wmem="4096 16384 4194304")) == []
     assert "slow_start_after_idle=0" in advice(_test(fine, tcp_slow_start_after_idle="1"))[0]
-    assert advice(_test(fine, rtt=0.001, tcp_slow_start_after_idle="1"))[:1] != ["a: cubic"]
+    near = advice(_test(fine, rtt=0.001, tcp_slow_start_after_idle="1"))
+    assert not any("slow_start_after_idle" in words for words in near)
     fast = Way(100e6, 1000, 1.0, 0.05, "bbr", 0.5)
     wmem, lossy, bloated = advice(_test(fast, tcp_wmem="4096 16384 4194304"))
     assert wmem.startswith("a: tcp_wmem allows 4.19 MB") and "20000000" in wmem

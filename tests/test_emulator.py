@@ -23,7 +23,7 @@ from launchers import Command, children, cold, until
 from thinwire.cli.app import app
 from thinwire.lab.emulator import orphans
 from thinwire.lab.emulator.check import DELAY_LIMIT, RATE_LIMIT, check_network
-from thinwire.lab.emulator.commands import RankFailure, run_ranks
+from thinwire.lab.emulator.commands import LATE, RankFailure, run_ranks
 from thinwire.lab.emulator.isolation import INSTEAD
 from thinwire.lab.emulator.lateness import LatenessMeter, limit
 from thinwire.lab.emulator.packets import HEADER, destination, on_the_wire
@@ -280,7 +280,7 @@ def skip_if_refused(run: subprocess.CompletedProcess[str]) -> None:
 
 def test_a_rank_that_dies_stops_the_others() -> None:
     begin = time.monotonic()
-    program = "if [ $RANK = 1 ]; then kill -9 $$; fi; sleep 300"
+    program = "if [ $RANK = 1 ]; then kill -9 $$; fi; exec sleep 300"
     run = emulate("--link", "100mbit,1ms", "--no-check", "--", "sh", "-c", program)
     skip_if_refused(run)
     assert run.returncode == 137
@@ -413,6 +413,16 @@ def test_without_its_relay_nothing_is_valid() -> None:
         net.verdict()
 
 
+def test_pipes_that_stay_open_are_waited_for_together() -> None:
+    """What ranks left behind holds two pipes of each: one wait for all, not one for each."""
+    with emulation("100mbit,1ms", ranks=4) as net:
+        begin, shown = time.monotonic(), list[bytes]()
+        left = ["sh", "-c", "setsid sleep 30 & echo done"]
+        assert run_ranks(net, left, lambda rank, is_error, line: shown.append(line)) is None
+        assert time.monotonic() - begin < 4 * LATE
+    assert len(shown) == 4
+
+
 def start_and_wait(place: Path) -> tuple[Command, str]:
     """Start ``thinwire emulate`` with a command that leaves others behind; return it and its mark."""
     program = "setsid sleep 1234 & exec sleep 1234"
@@ -424,7 +434,8 @@ def start_and_wait(place: Path) -> tuple[Command, str]:
         until(lambda: p.poll() is not None or len(marked(mark)) == 5, "the ranks to run")  # noqa: B023
         if p.poll() is None:
             return p, mark
-        if BUSY not in p.err or time.monotonic() > end:
+        assert BUSY in p.err or INSTEAD in p.err, p.err
+        if INSTEAD in p.err or time.monotonic() > end:
             pytest.skip(p.err.strip())
         time.sleep(0.5)
 

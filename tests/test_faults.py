@@ -51,7 +51,7 @@ WORDS = [
     "tree",
 ]
 STEPS = 36
-CUT = 10.0  # seconds
+CUT = 5.0  # seconds
 DEAD = 30.0  # seconds within which the others must stop
 
 
@@ -116,7 +116,7 @@ def test_a_cut_a_stall_and_corruption_change_nothing(job: list[Any], whole: dict
             at = len(reached(out, len(metrics(out)) + 2, *ranks))
             assert proxy.connections > before
             proxy.stall()
-            time.sleep(4.0)
+            time.sleep(2.0)
             proxy.resume()
             reached(out, at + 2, *ranks)
             for way in (UP, DOWN):
@@ -139,7 +139,7 @@ def test_a_killed_rank_is_named_and_the_run_resumes_to_the_same_losses(
     job: list[Any], whole: dict[str, Any], tmp_path: Path, recipe: str
 ):
     out = tmp_path / "out"
-    args = [*job, "--recipe", recipe, "--out", out, "--checkpoint-every", 5]
+    args = [*job, "--recipe", recipe, "--out", out, "--checkpoint-every", 5, "--deadline", 6]
     ranks = warm().ranks(tmp_path / "first", *args)
     try:
         reached(out, 17, *ranks)
@@ -272,7 +272,6 @@ def test_a_killed_rank_ends_the_run(spawned, rank: int):
         (signal.SIGINT, True, "training"),
         (signal.SIGINT, True, "starting"),
         (signal.SIGTERM, False, "training"),
-        (signal.SIGHUP, False, "training"),
     ],
 )
 def test_ctrl_c_leaves_records_and_no_process(spawned, how: signal.Signals, group: bool, when: str):

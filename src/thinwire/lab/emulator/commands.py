@@ -16,6 +16,7 @@ from thinwire.lab.emulator.session import GRACE, Emulation, stop
 from thinwire.types import ThinwireError
 
 POLL = 0.05  # seconds
+LATE = 1.0  # seconds for what ranks that have ended wrote to be shown
 SIGNALLED = 128  # and the signal's number: the exit code that shells give a killed process
 Show = Callable[[int, bool, bytes], None]  # rank, whether on stderr, a line
 # Behind a line feed, and behind a carriage return that does not belong to one.
@@ -78,8 +79,9 @@ def run_ranks(
         raise
     finally:
         stop(ranks)
-        for thread in readers:  # what stays in a namespace after its command would keep a pipe open
-            thread.join(POLL * 20)
+        end = time.monotonic() + LATE  # what stays in a namespace after its command keeps a pipe open
+        for thread in readers:
+            thread.join(max(0.0, end - time.monotonic()))
     return failure
 
 
