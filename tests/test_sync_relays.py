@@ -256,3 +256,4 @@ def test_a_follower_with_a_relay_tells_of_the_link_to_its_publisher_and_not_of_t
         assert before <= status.nbytes <= after and status.rate == near.relay.rate
         assert status.trip is not None and status.trip >= 2 * LATE and status.doubt >= LATE
         assert float(re.findall(r"round trip ([\d.e+]+) ms", cli.line(near))[0]) >= 2e3 * LATE
+        until(lambda: [f.version for f in p.followers] == [1])  # or closing waits for what the line holds
