@@ -139,7 +139,7 @@ def test_a_killed_rank_is_named_and_the_run_resumes_to_the_same_losses(
     job: list[Any], whole: dict[str, Any], tmp_path: Path, recipe: str
 ):
     out = tmp_path / "out"
-    args = [*job, "--recipe", recipe, "--out", out, "--checkpoint-every", 5, "--deadline", 6]
+    args = [*job, "--recipe", recipe, "--out", out, "--checkpoint-every", 5]
     ranks = warm().ranks(tmp_path / "first", *args)
     try:
         reached(out, 17, *ranks)
