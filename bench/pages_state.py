@@ -152,7 +152,8 @@ def feeds(found: dict[str, Any], table: Table) -> str:
     def rows() -> Rows:
         for f in found["feed"]:
             each = f["uplink_bytes"] / f["versions"]
-            arrived = f"{min(f['arrived'])} to {max(f['arrived'])} of {f['versions']}"
+            first = f["kind"] != "relay"  # who has no base gets the first version too, as a keyframe
+            arrived = f"{min(f['arrived'])} to {max(f['arrived'])} of {f['versions'] + first}"
             times = DASH if base is None else f"{each / base:.2f}×"
             yield [
                 names[f["kind"]] + _late(f["network"]["valid"]),
@@ -162,7 +163,7 @@ def feeds(found: dict[str, Any], table: Table) -> str:
                 _yes(f["identical"]),
             ]
 
-    head = ["followers", "publisher's uplink, a version", "against one follower", "patches each got",
+    head = ["followers", "publisher's uplink, a version", "against one follower", "versions each got",
             "all bit-identical"]  # fmt: skip
     return table(head, rows())
 
