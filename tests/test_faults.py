@@ -126,7 +126,7 @@ def test_a_cut_a_stall_and_corruption_change_nothing(job: list[Any], whole: dict
         finally:
             stop(*ranks)
     found = record(out)
-    assert sum(m["seconds"] > CUT - 2 for m in metrics(out)) == 1  # the cut was in a step
+    assert sum(m["seconds"] > 0.8 * CUT for m in metrics(out)) == 1  # the cut was in a step
     assert found["loss"] == whole["thinwire"]["loss"]
     assert [m["step"] for m in metrics(out)] == list(range(1, STEPS + 1))
 
