@@ -10,7 +10,7 @@ import torch
 
 from commanded import same, weights
 from thinwire.engines.sync.checkpoint import read_checkpoint, read_header, write_checkpoint
-from thinwire.types import InputError
+from thinwire.types import InputError, PayloadError
 
 pytestmark = pytest.mark.timeout(300)
 pytest.importorskip("zstandard")
@@ -64,3 +64,11 @@ def test_notes_of_any_name_leave_the_format_s_own(tmp_path: Path):
     write_checkpoint(file, weights(), {"format": "v3", "step": "1"})
     data = file.read_bytes()
     assert read_header(data, len(data))[1] == {"format": "pt", "step": "1"}
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_file_of_torch_save_is_called_that(tmp_path: Path, zipped: bool):
+    torch.save({"w": torch.zeros(3)}, tmp_path / "x.pt", _use_new_zipfile_serialization=zipped)
+    data = (tmp_path / "x.pt").read_bytes()
+    with pytest.raises(PayloadError, match=r"torch\.save.*save_file"):
+        read_header(data, len(data))

@@ -3,6 +3,7 @@
 import copy
 import importlib.util
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -381,3 +382,10 @@ def test_smollm2_knows_english(monkeypatch):
     hidden = run([build_stage(source, cut, 0)], ids[:, :-1])  # one stage after the other: half the memory
     logits = run([build_stage(source, cut, 1)], hidden)
     assert next_token_loss(logits, ids[:, 1:]).item() < 2.5  # an untrained model has ln 49152 = 10.8
+
+
+def test_an_adapter_s_base_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    Path("base").mkdir()
+    assert ModelSource("base", "llama", None, None, Path("base")).base == str(tmp_path / "base")
+    assert ModelSource("owner/name", "llama", None, None, Path("cache")).base == "owner/name"

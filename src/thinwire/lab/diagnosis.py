@@ -30,6 +30,7 @@ EXTRAS = {
     "lora": ("peft",),
     "emulate": ("pyroute2",),
     "tensorboard": ("tensorboard",),
+    "store": ("fsspec", "safetensors"),
 }
 PURPOSE = {
     "entropy": "entropy coding of codes, used by the thinwire recipe",
@@ -38,6 +39,7 @@ PURPOSE = {
     "lora": "fine-tuning adapters (--lora)",
     "emulate": "emulated links with the kernel's TCP (--emulate)",
     "tensorboard": "TensorBoard event files",
+    "store": "states in folders and object stores (--store)",
 }
 DEMO_MEMORY = 8e9  # bytes that two ranks of the demo take, with room
 # A network is tried too, because a system may give a user namespace and then refuse all use of it. What makes

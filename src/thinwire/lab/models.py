@@ -43,10 +43,12 @@ class ModelSource:
 
     @property
     def base(self) -> str | None:
-        """What ``from_pretrained`` takes for these weights; None for random ones."""
+        """What ``from_pretrained`` takes for these weights, from any folder; None for random ones."""
         if self.weights is None:
             return None
-        return str(self.weights) if self.name == SMOLLM else self.name
+        if self.name == SMOLLM:
+            return str(self.weights)
+        return str(Path(self.name).resolve()) if Path(self.name).is_dir() else self.name
 
     @property
     def dropout(self) -> float:

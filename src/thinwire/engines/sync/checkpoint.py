@@ -100,6 +100,9 @@ def read_header(
     (length,) = struct.unpack_from("<Q", data)
     begin = 8 + length
     whole = length <= min(MAX_HEADER, size - 8) and begin <= len(data)
+    if not whole and bytes(data[:4]).startswith((b"PK\x03\x04", b"\x80\x02")):  # a zip, a pickle
+        advice = "a file of torch.save, which is not read; save it with safetensors.torch.save_file"
+        raise PayloadError(advice)
     require(
         whole, PayloadError, f"a header of {length} bytes in a file of {size}: not safetensors, or cut short"
     )
