@@ -18,7 +18,9 @@ from thinwire.engines.sync.protocol import NOTHING, LayoutIs
 from thinwire.engines.sync.publisher import Publisher
 from thinwire.engines.sync.relay import Relay
 from thinwire.engines.sync.shelf import ShelfReader, ShelfWriter
-from thinwire.types import LinkError, MissingExtra
+from thinwire.state.history import History
+from thinwire.state.layout import Layout
+from thinwire.types import InputError, LinkError, MissingExtra
 from waiting import HOST, LONG, until
 
 
@@ -104,3 +106,15 @@ def test_a_follower_may_be_closed_while_a_patch_comes() -> None:
         began = monotonic()
         f.close()
         assert monotonic() - began < 5.0
+
+
+@pytest.mark.parametrize("way", ["push", "store"])
+def test_nothing_is_published_after_closing(way: str, tmp_path: Path):
+    state = weights()
+    history = History(Layout.of(state))
+    open_one = Publisher(state, HOST, 0) if way == "push" else ShelfWriter(tmp_path / "shelf", history)
+    open_one.publish(1, state)
+    open_one.close()
+    with pytest.raises(InputError, match="is closed"):
+        open_one.publish(2, state)
+    assert open_one.history.newest.number == 1

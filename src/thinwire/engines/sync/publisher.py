@@ -20,7 +20,7 @@ from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.state.patch import Version
 from thinwire.state.stream import check_coder
-from thinwire.types import InputError, LinkError
+from thinwire.types import InputError, LinkError, require
 
 TIMEOUT = 60.0  # seconds
 POLL = 0.01  # seconds
@@ -85,8 +85,10 @@ class Publisher:
         """Make the tensors as they are now the newest version, and return it without waiting for anybody.
 
         ``tensors``: those to take in place of the ones that this began with. ``step`` and ``meta`` go along.
-        Errors: ``InputError`` for tensors that no longer fit; whatever ended the feed, if anything did.
+        Errors: ``InputError`` for tensors that no longer fit, and after ``close``; whatever ended the feed,
+        if anything did.
         """
+        require(not self._closed, InputError, "this publisher is closed: nobody would get the version")
         self._feed.check()
         found = tensors_of(self.source if tensors is None else tensors, self._names)
         version = self.history.publish(found, notes_of(step, meta))

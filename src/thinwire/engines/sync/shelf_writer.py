@@ -134,9 +134,11 @@ class ShelfWriter:
         """Make the source's tensors the newest version, and return at once: the thread writes them.
 
         ``tensors``: those to take in place of the source's. ``step`` and ``meta`` go along. Errors:
-        ``InputError`` for tensors that no longer fit, or where another publisher has taken over.
+        ``InputError`` for tensors that no longer fit, after ``close``, or where another publisher has taken
+        over.
         """
         self._raise_fatal()
+        require(not self._closing, InputError, "this writer is closed: nobody would get the version")
         source = self.source if tensors is None else tensors
         if source is None:
             raise InputError(
