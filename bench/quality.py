@@ -61,12 +61,14 @@ JOB: dict[str, Any] = {
 HELDOUT, GAIN, SLICE = 0.005, 0.05, 0.015
 
 
-def cell(recipe: str, rate: float, seed: int, where: str = "") -> dict[str, Any]:
-    """Return the run record of one cell, running it unless it is there, of the recipe as it is now.
+def cell_file(recipe: str, rate: float, seed: int, where: str = "") -> Path:
+    """Return where the record of one cell is; ``where``: what more its name tells."""
+    return CELLS / f"{slug(recipe)}-lr{rate:g}-seed{seed}{where}.json"
 
-    ``where``: what more its name tells.
-    """
-    file = CELLS / f"{slug(recipe)}-lr{rate:g}-seed{seed}{where}.json"
+
+def cell(recipe: str, rate: float, seed: int, where: str = "") -> dict[str, Any]:
+    """Return the run record of one cell, running it unless it is there, of the recipe as it is now."""
+    file = cell_file(recipe, rate, seed, where)
     if not file.exists() or json.loads(file.read_text())["recipe"]["spec"] != parse_recipe(recipe).spec:
         print(f"{file.stem} ...", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory() as out:
@@ -100,7 +102,7 @@ def baseline(name: str, found: tuple[float, list[dict[str, Any]]]) -> list[dict[
     if name == cpu(records[0]):
         return records
     where = f"-{slug(name)}"
-    lacking = [s for s in SEEDS if not (CELLS / f"fp32-lr{rate:g}-seed{s}{where}.json").exists()]
+    lacking = not all(cell_file("fp32", rate, seed, where).exists() for seed in SEEDS)
     if lacking and environment("auto", 1)["machine"]["cpu"] != name:
         raise SystemExit(f"no runs of fp32 on {name}, where other recipes ran; run this bench there")
     return [cell("fp32", rate, seed, where) for seed in SEEDS]

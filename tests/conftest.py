@@ -37,6 +37,15 @@ def seeded() -> None:
 
 
 @pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Let torch compute on one thread, as ranks do: on a busy machine several wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
 def plain(tmp_path: Path) -> PlainFolder:
     """Return a shelf's folder on a disk."""
     return PlainFolder(tmp_path / "shelf")

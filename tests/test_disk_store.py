@@ -28,15 +28,6 @@ from thinwire.store import TensorStore
 from thinwire.types import InputError
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Keep torch from waiting for a second thread of its own on a busy machine."""
-    n = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n)
-
-
 def until(condition: Callable[[], bool], seconds: float = 30) -> bool:
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -99,15 +98,6 @@ def one_process(job: Job, clip: float = CLIP, decay: float = DECAY, cosine: bool
 
 def apart(a: list[float], b: list[float]) -> float:
     return max(abs(x - y) / y for x, y in zip(a, b, strict=True))
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """As the ranks have: on a busy machine more wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.usefixtures("one_thread")
