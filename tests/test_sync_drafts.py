@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from time import monotonic, sleep
+from collections.abc import Iterator
+from time import sleep
 
 import pytest
 import torch
@@ -25,18 +25,11 @@ from thinwire.state.layout import Layout
 from thinwire.state.patch import FIELDS, HEAD, Patch
 from thinwire.state.replica import Replica
 from thinwire.types import LinkError
+from waiting import HOST, LONG, until
 
 pytest.importorskip("zstandard")
-HOST, LONG = "127.0.0.1", 60.0
 HEADS = HEAD.size + FIELDS.size + len("{}")  # bytes before a patch's body
 WIDTH = 20_000  # elements of each of four tensors; one section a tensor, once all of it changed
-
-
-def until(done: Callable[[], object]) -> None:
-    end = monotonic() + LONG
-    while not done():
-        assert monotonic() < end, "in vain"
-        sleep(0.01)
 
 
 @pytest.fixture
