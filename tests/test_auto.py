@@ -13,7 +13,7 @@ import pytest
 
 from emulated import BUSY, TURN, lacking
 from launchers import Command, metrics, record, sentence, warm
-from test_faults import write_text
+from texts import write_text
 from thinwire.codecs import Cast, parse_codec
 from thinwire.lab import autopilot
 from thinwire.links import LinkShape, ZmqLink

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from launchers import record, warm
-from test_faults import write_text
 from test_links_mesh import _close, _mesh
+from texts import write_text
 from thinwire.lab import measured_cut
 from thinwire.lab.config import TrainConfig
 from thinwire.lab.cuts import LayerCosts, counted_costs, cut_for, cut_layers, measured_costs, stage_costs

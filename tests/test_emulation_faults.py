@@ -23,7 +23,7 @@ from emulated import BUSY, TURN, emulation, lacking
 from launchers import Command, children, metrics, record, sentence, warm
 from run_records import write_run
 from test_emulator_late import LATE, RANK, StandIn, thinwire
-from test_faults import write_text
+from texts import write_text
 from thinwire.cli.emulate import _show
 from thinwire.lab import diagnosis, launch, places, resume
 from thinwire.lab.config import TrainConfig

@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 from emulated import BUSY, TURN, lacking
 from launchers import Command, children, gone, reached, record, sentence, until, warm
 from run_records import write_run
-from test_faults import write_text
+from texts import write_text
 from thinwire.cli.app import app
 from thinwire.lab import places
 from thinwire.lab.emulator import session

@@ -6,7 +6,6 @@ The faults are real: a proxy between the ranks' sockets, signals, small files. T
 from __future__ import annotations
 
 import os
-import random
 import signal
 import time
 from pathlib import Path
@@ -29,38 +28,11 @@ from launchers import (
     warm,
 )
 from tcp_proxy import DOWN, UP, TcpProxy
+from texts import write_text
 
-WORDS = [
-    "river",
-    "stone",
-    "the",
-    "a",
-    "of",
-    "light",
-    "house",
-    "and",
-    "walks",
-    "sings",
-    "old",
-    "night",
-    "bird",
-    "over",
-    "under",
-    "king",
-    "hears",
-    "tree",
-]
 STEPS = 36
 CUT = 5.0  # seconds
 DEAD = 30.0  # seconds within which the others must stop
-
-
-def write_text(file: Path, lines: int = 3000) -> Path:
-    r = random.Random(0)
-    file.write_text(
-        "".join(" ".join(r.choice(WORDS) for _ in range(9)).capitalize() + ".\n" for _ in range(lines))
-    )
-    return file
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from launchers import record, sentence, warm
-from test_faults import write_text
 from test_models import IDS, even, make_config, make_source, run, save_unsplit, whole_logits
+from texts import write_text
 from thinwire.lab import lora
 from thinwire.lab.checkpoint import finish_adapters, finish_model, remove_adapters, save_adapters, save_stage
 from thinwire.lab.loss import next_token_loss

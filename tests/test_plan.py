@@ -15,7 +15,7 @@ import torch
 from typer.testing import CliRunner
 
 from run_records import metrics_of, record_of
-from test_faults import write_text
+from texts import write_text
 from thinwire.cli.app import app
 from thinwire.lab import cuts as cuts_module
 from thinwire.lab import speed

@@ -21,7 +21,7 @@ import pytest
 
 from launchers import cold, free_port, listening, metrics, reached, record, sentence, until, warm
 from tcp_proxy import DOWN, UP, TcpProxy
-from test_faults import write_text
+from texts import write_text
 from thinwire.lab.config import TrainConfig
 from thinwire.links import Peer, ZmqLink, connect_mesh, handshake
 from thinwire.links.address import Route

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from launchers import record, warm
-from test_faults import write_text
+from texts import write_text
 from thinwire.lab.config import TrainConfig
 from thinwire.lab.job import Job, prepare
 from thinwire.lab.split import build_stage

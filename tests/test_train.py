@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from launchers import Command, cold, free_port, gone, metrics, rank_environment, record, sentence, warm
-from test_faults import write_text
+from texts import write_text
 from thinwire.lab import train
 from thinwire.lab.config import TrainConfig
 from thinwire.lab.export import remove_models
