@@ -1,25 +1,17 @@
 """The stage against torch's own: conformance for every schedule, and what only ours can do."""
 
-import subprocess
-import sys
 import threading
-import time
-from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from thinwire.boundary import NotFinite, Outgoing, Tally
-from thinwire.channel import Scheme
-from thinwire.codecs import Raw, Uniform
+from thinwire.codecs import Uniform
 from thinwire.disk_store import DiskStore
 from thinwire.engines.pipeline import VOTE, CompressedStage
 from thinwire.lab.telemetry import Telemetry
-from thinwire.lab.train import _diverging
 from thinwire.links import Mailbox, loopback_pair
-from thinwire.store import TensorStore
-from thinwire.types import InputError, PayloadError, ThinwireError
+from thinwire.types import InputError, PayloadError
 from toy import DIM, MICROBATCHES, RECIPES, ROWS, SEQ, VOCAB, Toy, batches, in_processes, joined
 
 STEPS = 20
@@ -260,60 +252,6 @@ def test_a_closed_stage_leaves_neither_threads_nor_references():
         assert len(said) == stores and all("closed" in text for text in said)
 
 
-class Held(Raw):
-    """A codec that waits before each tensor until it may go on."""
-
-    go = threading.Event()
-
-    def encode(self, x):
-        self.go.wait(60)
-        return super().encode(x)
-
-
-class Posting:
-    """A neighbour that keeps what is posted to it."""
-
-    def __init__(self):
-        self.mailbox, self.posted = self, []
-
-    def send(self, tag, body, label="control"):
-        self.posted.append(tag)
-        return Future()
-
-    def wire_bytes(self, tag, nbytes):
-        return nbytes
-
-
-@pytest.mark.parametrize("held", [False, True])
-def test_closing_posts_what_waits_to_be_encoded_unless_it_cannot(held):
-    Held.go.clear()
-    out, peer = Outgoing("forward", 0, Scheme(Held()), TensorStore(), Tally(), own_lane=True), Posting()
-    for mb in range(3):
-        out.send(peer, mb, torch.ones(2, 4), [0, 1], training=True)
-    assert not peer.posted
-    if not held:
-        threading.Timer(0.1, Held.go.set).start()
-    start = time.perf_counter()
-    out.close()
-    assert time.perf_counter() - start < 30
-    assert len(peer.posted) == (0 if held else 3)
-    Held.go.set()
-
-
-@pytest.mark.parametrize(
-    ("way", "where"), [("forward", "activations of stage 1 to 2"), ("backward", "gradients of stage 1 to 0")]
-)
-def test_values_that_cannot_be_encoded_are_placed(way, where):
-    out = Outgoing(way, 1, Scheme(Uniform(4)), TensorStore(), Tally(), own_lane=False)
-    with pytest.raises(NotFinite, match=f"{where}: a NaN or infinite value"):
-        out.send(Posting(), 0, torch.full((2, 4), torch.nan), [0, 1], training=True)
-        out.settle()
-    with pytest.raises(ThinwireError, match=r"^step 7: no number, or lower --lr$") as e, _diverging(7):
-        raise NotFinite("no number")
-    assert e.value.exit_code == 3  # as where the loss or the norm is the first to run away
-    out.close()
-
-
 class Noting(DiskStore):
     """A store on disk that notes what it is told to read ahead."""
 
@@ -354,19 +292,6 @@ def test_announced_ids_reach_the_stores_of_the_other_stage():
     wanted = [ids.tolist() for ids in batches(3)][1:]
     for heard in in_processes(2, announce_ids):
         assert heard and all(each == wanted for each in heard)
-
-
-def test_a_lane_that_waits_does_not_keep_the_interpreter():
-    code = (
-        "import threading\n"
-        "from thinwire.boundary import lane\n"
-        "a, b = lane('left open', own=True), lane('closed', own=True)\n"
-        "running, queued = b.submit(threading.Event().wait, 600), b.submit(print)\n"
-        "a.submit(threading.Event().wait, 600)\n"
-        "b.shutdown(cancel_futures=True)\n"
-        "raise SystemExit(0 if queued.cancelled() else 1)\n"
-    )
-    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
 
 
 @pytest.fixture

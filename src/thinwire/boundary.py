@@ -206,6 +206,13 @@ class Outgoing:
             self._work.pop(0).result()
 
     def _send(self, peer: Neighbour, mb: int, x: Tensor, ids: list[int], training: bool) -> None:
+        try:
+            self._encode(peer, mb, x, ids, training)
+        except Exception as e:
+            peer.mailbox.fail(e)  # or this end would wait for an answer to what never left
+            raise
+
+    def _encode(self, peer: Neighbour, mb: int, x: Tensor, ids: list[int], training: bool) -> None:
         choice = self.choice if training else None
         mode = Mode.DIRECT if not training or (choice and choice.direct) else None
         codec, keyframe = (choice.codec, choice.keyframe) if choice else (None, None)

@@ -39,7 +39,7 @@ class Mailbox:
 
     @property
     def error(self) -> Exception | None:
-        """Why the link failed, or None."""
+        """Why nothing more is to be had, or None."""
         return self._error
 
     def send(self, tag: bytes, body: Data, label: str = "control") -> Future[None]:
@@ -74,14 +74,23 @@ class Mailbox:
                 for tag, body in ((t, body) for t, bodies in waiting for body in bodies):
                     self._handle(handler, tag, body)
             except LinkError as e:
-                self._fail(e)
+                self.fail(e)
 
     def close(self, timeout: float = 5.0) -> None:
         """Flush and close the link; waiters get a ``LinkError``. Safe to call twice."""
         self._link.close(timeout)
-        self._fail(LinkError(f"this end closed the link to {self.peer}"))
+        self.fail(LinkError(f"this end closed the link to {self.peer}"))
         if threading.current_thread() is not self._thread:
             self._thread.join(10.0)
+
+    def fail(self, error: Exception) -> None:
+        """Wake every waiter with ``error``, the first that came: what they wait for is not going to come.
+
+        The link stays, so that what this end said before still gets there.
+        """
+        with self._changed:
+            self._error = self._error or error
+            self._changed.notify_all()
 
     def _take(self, tag: bytes) -> bytes:
         filed = self._filed[tag]
@@ -98,7 +107,7 @@ class Mailbox:
                     if self._error is None:  # by ``on``, meanwhile
                         self._file(message)
         except Exception as e:  # any: a reader that dies in silence leaves its waiters to their deadlines
-            self._fail(e)
+            self.fail(e)
 
     def _file(self, message: bytes) -> None:
         size = 1 + message[0] if message else 0
@@ -121,8 +130,3 @@ class Mailbox:
     def _handler(self, tag: bytes) -> Handler | None:
         fitting = [p for p in self._handlers if tag.startswith(p)]
         return self._handlers[max(fitting, key=len)] if fitting else None
-
-    def _fail(self, error: Exception) -> None:
-        with self._changed:
-            self._error = self._error or error
-            self._changed.notify_all()
