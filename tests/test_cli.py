@@ -195,7 +195,7 @@ def test_json_is_all_that_is_on_stdout(launches: list[TrainConfig], tmp_path: Pa
 
 def test_later_ranks_under_torchrun_print_nothing(launches: list[TrainConfig], tmp_path: Path):
     job = ("train", "--recipe", "fp32", "--out", str(tmp_path / "run"))
-    result = invoke(*job, RANK="1", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1")
+    result = invoke(*job, RANK="1", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
     assert (result.exit_code, result.output) == (0, "")
     assert "fp32" in invoke(*job, RANK="1").stdout  # left over from something else: an ordinary run
 

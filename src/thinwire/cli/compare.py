@@ -9,8 +9,9 @@ import typer
 
 from thinwire.cli.options import is_leader, with_config
 from thinwire.cli.output import print_json, print_runs, tell
-from thinwire.lab.config import TrainConfig, under_torchrun
+from thinwire.lab.config import TrainConfig
 from thinwire.lab.record import COMPARE, load_run, write_json
+from thinwire.lab.rendezvous import under_torchrun
 from thinwire.lab.report import write_report
 from thinwire.lab.runs import load_runs, slug
 from thinwire.types import InputError, ThinwireError

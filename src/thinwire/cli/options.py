@@ -11,8 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
-from thinwire.lab.config import JOB, TrainConfig, read_toml, under_torchrun
+from thinwire.lab.config import JOB, TrainConfig, read_toml
 from thinwire.lab.config_checks import flag, from_text
+from thinwire.lab.rendezvous import under_torchrun
 
 FIELDS = {f.name: f for f in dataclasses.fields(TrainConfig)}
 ConfigFile = Annotated[

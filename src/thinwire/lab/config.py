@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -323,9 +322,3 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     for key in options:
         config_checks.known(key, [f.name for f in dataclasses.fields(TrainConfig)], f"--config {path}")
     return options
-
-
-def under_torchrun(config: TrainConfig) -> bool:
-    """Say whether this process is one rank that somebody else started: torchrun, or a user with a relay."""
-    needed = {"RANK", "WORLD_SIZE"} | ({"MASTER_ADDR"} if config.relay is None else set())
-    return needed <= os.environ.keys()

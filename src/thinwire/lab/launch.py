@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from thinwire import types
-from thinwire.lab.config import TrainConfig, under_torchrun
+from thinwire.lab.config import TrainConfig
 from thinwire.lab.files import check_out
 from thinwire.lab.interrupts import held_back, stopped_by_signals
 from thinwire.lab.job import Job, prepare
@@ -20,6 +20,7 @@ from thinwire.lab.network import check_own
 from thinwire.lab.places import Place, Rank, place_of
 from thinwire.lab.record import METRICS, RUN, load_run, read_metrics, write_json
 from thinwire.lab.recount import recount
+from thinwire.lab.rendezvous import place, under_torchrun
 from thinwire.links.security import is_loopback
 from thinwire.types import InputError, LinkError, MeasurementError, ThinwireError, require
 
@@ -29,15 +30,18 @@ POLL = 0.1
 
 def _check_reach(config: TrainConfig) -> None:
     """Raise ``InputError`` where this rank would tell others, on other machines, a loopback address."""
+    rank, size = place()
     if config.relay is not None or config.advertise is not None or not is_loopback(config.host):
         return
+    if rank == size - 1:  # which only dials
+        return
     master = os.environ["MASTER_ADDR"]
-    near = os.environ["WORLD_SIZE"] == os.environ.get("LOCAL_WORLD_SIZE") or is_loopback(master)
+    near = str(size) == os.environ.get("LOCAL_WORLD_SIZE") or is_loopback(master)
     require(
         near or master in (socket.gethostname(), socket.getfqdn()),
         InputError,
         f"the ranks meet at {master}, but others cannot reach this one at --host {config.host}; "
-        "give its address in their network as --host, on each rank",
+        "give its address in their network as --host, on each rank but the last",
     )
 
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -22,13 +19,12 @@ from thinwire.lab.job import Job
 from thinwire.lab.lora import add_adapters
 from thinwire.lab.loss import next_token_loss
 from thinwire.lab.machine import cores, pick_dtype
+from thinwire.lab.rendezvous import meet, place, telling
 from thinwire.lab.split import Stage, build_stage
 from thinwire.links.congestion import SYSTEM
 from thinwire.links.mesh import Peer, connect_mesh
 from thinwire.links.security import read_token
-from thinwire.types import InputError, LinkError, ThinwireError, require
-
-_runs = itertools.count()  # of this process: all ranks of a comparison count alike
+from thinwire.types import InputError, require
 
 
 @dataclass
@@ -54,39 +50,15 @@ class World:
 def join(job: Job) -> World:
     """Join the process group that the environment describes, and connect to every other rank."""
     config = job.config
-    rank, size = _number("RANK"), _number("WORLD_SIZE")
+    rank, size = place()
     require(
         size == config.ranks,
         InputError,
         f"{config.stages} stages with schedule {config.schedule} need {config.ranks} processes, "
         f"WORLD_SIZE is {size}; change --stages or, under torchrun, --nnodes and --nproc-per-node",
     )
-    timeout = timedelta(seconds=max(config.deadline, 60.0))
-    # torch's stages want a process group to exist. All traffic goes over our own links, so gloo need not
-    # connect anything, and its one listening socket stays on loopback.
-    os.environ["TORCH_GLOO_LAZY_INIT"] = "1"
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
-    try:
-        if config.relay is not None:
-            store: dist.Store = dist.HashStore()  # nobody else's: the ranks meet at the relay
-        else:
-            store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=timeout))
-        # The store of torchrun outlives a run, and with it the addresses of the run before.
-        own = dist.PrefixStore(f"thinwire/{next(_runs)}", store)
-        dist.init_process_group("gloo", store=own, rank=rank, world_size=size, timeout=timeout)
-        return World(rank, size, _connect(job, rank, size, own))
-    except (RuntimeError, ValueError) as e:  # of torch's store; ours are ThinwireErrors
-        if isinstance(e, ThinwireError):
-            raise
-        master = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-        why = " ".join(str(e).split())[:200]
-        raise LinkError(f"rank {rank} could not meet the other ranks at {master} ({why}); start all") from e
-
-
-def _number(variable: str) -> int:
-    text = os.environ[variable]
-    require(text.isdecimal(), InputError, f"{variable} is {text!r}; set it to a whole number")
-    return int(text)
+    with telling(config, rank, size):
+        return World(rank, size, _connect(job, rank, size, meet(config, rank, size)))
 
 
 def _connect(job: Job, rank: int, size: int, store: dist.Store) -> dict[int, Peer]:
@@ -117,12 +89,6 @@ def silence(deadline: float) -> float:
     (20.0, 10.0, 20.0)
     """
     return min(20.0, deadline)
-
-
-def loopback_interface() -> str:
-    """Return the name of this machine's loopback interface."""
-    names = [name for _, name in socket.if_nameindex()]
-    return next((name for name in ("lo", "lo0") if name in names), names[0])
 
 
 class Autocast(nn.Module):
