@@ -332,7 +332,7 @@ def refused(place: Path, *args: Any, **more: Any) -> str:
 def test_another_configuration_s_checkpoint_is_refused(stopped: tuple[list[Any], Path], tmp_path: Path):
     args, out = stopped
     said = refused(tmp_path, *args, "--resume", "--lr", 0.5)
-    assert "made with --lr the default, this run asks for 0.5" in said
+    assert "made with --lr 0.001, this run asks for 0.5" in said
     assert len(metrics(out)) == 4  # nothing of the old run is lost
 
 

@@ -19,6 +19,7 @@ from thinwire.lab.config import TrainConfig
 from thinwire.memory import Delta
 from thinwire.types import InputError
 
+MODEL, OTHER = SimpleNamespace(digest="m"), SimpleNamespace(digest="n")
 SAMPLES, VALUES, MEMORY, PIECE = 60, 250_000, 2 * 10**6, 3 * 10**6  # 60 MB of references at each end
 
 
@@ -82,7 +83,9 @@ def test_copies_of_checkpoints_are_left_alone(tmp_path: Path):
 
 def job(out: Path, **options: object) -> SimpleNamespace:
     """Return what a launcher knows of a run of two ranks that goes on from a checkpoint."""
-    return SimpleNamespace(config=TrainConfig(out=str(out), resume=True, **options), steps=100, digest="d")
+    return SimpleNamespace(
+        config=TrainConfig(out=str(out), resume=True, **options), steps=100, digest="d", source=MODEL
+    )
 
 
 def test_a_launcher_refuses_to_go_on_from_nothing(tmp_path: Path, monkeypatch):
@@ -99,11 +102,17 @@ def test_a_launcher_refuses_another_run_s_checkpoint(tmp_path: Path):
     for step in (4, 8):
         folder = written(tmp_path, step, 0, 1)
         for rank in range(2):
-            saved = {"config": TrainConfig(out="elsewhere").to_dict(), "data": "d"}
+            saved = {"config": TrainConfig(out="elsewhere").to_dict(), "data": "d", "model": "m"}
             (folder / f"rank-{rank}.json").write_text(json.dumps(saved))
     resume.check(job(tmp_path))
-    with pytest.raises(InputError, match=r"made with --lr the default, this run asks for 0\.5"):
+    with pytest.raises(InputError, match=r"made with --lr 2e-05, this run asks for 0\.5"):
         resume.check(job(tmp_path, lr=0.5))
+    resume.check(job(tmp_path, lr=2e-5, model="moved/elsewhere", data="too"))
+    for name in ("model", "data"):
+        changed = job(tmp_path, **{name: "here"})
+        changed.source, changed.digest = (OTHER, "d") if name == "model" else (MODEL, "other")
+        with pytest.raises(InputError, match=f"--{name} here is not what the checkpoint was made with"):
+            resume.check(changed)
     (folder / "rank-1.json").write_text("{")
     with pytest.raises(InputError, match=r"step-00000008 cannot be read .* remove it"):
         resume.check(job(tmp_path))
@@ -161,7 +170,9 @@ class Ends:
 
 
 def checkpoints(out: Path, stage: Ends) -> resume.Checkpoints:
-    job = SimpleNamespace(config=TrainConfig(out=str(out)), digest="d", cut=[range(1), range(1)])
+    job = SimpleNamespace(
+        config=TrainConfig(out=str(out)), digest="d", source=MODEL, cut=[range(1), range(1)]
+    )
     optimiser = torch.optim.AdamW(stage.submod.parameters())
     return resume.Checkpoints(job, 0, [stage], optimiser)
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,8 @@ HUB_TIMEOUT = 10.0  # seconds
 DROPOUTS = ("resid_pdrop", "embd_pdrop", "hidden_dropout", "dropout")
 # The attention kernels draw these masks inside, where they cannot be made equal from visit to visit.
 ATTENTION_DROPOUTS = ("attn_pdrop", "attention_dropout")
+# What a config says of the files it came from, not of the model.
+TOLD = {"transformers_version", "architectures", "dtype", "torch_dtype", "use_cache"}
 TEXT_FILES = ["*.json", "*.jinja", "*.txt", "*.model"]
 WEIGHT_FILES = ["model*.safetensors"]  # not the second copies some repositories hold under other names
 
@@ -49,6 +54,14 @@ class ModelSource:
         if self.name == SMOLLM:
             return str(self.weights)
         return str(Path(self.name).resolve()) if Path(self.name).is_dir() else self.name
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of the config and the weights, wherever they are: equal for copies of one model."""
+        known = {k: v for k, v in self.config.to_dict().items() if not k.startswith("_") and k not in TOLD}
+        said = json.dumps(known, sort_keys=True, default=str)
+        held = "" if self.weights is None else Weights(self.weights).digest()
+        return hashlib.blake2b(f"{said}:{held}".encode(), digest_size=16).hexdigest()
 
     @property
     def dropout(self) -> float:

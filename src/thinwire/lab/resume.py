@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from thinwire.engines.pipeline import CompressedStage
-from thinwire.lab.config import TrainConfig
+from thinwire.lab.config import TrainConfig, learning_rate
 from thinwire.lab.config_checks import flag
 from thinwire.lab.files import REMEDY
 from thinwire.lab.job import Job
@@ -35,6 +35,7 @@ SPOILT = "no measurement: "  # how a note begins that says why the times of a ru
 FREE = {"out", "resume", "json", "quiet", "checkpoint_every", "eval_every", "deadline", "threads"}
 FREE |= {"host", "port", "advertise", "token_file", "tensorboard", "save_model", "link"}
 FREE |= {"emulate", "congestion", "references", "relay", "overlap"}
+CONTENTS = {"data", "model"}  # options of which not the place counts but what is there
 
 
 def steps_saved(out: Path, rank: int) -> list[int]:
@@ -114,7 +115,8 @@ class Checkpoints:
     def _origin(self) -> dict[str, Any]:
         job = self._job
         # The samples' ids are the keys of the references, so their text must be the same too.
-        return {"config": job.config.to_dict(), "data": job.digest, "cut": [len(part) for part in job.cut]}
+        contents = {"data": job.digest, "model": job.source.digest}
+        return contents | {"config": job.config.to_dict(), "cut": [len(part) for part in job.cut]}
 
     def _state(self) -> dict[str, Tensor]:
         state = {f"optimiser.{k}": v for k, v in _optimiser_state(self._optimiser).items()}
@@ -297,17 +299,19 @@ def _saved(folder: Path, rank: int, job: Job) -> dict[str, Any]:
     """Return a rank's JSON of a checkpoint; ``InputError`` where it is of another configuration or text."""
     saved: dict[str, Any] = json.loads((folder / f"rank-{rank}.json").read_text("utf-8"))
     _check_same(saved["config"], job.config)
-    if saved["data"] != job.digest:
-        raise InputError(f"--resume: the text of --data {job.config.data} has changed since; restore it")
+    for name, now in (("data", job.digest), ("model", job.source.digest)):
+        if saved.get(name, now) != now:  # earlier checkpoints say nothing of the model's contents
+            what = f"{flag(name)} {getattr(job.config, name)}"
+            raise InputError(f"--resume: {what} is not what the checkpoint was made with; restore it")
     return saved
 
 
 def _check_same(saved: dict[str, Any], config: TrainConfig) -> None:
-    now = config.to_dict()
+    now = config.to_dict() | {"lr": config.learning_rate}
     # Where neither the order of the data nor the learning rate depends on where the run ends, it may move.
     fixed = config.epochs or config.lr_schedule != "constant"
-    free = FREE if fixed else FREE | {"steps"}
-    for key, value in saved.items():
+    free = CONTENTS | (FREE if fixed else FREE | {"steps"})
+    for key, value in (saved | {"lr": learning_rate(saved)}).items():
         if key not in free and now.get(key) != value:
             before, asked = ("the default" if v is None else repr(v) for v in (value, now.get(key)))
             raise InputError(

@@ -32,6 +32,8 @@ from thinwire.types import InputError, MeasurementError, ThinwireError
 
 LATENESS = 0.1  # of the link's delay: mean lateness of its messages above which a run is no measurement
 MIN_LATENESS = 0.01  # seconds; a scheduler's turn on a busy machine
+# Options that a resumed run may change, but not one rank alone.
+ALIKE = ("link", "resume", "save_model", "checkpoint_every", "eval_every")
 
 
 def run_rank(config: TrainConfig) -> None:
@@ -82,17 +84,20 @@ def _diverging(step: int) -> Iterator[None]:
 
 
 def same_everywhere(job: Job, world: World) -> None:
-    """Raise ``InputError`` unless all ranks were started with the same options and hold the same text."""
-    mine = {k: v for k, v in job.config.to_dict().items() if k not in resume.FREE}
-    mine |= {"link": job.config.link, "resume": job.config.resume, "save_model": job.config.save_model}
-    mine |= {name: getattr(job.config, name) for name in ("checkpoint_every", "eval_every")}
-    mine |= {"data": job.digest}
-    ranks = Telemetry(world, job.config.deadline).agree(b"K", mine, "its options")
+    """Raise ``InputError`` unless all ranks were started with the same options and hold the same contents.
+
+    Text and model may be in different places: their contents count.
+    """
+    config, contents = job.config, {"data": job.digest, "model": job.source.digest}
+    mine = {k: v for k, v in config.to_dict().items() if k not in resume.FREE}
+    mine |= {name: getattr(config, name) for name in ALIKE} | {"lr": config.learning_rate} | contents
+    ranks = Telemetry(world, config.deadline).agree(b"K", mine, "its options")
     for rank, other in enumerate(ranks):
         for name, value in ranks[0].items():
             if other.get(name) != value:
                 what = f"{value!r} on rank 0 but {other.get(name)!r} on rank {rank}"
-                what = f"not the same text on rank 0 and rank {rank}" if name == "data" else what
+                if name in contents:
+                    what = f"not the same {name} on rank 0 and rank {rank}"
                 raise InputError(f"{flag(name)} is {what}; start all ranks with the same")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from thinwire.types import InputError, MissingExtra
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+PIECE = 1 << 14  # bytes
 
 
 class Weights:
@@ -39,6 +41,18 @@ class Weights:
             tensor: Tensor = file.get_tensor(name)
         # A copy: a parameter that shares the mapped file would be paged in and out with it.
         return tensor.to(torch.float32, copy=True)
+
+    def digest(self) -> str:
+        """Return a digest of every tensor's name, shape and type and of a piece from its middle.
+
+        Not of all bytes: a rank opens the tensors of its own stages alone, and a large model takes long to
+        read. Training changes a tensor all over, and its middle with it.
+        """
+        found: dict[str, tuple[list[int], str, bytes]] = {}
+        for name in sorted(set(self.files.values())):
+            with self._open(name) as file:
+                found |= {tensor: _piece(file, tensor) for tensor in file.keys()}  # noqa: SIM118
+        return hashlib.blake2b(repr(sorted(found.items())).encode(), digest_size=16).hexdigest()
 
     def _index(self) -> dict[str, str]:
         index = self.folder / INDEX
@@ -64,6 +78,19 @@ class Weights:
             return safe_open(self.folder / name, framework="pt")
         except (OSError, SafetensorError) as e:
             raise InputError(f"cannot read weights {self.folder / name} ({e}); fetch the model again") from e
+
+
+def _piece(file: Any, name: str) -> tuple[list[int], str, bytes]:
+    """Return a tensor's shape, its type, and the hash of about ``PIECE`` bytes of its middle."""
+    part = file.get_slice(name)
+    shape = part.get_shape()
+    if 0 in shape or not shape:
+        middle = file.get_tensor(name).flatten()
+    else:
+        rows = max(1, PIECE * shape[0] // (4 * math.prod(shape)))
+        start = max(0, (shape[0] - rows) // 2)
+        middle = part[start : start + rows].contiguous().flatten()
+    return shape, part.get_dtype(), hashlib.blake2b(middle.view(torch.uint8).numpy()).digest()
 
 
 def initialise(model: Any, module: nn.Module, seed: int, part: str) -> None:
