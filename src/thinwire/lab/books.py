@@ -7,7 +7,7 @@ from typing import Any
 
 from thinwire.lab.emulator.profile import profiles
 from thinwire.lab.event_log import EventLog, remove_events
-from thinwire.lab.export import remove_models
+from thinwire.lab.export import remove_models, saving_bytes
 from thinwire.lab.job import Job
 from thinwire.lab.linkwatch import LinkWatch, added
 from thinwire.lab.machine import environment, peak_rss_bytes
@@ -222,6 +222,12 @@ class Books:
         record.link.rtt_s = totals[0]["rtt"]
         record.wire = [WireCounts(**counts) for t in totals for counts in t["wire"]]
         self.writer.write()
+
+    def saved(self) -> None:
+        """Book what it took to bring the model to this rank."""
+        if self._owner:
+            self.record.bytes.saving = saving_bytes(self.world)
+            self.writer.write()
 
     def close(self, status: str, why: str = "") -> None:
         """Close record, event files and display; the first call counts."""

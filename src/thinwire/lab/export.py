@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from thinwire.engines.pipeline import CompressedStage
@@ -24,6 +25,7 @@ from thinwire.replacing import replacing
 
 PIECE = 1 << 22  # bytes of a shard in one message
 MARK = ".writing"
+SAVING = "saving"  # the label of what crosses links for it
 
 
 def export_model(job: Job, world: World, stages: list[CompressedStage], telemetry: Telemetry) -> None:
@@ -43,6 +45,12 @@ def export_model(job: Job, world: World, stages: list[CompressedStage], telemetr
             finish_adapters(adapter, job.source, rank, n)
         else:
             remove_adapters(out / "adapter")
+
+
+def saving_bytes(world: World) -> int:
+    """Return the bytes on the wire that brought the other ranks' parts of the model here."""
+    received = [peer.meter.snapshot().received for peer in world.peers.values()]
+    return sum(counts[SAVING].nbytes for counts in received if SAVING in counts)
 
 
 def remove_models(out: Path, start: str) -> None:
@@ -77,6 +85,9 @@ def _gather(
         owner = index % world.size
         if not shared[owner]:
             _send_shard(folder / shard_name(index, n), owner, world, telemetry, job.config.deadline)
+    if not shared[world.rank]:
+        with suppress(OSError):  # something else is in it
+            folder.rmdir()
     return folder
 
 
@@ -112,7 +123,8 @@ def _send_shard(file: Path, owner: int, world: World, telemetry: Telemetry, dead
         mailbox = world.peers[0].mailbox
         with file.open("rb") as f:
             while piece := f.read(PIECE):
-                mailbox.send(b"P", piece, "control").result()
+                mailbox.send(b"P", piece, SAVING).result()
+        file.unlink()  # a part of a model is none
     elif world.rank == 0:
         left = int(telemetry.get(owner, b"Q", "the size of its part of the model"))
         with replacing(file) as temporary, temporary.open("wb") as f:

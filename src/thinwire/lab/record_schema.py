@@ -68,6 +68,7 @@ class Bytes:
     backward: int = 0
     control: int = 0
     evaluation: int = 0
+    saving: int = 0
     raw_forward: int = 0
     raw_backward: int = 0
     by_boundary: list[BoundaryBytes] = field(default_factory=list)

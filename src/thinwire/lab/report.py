@@ -44,8 +44,8 @@ def report_html(runs: Sequence[Run]) -> str:
         _figures(runs),
         _card("How these runs were made", "", details(runs)),
         f"<footer>Made by thinwire {thinwire.__version__} from run.json and metrics.jsonl of each run. "
-        "Bytes are counted on the link with all headers; evaluation passes are uncompressed and not counted "
-        "as sent.</footer>",
+        "Bytes are counted on the link with all headers; evaluation passes and saving are uncompressed and "
+        "not counted as sent.</footer>",
     ]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'

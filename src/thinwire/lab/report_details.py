@@ -87,7 +87,8 @@ def _traffic(runs: Sequence[Run]) -> list[tuple[str, str]]:
         text = (
             f"forward {megabytes(b.forward)} (fp32: {megabytes(b.raw_forward)}), "
             f"backward {megabytes(b.backward)} (fp32: {megabytes(b.raw_backward)}), "
-            f"control {megabytes(b.control)}, evaluation {megabytes(b.evaluation)}"
+            f"control {megabytes(b.control)}, evaluation {megabytes(b.evaluation)}, "
+            f"saving {megabytes(b.saving)}"
         )
         rows.append((run.label, text))
     return rows

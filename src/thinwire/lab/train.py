@@ -24,6 +24,7 @@ from thinwire.lab.heap import keep_freed
 from thinwire.lab.interrupts import stopped_by_signals
 from thinwire.lab.job import Job, prepare
 from thinwire.lab.measured_cut import agree_cut
+from thinwire.lab.progress import megabytes
 from thinwire.lab.setup import World, build_parts, join, pick_threads
 from thinwire.lab.stepper import Stepper, learning_rate, ran_away
 from thinwire.lab.telemetry import StepReport, Telemetry
@@ -136,6 +137,7 @@ class Run:
         if self.config.save_model or self.config.lora:
             self.books.phase("saving the model")
             export_model(self.job, self.world, self.stages, self.telemetry)
+            self.books.saved()
         self._check(late)
 
     def _steps(self, done: int) -> None:
@@ -194,8 +196,9 @@ class Run:
         """Evaluate after ``step`` steps, on held-out text and on a slice of what the run trains on."""
         if not self.config.eval_samples:
             return
-        self.books.phase("evaluating")
         heldout, seen = self.job.eval_blocks()
+        nbytes = 4 * (len(heldout) + len(seen)) * self.config.seq * self.job.source.config.hidden_size
+        self.books.phase(f"evaluating: {megabytes(nbytes)} uncompressed between stages")
         for s in self.stages:
             s.submod.eval()
         with self._unshaped(), torch.no_grad():

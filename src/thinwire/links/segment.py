@@ -31,7 +31,8 @@ PONG = struct.Struct("<QI")  # the clock of the ping that is answered; this end'
 NACK = struct.Struct("<II")  # repair round asked for, newest round seen answered; then ranges
 RANGE = struct.Struct("<II")  # first number, count
 
-LABELS = ("control", "forward", "backward", "evaluation", "state", "other")
+LABELS = ("control", "forward", "backward", "evaluation", "state", "other", "saving")
+OTHER = "other"
 
 
 class Kind(enum.IntEnum):
@@ -64,7 +65,7 @@ def pack(
     kind: Kind, label: str, body: Data, *, session: int, number: int, ack: int, repair: int, arrived: int
 ) -> bytes:
     """Return header and body as they go on the wire."""
-    code = LABELS.index(label) if label in LABELS else len(LABELS) - 1
+    code = LABELS.index(label if label in LABELS else OTHER)
     rest = _REST.pack(session, number, ack, repair, arrived, kind, code)
     crc = zlib.crc32(body, zlib.crc32(rest))
     return b"".join((_CRC.pack(crc), rest, body))
