@@ -21,8 +21,10 @@ import torch
 from launchers import Command, cold, free_port, gone, metrics, rank_environment, record, sentence, warm
 from texts import write_text
 from thinwire.lab import train
+from thinwire.lab.checkpoint import shard_name
 from thinwire.lab.config import TrainConfig
 from thinwire.lab.export import remove_models
+from thinwire.lab.progress import megabytes
 
 STEPS = 8
 
@@ -118,10 +120,20 @@ def test_the_model_comes_whole_from_machines_that_share_no_folder(
     plain: tuple[Command, Path], joined: list[tuple[Command, Path]]
 ):
     here, there = plain[1] / "model", joined[0][1] / "model"
-    files = {f.name for f in here.iterdir()}
-    assert {"config.json", "tokenizer.json", "model.safetensors.index.json"} < files
-    assert files == {f.name for f in there.iterdir()}
+    assert {"config.json", "tokenizer.json", "model.safetensors.index.json"} < files(here)
+    assert files(here) == files(there)
     assert torch.equal(logits(here), logits(there))
+    part = (there / shard_name(1, 2)).stat().st_size
+    assert part < record(joined[0][1])["bytes"]["saving"] < 1.02 * part
+    assert not joined[1][1].exists() or not files(joined[1][1])  # a part of a model is none
+
+
+def test_an_evaluation_says_what_it_sends(plain: tuple[Command, Path]):
+    command, out = plain
+    one = 4 * (4 + 4) * 32 * 256  # blocks of held-out and of training text, in float32
+    assert command.err.count(f"evaluating: {megabytes(one)} uncompressed between stages") == 3
+    assert 3 * one < record(out)["bytes"]["evaluation"] < 1.05 * 3 * one
+    assert record(out)["bytes"]["saving"] == 0  # the ranks share a file system
 
 
 def files(folder: Path) -> set[str]:
@@ -291,7 +303,7 @@ def test_a_comparison_under_torchrun_runs_all_its_recipes(job: list[Any], tmp_pa
 
 def test_a_rank_that_others_could_not_reach_is_refused(job: list[Any], tmp_path: Path):
     """As under torchrun on two machines, or in ``thinwire emulate``: no wait for those who cannot come."""
-    there = rank_environment(1, 2, free_port()) | {"MASTER_ADDR": "192.0.2.1"}
+    there = rank_environment(0, 2, free_port()) | {"MASTER_ADDR": "192.0.2.1"}
     start = time.monotonic()
     command = warm().run(tmp_path, *job, "--quiet", "--out", tmp_path / "out", **there)
     assert command.code == 2, command.err
