@@ -46,14 +46,17 @@ def test_a_signal_waits_until_who_was_started_is_known() -> None:
     assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, set())
 
 
-def test_a_signal_while_an_object_is_freed_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_an_object_is_freed_comes_again(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Python prints what is raised there, and goes on as if nobody had asked."""
     lost = list[object]()
     monkeypatch.setattr(sys, "unraisablehook", lost.append)
 
     class Freed:
         def __del__(self) -> None:
-            tell(signal.SIGTERM)
+            tell(number)
             time.sleep(0)  # signals are answered between two operations
 
     with stopped_by_signals(), pytest.raises(KeyboardInterrupt):

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from thinwire.cli.output import print_json, tell
 from thinwire.lab.diagnosis import BROKEN, LACKS, OK, Check, diagnose
+from thinwire.lab.interrupts import stopped_by_signals
 from thinwire.lab.link_advice import advice
 from thinwire.lab.linktest import PORT, SECONDS, LinkTest, Way, dial, listen
 from thinwire.lab.network import Interface, interfaces, way_out
@@ -105,7 +106,8 @@ def _listen(host: str, port: int, token: bytes | None, once: bool) -> None:
         tell(f"{host} can be reached from this machine alone; listen at another one for others")
     tell("on the other machine: thinwire doctor --peer ADDRESS; Ctrl-C ends this one")
     try:
-        listen(host, port, token, once, tell=tell)
+        with stopped_by_signals():
+            listen(host, port, token, once, tell=tell)
     except KeyboardInterrupt:  # how it is meant to end
         tell("stopped listening")
 

@@ -43,7 +43,8 @@ def _asking() -> list[signal.Signals]:
 def stopped_by_signals() -> Iterator[None]:
     """Let a SIGTERM or SIGHUP inside the block do what Ctrl-C does; another within a second does nothing.
 
-    One that is handled or ignored already, as under nohup, stays so; and all do outside the main thread.
+    One that is handled or ignored already, as under nohup, stays so; and all do outside the main thread. None
+    is lost that comes while an object is freed, nor is a Ctrl-C.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -58,17 +59,18 @@ def stopped_by_signals() -> Iterator[None]:
             again.start()
             return
         before, asked = asked, monotonic()
-        if asked - before > TWICE:
+        if asked - before > TWICE or number == signal.SIGINT:
             raise KeyboardInterrupt
 
-    taken = [number for number in _asking() if signal.getsignal(number) is signal.SIG_DFL]
+    usual = dict.fromkeys(_asking(), signal.SIG_DFL) | {signal.SIGINT: signal.default_int_handler}
+    taken = {number: how for number, how in usual.items() if signal.getsignal(number) is how}
     for number in taken:
         signal.signal(number, end)
     try:
         yield
     finally:
-        for number in taken:
-            signal.signal(number, signal.SIG_DFL)
+        for number, how in taken.items():
+            signal.signal(number, how)
 
 
 def _in_destructor(frame: FrameType | None) -> bool:
