@@ -82,29 +82,54 @@ def test_a_model_is_its_config_and_its_weights_but_not_their_place(tmp_path: Pat
     assert source(None, layers=2).digest == source(None, layers=2).digest
 
 
-def test_ranks_train_copies_of_one_model_and_refuse_another(tmp_path: Path) -> None:
-    job: list[Any] = ["train", "--data", write_text(tmp_path / "text.txt"), "--seq", 32, "--batch", 4]
-    job += ["--steps", 1, "--eval-samples", 0, "--quiet", "--no-tensorboard"]
-    made = warm().run(tmp_path / "made", *job, "--model", "gpt2-lab", "--out", tmp_path / "made")
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    text = write_text(tmp_path_factory.mktemp("data") / "text.txt")
+    return [
+        *("train", "--data", text, "--seq", 32, "--batch", 4, "--steps", 1, "--eval-samples", 0),
+        *("--quiet", "--no-tensorboard"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def saved(job: list[Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that a run saved in half the bytes."""
+    out = tmp_path_factory.mktemp("saved")
+    made = warm().run(out, *job, "--model", "gpt2-lab", "--save-dtype", "bf16", "--out", out)
     assert made.code == 0, made.err
-    mine, copied, trained = tmp_path / "made" / "model", tmp_path / "copied", tmp_path / "trained"
+    return out / "model"
+
+
+def test_a_model_saved_as_bf16_is_bf16_and_loads(saved: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    held = [t for file in saved.glob("*.safetensors") for t in load_file(file).values()]
+    assert held and all(t.dtype == torch.bfloat16 for t in held)
+    assert json.loads((saved / "config.json").read_text())["dtype"] == "bfloat16"
+    model, info = AutoModelForCausalLM.from_pretrained(saved, output_loading_info=True)
+    assert not any(info[k] for k in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert model.dtype == torch.bfloat16
+
+
+def test_ranks_train_copies_of_one_model_and_refuse_another(
+    job: list[Any], saved: Path, tmp_path: Path
+) -> None:
+    copied, trained = tmp_path / "copied", tmp_path / "trained"
     for other in (copied, trained):
-        shutil.copytree(mine, other)
+        shutil.copytree(saved, other)
     for file in trained.glob("*.safetensors"):
-        save_file({name: t + 1e-3 for name, t in load_file(file).items()}, file, {"format": "pt"})
+        save_file({name: 1.01 * t for name, t in load_file(file).items()}, file, {"format": "pt"})
 
     def ranks(second: Path) -> Any:
         def each(rank: int) -> tuple[Any, ...]:
-            return ("--model", second if rank else mine)
+            return ("--model", second if rank else saved)
 
         return warm().ranks(tmp_path / second.name, *job, "--out", tmp_path / "out", each=each)
 
     for rank in ranks(trained):
         assert rank.wait() == 2
-        assert (
-            sentence(rank)
-            == "--model is not the same model on rank 0 and rank 1; start all ranks with the same"
-        )
+        what = "not the same model on rank 0 and rank 1"
+        assert sentence(rank) == f"--model is {what}; start all ranks with the same"
     assert not (tmp_path / "out").exists()
     assert [rank.wait() for rank in ranks(copied)] == [0, 0]
     assert record(tmp_path / "out")["status"] == "done"

@@ -8,6 +8,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from thinwire.lab.families import family_of, meta_model
@@ -19,6 +20,7 @@ from thinwire.replacing import PART, replacing
 from thinwire.types import InputError, MissingExtra, require
 
 ADAPTERS = "adapter_model.safetensors"
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def shard_name(rank: int, world: int) -> str:
@@ -30,18 +32,23 @@ def shard_name(rank: int, world: int) -> str:
     return f"model-{rank + 1:05d}-of-{world:05d}.safetensors"
 
 
-def save_stage(stage: Stage, folder: Path, rank: int, world: int) -> Path:
+def save_stage(stage: Stage, folder: Path, rank: int, world: int, dtype: str = "fp32") -> Path:
     """Write the stage's parameters under their original names as shard ``rank`` of ``world``; return it.
 
-    ``rank`` is the stage's index; adapters are merged in. The file appears complete or not at all.
-    ``InputError`` where the disk is full or the folder cannot be written.
+    ``rank`` is the stage's index; adapters are merged in. ``dtype`` is a name of ``DTYPES``.
+    The file appears complete or not at all. ``InputError`` where the disk is full or the folder cannot be
+    written.
     """
-    return _write(merged(stage), folder / shard_name(rank, world))
+    return _write(_cast(merged(stage), dtype), folder / shard_name(rank, world))
 
 
-def save_adapters(stage: Stage, folder: Path, rank: int, world: int) -> Path:
+def save_adapters(stage: Stage, folder: Path, rank: int, world: int, dtype: str = "fp32") -> Path:
     """Write the stage's adapters alone, in peft's names, as shard ``rank`` of ``world``; return it."""
-    return _write(adapters(stage), folder / shard_name(rank, world))
+    return _write(_cast(adapters(stage), dtype), folder / shard_name(rank, world))
+
+
+def _cast(tensors: dict[str, Tensor], dtype: str) -> dict[str, Tensor]:
+    return {name: t.to(DTYPES[dtype]) if t.is_floating_point() else t for name, t in tensors.items()}
 
 
 def _write(tensors: dict[str, Tensor], target: Path) -> Path:
@@ -59,7 +66,7 @@ def _write(tensors: dict[str, Tensor], target: Path) -> Path:
     return target
 
 
-def finish_model(folder: Path, source: ModelSource, world: int) -> None:
+def finish_model(folder: Path, source: ModelSource, world: int, dtype: str = "fp32") -> None:
     """Write index, config, generation config and tokenizer beside the ``world`` shards.
 
     Call it once, after every stage is saved. The config says that the embeddings are not tied, because the
@@ -67,7 +74,7 @@ def finish_model(folder: Path, source: ModelSource, world: int) -> None:
     """
     try:
         _write_index(folder, world)
-        _write_config(folder, source)
+        _write_config(folder, source, dtype)
         source.tokenizer.save_pretrained(folder)
     except OSError as e:
         raise InputError(
@@ -144,10 +151,10 @@ def remove_adapters(folder: Path) -> None:
         folder.rmdir()
 
 
-def _write_config(folder: Path, source: ModelSource) -> None:
+def _write_config(folder: Path, source: ModelSource, dtype: str) -> None:
     config = copy.deepcopy(source.config)
     config.tie_word_embeddings = False
-    config.dtype = "float32"
+    config.dtype = str(DTYPES[dtype]).removeprefix("torch.")
     config.architectures = [type(meta_model(config)).__name__]
     config.save_pretrained(folder)
     if source.weights is not None:

@@ -192,6 +192,14 @@ class TrainConfig:
         "Write OUT/model/, which from_pretrained loads. With --lora, OUT/adapter/ is written in any case.",
     )
 
+    save_dtype: str = _option(
+        "fp32",
+        EVALUATION,
+        "Numbers of what is saved: fp32, or bf16 with half the bytes, also of those that cross links for it.",
+        metavar="NAME",
+        choices=("fp32", "bf16"),
+    )
+
     host: str = _option(
         "127.0.0.1",
         MACHINES,

@@ -40,7 +40,7 @@ def export_model(job: Job, world: World, stages: list[CompressedStage], telemetr
     # No barrier behind this: a rank may leave once its own part is with rank 0, which can take minutes.
     if world.rank == 0:
         if model:
-            finish_model(model, job.source, n)
+            finish_model(model, job.source, n, job.config.save_dtype)
         if adapter:
             finish_adapters(adapter, job.source, rank, n)
         else:
@@ -62,7 +62,7 @@ def remove_models(out: Path, start: str) -> None:
 
 def _gather(
     folder: Path,
-    save: Callable[[Stage, Path, int, int], Path],
+    save: Callable[[Stage, Path, int, int, str], Path],
     job: Job,
     world: World,
     stages: list[CompressedStage],
@@ -78,7 +78,7 @@ def _gather(
     shared = _sharing(folder, world, telemetry)
     n = job.config.stages
     for stage in stages:
-        save(_module(stage), folder, stage.stage_index, n)
+        save(_module(stage), folder, stage.stage_index, n, job.config.save_dtype)
         telemetry.working()  # the others wait behind all of this rank's stages
     telemetry.agree(b"W", 0, "the stages to be saved")
     for index in range(n):

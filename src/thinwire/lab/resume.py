@@ -33,7 +33,7 @@ PIECE = 32 * 10**6  # bytes of references in a file, and in memory meanwhile
 SPOILT = "no measurement: "  # how a note begins that says why the times of a run are no result
 # Options that a resumed run may change.
 FREE = {"out", "resume", "json", "quiet", "checkpoint_every", "eval_every", "deadline", "threads"}
-FREE |= {"host", "port", "advertise", "token_file", "tensorboard", "save_model", "link"}
+FREE |= {"host", "port", "advertise", "token_file", "tensorboard", "save_model", "save_dtype", "link"}
 FREE |= {"emulate", "congestion", "references", "relay", "overlap"}
 CONTENTS = {"data", "model"}  # options of which not the place counts but what is there
 

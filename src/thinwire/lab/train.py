@@ -34,7 +34,7 @@ from thinwire.types import InputError, MeasurementError, ThinwireError
 LATENESS = 0.1  # of the link's delay: mean lateness of its messages above which a run is no measurement
 MIN_LATENESS = 0.01  # seconds; a scheduler's turn on a busy machine
 # Options that a resumed run may change, but not one rank alone.
-ALIKE = ("link", "resume", "save_model", "checkpoint_every", "eval_every")
+ALIKE = ("link", "resume", "save_model", "save_dtype", "checkpoint_every", "eval_every")
 
 
 def run_rank(config: TrainConfig) -> None:
