@@ -6,7 +6,7 @@ import dataclasses
 import os
 import shlex
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,6 +27,7 @@ from thinwire.types import InputError, require
 USED = ("model", "init", "data", "seq", "batch", "microbatches", "schedule", "dtype", "lora", "threads")
 TRIED = ("1f1b", "eager1f1b", "gpipe")  # the least memory first
 BUSY = 0.5  # load a core above which a measurement is suspect
+GAIN = 0.02  # share of a step that leaving a machine out must save to be worth saying
 HIDDEN = 0.01  # a transfer that adds less than this share of the step is hidden
 
 File = Annotated[
@@ -67,9 +68,10 @@ def plan(given: dict[str, Any], machines: File = None, measure: Measure = False,
         "plan takes a file of machines, or --measure without one; see thinwire plan --help",
     )
     found = None if machines is None else read_machines(machines)
+    n = len(found.machines) if found is not None else 0
     schedules: Sequence[str] = (config.schedule,) if "schedule" in given else TRIED
     if found is not None:
-        schedules = _taken(config, schedules, len(found.machines))
+        schedules = _taken(config, schedules, n)
     from thinwire.lab.planning import Planner  # after the checks: it imports the engine
 
     planner, load = Planner(config), _load()
@@ -86,6 +88,8 @@ def plan(given: dict[str, Any], machines: File = None, measure: Measure = False,
         print_json([_plain(p, config) for p in proposals])
         return
     _print(proposals, config, found)
+    fewer = planner.without_one(found, _taken(config, TRIED if "schedule" not in given else schedules, n - 1))
+    _tell_spared(fewer, proposals[0])
     if any(m.measured is None for m in found.machines):
         _warn_if_busy(load)
 
@@ -152,6 +156,14 @@ def _print(proposals: list[Proposal], config: TrainConfig, file: MachinesFile) -
         typer.echo(line)
     tell("a machine that others reach by another address adds --advertise; docs/machines.md has the rest")
     tell("predicted from measured compute and the links as given; memory is not checked")
+
+
+def _tell_spared(fewer: Mapping[str, Proposal], best: Proposal) -> None:
+    """Say which machine had better not take part, if any: its links cost more than its help is worth."""
+    name = min(fewer, key=lambda name: fewer[name].seconds, default="")
+    if name and fewer[name].seconds < best.seconds * (1 - GAIN):
+        less, seconds = 1 - fewer[name].seconds / best.seconds, fewer[name].seconds
+        tell(f"without {name} a step takes {seconds:.3g} s, {less:.0%} less; take it out of the file")
 
 
 def start_lines(proposal: Proposal, config: TrainConfig, file: MachinesFile) -> list[str]:

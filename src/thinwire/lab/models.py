@@ -97,12 +97,30 @@ def resolve_model(
     return _with_dropout(source, dropout)
 
 
+def model_config(name: str, init: str | None) -> Any:
+    """Return the config of a model, dropout off: what plans and measurements need, and no text for it.
+
+    Errors: those of ``resolve_model``.
+    """
+    if name == "gpt2-lab" or (name in GPT2_SHAPES and init == "random"):
+        source = ModelSource(name, "gpt2", _gpt2_named(name), None, None)
+    else:
+        source = _pretrained(name, init)
+    return _with_dropout(source, 0.0).config
+
+
+def _gpt2_named(name: str) -> Any:
+    if name == "gpt2-lab":
+        return _gpt2_config(4, 256, 4, LAB_VOCAB)
+    return _gpt2_config(*GPT2_SHAPES[name], vocab=50257)
+
+
 def _gpt2_lab(corpus: Corpus | None) -> ModelSource:
     require(
         corpus is not None, InputError, "model gpt2-lab trains its vocabulary on the data; give it a corpus"
     )
     tokenizer = trained_bpe(corpus) if corpus else None
-    return ModelSource("gpt2-lab", "gpt2", _gpt2_config(4, 256, 4, LAB_VOCAB), tokenizer, None)
+    return ModelSource("gpt2-lab", "gpt2", _gpt2_named("gpt2-lab"), tokenizer, None)
 
 
 def _gpt2_config(layers: int, width: int, heads: int, vocab: int) -> Any:
@@ -120,7 +138,7 @@ def _gpt2_config(layers: int, width: int, heads: int, vocab: int) -> Any:
 
 
 def _gpt2_random(name: str, corpus: Corpus | None) -> ModelSource:
-    config = _gpt2_config(*GPT2_SHAPES[name], vocab=50257)
+    config = _gpt2_named(name)
     tokenizer = packaged_gpt2() or _try(lambda: _tokenizer(_download(name, weights=False)))
     if tokenizer is not None:
         return ModelSource(name, "gpt2", config, tokenizer, None)

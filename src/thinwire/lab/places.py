@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import socket
 import subprocess
 import sys
@@ -90,7 +89,6 @@ class Emulated(ExitStack):
         machines = {congestion.AUTO: CUBIC, congestion.SYSTEM: congestion.system() or CUBIC}
         control = machines.get(config.congestion, config.congestion)
         self._net = Emulation(shapes, control, config.seed)
-        self._token = os.environ.get("THINWIRE_TOKEN") or secrets.token_hex(16)  # these links leave loopback
 
     def __enter__(self) -> Self:
         with ExitStack() as opening:  # which a check that fails closes again: nobody else would
@@ -102,8 +100,6 @@ class Emulated(ExitStack):
     def start(self, config: TrainConfig, rank: int) -> Rank:
         more = self._net.environment(rank) | {"GLOO_SOCKET_IFNAME": "lo"}
         more["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # torch warns that these addresses have no names
-        if config.token_file is None:
-            more["THINWIRE_TOKEN"] = self._token
         own = config.to_dict() | {"host": self._net.address(rank)}
         command, options = _command(_environment(config, rank, own, more))
         return lift.start(self._net, rank, command, **options)

@@ -8,10 +8,9 @@ from typing import Any
 
 from thinwire.lab.config import TrainConfig
 from thinwire.lab.cuts import counted_costs, embedding_numel
-from thinwire.lab.data import load_corpus
 from thinwire.lab.lora import require_peft
 from thinwire.lab.machines_file import Entry, MachinesFile, Measured
-from thinwire.lab.models import resolve_model
+from thinwire.lab.models import model_config
 from thinwire.lab.speed import measure
 from thinwire.policies.ladder import gaussian_bits
 from thinwire.policies.plan import Cut, Machine, Option, Proposal, Work, foretell, propose
@@ -28,7 +27,7 @@ class Planner:
         if config.lora:
             require_peft()
         self.config = config
-        self._model: Any = resolve_model(config.model, config.init, load_corpus(config.data)).config
+        self._model: Any = model_config(config.model, config.init)
         self._rows = config.batch // config.microbatches
         values = self._rows * config.seq * self._model.hidden_size
         self.work = Work(self._model.num_hidden_layers, config.microbatches, values)
@@ -51,6 +50,17 @@ class Planner:
         The machines are in the order of the file, with ``cut`` layers each.
         """
         return foretell(self._machines(file), file.ways, self.work, _options(), cut, schedule)
+
+    def without_one(self, file: MachinesFile, schedules: Sequence[str]) -> dict[str, Proposal]:
+        """Return the proposed plan that leaves a machine out, by that machine; none where two are there."""
+        machines = self._machines(file)
+        if len(machines) < 3:
+            return {}
+        others = {m.name: [o for o in machines if o is not m] for m in machines}
+        return {
+            name: propose(kept, file.ways, self.work, _options(), schedules)[0]
+            for name, kept in others.items()
+        }
 
     def _machines(self, file: MachinesFile) -> list[Machine]:
         return [self._machine(entry) for entry in file.machines]

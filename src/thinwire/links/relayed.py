@@ -11,7 +11,7 @@ from thinwire.links.address import Route
 from thinwire.links.base import Data, LinkEstimate
 from thinwire.links.handshake import Request, Role, access_key, is_pass, pair_name
 from thinwire.links.kernel import KernelCounts
-from thinwire.links.security import require_long
+from thinwire.links.security import REMEDY, check_bytes, require_long
 from thinwire.links.tcp_info import TcpInfo
 from thinwire.links.tunnel import LOOPBACK, Tunnel
 from thinwire.links.zmq_link import ZmqLink
@@ -68,9 +68,9 @@ def check_relay(token: bytes | None) -> bytes:
     """Return the token that a link through a relay needs; ``InputError`` without one."""
     if token is None:
         raise InputError(
-            "links through a relay leave this machine and need a shared token: set THINWIRE_TOKEN or give "
-            "--token-file on each rank"
+            f"links through a relay leave this machine and need a shared token: {REMEDY} on each rank"
         )
+    check_bytes(token)
     require(
         not is_pass(token),
         InputError,

@@ -17,7 +17,7 @@ from zmq.utils import z85
 
 from thinwire.types import InputError, require
 
-REMEDY = "set THINWIRE_TOKEN or give --token-file"
+REMEDY = "set THINWIRE_TOKEN or give --token-file (in Python token=thinwire.read_token())"
 BINDER, CONNECTOR = b"thinwire link 1 binder", b"thinwire link 1 connector"
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 MIN_TOKEN = 8  # bytes, where others can try
@@ -69,6 +69,7 @@ def is_loopback(host: str) -> bool:
 
 def check_host(host: str, token: bytes | None) -> None:
     """Raise ``InputError`` unless links at ``host`` are authenticated or stay on this machine."""
+    check_bytes(token)
     if token is None and not is_loopback(host):
         raise InputError(
             f"a link at {host} leaves this machine and needs a shared token: {REMEDY} on each rank"
@@ -89,6 +90,15 @@ def require_long(token: bytes) -> None:
         InputError,
         f"a token of {len(token)} bytes can be guessed; take {MIN_TOKEN} or more for links that leave this "
         "machine, as python -c 'import secrets; print(secrets.token_urlsafe(32))' makes them",
+    )
+
+
+def check_bytes(token: bytes | None) -> None:
+    """Raise ``InputError`` for a token that is text, as Python's callers may take it to be."""
+    require(
+        token is None or isinstance(token, bytes),
+        InputError,
+        f"the token is {type(token).__name__}, not bytes; give thinwire.read_token(), or b'...' around it",
     )
 
 

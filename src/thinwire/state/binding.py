@@ -55,15 +55,25 @@ def bind(layout: Layout, model: nn.Module) -> list[tuple[Tensor, int]]:
         _check_placed(name, x)
         got, want = (tuple(x.shape), x.dtype), (slot.shape, slot.dtype)
         require(
-            got == want, InputError, f"{name} is {_text(*got)} in the model and {_text(*want)} in the state"
+            got == want,
+            InputError,
+            f"{name} is {_text(*got)} in the model and {_text(*want)} in the state; "
+            + _remedy(got[0] == want[0], slot.dtype),
         )
         tied = found.setdefault(id(x), (x, index))[1]
         require(
             tied == index,
             InputError,
-            f"{name} is tied in the model to {layout.slots[tied].name}, not in the state",
+            f"{name} is tied in the model to {layout.slots[tied].name}, not in the state; untie it, "
+            "or publish a model that ties it too",
         )
     return list(found.values())
+
+
+def _remedy(alike: bool, dtype: torch.dtype) -> str:
+    if alike:
+        return f"convert the model with .to({dtype}), or publish in the model's dtype"
+    return "bind the model it is of"
 
 
 def _check_placed(name: str, x: Tensor) -> None:

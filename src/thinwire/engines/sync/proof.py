@@ -10,10 +10,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 
+from thinwire.links.security import REMEDY, check_bytes
 from thinwire.types import AuthError
 
 CONTEXT = b"thinwire shelf 1"
-REMEDY = "set THINWIRE_TOKEN or give --token-file"
 
 
 class Proof:
@@ -24,6 +24,7 @@ class Proof:
     """
 
     def __init__(self, token: bytes | None) -> None:
+        check_bytes(token)
         self.keyed = token is not None
         self._key = hashlib.blake2b(
             CONTEXT, key=hashlib.blake2b(token or b"").digest(), digest_size=32

@@ -14,6 +14,7 @@ import dataclasses
 import importlib.util
 import os
 import platform
+import secrets
 import shutil
 import socket
 import subprocess
@@ -61,6 +62,7 @@ class Emulation:
     def __init__(self, profiles: Sequence[Profile], congestion: str = "cubic", seed: int = 0) -> None:
         check_ranks(len(profiles))
         self.profiles, self.congestion, self.seed = tuple(profiles), congestion, seed
+        self._token = os.environ.get("THINWIRE_TOKEN") or secrets.token_hex(16)
         self._relay: RelayProcess | None = None
         self._lost: ThinwireError | None = None
         self._setup: dict[str, Any] = {}
@@ -99,8 +101,13 @@ class Emulation:
         return address(rank)
 
     def environment(self, rank: int) -> dict[str, str]:
-        """Return what torchrun would set if every rank were a machine of its own, with one process."""
+        """Return what torchrun would set if every rank were a machine of its own, with one process.
+
+        And what ``connect_mesh`` needs there: the machine's own address, and a token, since links leave it.
+        """
         return {
+            "THINWIRE_HOST": address(rank),
+            "THINWIRE_TOKEN": self._token,
             "RANK": str(rank),
             "LOCAL_RANK": "0",
             "WORLD_SIZE": str(len(self.profiles)),
