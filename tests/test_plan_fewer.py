@@ -41,5 +41,12 @@ def test_a_plan_needs_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     planned(tmp_path, "10mbit,10ms")
 
 
+def test_the_help_says_that_schedules_are_tried() -> None:
+    shown = " ".join(
+        CliRunner(env={"NO_COLOR": "1", "TERM": "dumb"}).invoke(app, ["plan", "--help"]).stdout.split()
+    )
+    assert "Without it all three" in shown and "[default: eager1f1b]" not in shown
+
+
 def test_a_config_alone_is_that_of_the_model() -> None:
     assert (model_config("gpt2-lab", None).n_embd, model_config("gpt2", "random").n_layer) == (256, 12)

@@ -30,12 +30,14 @@ def with_config(
     without: tuple[str, ...] = (),
     only: tuple[str, ...] = (),
     helps: Mapping[str, str] | None = None,
+    undecided: tuple[str, ...] = (),
 ) -> Callable[[Command], Command]:
     """Add an option for each field of ``TrainConfig`` to a command.
 
     The command's parameter ``given`` receives the options that were given, over ``--config``'s file, over
     ``defaults``; what nobody gave is left to ``TrainConfig``. ``only`` takes these fields and no file;
-    ``helps`` replaces the help of options that mean something else in this command.
+    ``helps`` replaces the help of options that mean something else in this command; the ``undecided`` have
+    no default in it.
     """
     base, told = dict(defaults or {}), {n: f.metadata["help"] for n, f in FIELDS.items()} | dict(helps or {})
     names = [n for n in FIELDS if n not in without and (not only or n in only)]
@@ -48,7 +50,7 @@ def with_config(
 
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "given"]
         parameters = own + ([] if only else [_parameter("config", ConfigFile)])
-        parameters += [_parameter(n, _annotation(n, base, told[n])) for n in names]
+        parameters += [_parameter(n, _annotation(n, base, told[n], n not in undecided)) for n in names]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in parameters}
         run.__name__, run.__doc__ = command.__name__, command.__doc__
@@ -62,11 +64,11 @@ def _parameter(name: str, annotation: Any) -> inspect.Parameter:
     return inspect.Parameter(name, kind, default=None, annotation=annotation)
 
 
-def _annotation(name: str, defaults: Mapping[str, Any], about: str) -> Any:
+def _annotation(name: str, defaults: Mapping[str, Any], about: str, decided: bool) -> Any:
     f = FIELDS[name]
     default = defaults.get(name, f.default)
     text = about.replace("[", r"\[")
-    if default is not None and not isinstance(default, bool):
+    if decided and default is not None and not isinstance(default, bool):
         text += rf" [dim]\[default: {default}][/dim]"
     declared = flag(name)
     if isinstance(f.default, bool):

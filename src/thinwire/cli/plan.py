@@ -26,6 +26,10 @@ from thinwire.types import InputError, require
 
 USED = ("model", "init", "data", "seq", "batch", "microbatches", "schedule", "dtype", "lora", "threads")
 TRIED = ("1f1b", "eager1f1b", "gpipe")  # the least memory first
+HELPS = {
+    "schedule": "The one to plan with: 1f1b, eager1f1b or gpipe. Without it all three are tried.",
+    "data": "What the printed commands train on; the plan itself needs no text.",
+}
 BUSY = 0.5  # load a core above which a measurement is suspect
 GAIN = 0.02  # share of a step that leaving a machine out must save to be worth saying
 HIDDEN = 0.01  # a transfer that adds less than this share of the step is hidden
@@ -41,7 +45,7 @@ Json = Annotated[
 ]
 
 
-@with_config(only=USED)
+@with_config(only=USED, helps=HELPS, undecided=("schedule",))
 def plan(given: dict[str, Any], machines: File = None, measure: Measure = False, json: Json = False) -> None:
     """Propose the order of the machines, the cut, the schedule and the recipe, with the predicted step.
 
