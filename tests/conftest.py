@@ -16,7 +16,12 @@ import numpy as np
 import pytest
 import torch
 
+from reported import THREE
+from run_records import write_run
 from thinwire.engines.sync.folder import Folder, PlainFolder, open_folder
+from thinwire.lab.record import COMPARE, write_json
+from thinwire.lab.runs import slug
+from thinwire.state import log as logs
 
 if TYPE_CHECKING:
     from hubs import Clock
@@ -96,3 +101,17 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     for module in ("hub", "spoke", "station"):
         monkeypatch.setattr(f"thinwire.links.{module}.monotonic", found)
     return found
+
+
+@pytest.fixture
+def arrays_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a log count the bytes of its arrays, which tests know to the byte, and not what is around them."""
+    monkeypatch.setattr(logs, "OVERHEAD", 0)
+
+
+@pytest.fixture
+def compared(tmp_path: Path) -> Path:
+    """Return the folder of a comparison of three runs."""
+    records = [write_run(tmp_path / slug(n), n, b, f) for n, b, f in THREE]
+    write_json(tmp_path / COMPARE, [r.to_dict() for r in records])
+    return tmp_path

@@ -113,6 +113,8 @@ class Warm:
     def start(self, place: Path, *arguments: Any, largest_file: int | None = None, **more: Any) -> Command:
         """Run ``thinwire ARGUMENTS`` in a fork; ``largest_file`` in bytes stands in for a full disk."""
         place.mkdir(parents=True, exist_ok=True)
+        for name in ("stdout", "stderr"):  # to be looked at before the fork has opened them
+            (place / name).touch()
         asked = {"arguments": [str(a) for a in arguments], "place": str(place)}
         pid = self._ask(asked | {"environment": environment(**more), "largest_file": largest_file})
         return Command(pid, place, lambda: self._ask({"poll": pid}))

@@ -1,0 +1,37 @@
+"""Histories and followers of them, for tests."""
+
+import numpy as np
+from hypothesis import strategies as st
+
+import states
+from thinwire.state.history import History
+from thinwire.state.replica import Replica
+
+
+def published(n=1, share=0.1, **kwargs):
+    """Return a history of ``n`` versions and what it last published."""
+    state = states.tensors()
+    history = History(states.layout(state), **kwargs)
+    for i in range(n):
+        if i:
+            states.train(state, share, i)
+        history.publish(state, {"step": i})
+    return history, state
+
+
+def forget(history):
+    """Let nothing be left to patch from."""
+    history._log._entries.clear()
+    history._log.nbytes = 0
+
+
+def follower(history):
+    replica = Replica(history.layout)
+    replica.apply(states.over_the_wire(history.patch()))
+    replica.swap()
+    return replica
+
+
+positions = st.lists(st.integers(0, 199), unique=True, max_size=60).map(
+    lambda p: np.array(sorted(p), np.int32)
+)
