@@ -72,16 +72,22 @@ def meet(config: TrainConfig, rank: int, size: int) -> dist.Store:
     # connect anything, and its one listening socket stays on loopback.
     os.environ["TORCH_GLOO_LAZY_INIT"] = "1"
     os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
+    # The store of torchrun outlives a run, and with it the addresses of the run before.
+    own = dist.PrefixStore(f"thinwire/{next(_runs)}", _store(config, rank, size, wait))
+    dist.init_process_group("gloo", store=own, rank=rank, world_size=size, timeout=wait)
+    return own
+
+
+@contextlib.contextmanager
+def explained(config: TrainConfig, rank: int) -> Iterator[None]:
+    """Say in a sentence, as a ``LinkError``, what torch's store or process group raises in the block."""
     try:
-        # The store of torchrun outlives a run, and with it the addresses of the run before.
-        own = dist.PrefixStore(f"thinwire/{next(_runs)}", _store(config, rank, size, wait))
-        dist.init_process_group("gloo", store=own, rank=rank, world_size=size, timeout=wait)
-    except (RuntimeError, ValueError) as e:  # of torch; ours are ThinwireErrors
+        yield
+    except (RuntimeError, ValueError) as e:
         if isinstance(e, ThinwireError):
             raise
         why = " ".join(str(e).split())[:200]
         raise LinkError(f"rank {rank} could not meet the others at {meeting(config)} ({why})") from e
-    return own
 
 
 def meeting(config: TrainConfig) -> str:

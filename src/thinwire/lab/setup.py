@@ -19,7 +19,7 @@ from thinwire.lab.job import Job
 from thinwire.lab.lora import add_adapters
 from thinwire.lab.loss import next_token_loss
 from thinwire.lab.machine import cores, pick_dtype
-from thinwire.lab.rendezvous import meet, place, telling
+from thinwire.lab.rendezvous import explained, meet, place, telling
 from thinwire.lab.split import Stage, build_stage
 from thinwire.links.congestion import SYSTEM
 from thinwire.links.mesh import Peer, connect_mesh
@@ -57,7 +57,7 @@ def join(job: Job) -> World:
         f"{config.stages} stages with schedule {config.schedule} need {config.ranks} processes, "
         f"WORLD_SIZE is {size}; change --stages or, under torchrun, --nnodes and --nproc-per-node",
     )
-    with telling(config, rank, size):
+    with telling(config, rank, size), explained(config, rank):
         return World(rank, size, _connect(job, rank, size, meet(config, rank, size)))
 
 
