@@ -25,10 +25,11 @@ def forget(history):
     history._log.nbytes = 0
 
 
-def follower(history):
-    replica = Replica(history.layout)
+def follower(history, kind=Replica):
+    """Return a replica of what a history published last."""
+    replica = kind(history.layout)
     replica.apply(states.over_the_wire(history.patch()))
-    replica.swap()
+    assert replica.swap()
     return replica
 
 

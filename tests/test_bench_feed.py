@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from bench import state_links, state_worker
 
-from published_states import published
+from histories import published
 from thinwire.types import MeasurementError
 
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import states
-from published_states import LONG, advance, follower, published
+from histories import follower, published
+from replicas import LONG, advance
 from thinwire.state import binding
 from thinwire.state.history import History
 from thinwire.state.layout import Layout

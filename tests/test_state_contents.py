@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import states
-from published_states import advance, follower, published
+from histories import follower, published
+from replicas import advance
 from thinwire.state import log
 from thinwire.state.history import History
 from thinwire.state.layout import Layout

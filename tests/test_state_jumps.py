@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from published_states import LONG, follower
+from histories import follower
+from replicas import LONG
 from thinwire.engines.sync.follower import Follower
 from thinwire.engines.sync.publisher import Publisher
 from thinwire.engines.sync.relay import Relay
