@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 
 from thinwire.lab import interrupts
 from thinwire.lab.interrupts import held_back, stopped_by_signals
+from waiting import until
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 
@@ -37,13 +40,31 @@ def test_a_program_is_asked_once_by_two_signals_and_again_later(
     signal.signal(number, before)
 
 
-def test_a_signal_waits_until_who_was_started_is_known() -> None:
+@pytest.fixture
+def another_thread() -> Iterator[int]:
+    """Run a thread that takes signals, as those of a library do; yield which it is."""
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait)
+    thread.start()
+    assert thread.ident
+    yield thread.ident
+    over.set()
+    thread.join()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("by", ["the main thread", "another"])
+def test_a_signal_waits_until_who_was_started_is_known(
+    number: signal.Signals, by: str, another_thread: int
+) -> None:
+    taker = threading.get_ident() if by == "the main thread" else another_thread
     started = []
     with stopped_by_signals(), pytest.raises(KeyboardInterrupt), held_back():
-        tell(signal.SIGTERM)
+        signal.pthread_kill(taker, number)
+        until(lambda: number in signal.sigpending())
         started.append("a rank")
     assert started == ["a rank"]
-    assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, set())
+    assert number not in signal.pthread_sigmask(signal.SIG_BLOCK, set())
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,6 +54,9 @@ def stopped_by_signals() -> Iterator[None]:
 
     def end(number: int, frame: FrameType | None) -> None:
         nonlocal asked
+        if _is_held_back(number):  # and was taken by a thread that does not
+            signal.raise_signal(number)  # which waits in this one
+            return
         if _in_destructor(frame):
             again = threading.Timer(SOON, os.kill, (os.getpid(), number))
             again.daemon = True
@@ -71,6 +75,10 @@ def stopped_by_signals() -> Iterator[None]:
     finally:
         for number, how in taken.items():
             signal.signal(number, how)
+
+
+def _is_held_back(number: int) -> bool:
+    return sys.platform != "win32" and number in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def _in_destructor(frame: FrameType | None) -> bool:
