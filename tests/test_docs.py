@@ -14,7 +14,7 @@ import typer.main
 from thinwire import wire
 from thinwire.channel import Scheme, Sender
 from thinwire.cli.app import app
-from thinwire.codecs import Uniform
+from thinwire.codecs import REGISTRY, Uniform
 from thinwire.memory import Delta
 
 ROOT = Path(__file__).parents[1]
@@ -45,9 +45,9 @@ def test_links_lead_to_files(page: Path) -> None:
     assert missing == []
 
 
-@pytest.mark.parametrize("name", ["index.md", "recipes.md", "state.md"])
+@pytest.mark.parametrize("name", ["index.md", "recipes.md", "codecs.md", "state.md"])
 def test_python_in_the_docs_runs(name: str) -> None:
-    if name == "state.md":
+    if name in ("codecs.md", "state.md"):
         pytest.importorskip("zstandard")
     blocks = [code for kind, code in BLOCK.findall((ROOT / "docs" / name).read_text()) if kind == "python"]
     assert blocks
@@ -126,3 +126,11 @@ def test_every_module_of_the_core_is_on_the_map() -> None:
         p.stem for p in src.glob("*.py")
     }
     assert {n for n in names if not n.startswith("__") and not re.search(rf"\b{n}\b", page)} == set()
+
+
+def test_every_codec_is_in_the_table_and_its_size_is_known_where_it_says_so() -> None:
+    page = (ROOT / "docs" / "codecs.md").read_text()
+    known = dict(re.findall(r"^\| `(\w+)` \|.*\| (yes|no|as inside) \|[^|]*\|$", page, re.MULTILINE))
+    assert known.keys() == REGISTRY.keys()
+    with_layout = {name for name, codec in REGISTRY.items() if hasattr(codec, "layout")}
+    assert {name for name, size in known.items() if size != "no"} == with_layout
