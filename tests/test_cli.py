@@ -115,6 +115,34 @@ def test_command_line_over_toml_over_defaults(launches: list[TrainConfig], tmp_p
     assert (config.batch, config.steps, config.lr_schedule, config.seq) == (16, 9, "linear", 128)
 
 
+RANK = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "host"),
+    [
+        ([], RANK, "127.0.0.4"),
+        (["--config", "job.toml"], RANK, "127.0.0.4"),
+        (["--host", "127.0.0.6"], RANK, "127.0.0.6"),
+        ([], RANK | {"THINWIRE_HOST": " "}, "127.0.0.1"),
+        ([], {}, "127.0.0.1"),  # starts its ranks itself
+    ],
+)
+def test_a_rank_s_address_may_be_in_its_environment(
+    launches: list[TrainConfig],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    environment: dict[str, str],
+    host: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("job.toml").write_text('host = "127.0.0.5"\n')
+    result = invoke("train", *arguments, **{"THINWIRE_HOST": "127.0.0.4"} | environment)
+    assert result.exit_code == 0, result.output
+    assert launches[0].host == host
+
+
 WRONG = [
     (["train", "--stages", "9"], "--stages is 9"),
     (["doctor", "--seconds", "5"], "--seconds is for --peer alone; give --peer too, or leave it out"),
@@ -196,7 +224,7 @@ def test_json_is_all_that_is_on_stdout(launches: list[TrainConfig], tmp_path: Pa
 
 def test_later_ranks_under_torchrun_print_nothing(launches: list[TrainConfig], tmp_path: Path):
     job = ("train", "--recipe", "fp32", "--out", str(tmp_path / "run"))
-    result = invoke(*job, RANK="1", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+    result = invoke(*job, **RANK)
     assert (result.exit_code, result.output) == (0, "")
     assert "fp32" in invoke(*job, RANK="1").stdout  # left over from something else: an ordinary run
 

@@ -34,10 +34,10 @@ def with_config(
 ) -> Callable[[Command], Command]:
     """Add an option for each field of ``TrainConfig`` to a command.
 
-    The command's parameter ``given`` receives the options that were given, over ``--config``'s file, over
-    ``defaults``; what nobody gave is left to ``TrainConfig``. ``only`` takes these fields and no file;
-    ``helps`` replaces the help of options that mean something else in this command; the ``undecided`` have
-    no default in it.
+    The command's parameter ``given`` receives the options that were given, over a rank's ``THINWIRE_HOST``,
+    over ``--config``'s file, over ``defaults``; what nobody gave is left to ``TrainConfig``. ``only`` takes
+    these fields and no file; ``helps`` replaces the help of options that mean something else in this command;
+    the ``undecided`` have no default in it.
     """
     base, told = dict(defaults or {}), {n: f.metadata["help"] for n, f in FIELDS.items()} | dict(helps or {})
     names = [n for n in FIELDS if n not in without and (not only or n in only)]
@@ -46,7 +46,8 @@ def with_config(
         def run(**arguments: Any) -> None:
             file = arguments.pop("config", None)
             given = {n: from_text(TrainConfig, n, v) for n in names if (v := arguments.pop(n)) is not None}
-            command(given=base | (read_toml(file) if file else {}) | given, **arguments)
+            around = _environment() if "host" in names else {}
+            command(given=base | (read_toml(file) if file else {}) | around | given, **arguments)
 
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "given"]
         parameters = own + ([] if only else [_parameter("config", ConfigFile)])
@@ -57,6 +58,12 @@ def with_config(
         return run
 
     return decorate
+
+
+def _environment() -> dict[str, str]:
+    """Return what the environment says of a rank that somebody else started: the address that is its own."""
+    host = os.environ.get("THINWIRE_HOST", "").strip()
+    return {"host": host} if host and {"RANK", "WORLD_SIZE"} <= os.environ.keys() else {}
 
 
 def _parameter(name: str, annotation: Any) -> inspect.Parameter:

@@ -203,7 +203,7 @@ class TrainConfig:
     host: str = _option(
         "127.0.0.1",
         MACHINES,
-        "Address this machine listens on; off loopback it needs a token.",
+        "Address this machine listens on (ranks may set THINWIRE_HOST); off loopback it needs a token.",
         metavar="ADDRESS",
     )
     port: int = _option(
