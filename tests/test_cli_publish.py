@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import re
+import threading
 import time
 from pathlib import Path
 
@@ -219,6 +220,30 @@ def test_a_ctrl_c_before_the_first_version_ends_a_publisher_as_any_other(
     result = invoke(*command)
     assert (result.exit_code, result.stderr) == (0, ""), result.output
     assert invoke(*command, "--once").exit_code == 130
+
+
+def test_a_checkpoint_that_is_still_to_be_written_is_waited_for(tmp_path: Path) -> None:
+    file, shelf = tmp_path / "run" / "m.safetensors", tmp_path / "shelf"
+
+    def train() -> None:
+        file.parent.mkdir()
+        write_checkpoint(file, weights(), {})
+
+    training = threading.Timer(0.5, train)
+    training.start()
+    result = invoke("publish", file, "--once", "--store", shelf, "--wait", "60")
+    training.join()
+    assert result.exit_code == 0, result.output
+    assert result.stderr.startswith(f"waiting for {file}, for up to 60 s\n")
+    assert invoke("follow", shelf, "--once", "--out", tmp_path / "o").exit_code == 0
+    assert holds(tmp_path / "o", weights())
+
+
+def test_a_checkpoint_that_nobody_writes_is_waited_for_no_longer_than_asked(tmp_path: Path) -> None:
+    result = invoke("publish", tmp_path / "m", "--store", tmp_path / "shelf", "--wait", "0.3")
+    assert result.exit_code == 2
+    assert "m is not there" in one_sentence(result.stderr.split("\n", 1)[1])
+    assert not (tmp_path / "shelf").exists()
 
 
 @pytest.mark.parametrize("followed", [True, False])

@@ -63,6 +63,8 @@ WRONG = [
     (["publish", "{m}", "--port", "70000"], "--port is 70000"),
     (["publish", "{m}", "--rest", "0"], "--rest is 0"),
     (["publish", "{m}", "--rest", "inf"], "--rest is inf"),
+    (["publish", "{m}", "--wait", "-1"], "--wait is -1.0; it must be 0 seconds or more"),
+    (["publish", "{m}", "--wait", "nan"], "--wait is nan"),
     (["publish", "{m}", "--host", "0.0.0.0", "--port", "0"], "needs a shared token"),
     (["publish", "{m}", "--store", "{no}/shelf"], "cannot write to"),
     (["publish", "{m}", "--store", "", "--once"], "--store is empty"),

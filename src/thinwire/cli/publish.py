@@ -31,7 +31,7 @@ from thinwire.types import InputError, LinkError, require
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 PATIENCE = 300.0  # seconds that --once waits for a follower
 ATTEMPTS = 2  # that --once has at a store which takes no file: to sweep it may have helped
-MAX_REST = 86_400.0  # seconds
+MAX_SECONDS = 86_400.0  # of --rest and --wait
 SAVE_EVERY = 60.0  # seconds between two saves of --state at least, but for the last
 HERE = "ADDRESS_OF_THIS_MACHINE"  # where none is known
 PUSH, PULL = "For followers that connect", "For followers that fetch"
@@ -82,6 +82,9 @@ Rest = Annotated[
         "files have changed since the last version.",
     ),
 ]
+Wait = Annotated[
+    float, typer.Option(metavar="SECONDS", help="Wait so long for FILE, if training is still to write it.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no live line.")]
 
 
@@ -96,6 +99,7 @@ def publish(
     store: Store = None,
     name: Name = "state",
     rest: Rest = None,
+    wait: Wait = 0.0,
     congestion: Congestion = control.AUTO,
     once: Once = False,
     quiet: Quiet = False,
@@ -119,12 +123,14 @@ def publish(
     saved = port is not None or state is None
     require(saved, InputError, "--state is for --port; a store is what its publisher needs")
     state = check_state(state)
-    _check_apart(file, state)
     kind, bounds = _dtype(dtype), parse_bounds(bound or [])
     watch = _watch(file, rest)
+    _check_wait(wait)
     with ExitStack() as stack:
         stack.enter_context(stopped_by_signals())
         try:
+            _await(watch, wait)
+            _check_apart(file, state)
             outlets = Outlets(watch.first(), kind, bounds, name, token)
             stack.callback(outlets.close)
             if port is not None:
@@ -145,9 +151,20 @@ def publish(
 
 
 def _watch(file: Path, rest: float | None) -> Watch:
-    good = rest is None or 0 < rest <= MAX_REST
-    require(good, InputError, f"--rest is {rest}; it must be above 0 seconds, and at most {MAX_REST:g}")
+    good = rest is None or 0 < rest <= MAX_SECONDS
+    require(good, InputError, f"--rest is {rest}; it must be above 0 seconds, and at most {MAX_SECONDS:g}")
     return Watch(file, rest)
+
+
+def _check_wait(wait: float) -> None:
+    good = 0 <= wait <= MAX_SECONDS
+    require(good, InputError, f"--wait is {wait}; it must be 0 seconds or more, and at most {MAX_SECONDS:g}")
+
+
+def _await(watch: Watch, wait: float) -> None:
+    if wait and not watch.stamp():
+        typer.echo(f"waiting for {watch.path}, for up to {wait:g} s", err=True)
+    watch.await_files(wait)
 
 
 def _check_apart(file: Path, state: Path | None) -> None:

@@ -108,6 +108,16 @@ class Watch:
         self._tried = self._taken = before
         return found
 
+    def await_files(self, seconds: float) -> None:
+        """Wait until there is a checkpoint, whole or not yet, for at most ``seconds``.
+
+        Errors: ``InputError`` where there is none then.
+        """
+        end = time.monotonic() + seconds
+        while not self.stamp() and time.monotonic() < end:
+            time.sleep(LOOK)
+        files_of(self.path)
+
     def first(self) -> dict[str, Tensor]:
         """Wait until the checkpoint rests, and return its tensors.
 
