@@ -102,7 +102,7 @@ def test_replace_validates():
 def test_unknown_keys_name_the_nearest():
     with pytest.raises(InputError, match="'recipee'; did you mean recipe"):
         TrainConfig.from_dict({"recipee": "fp32"})
-    with pytest.raises(InputError, match="the options are advertise, batch, "):
+    with pytest.raises(InputError, match="the options are advertise, auto_resume, batch, "):
         TrainConfig.from_dict({"xyzzy": 1})
 
 

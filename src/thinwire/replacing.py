@@ -36,7 +36,11 @@ def replacing(path: str | Path) -> Iterator[Path]:
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PART}")
     try:
+        temporary.touch()
+        mode = temporary.stat().st_mode  # what the umask leaves; safetensors writes for the owner alone
+        temporary.unlink()
         yield temporary
+        temporary.chmod(mode)
         with temporary.open("r+b") as file:
             os.fsync(file.fileno())  # or a power cut leaves the new name on an empty file
         temporary.replace(path)

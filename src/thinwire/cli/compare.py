@@ -55,14 +55,14 @@ def configs_of(recipes: list[str], given: dict[str, Any]) -> list[TrainConfig]:
 def run_all(configs: list[TrainConfig], out: Path) -> None:
     """Run every configuration, keep ``compare.json`` up to date, then print the table and write the report.
 
-    What goes on by ``resume`` leaves both files of the part before until it has its own.
+    What may go on from checkpoints leaves both files of the part before until it has its own.
     Errors: the failing run's, with its recipe named; what finished before stays readable.
     """
     from thinwire.lab.launch import launch
 
     records: list[dict[str, Any]] = []
     leading = is_leader(configs[0])
-    if leading and not configs[0].resume:
+    if leading and not (configs[0].resume or configs[0].auto_resume):
         for stale in (COMPARE, REPORT):  # of an earlier comparison, which must not pass for this one's
             (out / stale).unlink(missing_ok=True)
     for i, config in enumerate(_resumed(configs), 1):

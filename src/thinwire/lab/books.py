@@ -28,7 +28,7 @@ from thinwire.lab.record import (
     StepMetrics,
     WireCounts,
 )
-from thinwire.lab.resume import doubts, inherited
+from thinwire.lab.resume import bytes_saving, doubts, inherited
 from thinwire.lab.setup import World, pick_threads
 from thinwire.lab.telemetry import WAYS, StepReport
 
@@ -46,6 +46,7 @@ class Books:
         self._seconds: list[float] = []
         self._owner = world.rank == 0
         self._rtt: float | None = None
+        self._saved_before = 0  # bytes of saving before a resume
         self.links = LinkWatch(world)
         if self._owner:
             config = job.config
@@ -184,6 +185,7 @@ class Books:
             loss.evaluations = [Evaluation(**e) for e in totals["evaluations"]]
             self.record.decisions = [Decision(**d) for d in totals["decisions"]]
             self.writer.close("running")
+            self._saved_before = bytes_saving(Path(self.job.config.out))
             # Before the new record takes the old one's place, lest a killed run leave one without them.
             for note in (f"resumed after step {step}", *doubts(self.job.config, step)):
                 self.note(note)
@@ -226,7 +228,7 @@ class Books:
     def saved(self) -> None:
         """Book what it took to bring the model to this rank."""
         if self._owner:
-            self.record.bytes.saving = saving_bytes(self.world)
+            self.record.bytes.saving = self._saved_before + saving_bytes(self.world)
             self.writer.write()
 
     def close(self, status: str, why: str = "") -> None:

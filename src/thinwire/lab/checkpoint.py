@@ -19,6 +19,7 @@ from thinwire.lab.weights import INDEX
 from thinwire.replacing import PART, replacing
 from thinwire.types import InputError, MissingExtra, require
 
+SHARDS = "model-*-of-*.safetensors"
 ADAPTERS = "adapter_model.safetensors"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -128,9 +129,25 @@ def finish_adapters(folder: Path, source: ModelSource, rank: int, world: int) ->
 
 def remove_model(folder: Path) -> None:
     """Remove the weights of an earlier run, of which there may have been more shards than there will be."""
-    for pattern in ("model-*-of-*.safetensors", f".model-*{PART}", INDEX):
+    for pattern in (SHARDS, f".model-*{PART}", INDEX):
         for file in folder.glob(pattern):
             file.unlink()
+
+
+def put_in_place(part: Path, folder: Path) -> None:
+    """Move the files of ``part`` to ``folder``, the index last, and remove ``part``.
+
+    Whoever has a file open goes on reading the old one, and one that opens them all meets two models only
+    within these few milliseconds. What else is in ``folder`` stays, but for shards of another number.
+    """
+    files = sorted(file.relative_to(part) for file in part.rglob("*") if file.is_file())
+    for name in sorted(files, key=lambda name: name.name == INDEX):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (part / name).replace(folder / name)
+    shutil.rmtree(part)
+    for old in folder.glob(SHARDS):
+        if old.relative_to(folder) not in files:
+            old.unlink()
 
 
 def check_unread(folder: Path) -> None:

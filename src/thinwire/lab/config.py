@@ -186,12 +186,20 @@ class TrainConfig:
         0, EVALUATION, "Write a checkpoint every so many steps; 0 is off.", metavar="STEPS"
     )
     resume: bool = _option(False, EVALUATION, "Go on from the last checkpoint in --out.")
+    auto_resume: bool = _option(
+        False, EVALUATION, "Go on as --resume does where there is a checkpoint; else start anew."
+    )
     save_model: bool = _option(
         True,
         EVALUATION,
         "Write OUT/model/, which from_pretrained loads. With --lora, OUT/adapter/ is written in any case.",
     )
-
+    save_every: int = _option(
+        0,
+        EVALUATION,
+        "Also write what is saved every so many steps, each time in the place of the last; 0 is off.",
+        metavar="STEPS",
+    )
     save_dtype: str = _option(
         "fp32",
         EVALUATION,
@@ -266,7 +274,11 @@ class TrainConfig:
             notes.append(
                 "--lora trains adapters alone, and here what they adapt stays at its random weights."
             )
-        if self.resume and not self.checkpoint_every:
+        if self.auto_resume and not self.checkpoint_every:
+            notes.append(
+                "--auto-resume without --checkpoint-every writes nothing that a next run could go on from."
+            )
+        elif self.resume and not self.checkpoint_every:
             notes.append("resumed without --checkpoint-every, so this part of the run writes no checkpoint.")
         return notes
 

@@ -30,6 +30,7 @@ LEAST = {
     "eval_samples": 0,
     "eval_every": 0,
     "checkpoint_every": 0,
+    "save_every": 0,
     "threads": 0,
     "lora": 0,
     "port": 0,
@@ -38,7 +39,8 @@ LEAST = {
     "grad_clip": 0.0,
 }
 COUNTED = 10**9  # more than any run has, and small enough for every count that is made of it
-MOST = dict.fromkeys(("steps", "epochs", "warmup", "eval_samples", "eval_every", "checkpoint_every"), COUNTED)
+EVERY = ("eval_every", "checkpoint_every", "save_every")  # options of what is done every so many steps
+MOST = dict.fromkeys(("steps", "epochs", "warmup", "eval_samples", *EVERY), COUNTED)
 MOST |= {"microbatches": 2**16 - 1, "threads": 1024, "deadline": 10**6}
 MOST["seed"] = 10**12  # times a million and a pass's number, it is still a seed to torch
 WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
@@ -106,6 +108,7 @@ def check(config: TrainConfig) -> None:
     _ranges(config)
     _pipeline(config)
     _counts(config)
+    _kept(config)
     _specs(config)
 
 
@@ -188,6 +191,13 @@ def _counts(config: TrainConfig) -> None:
         raise InputError(
             f"--warmup is {config.warmup} steps, more than the run's {config.planned_steps}; "
             "lower it or raise --steps"
+        )
+
+
+def _kept(config: TrainConfig) -> None:
+    if config.save_every and not (config.save_model or config.lora):
+        raise InputError(
+            f"--save-every is {config.save_every}, but --no-save-model leaves nothing to save; drop one"
         )
 
 

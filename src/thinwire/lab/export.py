@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
-from contextlib import suppress
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from thinwire.engines.pipeline import CompressedStage
 from thinwire.lab.checkpoint import (
     finish_adapters,
     finish_model,
+    put_in_place,
     remove_adapters,
     remove_model,
     save_adapters,
@@ -21,7 +23,7 @@ from thinwire.lab.job import Job
 from thinwire.lab.setup import Autocast, World
 from thinwire.lab.split import Stage
 from thinwire.lab.telemetry import Telemetry
-from thinwire.replacing import replacing
+from thinwire.replacing import PART, replacing
 
 PIECE = 1 << 22  # bytes of a shard in one message
 MARK = ".writing"
@@ -31,20 +33,22 @@ SAVING = "saving"  # the label of what crosses links for it
 def export_model(job: Job, world: World, stages: list[CompressedStage], telemetry: Telemetry) -> None:
     """Write the whole model to ``OUT/model`` of rank 0 if it is wanted, and adapters to ``OUT/adapter``.
 
-    Without the model nothing that is frozen crosses the links.
+    Each takes the place of what was saved there before when it is whole. Without the model nothing that is
+    frozen crosses the links.
     """
-    out, n, rank = Path(job.config.out), job.config.stages, job.config.lora
-    whole = job.config.save_model
-    model = _gather(out / "model", save_stage, job, world, stages, telemetry) if whole else None
-    adapter = _gather(out / "adapter", save_adapters, job, world, stages, telemetry) if rank else None
-    # No barrier behind this: a rank may leave once its own part is with rank 0, which can take minutes.
-    if world.rank == 0:
-        if model:
-            finish_model(model, job.source, n, job.config.save_dtype)
-        if adapter:
-            finish_adapters(adapter, job.source, rank, n)
-        else:
-            remove_adapters(out / "adapter")
+    out, n, config = Path(job.config.out), job.config.stages, job.config
+    if config.save_model:
+        with _replacing_folder(out / "model", world, telemetry) as part:
+            _gather(part, save_stage, job, world, stages, telemetry)
+            if world.rank == 0:
+                finish_model(part, job.source, n, config.save_dtype)
+    if config.lora:
+        with _replacing_folder(out / "adapter", world, telemetry) as part:
+            _gather(part, save_adapters, job, world, stages, telemetry)
+            if world.rank == 0:
+                finish_adapters(part, job.source, config.lora, n)
+    elif world.rank == 0:
+        remove_adapters(out / "adapter")
 
 
 def saving_bytes(world: World) -> int:
@@ -58,6 +62,32 @@ def remove_models(out: Path, start: str) -> None:
     if Path(out).resolve() not in Path(start).resolve().parents:
         remove_model(out / "model")
         remove_adapters(out / "adapter")
+        for name in ("model", "adapter"):
+            shutil.rmtree(_unfinished(out / name), ignore_errors=True)
+
+
+def _unfinished(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}{PART}")
+
+
+@contextmanager
+def _replacing_folder(folder: Path, world: World, telemetry: Telemetry) -> Iterator[Path]:
+    """Yield a folder to write to, which rank 0 puts in the place of ``folder`` at the end; all wait for that.
+
+    If the block raises on any rank, ``folder`` stays as it was, and nothing is left beside it.
+    """
+    part = _unfinished(folder)
+    try:
+        if world.rank == 0:
+            shutil.rmtree(part, ignore_errors=True)  # of a run that was killed
+        part.mkdir(parents=True, exist_ok=True)
+        yield part
+        if world.rank == 0:
+            put_in_place(part, folder)
+        telemetry.agree(b"F", 0, f"the {folder.name} to be in its place")
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
 
 
 def _gather(
@@ -67,14 +97,11 @@ def _gather(
     world: World,
     stages: list[CompressedStage],
     telemetry: Telemetry,
-) -> Path:
+) -> None:
     """Bring what ``save`` writes of every stage to ``folder`` of rank 0.
 
     Ranks on one file system write their shards in place; others send theirs over the link.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    if world.rank == 0:
-        remove_model(folder)
     shared = _sharing(folder, world, telemetry)
     n = job.config.stages
     for stage in stages:
@@ -86,9 +113,7 @@ def _gather(
         if not shared[owner]:
             _send_shard(folder / shard_name(index, n), owner, world, telemetry, job.config.deadline)
     if not shared[world.rank]:
-        with suppress(OSError):  # something else is in it
-            folder.rmdir()
-    return folder
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _module(stage: CompressedStage) -> Stage:
@@ -116,19 +141,24 @@ def _leave_mark(folder: Path) -> str:
 
 
 def _send_shard(file: Path, owner: int, world: World, telemetry: Telemetry, deadline: float) -> None:
-    """Bring one shard from its owner to rank 0 by pieces; the owner waits for each, to hold but one."""
+    """Bring one shard from its owner to rank 0 by pieces; the owner waits for each, to hold but one.
+
+    That can take minutes, while which the others wait for both.
+    """
     if world.rank == owner:
         size = file.stat().st_size
         telemetry.send(0, b"Q", size)
         mailbox = world.peers[0].mailbox
         with file.open("rb") as f:
             while piece := f.read(PIECE):
-                mailbox.send(b"P", piece, SAVING).result()
+                mailbox.send(b"part", piece, SAVING).result()
+                telemetry.working()
         file.unlink()  # a part of a model is none
     elif world.rank == 0:
         left = int(telemetry.get(owner, b"Q", "the size of its part of the model"))
         with replacing(file) as temporary, temporary.open("wb") as f:
             while left > 0:
-                piece = world.peers[owner].get(b"P", deadline, "a part of the model")
+                piece = world.peers[owner].get(b"part", deadline, "a part of the model")
                 f.write(piece)
+                telemetry.working()
                 left -= len(piece)

@@ -110,8 +110,15 @@ def _check_saved(config: TrainConfig) -> None:
         return
     folder = Path(config.out) / "model"
     check_unread(folder)
+    own = Path(config.model).expanduser().resolve() == folder.resolve()
     require(
-        not config.lora or Path(config.model).expanduser().resolve() != folder.resolve(),
+        not (own and config.save_every),
+        InputError,
+        f"--model {config.model} is where --save-every would replace it, and --resume would miss it; "
+        "take another --out",
+    )
+    require(
+        not (own and config.lora),
         InputError,
         f"--model {config.model} is where the model with its adapters merged in is saved, but the adapters "
         "are for the model as it was; take another --out, or --no-save-model",

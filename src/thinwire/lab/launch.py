@@ -103,16 +103,18 @@ def _enter(stack: ExitStack, config: TrainConfig) -> Place:
 
 
 def _check_resume(job: Job) -> None:
-    """Raise ``InputError`` before anything is started where there is nothing to go on from."""
-    if job.config.resume:
-        from thinwire.lab.resume import check
+    """Raise ``InputError`` before anything is started where a run could not go on from what is there."""
+    from thinwire.lab.resume import check, newest_here
 
+    config = job.config
+    there = config.auto_resume and newest_here(Path(config.out), config.ranks) is not None
+    if config.resume or there:
         check(job)
 
 
 def _check_inherited(config: TrainConfig) -> None:
     """Raise ``MeasurementError`` where a run went on from what was no measurement."""
-    if config.resume:
+    if config.resume or config.auto_resume:
         from thinwire.lab.resume import inherited
 
         why = inherited(load_run(config.out))

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from thinwire.engines.pipeline import CompressedStage
 from thinwire.lab.config import TrainConfig, learning_rate
-from thinwire.lab.config_checks import flag
+from thinwire.lab.config_checks import EVERY, flag
 from thinwire.lab.files import REMEDY
 from thinwire.lab.job import Job
 from thinwire.lab.record import INVALID, RunRecord, load_run, write_json
@@ -32,7 +32,7 @@ KEPT = 2  # a rank may die while it writes the newest one
 PIECE = 32 * 10**6  # bytes of references in a file, and in memory meanwhile
 SPOILT = "no measurement: "  # how a note begins that says why the times of a run are no result
 # Options that a resumed run may change.
-FREE = {"out", "resume", "json", "quiet", "checkpoint_every", "eval_every", "deadline", "threads"}
+FREE = {"out", "resume", "auto_resume", "json", "quiet", "deadline", "threads", *EVERY}
 FREE |= {"host", "port", "advertise", "token_file", "tensorboard", "save_model", "save_dtype", "link"}
 FREE |= {"emulate", "congestion", "references", "relay", "overlap"}
 CONTENTS = {"data", "model"}  # options of which not the place counts but what is there
@@ -185,6 +185,14 @@ def saved_cut(out: Path, rank: int) -> list[int] | None:
 def inherited(record: RunRecord) -> str | None:
     """Return the note of a record that says why what it went on from was no measurement; None: it was one."""
     return next((note for note in record.notes if note.startswith(SPOILT)), None)
+
+
+def bytes_saving(out: Path) -> int:
+    """Return the bytes that saving took in the run whose record is in ``out``; 0 where there is none."""
+    try:
+        return load_run(out).bytes.saving
+    except InputError:
+        return 0
 
 
 def doubts(config: TrainConfig, step: int) -> list[str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from thinwire.lab.config import learning_rate
+from thinwire.lab.config_checks import EVERY
 from thinwire.lab.record import (
     COMPARE,
     INVALID,
@@ -109,7 +110,7 @@ def _metrics(folder: Path) -> list[StepMetrics]:
 
 
 # Options that change no figure; in any other one, runs that compare with each other are the same.
-FREE = {"recipe", "out", "resume", "checkpoint_every", "eval_every", "save_model"}
+FREE = {"recipe", "out", "resume", "auto_resume", "save_model", *EVERY}
 FREE |= {"host", "port", "advertise", "token_file", "deadline", "tensorboard", "quiet", "json"}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from thinwire.lab import resume
 from thinwire.lab.autopilot import Autopilot
 from thinwire.lab.books import Books
 from thinwire.lab.config import TrainConfig
-from thinwire.lab.config_checks import flag
+from thinwire.lab.config_checks import EVERY, flag
 from thinwire.lab.emulator.lift import lifted, rewind
 from thinwire.lab.export import export_model
 from thinwire.lab.heap import keep_freed
@@ -34,7 +35,7 @@ from thinwire.types import InputError, MeasurementError, ThinwireError
 LATENESS = 0.1  # of the link's delay: mean lateness of its messages above which a run is no measurement
 MIN_LATENESS = 0.01  # seconds; a scheduler's turn on a busy machine
 # Options that a resumed run may change, but not one rank alone.
-ALIKE = ("link", "resume", "save_model", "save_dtype", "checkpoint_every", "eval_every")
+ALIKE = ("link", "resume", "auto_resume", "save_model", "save_dtype", *EVERY)
 
 
 def run_rank(config: TrainConfig) -> None:
@@ -51,7 +52,7 @@ def run_rank(config: TrainConfig) -> None:
     with stopped_by_signals():
         try:
             same_everywhere(job, world)
-            _with_books(agree_cut(job, world), world)
+            _with_books(agree_cut(_agree_resume(job, world), world), world)
         except BaseException:
             world.abandon()  # or the others would wait for this rank until the links' deadline
             raise
@@ -102,6 +103,16 @@ def same_everywhere(job: Job, world: World) -> None:
                 raise InputError(f"{flag(name)} is {what}; start all ranks with the same")
 
 
+def _agree_resume(job: Job, world: World) -> Job:
+    """Return the job with --auto-resume decided: it goes on where all ranks have a checkpoint of one step."""
+    config = job.config
+    if config.resume or not config.auto_resume:
+        return job
+    saved = resume.steps_saved(Path(config.out), world.rank)
+    ranks = Telemetry(world, config.deadline).agree(b"A", saved, "the list of checkpoints")
+    return dataclasses.replace(job, config=config.replace(resume=resume.newest(ranks) is not None))
+
+
 class Run:
     """The loop of one rank over steps and evaluations, and what surrounds it."""
 
@@ -135,9 +146,7 @@ class Run:
         self.books.finish(self._final_reports())
         late = self._lateness()
         if self.config.save_model or self.config.lora:
-            self.books.phase("saving the model")
-            export_model(self.job, self.world, self.stages, self.telemetry)
-            self.books.saved()
+            self._save()
         self._check(late)
 
     def _steps(self, done: int) -> None:
@@ -166,6 +175,15 @@ class Run:
             self._collect(step + 1)
             self.books.phase("writing a checkpoint")
             self._save_checkpoint(step)
+        every = self.config.save_every
+        if every and step % every == 0 and not last:
+            self._collect(step + 1)
+            self._save()
+
+    def _save(self) -> None:
+        self.books.phase("saving the model" if self.config.save_model else "saving the adapters")
+        export_model(self.job, self.world, self.stages, self.telemetry)
+        self.books.saved()
 
     def _save_checkpoint(self, step: int) -> None:
         self.checkpoints.save(step, self.books.totals(self.world))
