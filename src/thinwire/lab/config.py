@@ -66,8 +66,11 @@ class TrainConfig:
     data: str = _option(
         "shakespeare",
         JOB,
-        "shakespeare, wikitext-2, a UTF-8 text file, or a folder of them.",
+        "shakespeare, wikitext-2, a UTF-8 text file, one of JSON lines (.jsonl), or a folder of them.",
         metavar="DATA",
+    )
+    text_field: str = _option(
+        "text", JOB, "Where in a JSON line its text is, a document of its own.", metavar="NAME"
     )
     seq: int = _option(128, JOB, "Tokens in a sample.", metavar="TOKENS")
     out: str = _option(

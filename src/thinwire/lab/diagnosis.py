@@ -177,7 +177,7 @@ def _corpus(title: str, name: str) -> Check:
     except ThinwireError as e:
         finding, _, remedy = str(e).partition("; ")
         return Check(title, LACKS, finding, remedy)
-    return Check(title, OK, f"{megabytes(len(corpus.train))} of training text")
+    return Check(title, OK, f"{megabytes(sum(map(len, corpus.train)))} of training text")
 
 
 def _passes() -> Check:

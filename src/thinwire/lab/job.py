@@ -70,7 +70,7 @@ def prepare(config: TrainConfig) -> Job:
     """Resolve a configuration; ``InputError`` for whatever does not fit, before anything is started."""
     recipe = parse_recipe(config.recipe)
     shape = LinkShape() if config.emulate else LinkShape.parse(config.link)
-    corpus = _corpus(config.data)
+    corpus = _corpus(config.data, config.text_field)
     _check_saved(config)
     source = resolve_model(config.model, config.init, corpus, config.dropout)
     require(
@@ -144,20 +144,22 @@ def _check_trained(config: TrainConfig, source: ModelSource) -> None:
 
 
 @lru_cache(maxsize=4)
-def _corpus(name: str) -> Corpus:
-    return load_corpus(name)
+def _corpus(name: str, field: str) -> Corpus:
+    return load_corpus(name, field)
 
 
 def _tokens(tokenizer: Any, corpus: Corpus, part: str) -> Tensor:
     """Return the token ids of one part of a corpus, kept in the cache folder: tokenising costs seconds."""
     vocabulary = hashlib.blake2b(repr(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()
-    name = hashlib.blake2b(f"{corpus.digest(part)}:{vocabulary}".encode()).hexdigest()[:32]
+    documents = getattr(corpus, part)
+    end = f":{tokenizer.eos_token_id}" if len(documents) > 1 else ""
+    name = hashlib.blake2b(f"{corpus.digest(part)}:{vocabulary}{end}".encode()).hexdigest()[:32]
     file = cache_folder() / "tokens" / f"{name}.safetensors"
     from safetensors.torch import load_file, save_file
 
     if file.is_file():
         return load_file(file)["tokens"].to(torch.int64)
-    tokens = tokenise(tokenizer, getattr(corpus, part))
+    tokens = tokenise(tokenizer, *documents)
     file.parent.mkdir(parents=True, exist_ok=True)
     with replacing(file) as temporary:
         save_file({"tokens": tokens.to(torch.int32)}, temporary)

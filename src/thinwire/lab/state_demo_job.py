@@ -45,7 +45,7 @@ class Tuning:
     ) -> None:
         self.model = base_model(source, torch.float32)
         wanted = ENOUGH * steps * batch * seq
-        self._blocks = pack(tokenise(source.tokenizer, load_corpus(data).train, wanted), seq)
+        self._blocks = pack(tokenise(source.tokenizer, *load_corpus(data).train, limit=wanted), seq)
         self._order = iter(Batches(len(self._blocks), batch, steps=steps, seed=seed, seq=seq))
         self._optimiser = torch.optim.AdamW(self.model.parameters(), lr=rate)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,15 @@ PIECE = 8192  # characters; one huge string takes minutes, single lines lose the
 END = "<|endoftext|>"
 
 
-def tokenise(tokenizer: Any, text: str, limit: int | None = None) -> Tensor:
-    """Return the token ids of ``text`` as a LongTensor [T], at most about ``limit`` of them if given.
+def tokenise(tokenizer: Any, *documents: str, limit: int | None = None) -> Tensor:
+    """Return the token ids of ``documents`` as a LongTensor [T], at most ``limit`` of them if given.
 
-    The text is encoded in pieces of whole lines. ``InputError`` if nothing comes out.
+    Between two documents is the tokenizer's end-of-text token, or a blank line where it has none. A document
+    is encoded in pieces of whole lines. ``InputError`` if nothing comes out.
     """
     ids: list[Tensor] = []
     total = 0
-    for group in _groups(_pieces(text), 64):
+    for group in _groups(_all_pieces(documents), 64):
         for row in _encode(tokenizer, group):
             ids.append(torch.tensor(row, dtype=torch.int64))
             total += len(row)
@@ -38,17 +39,32 @@ def tokenise(tokenizer: Any, text: str, limit: int | None = None) -> Tensor:
     require(
         total > 0,
         InputError,
-        f"the tokenizer made no token of {len(text)} characters; use another text or model",
+        f"the tokenizer made no token of {sum(map(len, documents))} characters; use another text or model",
     )
     return torch.cat(ids)[:limit]
 
 
-def _encode(tokenizer: Any, pieces: list[str]) -> list[list[int]]:
+def _encode(tokenizer: Any, pieces: list[str | None]) -> list[list[int]]:
+    """Return the ids of each piece; ``None`` is the end of a document."""
+    end = tokenizer.eos_token_id
+    rows = iter(_encode_text(tokenizer, ["\n\n" if p is None else p for p in pieces]))
+    return [[end] if p is None and end is not None else row for p, row in zip(pieces, rows, strict=True)]
+
+
+def _encode_text(tokenizer: Any, pieces: list[str]) -> list[list[int]]:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return [tokenizer.encode(p, add_special_tokens=False) for p in pieces]
     # Straight to the backend: the wrapper warns about pieces longer than the model, cut by packing anyway.
     return [e.ids for e in backend.encode_batch(pieces, add_special_tokens=False)]
+
+
+def _all_pieces(documents: Iterable[str]) -> Iterator[str | None]:
+    """Yield the pieces of all documents, and ``None`` between two of them."""
+    for number, document in enumerate(documents):
+        if number:
+            yield None
+        yield from _pieces(document)
 
 
 def _pieces(text: str) -> Iterator[str]:
@@ -64,8 +80,8 @@ def _pieces(text: str) -> Iterator[str]:
         start = stop
 
 
-def _groups(pieces: Iterator[str], size: int) -> Iterator[list[str]]:
-    group: list[str] = []
+def _groups(pieces: Iterator[str | None], size: int) -> Iterator[list[str | None]]:
+    group: list[str | None] = []
     for piece in pieces:
         group.append(piece)
         if len(group) == size:
@@ -92,7 +108,7 @@ def trained_bpe(corpus: Corpus, vocab: int = LAB_VOCAB) -> Any:
     return transformers.PreTrainedTokenizerFast.from_pretrained(folder)
 
 
-def _train(text: str, vocab: int) -> Any:
+def _train(documents: Iterable[str], vocab: int) -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -104,7 +120,7 @@ def _train(text: str, vocab: int) -> Any:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_pieces(text), trainer)
+    tokenizer.train_from_iterator((p for p in _all_pieces(documents) if p is not None), trainer)
     return tokenizer
 
 
