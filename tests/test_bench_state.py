@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thinwire.lab.data import Corpus
+from thinwire.lab.documents import Document
 from thinwire.lab.tokenizer import trained_bpe
 from thinwire.state.layout import Layout
 
@@ -60,7 +61,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     torch.manual_seed(0)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    trained_bpe(Corpus("t", (TEXT,), (), "test"), vocab=300).save_pretrained(folder)
+    trained_bpe(Corpus("t", (Document(TEXT),), (), "test"), vocab=300).save_pretrained(folder)
     (folder / "text.txt").write_text(TEXT)
     for name, value in (
         ("MODEL", str(folder)),

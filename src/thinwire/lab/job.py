@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.lab.batches import Batches, pack
+from thinwire.lab.batches import Batches, pack, targets
 from thinwire.lab.cache import cache_folder
 from thinwire.lab.checkpoint import check_unread
 from thinwire.lab.config import TrainConfig
@@ -19,6 +19,7 @@ from thinwire.lab.config_checks import MEASURED
 from thinwire.lab.cuts import counted_costs, cut_layers
 from thinwire.lab.data import Corpus, load_corpus
 from thinwire.lab.lora import require_peft
+from thinwire.lab.loss import learnt
 from thinwire.lab.models import ModelSource, resolve_model
 from thinwire.lab.tokenizer import tokenise
 from thinwire.links.shape import LinkShape
@@ -29,7 +30,7 @@ from thinwire.types import InputError, require
 
 @dataclass(frozen=True)
 class Job:
-    """A run, resolved. ``train`` and ``heldout`` are token blocks [N, seq + 1]; a block's row is its id.
+    """A run, resolved. ``train`` and ``heldout`` are packed blocks [N, seq + 1]; a block's row is its id.
 
     ``shape`` is for the in-process shaper: none where the network itself is emulated.
     """
@@ -70,7 +71,7 @@ def prepare(config: TrainConfig) -> Job:
     """Resolve a configuration; ``InputError`` for whatever does not fit, before anything is started."""
     recipe = parse_recipe(config.recipe)
     shape = LinkShape() if config.emulate else LinkShape.parse(config.link)
-    corpus = _corpus(config.data, config.text_field)
+    corpus = _corpus(config.data, config.text_field, config.prompt_field)
     _check_saved(config)
     source = resolve_model(config.model, config.init, corpus, config.dropout)
     require(
@@ -100,7 +101,7 @@ def prepare(config: TrainConfig) -> Job:
         InputError,
         f"--warmup is {config.warmup} steps, more than the run's {len(batches)}; lower it",
     )
-    notes = (*config.warnings(), *source.notes)
+    notes = (*config.warnings(), *source.notes, *_of_prompts(train))
     return Job(config, recipe, shape, source, cut, train, heldout, batches, notes)
 
 
@@ -143,9 +144,16 @@ def _check_trained(config: TrainConfig, source: ModelSource) -> None:
     )
 
 
+def _of_prompts(blocks: Tensor) -> list[str]:
+    share = learnt(targets(blocks)) / blocks[:, 1:].numel()
+    return (
+        [f"prompts are read but not learnt: losses are over {share:.0%} of the tokens"] if share < 1 else []
+    )
+
+
 @lru_cache(maxsize=4)
-def _corpus(name: str, field: str) -> Corpus:
-    return load_corpus(name, field)
+def _corpus(name: str, field: str, prompt: str) -> Corpus:
+    return load_corpus(name, field, prompt)
 
 
 def _tokens(tokenizer: Any, corpus: Corpus, part: str) -> Tensor:

@@ -35,7 +35,7 @@ SPOILT = "no measurement: "  # how a note begins that says why the times of a ru
 FREE = {"out", "resume", "auto_resume", "json", "quiet", "deadline", "threads", *EVERY}
 FREE |= {"host", "port", "advertise", "token_file", "tensorboard", "save_model", "save_dtype", "link"}
 FREE |= {"emulate", "congestion", "references", "relay", "overlap"}
-CONTENTS = {"data", "text_field", "model"}  # options of which not the place counts but what is there
+CONTENTS = {"data", "text_field", "prompt_field", "model"}  # not the place counts, but what is there
 
 
 def steps_saved(out: Path, rank: int) -> list[int]:

@@ -17,7 +17,6 @@ from thinwire.engines.pipeline import CompressedStage, ScheduleEager1F1B
 from thinwire.lab.dropout import seed_dropout
 from thinwire.lab.job import Job
 from thinwire.lab.lora import add_adapters
-from thinwire.lab.loss import next_token_loss
 from thinwire.lab.machine import cores, pick_dtype
 from thinwire.lab.rendezvous import explained, meet, place, telling
 from thinwire.lab.split import Stage, build_stage
@@ -156,13 +155,13 @@ def build_stages(job: Job, world: World, parts: Mapping[int, Part]) -> list[Comp
     return stages
 
 
-def build_schedule(job: Job, stages: list[CompressedStage]) -> Any:
-    """Return the schedule over the stages."""
+def build_schedule(job: Job, stages: list[CompressedStage], loss: Callable[[Tensor, Tensor], Tensor]) -> Any:
+    """Return the schedule over the stages; ``loss`` is of a micro-batch's logits and targets."""
     n, name = job.config.microbatches, job.config.schedule
     if name == "interleaved1f1b":
-        return ScheduleInterleaved1F1B(list(stages), n, loss_fn=next_token_loss)
+        return ScheduleInterleaved1F1B(list(stages), n, loss_fn=loss)
     known = {"eager1f1b": ScheduleEager1F1B, "1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
-    return known[name](stages[0], n, loss_fn=next_token_loss)
+    return known[name](stages[0], n, loss_fn=loss)
 
 
 def pick_threads(config: Any) -> int:

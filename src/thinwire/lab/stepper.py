@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thinwire.lab.batches import inputs, targets
 from thinwire.lab.config import TrainConfig
 from thinwire.lab.job import Job
+from thinwire.lab.loss import BatchLoss, learnt
 from thinwire.lab.setup import Part, World, build_schedule, build_stages
 from thinwire.lab.telemetry import StepReport, Telemetry, report_of
 from thinwire.types import ThinwireError, require
@@ -33,7 +35,8 @@ class Stepper:
     ) -> None:
         self.job, self.config, self.world, self.telemetry = job, job.config, world, telemetry
         self.stages = build_stages(job, world, parts)
-        self.schedule = build_schedule(job, self.stages)
+        self.loss = BatchLoss()
+        self.schedule = build_schedule(job, self.stages, self.loss)
         self.parameters = [p for s in self.stages for p in s.submod.parameters() if p.requires_grad]
         self.optimiser = optimiser or torch.optim.AdamW(
             self.parameters, self.config.learning_rate, weight_decay=self.config.weight_decay, fused=True
@@ -62,9 +65,10 @@ class Stepper:
 
     def mean_loss(self, blocks: Tensor) -> float | None:
         """Return the loss over ``blocks`` by uncompressed passes, on the last rank."""
-        losses = [self._through(self.schedule.eval, b) for b in blocks.split(self.config.batch)]
-        known = [v for v in losses if v is not None]
-        return sum(known) / len(known) if known else None
+        batches = blocks.split(self.config.batch)
+        losses = [self._through(self.schedule.eval, b) for b in batches]
+        known = [(v, learnt(targets(b))) for v, b in zip(losses, batches, strict=True) if v is not None]
+        return sum(v * n for v, n in known) / sum(n for _, n in known) if known else None
 
     def _through(self, run: Any, block: Tensor) -> float | None:
         """Pass one batch [B, L + 1] through the pipeline; return the loss on the last rank.
@@ -72,11 +76,13 @@ class Stepper:
         The logits are nobody's to see: all micro-batches' together would be the largest tensors of a step.
         """
         losses: list[Tensor] = []
-        inputs = (block[:, :-1].contiguous(),) if self.world.rank == 0 else ()
+        given = (inputs(block),) if self.world.rank == 0 else ()
         if self.world.rank == self.world.size - 1:
-            run(*inputs, target=block[:, 1:].contiguous(), losses=losses, return_outputs=False)
+            wanted = targets(block)
+            self.loss.begin(wanted, self.config.microbatches)
+            run(*given, target=wanted, losses=losses, return_outputs=False)
         else:
-            run(*inputs, return_outputs=False)
+            run(*given, return_outputs=False)
         return sum(v.detach().item() for v in losses) / len(losses) if losses else None
 
     def _clip(self, step: int) -> float:

@@ -6,13 +6,14 @@ import importlib.util
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from thinwire.lab.cache import cache_folder, new_folder
 from thinwire.lab.data import Corpus
+from thinwire.lab.documents import Document
 from thinwire.lab.families import import_transformers
 from thinwire.types import InputError, require
 
@@ -22,17 +23,20 @@ PIECE = 8192  # characters; one huge string takes minutes, single lines lose the
 END = "<|endoftext|>"
 
 
-def tokenise(tokenizer: Any, *documents: str, limit: int | None = None) -> Tensor:
+def tokenise(tokenizer: Any, *documents: Document, limit: int | None = None) -> Tensor:
     """Return the token ids of ``documents`` as a LongTensor [T], at most ``limit`` of them if given.
 
-    Between two documents is the tokenizer's end-of-text token, or a blank line where it has none. A document
-    is encoded in pieces of whole lines. ``InputError`` if nothing comes out.
+    A token of a prompt is there as its complement, below zero (see ``batches.pack``). After each document but
+    the last is the tokenizer's end-of-text token, or a blank line where it has none. A document is encoded in
+    pieces of whole lines, a prompt apart from its text, as it is when a model is asked. ``InputError`` if
+    nothing comes out.
     """
     ids: list[Tensor] = []
     total = 0
     for group in _groups(_all_pieces(documents), 64):
-        for row in _encode(tokenizer, group):
-            ids.append(torch.tensor(row, dtype=torch.int64))
+        for piece, row in zip(group, _encode(tokenizer, [p.text for p in group]), strict=True):
+            tokens = torch.tensor(row, dtype=torch.int64)
+            ids.append(tokens if piece.learnt else ~tokens)
             total += len(row)
         if limit is not None and total >= limit:
             break
@@ -42,6 +46,11 @@ def tokenise(tokenizer: Any, *documents: str, limit: int | None = None) -> Tenso
         f"the tokenizer made no token of {sum(map(len, documents))} characters; use another text or model",
     )
     return torch.cat(ids)[:limit]
+
+
+class _Piece(NamedTuple):
+    text: str | None  # None: the end of a document
+    learnt: bool = True
 
 
 def _encode(tokenizer: Any, pieces: list[str | None]) -> list[list[int]]:
@@ -59,12 +68,13 @@ def _encode_text(tokenizer: Any, pieces: list[str]) -> list[list[int]]:
     return [e.ids for e in backend.encode_batch(pieces, add_special_tokens=False)]
 
 
-def _all_pieces(documents: Iterable[str]) -> Iterator[str | None]:
-    """Yield the pieces of all documents, and ``None`` between two of them."""
+def _all_pieces(documents: Iterable[Document]) -> Iterator[_Piece]:
+    """Yield the pieces of all documents, and an end between two of them."""
     for number, document in enumerate(documents):
         if number:
-            yield None
-        yield from _pieces(document)
+            yield _Piece(None)
+        yield from (_Piece(piece, False) for piece in _pieces(document.prompt))
+        yield from map(_Piece, _pieces(document.text))
 
 
 def _pieces(text: str) -> Iterator[str]:
@@ -80,8 +90,8 @@ def _pieces(text: str) -> Iterator[str]:
         start = stop
 
 
-def _groups(pieces: Iterator[str | None], size: int) -> Iterator[list[str | None]]:
-    group: list[str | None] = []
+def _groups(pieces: Iterator[_Piece], size: int) -> Iterator[list[_Piece]]:
+    group: list[_Piece] = []
     for piece in pieces:
         group.append(piece)
         if len(group) == size:
@@ -108,7 +118,7 @@ def trained_bpe(corpus: Corpus, vocab: int = LAB_VOCAB) -> Any:
     return transformers.PreTrainedTokenizerFast.from_pretrained(folder)
 
 
-def _train(documents: Iterable[str], vocab: int) -> Any:
+def _train(documents: Iterable[Document], vocab: int) -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -120,7 +130,7 @@ def _train(documents: Iterable[str], vocab: int) -> Any:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator((p for p in _all_pieces(documents) if p is not None), trainer)
+    tokenizer.train_from_iterator((p.text for p in _all_pieces(documents) if p.text is not None), trainer)
     return tokenizer
 
 

@@ -1,0 +1,97 @@
+"""The documents of text files and of files of JSON lines."""
+
+from __future__ import annotations
+
+import json
+import lzma
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from thinwire.types import InputError, require
+
+RECORDS = ".jsonl"  # a document a line
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text to learn, and what stands before it and is not learnt."""
+
+    text: str
+    prompt: str = ""
+
+    def __len__(self) -> int:
+        """Return the characters of both."""
+        return len(self.prompt) + len(self.text)
+
+
+def has_records(path: Path) -> bool:
+    """Return whether a file's name says that each of its lines is a JSON object."""
+    return path.name.lower().removesuffix(".xz").endswith(RECORDS)
+
+
+def read_documents(path: Path, field: str, prompt: str = "") -> list[Document]:
+    """Return the documents of a file: one, or of JSON lines one each, its text ``field`` after ``prompt``.
+
+    Lines whose text is blank are left out. ``InputError`` with the line's number for one that lacks a field,
+    and for a file that is missing, empty or binary.
+    """
+    content = read_text(path)
+    if not has_records(path):
+        return [Document(content)]
+    found = [
+        Document(text, _field(record, prompt, "--prompt-field", where) if prompt else "")
+        for where, record in _records(path, content, field)
+        if (text := _field(record, field, "--text-field", where)).strip()
+    ]
+    require(bool(found), InputError, f"{path} is empty: all its texts are; give a file with text in it")
+    return found
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a UTF-8 file, ``.xz`` unpacked; ``InputError`` unless there is text in it."""
+    try:
+        data = path.read_bytes()
+        data = lzma.decompress(data) if path.suffix == ".xz" else data
+        text = data.decode("utf-8-sig")
+    except OSError as e:
+        raise InputError(f"cannot read {path} ({e.strerror}); check the path and its permissions") from e
+    except (UnicodeDecodeError, lzma.LZMAError) as e:
+        raise InputError(f"{path} is not UTF-8 text; convert it, or give another file") from e
+    require("\0" not in text, InputError, f"{path} is a binary file; give a UTF-8 text")
+    require(bool(text.strip()), InputError, f"{path} is empty; give a file with text in it")
+    return _unix(text)
+
+
+def _records(path: Path, content: str, field: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield where each object of a file is, in words, and the object."""
+    for number, line in enumerate(content.split("\n"), 1):
+        if not line.strip():
+            continue
+        where = f"{path} line {number}"
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as e:
+            raise InputError(f"{where} is not JSON ({e}); a {RECORDS} file has one object a line") from e
+        is_object = isinstance(record, dict)
+        require(is_object, InputError, f'{where} is no object; write it like {{"{field}": "..."}}')
+        yield where, record
+
+
+def _field(record: dict[str, Any], name: str, option: str, where: str) -> str:
+    text = record.get(name)
+    if not isinstance(text, str):
+        has = ", ".join(sorted(record)[:8]) or "nothing"
+        raise InputError(f"{where} has no text in the field {name!r}, but {has}; name another as {option}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as e:
+        raise InputError(
+            f"{where} holds half a character ({e.reason}); mend it, or leave the line out"
+        ) from e
+    return _unix(text)
+
+
+def _unix(text: str) -> str:
+    return text.replace("\r\n", "\n")
