@@ -7,7 +7,10 @@ cells take long, in ``bench.links``, ``plan``, ``quality`` and ``state``, each h
 from __future__ import annotations
 
 import json
+import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +33,7 @@ class Cells:
     def __init__(self, result: Path, settings: dict[str, Any]) -> None:
         self._result = result
         self._file = result.with_name(f".{result.stem}.cells.json")
-        self._settings = json.loads(json.dumps({**settings, "made_by": _made_by()}))
+        self._settings = json.loads(json.dumps({**settings, "made_by": _machine()}))
         known = json.loads(self._file.read_text("utf-8")) if self._file.exists() else {}
         self._found: dict[str, Any] = known["cells"] if known.get("settings") == self._settings else {}
 
@@ -47,7 +50,44 @@ class Cells:
         self._file.unlink(missing_ok=True)
 
 
-def _made_by() -> dict[str, Any]:
+def keep(file: Path, found: dict[str, Any]) -> None:
+    """Write a finished cell that has a file of its own: what was found, and ``made_by``."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_json(file, found | {"made": made_by()})
+
+
+def made_by() -> dict[str, Any]:
+    """Return when, by which code and on which machine a cell is finished."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"finished": now, "commit": _commit(), **_machine()}
+
+
+def makers(found: Iterable[dict[str, Any]]) -> dict[str, int]:
+    """Return how many cells each processor and commit made, and how many do not say.
+
+    >>> makers([{"made": {"commit": "a1", "machine": {"cpu": "C"}}}, {}])
+    {'C, commit a1': 1, 'not recorded': 1}
+    """
+    return dict(Counter(map(_maker, found)))
+
+
+def _maker(cell: dict[str, Any]) -> str:
+    made = cell.get("made") or cell.get("record", {}).get("environment")
+    return (
+        f"{made['machine']['cpu']}, commit {made.get('commit', 'not recorded')}" if made else "not recorded"
+    )
+
+
+def _commit() -> str:
+    """Return the commit of this checkout, marked where files differ from it; "unknown" outside of one."""
+    try:
+        command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*"]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+
+
+def _machine() -> dict[str, Any]:
     compiled = {"codecs": codec_passes.there(), "state": state_passes.there()}
     return environment("bf16", torch.get_num_threads()) | {"compiled": compiled}
 

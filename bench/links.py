@@ -26,13 +26,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.cells import check_words
+from bench.cells import check_words, keep
 from thinwire.lab.config import TrainConfig
 from thinwire.lab.emulator import lift
 from thinwire.lab.emulator.profile import profiles
 from thinwire.lab.emulator.session import Emulation
 from thinwire.lab.launch import launch
-from thinwire.lab.record import load_run, read_metrics, write_json
+from thinwire.lab.record import load_run, read_metrics
 from thinwire.lab.runs import slug
 from thinwire.types import MeasurementError
 
@@ -91,7 +91,7 @@ def timing(model: str, link: str) -> None:
             raise SystemExit(f"timing {model} over {link}: a rank ended with {codes}")
         rows = json.loads(out.read_text())
         net.verdict()
-        write_json(cell_file("timing", model, link), {"job": job, "network": net.describe(), "steps": rows})
+        keep(cell_file("timing", model, link), {"job": job, "network": net.describe(), "steps": rows})
 
 
 def run(kind: str, model: str, place: str, recipe: str, **options: Any) -> None:
@@ -101,7 +101,7 @@ def run(kind: str, model: str, place: str, recipe: str, **options: Any) -> None:
         record = load_run(launch(config)).to_dict()
         steps = [vars(m) | {"links": [vars(k) for k in m.links or ()]} for m in read_metrics(out)]
     record["config"]["out"] = "runs/links"
-    write_json(cell_file(kind, model, place, recipe), {"record": record, "steps": steps})
+    keep(cell_file(kind, model, place, recipe), {"record": record, "steps": steps})
 
 
 def cells() -> Iterator[tuple[str, str, str, str]]:

@@ -18,6 +18,7 @@ from typing import Any
 
 from bench import rounds, rounds_summary
 from bench.bounds import bound, is_same, line_seconds, of_bound
+from bench.cells import makers
 from bench.links import (
     AUTO,
     CELLS,
@@ -312,6 +313,7 @@ def main() -> None:
     )
     summary = {
         "environment": environment,
+        "made_by": makers(kept for cell in cells() if (kept := read(*cell))),
         "links": LINKS,
         "jobs": JOBS,
         "rows": rows,

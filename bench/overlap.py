@@ -13,13 +13,14 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bench.cells import Cells
+from bench.cells import Cells, made_by
 from thinwire.lab.config import TrainConfig
 from thinwire.lab.job import Job, prepare
 from thinwire.lab.machine import cores
@@ -77,23 +78,11 @@ def rank(recipe: str, link: str, out: str) -> None:
     os._exit(0)  # torch's gloo threads can abort an ordinary interpreter exit
 
 
-def cell(recipe: str, link: str, out: Path) -> dict[str, Any]:
+def cell(recipe: str, link: str) -> dict[str, Any]:
     """Time one recipe over one link."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = {
-        "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
-    argv, load = [sys.executable, "-m", "bench.overlap", recipe, link, str(out)], os.getloadavg()[0]
-    ranks = [subprocess.Popen(argv, env=os.environ | common | {"RANK": str(r)}) for r in range(2)]
-    codes = [process.wait() for process in ranks]
-    if any(codes):
-        raise SystemExit(f"{recipe} over {link} failed")
-    turns = json.loads(out.read_text("utf-8"))["turns"]
+    load = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as folder:
+        turns = both_ranks(recipe, link, Path(folder) / "turns.json")
     ratios = [on / off for off, on in turns]
     low, middle, high = statistics.quantiles(ratios, n=4)
     medians = dict(zip(NAMES, map(statistics.median, zip(*turns, strict=True)), strict=True))
@@ -101,20 +90,34 @@ def cell(recipe: str, link: str, out: Path) -> dict[str, Any]:
     return found | {"ratio": {"median": middle, "quartiles": [low, high], "pairs": ratios}}
 
 
+def both_ranks(recipe: str, link: str, out: Path) -> list[list[float]]:
+    """Run a cell, and return the seconds of a step in each pair of turns."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    env = os.environ | place | {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    argv = [sys.executable, "-m", "bench.overlap", recipe, link, str(out)]
+    ranks = [subprocess.Popen(argv, env=env | {"RANK": str(r)}) for r in range(2)]
+    codes = [process.wait() for process in ranks]
+    if any(codes):
+        raise SystemExit(f"{recipe} over {link} failed")
+    turns: list[list[float]] = json.loads(out.read_text("utf-8"))["turns"]
+    return turns
+
+
 def main() -> None:
     """Time all cells, or be a rank of one."""
     if sys.argv[1:]:
         rank(*sys.argv[1:])
-    part = RESULT.with_suffix(".part")
     cells, found = Cells(RESULT, {"pairs": PAIRS, "visits": VISITS}), []
     for recipe, link in CELLS:
-        found.append(cells.of(f"{recipe} over {link}", lambda r=recipe, k=link: cell(r, k, part)))
+        found.append(cells.of(f"{recipe} over {link}", lambda r=recipe, k=link: cell(r, k)))
         ratio = found[-1]["ratio"]
         sys.stdout.write(f"{recipe} over {link}: {ratio['median']:.3f} {ratio['quartiles']}\n")
         sys.stdout.flush()
-    part.unlink(missing_ok=True)
     runs = json.loads(RESULT.read_text("utf-8"))["runs"] if RESULT.exists() else []
-    run = {"cells": found, "cores": cores(), "visits": VISITS}
+    run = {"cells": found, "cores": cores(), "visits": VISITS, "made": made_by()}
     cells.finish({"model": "gpt2-lab", "runs": [*runs, run]})
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench.cells import keep, makers
 from bench.links import LINKS as ALL_LINKS
 from bench.links import RESULTS, retried
 from thinwire.lab.config import TrainConfig
@@ -65,7 +66,7 @@ def measure(model: str) -> None:
     said = [p.communicate()[0] for p in both]
     if any(p.returncode for p in both):
         raise SystemExit(f"plan --measure of {model} ended with {[p.returncode for p in both]}")
-    write_json(cell_file(model), {"machines": [json.loads(text) for text in said]})
+    keep(cell_file(model), {"machines": [json.loads(text) for text in said]})
 
 
 def run(model: str, link: str, recipe: str) -> None:
@@ -82,7 +83,7 @@ def run(model: str, link: str, recipe: str) -> None:
             "replay_of": measured_seconds(found),
             "lateness_s": found.record.link.lateness_s,
         }
-    write_json(cell_file(model, link, recipe), cell)
+    keep(cell_file(model, link, recipe), cell)
 
 
 def cell_file(model: str, link: str = "", recipe: str = "") -> Path:
@@ -176,13 +177,13 @@ def summary() -> Row:
         "measured": measured,
         "rows": rows,
         "choices": choices,
+        "made_by": makers(kept for cell in cells() if (kept := read(*cell))),
         "missing": [" ".join(cell) for cell in cells() if not cell_file(*cell).exists()],
     }
 
 
 def main() -> None:
     """Run what is missing, and write the summary."""
-    CELLS.mkdir(parents=True, exist_ok=True)
     for cell in cells():
         work = partial(run if len(cell) > 1 else measure, *cell)
         if not cell_file(*cell).exists() and (why := retried(" ".join(cell), work)):

@@ -21,6 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from bench.cells import keep
 from bench.unbiased import FLOOR
 from thinwire.lab.config import TrainConfig
 from thinwire.lab.launch import launch
@@ -75,7 +76,7 @@ def cell(recipe: str, rate: float, seed: int, where: str = "") -> dict[str, Any]
             job = JOB | {"recipe": recipe, "lr": rate, "seed": seed, "out": out, "quiet": True}
             record = load_run(launch(TrainConfig(**job))).to_dict()
         record["config"]["out"] = "runs/quality"
-        write_json(file, record)
+        keep(file, record)
     found: dict[str, Any] = json.loads(file.read_text())
     return found
 

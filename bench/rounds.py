@@ -20,10 +20,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bench.cells import keep
 from bench.links import AUTO, COMMON, JOBS, LINKS, RESULTS, make_missing
 from thinwire.lab.config import TrainConfig
 from thinwire.lab.launch import launch
-from thinwire.lab.record import load_run, read_metrics, write_json
+from thinwire.lab.record import load_run, read_metrics
 from thinwire.lab.runs import slug
 
 CELLS = RESULTS / "rounds"
@@ -133,7 +134,7 @@ def measure(study: Study, number: int, way: Way) -> None:
         "bytes": [s.bytes_forward + s.bytes_backward for s in steps],
         "eval_final": record.loss.eval_final,
     }
-    write_json(cell_file(study, number, way), found)
+    keep(cell_file(study, number, way), found)
 
 
 def rounds(study: Study, way: Way) -> dict[int, Row]:

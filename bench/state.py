@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import state_coding, state_links, state_others
-from bench.cells import check_words
-from bench.codecs import machine
+from bench.cells import check_words, keep, makers
 from bench.state_record import BATCH, DATA, MODEL, RATES, SEQ, STEPS, in_process, scratch
 from thinwire.lab.record import write_json
 from thinwire.types import ThinwireError
@@ -121,21 +120,23 @@ TIMED = {  # what the summary has of a cell over a link
 def summarise() -> dict[str, Any]:
     """Return what all finished cells say, and which are missing."""
     found: dict[str, Any] = {"coding": [], "age": [], "others": [], "feed": [], "missing": []}
+    read: list[dict[str, Any]] = []
     for cell in cells():
         file = cell_file(cell)
         if not file.exists():
             found["missing"].append(" ".join(cell))
             continue
         data = json.loads(file.read_text())
+        read.append(data)
         if cell[0] == "coding":
             found["coding"].append(coded(data))
         elif cell[0] in TIMED:
             about = {k: data[k] for k in TIMED[cell[0]]}
             found[cell[0]].append(about | {"valid": data["network"]["valid"]})
         else:
-            found["feed"].append(data)
+            found["feed"].append({k: v for k, v in data.items() if k != "made"})
     job = {"model": MODEL, "data": DATA, "batch": BATCH, "seq": SEQ, "steps": STEPS}
-    return {"machine": machine(), "job": job, **found}
+    return {"made_by": makers(read), "job": job, **found}
 
 
 def main(wanted: list[str]) -> None:
@@ -149,7 +150,7 @@ def main(wanted: list[str]) -> None:
         for rate in rates_of(cell):
             in_process(folder, rate)
         try:
-            state_links.keep(cell_file(cell), measure(cell, folder))
+            keep(cell_file(cell), measure(cell, folder))
         except ThinwireError as e:
             print(f"{' '.join(cell)}: {e}", file=sys.stderr, flush=True)
             failed.append(" ".join(cell))

@@ -15,7 +15,6 @@ from typing import Any
 
 from thinwire.lab.emulator.profile import Profile
 from thinwire.lab.emulator.session import Emulation
-from thinwire.lab.record import write_json
 from thinwire.links.shape import MTU, SEGMENT
 from thinwire.state.patch import FORMAT
 from thinwire.types import MeasurementError
@@ -240,9 +239,3 @@ def feed(folder: Path, kind: str) -> dict[str, Any]:
 def identical(found: dict[str, Any]) -> bool:
     """Return whether all followers ended with what was published last."""
     return {f["hash"] for f in found["follow"]["followers"]} == {found["publish"]["hash"]}
-
-
-def keep(path: Path, found: Any) -> None:
-    """Write a finished cell."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, found)

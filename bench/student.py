@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench.cells import keep
 from thinwire.lab.config import TrainConfig
 from thinwire.lab.launch import launch
 from thinwire.lab.record import load_run, read_metrics, write_json
@@ -52,7 +53,7 @@ def run(recipe: str) -> dict[str, Any]:
             launch(TrainConfig(**JOB, recipe=recipe, out=out, quiet=True))
             record = load_run(out).to_dict()
         record["config"]["out"] = "runs/student"
-        write_json(file, record)
+        keep(file, record)
     found: dict[str, Any] = json.loads(file.read_text())
     return found
 
@@ -75,7 +76,7 @@ def times() -> dict[str, list[float]]:
                     }
                     launch(TrainConfig(**job, quiet=True))
                     found[recipe].append(median(m.seconds for m in read_metrics(out)[WARM_STEPS:]))
-        write_json(file, found)
+        keep(file, found)
     timed: dict[str, list[float]] = json.loads(file.read_text())
     return timed
 

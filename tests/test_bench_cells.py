@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from bench import cells as bench_cells
 from bench import codecs
-from bench.cells import Cells
+from bench.cells import Cells, keep, makers
 
 
 def measure(cells: Cells, names: str, done: list[str]) -> dict[str, Any]:
@@ -59,3 +61,22 @@ def test_the_codec_bench_stopped_between_two_sizes_times_the_second_only(
     codecs.main()
     assert asked == [1, 4, 4]
     assert [r["input_bytes"] for r in json.loads(result.read_text())["rows"]] == [1_000_000, 4_000_000]
+
+
+def test_a_kept_cell_says_where_and_by_what_it_was_made(tmp_path: Path):
+    file = tmp_path / "new" / "cell.json"
+    keep(file, {"seconds": [1.0]})
+    kept = json.loads(file.read_text())
+    assert kept["seconds"] == [1.0]
+    made = kept["made"]
+    assert datetime.fromisoformat(made["finished"]).tzinfo and made["versions"]["torch"] == torch.__version__
+    assert makers([kept, {"seconds": []}, kept]) == {
+        f"{made['machine']['cpu']}, commit {made['commit']}": 2,
+        "not recorded": 1,
+    }
+
+
+def test_outside_of_a_checkout_the_commit_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(bench_cells, "__file__", str(tmp_path / "cells.py"))
+    keep(tmp_path / "cell.json", {})
+    assert json.loads((tmp_path / "cell.json").read_text())["made"]["commit"] == "unknown"
