@@ -11,6 +11,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,12 +80,17 @@ def _maker(cell: dict[str, Any]) -> str:
 
 
 def _commit() -> str:
-    """Return the commit of this checkout, marked where files differ from it; "unknown" outside of one."""
+    """Return the commit of this checkout, "+" behind it where code differs; "unknown" outside of one."""
+    here = Path(__file__).parent
     try:
-        command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*"]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+        git = partial(subprocess.run, cwd=here.parent, capture_output=True, text=True, check=True, timeout=10)
+        head = git(["git", "rev-parse", "--short", "HEAD"]).stdout.strip()
+        changed = git(
+            ["git", "status", "--porcelain", "--", "src", here.name, f":!{here.name}/results"]
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         return "unknown"
+    return head + "+" * bool(changed)
 
 
 def _machine() -> dict[str, Any]:
