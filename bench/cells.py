@@ -60,7 +60,8 @@ def keep(file: Path, found: dict[str, Any]) -> None:
 def made_by() -> dict[str, Any]:
     """Return when, by which code and on which machine a cell is finished."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    return {"finished": now, "commit": _commit(), **_machine()}
+    same = _commit() == COMMIT
+    return {"finished": now, "commit": COMMIT if same else f"{COMMIT}..{_commit()}", **_machine()}
 
 
 def makers(found: Iterable[dict[str, Any]]) -> dict[str, int]:
@@ -91,6 +92,9 @@ def _commit() -> str:
     except (OSError, subprocess.SubprocessError):
         return "unknown"
     return head + "+" * bool(changed)
+
+
+COMMIT = _commit()  # when this process began: the code that it runs
 
 
 def _machine() -> dict[str, Any]:

@@ -76,7 +76,9 @@ def test_a_kept_cell_says_where_and_by_what_it_was_made(tmp_path: Path):
     }
 
 
-def test_outside_of_a_checkout_the_commit_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_code_that_is_another_at_the_end_of_a_cell_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(bench_cells, "__file__", str(tmp_path / "cells.py"))
     keep(tmp_path / "cell.json", {})
-    assert json.loads((tmp_path / "cell.json").read_text())["made"]["commit"] == "unknown"
+    assert (
+        json.loads((tmp_path / "cell.json").read_text())["made"]["commit"] == f"{bench_cells.COMMIT}..unknown"
+    )

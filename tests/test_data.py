@@ -119,7 +119,7 @@ def test_files_of_a_folder_are_documents_and_json_lines_among_them_are_many(tmp_
         ("[" * 100_000, "line 2 is not JSON"),
         ('["text"]', 'line 2 is no object; write it like {"text": "..."}'),
         ('{"prompt": "a", "answer": "b"}', "line 2 has no text in the field 'text', but answer, prompt"),
-        ('{"text": null}', "line 2 has no text"),
+        ('{"text": null}', "line 2: 'text' is null, not text"),
         ("{}", "line 2 has no text in the field 'text', but nothing"),
         (r'{"text": "\ud83d"}', "line 2 holds half a character"),
     ],
@@ -129,6 +129,20 @@ def test_a_json_line_without_a_text_is_refused_with_its_place(tmp_path, line, wo
     with pytest.raises(InputError, match=re.escape(words)) as error:
         load_corpus(str(tmp_path / "a.jsonl"))
     assert "\n" not in str(error.value)
+
+
+def test_compressed_files_count_as_what_they_are(tmp_path):
+    lines = "".join(json.dumps({"text": f"line {i}"}) + "\n" for i in range(20))
+    (tmp_path / "a.jsonl.xz").write_bytes(lzma.compress(lines.encode("utf-8-sig")))
+    (tmp_path / "b.TXT.XZ").write_bytes(lzma.compress(b"a text"))
+    corpus = load_corpus(str(tmp_path))
+    assert [d.text for d in corpus.train + corpus.heldout] == [*(f"line {i}" for i in range(20)), "a text"]
+
+
+def test_a_file_that_is_one_json_value_is_not_taken_for_a_text(tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps([{"text": "a"}] * 50))
+    with pytest.raises(InputError, match=r"a\.json is JSON; write one object a line"):
+        load_corpus(str(tmp_path / "a.json"))
 
 
 def test_json_lines_of_empty_texts_are_an_empty_file(tmp_path):

@@ -48,6 +48,7 @@ def test_the_command_prints_a_plan_and_how_to_start_it(tmp_path: Path) -> None:
     assert len(starts) == 2
     for k, line in enumerate(starts):
         assert f"--node-rank {k} " in line and "--cut " in line and "--init random" in line
+        assert "-field" not in line
     assert "--host 192.0.2.7" in out and "--host ADDRESS_OF_attic" in out
 
 
@@ -71,7 +72,7 @@ def test_a_machine_s_name_is_printed_as_it_is(tmp_path: Path) -> None:
 
 def test_the_command_lines_carry_all_that_was_planned_with(tmp_path: Path) -> None:
     lora = MACHINES.replace("update", "lora = 8\nupdate")
-    options = (*GPT2, "--lora", "8", "--dtype", "bf16", "--data", "my texts/")
+    options = (*GPT2, "--lora", "8", "--dtype", "bf16", "--prompt-field", "ask", "--data", "my texts/")
     (tmp_path / "my texts").mkdir()
     write_text(tmp_path / "my texts" / "a.txt")
     file = written(tmp_path, lora.replace('"desk"', '"my desk"') + LINK.replace("desk", "my desk"))
@@ -81,7 +82,7 @@ def test_the_command_lines_carry_all_that_was_planned_with(tmp_path: Path) -> No
     assert len(starts) == 2
     for words in starts:
         given = dict(pairwise(words))
-        assert (given["--lora"], given["--dtype"]) == ("8", "bf16")
+        assert (given["--lora"], given["--dtype"], given["--prompt-field"]) == ("8", "bf16", "ask")
         assert given["--data"] == f"{tmp_path}/my texts"
     hosts = {words[words.index("--host") + 1] for words in starts}
     assert hosts == {"ADDRESS_OF_my desk", "ADDRESS_OF_attic"}

@@ -42,7 +42,7 @@ class Keeper:
         self._folder, self._place = folder, place
         self._over = threading.Event()
         self.kept: list[Path] = []
-        self._thread = threading.Thread(target=self._watch)
+        self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
     def _watch(self) -> None:
@@ -91,7 +91,9 @@ def test_what_saving_took_is_counted_over_a_resume(job: list[Any], tmp_path: Pat
         args = [*job, *more, "--save-every", 2, "--checkpoint-every", 2]
         together(tmp_path / str(number), *args, each=own)
         part = part or (tmp_path / "out-0" / "model" / shard_name(1, 2)).stat().st_size
-        assert times * part < record(tmp_path / "out-0")["bytes"]["saving"] < 1.02 * times * part
+        counts = record(tmp_path / "out-0")["bytes"]
+        assert times * part < counts["saving"] < 1.02 * times * part
+        assert counts["control"] < 0.02 * part
     assert not (tmp_path / "out-1" / "model").exists() and not list((tmp_path / "out-1").glob(".*"))
 
 
@@ -167,10 +169,22 @@ def test_ranks_begin_anew_together_where_one_has_lost_its_checkpoints(job: list[
         return ("--out", tmp_path / f"out-{rank}")
 
     args = [*job, "--auto-resume", "--checkpoint-every", 2, "--no-save-model"]
-    for number, (steps, notes) in enumerate(((2, []), (4, ["resumed after step 2"]), (2, []))):
+    lost = "begun anew: the newest checkpoints are of step 4 (rank 0) and of none (rank 1)"
+    for number, (steps, note) in enumerate(((2, ""), (4, "resumed after step 2"), (1, lost), (2, lost))):
         if number == 2:
             for file in (tmp_path / "out-1" / "checkpoints").rglob("*.json"):
                 file.unlink()
         together(tmp_path / str(number), *args, "--steps", steps, each=own)
-        assert record(tmp_path / "out-0")["notes"] == notes
+        assert [n.partition(";")[0] for n in record(tmp_path / "out-0")["notes"]] == ([note] if note else [])
         assert record(tmp_path / "out-0")["totals"]["steps"] == steps
+    for rank in range(2):  # those of before are gone now that there is a new one
+        assert [f.name for f in (tmp_path / f"out-{rank}" / "checkpoints").iterdir()] == ["step-00000002"]
+
+
+def test_checkpoints_of_another_number_of_stages_are_neither_used_nor_removed(job: list[Any], tmp_path: Path):
+    args = [*job, "--auto-resume", "--checkpoint-every", 1, "--steps", 1, "--out", tmp_path / "out"]
+    done(warm().run(tmp_path / "a", *args))
+    changed = warm().run(tmp_path / "b", *args, "--stages", 3, "--microbatches", 4)
+    assert changed.wait() == 2
+    assert "the checkpoint was made with --" in sentence(changed)
+    assert (tmp_path / "out" / "checkpoints" / "step-00000001").is_dir()

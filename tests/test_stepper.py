@@ -15,6 +15,7 @@ from texts import write_text
 from thinwire.lab.batches import inputs, targets
 from thinwire.lab.config import TrainConfig
 from thinwire.lab.job import Job, prepare
+from thinwire.lab.loss import next_token_loss
 from thinwire.lab.split import build_stage
 from thinwire.lab.stepper import learning_rate
 
@@ -115,16 +116,20 @@ def test_two_stages_in_float32_train_as_one_process_does(plain: dict[str, Any]):
 def test_answers_count_alike_in_all_micro_batches(short: list[Any], tmp_path: Path):
     """Micro-batches with little to learn beside others with much."""
     data = tmp_path / "answers.jsonl"
-    lines = [{"ask": "What is it? " * (1 + 9 * (k % 3)), "text": f"It is {k}." * (k % 5)} for k in range(200)]
+    lines = [{"ask": "What is it? " * (1 + 9 * (k % 3)), "text": f"It is {k}." * (k % 5)} for k in range(600)]
     data.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    run = trained(
-        tmp_path, *short, "--data", data, "--prompt-field", "ask", "--recipe", "fp32", "--no-save-model"
-    )
+    own = ("--data", data, "--prompt-field", "ask", "--eval-samples", 12, "--recipe", "fp32")
+    run = trained(tmp_path, *short, *own, "--no-save-model")
     job = prepare(TrainConfig.from_dict(run["config"]))
     assert apart(run["loss"]["train"], one_process(job)) < 1e-5
     assert any("prompts are read but not learnt" in note for note in run["notes"])
     learnt = [(targets(job.train[ids]) >= 0).sum(1).reshape(2, 2).sum(1) for ids in job.batches]
     assert all(float(a) != float(b) for a, b in learnt)
+    for blocks, found in zip(job.eval_blocks(), ("eval_first", "train_eval_first"), strict=True):
+        model = build_stage(job.source, [range(job.source.config.num_hidden_layers)], 0, job.config.seed)
+        with torch.no_grad():
+            loss = next_token_loss(model(inputs(blocks)), targets(blocks)).item()
+        assert len(blocks) == 12 and apart([run["loss"][found]], [loss]) < 1e-5, found
 
 
 def test_without_overlap_a_run_is_the_same(short: list[Any], coded: dict[str, Any], tmp_path: Path):

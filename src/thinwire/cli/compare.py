@@ -62,7 +62,7 @@ def run_all(configs: list[TrainConfig], out: Path) -> None:
 
     records: list[dict[str, Any]] = []
     leading = is_leader(configs[0])
-    if leading and not (configs[0].resume or configs[0].auto_resume):
+    if leading and not _goes_on(configs):
         for stale in (COMPARE, REPORT):  # of an earlier comparison, which must not pass for this one's
             (out / stale).unlink(missing_ok=True)
     for i, config in enumerate(_resumed(configs), 1):
@@ -78,6 +78,16 @@ def run_all(configs: list[TrainConfig], out: Path) -> None:
             write_json(out / COMPARE, records)
     if leading:
         _finish(configs[0], out, records)
+
+
+def _goes_on(configs: list[TrainConfig]) -> bool:
+    """Return whether this may be the rest of a comparison, which shows what it has until there is more."""
+    from thinwire.lab.resume import newest_here
+
+    first = configs[0]
+    if not first.auto_resume or first.resume or under_torchrun(first):
+        return first.resume or first.auto_resume
+    return any(newest_here(Path(config.out), config.ranks) is not None for config in configs)
 
 
 def _resumed(configs: list[TrainConfig]) -> list[TrainConfig]:

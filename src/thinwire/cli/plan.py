@@ -18,14 +18,29 @@ from rich.table import Table
 from thinwire.cli.options import with_config
 from thinwire.cli.output import PLAIN_WIDTH, print_json, tell
 from thinwire.lab.config import TrainConfig
-from thinwire.lab.config_checks import MAX_STAGES
+from thinwire.lab.config_checks import MAX_STAGES, flag
 from thinwire.lab.machine import cores
 from thinwire.lab.machines_file import MachinesFile, read_machines
 from thinwire.policies.plan import Proposal
 from thinwire.types import InputError, require
 
-USED = ("model", "init", "data", "seq", "batch", "microbatches", "schedule", "dtype", "lora", "threads")
+USED = (
+    "model",
+    "init",
+    "data",
+    "text_field",
+    "prompt_field",
+    "seq",
+    "batch",
+    "microbatches",
+    "schedule",
+    "dtype",
+    "lora",
+    "threads",
+)
 TRIED = ("1f1b", "eager1f1b", "gpipe")  # the least memory first
+MORE = ("init", "lora", "text_field", "prompt_field")  # printed where they are not what they are by default
+DEFAULTS = {f.name: f.default for f in dataclasses.fields(TrainConfig)}
 HELPS = {
     "schedule": "The one to plan with: 1f1b, eager1f1b or gpipe. Without it all three are tried.",
     "data": "What the printed commands train on; the plan itself needs no text.",
@@ -186,8 +201,8 @@ def start_lines(proposal: Proposal, config: TrainConfig, file: MachinesFile) -> 
         "seq": config.seq,
         "dtype": config.dtype,
     }
-    options |= {name: value for name in ("init", "lora") if (value := getattr(config, name))}
-    words = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
+    options |= {name: value for name in MORE if (value := getattr(config, name)) != DEFAULTS[name]}
+    words = [str(word) for name, value in options.items() for word in (flag(name), value)]
     start = ["torchrun", "--nnodes", str(n), "--nproc-per-node", "1", "--master-addr", first]
     start += ["--master-port", "29500"]
     train = ["-m", "thinwire", "train", *words]

@@ -7,7 +7,7 @@ from typing import Any
 
 from thinwire.lab.emulator.profile import profiles
 from thinwire.lab.event_log import EventLog, remove_events
-from thinwire.lab.export import remove_models, saving_bytes
+from thinwire.lab.export import SAVING, remove_models, saving_bytes
 from thinwire.lab.job import Job
 from thinwire.lab.linkwatch import LinkWatch, added
 from thinwire.lab.machine import environment, peak_rss_bytes
@@ -150,6 +150,8 @@ class Books:
         boundaries: dict[str, int] = {}
         for rank, peer in world.peers.items():
             for label, traffic in peer.meter.snapshot().sent.items():
+                if label == SAVING:  # which has a figure of its own
+                    continue
                 known = label if label in sent else "control"
                 sent[known] += traffic.nbytes
                 if label in WAYS:
@@ -185,7 +187,7 @@ class Books:
             loss.evaluations = [Evaluation(**e) for e in totals["evaluations"]]
             self.record.decisions = [Decision(**d) for d in totals["decisions"]]
             self.writer.close("running")
-            self._saved_before = bytes_saving(Path(self.job.config.out))
+            self._saved_before = self.record.bytes.saving = bytes_saving(Path(self.job.config.out))
             # Before the new record takes the old one's place, lest a killed run leave one without them.
             for note in (f"resumed after step {step}", *doubts(self.job.config, step)):
                 self.note(note)

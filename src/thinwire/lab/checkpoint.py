@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -141,6 +142,9 @@ def put_in_place(part: Path, folder: Path) -> None:
     within these few milliseconds. What else is in ``folder`` stays, but for shards of another number.
     """
     files = sorted(file.relative_to(part) for file in part.rglob("*") if file.is_file())
+    for name in files:
+        with (part / name).open("r+b") as file:
+            os.fsync(file.fileno())  # or a power cut leaves new names on empty files
     for name in sorted(files, key=lambda name: name.name == INDEX):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (part / name).replace(folder / name)

@@ -79,7 +79,7 @@ class TrainConfig:
     out: str = _option(
         "runs/train",
         JOB,
-        "Folder of the run; a run there is replaced, with its model, unless --resume is given.",
+        "Folder of the run; a run there is replaced, with its model, unless this one resumes it.",
         metavar="DIR",
     )
 

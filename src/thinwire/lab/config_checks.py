@@ -135,7 +135,7 @@ def _ranges(config: TrainConfig) -> None:
             raise InputError(f"{flag(name)} is {value}; it must be above 0")
     if not 0 <= config.dropout < 1:
         raise InputError(f"--dropout is {config.dropout}; it must be at least 0 and below 1")
-    for name in ("recipe", "model", "data", "out", "host", "advertise"):
+    for name in ("recipe", "model", "data", "text_field", "out", "host", "advertise"):
         value = getattr(config, name)
         if value is not None and not value.strip():
             raise InputError(f"{flag(name)} is empty; give a value or leave the option out")

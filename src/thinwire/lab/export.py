@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from thinwire.engines.pipeline import CompressedStage
@@ -19,6 +19,7 @@ from thinwire.lab.checkpoint import (
     save_stage,
     shard_name,
 )
+from thinwire.lab.interrupts import held_back
 from thinwire.lab.job import Job
 from thinwire.lab.setup import Autocast, World
 from thinwire.lab.split import Stage
@@ -27,6 +28,7 @@ from thinwire.replacing import PART, replacing
 
 PIECE = 1 << 22  # bytes of a shard in one message
 MARK = ".writing"
+UNFINISHED = f".saving{PART}"  # the folder in which a model is until it is whole
 SAVING = "saving"  # the label of what crosses links for it
 
 
@@ -63,30 +65,36 @@ def remove_models(out: Path, start: str) -> None:
         remove_model(out / "model")
         remove_adapters(out / "adapter")
         for name in ("model", "adapter"):
-            shutil.rmtree(_unfinished(out / name), ignore_errors=True)
+            _discard(out / name / UNFINISHED)
 
 
-def _unfinished(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}{PART}")
+def _discard(part: Path) -> None:
+    """Remove what is not to be put in its place, and the folder around it if that was made for it."""
+    shutil.rmtree(part, ignore_errors=True)
+    with suppress(OSError):  # there is none, or something else is in it
+        part.parent.rmdir()
 
 
 @contextmanager
 def _replacing_folder(folder: Path, world: World, telemetry: Telemetry) -> Iterator[Path]:
     """Yield a folder to write to, which rank 0 puts in the place of ``folder`` at the end; all wait for that.
 
-    If the block raises on any rank, ``folder`` stays as it was, and nothing is left beside it.
+    If the block raises on any rank, ``folder`` stays as it was, and nothing is left in it. What others than
+    rank 0 write to a folder of their own is theirs to remove.
     """
-    part = _unfinished(folder)
+    part = folder / UNFINISHED  # inside, since ``folder`` may be on a disk of its own
     try:
         if world.rank == 0:
             shutil.rmtree(part, ignore_errors=True)  # of a run that was killed
         part.mkdir(parents=True, exist_ok=True)
         yield part
         if world.rank == 0:
-            put_in_place(part, folder)
+            with held_back():  # or a Ctrl-C would leave half of two models
+                put_in_place(part, folder)
         telemetry.agree(b"F", 0, f"the {folder.name} to be in its place")
     except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
+        if world.rank == 0:
+            _discard(part)
         raise
 
 
@@ -104,16 +112,18 @@ def _gather(
     """
     shared = _sharing(folder, world, telemetry)
     n = job.config.stages
-    for stage in stages:
-        save(_module(stage), folder, stage.stage_index, n, job.config.save_dtype)
-        telemetry.working()  # the others wait behind all of this rank's stages
-    telemetry.agree(b"W", 0, "the stages to be saved")
-    for index in range(n):
-        owner = index % world.size
-        if not shared[owner]:
-            _send_shard(folder / shard_name(index, n), owner, world, telemetry, job.config.deadline)
-    if not shared[world.rank]:
-        shutil.rmtree(folder, ignore_errors=True)
+    try:
+        for stage in stages:
+            save(_module(stage), folder, stage.stage_index, n, job.config.save_dtype)
+            telemetry.working()  # the others wait behind all of this rank's stages
+        telemetry.agree(b"W", 0, "the stages to be saved")
+        for index in range(n):
+            owner = index % world.size
+            if not shared[owner]:
+                _send_shard(folder / shard_name(index, n), owner, world, telemetry, job.config.deadline)
+    finally:
+        if not shared[world.rank]:
+            _discard(folder)
 
 
 def _module(stage: CompressedStage) -> Stage:

@@ -104,12 +104,14 @@ def _enter(stack: ExitStack, config: TrainConfig) -> Place:
 
 def _check_resume(job: Job) -> None:
     """Raise ``InputError`` before anything is started where a run could not go on from what is there."""
-    from thinwire.lab.resume import check, newest_here
+    from thinwire.lab.resume import check, check_own, newest_here
 
     config = job.config
-    there = config.auto_resume and newest_here(Path(config.out), config.ranks) is not None
-    if config.resume or there:
+    if config.resume or (config.auto_resume and newest_here(Path(config.out), config.ranks) is not None):
         check(job)
+    elif config.auto_resume:
+        for rank in range(config.ranks):
+            check_own(job, rank)
 
 
 def _check_inherited(config: TrainConfig) -> None:

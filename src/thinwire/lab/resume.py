@@ -74,6 +74,24 @@ def check(job: Job) -> None:
             _saved(folder, rank, job)
 
 
+def check_own(job: Job, rank: int) -> None:
+    """Raise ``InputError`` where this rank's newest checkpoint is of another configuration, text or model."""
+    out = Path(job.config.out)
+    for step in steps_saved(out, rank)[-1:]:
+        with _readable(_folder(out, step)):
+            _saved(_folder(out, step), rank, job)
+
+
+def of_no_use(saved: Sequence[Sequence[int]]) -> list[str]:
+    """Return a note on checkpoints that not all ranks have, if any rank has one."""
+    if not any(saved):
+        return []
+    found = (f"of {f'step {steps[-1]}' if steps else 'none'} (rank {r})" for r, steps in enumerate(saved))
+    *most, last = found
+    listed = f"{', '.join(most)} and {last}"
+    return [f"begun anew: the newest checkpoints are {listed}; they stay until the first new one"]
+
+
 def clear(out: Path, rank: int) -> None:
     """Remove this rank's checkpoints: those of an earlier run in the same folder are not this run's."""
     for _, folder in _all(out):
@@ -309,9 +327,19 @@ def _saved(folder: Path, rank: int, job: Job) -> dict[str, Any]:
     _check_same(saved["config"], job.config)
     for name, now in (("data", job.digest), ("model", job.source.digest)):
         if saved.get(name, now) != now:  # earlier checkpoints say nothing of the model's contents
-            what = f"{flag(name)} {getattr(job.config, name)}"
+            what = f"{flag(name)} {getattr(job.config, name)}{_fields(saved['config'], job.config, name)}"
             raise InputError(f"--resume: {what} is not what the checkpoint was made with; restore it")
     return saved
+
+
+def _fields(saved: dict[str, Any], config: TrainConfig, contents: str) -> str:
+    """Return how the text is read now, where that is not how it was."""
+    names = [
+        n for n in ("text_field", "prompt_field") if saved.get(n, getattr(config, n)) != getattr(config, n)
+    ]
+    if contents != "data" or not names:
+        return ""
+    return " with " + " and ".join(f"{flag(name)} {getattr(config, name)!r}" for name in names)
 
 
 def _check_same(saved: dict[str, Any], config: TrainConfig) -> None:

@@ -34,10 +34,9 @@ def tokenise(tokenizer: Any, *documents: Document, limit: int | None = None) -> 
     ids: list[Tensor] = []
     total = 0
     for group in _groups(_all_pieces(documents), 64):
-        for piece, row in zip(group, _encode(tokenizer, [p.text for p in group]), strict=True):
-            tokens = torch.tensor(row, dtype=torch.int64)
-            ids.append(tokens if piece.learnt else ~tokens)
-            total += len(row)
+        rows = zip(group, _encode(tokenizer, [p.text for p in group]), strict=True)
+        ids.append(torch.tensor([i if p.learnt else ~i for p, row in rows for i in row], dtype=torch.int64))
+        total += len(ids[-1])
         if limit is not None and total >= limit:
             break
     require(

@@ -91,8 +91,9 @@ def same_everywhere(job: Job, world: World) -> None:
     Text and model may be in different places: their contents count.
     """
     config, contents = job.config, {"data": job.digest, "model": job.source.digest}
-    mine = {k: v for k, v in config.to_dict().items() if k not in resume.FREE}
-    mine |= {name: getattr(config, name) for name in ALIKE} | {"lr": config.learning_rate} | contents
+    mine = {k: v for k, v in config.to_dict().items() if k not in resume.FREE | contents.keys()}
+    mine |= {name: getattr(config, name) for name in ALIKE} | {"lr": config.learning_rate}
+    mine |= contents  # last: another --prompt-field makes other contents
     ranks = Telemetry(world, config.deadline).agree(b"K", mine, "its options")
     for rank, other in enumerate(ranks):
         for name, value in ranks[0].items():
@@ -110,7 +111,11 @@ def _agree_resume(job: Job, world: World) -> Job:
         return job
     saved = resume.steps_saved(Path(config.out), world.rank)
     ranks = Telemetry(world, config.deadline).agree(b"A", saved, "the list of checkpoints")
-    return dataclasses.replace(job, config=config.replace(resume=resume.newest(ranks) is not None))
+    if resume.newest(ranks) is not None:
+        return dataclasses.replace(job, config=config.replace(resume=True))
+    resume.check_own(job, world.rank)
+    notes = (*job.notes, *resume.of_no_use(ranks))
+    return dataclasses.replace(job, notes=notes)
 
 
 class Run:
@@ -128,6 +133,7 @@ class Run:
         policy = job.recipe.policy
         self.autopilot = policy and Autopilot(job, policy, world, self.stages, self.telemetry)
         self._last_report: StepReport | None = None
+        self._old_checkpoints = not self.config.resume  # of an earlier run, which may be there
 
     def go(self) -> None:
         """Train, evaluate, save."""
@@ -186,6 +192,9 @@ class Run:
         self.books.saved()
 
     def _save_checkpoint(self, step: int) -> None:
+        if self._old_checkpoints:
+            self._remove_old_checkpoints()
+            self.telemetry.agree(b"D", 0, "the old checkpoints to be gone")  # or one could drop a new folder
         self.checkpoints.save(step, self.books.totals(self.world))
 
     def _collect(self, coming: int) -> None:
@@ -248,7 +257,8 @@ class Run:
         """Load the newest checkpoint that every rank has; return its step, or 0."""
         out, rank = Path(self.config.out), self.world.rank
         if not self.config.resume:
-            resume.clear(out, rank)
+            if not self.config.auto_resume:
+                self._remove_old_checkpoints()
             return 0
         saved = self.telemetry.agree(b"C", resume.steps_saved(out, rank), "the list of checkpoints")
         step = resume.resumable(self.job, saved)
@@ -257,6 +267,11 @@ class Run:
         resume.forget_after(out, rank, step)
         self.books.resumed(step, totals)
         return step
+
+    def _remove_old_checkpoints(self) -> None:
+        """Remove an earlier run's, with --auto-resume not before there are new ones: some may come back."""
+        resume.clear(Path(self.config.out), self.world.rank)
+        self._old_checkpoints = False
 
     def _lateness(self) -> float:
         """Return the mean lateness of the rank whose shaped links kept their times worst, in seconds."""
