@@ -280,31 +280,6 @@ def test_codecs_that_look_at_every_value_need_no_second_look():
 
 
 @pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ([1.2, 1.7], r"sample ids are whole numbers, got \[1\.2, 1\.7\]"),
-        (["a", "b"], "sample ids are whole numbers"),
-        (torch.tensor([1.0, 2.0]), "sample ids are whole numbers"),
-        (None, "sample ids are whole numbers"),
-        (torch.tensor([5, 5]), r"as many distinct sample ids, got \[5, 5\]"),
-        ([1, -2], "from 0 to"),
-        ([1, 1 << 63], "from 0 to"),
-    ],
-)
-def test_keys_that_are_no_sample_ids_are_one_sentence(keys, message):
-    with pytest.raises(InputError, match=message):
-        Sender().encode(torch.zeros(2, 3), keys)
-
-
-def test_keys_may_be_a_tensor():
-    sender, receiver = Sender(Scheme(INT8, Delta())), Receiver()
-    for mode in (Mode.KEYFRAME, Mode.DELTA):
-        packet, x_hat = sender.encode(torch.randn(2, 4, 32), torch.tensor([5, 6]))
-        assert packet.sections[0].mode is mode
-        assert torch.equal(receiver.decode(over_the_wire(packet)), x_hat)
-
-
-@pytest.mark.parametrize(
     "x", [torch.tensor(1.0), torch.ones(1, dtype=torch.bool), torch.ones(1, dtype=torch.complex64)]
 )
 def test_a_tensor_that_no_packet_describes_is_one_sentence(x):

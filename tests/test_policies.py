@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from thinwire.channel import Scheme, Sender
+from thinwire.codecs import DeadZone, Entropy
+from thinwire.policies import ladder as ladders
 from thinwire.policies.base import Plan, Policy, Site
-from thinwire.policies.ladder import Rung
+from thinwire.policies.ladder import Rung, gaussian_bits
 from thinwire.policies.rate import HideBehindCompute
 from thinwire.policies.schedule import (
     Hop,
@@ -373,3 +375,11 @@ def test_a_reason_is_worked_out_when_it_is_asked_for() -> None:
     deciding = step_seconds.cache_info().misses
     assert all(plan.reason for plan in plans)
     assert step_seconds.cache_info().misses > deciding > 0
+
+
+def test_torch_s_defaults_do_not_change_what_a_codec_is_said_to_take():
+    codec = DeadZone(step=0.37)
+    with torch.device("meta"):
+        bits = gaussian_bits(Entropy(codec))
+    ladders._gaussian_bits.cache_clear()
+    assert gaussian_bits(Entropy(codec)) == bits

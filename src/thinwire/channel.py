@@ -17,6 +17,7 @@ from thinwire.frame import (
     checks,
     merged,
     row_ids,
+    sample_ids,
     some_rows,
     state_keys,
     state_shape,
@@ -85,7 +86,7 @@ class End:
 
     def prefetch(self, keys: Iterable[int]) -> None:
         """Expect these keys' next packets soon: a store on disk begins to read. From any thread."""
-        self._references.prefetch(keys)
+        self._references.prefetch(sample_ids(keys))
 
     def states(self) -> Iterator[dict[str, Tensor]]:
         """Yield references and versions as plain tensors, one reference at a time: all may be too much."""
@@ -233,7 +234,7 @@ class Sender(End):
 
     def reset(self, keys: Iterable[int] | None = None) -> None:
         """Forget some keys, or all: their next message is a keyframe."""
-        keys = list(self._versions) if keys is None or self.scheme.memory.shared else list(keys)
+        keys = list(self._versions) if keys is None or self.scheme.memory.shared else sample_ids(keys)
         self._references.drop(keys)
         self._stale.update(keys)
 
@@ -308,13 +309,18 @@ class Receiver(End):
         y_hat = _decode(section)
         s = None
         if section.mode is Mode.DELTA:
-            keys = [held[i] for i in rows]
-            s = self._references.load(keys[:1] if mem.shared else keys, y_hat.device)
-            s = s[0] if mem.shared else s
+            s = self._state(mem, [held[i] for i in rows], y_hat)
         x_hat = mem.restore(y_hat, s)
-        if x_hat.shape != y_hat.shape:  # would otherwise be stretched to fit
-            raise PayloadError(f"a packet of {packet.memory} does not fit the state held for its keys")
         return rows, x_hat, mem.advance(x_hat, s) if mem.mirrored else None
+
+    def _state(self, mem: Memory, keys: list[int], y_hat: Tensor) -> Tensor:
+        """Return the state of ``keys``; ``PayloadError`` where it or ``y_hat`` would be stretched to fit."""
+        keys = keys[:1] if mem.shared else keys
+        fits = state_shape(mem, tuple(y_hat.shape))  # type: ignore[arg-type]  # it is frozen
+        if any(self._references.shape(k) not in (fits, None) for k in keys):
+            raise PayloadError(f"a packet of {mem} does not fit the state held for its keys")
+        s = self._references.load(keys, y_hat.device)
+        return s[0] if mem.shared else s
 
     def _check_versions(self, packet: Packet, mem: Memory, held: Sequence[int]) -> None:
         wrong = []
@@ -356,7 +362,7 @@ class Receiver(End):
 
     def reset(self, keys: Iterable[int] | None = None) -> None:
         """Forget some keys, or all: only a keyframe of theirs is accepted next."""
-        keys = list(self._versions) if keys is None else list(keys)
+        keys = list(self._versions) if keys is None else sample_ids(keys)
         self._references.drop(keys)
         for k in keys:
             self._versions.pop(k, None)

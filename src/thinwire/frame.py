@@ -55,7 +55,7 @@ def state_keys(mem: Memory, keys: Sequence[int], slots: Sequence[int] | None) ->
         return list(keys)
     slots = range(len(keys)) if slots is None else slots
     require(len(slots) == len(keys), InputError, f"{len(keys)} samples need as many slots, got {len(slots)}")
-    return list(slots)
+    return sample_ids(slots)
 
 
 @lru_cache(maxsize=256)  # asked for each packet

@@ -228,9 +228,13 @@ REGISTRY: dict[str, type] = {
 }
 
 
-@lru_cache(maxsize=64)
 def parse_memory(text: str) -> Memory:
     """Return the memory that a spec such as ``Delta(key='step')`` describes; ``PayloadError`` otherwise."""
+    return _parsed(text, tuple(REGISTRY.values()))  # one that was registered anew is another
+
+
+@lru_cache(maxsize=64)
+def _parsed(text: str, known: tuple[type, ...]) -> Memory:
     memory = spec.parse(text, REGISTRY)
     if not isinstance(memory, Memory):
         raise PayloadError(f"{text[:80]!r} is not a memory")

@@ -20,7 +20,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.types import MAX_KEY, Entry, Mode, Packet, Payload, PayloadError, Section, TensorSpec, require
+from thinwire.types import (
+    MAX_KEY,
+    Entry,
+    InputError,
+    Mode,
+    Packet,
+    Payload,
+    PayloadError,
+    Section,
+    TensorSpec,
+    require,
+)
 
 MAGIC = b"TW"
 VERSION = 1
@@ -56,6 +67,7 @@ def pack(packet: Packet) -> bytes:
     rows = [(e.key, e.version, e.check, e.section) for e in packet.entries]
     out.append(np.array(rows, dtype=ENTRY).tobytes())
     for s in packet.sections:
+        _check_parts(s)
         out.append(struct.pack("<BB", s.mode, len(s.payload.parts)) + _text(s.codec))
         out += [struct.pack("<BI", CODES[p.dtype], p.numel()) for p in s.payload.parts]
     out += [_bytes(p) for s in packet.sections for p in s.payload.parts]
@@ -63,6 +75,19 @@ def pack(packet: Packet) -> bytes:
     for piece in out:
         crc = zlib.crc32(piece, crc)
     return b"".join([HEAD.pack(MAGIC, VERSION, 0, crc), *out])
+
+
+def _check_parts(section: Section) -> None:
+    parts = section.payload.parts
+    wrong = next((p for p in parts if p.dim() != 1 or p.dtype not in CODES), None)
+    found = "" if wrong is None else f"a part of {wrong.dtype} and {wrong.dim()} dimensions"
+    found = found if len(parts) <= MAX_PARTS else f"{len(parts)} parts"
+    require(
+        not found,
+        InputError,
+        f"{section.codec[:80]} made {found}; a packet holds at most {MAX_PARTS} flat tensors of "
+        f"{', '.join(str(dtype).removeprefix('torch.') for dtype in DTYPES)}",
+    )
 
 
 def _text(text: str) -> bytes:

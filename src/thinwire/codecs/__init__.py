@@ -35,7 +35,6 @@ _CODECS: tuple[type, ...] = (
 REGISTRY: dict[str, type] = {c.__name__: c for c in _CODECS}
 
 
-@lru_cache(maxsize=256)
 def parse_codec(text: str) -> Codec:
     """Return the codec that a spec such as ``Uniform(bits=4, group=32)`` describes.
 
@@ -44,6 +43,11 @@ def parse_codec(text: str) -> Codec:
     >>> parse_codec("Cast(dtype='bfloat16')")
     Cast(dtype='bfloat16')
     """
+    return _parsed(text, tuple(REGISTRY.values()))  # one that was registered anew is another
+
+
+@lru_cache(maxsize=256)
+def _parsed(text: str, known: tuple[type, ...]) -> Codec:
     codec = spec.parse(text, REGISTRY)
     if not isinstance(codec, Codec):
         raise PayloadError(f"{text[:80]!r} is not a codec")

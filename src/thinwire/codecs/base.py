@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from thinwire.types import Payload, PayloadError, TensorSpec
 
+BOTH_WAYS = ("encode", "decode")
 Layout = tuple[tuple[torch.dtype, int], ...]
 
 
@@ -48,12 +50,26 @@ def roundtrip(codec: Codec, x: Tensor) -> tuple[Payload, Tensor]:
 
     By the codec's short cut, a ``roundtrip(x)`` of its own, if it has one.
     """
-    short_cut = getattr(codec, "roundtrip", None)  # a check against the protocol costs as much as a pass
-    if short_cut is not None:
-        found: tuple[Payload, Tensor] = short_cut(x)
+    if is_up_to_date(codec, "roundtrip"):
+        found: tuple[Payload, Tensor] = codec.roundtrip(x)  # type: ignore[attr-defined]
         return found
     payload = codec.encode(x)
     return payload, codec.decode(payload)
+
+
+def is_up_to_date(codec: object, name: str) -> bool:
+    """Return whether what a codec has as ``name`` is about its ``encode`` and ``decode``.
+
+    It is not where its class has others of its own, and inherits ``name`` from one that does not know them.
+    """
+    return _is_up_to_date(type(codec), name)  # type: ignore[arg-type]  # classes hash
+
+
+@lru_cache(maxsize=1024)  # asked for each packet
+def _is_up_to_date(kind: type, name: str) -> bool:
+    classes = [base.__dict__ for base in kind.__mro__]
+    places = [next((k for k, own in enumerate(classes) if n in own), None) for n in (name, *BOTH_WAYS)]
+    return places[0] is not None and all(k is None or places[0] <= k for k in places)
 
 
 def layout_nbytes(layout: Layout) -> int:

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeGuard
 import torch
 from torch import Tensor
 
-from thinwire.codecs.base import Codec, roundtrip
+from thinwire.codecs.base import Codec, is_up_to_date, roundtrip
 from thinwire.codecs.bits import aligned_nbytes, pack, pack_aligned, packed_nbytes, unpack, unpack_aligned
 from thinwire.codecs.inner import require_codec, tuned
 from thinwire.spec import Spec
@@ -124,7 +124,7 @@ class Entropy(Spec):
 
 def is_quantiser(codec: object) -> TypeGuard[Quantiser]:
     """Return whether ``codec`` is a ``Quantiser``: asked for each packet, so by its names alone."""
-    return hasattr(codec, "quantise") and hasattr(codec, "dequantise")
+    return all(is_up_to_date(codec, name) for name in ("quantise", "dequantise", "scale_layout"))
 
 
 def _codes(part: Tensor, bits: int, n: int) -> Tensor:

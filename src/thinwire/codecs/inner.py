@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from thinwire.codecs.base import Codec, FixedRate, Layout
+from thinwire.codecs.base import Codec, FixedRate, Layout, is_up_to_date
 from thinwire.types import InputError, Payload, PayloadError, TensorSpec
 
 
@@ -20,7 +20,8 @@ def is_fixed_rate(codec: Codec) -> TypeGuard[FixedRate]:
 
 @lru_cache(maxsize=256)  # asked for each packet, and a check against a protocol costs as much as a pass
 def _is_fixed_rate(codec: Codec) -> bool:
-    return isinstance(codec, FixedRate) and all(is_fixed_rate(c) for c in _members(codec))
+    fixed = isinstance(codec, FixedRate) and is_up_to_date(codec, "layout")
+    return fixed and all(is_fixed_rate(c) for c in _members(codec))
 
 
 def tuned(codec: Codec, x: Tensor) -> Codec:
@@ -47,8 +48,10 @@ def is_finite(codec: Any) -> bool:
 
     A codec says so by ``finite``; one that does not is as those inside it.
     """
+    if is_up_to_date(codec, "finite"):
+        return bool(codec.finite)
     inside: list[Any] = _members(codec)
-    return bool(getattr(codec, "finite", inside and all(is_finite(c) for c in inside)))
+    return bool(inside) and all(is_finite(c) for c in inside)
 
 
 def fixed_layout(codec: Codec, spec: TensorSpec) -> Layout:

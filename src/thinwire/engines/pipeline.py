@@ -63,7 +63,8 @@ class CompressedStage(PipelineStage):
     ``recipe``, its schemes for both directions; ``deadline``, the seconds without any data after which a
     wait on a neighbour fails;
     ``store``, which makes the places where references live (memory; ``DiskStore`` for more than that holds).
-    ``overlap``: encode and decode on threads of their own, beside the compute.
+    ``overlap``: encode and decode on threads of their own, beside the compute (on a GPU train on its default
+    stream then: these threads know no other).
     ``on_samples``, which is told the ids of a micro-batch's samples before its forward pass in training.
     Before each ``schedule.step`` call ``begin(ids)`` on the first stage: the ids of the batch's samples, by
     which references are kept; later stages learn them from the packets. After each step call ``end`` before

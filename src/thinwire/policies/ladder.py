@@ -50,5 +50,6 @@ def gaussian_bits(codec: Codec) -> float:
 
 @lru_cache(maxsize=128)
 def _gaussian_bits(codec: Codec) -> float:
-    x = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator("cpu").manual_seed(0)  # whatever torch's defaults are
+    x = torch.randn(SHAPE, generator=generator, dtype=torch.float32, device="cpu")
     return 8 * codec.encode(x).nbytes / x.numel()
