@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from thinwire.lab import cache, data, fetch, job
-from thinwire.lab.batches import Batches, pack
+from thinwire.lab.batches import Batches
 from thinwire.lab.config import TrainConfig
 from thinwire.lab.data import Corpus, load_corpus
 from thinwire.lab.documents import Document
 from thinwire.lab.job import prepare
+from thinwire.lab.packing import pack
 from thinwire.lab.tokenizer import END, tokenise, trained_bpe
 from thinwire.types import InputError
 

@@ -5,12 +5,12 @@ import json
 import pytest
 import torch
 
-from thinwire.lab.batches import UNLEARNT, inputs, pack, targets
 from thinwire.lab.config import TrainConfig
 from thinwire.lab.data import Corpus, load_corpus
 from thinwire.lab.documents import Document
 from thinwire.lab.job import prepare
 from thinwire.lab.loss import BatchLoss, next_token_loss
+from thinwire.lab.packing import UNLEARNT, inputs, pack, targets
 from thinwire.lab.tokenizer import END, tokenise, trained_bpe
 from thinwire.types import InputError
 

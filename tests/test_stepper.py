@@ -12,10 +12,10 @@ import torch
 
 from launchers import record, warm
 from texts import write_text
-from thinwire.lab.batches import inputs, targets
 from thinwire.lab.config import TrainConfig
 from thinwire.lab.job import Job, prepare
 from thinwire.lab.loss import next_token_loss
+from thinwire.lab.packing import inputs, targets
 from thinwire.lab.split import build_stage
 from thinwire.lab.stepper import learning_rate
 

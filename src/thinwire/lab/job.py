@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.lab.batches import Batches, pack, targets
+from thinwire.lab.batches import Batches
 from thinwire.lab.cache import cache_folder
 from thinwire.lab.checkpoint import check_unread
 from thinwire.lab.config import TrainConfig
@@ -21,6 +21,7 @@ from thinwire.lab.data import Corpus, load_corpus
 from thinwire.lab.lora import require_peft
 from thinwire.lab.loss import learnt
 from thinwire.lab.models import ModelSource, resolve_model
+from thinwire.lab.packing import pack, targets
 from thinwire.lab.tokenizer import tokenise
 from thinwire.links.shape import LinkShape
 from thinwire.recipes import Recipe, parse_recipe

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from thinwire.lab.batches import UNLEARNT
+from thinwire.lab.packing import UNLEARNT
 
 
 def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:

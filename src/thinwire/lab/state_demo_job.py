@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from thinwire.lab.batches import Batches, pack
+from thinwire.lab.batches import Batches
 from thinwire.lab.data import load_corpus
 from thinwire.lab.families import import_transformers
 from thinwire.lab.loss import next_token_loss
 from thinwire.lab.models import ModelSource
+from thinwire.lab.packing import pack
 from thinwire.lab.tokenizer import tokenise
 from thinwire.types import InputError, require
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.lab.batches import inputs, targets
 from thinwire.lab.config import TrainConfig
 from thinwire.lab.job import Job
 from thinwire.lab.loss import BatchLoss, learnt
+from thinwire.lab.packing import inputs, targets
 from thinwire.lab.setup import Part, World, build_schedule, build_stages
 from thinwire.lab.telemetry import StepReport, Telemetry, report_of
 from thinwire.types import ThinwireError, require

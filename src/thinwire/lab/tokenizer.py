@@ -26,7 +26,7 @@ END = "<|endoftext|>"
 def tokenise(tokenizer: Any, *documents: Document, limit: int | None = None) -> Tensor:
     """Return the token ids of ``documents`` as a LongTensor [T], at most ``limit`` of them if given.
 
-    A token of a prompt is there as its complement, below zero (see ``batches.pack``). After each document but
+    A token of a prompt is there as its complement, below zero (see ``packing.pack``). After each document but
     the last is the tokenizer's end-of-text token, or a blank line where it has none. A document is encoded in
     pieces of whole lines, a prompt apart from its text, as it is when a model is asked. ``InputError`` if
     nothing comes out.
