@@ -1,5 +1,6 @@
 """Texts, packing and the order of samples."""
 
+import copy
 import io
 import json
 import lzma
@@ -8,7 +9,9 @@ import tarfile
 from collections import Counter
 
 import pytest
+import tokenizers
 import torch
+from safetensors import SafetensorError
 
 from thinwire.lab import cache, data, fetch, job
 from thinwire.lab.batches import Batches
@@ -178,6 +181,27 @@ def test_tokens_of_several_documents_are_not_those_of_one(tmp_path, cache_folder
     many = prepare(TrainConfig(**fixed, data=name, text_field="doc"))
     end = many.source.tokenizer.eos_token_id
     assert int((many.train == end).sum()) > 700 and not (one.train == end).any()
+
+
+def test_tokens_are_kept_for_how_a_text_is_split_not_for_the_vocabulary_alone(cache_folder):
+    corpus = Corpus("t", (Document("one two three\n" * 9),), (), "test")
+    tokenizer, other = small_tokenizer(), copy.deepcopy(small_tokenizer())
+    other.backend_tokenizer.normalizer = tokenizers.normalizers.Replace("two", "one")
+    before, after = (job._tokens(t, corpus, "train") for t in (tokenizer, other))
+    assert "two" in tokenizer.decode(before.tolist()) and "two" not in tokenizer.decode(after.tolist())
+
+
+def test_a_cache_that_takes_no_file_is_one_sentence(cache_folder, monkeypatch):
+    def full(*_):
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    corpus, tokenizer = Corpus("t", (Document("one two three\n" * 9),), (), "test"), small_tokenizer()
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(InputError, match=r"cannot write .*No space left .*free space or set THINWIRE_CACHE"):
+        job._tokens(tokenizer, corpus, "train")
+    with pytest.raises(InputError, match="free space"), cache.new_folder(cache_folder / "model"):
+        full()
+    assert not list(cache_folder.glob("*model*"))
 
 
 def test_unknown_names_and_empty_folders_are_refused(tmp_path):

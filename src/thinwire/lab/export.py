@@ -61,7 +61,7 @@ def saving_bytes(world: World) -> int:
 
 def remove_models(out: Path, start: str) -> None:
     """Remove the model and the adapters of an earlier run in this folder, unless ``start`` is among them."""
-    if Path(out).resolve() not in Path(start).resolve().parents:
+    if Path(out).resolve() not in Path(start).expanduser().resolve().parents:
         remove_model(out / "model")
         remove_adapters(out / "adapter")
         for name in ("model", "adapter"):

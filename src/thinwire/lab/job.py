@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from thinwire.lab.batches import Batches
-from thinwire.lab.cache import cache_folder
+from thinwire.lab.cache import cache_folder, writing
 from thinwire.lab.checkpoint import check_unread
 from thinwire.lab.config import TrainConfig
 from thinwire.lab.config_checks import MEASURED
@@ -54,8 +54,10 @@ class Job:
     @cached_property
     def digest(self) -> str:
         """Digest of the samples, training and held-out."""
-        raw = self.train.numpy().tobytes() + self.heldout.numpy().tobytes()
-        return hashlib.blake2b(raw, digest_size=16).hexdigest()
+        found = hashlib.blake2b(digest_size=16)
+        for blocks in (self.train, self.heldout):
+            found.update(blocks.contiguous().numpy().data)
+        return found.hexdigest()
 
     def eval_blocks(self) -> tuple[Tensor, Tensor]:
         """Return the held-out blocks and the slice of the visited training blocks that are evaluated.
@@ -64,7 +66,7 @@ class Job:
         """
         batch = self.config.batch
         wanted = -(-self.config.eval_samples // batch) * batch
-        seen = self.train[self.batches.samples()]
+        seen = self.train[self.batches.samples()[:wanted]]
         return tuple(b[: min(wanted, len(b) // batch * batch)] for b in (self.heldout, seen))  # type: ignore[return-value]
 
 
@@ -159,7 +161,9 @@ def _corpus(name: str, field: str, prompt: str) -> Corpus:
 
 def _tokens(tokenizer: Any, corpus: Corpus, part: str) -> Tensor:
     """Return the token ids of one part of a corpus, kept in the cache folder: tokenising costs seconds."""
-    vocabulary = hashlib.blake2b(repr(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    rules = backend.to_str() if backend is not None else repr(sorted(tokenizer.get_vocab().items()))
+    vocabulary = hashlib.blake2b(rules.encode()).hexdigest()
     documents = getattr(corpus, part)
     end = f":{tokenizer.eos_token_id}" if len(documents) > 1 else ""
     name = hashlib.blake2b(f"{corpus.digest(part)}:{vocabulary}{end}".encode()).hexdigest()[:32]
@@ -169,7 +173,8 @@ def _tokens(tokenizer: Any, corpus: Corpus, part: str) -> Tensor:
     if file.is_file():
         return load_file(file)["tokens"].to(torch.int64)
     tokens = tokenise(tokenizer, *documents)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(file) as temporary:
-        save_file({"tokens": tokens.to(torch.int32)}, temporary)
+    with writing(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(file) as temporary:
+            save_file({"tokens": tokens.to(torch.int32)}, temporary)
     return tokens

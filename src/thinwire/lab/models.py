@@ -53,7 +53,8 @@ class ModelSource:
             return None
         if self.name == SMOLLM:
             return str(self.weights)
-        return str(Path(self.name).resolve()) if Path(self.name).is_dir() else self.name
+        folder = Path(self.name).expanduser()
+        return str(folder.resolve()) if folder.is_dir() else self.name
 
     @cached_property
     def digest(self) -> str:
@@ -180,11 +181,14 @@ def _pretrained(name: str, init: str | None) -> ModelSource:
 
 def _config(folder: Path, name: str) -> Any:
     transformers = import_transformers()
+    from huggingface_hub.errors import StrictDataclassError  # of a config whose fields contradict each other
+
     try:
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as e:
+    except (OSError, ValueError, KeyError, StrictDataclassError) as e:
+        why = " ".join(str(e).split())[:200]
         raise InputError(
-            f"model {name!r} has no readable config.json in {folder}; give a Hugging Face folder"
+            f"model {name!r} has no readable config.json in {folder} ({why}); give a Hugging Face folder"
         ) from e
     require(
         getattr(config, "quantization_config", None) is None,

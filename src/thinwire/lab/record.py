@@ -72,9 +72,9 @@ class RunWriter:
 
     def _open(self) -> TextIO:
         if self._lines is None:
-            self._lines = (self.out / METRICS).open("w", encoding="utf-8")
-            self._lines.writelines(map(_line, self.kept))
-            self._lines.flush()
+            with replacing(self.out / METRICS) as temporary:  # who is killed here leaves the lines that were
+                temporary.write_text("".join(map(_line, self.kept)), encoding="utf-8")
+            self._lines = (self.out / METRICS).open("a", encoding="utf-8")
         return self._lines
 
     def step(self, metrics: StepMetrics) -> None:

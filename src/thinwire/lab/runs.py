@@ -110,7 +110,7 @@ def _metrics(folder: Path) -> list[StepMetrics]:
 
 
 # Options that change no figure; in any other one, runs that compare with each other are the same.
-FREE = {"recipe", "out", "resume", "auto_resume", "save_model", *EVERY}
+FREE = {"recipe", "out", "resume", "auto_resume", "save_model", "save_dtype", *EVERY}
 FREE |= {"host", "port", "advertise", "token_file", "deadline", "tensorboard", "quiet", "json"}
 
 

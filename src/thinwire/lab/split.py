@@ -14,6 +14,8 @@ from thinwire.lab.models import ModelSource
 from thinwire.lab.weights import Weights, initialise
 from thinwire.types import InputError, ThinwireError, require
 
+HEAD = "lm_head.weight"
+
 
 class _NoPosition(nn.Module):
     """Stands where a later stage would add the position embedding again: adds nothing."""
@@ -148,11 +150,15 @@ def _load(stage: Stage, weights: Weights, tied: bool) -> None:
 
 
 def _stored_name(name: str, family: Family, weights: Weights, tied: bool) -> str:
-    """Return the name in the files: a tied head is the embedding, and old GPT-2 files lack the base."""
-    if name == "lm_head.weight" and tied:
-        name = f"{family.base}.{family.embed}.weight"
-    bare = name.removeprefix(f"{family.base}.")
-    return bare if name not in weights and bare in weights else name
+    """Return the name in the files: a tied head is the embedding, and old GPT-2 files lack the base.
+
+    Where the files have both, whatever the config says, each is its own, as for ``from_pretrained``.
+    """
+    embed = f"{family.base}.{family.embed}.weight"
+    both = {embed, HEAD}
+    known = [name, *(both - {name} if tied and name in both else ())]
+    found = (n for k in known for n in (k, k.removeprefix(f"{family.base}.")) if n in weights)
+    return next(found, name)
 
 
 def _randomise(stage: Stage, config: Any, seed: int) -> None:
