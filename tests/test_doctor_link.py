@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from torch.distributed import HashStore
 from typer.testing import CliRunner
 
 from listeners import HERE, LONG, TOKEN, knocking, listening, listening_process
@@ -20,6 +21,7 @@ from thinwire.cli.app import app
 from thinwire.lab import linktest, network
 from thinwire.lab.linktest import dial, listen
 from thinwire.links import LinkShape, ZmqLink
+from thinwire.links.mesh import connect_mesh
 from thinwire.types import AuthError, InputError, LinkError
 
 
@@ -157,6 +159,25 @@ def test_a_host_to_listen_at_is_this_machine_s() -> None:
         network.check_own("192.0.2.7")
     with pytest.raises(InputError, match=r"--host nosuch\.invalid: this name cannot be resolved"):
         network.check_own("nosuch.invalid")
+
+
+@pytest.mark.parametrize("name", ["localhost", "box.lan"])
+def test_a_name_of_this_machine_s_can_be_listened_at(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(socket, "gethostbyname", lambda host: {"localhost": HERE, "box.lan": "0.0.0.0"}[host])
+    link = ZmqLink.bind(b"a", name, token=TOKEN)
+    with socket.create_connection((HERE, link.port), 2):
+        link.close()
+
+
+def test_a_name_that_leads_nowhere_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostbyname", lambda _: "127.0.1.1")  # as Debian has it
+    with pytest.raises(InputError, match=r"^box is 127\.0\.1\.1 here, where no other machine comes; give"):
+        ZmqLink.bind(b"a", "box", token=TOKEN)
+
+
+def test_an_interface_is_no_address_for_others() -> None:
+    with pytest.raises(InputError, match="others cannot reach lo; also say by which address"):
+        connect_mesh(0, 2, HashStore(), host="lo", token=TOKEN)
 
 
 def test_a_silent_listener_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,3 +121,15 @@ def test_on_a_terminal_a_line_takes_the_place_of_a_progress_bar(monkeypatch: pyt
     show(1, False, b"50%\r100%\n")
     assert terminal.getvalue() == "\r\x1b[K[0] 50% of \r\x1b[K[1] a line longer than that\n"
     assert file.getvalue() == "[1] 50%\r100%\n"
+
+
+def test_what_the_display_cannot_show_or_does_not_read_is_no_rank_s_fault() -> None:
+    class Gone(io.StringIO):
+        def write(self, _: str) -> int:
+            raise BrokenPipeError
+
+    plain = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    show = _show((plain, Gone()))
+    show(0, False, "done ✓\n".encode())
+    show(0, True, b"lost\n")
+    assert plain.buffer.getvalue() == b"[0] done ?\n"  # type: ignore[attr-defined]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -126,3 +127,20 @@ def test_a_rank_that_waits_alone_hears_ctrl_c(job: list[Any], tmp_path: Path) ->
     os.kill(waiting.pid, signal.SIGINT)
     assert waiting.wait() == 130
     assert "Traceback" not in waiting.err
+
+
+def test_a_rank_that_waits_asks_often_where_nothing_answers(monkeypatch):
+    """Packets that are dropped: one long attempt would hear nothing of a rank 0 that comes meanwhile."""
+    asked = []
+
+    def silent(address, timeout):
+        asked.append(timeout)
+        if len(asked) < 3:
+            raise TimeoutError("timed out")
+        return socket.socket()
+
+    monkeypatch.setattr(socket, "create_connection", silent)
+    monkeypatch.setenv("MASTER_ADDR", "192.0.2.1")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    rendezvous._await_answer(TrainConfig(deadline=180.0), 1)
+    assert len(asked) == 3 and max(asked) <= 3.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,3 +45,12 @@ def test_a_token_that_is_text_is_told_so(way: str, tmp_path: Path) -> None:
 def test_python_callers_hear_of_read_token() -> None:
     with pytest.raises(InputError, match=r"needs a shared token: .*in Python token=thinwire\.read_token\(\)"):
         thinwire.Publisher(MODEL, "0.0.0.0")
+
+
+def test_a_token_in_the_environment_is_the_bytes_that_a_file_would_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = bytes(range(128, 160))  # no text in UTF-8
+    (tmp_path / "secret").write_bytes(raw + b"\n")
+    monkeypatch.setenv("THINWIRE_TOKEN", os.fsdecode(raw))
+    assert thinwire.read_token() == thinwire.read_token(tmp_path / "secret") == raw

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -133,8 +134,10 @@ def _show(streams: Sequence[TextIO]) -> Callable[[int, bool, bytes], None]:
             if line.endswith(b"\r"):
                 text, end = text[: shutil.get_terminal_size().columns - 1], ""
             text = f"\r\x1b[K{text}"
-        stream.write(text + end)  # in one call: threads share it
-        stream.flush()
+        with contextlib.suppress(BrokenPipeError):  # nobody reads on, which is not the command's fault
+            kind = stream.encoding or "utf-8"  # of which some know few characters
+            stream.write(text.encode(kind, "replace").decode(kind) + end)  # in one call: threads share it
+            stream.flush()
 
     return show
 

@@ -22,6 +22,7 @@ from thinwire.types import InputError, LinkError, ThinwireError, require
 
 PATIENCE = 5.0  # seconds before a wait says what it is for
 POLL = 0.2  # seconds
+ATTEMPT = 3.0  # seconds
 MASTER = ("MASTER_ADDR", "MASTER_PORT")
 _runs = itertools.count()  # of this process: all ranks of a comparison count alike
 
@@ -116,7 +117,9 @@ def _await_answer(config: TrainConfig, rank: int) -> None:
     host, port = (os.environ[name] for name in MASTER)
     while True:
         try:
-            socket.create_connection((host, int(port)), max(POLL, end - time.monotonic())).close()
+            # Briefly: where packets are dropped, the kernel's own tries come ever more rarely.
+            left = max(POLL, end - time.monotonic())
+            socket.create_connection((host, int(port)), min(ATTEMPT, left)).close()
         except OSError as e:
             if time.monotonic() + POLL > end:
                 raise LinkError(

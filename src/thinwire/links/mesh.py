@@ -30,6 +30,7 @@ from thinwire.links.security import check_host
 from thinwire.links.segment import HEADER, label_of
 from thinwire.links.shape import LinkShape
 from thinwire.links.shaped import Shaped
+from thinwire.links.sockets import interface_names
 from thinwire.links.zmq_link import ZmqLink
 from thinwire.types import InputError, LinkError, require
 
@@ -205,8 +206,8 @@ def _direct(
     host, port = at
     check_host(host, options["token"])
     shown, mapped = parse_address(advertise or host)
-    if shown in EVERYWHERE:
-        raise InputError(f"others cannot reach {host}; also say by which address they reach this rank")
+    if shown in (*EVERYWHERE, *interface_names()):
+        raise InputError(f"others cannot reach {shown}; also say by which address they reach this rank")
     if store is None:
         raise InputError("without a relay the ranks meet at a store; pass one to connect_mesh")
     for other in range(rank + 1, world):

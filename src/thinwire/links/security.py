@@ -31,7 +31,7 @@ def read_token(path: str | Path | None = None) -> bytes | None:
     """
     if path is None:
         text = os.environ.get("THINWIRE_TOKEN")
-        return None if text is None else _checked(text.encode(), "THINWIRE_TOKEN")
+        return None if text is None else _checked(os.fsencode(text), "THINWIRE_TOKEN")
     try:
         with Path(path).open("rb") as f:
             token = f.read(MAX_TOKEN + 1)

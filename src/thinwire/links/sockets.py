@@ -9,8 +9,8 @@ import zmq
 
 from thinwire.links import congestion
 from thinwire.links.metered import CURVE_OVERHEAD
-from thinwire.links.security import ZAP_ENDPOINT, secure_binder
-from thinwire.types import InputError
+from thinwire.links.security import ZAP_ENDPOINT, is_loopback, secure_binder
+from thinwire.types import InputError, require
 
 PROBES = 8, 4, 3  # seconds of an idle connection, seconds between two questions, how many stay unanswered
 STALL = 120.0  # seconds without room at the other end, or without an answer from it, until TCP gives it up
@@ -59,14 +59,34 @@ def listen(
         zap.bind(ZAP_ENDPOINT)
         secure_binder(sock, token)
     try:
-        sock.bind(endpoint(host, port or "*"))
-    except zmq.ZMQError as e:
+        sock.bind(endpoint(_own_address(host), port or "*"))
+    except (zmq.ZMQError, InputError) as e:
         sock.context.destroy(linger=0)
+        if isinstance(e, InputError):
+            raise
         why = zmq.strerror(e.errno or 0)  # the error's own text has ZeroMQ's name of the address in it
         raise InputError(f"cannot listen at {host}:{port}: {why}; choose another host or port") from e
     port = int(sock.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
     congestion.at_port(port, control)
     return zap, port
+
+
+def _own_address(host: str) -> str:
+    """Return what ZeroMQ can listen at: it looks up no names there, but knows those of interfaces."""
+    if ":" in host or host in interface_names():
+        return host
+    try:
+        found = socket.gethostbyname(host)
+    except OSError:
+        return host  # of which ZeroMQ says what is wrong
+    here = is_loopback(found) and not is_loopback(host)  # as Debian has it of a machine's own name
+    require(not here, InputError, f"{host} is {found} here, where no other machine comes; give an address")
+    return found
+
+
+def interface_names() -> list[str]:
+    """Return the names of this machine's network interfaces."""
+    return [name for _, name in socket.if_nameindex()]
 
 
 def _make_room() -> None:

@@ -13,6 +13,7 @@ from thinwire.links import congestion, tcp_info
 
 CHUNK = 1 << 16  # bytes
 BUFFER = 1 << 17  # bytes that a stream holds in each direction before its sender has to wait
+EYEBALLS = 0.25  # seconds until the next address of a name is tried too
 LINGER = 2.0  # seconds for the other direction to end once one has
 IDLE = 60.0  # seconds without a byte, in or out; a live link has a heartbeat each second
 
@@ -108,7 +109,7 @@ async def open_stream(host: str, port: int, timeout: float, control: str | None 
     reader = _Reader()
     async with asyncio.timeout(timeout):
         transport, protocol = await loop.create_connection(
-            lambda: asyncio.StreamReaderProtocol(reader), host, port
+            lambda: asyncio.StreamReaderProtocol(reader), host, port, happy_eyeballs_delay=EYEBALLS
         )
     congestion.use(transport.get_extra_info("socket"), control)
     return Stream(reader, asyncio.StreamWriter(transport, protocol, reader, loop))

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from thinwire.links.segment import HEADER, NACK, RANGE, Kind
-from thinwire.types import LinkError, PayloadError, require
+from thinwire.types import PayloadError, require
 
 MAX_RANGES = 64  # in one NACK; the rest is asked for later
 MAX_ASKED = 4096  # numbers in one NACK
@@ -71,7 +71,9 @@ class SendWindow:
 
     def acknowledge(self, ack: int) -> tuple[list[Future[None]], Run | None]:
         """Forget all up to ``ack``; return the sends that are done, and the run if this was news."""
-        require(ack <= self.top, LinkError, f"an acknowledgement of {ack}, but {self.top} segments were sent")
+        require(
+            ack <= self.top, PayloadError, f"an acknowledgement of {ack}, but {self.top} segments were sent"
+        )
         run = [self._sent.pop(number) for number in range(self._acked + 1, ack + 1)]
         self._acked = max(self._acked, ack)
         self.flight -= sum(len(sent.body) for sent in run)
@@ -178,7 +180,7 @@ class ReceiveWindow:
         self._parts.append(body)
         self._size += len(body)
         if self._size > self._max_message:
-            raise LinkError(f"a message is larger than the limit of {self._max_message} bytes")
+            raise PayloadError(f"a message is larger than the limit of {self._max_message} bytes")
         if kind == Kind.DATA:
             whole.append(b"".join(self._parts))
             self._parts, self._size = [], 0
