@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import re
+import shutil
 import signal
 import time
 import weakref
@@ -113,6 +114,19 @@ def test_a_store_that_goes_meanwhile_is_a_link_lost(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("thinwire.cli.follow.look", gone)
     result = invoke("follow", tmp_path / "shelf", "--once")
     assert result.exit_code == 3 and "cannot be read any more: no route" in one_sentence(result.stderr)
+
+
+def test_a_store_that_began_anew_at_the_same_number_is_told_from_the_old_one(tmp_path: Path):
+    shelf, out = tmp_path / "shelf", tmp_path / "o.safetensors"
+    args = ("follow", shelf, "--once", "--out", out, "--state", tmp_path / "held.safetensors")
+    for release in (weights(), trained(weights())):
+        shutil.rmtree(shelf, ignore_errors=True)
+        with ShelfWriter.of(shelf, release) as writer:
+            writer.publish()
+        result = invoke(*args)
+        assert out.exists()
+    assert result.exit_code == 3 and "is older than version 1, which is held" in one_sentence(result.stderr)
+    assert holds(out, weights())
 
 
 def test_a_store_is_followed_to_its_publisher_s_goodbye(tmp_path: Path):

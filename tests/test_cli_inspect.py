@@ -15,7 +15,7 @@ from slow_proxy import SlowProxy
 from thinwire.engines.sync.checkpoint import write_checkpoint
 from thinwire.engines.sync.claim import read_manifest
 from thinwire.engines.sync.folder import PlainFolder
-from thinwire.engines.sync.manifest import MAX_NUMBER, STATE
+from thinwire.engines.sync.manifest import MAX_NUMBER, STATE, Manifest
 from thinwire.engines.sync.proof import Proof
 from thinwire.engines.sync.publisher import Publisher
 from thinwire.engines.sync.shelf import ShelfWriter
@@ -103,11 +103,28 @@ def test_a_damaged_saved_state_is_exit_code_3(tmp_path: Path, monkeypatch: pytes
     broken = invoke("inspect", saved, "--check")
     assert broken.exit_code == 3 and "was damaged" in one_sentence(broken.stderr)
 
-    def missing(_: Path) -> None:
+    def missing(*_: object) -> None:
         raise MissingExtra("saving a state needs safetensors: pip install 'thinwire[store]'")
 
     monkeypatch.setattr("thinwire.engines.sync.notes.Replica.load", missing)
     assert invoke("inspect", saved, "--check").exit_code == 2
+
+
+def test_a_file_s_damage_counts_though_its_publisher_gives_signs_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with ShelfWriter.of(tmp_path, weights()) as writer:
+        writer.publish()
+    (keyframe,) = read_manifest(PlainFolder(tmp_path), Proof(None)).files
+    damage(tmp_path / keyframe.name)
+    signs = iter(range(1, 100))
+
+    def later(*args: object) -> Manifest:
+        return replace(read_manifest(*args), written=float(next(signs)))  # type: ignore[arg-type]
+
+    monkeypatch.setattr("thinwire.cli.inspect.read_manifest", later)
+    broken = invoke("inspect", tmp_path, "--check")
+    assert broken.exit_code == 3 and "is damaged" in one_sentence(broken.stderr)
 
 
 def test_a_check_of_a_publisher_lasts_as_long_as_its_state_comes(tmp_path: Path, published):

@@ -10,6 +10,10 @@ import pytest
 import torch
 
 from shelves import FAST, Clock, Model, Source, shelving
+from thinwire.engines.sync import shelf_reader
+from thinwire.engines.sync.claim import read_manifest
+from thinwire.engines.sync.folder import PlainFolder
+from thinwire.engines.sync.proof import Proof
 from thinwire.engines.sync.shelf import ShelfReader, ShelfWriter
 from thinwire.engines.sync.shelf_reader import SIGNS
 from thinwire.types import AuthError, InputError, LinkError
@@ -108,6 +112,24 @@ def test_a_reader_saves_on_close_and_goes_on_from_there(tmp_path):
             assert reader.status.nbytes < read
     with pytest.raises(InputError, match="there is no place to save to"):
         ShelfReader(tmp_path / "shelf", **FAST).save()
+
+
+def test_a_file_that_takes_long_to_come_is_no_silence(tmp_path, monkeypatch):
+    """Longer than the reader's patience, which it has again when the file is there."""
+    read = PlainFolder.read
+
+    def slowly(folder, name, limit):
+        time.sleep(0.5 if name.startswith(("patches", "keyframes")) else 0.0)
+        return read(folder, name, limit)
+
+    with ShelfWriter.of(tmp_path, Model()) as writer:
+        writer.publish()
+    names = {f.name.partition("/")[0] for f in read_manifest(PlainFolder(tmp_path), Proof(None)).files}
+    assert names <= {"patches", "keyframes"}
+    monkeypatch.setattr(PlainFolder, "read", slowly)
+    monkeypatch.setattr(shelf_reader, "SLOW", 10.0)
+    with ShelfReader(tmp_path, patience=0.1, **FAST) as reader:
+        assert next(iter(reader)).number == 1
 
 
 def test_a_reader_of_nothing_waits_and_names_the_store(tmp_path):

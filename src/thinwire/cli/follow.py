@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,6 +39,7 @@ from thinwire.types import InputError, LinkError, ThinwireError, require
 
 STATE_EVERY = 10.0  # seconds between two saves of --state at least
 LOOK = 0.05  # seconds
+LEAST = 100.0  # bytes/s that are more than pings: a state is coming
 Source = Annotated[
     str,
     typer.Argument(metavar="SOURCE", help="A publisher's or relay's HOST:PORT, or a store's path or URL."),
@@ -125,6 +127,7 @@ def follow(
         check_seconds(seconds, option)
     most = largest(max_gb)
     place, serve = _places(source, relay)
+    patience = max(patience, 2 * poll) if isinstance(place, str) else patience  # a sign is seen at a look
     out, state = _files(out, state)
     token = read_token(token_file)
     with ExitStack() as stack:
@@ -178,23 +181,40 @@ def _start(base: Path | None, state: Path | None) -> dict[str, Tensor] | None:
 def _newest(reader: Reader, place: Address | str, token: bytes | None, patience: float, most: int) -> int:
     """Wait until what the publisher has now is here, and return its number."""
     if isinstance(reader, ShelfReader):
-        held = reader.wait(1, patience)
+        _arrived(reader, lambda: reader.held.number > 0, patience)
+        held = reader.held
         try:
             newest = look(open_folder(str(place)), token, most)[0].newest
         except OSError as e:  # of any kind, as the store's library has it
             raise LinkError(f"{reader.where} cannot be read any more: {e}; see whether it is there") from e
-        if newest is None or newest.number < held.number:
+        known = newest is not None and (newest.number, newest.hash) == (held.number, held.hash)
+        if newest is None or (newest.number <= held.number and not known):
             raise LinkError(
                 f"{reader.where} is older than version {held.number}, which is held; follow it anew"
             )
-        return reader.wait(newest.number, patience).number
-    ends = time.monotonic() + patience
+        number = newest.number
+        _arrived(reader, lambda: reader.confirmed and reader.held.number >= number, patience)
+        return reader.held.number
+    ends, before = time.monotonic() + patience, 0
     while not reader.confirmed:
         reader.wait(0)  # raises what went wrong
         time.sleep(LOOK)
         if time.monotonic() > ends:
-            raise LinkError(f"no version came from {place} within {patience:g} s: {reader.diagnosis()}")
+            nbytes = reader.status.nbytes
+            if nbytes - before < LEAST * patience:
+                raise LinkError(f"no version came from {place} within {patience:g} s: {reader.diagnosis()}")
+            ends, before = time.monotonic() + patience, nbytes
     return reader.held.number
+
+
+def _arrived(reader: ShelfReader, done: Callable[[], bool], patience: float) -> None:
+    """Wait until ``done``; ``LinkError`` where a store has been silent for longer than ``patience``."""
+    while not done():
+        reader.wait(0)  # raises what went wrong
+        time.sleep(LOOK)
+        if reader.silence > patience:
+            why = reader.status.error or "its publisher gives no sign"
+            raise LinkError(f"no version came from {reader.where} for {patience:g} s: {why}")
 
 
 def _keep_up(reader: Reader, taking: Taking, every: float) -> None:

@@ -150,19 +150,22 @@ def _store(url: str, token: bytes | None, check: bool, most: int) -> dict[str, A
 def _problems(
     folder: Folder, manifest: Manifest, layout: Layout, token: bytes | None, most: int
 ) -> list[str]:
-    """Return what is wrong with the files, and with what following them leads to."""
-    proof, limit, problems = Proof(token), landing.most(layout), []
+    """Return what is wrong with the files, and with what following them leads to.
+
+    Not with those that its publisher, which may go on meanwhile, does not name any more.
+    """
+    proof, limit, found = Proof(token), landing.most(layout), []
     for file in manifest.files:
         try:
             fits = file.nbytes <= limit  # else whoever wrote the manifest says how much memory this takes
             require(fits, PayloadError, f"{file.nbytes} bytes, at most {limit} fit its state")
             whole = proof.fits(file.name, folder.read(file.name, file.nbytes), file.check)
         except (OSError, PayloadError) as e:
-            problems.append(f"{file.name} cannot be read ({e})")
+            found.append((file, f"{file.name} cannot be read ({e})"))
         else:
-            problems += [] if whole else [f"{file.name} is damaged"]
-    if problems and read_manifest(folder, proof).written != manifest.written:
-        return []  # its publisher went on meanwhile, and files that are no longer needed went
+            found += [] if whole else [(file, f"{file.name} is damaged")]
+    named = read_manifest(folder, proof).files if found else ()
+    problems = [problem for file, problem in found if file in named]
     if manifest.newest is not None and not problems:
         try:
             Fetching(folder, proof, Mirror(max_nbytes=most)).look()

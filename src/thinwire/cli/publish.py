@@ -16,6 +16,7 @@ from thinwire.cli.places import PORT, Address, Congestion, TokenFile, check_port
 from thinwire.engines.sync.peek import resume
 from thinwire.engines.sync.publisher import Publisher
 from thinwire.engines.sync.shelf_writer import ShelfWriter
+from thinwire.engines.sync.using import SLOW
 from thinwire.engines.sync.watch import LOOK, PART_REST, REST, Watch
 from thinwire.lab.interrupts import stopped_by_signals
 from thinwire.lab.network import interfaces
@@ -336,13 +337,14 @@ class Outlets:
 
     def _fill(self, pull: ShelfWriter) -> None:
         """Wait until the store has the newest version; where it takes no file, for another attempt only."""
-        ends = time.monotonic() + PATIENCE
+        patience = PATIENCE + self.history.layout.nbytes / SLOW
+        ends = time.monotonic() + patience
         while pull.status.version < self.newest.number:
             self.check()
             if pull.status.failures >= ATTEMPTS:
                 pull.close(0.0)  # raises what it was
             whole = time.monotonic() < ends
-            require(whole, LinkError, f"{pull.where} did not take the newest version within {PATIENCE:g} s")
+            require(whole, LinkError, f"{pull.where} did not take the newest version in {patience:.0f} s")
             time.sleep(LOOK)
 
     def _waited_in_vain(self, push: Publisher) -> str:

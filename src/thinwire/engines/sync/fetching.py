@@ -6,6 +6,7 @@ alone for a while, and another route taken.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -46,6 +47,7 @@ class Fetching:
         self.trouble: Exception | None = None  # with the last file that was of no use
         self.nbytes = 0  # read, the manifest included
         self.patch_nbytes, self.seconds = 0, 0.0  # of files that were read, and the time that took
+        self.reading, self.read_at = 0, -math.inf  # bytes of the file that is on its way; when the last was
         self.trip: float | None = None  # the shortest time that the manifest took, in seconds
 
     @property
@@ -165,7 +167,11 @@ class Fetching:
             ) from e
 
     def _fetch(self, file: File) -> bytes:
-        data = self._folder.read(file.name, file.nbytes)
+        self.reading = file.nbytes
+        try:
+            data = self._folder.read(file.name, file.nbytes)
+        finally:
+            self.reading, self.read_at = 0, self._clock()
         self.nbytes += len(data)
         whole = len(data) == file.nbytes and self._proof.fits(file.name, data, file.check)
         require(whole, PayloadError, f"{file.name} at {self._folder.where} is damaged")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 from thinwire.engines.sync.checkpoint import HASH, IMPRINT, MAX_HEADER, Entry, read_checkpoint, read_header
 from thinwire.engines.sync.wrapping import TENSOR, unwrap
 from thinwire.state.layout import Layout, Slot
-from thinwire.state.patch import MAX_NBYTES, Patch
+from thinwire.state.patch import Patch
 from thinwire.state.replica import Replica
 from thinwire.state.words import imprint
 from thinwire.types import WRONG_VALUES, InputError, MissingExtra, PayloadError, require
@@ -55,7 +56,7 @@ def read_notes(path: Path) -> FileNotes:
 
 def _saved(path: Path, size: int, metadata: Mapping[str, str]) -> FileNotes:
     try:
-        layout = Layout.from_json(metadata["thinwire.layout"].encode())
+        layout = Layout.from_json(metadata["thinwire.layout"].encode(), sys.maxsize)  # of the user's own
         found = json.loads(metadata["thinwire.version"])
         own = {"version": found["number"], "hash": found["hash"], "published": found["published"]}
         known = dict(found["meta"]) | own
@@ -66,7 +67,7 @@ def _saved(path: Path, size: int, metadata: Mapping[str, str]) -> FileNotes:
 
 def _check_saved(path: Path) -> str:
     try:
-        Replica.load(path)
+        Replica.load(path, sys.maxsize)
     except MissingExtra:
         raise
     except InputError as e:  # it is the file that is wrong, not what was asked for
@@ -75,8 +76,7 @@ def _check_saved(path: Path) -> str:
 
 
 def _patch(path: Path, size: int) -> FileNotes:
-    require(size <= MAX_NBYTES, PayloadError, f"{path} has {size} bytes, a patch at most {MAX_NBYTES}")
-    patch = Patch.unpack(unwrap(path.read_bytes()))  # its check sum is over all of it
+    patch = Patch.unpack(unwrap(path.read_bytes()), sys.maxsize)  # its check sum is over all of it
     known: dict[str, Any] = dict(patch.meta) | {"base": patch.base, "version": patch.version}
     known |= {"hash": f"{patch.hash:016x}", "published": patch.published, "layout": patch.layout}
     known |= {"base_hash": f"{patch.base_hash:016x}"} if patch.base else {}

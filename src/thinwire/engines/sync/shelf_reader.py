@@ -15,7 +15,7 @@ from thinwire.engines.sync.fetching import Fetching
 from thinwire.engines.sync.folder import open_folder
 from thinwire.engines.sync.mirror import Mirror
 from thinwire.engines.sync.proof import Proof
-from thinwire.engines.sync.using import PATIENCE, TIMEOUT, Using
+from thinwire.engines.sync.using import PATIENCE, SLOW, TIMEOUT, Using
 from thinwire.links.inbox import renewed
 from thinwire.state.layout import MAX_NBYTES, TooLarge
 from thinwire.state.patch import Version
@@ -165,10 +165,16 @@ class ShelfReader(Using):
                 yield version
             elif self._at_end():
                 return
-            elif time.monotonic() - self._signed_at > self._patience:
+            elif self.silence > self._patience:
                 raise LinkError(
                     f"no sign of the publisher at {self.where} for {self._patience:g} s{self._reason()}"
                 )
+
+    @property
+    def silence(self) -> float:
+        """Seconds since a sign of the publisher or a file of its store, without what one may take to come."""
+        last = max(self._signed_at, self._fetching.read_at)
+        return time.monotonic() - last - self._fetching.reading / SLOW
 
     def close(self) -> None:
         """Stop looking; with ``state``, save what is held. Harmless when repeated."""

@@ -17,6 +17,7 @@ from thinwire.types import InputError
 
 TIMEOUT = 60.0  # seconds that a wait takes at most, unless told otherwise
 PATIENCE = 300.0  # seconds without a sign of the publisher after which iteration gives up
+SLOW = 5e4  # bytes/s below which a store's file does not count as coming
 
 
 class Applied(NamedTuple):
