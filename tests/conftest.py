@@ -10,7 +10,7 @@ import random
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -115,3 +115,22 @@ def compared(tmp_path: Path) -> Path:
     records = [write_run(tmp_path / slug(n), n, b, f) for n, b, f in THREE]
     write_json(tmp_path / COMPARE, [r.to_dict() for r in records])
     return tmp_path
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nothing of the user's cache be read or written."""
+    monkeypatch.setenv("THINWIRE_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A tokenizer with the vocabulary of ``tiny_models``."""
+    from thinwire.lab.data import Corpus
+    from thinwire.lab.documents import Document
+    from thinwire.lab.tokenizer import trained_bpe
+    from tiny_models import VOCAB
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("THINWIRE_CACHE", str(tmp_path_factory.mktemp("tokenizer")))
+        return trained_bpe(Corpus("t", (Document("some words to train on\n" * 20),), (), "test"), vocab=VOCAB)

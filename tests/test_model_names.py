@@ -20,7 +20,6 @@ from thinwire.lab.weights import Weights
 from thinwire.types import InputError
 from tiny_models import (
     IDS,
-    VOCAB,
     even,
     make_config,
     make_source,
@@ -30,19 +29,7 @@ from tiny_models import (
     whole_logits,
 )
 
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    """Nothing of the user's cache is read or written, and the hub is not asked."""
-    monkeypatch.setenv("THINWIRE_CACHE", str(tmp_path / "cache"))
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    patch = pytest.MonkeyPatch()
-    patch.setenv("THINWIRE_CACHE", str(tmp_path_factory.mktemp("tokenizer")))
-    yield trained_bpe(Corpus("t", (Document("some words to train on\n" * 20),), (), "test"), vocab=VOCAB)
-    patch.undo()
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 TEXT = "".join(f"line {i} of a text about nothing at all\n\n" for i in range(600))
@@ -68,10 +55,10 @@ def test_training_a_vocabulary_twice_gives_the_same_one(tmp_path, monkeypatch):
     assert trained_bpe(CORPUS, vocab=320).get_vocab() == first.get_vocab()
 
 
-def test_tokens_stop_near_the_limit(tokenizer):
-    assert len(tokenise(tokenizer, Document(TEXT), limit=100)) == 100
+def test_tokens_stop_near_the_limit(tiny_tokenizer):
+    assert len(tokenise(tiny_tokenizer, Document(TEXT), limit=100)) == 100
     with pytest.raises(InputError, match="no token"):
-        tokenise(tokenizer, Document(""))
+        tokenise(tiny_tokenizer, Document(""))
 
 
 def test_dropout_is_zero_unless_asked_and_never_of_attention():
@@ -113,17 +100,17 @@ def test_hub_name_without_a_hub_names_the_remedy(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("init", [None, "random"])
-def test_local_folder(init, tmp_path, tokenizer):
+def test_local_folder(init, tmp_path, tiny_tokenizer):
     folder = tmp_path / "model"
     model = save_unsplit(make_config("llama"), folder)
-    tokenizer.save_pretrained(folder)
+    tiny_tokenizer.save_pretrained(folder)
     source = resolve_model(str(folder), init, None)
     logits = run([build_stage(source, even(4, 1), 0)], IDS)
     assert (source.weights is None) == (init == "random")
     assert torch.allclose(logits, whole_logits(model, IDS), atol=1e-6) == (init is None)
 
 
-def test_bad_folders_and_options_are_refused(tmp_path, tokenizer):
+def test_bad_folders_and_options_are_refused(tmp_path, tiny_tokenizer):
     with pytest.raises(InputError, match=r"config\.json"):
         resolve_model(str(tmp_path), None, None)
     make_config("llama").save_pretrained(tmp_path)
@@ -136,9 +123,9 @@ def test_bad_folders_and_options_are_refused(tmp_path, tokenizer):
         resolve_model("gpt2-lab", "zeros", CORPUS)
 
 
-def test_a_tokenizer_that_cannot_be_read_is_refused(tmp_path, tokenizer):
+def test_a_tokenizer_that_cannot_be_read_is_refused(tmp_path, tiny_tokenizer):
     save_unsplit(make_config("llama"), tmp_path)
-    tokenizer.save_pretrained(tmp_path)
+    tiny_tokenizer.save_pretrained(tmp_path)
     (tmp_path / "tokenizer.json").write_text("version https://git-lfs.example/spec/v1\nsize 2104556\n")
     with pytest.raises(InputError, match=r"no tokenizer could be read .*tokenizer\.json"):
         resolve_model(str(tmp_path), None, None)
@@ -195,9 +182,9 @@ def test_a_base_below_the_home_folder_is_found_too(tmp_path: Path, monkeypatch: 
     assert ModelSource("~/base", "llama", None, None, tmp_path / "base").base == str(tmp_path / "base")
 
 
-def test_a_config_that_contradicts_itself_is_refused_with_its_reason(tmp_path, tokenizer):
+def test_a_config_that_contradicts_itself_is_refused_with_its_reason(tmp_path, tiny_tokenizer):
     save_unsplit(make_config("qwen2"), tmp_path)
-    tokenizer.save_pretrained(tmp_path)
+    tiny_tokenizer.save_pretrained(tmp_path)
     said = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(said | {"num_hidden_layers": 3}))
     with pytest.raises(

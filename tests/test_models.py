@@ -6,16 +6,12 @@ import pytest
 import torch
 
 from thinwire.lab.checkpoint import finish_model, save_stage, shard_name
-from thinwire.lab.data import Corpus
-from thinwire.lab.documents import Document
 from thinwire.lab.loss import next_token_loss
 from thinwire.lab.split import build_stage
-from thinwire.lab.tokenizer import trained_bpe
 from thinwire.types import InputError
 from tiny_models import (
     CONFIGS,
     IDS,
-    VOCAB,
     even,
     make_config,
     make_source,
@@ -25,19 +21,7 @@ from tiny_models import (
     whole_logits,
 )
 
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    """Nothing of the user's cache is read or written, and the hub is not asked."""
-    monkeypatch.setenv("THINWIRE_CACHE", str(tmp_path / "cache"))
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    patch = pytest.MonkeyPatch()
-    patch.setenv("THINWIRE_CACHE", str(tmp_path_factory.mktemp("tokenizer")))
-    yield trained_bpe(Corpus("t", (Document("some words to train on\n" * 20),), (), "test"), vocab=VOCAB)
-    patch.undo()
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -104,9 +88,9 @@ def test_building_a_stage_leaves_the_random_state_alone():
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_a_stage_opens_only_its_own_shard(kind, tmp_path, tokenizer):
+def test_a_stage_opens_only_its_own_shard(kind, tmp_path, tiny_tokenizer):
     config = make_config(kind)
-    source = make_source(config, None, tokenizer)
+    source = make_source(config, None, tiny_tokenizer)
     cut = even(4, 4)
     for k in range(4):
         save_stage(build_stage(source, cut, k), tmp_path, k, 4)
@@ -153,8 +137,8 @@ def test_a_head_in_the_files_counts_as_from_pretrained_has_it(kind, there, tmp_p
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2"])
-def test_saved_stages_load_with_from_pretrained(kind, tied, tmp_path, tokenizer):
-    source = make_source(make_config(kind, tied), None, tokenizer)
+def test_saved_stages_load_with_from_pretrained(kind, tied, tmp_path, tiny_tokenizer):
+    source = make_source(make_config(kind, tied), None, tiny_tokenizer)
     cut = even(4, 2)
     stages = [build_stage(source, cut, k) for k in range(2)]
     with torch.no_grad():
@@ -172,11 +156,11 @@ def test_saved_stages_load_with_from_pretrained(kind, tied, tmp_path, tokenizer)
     assert model.generation_config.pad_token_id == 2  # the config's own, and no file of an earlier model
     assert (tmp_path / "generation_config.json").is_file()
     loaded = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    assert loaded.encode("some words") == tokenizer.encode("some words")
+    assert loaded.encode("some words") == tiny_tokenizer.encode("some words")
 
 
-def test_a_model_is_not_finished_without_all_its_shards(tmp_path, tokenizer):
-    source = make_source(make_config("llama"), None, tokenizer)
+def test_a_model_is_not_finished_without_all_its_shards(tmp_path, tiny_tokenizer):
+    source = make_source(make_config("llama"), None, tiny_tokenizer)
     save_stage(build_stage(source, even(4, 2), 0), tmp_path, 0, 2)
     with pytest.raises(InputError, match="model-00002-of-00002"):
         finish_model(tmp_path, source, 2)
