@@ -53,15 +53,13 @@ class Cells:
 
 def keep(file: Path, found: dict[str, Any]) -> None:
     """Write a finished cell that has a file of its own: what was found, and ``made_by``."""
-    file.parent.mkdir(parents=True, exist_ok=True)
     write_json(file, found | {"made": made_by()})
 
 
 def made_by() -> dict[str, Any]:
     """Return when, by which code and on which machine a cell is finished."""
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    same = _commit() == COMMIT
-    return {"finished": now, "commit": COMMIT if same else f"{COMMIT}..{_commit()}", **_machine()}
+    now, commit = datetime.now(UTC).isoformat(timespec="seconds"), _commit()
+    return {"finished": now, "commit": COMMIT if commit == COMMIT else f"{COMMIT}..{commit}", **_machine()}
 
 
 def makers(found: Iterable[dict[str, Any]]) -> dict[str, int]:

@@ -80,13 +80,15 @@ def pack(packet: Packet) -> bytes:
 def _check_parts(section: Section) -> None:
     parts = section.payload.parts
     wrong = next((p for p in parts if p.dim() != 1 or p.dtype not in CODES), None)
-    found = "" if wrong is None else f"a part of {wrong.dtype} and {wrong.dim()} dimensions"
-    found = found if len(parts) <= MAX_PARTS else f"{len(parts)} parts"
-    require(
-        not found,
-        InputError,
+    if len(parts) > MAX_PARTS:
+        found = f"{len(parts)} parts"
+    elif wrong is not None:
+        found = f"a part of {wrong.dtype} and {wrong.dim()} dimensions"
+    else:
+        return
+    raise InputError(
         f"{section.codec[:80]} made {found}; a packet holds at most {MAX_PARTS} flat tensors of "
-        f"{', '.join(str(dtype).removeprefix('torch.') for dtype in DTYPES)}",
+        f"{', '.join(str(dtype).removeprefix('torch.') for dtype in DTYPES)}"
     )
 
 

@@ -80,14 +80,19 @@ def run_all(configs: list[TrainConfig], out: Path) -> None:
         _finish(configs[0], out, records)
 
 
-def _goes_on(configs: list[TrainConfig]) -> bool:
-    """Return whether this may be the rest of a comparison, which shows what it has until there is more."""
+def _kept(configs: list[TrainConfig]) -> list[bool]:
+    """Return for each recipe whether there is a checkpoint of all its ranks on this machine."""
     from thinwire.lab.resume import newest_here
 
+    return [newest_here(Path(config.out), config.ranks) is not None for config in configs]
+
+
+def _goes_on(configs: list[TrainConfig]) -> bool:
+    """Return whether this may be the rest of a comparison, which shows what it has until there is more."""
     first = configs[0]
     if not first.auto_resume or first.resume or under_torchrun(first):
         return first.resume or first.auto_resume
-    return any(newest_here(Path(config.out), config.ranks) is not None for config in configs)
+    return any(_kept(configs))
 
 
 def _resumed(configs: list[TrainConfig]) -> list[TrainConfig]:
@@ -95,11 +100,9 @@ def _resumed(configs: list[TrainConfig]) -> list[TrainConfig]:
 
     Under torchrun one rank does not know what the others have: then all recipes go on, or none.
     """
-    from thinwire.lab.resume import newest_here
-
     if under_torchrun(configs[0]) or not configs[0].resume:
         return configs
-    kept = [newest_here(Path(config.out), config.ranks) is not None for config in configs]
+    kept = _kept(configs)
     return [c.replace(resume=k) for c, k in zip(configs, kept, strict=True)] if any(kept) else configs
 
 

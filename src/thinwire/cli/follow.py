@@ -12,7 +12,7 @@ import typer
 from torch import Tensor
 
 from thinwire.cli.command import SECONDS, Command
-from thinwire.cli.live import Live
+from thinwire.cli.live import LOOK, Live, await_coming
 from thinwire.cli.places import (
     Address,
     Congestion,
@@ -38,8 +38,6 @@ from thinwire.links.security import read_token
 from thinwire.types import InputError, LinkError, ThinwireError, require
 
 STATE_EVERY = 10.0  # seconds between two saves of --state at least
-LOOK = 0.05  # seconds
-LEAST = 100.0  # bytes/s that are more than pings: a state is coming
 Source = Annotated[
     str,
     typer.Argument(metavar="SOURCE", help="A publisher's or relay's HOST:PORT, or a store's path or URL."),
@@ -195,15 +193,13 @@ def _newest(reader: Reader, place: Address | str, token: bytes | None, patience:
         number = newest.number
         _arrived(reader, lambda: reader.confirmed and reader.held.number >= number, patience)
         return reader.held.number
-    ends, before = time.monotonic() + patience, 0
-    while not reader.confirmed:
+
+    def confirmed() -> bool:
         reader.wait(0)  # raises what went wrong
-        time.sleep(LOOK)
-        if time.monotonic() > ends:
-            nbytes = reader.status.nbytes
-            if nbytes - before < LEAST * patience:
-                raise LinkError(f"no version came from {place} within {patience:g} s: {reader.diagnosis()}")
-            ends, before = time.monotonic() + patience, nbytes
+        return reader.confirmed
+
+    if await_coming(confirmed, lambda: reader.status.nbytes, patience) is not None:
+        raise LinkError(f"no version came from {place} within {patience:g} s: {reader.diagnosis()}")
     return reader.held.number
 
 

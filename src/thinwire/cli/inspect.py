@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from thinwire.cli.live import Live, printable
+from thinwire.cli.live import Live, await_coming, printable
 from thinwire.cli.output import PLAIN_WIDTH, print_json
 from thinwire.cli.places import Address, MaxGb, TokenFile, check_seconds, largest, limited, parse_place
 from thinwire.engines.sync import landing
@@ -35,8 +35,6 @@ from thinwire.types import InputError, LinkError, PayloadError, ThinwireError, r
 
 TIMEOUT = 20.0  # seconds that a publisher has to answer
 PATIENCE = 60.0  # seconds that --check waits for more of a state
-LEAST = 100.0  # bytes/s that are more than pings: a state is coming
-LOOK = 0.05  # seconds
 Source = Annotated[
     str,
     typer.Argument(metavar="SOURCE", help="A publisher's HOST:PORT, a store's path or URL, or a file."),
@@ -107,15 +105,13 @@ def _fetch(follower: Follower, layout: Layout, at: Address, patience: float) -> 
         return f"{megabytes(follower.status.nbytes)} of at most about {megabytes(layout.nbytes)}"
 
     with Live(line, quiet=not sys.stderr.isatty()):
-        ends, before = time.monotonic() + patience, 0
-        while not follower.wait(0).number:  # raises what went wrong
-            time.sleep(LOOK)
-            if time.monotonic() < ends:
-                continue
-            nbytes = follower.status.nbytes
-            if nbytes - before < LEAST * patience:
-                raise LinkError(f"{at} sent {nbytes - before} bytes in {patience:g} s; see what holds it up")
-            ends, before = time.monotonic() + patience, nbytes
+        came = await_coming(
+            lambda: follower.wait(0).number > 0,  # raises what went wrong
+            lambda: follower.status.nbytes,
+            patience,
+        )
+    if came is not None:
+        raise LinkError(f"{at} sent {came} bytes in {patience:g} s; see what holds it up")
 
 
 def _store(url: str, token: bytes | None, check: bool, most: int) -> dict[str, Any]:

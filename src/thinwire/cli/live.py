@@ -11,9 +11,25 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
+LOOK = 0.05  # seconds
+LEAST = 100.0  # bytes/s that are more than pings: a state is coming
 FRESH = 0.25  # seconds between two looks
 EVERY = 1.0  # seconds between two plain lines at least
 FIRST = 5.0  # seconds after which there is a plain line, news or not: somebody may wait in vain
+
+
+def await_coming(done: Callable[[], bool], nbytes: Callable[[], int], patience: float) -> int | None:
+    """Wait until ``done``, as long as bytes come; else return how few did in ``patience`` seconds."""
+    ends, before = time.monotonic() + patience, 0
+    while not done():
+        time.sleep(LOOK)
+        if time.monotonic() < ends:
+            continue
+        now = nbytes()
+        if now - before < LEAST * patience:
+            return now - before
+        ends, before = time.monotonic() + patience, now
+    return None
 
 
 def printable(text: str) -> str:

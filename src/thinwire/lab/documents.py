@@ -93,13 +93,9 @@ def _records(path: Path, content: str, field: str) -> Iterator[tuple[str, dict[s
 
 def _field(record: dict[str, Any], name: str, option: str, where: str) -> str:
     text = record.get(name)
-    wrong = name in record and not isinstance(text, str)
-    require(
-        not wrong,
-        InputError,
-        f"{where}: {name!r} is {json.dumps(text)[:40]}, not text; mend or drop the line",
-    )
     if not isinstance(text, str):
+        if name in record:
+            raise InputError(f"{where}: {name!r} is {json.dumps(text)[:40]}, not text; mend or drop the line")
         has = ", ".join(sorted(record)[:8]) or "nothing"
         raise InputError(f"{where} has no text in the field {name!r}, but {has}; name another as {option}")
     try:

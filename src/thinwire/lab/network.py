@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from thinwire.links.sockets import interface_names
 from thinwire.types import AuthError, InputError, LinkError, require
 
 RESOLVE, CONNECT, GREET = 10.0, 5.0, 3.0  # seconds
@@ -36,7 +37,7 @@ class Interface:
 
 def interfaces() -> list[Interface]:
     """Return this machine's addresses by interface, loopback and link-local IPv6 left out."""
-    found = [Interface(name, at) for _, name in socket.if_nameindex() if (at := _ipv4(name))]
+    found = [Interface(name, at) for name in interface_names() if (at := _ipv4(name))]
     found += _ipv6()
     if not found:  # not Linux
         infos = _resolve(socket.gethostname(), 0)
@@ -114,7 +115,7 @@ def check_own(host: str) -> None:
     Takes 10 s at most.
     """
     host = host.strip("[]")
-    if host in (name for _, name in socket.if_nameindex()):
+    if host in interface_names():
         return
     infos, remedy = _resolve(host, 0), "give an address of this machine"
     require(bool(infos), InputError, f"--host {host}: this name cannot be resolved; {remedy}")

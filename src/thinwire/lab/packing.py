@@ -23,8 +23,8 @@ def pack(tokens: Tensor, seq: int) -> Tensor:
     require(seq > 0, InputError, f"a block of {seq} tokens is empty; use a larger --seq")
     n = (len(tokens) - 1) // seq
     require(n > 0, InputError, f"data has {len(tokens)} tokens, one block needs {seq + 1}; use a longer text")
-    blocks = tokens[: n * seq + 1].unfold(0, seq + 1, seq).to(torch.int64)
-    kept = blocks[(blocks[:, 1:] >= 0).any(1)]
+    blocks = tokens[: n * seq + 1].unfold(0, seq + 1, seq)  # a view: what is kept is the one copy
+    kept = blocks[(blocks[:, 1:] >= 0).any(1)].to(torch.int64)
     require(len(kept) > 0, InputError, f"no block of {seq} tokens has one to learn; use longer texts")
     return kept
 

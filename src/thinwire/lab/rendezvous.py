@@ -18,6 +18,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from thinwire.lab.config import TrainConfig
+from thinwire.links.sockets import interface_names
 from thinwire.types import InputError, LinkError, ThinwireError, require
 
 PATIENCE = 5.0  # seconds before a wait says what it is for
@@ -98,7 +99,7 @@ def meeting(config: TrainConfig) -> str:
 
 def loopback_interface() -> str:
     """Return the name of this machine's loopback interface."""
-    names = [name for _, name in socket.if_nameindex()]
+    names = interface_names()
     return next((name for name in ("lo", "lo0") if name in names), names[0])
 
 
