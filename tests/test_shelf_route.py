@@ -71,6 +71,15 @@ def test_trimming_keeps_the_newest_versions_and_a_way_to_them_from_nothing():
     assert Keeping().trimmed(example(versions=(), files=())).versions == ()
 
 
+def test_trimming_keeps_a_way_on_from_a_version_whose_keyframe_is_on_its_way():
+    across = replace(chain(9), files=(*chain(9).files, leg(1, 9, 1)))
+    kept = Keeping(versions=2, span=0).trimmed(across, 4)
+    assert [v.number for v in kept.versions] == [1, 4, 5, 6, 7, 8, 9]
+    assert {(f.base, f.version) for f in kept.files} == {(0, 1), (1, 9), *((n, n + 1) for n in range(4, 9))}
+    assert [v.number for v in Keeping(versions=2, span=0).trimmed(across).versions] == [1, 8, 9]
+    assert [v.number for v in Keeping(versions=2, span=0).trimmed(across, 9).versions] == [1, 8, 9]
+
+
 def test_a_keyframe_is_due_by_bytes_by_count_or_where_there_is_no_way():
     assert not Keeping(share=0.5).keyframe_due(chain(51))
     assert Keeping(share=0.5).keyframe_due(chain(52))
@@ -80,6 +89,8 @@ def test_a_keyframe_is_due_by_bytes_by_count_or_where_there_is_no_way():
     long = (MAX_VERSIONS, MAX_VERSIONS + 1)
     assert [Keeping().keyframe_due(chain(n, **tiny)) for n in long] == [False, True]
     assert not Keeping().keyframe_due(example(versions=(), files=()))
+    dear = replace(chain(52), files=(*chain(52).files, leg(0, 52, 10**6)))
+    assert not Keeping(share=0.5).keyframe_due(dear)  # nor is another like one that nobody would take
 
 
 def test_one_patch_in_each_span_leads_across_it():

@@ -26,6 +26,7 @@ from thinwire.engines.sync.shelf import ShelfReader, ShelfWriter
 from thinwire.engines.sync.shelving import Shelving
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
+from thinwire.state.patch import Version
 from thinwire.types import InputError
 from waiting import LONG, until
 
@@ -58,15 +59,15 @@ def test_a_keyframe_outlives_no_writer(tmp_path, monkeypatch):
 def test_a_keyframe_that_is_dropped_while_it_is_made_is_not_written():
     made, written = threading.Event(), []
 
-    def patch(base):
+    def recall(version):
         assert made.wait(LONG)
-        return SimpleNamespace(version=1, hash=1, published=0.0)
+        return SimpleNamespace(version=version.number, hash=version.hash, published=0.0)
 
-    keyframe = Keyframe(SimpleNamespace(patch=patch), written.append, lambda: None)
+    keyframe = Keyframe(SimpleNamespace(recall=recall), Version(1, 1), written.append, lambda: None)
     assert keyframe.drop(0.0) is None
     made.set()
     until(lambda: not keyframe.running)
-    assert not written and keyframe.done is None
+    assert not written and keyframe.result() is None
 
 
 def test_a_writer_tells_what_keeps_it_from_writing_and_goes_on_when_it_can(tmp_path, monkeypatch):

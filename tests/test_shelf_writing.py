@@ -141,13 +141,13 @@ def test_a_keyframe_that_takes_long_to_write_gets_into_the_manifest(plain, monke
     source, go_on = crowded(), threading.Event()
     folder = Uploads(plain, "keyframes", lambda: go_on.wait(LONG))
     go_on.set()
-    shelf = shelving(folder, source, keyframe_every=2, span=0)
+    shelf = shelving(folder, source, keyframe_every=2, span=0, versions=4)
     for _ in range(3):
         source.publish()
         shelf.write()
     go_on.clear()
     shelf.tend()  # begins a keyframe, of version 3
-    until(lambda: shelf._keyframe.version)
+    until(lambda: shelf._keyframe.made)
     for _ in range(12):
         source.publish()
         source.history.patch(source.history.newest.number - 1)  # a feed marks what it sends
@@ -157,7 +157,9 @@ def test_a_keyframe_that_takes_long_to_write_gets_into_the_manifest(plain, monke
     until(lambda: not shelf._keyframe.running)
     source.publish()
     shelf.write()
-    assert [(f.base, f.version) for f in shelf.manifest.files][-2:] == [(0, 3), (3, 16)]
+    shelf.tend()
+    found = [(f.base, f.version) for f in shelf.manifest.files]
+    assert sorted(found) == [(0, 3), *((n, n + 1) for n in range(3, 16))]  # all that leads on from it stayed
     late = Fetching(plain, Proof(None))
     assert late.look() and same(late, source.state)
 
@@ -172,6 +174,46 @@ def test_a_keyframe_counts_where_each_upload_takes_longer_than_a_version(plain):
         shelf.tend()
         until(lambda: shelf._keyframe is None or not shelf._keyframe.running)
     assert len(shelf.manifest.versions) < 12 and len(shelf.manifest.files) < 16
+
+
+def test_a_keyframe_counts_where_versions_come_faster_than_patches_are_made(plain, monkeypatch):
+    """So the history's newest version is never the shelf's."""
+    source = crowded()
+    make = source.history.patch
+
+    def publish_on(*args, **options):
+        found = make(*args, **options)
+        source.publish()
+        return found
+
+    monkeypatch.setattr(source.history, "patch", publish_on)
+    shelf = shelving(plain, source, keyframe_every=2, span=0, versions=4, grace=0.0)
+    source.publish()
+    for _ in range(60):
+        shelf.write()
+        shelf.tend()
+        until(lambda: shelf._keyframe is None or not shelf._keyframe.running)
+    assert source.history.newest.number > shelf.manifest.newest.number == 60
+    assert len(shelf.manifest.versions) < 12 and len(shelf.manifest.files) < 16
+    late = Fetching(plain, Proof(None))
+    assert late.look() and same(late, source.seen[60])
+
+
+def test_a_keyframe_is_of_the_newest_version_there_with_what_was_published_along(plain):
+    source, shelf = shelf_of(plain, 3, keyframe_every=2, span=0)
+    shelf.tend()
+    source.publish()  # before it is made, or after
+    until(lambda: not shelf._keyframe.running)
+    shelf.tend()
+    keyframe = max((f for f in shelf.manifest.files if not f.base), key=lambda f: f.version)
+    assert keyframe.version == 3
+    for file in shelf.manifest.files:
+        if file != keyframe:
+            plain.delete(file.name)
+    late = Fetching(plain, Proof(None))
+    late.look()
+    assert same(late, source.seen[3])
+    assert late.held.meta == {"step": 2} and late.held.published == shelf.manifest.newest.published
 
 
 def test_others_marks_do_not_cost_a_shelf_its_base(plain, monkeypatch):

@@ -1,10 +1,12 @@
 """What a history publishes: patches between any versions, keyframes, bases, failures that leave nothing."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import states
-from histories import follower, published
+from histories import follower, forget, published
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.state.patch import Patch
@@ -76,6 +78,29 @@ def test_a_patch_is_made_once():
     states.train(state)
     history.publish(state)
     assert history.patch(1).version == 4 and history.patch(1).base == 1
+
+
+@pytest.mark.parametrize("share", [0.001, 0.1, 1.0])
+def test_a_version_is_recalled_whatever_came_after_it(share):
+    history, state = published(budget=1 << 20)
+    seen = [(history.newest, states.whole(history))]
+    for i in range(5):
+        states.train(state, share, i)
+        seen.append((history.publish(state, {"step": i}), states.whole(history)))
+    for version, held in seen:
+        patch = states.over_the_wire(history.recall(version))
+        assert (patch.base, patch.target.number, patch.meta) == (0, version.number, version.meta)
+        replica = Replica(history.layout)
+        replica.apply(patch)  # which checks the hash
+        replica.swap()
+        assert states.same(replica.tensors(), held)
+    assert not history._pasts
+    again = replace(version, number=99, meta={"called": "otherwise"})
+    assert history.recall(again).meta == again.meta and history.recall(again).version == 99
+    assert history.recall(replace(version, hash=version.hash ^ 1)) is None
+    forget(history)
+    history._settle(history.newest)
+    assert history.recall(seen[0][0]) is None
 
 
 def test_an_unknown_base_gets_a_keyframe():

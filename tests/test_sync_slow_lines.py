@@ -14,7 +14,7 @@ from slow_proxy import SlowProxy
 from tcp_proxy import DOWN
 from thinwire.engines.sync.follower import Follower
 from thinwire.state import body
-from thinwire.state.history import More
+from thinwire.state.draft import More
 from thinwire.state.layout import Layout
 from thinwire.state.patch import Patch
 from waiting import HOST, LONG, until

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from thinwire.state.patch import Patch
@@ -78,3 +78,14 @@ class Draft:
             if at == start + nbytes:
                 break
         return found[0] if len(found) == 1 else b"".join(found)
+
+
+More = Callable[[Draft], object]  # is told of a draft whenever there is more of it
+
+
+def drafted(draft: Draft, sections: Iterable[list[bytes]], more: More) -> Draft:
+    """Add sections to a draft as they are made, and return it."""
+    for section in sections:
+        draft.add(section)
+        more(draft)
+    return draft

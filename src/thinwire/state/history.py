@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from thinwire.state import body, content, intake, moves, saved
 from thinwire.state.compare import Changes
-from thinwire.state.draft import Draft
+from thinwire.state.draft import Draft, More, drafted
 from thinwire.state.lane import Ends, Lane, in_use
 from thinwire.state.layout import MAX_NBYTES, Layout
 from thinwire.state.log import Entry, Log, logged, merge
@@ -28,7 +28,6 @@ from thinwire.types import DesyncError, InputError, require
 CACHED = 8  # patches to the newest version that are kept, each from another base
 
 Made = TypeVar("Made", Patch, Patch | None)
-More = Callable[[Draft], object]
 
 
 class History:
@@ -265,6 +264,19 @@ class History:
         with self._keyframes.lock:
             return self._made(self._keyframes, 0, mark, lambda: self._keyframe(more))
 
+    def recall(self, version: Version) -> Patch | None:
+        """Return ``version`` as a keyframe, whatever came after it; None where it is not known any more.
+
+        ``find`` decides that; number, time and meta data are the caller's.
+        """
+        with self._keyframes.lock:
+            with self._lock:
+                known = self.find(version.number, version.hash)
+                if not known:
+                    return None
+                entries, past = self._log.since(known), self._remember()
+            return self._whole_of(version, past, entries)
+
     def _made(self, lane: Lane, base: int, mark: bool, make: Callable[[], Made]) -> Made | Patch:
         """Return the cached patch from ``base``, or what ``make`` returns: None where base is gone."""
         target = self._newest
@@ -308,7 +320,7 @@ class History:
             sections = body.changes(
                 self.layout, changes, lambda i, *run: past.before(merged.changes[i], i, *run)
             )
-            draft = _drafted(Draft(merged.base, merged.hash, target.number, target.hash), sections, more)
+            draft = drafted(Draft(merged.base, merged.hash, target.number, target.hash), sections, more)
         finally:
             self._forget(past)
         return self._patch(draft, target)
@@ -337,10 +349,17 @@ class History:
         with self._lock:
             target, past = self._newest, self._remember()
             self._keyframes.under_way = Ends(0, target.number)
+        return self._whole_of(target, past, more=more)
+
+    def _whole_of(
+        self, target: Version, past: Past, since: Sequence[Entry] = (), more: More = lambda draft: None
+    ) -> Patch:
+        """Return what was there before the entries ``since``, which led to what ``past`` has."""
         numels = [piece.numel for piece in self.layout.blocks()]
         try:
-            sections = body.whole(self.layout, lambda i: past.words(i, 0, numels[i]))
-            draft = _drafted(Draft(0, 0, target.number, target.hash), sections, more)
+            undone = merge(since, self.layout.blocks()).changes if since else {}
+            sections = body.whole(self.layout, lambda i: past.before(undone.get(i), i, 0, numels[i]))
+            draft = drafted(Draft(0, 0, target.number, target.hash), sections, more)
         finally:
             self._forget(past)
         return self._patch(draft, target)
@@ -367,13 +386,6 @@ class History:
         history._words = words
         history._settle(version)
         return history
-
-
-def _drafted(draft: Draft, sections: Iterable[list[bytes]], more: More) -> Draft:
-    for section in sections:
-        draft.add(section)
-        more(draft)
-    return draft
 
 
 def _note(made: list[Move], piece: int, took: Changes) -> None:

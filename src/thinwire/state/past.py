@@ -39,8 +39,10 @@ class Past:
         """Return the words of a piece from ``start`` to before ``stop``, in memory of their own."""
         return self._read(piece, lambda words: words[start:stop].copy())
 
-    def before(self, change: Change, piece: int, start: int, stop: int) -> np.ndarray:
-        """Return the words before ``change``, which led to this version. They are for reading."""
+    def before(self, change: Change | None, piece: int, start: int, stop: int) -> np.ndarray:
+        """Return the words before ``change``, if any, which led to this version. They are for reading."""
+        if change is None:
+            return self.words(piece, start, stop)
         if change.positions is None:
             return change.old[start:stop]
         words = self.words(piece, start, stop)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from thinwire.engines.sync.manifest import MAX_VERSIONS, File, Manifest, Shelved
 from thinwire.engines.sync.route import cheapest
@@ -43,21 +44,26 @@ class Keeping:
         newest = manifest.newest
         if newest is None:
             return False
-        chain = cheapest(manifest.files, 0, newest.number)
-        if chain is None or len(chain) > MAX_VERSIONS:
+        last = max((f for f in manifest.files if not f.base), key=attrgetter("version"), default=None)
+        since = None if last is None else _onward(manifest, last.version)
+        if last is None or since is None or len(since) >= MAX_VERSIONS:
             return True
         if self.keyframe_every is not None:
-            since = [v for v in manifest.versions if v.number > chain[0].version]
-            return len(since) >= self.keyframe_every
-        return sum(f.nbytes for f in chain[1:]) > self.share * chain[0].nbytes
+            return sum(v.number > last.version for v in manifest.versions) >= self.keyframe_every
+        return sum(f.nbytes for f in since) > self.share * last.nbytes
 
-    def trimmed(self, manifest: Manifest) -> Manifest:
-        """Return the manifest of what is to be kept: the newest versions, and a way to them from nothing."""
+    def trimmed(self, manifest: Manifest, whole: int = 0) -> Manifest:
+        """Return the manifest of what is to be kept: the newest versions, and a way to them from nothing.
+
+        ``whole``: a version of which a keyframe is on its way, and from which a way is kept too.
+        """
         newest = manifest.newest
         if newest is None:
             return manifest
         way = cheapest(manifest.files, 0, newest.number) or []
-        stay = {v.number for v in manifest.versions[-self.versions :]} | {f.version for f in way}
+        if whole:
+            way += _onward(manifest, whole) or []
+        stay = {v.number for v in manifest.versions[-self.versions :]} | {f.version for f in way} | {whole}
         return replace(
             manifest,
             versions=tuple(v for v in manifest.versions if v.number in stay),
@@ -75,6 +81,14 @@ class Keeping:
         numbers, known = {v.number for v in window[1:]}, [v.number for v in manifest.versions]
         spans = [f for f in manifest.files if f.version in numbers and _jumps(f, known)]
         return None if spans else window[0]
+
+
+def _onward(manifest: Manifest, version: int) -> list[File] | None:
+    """Return the cheapest patches from ``version`` to the newest; None if none lead there."""
+    newest = manifest.newest
+    if newest is None or newest.number == version:
+        return []
+    return cheapest((f for f in manifest.files if f.base), version, newest.number)
 
 
 def _jumps(file: File, known: list[int]) -> bool:

@@ -99,29 +99,18 @@ class Shelving:
         if patch is None:
             return False
         self._writing = patch.version
-        # Made before the patch is written: where that takes longer than between two versions, the history's
-        # newest version is never again the manifest's, which is where the patch after a keyframe must lead.
-        made = None if self._keyframe is None else self._keyframe.done
         try:
-            link = None if made is None else self._link(made[1], patch.version)
             self._add(entry_of(patch), [self._put(patch)], patch.meta)
         finally:
             self._writing = 0
-        if link is not None:
-            self._take_keyframe(link)
         self._add_span()
         return True
 
     def tend(self) -> None:
         """Do what is due: take in or begin a keyframe, say that this publisher is alive, delete old files."""
         self._take_keyframe()
-        if (
-            self._keyframe is None
-            and self.offers
-            and self._history.newest.number
-            and self._keeping.keyframe_due(self.manifest)
-        ):
-            self._keyframe = Keyframe(self._history, self._put, self._wake)
+        if self._keyframe is None and self.offers:
+            self._begin_keyframe()
         now = self._steady()
         if now - self._looked >= self._lease / BEATS:  # also where news come more often than that
             self._commit(self._found())
@@ -165,15 +154,16 @@ class Shelving:
     def _in_use(self) -> list[int]:
         """Return the versions that patches will start from, as the history counts, the most important first.
 
-        What is being written, or is the newest there; a keyframe to which no patch leads on yet; what is
-        needed again if writing fails; and where the next patch across a span begins.
+        What is being written, or is the newest there; what a keyframe is made of; what is needed again if
+        writing fails; and where the next patch across a span begins.
         """
         manifest, keyframe = self.manifest, self._keyframe
         ahead = (*manifest.versions, Shelved(self._history.newest.number + 1, 0, 0.0))
-        bases = (manifest.newest, self._keeping.span_base(replace(manifest, versions=ahead)))
-        known = [0 if b is None else self._history.find(b.number, b.hash) for b in bases]
-        found = [self._writing or known[0], keyframe.version if keyframe is not None else 0, *known]
-        return [number for number in found if number]
+        base = self._keeping.span_base(replace(manifest, versions=ahead))
+        whole = None if keyframe is None or keyframe.made else keyframe.version
+        wanted = (manifest.newest, whole, base)
+        newest, recalled, span = (0 if v is None else self._history.find(v.number, v.hash) for v in wanted)
+        return [number for number in (self._writing or newest, recalled, newest, span) if number]
 
     def _next(self) -> Patch | None:
         """Return what leads from the manifest's newest version to the history's, if there is news."""
@@ -203,44 +193,38 @@ class Shelving:
             raise
 
     def _add_span(self) -> None:
-        base = self._keeping.span_base(self.manifest)
-        newest = self.manifest.newest
-        patch = None if base is None or newest is None else self._link(base, newest.number)
-        if patch is not None:
-            self._add(None, [self._put(patch)])
+        base, newest, history = self._keeping.span_base(self.manifest), self.manifest.newest, self._history
+        if base is None or newest is None or history.find(base.number, base.hash) != base.number:
+            return
+        if base.number < newest.number == history.newest.number:
+            patch = history.patch(base.number, mark=False)
+            if (patch.base, patch.version) == (base.number, newest.number):
+                self._add(None, [self._put(patch)])
 
-    def _link(self, base: Shelved, goal: int) -> Patch | None:
-        """Return a patch from ``base`` to version ``goal``, if there can be one now."""
-        history = self._history
-        known = history.find(base.number, base.hash) == base.number
-        if not known or base.number >= goal or history.newest.number != goal:
-            return None
-        patch = history.patch(base.number, mark=False)
-        return patch if patch.base and patch.version == goal else None
+    def _begin_keyframe(self) -> None:
+        """Begin a keyframe of the manifest's newest version, if one is due.
 
-    def _take_keyframe(self, link: Patch | None = None) -> None:
-        """Take a finished keyframe into the manifest, once a patch leads on from it to the newest version.
-
-        Without that it would be the newest version itself, and every reader would fetch it. ``link`` is that
-        patch, where it has been made already.
+        Of that one, and not of the history's, which may be newer at any time: all that is written later leads
+        on from it.
         """
-        keyframe, newest = self._keyframe, self.manifest.newest
-        if keyframe is None or newest is None or keyframe.running:
+        newest = self.manifest.newest
+        if newest is None or not self._keeping.keyframe_due(self.manifest):
+            return
+        if self._history.find(newest.number, newest.hash):
+            version = Version(newest.number, newest.hash, newest.published, self.manifest.meta)
+            self._keyframe = Keyframe(self._history, version, self._put, self._wake)
+
+    def _take_keyframe(self) -> None:
+        """Take a finished keyframe into the manifest."""
+        keyframe = self._keyframe
+        if keyframe is None or keyframe.running:
             return
         try:
-            file, entry = keyframe.result()
-        except BaseException:
+            file = keyframe.result()
+            if file is not None:
+                self._add(None, [file])
+        finally:
             self._keyframe = None
-            raise
-        if entry.number == newest.number:
-            self._add(None, [file])
-        elif link := link or self._link(entry, newest.number):
-            self._add(entry, [file, self._put(link)])
-        elif self._history.find(entry.number, entry.hash) == entry.number:
-            return  # there is a newer version already: try again after the next patch
-        else:
-            self._doom([file])  # too slow: nothing leads on from it any more
-        self._keyframe = None
 
     def _put(self, patch: Patch) -> File:
         data = wrap(patch.pack(), _notes(patch))
@@ -273,7 +257,8 @@ class Shelving:
     def _replace(self, manifest: Manifest, taken: bool) -> None:
         if taken:
             check_still_ours(self._folder, self._proof, manifest.instance)
-        manifest = self._sign(self._keeping.trimmed(replace(manifest, lease=self._lease)))
+        whole = 0 if self._keyframe is None else self._keyframe.version.number
+        manifest = self._sign(self._keeping.trimmed(replace(manifest, lease=self._lease), whole))
         named = {f.name for f in manifest.files}
         self._doom(f for f in self.manifest.files if f.name not in named)
         self._doomed = {name: when for name, when in self._doomed.items() if name not in named}
