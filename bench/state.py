@@ -19,7 +19,7 @@ from typing import Any
 
 from bench import state_coding, state_links, state_others
 from bench.cells import check_words, keep, makers
-from bench.state_record import BATCH, DATA, MODEL, RATES, SEQ, STEPS, in_process, scratch
+from bench.state_record import BATCH, DATA, LONG, MODEL, RATES, SEQ, STEPS, in_process, scratch
 from thinwire.lab.record import write_json
 from thinwire.types import ThinwireError
 
@@ -76,9 +76,10 @@ def expected(rate: float, stride: int) -> float:
     return statistics.median(r[state_coding.OURS]["bytes"] for r in rows)
 
 
-def rates_of(cell: Words) -> list[float]:
-    """Return the recordings that a cell replays."""
-    return [state_links.FEED_RATE] if cell[0] == "feed" else [r for r in RATES if f"{r:g}" in cell]
+def recordings_of(cell: Words) -> list[tuple[float, int]]:
+    """Return rate and steps of the recordings that a cell replays."""
+    rates = [state_links.FEED_RATE] if cell[0] == "feed" else [r for r in RATES if f"{r:g}" in cell]
+    return [(rate, LONG if state_links.FASTEST in cell else STEPS) for rate in rates]
 
 
 def coded(found: dict[str, Any]) -> dict[str, Any]:
@@ -135,7 +136,7 @@ def summarise() -> dict[str, Any]:
             found[cell[0]].append(about | {"valid": data["network"]["valid"]})
         else:
             found["feed"].append({k: v for k, v in data.items() if k != "made"})
-    job = {"model": MODEL, "data": DATA, "batch": BATCH, "seq": SEQ, "steps": STEPS}
+    job = {"model": MODEL, "data": DATA, "batch": BATCH, "seq": SEQ, "steps": STEPS, "long": LONG}
     return {"made_by": makers(read), "job": job, **found}
 
 
@@ -147,8 +148,8 @@ def main(wanted: list[str]) -> None:
         if cell_file(cell).exists() or not set(wanted) <= set(cell):
             continue
         print(*cell, "...", file=sys.stderr, flush=True)
-        for rate in rates_of(cell):
-            in_process(folder, rate)
+        for rate, steps in recordings_of(cell):
+            in_process(folder, rate, steps)
         try:
             keep(cell_file(cell), measure(cell, folder))
         except ThinwireError as e:

@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from bench.state_record import LONG, STEPS
 from thinwire.lab.emulator.profile import Profile
 from thinwire.lab.emulator.session import Emulation
 from thinwire.links.shape import MTU, SEGMENT
@@ -26,6 +27,7 @@ KEPT = "cubic-kept"  # cubic on machines that do not let it begin slowly again a
 IDLE = "/proc/sys/net/ipv4/tcp_slow_start_after_idle"
 ALONE = ("bbr", KEPT)  # where no version waits for another
 APART = 2.0  # times a version's transfer between two of them, at least
+FASTEST = "10x"
 MBITS = (10, 100)
 # link [Mbit/s], learning rate, steps a version, pace ("trained"; "apart": the same, slower where versions
 # would meet; or times what the link carries), seconds, and which controls
@@ -33,14 +35,14 @@ AGES = (
     (10, 1e-6, 1, "trained", 45, (*CONTROLS, KEPT)),
     (10, 1e-5, 1, "trained", 45, (*CONTROLS, KEPT)),
     (10, 1e-5, 1, "1x", 45, CONTROLS),
-    (10, 1e-5, 1, "10x", 60, CONTROLS),
+    (10, 1e-5, 1, "10x", 45, CONTROLS),
     (10, 1e-6, 4, "apart", 45, ALONE),
     (10, 1e-6, 16, "apart", 45, ALONE),
     (10, 1e-5, 4, "1x", 60, CONTROLS[1:]),
     (10, 1e-5, 4, "apart", 70, ALONE),
     (10, 1e-5, 16, "apart", 110, ALONE),
-    (10, 1e-5, 16, "10x", 90, CONTROLS[1:]),
-    (10, 5e-5, 1, "10x", 120, CONTROLS[1:]),
+    (10, 1e-5, 4, "10x", 20, CONTROLS),
+    (10, 5e-5, 1, "10x", 95, CONTROLS),
     (10, 5e-5, 1, "apart", 60, CONTROLS[:1]),
     (10, 5e-5, 4, "apart", 110, CONTROLS[:1]),
     (10, 5e-5, 16, "apart", 200, CONTROLS[:1]),
@@ -74,6 +76,11 @@ def interval(pace: str, nbytes: float, mbit: float) -> float:
     transfer = nbytes / carries(mbit)
     paces = {"trained": TRAINED, "apart": max(TRAINED, APART * transfer)}
     return paces[pace] if pace in paces else transfer / float(pace.removesuffix("x"))
+
+
+def steps(pace: str) -> int:
+    """Return how many recorded steps a pace takes before they come round."""
+    return LONG if pace == FASTEST else STEPS
 
 
 class Cell:
@@ -149,8 +156,8 @@ def age(
 ) -> Any:
     """Return a cell: a recorded run published at a pace over a link; a version has about ``nbytes``."""
     every = interval(pace, nbytes, mbit)
-    orders = {"folder": str(folder), "rate": rate, "stride": stride, "interval": every, "seconds": seconds,
-              "followers": 1, "count": 1, "relay": False, "base": True}  # fmt: skip
+    orders = {"folder": str(folder), "rate": rate, "steps": steps(pace), "stride": stride, "interval": every,
+              "seconds": seconds, "followers": 1, "count": 1, "relay": False, "base": True}  # fmt: skip
     with tempfile.TemporaryDirectory() as place:
         found = Cell(f"{mbit}mbit,{DELAY}", Path(place), orders, control).run()
     rows = ages(found, carries(mbit), 2 * float(DELAY.removesuffix("ms")) * 1e-3)
@@ -217,8 +224,9 @@ def feed(folder: Path, kind: str) -> dict[str, Any]:
     have it.
     """
     many = 1 if kind == "one" else MANY
-    orders = {"folder": str(folder), "rate": FEED_RATE, "stride": 1, "interval": FEED_INTERVAL,
-              "seconds": FEED_SECONDS, "followers": MANY if kind == "direct" else 1, "count": many,
+    orders = {"folder": str(folder), "rate": FEED_RATE, "steps": STEPS, "stride": 1,
+              "interval": FEED_INTERVAL, "seconds": FEED_SECONDS,
+              "followers": MANY if kind == "direct" else 1, "count": many,
               "relay": kind == "relay", "base": kind == "relay"}  # fmt: skip
     with tempfile.TemporaryDirectory() as place:
         found = Cell(FEED_LINK, Path(place), orders, CONTROLS[1]).run()

@@ -1,7 +1,7 @@
 """Training runs for ``bench.state``: what each step changes in the bf16 weights of SmolLM2-135M.
 
-``python -m bench.state_record FOLDER RATE`` trains once; publishing intervals share the run. A step is kept
-as the exclusive or of the weights' bits before and after, compressed: some GB in all, in a scratch folder.
+``python -m bench.state_record FOLDER RATE STEPS`` trains once; publishing intervals share the run. A step
+is kept as the exclusive or of the weights' bits before and after, compressed: some GB, in a scratch folder.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from thinwire.state.layout import Layout
 MODEL, DATA, BATCH, SEQ, SEED = "smollm2-135m", "shakespeare", 4, 128, 0
 RATES = (1e-6, 1e-5, 5e-5)
 STEPS = 48
+LONG = 192  # steps, for whoever publishes so fast that 48 would come round: what comes back is no news
 BASE, LAYOUT, DONE = "base.npy", "layout.json", "run.json"
 
 
@@ -45,9 +46,14 @@ def words_of(tensors: dict[str, torch.Tensor], out: np.ndarray) -> None:
         at += x.numel()
 
 
+def place(folder: Path, rate: float, steps: int) -> Path:
+    """Return where a run is kept: of another length it has its texts in another order."""
+    return folder / f"{rate:g}-{steps}"
+
+
 def record(folder: Path, rate: float, steps: int = STEPS) -> None:
     """Train and keep each step under ``folder``; what is there already is not made again."""
-    own = folder / f"{rate:g}"
+    own = place(folder, rate, steps)
     if (own / DONE).exists():
         return
     shutil.rmtree(own, ignore_errors=True)
@@ -75,16 +81,17 @@ def record(folder: Path, rate: float, steps: int = STEPS) -> None:
     write_json(own / DONE, {"rate": rate, "steps": rows})
 
 
-def in_process(folder: Path, rate: float) -> None:
+def in_process(folder: Path, rate: float, steps: int) -> None:
     """Record in a process of its own, which may use all cores."""
-    subprocess.run([sys.executable, "-m", "bench.state_record", str(folder), str(rate)], check=True)
+    words = (str(folder), str(rate), str(steps))
+    subprocess.run([sys.executable, "-m", "bench.state_record", *words], check=True)
 
 
 class Recording:
     """A recorded run. ``base`` [n]: the words of all tensors at the start; ``layout``: of them as bf16."""
 
-    def __init__(self, folder: Path, rate: float) -> None:
-        self._own = folder / f"{rate:g}"
+    def __init__(self, folder: Path, rate: float, steps: int = STEPS) -> None:
+        self._own = place(folder, rate, steps)
         self.about: dict[str, Any] = json.loads((self._own / DONE).read_text())
         self.layout = Layout.from_json((folder / LAYOUT).read_bytes())
         self.base: np.ndarray = np.load(folder / BASE)
@@ -134,4 +141,4 @@ class Replay:
 
 
 if __name__ == "__main__":
-    record(Path(sys.argv[1]), float(sys.argv[2]))
+    record(Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]))

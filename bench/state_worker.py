@@ -26,8 +26,7 @@ from thinwire.engines.sync.protocol import Message
 from thinwire.engines.sync.publisher import Publisher
 from thinwire.engines.sync.relay import Relay
 from thinwire.lab.record import write_json
-from thinwire.state.draft import Draft
-from thinwire.state.history import More
+from thinwire.state.draft import Draft, More
 from thinwire.state.moves import Reading
 from thinwire.state.patch import Patch
 from thinwire.types import ThinwireError
@@ -56,7 +55,8 @@ class Weights(nn.Module):
 def round_and_round(changes: list[Change]) -> Iterator[Change]:
     """Yield the changes again and again: the second time the same bits flip back, so it begins anew.
 
-    Forwards and backwards in turn would make patches of nothing around each turn.
+    Forwards and backwards in turn would make patches of nothing around each turn. So is a patch across two
+    rounds: who merges many versions takes a recording that is long enough.
     """
     while True:
         yield from changes
@@ -89,7 +89,7 @@ class Publishing:
 
     def __init__(self, order: dict[str, Any]) -> None:
         self._order = order
-        recording = Recording(Path(order["folder"]), order["rate"])
+        recording = Recording(Path(order["folder"]), order["rate"], order["steps"])
         self._words, tensors = base(recording)
         self._changes = strides(recording, order["stride"])
         token = bytes.fromhex(order["token"])
@@ -164,7 +164,7 @@ class Following:
         token = bytes.fromhex(order["token"])
         model = None
         if order["base"]:
-            _, tensors = base(Recording(Path(order["folder"]), order["rate"]))
+            _, tensors = base(Recording(Path(order["folder"]), order["rate"], order["steps"]))
             model = Weights(tensors)
         self._follower = Follower(host, port, token, into=model)
         self._model = model

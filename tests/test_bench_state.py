@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -82,8 +83,9 @@ def test_a_recording_is_kept_and_its_cells_come_from_it(recorded: Path, monkeypa
     threads = torch.get_num_threads()
     monkeypatch.setattr(state_record, "MODEL", "nowhere")  # not needed any more
     record(recorded, 1e-4, 4)
-    recording = Recording(recorded, 1e-4)
+    recording = Recording(recorded, 1e-4, 4)
     half = recording.views(torch.from_numpy(recording.base.copy()).view(torch.bfloat16))
+    monkeypatch.setattr(state_coding, "Recording", partial(Recording, steps=4))
     monkeypatch.setattr(state_coding, "resolve_model", lambda *a: None)
     monkeypatch.setattr(state_coding, "base_model", lambda *a: Weights(half))
     cell = state_coding.measure(recorded, 1e-4, 2)
@@ -99,7 +101,7 @@ def test_a_recording_is_kept_and_its_cells_come_from_it(recorded: Path, monkeypa
 
 
 def test_strides_add_up_and_come_back(recorded: Path):
-    recording = Recording(recorded, 1e-4)
+    recording = Recording(recorded, 1e-4, 4)
     replay = Replay(recording)
     words = recording.base.copy()
     changes = strides(recording, 2)
@@ -146,6 +148,7 @@ def test_ages_are_held_against_their_bounds():
 def test_versions_go_the_others_way_and_their_ages_stand_beside_ours(
     recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setattr(state_others, "Recording", partial(Recording, steps=4))
     monkeypatch.setattr(state_others, "SKIPPED", 1)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -178,8 +181,9 @@ def test_versions_go_the_others_way_and_their_ages_stand_beside_ours(
 
 def test_every_cell_has_a_file_of_its_own():
     names = [state.cell_file(cell).name for cell in state.cells()]
-    assert len(names) == len(set(names)) == 65
-    assert all(state.rates_of(cell) for cell in state.cells())
+    assert len(names) == len(set(names)) == 67
+    assert all(state.recordings_of(cell) for cell in state.cells())
+    assert {steps for cell in state.cells() for _, steps in state.recordings_of(cell)} == {48, 192}
     assert state_links.interval("10x", state_links.carries(10), 10) == pytest.approx(0.1)
     assert state_links.interval("apart", 3 * state_links.carries(10), 10) == pytest.approx(6.0)
     assert state_links.interval("apart", 1000, 10) == state_links.TRAINED
