@@ -11,7 +11,7 @@ import pytest
 HERE = Path(__file__).parent / "golden"
 sys.path.insert(0, str(HERE))
 
-from make_protocols import FILE, HELLO, MESSAGES, REQUEST, SHELF, TOKEN, golden, state  # noqa: E402
+from make_protocols import FILE, HELLO, MATCHED, MESSAGES, REQUEST, SHELF, TOKEN, golden, state  # noqa: E402
 
 from thinwire.engines.sync import manifest, protocol, wrapping  # noqa: E402
 from thinwire.engines.sync.proof import Proof  # noqa: E402
@@ -49,9 +49,9 @@ def test_golden_bytes_are_read_as_they_were(tmp_path: Path) -> None:
     for m in MESSAGES:
         kinds = protocol.UP if m.KIND in protocol.UP else protocol.DOWN
         assert protocol.unpack(GOLDEN[f"sync {type(m).__name__}"], kinds) == m
-    key, asking = handshake.access_key(TOKEN), GOLDEN["relay asking"]
+    key, asking = handshake.access_key(TOKEN), GOLDEN["relay 2 asking"]
     assert handshake.asked(key, HELLO, asking) == REQUEST
-    assert handshake.answered(key, HELLO, asking, GOLDEN["relay answer"]) is handshake.Verdict.MATCHED
+    assert handshake.answered(key, HELLO, asking, GOLDEN["relay 2 answer"]) == MATCHED
     assert manifest.unpack(GOLDEN["shelf manifest"], Proof(None), "here") == SHELF
     assert manifest.unpack(GOLDEN["shelf manifest, signed"], Proof(TOKEN), "here") == SHELF
     assert wrapping.unwrap(GOLDEN["shelf file"]) == b"body"

@@ -128,7 +128,7 @@ def test_an_impostor_of_a_relay_is_an_auth_error() -> None:
         with listener.accept()[0] as s:
             s.sendall(handshake.MAGIC + bytes(handshake.NONCE))
             s.recv(handshake.ASKING, socket.MSG_WAITALL)
-            s.sendall(bytes([Verdict.WAITING]) + bytes(handshake.PROOF))
+            s.sendall(bytes([Verdict.WAITING]) + bytes(handshake.ANSWER - 1))
 
     thread = threading.Thread(target=pretend)
     thread.start()

@@ -6,6 +6,8 @@ import random
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
@@ -14,7 +16,7 @@ from relayed import LONG, TOKEN, Running, exchange, mesh
 from tcp_proxy import TcpProxy
 from thinwire.links import connect_mesh, handshake
 from thinwire.links.address import Route
-from thinwire.links.handshake import Request, Role, Verdict
+from thinwire.links.handshake import Answer, Request, Role, Verdict
 from thinwire.links.tunnel import Tunnel
 from thinwire.types import AuthError, LinkError, PayloadError
 
@@ -109,6 +111,41 @@ def test_a_second_run_of_the_same_name_is_refused_and_the_first_goes_on() -> Non
         assert ranks[0][1].reliable.resent == 0
 
 
+@contextmanager
+def one_end(relay: Running, role: Role, instance: bytes, port: int = 0) -> Iterator[Tunnel]:
+    request = Request(role, b"n" * handshake.NAME, instance * handshake.INSTANCE)
+    route = Route.parse(f"127.0.0.1:{relay.port}")
+    tunnel = Tunnel(route, handshake.access_key(TOKEN), request, "the other end", port, LONG)
+    try:
+        tunnel.wait()
+        yield tunnel
+    finally:
+        tunnel.close(0.0)
+
+
+def test_a_rank_that_outlived_its_run_does_not_get_into_the_next_one() -> None:
+    """Its links need up to twenty seconds to see that the run broke off, and dial meanwhile."""
+    with Running() as relay, socket.create_server(("127.0.0.1", 0)) as near:
+        port = near.getsockname()[1]
+        with ExitStack() as first:
+            first.enter_context(one_end(relay, Role.LISTEN, b"a", port))
+            with one_end(relay, Role.DIAL, b"b") as left_over:
+                with socket.create_connection(("127.0.0.1", left_over.port)), near.accept()[0]:
+                    pass
+                first.close()
+                with one_end(relay, Role.LISTEN, b"c", port):
+                    before = relay.relay.counts.connections
+                    with socket.create_connection(("127.0.0.1", left_over.port)):
+                        until(lambda: relay.relay.counts.connections > before + 1, "it to dial twice", LONG)
+                        with (
+                            one_end(relay, Role.DIAL, b"d") as dialling,
+                            socket.create_connection(("127.0.0.1", dialling.port)) as far,
+                            near.accept()[0] as at,
+                        ):
+                            far.sendall(b"of the next run")
+                            assert at.recv(100) == b"of the next run"
+
+
 def test_a_run_may_follow_another_at_once() -> None:
     with Running() as relay:
         for i in range(3):
@@ -183,7 +220,7 @@ def test_a_crowd_from_one_address_drops_only_its_own(monkeypatch: pytest.MonkeyP
         asking = handshake.ask(handshake.access_key(TOKEN), hello, b"x" * handshake.NONCE, request)
         slow.sendall(asking)
         said = slow.recv(handshake.ANSWER, socket.MSG_WAITALL)
-        assert handshake.answered(handshake.access_key(TOKEN), hello, asking, said) is Verdict.WAITING
+        assert handshake.answered(handshake.access_key(TOKEN), hello, asking, said) == Answer(Verdict.WAITING)
         for s in crowd:
             s.close()
 
@@ -220,8 +257,9 @@ def test_the_handshake_proves_both_ends_and_every_bit_counts() -> None:
     asking = handshake.ask(key, hello, bytes(range(32)), request)
     assert handshake.asked(key, hello, asking) == request
     assert handshake.asked(key, handshake.MAGIC + bytes([1]) * 32, asking) is None  # replayed
-    answer = handshake.answer(key, hello, asking, Verdict.MATCHED)
-    assert handshake.answered(key, hello, asking, answer) is Verdict.MATCHED
+    matched = Answer(Verdict.MATCHED, bytes(range(16)))
+    answer = handshake.answer(key, hello, asking, matched)
+    assert handshake.answered(key, hello, asking, answer) == matched
     for i in range(len(asking)):
         changed = bytes([*asking[:i], asking[i] ^ 1, *asking[i + 1 :]])
         if i < len(handshake.MAGIC):

@@ -38,7 +38,8 @@ MESSAGES = (
     protocol.Ask(protocol.PROTOCOL),
     protocol.Quiet(1.5),
 )
-REQUEST = handshake.Request(handshake.Role.DIAL, bytes(range(32)), ONE)
+REQUEST = handshake.Request(handshake.Role.DIAL, bytes(range(32)), ONE, TWO)
+MATCHED = handshake.Answer(handshake.Verdict.MATCHED, TWO)
 HELLO = handshake.MAGIC + bytes(32)
 SHELF = Manifest(
     name="state",
@@ -71,9 +72,9 @@ def golden() -> dict[str, str]:
     asking = handshake.ask(key, HELLO, bytes(range(32)), REQUEST)
     made = {f"sync {type(m).__name__}": m.pack() for m in MESSAGES}
     made |= {
-        "relay asking": asking,
-        "relay answer": handshake.answer(key, HELLO, asking, handshake.Verdict.MATCHED),
-        "relay refusal": handshake.answer(key, HELLO, asking, handshake.Verdict.REFUSED),
+        "relay 2 asking": asking,
+        "relay 2 answer": handshake.answer(key, HELLO, asking, MATCHED),
+        "relay 2 refusal": handshake.answer(key, HELLO, asking, handshake.Answer(handshake.Verdict.REFUSED)),
         "relay pass": handshake.relay_pass(TOKEN).encode(),
         "relay pair": handshake.pair_name(TOKEN, "run", 0, 1),
         "tunnel words": handshake.PING + handshake.PONG + handshake.CALL + handshake.GO + handshake.BUSY,

@@ -14,22 +14,24 @@ import hmac
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from thinwire.types import PayloadError, require
 
-MAGIC = b"thinwire-relay-1"
+MAGIC = b"thinwire-relay-2"
 NONCE = 32  # bytes
 PROOF = 32  # bytes of an HMAC-SHA256
 NAME = 32  # bytes of a pair's name
 INSTANCE = 16  # bytes that tell one start of a rank from another
+ANYBODY = bytes(INSTANCE)
 PASS = b"thinwire-relay-pass-"
 
 PING, PONG, CALL, GO, BUSY = b"i", b"o", b"c", b"g", b"b"  # after the verdict, with a listening client
 
-_REQUEST = struct.Struct(f">B{NAME}s{INSTANCE}s")
+_REQUEST = struct.Struct(f">B{NAME}s{INSTANCE}s{INSTANCE}s")
 HELLO = len(MAGIC) + NONCE  # bytes, from the relay
 ASKING = len(MAGIC) + NONCE + _REQUEST.size + PROOF  # bytes, from the client
-ANSWER = 1 + PROOF  # bytes, from the relay
+ANSWER = 1 + INSTANCE + PROOF  # bytes, from the relay
 
 
 class Role(IntEnum):
@@ -46,28 +48,32 @@ class Verdict(IntEnum):
     WAITING = 1  # a listener is registered
     MATCHED = 2  # a dialler is connected to its listener: from here on the bytes are theirs
     ABSENT = 3  # nobody listens under this name
-    TAKEN = 4  # another process has this rank's place
+    TAKEN = 4  # another process has this rank's place, or its partner's
     FULL = 5
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a client wants: to be one end of the pair ``name``; ``instance`` is drawn at each start."""
+    """What a client wants: to be one end of the pair ``name``; ``instance`` is drawn at each start.
+
+    ``partner``: the one instance of the other end that a dialler talks to, once it has been with it.
+    """
 
     role: Role
     name: bytes
     instance: bytes
+    partner: bytes = ANYBODY
 
     def pack(self) -> bytes:
         """Return the request's bytes."""
-        return _REQUEST.pack(self.role, self.name, self.instance)
+        return _REQUEST.pack(self.role, self.name, self.instance, self.partner)
 
     @classmethod
     def parse(cls, data: bytes) -> Request:
         """Read what ``pack`` wrote; ``PayloadError`` for an unknown role."""
-        role, name, instance = _REQUEST.unpack(data)
+        role, name, instance, partner = _REQUEST.unpack(data)
         require(role in tuple(Role), PayloadError, f"no relay client has the role {role}")
-        return cls(Role(role), name, instance)
+        return cls(Role(role), name, instance, partner)
 
 
 def relay_pass(token: bytes) -> str:
@@ -109,21 +115,28 @@ def asked(key: bytes, hello: bytes, asking: bytes) -> Request | None:
     return Request.parse(body[len(MAGIC) + NONCE :])
 
 
-def answer(key: bytes, hello: bytes, asking: bytes, verdict: Verdict) -> bytes:
-    """Return the relay's answer; with the verdict ``REFUSED`` its proof says nothing."""
-    text = bytes([verdict])
-    if verdict is Verdict.REFUSED:
+class Answer(NamedTuple):
+    """The relay's verdict and, where it is ``MATCHED``, the instance of the listener."""
+
+    verdict: Verdict
+    partner: bytes = ANYBODY
+
+
+def answer(key: bytes, hello: bytes, asking: bytes, said: Answer) -> bytes:
+    """Return the relay's answer in bytes; with the verdict ``REFUSED`` its proof says nothing."""
+    text = bytes([said.verdict]) + said.partner
+    if said.verdict is Verdict.REFUSED:
         return text + bytes(PROOF)
     return text + _proof(key, b"relay", hello + asking + text)
 
 
-def answered(key: bytes, hello: bytes, asking: bytes, data: bytes) -> Verdict | None:
-    """Return the verdict in a relay's answer, or None where its proof is wrong."""
-    text, proof = data[:1], data[1:]
+def answered(key: bytes, hello: bytes, asking: bytes, data: bytes) -> Answer | None:
+    """Return a relay's answer, or None where its proof is wrong."""
+    text, proof = data[:-PROOF], data[-PROOF:]
     if text[0] == Verdict.REFUSED:
-        return Verdict.REFUSED
+        return Answer(Verdict.REFUSED)
     good = hmac.compare_digest(proof, _proof(key, b"relay", hello + asking + text))
-    return Verdict(text[0]) if good and text[0] in tuple(Verdict) else None
+    return Answer(Verdict(text[0]), text[1:]) if good and text[0] in tuple(Verdict) else None
 
 
 def _proof(key: bytes, who: bytes, said: bytes) -> bytes:

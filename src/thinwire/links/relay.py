@@ -19,6 +19,7 @@ from typing import Any
 
 from thinwire.links import congestion
 from thinwire.links.handshake import (
+    ANYBODY,
     ASKING,
     CALL,
     GO,
@@ -26,6 +27,7 @@ from thinwire.links.handshake import (
     NONCE,
     PING,
     PONG,
+    Answer,
     Request,
     Role,
     Verdict,
@@ -44,7 +46,7 @@ KNOCKING = 64  # connections without a proof yet; one more, and the oldest of wh
 KNOCKING_EACH = 16  # of them from one address; ranks behind one router come at once, and are soon done
 MAX_CONNECTIONS = 256
 LOST = b""  # instead of a listener's answer
-Reply = Callable[[Verdict], Awaitable[None]]
+Reply = Callable[[Answer], Awaitable[None]]
 
 
 @dataclass
@@ -185,15 +187,15 @@ class Relay:
             self.counts.strangers += 1
             return
 
-        async def reply(verdict: Verdict) -> None:
-            await stream.put(answer(self._key, hello, asking, verdict), HANDSHAKE)
+        async def reply(said: Answer) -> None:
+            await stream.put(answer(self._key, hello, asking, said), HANDSHAKE)
 
         if request is None:
             self.counts.refused += 1
-            await reply(Verdict.REFUSED)
+            await reply(Answer(Verdict.REFUSED))
         elif len(self._admitted) >= self._max:
             self.counts.turned_away += 1
-            await reply(Verdict.FULL)
+            await reply(Answer(Verdict.FULL))
         else:
             self._promote()
             serve = self._listen if request.role is Role.LISTEN else self._dial
@@ -208,13 +210,13 @@ class Relay:
     async def _listen(self, stream: Stream, request: Request, reply: Reply) -> None:
         held = self._listeners.get(request.name)
         if held is not None and held.instance != request.instance:
-            await reply(Verdict.TAKEN)
+            await reply(Answer(Verdict.TAKEN))
             return
         if held is not None:
             held.stream.close()  # the same process comes anew: it knows that its old connection is dead
         listener = self._listeners[request.name] = _Listener(stream, request.instance)
         try:
-            await reply(Verdict.WAITING)
+            await reply(Answer(Verdict.WAITING))
             async with self._arrival:
                 self._arrival.notify_all()
             while not listener.call.done():
@@ -246,26 +248,30 @@ class Relay:
     async def _dial(self, stream: Stream, request: Request, reply: Reply) -> None:
         listener = await self._find(request.name, stream)
         if listener is None:
-            await reply(Verdict.ABSENT)
+            await reply(Answer(Verdict.ABSENT))
             return
+        if request.partner not in (ANYBODY, listener.instance):
+            await reply(Answer(Verdict.TAKEN))  # of a run that broke off: this listener is of the next one
+            return
+        del self._listeners[request.name]
         call = _Call(request.instance)
         listener.call.set_result(call)
         try:
             said = await call.answer
             if said != GO:
-                await reply(Verdict.ABSENT if said == LOST else Verdict.TAKEN)
+                await reply(Answer(Verdict.ABSENT if said == LOST else Verdict.TAKEN))
                 return
-            await reply(Verdict.MATCHED)
+            await reply(Answer(Verdict.MATCHED, listener.instance))
             await self._pass_on(stream, listener.stream, request.name)
         finally:
             call.over.set()
 
     async def _find(self, name: bytes, dialler: Stream) -> _Listener | None:
-        """Take the listener of ``name`` out of the list, once there is one."""
+        """Return the listener of ``name``, once there is one."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE), self._arrival:
                 await self._arrival.wait_for(lambda: name in self._listeners or dialler.ended.done())
-        return None if dialler.ended.done() else self._listeners.pop(name, None)
+        return None if dialler.ended.done() else self._listeners.get(name)
 
     async def _pass_on(self, dialler: Stream, listener: Stream, name: bytes) -> None:
         self.counts.pairs += 1

@@ -13,12 +13,14 @@ import secrets
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
+from dataclasses import replace
 from time import monotonic
 from typing import Any, TypeVar
 
 from thinwire.links.address import Route
 from thinwire.links.handshake import (
     ANSWER,
+    ANYBODY,
     BUSY,
     CALL,
     GO,
@@ -71,7 +73,6 @@ class Tunnel:
         self._timeout, self._end = timeout, monotonic() + timeout if end is None else end
         self._ready: Future[None] = Future()
         self.lost: Future[LinkError] = Future()  # done once this end, after it was ready, will not come back
-        self._partner: bytes | None = None  # the one instance of the other rank that this end talks to
         self._first: Stream | None = None  # a dialling end's connection before there is anything to carry
         self._carried: dict[asyncio.Task[None], int] = {}  # and the local port of its connection to the relay
         self._linger = 0.0
@@ -154,13 +155,18 @@ class Tunnel:
             if word != CALL:
                 return False
             instance = await far.take(INSTANCE, CONNECT)
-            self._partner = self._partner or instance
-            good = self._partner == instance
+            good = self._know(instance)
             await far.put(GO if good else BUSY, CONNECT)
             return good
         except asyncio.CancelledError:
             far.close()
             raise
+
+    def _know(self, instance: bytes) -> bool:
+        """Return whether the other end is the one instance that this one talks to: the first that came."""
+        if self._request.partner == ANYBODY:
+            self._request = replace(self._request, partner=instance)
+        return self._request.partner == instance
 
     async def _inward(self, far: Stream) -> None:
         try:
@@ -253,20 +259,22 @@ class Tunnel:
                 if self._request.role is Role.DIAL:
                     return Verdict.ABSENT, stream
                 raise
-            verdict = answered(self._key, hello, asking, data)
+            said = answered(self._key, hello, asking, data)
         except OSError as e:
             stream.close()
             raise LinkError(f"the {self.route} broke off or is no thinwire relay; check the address") from e
         except BaseException:
             stream.close()
             raise
-        if verdict is None or verdict is Verdict.REFUSED:
+        if said is None or said.verdict is Verdict.REFUSED:
             stream.close()
             raise AuthError(
                 f"the {self.route} and this rank do not hold the same token: give the relay the ranks' "
                 "token, or the pass that thinwire relay --show-pass makes of it"
             )
-        return verdict, stream
+        if said.verdict is Verdict.MATCHED:
+            self._know(said.partner)
+        return said.verdict, stream
 
     def _patience(self, limit: float) -> float:
         """Return ``limit`` seconds or, before the tunnel is ready, what is left of its time."""
