@@ -33,6 +33,25 @@ except TimeoutError:
 """
 
 
+STREAM_OUT = """
+import socket, sys
+with socket.create_connection((sys.argv[1], 9999), timeout=60) as s:
+    for i in range(int(sys.argv[2])):
+        s.sendall(i.to_bytes(4, "big") * 250000)
+"""
+
+
+STREAM_IN = """
+import socket, sys
+with socket.create_server(("", 9999)) as server:
+    server.settimeout(60)
+    print("ready", flush=True)
+    s = server.accept()[0].makefile("rb")
+    whole = all(s.read(1000000) == i.to_bytes(4, "big") * 250000 for i in range(int(sys.argv[1])))
+    print("whole" if whole and not s.read(1) else "damaged", flush=True)
+"""
+
+
 def trip(net: Emulation) -> float:
     """Return how long connecting takes: one round trip."""
     with net.socket(1) as server, net.socket(0) as client:

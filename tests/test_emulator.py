@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from emulated import emulation
-from emulated_lines import RECEIVER, SENDER, trip
+from emulated_lines import RECEIVER, SENDER, STREAM_IN, STREAM_OUT, trip
 from launchers import until
 from thinwire.lab.emulator.check import DELAY_LIMIT, RATE_LIMIT, check_network
 from thinwire.lab.emulator.session import Emulation
@@ -93,6 +93,22 @@ def test_lost_packets_are_lost_and_counted() -> None:
     assert up.passed.nbytes == sent * 1000
     assert down.passed.packets == arrived == sent - up.lost.packets
     assert 0.03 * sent < up.lost.packets < 0.07 * sent
+
+
+def test_of_what_tcp_sends_in_one_piece_single_segments_are_lost() -> None:
+    """Over 1 Gbit/s there are up to 44 in one: were they lost together, ten times as many would be."""
+    megabytes = "60"
+    with emulation("1gbit,2ms,loss=0.5%", seed=3) as net:
+        pipe = {"stdout": subprocess.PIPE, "text": True}
+        receiver = net.popen(1, [sys.executable, "-c", STREAM_IN, megabytes], **pipe)
+        assert receiver.stdout is not None and receiver.stdout.readline() == "ready\n"
+        net.restart()
+        assert net.popen(0, [sys.executable, "-c", STREAM_OUT, net.address(1), megabytes]).wait(120) == 0
+        assert receiver.communicate(timeout=120)[0] == "whole\n"
+        up, down = net.counters()[0].up, net.counters()[1].down
+    assert up.passed.segments > 1.2 * up.passed.packets
+    assert up.lost.segments == pytest.approx(0.005 * up.passed.segments, rel=0.3)
+    assert down.passed.segments == up.passed.segments - up.lost.segments
 
 
 def test_a_rank_sees_its_network_and_its_place_in_it() -> None:

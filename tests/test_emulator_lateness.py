@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 
 from thinwire.lab.emulator.commands import RankFailure
 from thinwire.lab.emulator.lateness import LatenessMeter, limit
-from thinwire.lab.emulator.packets import HEADER, destination, on_the_wire
+from thinwire.lab.emulator.packets import HEADER, cut, destination, on_the_wire
 from thinwire.links.shape import SEGMENT
 
 
@@ -24,6 +26,50 @@ def test_an_offloaded_packet_counts_as_the_segments_that_a_card_would_send() -> 
     assert on_the_wire(tun_packet(1448, SEGMENT)) == (1500, 1)
     assert on_the_wire(tun_packet(1449, SEGMENT)) == (1449 + 2 * 52, 2)
     assert on_the_wire(tun_packet(44 * 1448, SEGMENT)) == (44 * 1500, 44)
+
+
+def with_sums(packet: bytes, sequence: int = 2**32 - 1000, number: int = 65530) -> bytes:
+    """Return a packet as a kernel hands it over: numbered, and with the sum of TCP's addresses begun."""
+    made = bytearray(packet)
+    ip, tcp = HEADER, HEADER + 20
+    made[ip + 9] = 6
+    struct.pack_into("!H", made, ip + 2, len(packet) - HEADER)
+    struct.pack_into("!H", made, ip + 4, number)
+    struct.pack_into("!I", made, tcp + 4, sequence)
+    made[tcp + 13] = 0x80 | 0x10 | 0x09  # CWR, ACK, PSH and FIN
+    struct.pack_into("!H", made, ip + 10, ~summed(made[ip:tcp]) & 0xFFFF)
+    struct.pack_into("!H", made, tcp + 16, summed(begun(made)))
+    return bytes(made)
+
+
+def begun(packet: bytes | bytearray) -> bytes:
+    """Return what TCP's sum begins with: addresses, protocol, length."""
+    return bytes(packet[HEADER + 12 : HEADER + 20]) + struct.pack("!HH", 6, len(packet) - HEADER - 20)
+
+
+def summed(data: bytes | bytearray) -> int:
+    total = sum(struct.unpack(f"!{len(data) // 2}H", data))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return total
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 1), (0, 3), (1, 2), (1, 5), (2, 5), (4, 5)])
+def test_a_part_of_a_packet_is_what_a_card_would_have_sent(first: int, last: int) -> None:
+    data = bytes(range(256)) * 23  # five segments, the last of them short
+    whole = with_sums(tun_packet(len(data), SEGMENT))
+    whole = whole[: -len(data)] + data
+    part, nbytes = cut(whole, first, last)
+    ip, tcp, body = HEADER, HEADER + 20, HEADER + 52
+    assert part[body:] == data[first * SEGMENT : last * SEGMENT]
+    assert on_the_wire(part) == (nbytes, last - first) and nbytes == len(part[body:]) + 52 * (last - first)
+    assert struct.unpack_from("!H", part, ip + 2) == (len(part) - HEADER,)
+    assert struct.unpack_from("!H", part, ip + 4) == ((65530 + first) % 2**16,)
+    assert struct.unpack_from("!I", part, tcp + 4) == ((2**32 - 1000 + first * SEGMENT) % 2**32,)
+    assert summed(part[ip:tcp]) == 0xFFFF
+    assert struct.unpack_from("!H", part, tcp + 16) == (summed(begun(part)),)
+    assert part[tcp + 13] == 0x10 | (0x80 if first == 0 else 0) | (0x09 if last == 5 else 0)
+    assert destination(part) == destination(whole) and bool(part[1]) == (last - first > 1)
 
 
 def test_only_packets_between_ranks_are_passed_on() -> None:

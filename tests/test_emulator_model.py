@@ -6,7 +6,9 @@ import math
 from bisect import bisect_right
 from collections import defaultdict
 from fractions import Fraction
+from functools import partial
 from itertools import pairwise
+from typing import Self
 
 import pytest
 from hypothesis import given, settings
@@ -73,9 +75,28 @@ def test_finish_adds_up_and_never_goes_back(
 Offer = tuple[float, int, int, int]
 
 
-def run(net: Network, offers: list[Offer], between: bool = True) -> list[tuple[float, int, int]]:
+class Sized(int):
+    """The number of a packet that has so many bytes."""
+
+    def __new__(cls, number: int, nbytes: int) -> Self:
+        made = super().__new__(cls, number)
+        made.nbytes = nbytes
+        return made
+
+
+def cut(packet: Sized, first: int, last: int) -> tuple[Sized, int]:
+    """Return the packet for a part of itself, and a share of its bytes."""
+    segments = 1 + packet.nbytes // 1500
+    nbytes = packet.nbytes * last // segments - packet.nbytes * first // segments
+    return Sized(packet, nbytes), nbytes
+
+
+network = partial(Network, cut=cut)
+
+
+def run(net: Network, offers: list[Offer], between: bool = True) -> list[tuple[float, int, Sized]]:
     """Offer packets (time, source, destination, bytes), deliver at every event; due, destination, number."""
-    got: list[tuple[float, int, int]] = []
+    got: list[tuple[float, int, Sized]] = []
 
     def until(limit: float) -> None:
         while (due := net.next()) is not None and due <= limit:
@@ -84,7 +105,7 @@ def run(net: Network, offers: list[Offer], between: bool = True) -> list[tuple[f
     for number, (time, source, destination, nbytes) in enumerate(offers):
         if between:
             until(time)
-        net.offer(time, source, destination, nbytes, 1 + nbytes // 1500, number)
+        net.offer(time, source, destination, nbytes, 1 + nbytes // 1500, Sized(number, nbytes))
     until(math.inf)
     return got
 
@@ -124,12 +145,18 @@ def test_every_packet_is_delivered_dropped_or_lost(
     traffic: tuple[list[Profile], list[Offer]], seed: int
 ) -> None:
     links, offers = traffic
-    net = Network(links, seed)
+    net = network(links, seed)
     got = run(net, offers)
     up, down = [c.up for c in net.counts()], [c.down for c in net.counts()]
-    assert len({number for *_, number in got}) == len(got) == sum(c.passed.packets for c in down)
-    for what in ("packets", "segments", "nbytes"):
-        offered = {"packets": len(offers), "segments": sum(1 + n // 1500 for *_, n in offers)}
+    assert len(got) == sum(c.passed.packets for c in down)
+    offered_packets = sum(c.passed.packets + c.dropped.packets for c in up)
+    assert (
+        offered_packets
+        == len(offers)
+        <= len({number for *_, number in got}) + sum(c.dropped.packets + c.lost.packets for c in (*up, *down))
+    )
+    for what in ("segments", "nbytes"):
+        offered = {"segments": sum(1 + n // 1500 for *_, n in offers)}
         offered["nbytes"] = sum(n for *_, n in offers)
         total = lambda side, fate, what=what: sum(getattr(getattr(c, fate), what) for c in side)  # noqa: E731
         assert total(up, "passed") + total(up, "dropped") == offered[what]
@@ -146,14 +173,14 @@ def test_packets_of_a_pair_keep_their_order_and_their_delay(
 ) -> None:
     links, offers = traffic
     last: dict[tuple[int, int], tuple[float, int]] = {}
-    for due, rank, number in run(Network(links), offers):
+    for due, rank, number in run(network(links), offers):
         time, source, destination, _ = offers[number]
         assert destination == rank
         least = one_way(links[source], links[rank], time) if not links[source].trace else 0.0
         if links[rank].trace is None:
             assert due >= time + least - 1e-9
         due_before, number_before = last.get((source, rank), (0.0, -1))
-        assert number > number_before
+        assert number >= number_before
         assert due >= due_before
         last[source, rank] = (due, number)
 
@@ -163,8 +190,8 @@ def test_packets_of_a_pair_keep_their_order_and_their_delay(
 def test_no_window_of_a_downlink_holds_more_than_its_rate(traffic: tuple[list[Profile], list[Offer]]) -> None:
     links, offers = traffic
     arrivals: dict[int, list[tuple[float, int]]] = defaultdict(list)
-    for due, rank, number in run(Network(links), offers):
-        arrivals[rank].append((due, offers[number][3]))
+    for due, rank, number in run(network(links), offers):
+        arrivals[rank].append((due, number.nbytes))
     for rank, at in arrivals.items():
         line = links[rank].downlink
         assert all(a <= b for (a, _), (b, _) in pairwise(at))
@@ -180,10 +207,10 @@ def test_no_window_of_a_downlink_holds_more_than_its_rate(traffic: tuple[list[Pr
 def test_when_it_is_called_changes_nothing(traffic: tuple[list[Profile], list[Offer]]) -> None:
     """A relay that is late delivers late, but computes the same due times."""
     links, offers = traffic
-    punctual = run(Network(links), offers)
-    late = Network(links)
+    punctual = run(network(links), offers)
+    late = network(links)
     for number, (time, source, destination, nbytes) in enumerate(offers):
-        late.offer(time, source, destination, nbytes, 1 + nbytes // 1500, number)
+        late.offer(time, source, destination, nbytes, 1 + nbytes // 1500, Sized(number, nbytes))
     assert sorted(late.deliver(1e9)) == sorted(punctual)
 
 
@@ -191,7 +218,7 @@ def test_when_it_is_called_changes_nothing(traffic: tuple[list[Profile], list[Of
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 3000)), max_size=80), st.integers(1, 8000))
 def test_drop_tail_is_exact(packets: list[tuple[int, int]], queue: int) -> None:
     """Against a count of the bytes that wait, of which 100 leave a tick; an idle line takes any packet."""
-    net = Network([Profile(up=100.0, queue=queue)] * 2)
+    net = network([Profile(up=100.0, queue=queue)] * 2)
     waiting = tick = 0
     for gap, nbytes in packets:
         tick += gap
@@ -202,13 +229,13 @@ def test_drop_tail_is_exact(packets: list[tuple[int, int]], queue: int) -> None:
 
 
 def test_an_idle_link_takes_exactly_its_time() -> None:
-    net = Network(profiles(["up=1mbit,down=2mbit,30ms", "1=none"], 2), start=1e6)
+    net = network(profiles(["up=1mbit,down=2mbit,30ms", "1=none"], 2), start=1e6)
     assert run(net, [(1e6 + 3, 0, 1, 1250)]) == [(pytest.approx(1e6 + 3 + 0.01 + 0.015, abs=1e-9), 1, 0)]
     assert run(net, [(1e6 + 9, 1, 0, 1250)]) == [(pytest.approx(1e6 + 9 + 0.005 + 0.015, abs=1e-9), 0, 0)]
 
 
 def test_a_trace_begins_with_the_network() -> None:
-    net = Network([Profile(loss=0.0, trace=STEP), Profile(delay=0.01)], start=1e6)
+    net = network([Profile(loss=0.0, trace=STEP), Profile(delay=0.01)], start=1e6)
     first, second = run(net, [(1e6, 0, 1, 1000), (1e6 + 0.9999, 0, 1, 10100)])
     assert first[0] == pytest.approx(1e6 + 0.001 + 0.01, abs=1e-9)
     assert second[0] == pytest.approx(
@@ -219,7 +246,7 @@ def test_a_trace_begins_with_the_network() -> None:
 def test_a_trace_begins_again_when_asked_and_nothing_else_changes() -> None:
     """A packet is on the downlink and one on its way there when the trace goes back to its start."""
     ends = [Profile(loss=0.0, trace=STEP), Profile(delay=0.01, down=5e4)]
-    net, straight = (Network(ends, start=1e6) for _ in range(2))
+    net, straight = (network(ends, start=1e6) for _ in range(2))
     for n in (net, straight):
         assert all(n.offer(1e6 + 1.5, 0, 1, 1000, 1, number) for number in range(2))
         assert n.deliver(1e6 + 1.535) == []
@@ -236,15 +263,15 @@ def test_a_trace_begins_again_when_asked_and_nothing_else_changes() -> None:
 
 def test_one_sender_is_not_slowed_by_an_equal_downlink_and_two_share_it() -> None:
     burst = [(0.0, source, 0, 1000) for _ in range(20) for source in (1, 2)]
-    one = run(Network([Profile.parse("8mbit,10ms")] * 3), burst[::2])
-    both = run(Network([Profile.parse("8mbit,10ms")] * 3), burst)
+    one = run(network([Profile.parse("8mbit,10ms")] * 3), burst[::2])
+    both = run(network([Profile.parse("8mbit,10ms")] * 3), burst)
     assert [due for due, *_ in one] == pytest.approx([0.01 + 0.001 * (i + 1) for i in range(20)])
     assert [due for due, *_ in both] == pytest.approx([0.01 + 0.001 * (i + 1) for i in range(40)])
     assert [number % 2 for *_, number in both] == [0, 1] * 20
 
 
 def test_the_nearer_sender_arrives_first_though_it_sent_later() -> None:
-    net = Network([Profile(delay=0.2), Profile(), Profile(down=1e4)])
+    net = network([Profile(delay=0.2), Profile(), Profile(down=1e4)])
     assert run(net, [(0.0, 0, 2, 100), (0.05, 1, 2, 100)]) == [
         (pytest.approx(0.06), 2, 1),
         (pytest.approx(0.11), 2, 0),
@@ -253,7 +280,7 @@ def test_the_nearer_sender_arrives_first_though_it_sent_later() -> None:
 
 def test_a_downlink_s_queue_drops_what_two_senders_overfill() -> None:
     links = [Profile.parse("8mbit,10ms,queue=5kB"), Profile.parse("8mbit,10ms"), Profile.parse("8mbit,10ms")]
-    net = Network(links)
+    net = network(links)
     got = run(net, [(0.0, source, 0, 1000) for _ in range(30) for source in (1, 2)])
     dropped = net.counts()[0].down.dropped.packets
     assert dropped == 60 - len(got) > 10
@@ -263,27 +290,54 @@ def test_a_downlink_s_queue_drops_what_two_senders_overfill() -> None:
 def test_losses_and_jitter_are_as_often_and_as_large_as_asked_and_the_same_again() -> None:
     offers = [(i * 0.1, 0, 1, 1000) for i in range(4000)]
     links = [Profile(delay=0.02, jitter=0.05, loss=0.1)] * 2
-    net = Network(links, seed=5)
+    net = network(links, seed=5)
     got = run(net, offers)
     assert 300 < net.counts()[0].up.lost.packets < 500
     late = [due - offers[number][0] for due, _, number in got]
     assert 0.02 <= min(late) < 0.021
     assert 0.069 < max(late) <= 0.07
-    assert run(Network(links, seed=5), offers) == got != run(Network(links, seed=6), offers)
+    assert run(network(links, seed=5), offers) == got != run(network(links, seed=6), offers)
 
 
 def test_jitter_does_not_reorder_a_pair() -> None:
     offers = [(i * 1e-3, 0, 1, 1000) for i in range(500)]
-    got = run(Network([Profile(jitter=0.05)] * 2), offers)
+    got = run(network([Profile(jitter=0.05)] * 2), offers)
     assert [number for *_, number in got] == list(range(500))
     assert len({due for due, *_ in got}) < 400  # many came right behind a late one
 
 
-def test_a_packet_is_lost_when_any_of_its_segments_is() -> None:
-    net = Network([Profile(loss=0.02)] * 2, seed=1)
-    for i in range(2000):
-        net.offer(float(i), 0, 1, 66000, 44, None)
-    expected = 2000 * (1 - 0.98**44)
-    lost = net.counts()[0].up.lost
-    assert lost.packets == pytest.approx(expected, rel=0.08)
-    assert lost.segments == 44 * lost.packets
+@pytest.mark.parametrize("loss", [0.001, 0.02, 0.5])
+def test_each_segment_is_lost_by_itself_as_often_as_asked(loss: float) -> None:
+    net = network([Profile(loss=loss)] * 2, seed=1)
+    lost, packets = 0, 4000
+    for i in range(packets):
+        net.offer(float(i), 0, 1, 65999, 44, Sized(i, 65999))
+        before, lost = lost, net.counts()[0].up.lost.segments
+        assert net.counts()[0].up.lost.packets <= i + 1 and lost - before <= 44
+    counts = net.counts()[0].up
+    assert counts.lost.segments == pytest.approx(loss * 44 * packets, rel=0.15)
+    assert counts.lost.packets == pytest.approx(packets * (1 - (1 - loss) ** 44), rel=0.15)
+    net.deliver(math.inf)
+    down = net.counts()[1].down.passed
+    assert down.segments == 44 * packets - counts.lost.segments
+    assert down.nbytes == 65999 * packets - counts.lost.nbytes
+
+
+def test_what_is_left_of_a_packet_arrives_when_its_bytes_do() -> None:
+    """At 8 Mbit/s, 44 segments of 1500 bytes take 66 ms; the second half of them no less for the loss."""
+    ends = [Profile.parse("8mbit,10ms,loss=10%")] * 2
+    for seed in range(20):
+        net = network(ends, seed)
+        net.offer(0.0, 0, 1, 65999, 44, Sized(0, 65999))
+        runs = net.deliver(math.inf)
+        line = [due - 0.01 for due, *_ in runs]
+        assert line == sorted(line) and line[-1] <= 0.066 + 1e-9
+        counts = net.counts()
+        assert line[-1] >= counts[1].down.passed.nbytes / 1e6 - 1e-9
+        assert len(runs) == counts[1].down.passed.packets > 1
+
+
+def test_nothing_that_is_left_overtakes() -> None:
+    links = [Profile(delay=0.01, jitter=0.05, loss=0.2, up=1e6)] * 2
+    got = run(network(links), [(i * 1e-3, 0, 1, 6000) for i in range(400)])
+    assert [number for *_, number in got] == sorted(number for *_, number in got)

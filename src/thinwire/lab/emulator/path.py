@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import chain
@@ -23,6 +23,8 @@ from typing import Any
 from thinwire.lab.emulator.profile import Profile, one_way
 from thinwire.lab.emulator.trace import Rate
 
+# Of a packet, from one of its segments to before another: a packet of these alone, and its bytes on the wire.
+Cut = Callable[[Any, int, int], tuple[Any, int]]
 ROUNDING = 0.5  # bytes; a queue's content is a time multiplied by a rate
 
 
@@ -30,7 +32,7 @@ ROUNDING = 0.5  # bytes; a queue's content is a time multiplied by a rate
 class Count:
     """How much went one way."""
 
-    packets: int = 0  # as offered: with segmentation offload, one holds many segments
+    packets: int = 0  # with segmentation offload one holds many segments; lost: those that lost any
     segments: int = 0
     nbytes: int = 0  # on the wire, headers of every segment included
 
@@ -100,11 +102,23 @@ class _Way:
         self._delay, self._loss = one_way(a, b), (a.loss_at(0) + b.loss_at(0)) / 2
         self.last = -math.inf  # when the last packet arrives
 
-    def loses(self, time: float, segments: int) -> bool:
-        """Draw whether any of a packet's segments is lost: an offloaded packet is lost as a whole."""
+    def survivors(self, time: float, segments: int) -> list[tuple[int, int]]:
+        """Return the runs of a packet's segments, each from one to before another, that are not lost.
+
+        Each is lost or not by itself; drawn is how many follow before the next that is.
+        """
         a, b = self._ends
         loss = self._loss if self._fixed else (a.loss_at(time) + b.loss_at(time)) / 2
-        return loss > 0 and self._rng.random() < 1 - (1 - loss) ** segments
+        if not loss:
+            return [(0, segments)]
+        found, first, each = list[tuple[int, int]](), 0, math.log1p(-loss)
+        while first < segments:
+            more = math.log1p(-self._rng.random()) / each
+            lost = first + int(more) if more < segments - first else segments
+            if lost > first:
+                found.append((first, lost))
+            first = lost + 1
+        return found
 
     def arrival(self, time: float) -> float:
         """Return when what leaves at ``time`` is there; it never overtakes."""
@@ -119,17 +133,17 @@ class Network:
     """All ranks' lines and what is under way between them, in the time of the caller's clock.
 
     Calls must come in order of time. Traces begin at ``start``. The same calls with the same ``seed`` give
-    the same losses and jitter.
+    the same losses and jitter. ``cut`` takes packets apart where some of their segments are lost.
 
-    >>> net = Network([Profile.parse("8kbit,50ms")] * 2)
+    >>> net = Network([Profile.parse("8kbit,50ms")] * 2, cut=lambda packet, first, last: (packet, 0))
     >>> net.offer(0.0, source=0, destination=1, nbytes=100, segments=1, packet=b"...")
     True
     >>> [(round(due, 6), rank) for due, rank, packet in net.deliver(1.0)]
     [(0.15, 1)]
     """
 
-    def __init__(self, profiles: Sequence[Profile], seed: int = 0, start: float = 0.0) -> None:
-        self._start = start
+    def __init__(self, profiles: Sequence[Profile], seed: int = 0, start: float = 0.0, *, cut: Cut) -> None:
+        self._start, self._cut = start, cut
         self._up = [_Line(p.uplink, p.limit(p.uplink)) for p in profiles]
         self._down = [_Line(p.downlink, p.limit(p.downlink)) for p in profiles]
         self._ways = [
@@ -143,7 +157,7 @@ class Network:
     def offer(
         self, now: float, source: int, destination: int, nbytes: int, segments: int, packet: Any
     ) -> bool:
-        """Send a packet of ``nbytes`` on the wire in ``segments``; False: dropped by the queue, or lost."""
+        """Send a packet of ``nbytes`` on the wire in ``segments``; False: nothing of it will arrive."""
         now -= self._start
         line = self._up[source]
         begin = line.free if line.free > now else now
@@ -153,14 +167,29 @@ class Network:
             return False
         line.passed.add(segments, nbytes)
         way = self._ways[source][destination]
-        if way.loses(end, segments):
+        runs = way.survivors(end, segments)
+        if not runs:
             line.lost.add(segments, nbytes)
             return False
-        tail = way.arrival(end)
-        self._offered += 1  # equal times: in the order offered
-        item = (tail, self._offered, begin + (tail - end), destination, nbytes, segments, packet)
-        heappush(self._under_way, item)
+        before, tail = way.last, way.arrival(end)
+        head = begin + (tail - end)
+        if runs[0] == (0, segments):
+            self._push(tail, head, destination, nbytes, segments, packet)
+            return True
+        each, left = (tail - head) / segments, nbytes
+        for first, last in runs:
+            part, size = self._cut(packet, first, last)
+            there = max(before, head + last * each)  # a packet's own time is shared by its segments
+            self._push(there, head + first * each, destination, size, last - first, part)
+            left -= size
+        line.lost.add(segments - sum(last - first for first, last in runs), left)
         return True
+
+    def _push(
+        self, tail: float, head: float, destination: int, nbytes: int, segments: int, packet: Any
+    ) -> None:
+        self._offered += 1  # equal times: in the order offered
+        heappush(self._under_way, (tail, self._offered, head, destination, nbytes, segments, packet))
 
     def rewind(self, now: float) -> None:
         """Let traces begin again at ``now``; what is under way, and all counts, go on as they are."""

@@ -21,7 +21,7 @@ from thinwire.lab.emulator import namespaces
 from thinwire.lab.emulator.lateness import LatenessMeter
 from thinwire.lab.emulator.namespaces import RankNamespace
 from thinwire.lab.emulator.orphans import sweep
-from thinwire.lab.emulator.packets import LARGEST, destination, on_the_wire
+from thinwire.lab.emulator.packets import LARGEST, cut, destination, on_the_wire
 from thinwire.lab.emulator.path import Network
 from thinwire.lab.emulator.profile import Profile
 from thinwire.lab.emulator.syscalls import (
@@ -66,7 +66,7 @@ class Relay:
             profiles = [dataclasses.replace(p, loss=0.0, jitter=0.0) for p in profiles]
         self._start = self._rewound = time.monotonic()
         self._cpu, self._waited = time.process_time(), _run_queue()
-        self._network = Network(profiles, self._seed, self._start)
+        self._network = Network(profiles, self._seed, self._start, cut=cut)
         self._late = LatenessMeter(self._limit)
         self._foreign = self._refused = 0
         self._dropped, self._seen = [0] * len(self._ranks), self._device_drops()
