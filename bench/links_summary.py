@@ -260,7 +260,7 @@ def verdicts(goals: list[Row]) -> list[Row]:
             every = goal.get("single", {}) | goal["faster_than"]
             others = [(v["epochs"], name) for name, v in every.items() if v["epochs"]]
             least, name = min(others, default=(None, "none"))
-            who = "every fixed recipe" if goal["link"] == UNSEEN else "all others in the rounds"
+            who = "every fixed recipe" if set(FIXED) <= set(every) else "all others in the rounds"
             held.append((f"sooner than {who}, the quickest of them `{name}`", 1.0, least))
         place = {"model": goal["model"], "link": goal["link"]}
         for text, wanted, found in held:

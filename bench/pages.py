@@ -238,6 +238,7 @@ TABLES: dict[str, Callable[[Any], str]] = {
     "links-rounds-fast": of_study(pages_links.in_rounds("fast")),
     "links-rounds-deep": of_study(pages_links.in_rounds("deep")),
     "links-rounds-elsewhere": of_study(pages_links.in_rounds("elsewhere")),
+    "links-rounds-behind": of_study(pages_links.in_rounds("behind")),
     "links-verified": of_study(pages_links.verified),
     "links-predictions": of_study(pages_links.predictions),
     **{name: of_study(draw) for name, draw in (pages_plan.TABLES | pages_state.TABLES).items()},

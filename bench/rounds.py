@@ -42,7 +42,8 @@ Row = dict[str, Any]
 class Study:
     """Runs that are compared with one another: each recipe over each link, and the free run.
 
-    ``brief``: recipes of which no more than the speed is asked, and the steps that they make.
+    ``brief``: recipes of which no more than the speed is asked, and the steps that they make. ``rounds``: how
+    many there are.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Study:
     more: tuple[Way, ...] = ()
     own: Row = field(default_factory=dict)  # options that differ from the model's job
     brief: dict[str, int] = field(default_factory=dict)
+    rounds: int = ROUNDS
 
     @property
     def job(self) -> Row:
@@ -101,7 +103,9 @@ ELSEWHERE = Study(
     ("home-uplink", "satellite"),
     (AUTO, "thinwire", "direct:bits=4", "tahquant"),
 )
-STUDIES = {study.name: study for study in (SLOW, FAST, DEEP, ELSEWHERE)}
+# The other recipes of the matrix, which are so far behind on such a link that one round tells.
+BEHIND = Study("behind", ("satellite",), (AUTO, *AQSGD, "bf16", "fp32"), rounds=1)
+STUDIES = {study.name: study for study in (SLOW, FAST, DEEP, ELSEWHERE, BEHIND)}
 
 
 def cell_file(study: Study, number: int, way: Way) -> Path:
@@ -113,8 +117,8 @@ def cell_file(study: Study, number: int, way: Way) -> Path:
 def cells() -> Iterator[tuple[Study, int, Way]]:
     """Yield study, round and way of every run, in the order in which they are made."""
     for study in STUDIES.values():
-        for number in range(1, ROUNDS + 1):
-            first = (number - 1) * len(study.ways) // ROUNDS
+        for number in range(1, study.rounds + 1):
+            first = (number - 1) * len(study.ways) // study.rounds
             yield from ((study, number, way) for way in [*study.ways[first:], *study.ways[:first]])
 
 
@@ -139,7 +143,7 @@ def measure(study: Study, number: int, way: Way) -> None:
 
 def rounds(study: Study, way: Way) -> dict[int, Row]:
     """Return the finished runs of a way by round; empty until all are there."""
-    files = {number: cell_file(study, number, way) for number in range(1, ROUNDS + 1)}
+    files = {number: cell_file(study, number, way) for number in range(1, study.rounds + 1)}
     made = all(file.exists() for file in files.values())
     return {number: json.loads(file.read_text()) for number, file in files.items()} if made else {}
 

@@ -9,7 +9,7 @@ from typing import Any
 from bench import rounds
 from bench.bounds import bound, is_same
 from bench.links import AUTO
-from bench.rounds import DEEP, ELSEWHERE, FAST, FREE, MODEL, SLOW, STUDIES, Study
+from bench.rounds import BEHIND, DEEP, ELSEWHERE, FAST, FREE, MODEL, SLOW, STUDIES, Study
 
 SPANS = ("step_one", "first_visit", "one_epoch", "epochs")
 Row = dict[str, Any]
@@ -143,8 +143,13 @@ def deep_goals() -> list[Row]:
 
 def elsewhere_goals() -> list[Row]:
     """Return how ``auto`` stands to the others across the traces by which nothing in it was chosen."""
-    found = ((link, goal(ELSEWHERE, link)) for link in ELSEWHERE.links)
-    return [{"model": MODEL, "link": link, "fp32_keeps": None} | row for link, row in found if row]
+    out = []
+    for link in ELSEWHERE.links:
+        found, behind = (goal(study, link) for study in (ELSEWHERE, BEHIND))
+        if found:
+            others = found["faster_than"] | behind.get("faster_than", {})
+            out.append({"model": MODEL, "link": link, "fp32_keeps": None} | found | {"faster_than": others})
+    return out
 
 
 def all_rows() -> list[Row]:

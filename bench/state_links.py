@@ -79,7 +79,7 @@ def interval(pace: str, nbytes: float, mbit: float) -> float:
 
 
 def steps(pace: str) -> int:
-    """Return how many recorded steps a pace takes before they come round."""
+    """Return how many recorded steps a pace takes: for the fastest, which takes each once, more."""
     return LONG if pace == FASTEST else STEPS
 
 
@@ -157,7 +157,8 @@ def age(
     """Return a cell: a recorded run published at a pace over a link; a version has about ``nbytes``."""
     every = interval(pace, nbytes, mbit)
     orders = {"folder": str(folder), "rate": rate, "steps": steps(pace), "stride": stride, "interval": every,
-              "seconds": seconds, "followers": 1, "count": 1, "relay": False, "base": True}  # fmt: skip
+              "once": pace == FASTEST, "seconds": seconds,
+              "followers": 1, "count": 1, "relay": False, "base": True}  # fmt: skip
     with tempfile.TemporaryDirectory() as place:
         found = Cell(f"{mbit}mbit,{DELAY}", Path(place), orders, control).run()
     rows = ages(found, carries(mbit), 2 * float(DELAY.removesuffix("ms")) * 1e-3)
@@ -224,7 +225,7 @@ def feed(folder: Path, kind: str) -> dict[str, Any]:
     have it.
     """
     many = 1 if kind == "one" else MANY
-    orders = {"folder": str(folder), "rate": FEED_RATE, "steps": STEPS, "stride": 1,
+    orders = {"folder": str(folder), "rate": FEED_RATE, "steps": STEPS, "stride": 1, "once": False,
               "interval": FEED_INTERVAL, "seconds": FEED_SECONDS,
               "followers": MANY if kind == "direct" else 1, "count": many,
               "relay": kind == "relay", "base": kind == "relay"}  # fmt: skip

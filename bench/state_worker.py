@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import threading
@@ -55,15 +56,15 @@ class Weights(nn.Module):
 def round_and_round(changes: list[Change]) -> Iterator[Change]:
     """Yield the changes again and again: the second time the same bits flip back, so it begins anew.
 
-    Forwards and backwards in turn would make patches of nothing around each turn. So is a patch across two
-    rounds: who merges many versions takes a recording that is long enough.
+    Forwards and backwards in turn would make patches of nothing around each turn. Two whole rounds cancel, so
+    whoever merges many versions takes each change once, of a longer recording.
     """
     while True:
         yield from changes
 
 
 def strides(recording: Recording, stride: int) -> list[Change]:
-    """Return the changes of every ``stride`` steps."""
+    """Return the changes of every ``stride`` steps, in memory: some 12 GB of 192 steps at 5e-5."""
     found = []
     for start in range(0, recording.steps - stride + 1, stride):
         flips = np.zeros(recording.layout.numel, np.int16) if stride > 1 else None
@@ -125,11 +126,13 @@ class Publishing:
         time.sleep(1.0)
         end = time.monotonic() + self._order["seconds"]
         due = time.monotonic()
-        for number, (at, flips) in enumerate(round_and_round(self._changes), 1):
+        once, known = self._order["once"], self._changes
+        changes, most = (known, len(known)) if once else (round_and_round(known), math.inf)
+        for number, (at, flips) in enumerate(changes, 1):
             self._words[at] ^= flips
             due = max(due + self._order["interval"], time.monotonic() - self._order["interval"])
             time.sleep(max(0.0, due - time.monotonic()))
-            if time.monotonic() >= end:
+            if time.monotonic() >= end or number == most:
                 self._publish(number, last=1)
                 break
             self._publish(number)

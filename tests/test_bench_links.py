@@ -158,6 +158,29 @@ def test_runs_made_in_rounds_count_by_the_median_of_their_rounds(
     assert "rounds" not in goal()
 
 
+def test_recipes_far_behind_count_by_a_study_of_their_own(
+    cells: dict[tuple[str, ...], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And within its rounds: machines differ from study to study."""
+    took = {rounds.ELSEWHERE.name: (0.4, 0.5), rounds.BEHIND.name: (0.8, 2.0)}  # auto, and each of the others
+
+    def made(study: rounds.Study, way: rounds.Way) -> dict[int, Any]:
+        if study.name not in took:
+            return {}
+        own, others = took[study.name]
+        return {1: one_of_a_round(own if way[1] == AUTO else FREE if way == rounds.FREE else others)}
+
+    monkeypatch.setattr(rounds, "rounds", made)
+    found = {goal["link"]: goal for goal in rounds_summary.elsewhere_goals()}
+    sooner = {name: v["epochs"] for name, v in found["satellite"]["faster_than"].items()}
+    assert sooner["thinwire"] == pytest.approx(1.25) and sooner["fp32"] == pytest.approx(2.5)
+    said = {v["link"]: v["goal"] for v in links_summary.verdicts([*found.values()])}
+    assert said["satellite"].startswith("sooner than every fixed recipe, the quickest of them `")
+    assert said["home-uplink"].startswith("sooner than all others in the rounds")
+    assert len({rounds.cell_file(*cell) for cell in rounds.cells()}) == len([*rounds.cells()])
+    assert [n for study, n, _ in rounds.cells() if study is rounds.BEHIND] == [1] * 6
+
+
 def test_a_job_with_many_micro_batches_is_held_against_its_own_bound(
     cells: dict[tuple[str, ...], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,6 +32,7 @@ def with_sums(packet: bytes, sequence: int = 2**32 - 1000, number: int = 65530) 
     """Return a packet as a kernel hands it over: numbered, and with the sum of TCP's addresses begun."""
     made = bytearray(packet)
     ip, tcp = HEADER, HEADER + 20
+    struct.pack_into("<H", made, 2, len(packet) - HEADER)  # what of it a kernel holds in one place
     made[ip + 9] = 6
     struct.pack_into("!H", made, ip + 2, len(packet) - HEADER)
     struct.pack_into("!H", made, ip + 4, number)
@@ -61,6 +62,7 @@ def test_a_part_of_a_packet_is_what_a_card_would_have_sent(first: int, last: int
     whole = whole[: -len(data)] + data
     part, nbytes = cut(whole, first, last)
     ip, tcp, body = HEADER, HEADER + 20, HEADER + 52
+    assert struct.unpack_from("<H", part, 2) == (52,)
     assert part[body:] == data[first * SEGMENT : last * SEGMENT]
     assert on_the_wire(part) == (nbytes, last - first) and nbytes == len(part[body:]) + 52 * (last - first)
     assert struct.unpack_from("!H", part, ip + 2) == (len(part) - HEADER,)

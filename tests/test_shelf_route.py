@@ -78,6 +78,8 @@ def test_trimming_keeps_a_way_on_from_a_version_whose_keyframe_is_on_its_way():
     assert {(f.base, f.version) for f in kept.files} == {(0, 1), (1, 9), *((n, n + 1) for n in range(4, 9))}
     assert [v.number for v in Keeping(versions=2, span=0).trimmed(across).versions] == [1, 8, 9]
     assert [v.number for v in Keeping(versions=2, span=0).trimmed(across, 9).versions] == [1, 8, 9]
+    dear = replace(across, files=(*across.files, leg(0, 4, 10**6)))  # which newcomers do not take
+    assert [v.number for v in Keeping(versions=2, span=0).trimmed(dear).versions] == [1, 4, 5, 6, 7, 8, 9]
 
 
 def test_a_keyframe_is_due_by_bytes_by_count_or_where_there_is_no_way():

@@ -59,7 +59,7 @@ def test_a_keyframe_outlives_no_writer(tmp_path, monkeypatch):
 def test_a_keyframe_that_is_dropped_while_it_is_made_is_not_written():
     made, written = threading.Event(), []
 
-    def recall(version):
+    def recall(version, more):
         assert made.wait(LONG)
         return SimpleNamespace(version=version.number, hash=version.hash, published=0.0)
 

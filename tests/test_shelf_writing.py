@@ -147,7 +147,7 @@ def test_a_keyframe_that_takes_long_to_write_gets_into_the_manifest(plain, monke
         shelf.write()
     go_on.clear()
     shelf.tend()  # begins a keyframe, of version 3
-    until(lambda: shelf._keyframe.made)
+    until(lambda: shelf._keyframe.begun)
     for _ in range(12):
         source.publish()
         source.history.patch(source.history.newest.number - 1)  # a feed marks what it sends
@@ -197,6 +197,29 @@ def test_a_keyframe_counts_where_versions_come_faster_than_patches_are_made(plai
     assert len(shelf.manifest.versions) < 12 and len(shelf.manifest.files) < 16
     late = Fetching(plain, Proof(None))
     assert late.look() and same(late, source.seen[60])
+
+
+def test_a_keyframe_is_uploaded_once_though_the_manifest_cannot_be_written_for_a_while(plain, monkeypatch):
+    source, shelf = shelf_of(plain, 3, keyframe_every=2, span=0)
+    shelf.tend()
+    until(lambda: not shelf._keyframe.running)
+    written, real = [], plain.write
+
+    def write(name, data):
+        written.append(name)
+        if name == "state.json" and len(written) == 1:
+            raise OSError(errno.ETIMEDOUT, "Connection timed out")
+        real(name, data)
+
+    monkeypatch.setattr(plain, "write", write)
+    with pytest.raises(OSError):
+        shelf.tend()
+    for _ in range(2):
+        source.publish()
+        shelf.write()
+        shelf.tend()
+    assert not [name for name in written if name.startswith("keyframes")]
+    assert [f.version for f in shelf.manifest.files if not f.base] == [1, 3]
 
 
 def test_a_keyframe_is_of_the_newest_version_there_with_what_was_published_along(plain):

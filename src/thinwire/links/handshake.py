@@ -56,7 +56,8 @@ class Verdict(IntEnum):
 class Request:
     """What a client wants: to be one end of the pair ``name``; ``instance`` is drawn at each start.
 
-    ``partner``: the one instance of the other end that a dialler talks to, once it has been with it.
+    ``partner``: the one instance of the other end that a dialler talks to, once it has been with it. A relay
+    leaves aside that of a listener, which decides for itself who is put through to it.
     """
 
     role: Role

@@ -33,9 +33,9 @@ Made = TypeVar("Made", Patch, Patch | None)
 class History:
     """The only owner of a state's live words and of the log of what each version changed.
 
-    ``publish`` and ``adopt`` belong to one thread, ``patch`` and ``find`` to any: a keyframe, which takes as
-    long as the state is large, and a patch are made beside each other. ``budget`` bounds the log
-    in bytes (default: a quarter of the state); with versions in use (``keep``) it may take eight times that.
+    ``publish`` and ``adopt`` belong to one thread, ``patch``, ``recall`` and ``find`` to any: a keyframe,
+    which takes as long as the state is large, and a patch are made beside each other. ``budget`` bounds the
+    log in bytes (default: a quarter of the state); with versions in use (``keep``) it may take eight times that.
     ``start`` is the number after which versions are counted: a publisher that starts again gives its last.
 
     >>> import torch
@@ -264,10 +264,11 @@ class History:
         with self._keyframes.lock:
             return self._made(self._keyframes, 0, mark, lambda: self._keyframe(more))
 
-    def recall(self, version: Version) -> Patch | None:
-        """Return ``version`` as a keyframe, whatever came after it; None where it is not known any more.
+    def recall(self, version: Version, more: More = lambda draft: None) -> Patch | None:
+        """Return a keyframe of ``version``, whatever came after it; None where its contents are not known.
 
-        ``find`` decides that; number, time and meta data are the caller's.
+        Known is what ``find`` finds. The keyframe bears the number, time and meta data of ``version``.
+        ``more`` as for ``patch``: from its first call on, the version may be forgotten.
         """
         with self._keyframes.lock:
             with self._lock:
@@ -275,7 +276,7 @@ class History:
                 if not known:
                     return None
                 entries, past = self._log.since(known), self._remember()
-            return self._whole_of(version, past, entries)
+            return self._keyframe_of(version, past, entries, more)
 
     def _made(self, lane: Lane, base: int, mark: bool, make: Callable[[], Made]) -> Made | Patch:
         """Return the cached patch from ``base``, or what ``make`` returns: None where base is gone."""
@@ -349,11 +350,9 @@ class History:
         with self._lock:
             target, past = self._newest, self._remember()
             self._keyframes.under_way = Ends(0, target.number)
-        return self._whole_of(target, past, more=more)
+        return self._keyframe_of(target, past, (), more)
 
-    def _whole_of(
-        self, target: Version, past: Past, since: Sequence[Entry] = (), more: More = lambda draft: None
-    ) -> Patch:
+    def _keyframe_of(self, target: Version, past: Past, since: Sequence[Entry], more: More) -> Patch:
         """Return what was there before the entries ``since``, which led to what ``past`` has."""
         numels = [piece.numel for piece in self.layout.blocks()]
         try:

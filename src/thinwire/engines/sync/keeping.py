@@ -20,7 +20,7 @@ class Keeping:
     the patches since the last cost ``share`` of its bytes. ``grace``: seconds that a file outlives its place
     in the manifest, for readers that hold an older one.
 
-    A manifest has room for so many versions, so the way from a keyframe never has more files than that.
+    A manifest has room for so many versions: the way from the last keyframe never has more files than that.
     """
 
     versions: int = 32
@@ -40,11 +40,14 @@ class Keeping:
         require(self.grace >= 0, InputError, f"grace={self.grace} s is below 0")
 
     def keyframe_due(self, manifest: Manifest) -> bool:
-        """Return whether whoever starts from nothing now would be better served by a keyframe."""
-        newest = manifest.newest
+        """Return whether a keyframe of the newest version should be written: the last one is too long ago.
+
+        Not the one that newcomers begin with, which may be older: where each new one is dearer than the way
+        on from that, another would follow each version.
+        """
+        newest, last = manifest.newest, _last_keyframe(manifest)
         if newest is None:
             return False
-        last = max((f for f in manifest.files if not f.base), key=attrgetter("version"), default=None)
         since = None if last is None else _onward(manifest, last.version)
         if last is None or since is None or len(since) >= MAX_VERSIONS:
             return True
@@ -55,15 +58,16 @@ class Keeping:
     def trimmed(self, manifest: Manifest, whole: int = 0) -> Manifest:
         """Return the manifest of what is to be kept: the newest versions, and a way to them from nothing.
 
-        ``whole``: a version of which a keyframe is on its way, and from which a way is kept too.
+        And that from the last keyframe. ``whole``: a version of which a keyframe is on its way, from which a
+        way is kept too.
         """
-        newest = manifest.newest
+        newest, last = manifest.newest, _last_keyframe(manifest)
         if newest is None:
             return manifest
-        way = cheapest(manifest.files, 0, newest.number) or []
-        if whole:
-            way += _onward(manifest, whole) or []
-        stay = {v.number for v in manifest.versions[-self.versions :]} | {f.version for f in way} | {whole}
+        starts = {whole, last.version if last is not None else 0} - {0}
+        ways = [cheapest(manifest.files, 0, newest.number), *(_onward(manifest, n) for n in starts)]
+        stay = {v.number for v in manifest.versions[-self.versions :]} | starts
+        stay |= {f.version for way in ways for f in way or ()}
         return replace(
             manifest,
             versions=tuple(v for v in manifest.versions if v.number in stay),
@@ -81,6 +85,10 @@ class Keeping:
         numbers, known = {v.number for v in window[1:]}, [v.number for v in manifest.versions]
         spans = [f for f in manifest.files if f.version in numbers and _jumps(f, known)]
         return None if spans else window[0]
+
+
+def _last_keyframe(manifest: Manifest) -> File | None:
+    return max((f for f in manifest.files if not f.base), key=attrgetter("version"), default=None)
 
 
 def _onward(manifest: Manifest, version: int) -> list[File] | None:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 
 from thinwire.engines.sync.manifest import File
+from thinwire.state.draft import Draft
 from thinwire.state.history import History
 from thinwire.state.patch import Patch, Version
 
@@ -17,7 +18,7 @@ class Keyframe:
         self, history: History, version: Version, put: Callable[[Patch], File], then: Callable[[], None]
     ) -> None:
         self._history, self._put, self._then = history, put, then
-        self.version, self.made = version, False  # made: the history need not know it for this any more
+        self.version, self.begun = version, False  # begun: the history need not know it for this any more
         self._file: File | None = None
         self._error: Exception | None = None
         self._ended = False
@@ -48,10 +49,12 @@ class Keyframe:
         self.join(timeout)
         return self._file if self._ended else None
 
+    def _note(self, _draft: Draft) -> None:
+        self.begun = True
+
     def _run(self) -> None:
         try:
-            patch = self._history.recall(self.version)
-            self.made = True
+            patch = self._history.recall(self.version, self._note)
             if patch is not None and not self._unwanted.is_set():
                 self._file = self._put(patch)
         except Exception as e:  # told by ``result``, on the thread that asks

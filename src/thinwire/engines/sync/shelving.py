@@ -160,7 +160,7 @@ class Shelving:
         manifest, keyframe = self.manifest, self._keyframe
         ahead = (*manifest.versions, Shelved(self._history.newest.number + 1, 0, 0.0))
         base = self._keeping.span_base(replace(manifest, versions=ahead))
-        whole = None if keyframe is None or keyframe.made else keyframe.version
+        whole = None if keyframe is None or keyframe.begun else keyframe.version
         wanted = (manifest.newest, whole, base)
         newest, recalled, span = (0 if v is None else self._history.find(v.number, v.hash) for v in wanted)
         return [number for number in (self._writing or newest, recalled, newest, span) if number]
@@ -221,10 +221,12 @@ class Shelving:
             return
         try:
             file = keyframe.result()
-            if file is not None:
-                self._add(None, [file])
-        finally:
+        except BaseException:
             self._keyframe = None
+            raise
+        if file is not None:  # where the manifest cannot be written, it is tried again without an upload
+            self._commit(replace(self.manifest, files=(*self.manifest.files, file)))
+        self._keyframe = None
 
     def _put(self, patch: Patch) -> File:
         data = wrap(patch.pack(), _notes(patch))

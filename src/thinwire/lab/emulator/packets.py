@@ -56,6 +56,7 @@ def cut(packet: bytes, first: int, last: int) -> tuple[bytes, int]:
     _renumber(part, tcp, first)
     if len(part) - HEADER - headers <= payload:
         part[1], part[4:6] = _ONE, bytes(2)
+    struct.pack_into("<H", part, 2, headers)  # never more than the part has: the kernel would refuse it
     made = bytes(part)
     return made, on_the_wire(made)[0]
 

@@ -23,7 +23,7 @@ from typing import Any
 from thinwire.lab.emulator.profile import Profile, one_way
 from thinwire.lab.emulator.trace import Rate
 
-# Of a packet, from one of its segments to before another: a packet of these alone, and its bytes on the wire.
+# cut(packet, first, last): a packet of the segments from first to before last, and its bytes on the wire
 Cut = Callable[[Any, int, int], tuple[Any, int]]
 ROUNDING = 0.5  # bytes; a queue's content is a time multiplied by a rate
 
@@ -32,7 +32,9 @@ ROUNDING = 0.5  # bytes; a queue's content is a time multiplied by a rate
 class Count:
     """How much went one way."""
 
-    packets: int = 0  # with segmentation offload one holds many segments; lost: those that lost any
+    # With segmentation offload one holds many segments. Lost are counted those that lost any; behind a loss,
+    # what is left of one are as many as it has parts.
+    packets: int = 0
     segments: int = 0
     nbytes: int = 0  # on the wire, headers of every segment included
 
@@ -105,7 +107,8 @@ class _Way:
     def survivors(self, time: float, segments: int) -> list[tuple[int, int]]:
         """Return the runs of a packet's segments, each from one to before another, that are not lost.
 
-        Each is lost or not by itself; drawn is how many follow before the next that is.
+        Each is lost or not by itself. One draw tells how many get through before the next that is lost: that
+        number is geometrically distributed.
         """
         a, b = self._ends
         loss = self._loss if self._fixed else (a.loss_at(time) + b.loss_at(time)) / 2
@@ -179,7 +182,7 @@ class Network:
         each, left = (tail - head) / segments, nbytes
         for first, last in runs:
             part, size = self._cut(packet, first, last)
-            there = max(before, head + last * each)  # a packet's own time is shared by its segments
+            there = min(tail, max(before, head + last * each))  # the packet's time is shared by its segments
             self._push(there, head + first * each, destination, size, last - first, part)
             left -= size
         line.lost.add(segments - sum(last - first for first, last in runs), left)
