@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import socket
 import threading
@@ -123,27 +124,47 @@ def one_end(relay: Running, role: Role, instance: bytes, port: int = 0) -> Itera
         tunnel.close(0.0)
 
 
+@contextmanager
+def hearing() -> Iterator[tuple[int, list[bytes]]]:
+    """Listen on loopback; yield the port, and what each connection has said first."""
+    heard: list[bytes] = []
+
+    def hear(near: socket.socket) -> None:
+        with near, contextlib.suppress(OSError):
+            heard.append(near.recv(100))
+
+    def listen() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=hear, args=(server.accept()[0],), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=listen, daemon=True).start()
+        yield server.getsockname()[1], heard
+        server.shutdown(socket.SHUT_RDWR)  # wakes who accepts
+
+
 def test_a_rank_that_outlived_its_run_does_not_get_into_the_next_one() -> None:
     """Its links need up to twenty seconds to see that the run broke off, and dial meanwhile."""
-    with Running() as relay, socket.create_server(("127.0.0.1", 0)) as near:
-        port = near.getsockname()[1]
-        with ExitStack() as first:
-            first.enter_context(one_end(relay, Role.LISTEN, b"a", port))
-            with one_end(relay, Role.DIAL, b"b") as left_over:
-                with socket.create_connection(("127.0.0.1", left_over.port)), near.accept()[0]:
-                    pass
-                first.close()
-                with one_end(relay, Role.LISTEN, b"c", port):
-                    before = relay.relay.counts.connections
-                    with socket.create_connection(("127.0.0.1", left_over.port)):
-                        until(lambda: relay.relay.counts.connections > before + 1, "it to dial twice", LONG)
-                        with (
-                            one_end(relay, Role.DIAL, b"d") as dialling,
-                            socket.create_connection(("127.0.0.1", dialling.port)) as far,
-                            near.accept()[0] as at,
-                        ):
-                            far.sendall(b"of the next run")
-                            assert at.recv(100) == b"of the next run"
+    with Running() as relay, hearing() as (port, heard), ExitStack() as first:
+        first.enter_context(one_end(relay, Role.LISTEN, b"a", port))
+        with one_end(relay, Role.DIAL, b"b") as left_over:
+            with socket.create_connection(("127.0.0.1", left_over.port)) as link:
+                link.sendall(b"of the run")
+                until(lambda: b"of the run" in heard, "what the first run says", LONG)
+            first.close()
+            with one_end(relay, Role.LISTEN, b"c", port):
+                before = relay.relay.counts.connections
+                with socket.create_connection(("127.0.0.1", left_over.port)) as link:
+                    link.sendall(b"left over")
+                    until(lambda: relay.relay.counts.connections > before + 1, "it to dial twice", LONG)
+                    with (
+                        one_end(relay, Role.DIAL, b"d") as dialling,
+                        socket.create_connection(("127.0.0.1", dialling.port)) as far,
+                    ):
+                        far.sendall(b"of the next run")
+                        until(lambda: b"of the next run" in heard, "what the next run says", LONG)
+    assert b"left over" not in heard
 
 
 def test_a_run_may_follow_another_at_once() -> None:
