@@ -1,9 +1,11 @@
 """What a run saves on its way, and runs that go on by themselves."""
 
+import errno
 import os
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import torch
 from launchers import Command, metrics, record, sentence, until, warm
 from texts import write_text
 from thinwire.engines.sync.checkpoint import read_checkpoint
+from thinwire.lab import export
 from thinwire.lab.checkpoint import put_in_place, shard_name
 from thinwire.lab.weights import INDEX
 
@@ -135,6 +138,28 @@ def test_a_model_that_cannot_be_saved_leaves_the_last_one(job: list[Any], tmp_pa
     assert "cannot write" in sentence(run)
     assert {f.name: f.read_bytes() for f in (out / "model").iterdir()} == before
     assert not list(out.glob(".*"))
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_a_rank_whose_shard_cannot_be_written_leaves_no_folder_that_rank_0_could_not_remove(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: bool
+):
+    folder = tmp_path / "model" / export.UNFINISHED
+    folder.mkdir(parents=True)
+
+    def too_large(*_args: Any) -> Path:
+        if others:
+            (folder / "shard of rank 0").touch()
+        raise OSError(errno.EFBIG, "File too large")
+
+    monkeypatch.setattr(export, "_sharing", lambda *_: [True, True])
+    monkeypatch.setattr(export, "_module", lambda stage: stage)
+    job: Any = SimpleNamespace(config=SimpleNamespace(stages=2, save_dtype="fp32"))
+    world: Any = SimpleNamespace(rank=1, size=2)
+    stage: Any = SimpleNamespace(stage_index=1)
+    with pytest.raises(OSError, match="too large"):
+        export._gather(folder, too_large, job, world, [stage], telemetry=None)  # type: ignore[arg-type]
+    assert folder.parent.exists() == folder.exists() == others
 
 
 def test_nothing_to_save_is_refused(job: list[Any], tmp_path: Path):

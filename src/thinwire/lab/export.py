@@ -121,6 +121,14 @@ def _gather(
             owner = index % world.size
             if not shared[owner]:
                 _send_shard(folder / shard_name(index, n), owner, world, telemetry, job.config.deadline)
+    except BaseException:
+        if shared[world.rank] and world.rank:
+            with suppress(
+                OSError
+            ):  # rank 0 cannot remove it while a shard of this rank is being written there
+                folder.rmdir()
+                folder.parent.rmdir()
+        raise
     finally:
         if not shared[world.rank]:
             _discard(folder)
