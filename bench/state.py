@@ -79,7 +79,7 @@ def expected(rate: float, stride: int) -> float:
 def recordings_of(cell: Words) -> list[tuple[float, int]]:
     """Return rate and steps of the recordings that a cell replays."""
     rates = [state_links.FEED_RATE] if cell[0] == "feed" else [r for r in RATES if f"{r:g}" in cell]
-    return [(rate, LONG if state_links.FASTEST in cell else STEPS) for rate in rates]
+    return [(rate, state_links.steps(cell)) for rate in rates]
 
 
 def coded(found: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -78,9 +79,9 @@ def interval(pace: str, nbytes: float, mbit: float) -> float:
     return paces[pace] if pace in paces else transfer / float(pace.removesuffix("x"))
 
 
-def steps(pace: str) -> int:
-    """Return how many recorded steps a pace takes: for the fastest, which takes each once, more."""
-    return LONG if pace == FASTEST else STEPS
+def steps(words: Iterable[str]) -> int:
+    """Return a cell's recorded steps by its words: more at the fastest pace, which takes each once."""
+    return LONG if FASTEST in words else STEPS
 
 
 class Cell:
@@ -156,8 +157,8 @@ def age(
 ) -> Any:
     """Return a cell: a recorded run published at a pace over a link; a version has about ``nbytes``."""
     every = interval(pace, nbytes, mbit)
-    orders = {"folder": str(folder), "rate": rate, "steps": steps(pace), "stride": stride, "interval": every,
-              "once": pace == FASTEST, "seconds": seconds,
+    orders = {"folder": str(folder), "rate": rate, "steps": steps([pace]), "stride": stride,
+              "interval": every, "once": pace == FASTEST, "seconds": seconds,
               "followers": 1, "count": 1, "relay": False, "base": True}  # fmt: skip
     with tempfile.TemporaryDirectory() as place:
         found = Cell(f"{mbit}mbit,{DELAY}", Path(place), orders, control).run()

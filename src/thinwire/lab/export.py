@@ -123,9 +123,8 @@ def _gather(
                 _send_shard(folder / shard_name(index, n), owner, world, telemetry, job.config.deadline)
     except BaseException:
         if shared[world.rank] and world.rank:
-            with suppress(
-                OSError
-            ):  # rank 0 cannot remove it while a shard of this rank is being written there
+            # Rank 0 cannot remove it while a shard of this rank is being written there.
+            with suppress(OSError):
                 folder.rmdir()
                 folder.parent.rmdir()
         raise

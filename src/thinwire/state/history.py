@@ -36,8 +36,8 @@ class History:
     ``publish`` and ``adopt`` belong to one thread, ``patch``, ``recall`` and ``find`` to any: a keyframe,
     which takes as long as the state is large, and a patch are made beside each other. ``budget`` bounds the
     log in bytes (default: a quarter of the state); with versions in use (``keep``) it may take eight times
-    that.
-    ``start`` is the number after which versions are counted: a publisher that starts again gives its last.
+    that. ``start`` is the number after which versions are counted: a publisher that starts again gives its
+    last.
 
     >>> import torch
     >>> layout = Layout.of({"w": torch.zeros(4)})
