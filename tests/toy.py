@@ -1,6 +1,7 @@
 """A toy language model cut into stages, trained by real processes over real links."""
 
 import json
+import multiprocessing
 import os
 import tempfile
 from contextlib import contextmanager
@@ -145,5 +146,8 @@ def in_processes(world, function, *args):
     """Run ``function(rank, world, port, *args)`` in ``world`` processes; return what each returned (JSON)."""
     store = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
     with tempfile.TemporaryDirectory() as out:
-        mp.spawn(_entry, (function, world, store.port, out, args), world)
+        # Forks of one process that has torch already: to import it anew takes each of them seconds.
+        multiprocessing.set_forkserver_preload(["torch.distributed.pipelining", "thinwire.engines.pipeline"])
+        entered = function, world, store.port, out, args
+        mp.start_processes(_entry, entered, world, start_method="forkserver")
         return [json.loads(Path(out, f"{r}.json").read_text()) for r in range(world)]
