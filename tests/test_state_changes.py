@@ -12,7 +12,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinwire.state import changes, parting, stream
+from thinwire.state import changes, parting
 from thinwire.state.changes import Block, Look, decode, encode, pack_blocks, unpack_blocks
 from thinwire.state.numbers import LARGEST, pack_numbers, unpack_numbers
 from thinwire.state.planes import decode_whole, encode_whole
@@ -348,7 +348,6 @@ def test_wrong_blocks_are_input_errors() -> None:
 
 
 def test_without_zstandard_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "_kept", [])
     monkeypatch.setitem(sys.modules, "zstandard", None)
     with pytest.raises(MissingExtra, match=r"thinwire\[entropy\]"):
         encode(np.array([1], dtype=np.int32), np.array([1], dtype=np.int16), 9, SHORT)

@@ -9,19 +9,18 @@ allocated: against what the inner codec could have written for the spec, and aga
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass, replace
-from types import ModuleType
-from typing import Any, Protocol, TypeGuard
+from typing import Protocol, TypeGuard
 
 import torch
 from torch import Tensor
 
+from thinwire import zstd
 from thinwire.codecs.base import Codec, is_up_to_date, roundtrip
 from thinwire.codecs.bits import aligned_nbytes, pack, pack_aligned, packed_nbytes, unpack, unpack_aligned
 from thinwire.codecs.inner import require_codec, tuned
 from thinwire.spec import Spec
-from thinwire.types import InputError, MissingExtra, Payload, PayloadError, TensorSpec, require
+from thinwire.types import InputError, Payload, PayloadError, TensorSpec, require
 
 FREE = 1 << 24  # bytes a frame of any length may grow to
 RATIO = 256
@@ -57,9 +56,9 @@ class Quantiser(Protocol):
 class Entropy(Spec):
     """Compress the payload of ``inner`` losslessly, each part by itself, with Zstandard at ``level``.
 
-    Level 1 comes within 1 % of the entropy of 2- to 4-bit codes; higher ones cost time and gain nothing on
-    noise. Put it next to the quantiser (``Hadamard(Entropy(Uniform()))``): there it sees the codes, not
-    packed bytes. Needs the extra ``entropy``; without it, use raises ``MissingExtra``.
+    Level 1 comes within 2 % of the entropy of codes (see ``thinwire.zstd``); higher ones cost time and gain
+    nothing on noise. Put it next to the quantiser (``Hadamard(Entropy(Uniform()))``): there it sees the
+    codes, not packed bytes. Needs the extra ``entropy``; without it, use raises ``MissingExtra``.
 
     >>> from thinwire.codecs.uniform import Uniform
     >>> x = torch.linspace(-1, 1, 4096) ** 9
@@ -95,16 +94,14 @@ class Entropy(Spec):
         return self._parts(payload), x_hat
 
     def _symbols(self, spec: TensorSpec, bits: int, codes: Tensor, stored: Tensor) -> Payload:
-        compressor = _compressor(self.level)
-        symbols = _compress(pack_aligned(codes, bits), compressor, packed_nbytes(codes.numel(), bits))
+        symbols = _compress(pack_aligned(codes, bits), self.level, packed_nbytes(codes.numel(), bits))
         part = _store(pack(codes, bits)) if symbols is None else symbols
-        return Payload(spec, (part, _shrink(stored, compressor)))
+        return Payload(spec, (part, _shrink(stored, self.level)))
 
     def _parts(self, payload: Payload) -> Payload:
         n = len(payload.parts)
         require(n <= MAX_PARTS, InputError, f"{self} nests too deep: {n} parts")
-        compressor = _compressor(self.level)
-        return Payload(payload.spec, tuple(_shrink(p, compressor) for p in payload.parts))
+        return Payload(payload.spec, tuple(_shrink(p, self.level) for p in payload.parts))
 
     def decode(self, payload: Payload) -> Tensor:
         spec, inner = payload.spec, self.inner
@@ -140,17 +137,18 @@ def _scales(part: Tensor, dtype: torch.dtype, n: int) -> Tensor:
     return stored
 
 
-def _shrink(part: Tensor, compressor: Any) -> Tensor:
-    coded = _compress(part, compressor, part.numel() * part.element_size())
+def _shrink(part: Tensor, level: int) -> Tensor:
+    coded = _compress(part, level, part.numel() * part.element_size())
     return _store(part) if coded is None else coded
 
 
-def _compress(part: Tensor, compressor: Any, room: int) -> Tensor | None:
+def _compress(part: Tensor, level: int, room: int) -> Tensor | None:
     """Return the tagged frame of ``part``, or None where it does not fit in less than ``room`` bytes."""
+    zstd.library()  # missing, it is missed at the first message, however short
     nbytes = part.numel() * part.element_size()
     if nbytes < SMALLEST:
         return None
-    frame = compressor.compress(_bytes(part).cpu().numpy())
+    frame = zstd.smallest(_bytes(part).cpu().numpy(), level)
     if len(frame) >= room or nbytes > FREE + RATIO * len(frame):
         return None
     coded = torch.frombuffer(bytearray((_COMPRESSED | _tag(part),)) + frame, dtype=torch.uint8)
@@ -180,15 +178,11 @@ def _expand(part: Tensor, bound: int) -> Tensor:
 
 
 def _decompress(frame: Tensor, bound: int) -> Tensor:
-    zstandard = _zstandard()
     data = frame.contiguous().cpu().numpy()
-    try:
-        size = zstandard.frame_content_size(data)
-        if not 0 <= size <= min(bound, FREE + RATIO * len(data)):
-            raise PayloadError(f"a frame of {len(data)} bytes claims {size}, expected at most {bound}")
-        raw = _decompressor().decompress(data, allow_extra_data=False)
-    except zstandard.ZstdError as e:
-        raise PayloadError(f"not a valid Zstandard frame: {e}") from e
+    size = zstd.content_size(data)
+    if not 0 <= size <= min(bound, FREE + RATIO * len(data)):
+        raise PayloadError(f"a frame of {len(data)} bytes claims {size}, expected at most {bound}")
+    raw = zstd.decompress(data)
     return torch.frombuffer(bytearray(raw), dtype=torch.uint8).to(frame.device) if raw else frame[:0]
 
 
@@ -199,29 +193,3 @@ def _bytes(part: Tensor) -> Tensor:
 def _tag(part: Tensor) -> int:
     require(part.dtype in _DTYPES, InputError, f"values of {part.dtype} cannot be entropy-coded; cast them")
     return _DTYPES.index(part.dtype)
-
-
-_kept = threading.local()  # a coder has working memory, and serves one thread at a time
-
-
-def _compressor(level: int) -> Any:
-    zstandard = _zstandard()
-    coders: dict[int, Any] = _kept.__dict__.setdefault("compressors", {})
-    if level not in coders:
-        coders[level] = zstandard.ZstdCompressor(level=level)
-    return coders[level]
-
-
-def _decompressor() -> Any:
-    zstandard = _zstandard()
-    if not hasattr(_kept, "decompressor"):
-        _kept.decompressor = zstandard.ZstdDecompressor()
-    return _kept.decompressor
-
-
-def _zstandard() -> ModuleType:
-    try:
-        import zstandard
-    except ImportError as e:
-        raise MissingExtra("entropy coding needs zstandard: pip install 'thinwire[entropy]'") from e
-    return zstandard

@@ -6,17 +6,17 @@ counts it has checked before, so nothing is allocated on the word of the stream.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from thinwire.types import InputError, MissingExtra, PayloadError, require
+from thinwire import zstd
+from thinwire.types import InputError, PayloadError, require
 
 Array = npt.NDArray[Any]
+_TABLE = 6  # log2 of the places that are remembered: what repeats here are runs, which lie next to each other
 _LONGEST = 10  # bytes of a varint of 64 bits
 
 
@@ -40,7 +40,7 @@ def pack_stream(data: Array) -> bytes:
     raw = np.ascontiguousarray(data)
     if not raw.size:
         return uvarint(0)
-    frame: bytes = _coders().compressor.compress(raw.data)
+    frame = zstd.compress(raw, table=_TABLE)
     if len(frame) < raw.size:
         return uvarint(2 * len(frame) + 1) + frame
     return uvarint(2 * raw.size) + raw.tobytes()
@@ -95,47 +95,11 @@ class Reader:
 
 
 def _expand(frame: memoryview, nbytes: int) -> bytes:
-    zstandard = _zstandard()
-    try:
-        size = zstandard.frame_content_size(frame)
-        require(size == nbytes, PayloadError, f"a frame claims {size} bytes, expected {nbytes}")
-        raw: bytes = _coders().decompressor.decompress(frame, allow_extra_data=False)
-    except zstandard.ZstdError as e:
-        raise PayloadError(f"not a valid Zstandard frame: {e}") from e
-    return raw
-
-
-class _Coders(threading.local):
-    """A coder has working memory, and serves one thread at a time."""
-
-    def __init__(self) -> None:
-        zstandard = _zstandard()
-        # Level 1 with nearly no memory of earlier bytes: on symbols that are noise of uneven odds, a match
-        # costs more than it saves (12 % at 2.5 bits a symbol). Runs, which lie next to each other, it finds.
-        parameters = zstandard.ZstdCompressionParameters(
-            strategy=zstandard.STRATEGY_FAST, min_match=7, hash_log=6, chain_log=6, window_log=17
-        )
-        self.compressor = zstandard.ZstdCompressor(compression_params=parameters)
-        self.decompressor = zstandard.ZstdDecompressor()
-
-
-_kept: list[_Coders] = []
-
-
-def _coders() -> _Coders:
-    if not _kept:
-        _kept.append(_Coders())  # at first use: zstandard may be missing
-    return _kept[0]
+    size = zstd.content_size(frame)
+    require(size == nbytes, PayloadError, f"a frame claims {size} bytes, expected {nbytes}")
+    return zstd.decompress(frame)
 
 
 def check_coder() -> None:
     """Raise ``MissingExtra`` without zstandard: at the start, not in the midst of training."""
-    _zstandard()
-
-
-def _zstandard() -> ModuleType:
-    try:
-        import zstandard
-    except ImportError as e:
-        raise MissingExtra("state patches need zstandard: pip install 'thinwire[entropy]'") from e
-    return zstandard
+    zstd.library("state patches need")

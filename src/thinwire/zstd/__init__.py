@@ -1,0 +1,121 @@
+"""Zstandard frames (RFC 8878) of bytes that are mostly noise of uneven odds; any decoder reads them.
+
+In such bytes the matches that Zstandard finds, and at its fast levels always takes, cost more than they save:
+up to a fifth where few bits a value are left. So there are two ways to a frame: by matches, and of literals
+alone, which Huffman codes.
+"""
+
+from __future__ import annotations
+
+import threading
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from thinwire.types import MissingExtra, PayloadError
+from thinwire.zstd import literals
+
+Bytes = npt.NDArray[np.uint8]
+
+BOTH = 1 << 15  # bytes up to which both ways are tried; of more, two samples tell
+SAMPLE = 1 << 13
+WORTH = 512  # literals alone are taken where they save one byte in so many: less is not worth their time
+TABLE = 11
+# In place of what level 1 does with its own, shorter matches: those cost most in noise.
+_MATCHES = {"min_match": 7, "chain_log": 6, "window_log": 17}
+
+
+def compress(data: Bytes, level: int = 1, table: int = TABLE) -> bytes:
+    """Return uint8 [n], in one piece of memory, as a frame by matches, which may be over n.
+
+    ``level`` is Zstandard's, 1 to 19. At level 1 it remembers about 2**``table`` places where a match may
+    begin: 6 are enough for runs of one byte, and of more it finds more by chance.
+
+    >>> len(compress(np.zeros(1000, np.uint8))) < 30
+    True
+    """
+    frame: bytes = _coders().compressor(level, table).compress(data)
+    return frame
+
+
+def smallest(data: Bytes, level: int = 1) -> bytes:
+    """Return what ``compress`` does, or a frame of literals alone where that is smaller and can be made here.
+
+    >>> noise = np.random.default_rng(0).geometric(0.5, 9999).astype(np.uint8)
+    >>> len(smallest(noise)) < len(compress(noise))
+    True
+    """
+    if data.size > BOTH and _few_matches(data, level):
+        return literals.frame(data) or compress(data, level)
+    frame = compress(data, level)
+    return (literals.frame(data, _below(len(frame))) if data.size <= BOTH else None) or frame
+
+
+def _few_matches(data: Bytes, level: int) -> bool:
+    """Return whether literals alone make two samples of ``data`` smaller than matches do."""
+    samples = [data[start : start + SAMPLE] for start in (data.size // 4, data.size * 3 // 4)]
+    alone = sum(len(literals.frame(sample) or sample) for sample in samples)
+    return alone < _below(sum(len(compress(sample, level)) for sample in samples))
+
+
+def _below(nbytes: int) -> int:
+    return nbytes - nbytes // WORTH
+
+
+def content_size(frame: Any) -> int:
+    """Return how many bytes a frame claims to hold, negative where it does not say; else ``PayloadError``."""
+    try:
+        size: int = library().frame_content_size(frame)
+    except library().ZstdError as e:
+        raise PayloadError(f"not a valid Zstandard frame: {e}") from e
+    return size
+
+
+def decompress(frame: Any) -> bytes:
+    """Return what the one frame in a buffer holds: as much as it claims, which was checked before."""
+    try:
+        raw: bytes = _coders().decompressor.decompress(frame, allow_extra_data=False)
+    except library().ZstdError as e:
+        raise PayloadError(f"not a valid Zstandard frame: {e}") from e
+    return raw
+
+
+class _Coders(threading.local):
+    """A coder has working memory, and serves one thread at a time."""
+
+    def __init__(self) -> None:
+        self._compressors: dict[tuple[int, int], Any] = {}
+        self.decompressor = library().ZstdDecompressor()
+
+    def compressor(self, level: int, table: int) -> Any:
+        if (level, table) not in self._compressors:
+            self._compressors[level, table] = _matching(library(), level, table)
+        return self._compressors[level, table]
+
+
+def _matching(zstandard: ModuleType, level: int, table: int) -> Any:
+    if level != 1:
+        return zstandard.ZstdCompressor(level=level)
+    about = _MATCHES | {"strategy": zstandard.STRATEGY_FAST, "hash_log": table}
+    return zstandard.ZstdCompressor(compression_params=zstandard.ZstdCompressionParameters(**about))
+
+
+_kept: list[_Coders] = []
+
+
+def _coders() -> _Coders:
+    library()  # it may be missing, so nothing is made before it is used
+    if not _kept:
+        _kept.append(_Coders())
+    return _kept[0]
+
+
+def library(what: str = "entropy coding needs") -> ModuleType:
+    """Return the module zstandard; ``MissingExtra`` where there is none, which says ``what`` needs it."""
+    try:
+        import zstandard
+    except ImportError as e:
+        raise MissingExtra(f"{what} zstandard: pip install 'thinwire[entropy]'") from e
+    return zstandard

@@ -1,0 +1,38 @@
+"""Frames of literals alone, by the compiled pass in ``kernels.c``; without a C compiler there are none."""
+
+from __future__ import annotations
+
+import ctypes
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from thinwire import compiled
+
+LEAST = 64  # bytes that may take fewer so
+_FUNCTIONS = compiled.functions(Path(__file__).parent, ["literals"])
+
+
+def without() -> AbstractContextManager[None]:
+    """Leave all to matches for a while, to compare both; no other thread may be at work."""
+    return compiled.without(_FUNCTIONS)
+
+
+def frame(data: npt.NDArray[np.uint8], room: int | None = None) -> bytes | None:
+    """Return uint8 [n], in one piece of memory, as a frame of fewer than ``room`` bytes (default: n).
+
+    None where it takes more, where there is no compiled pass, and for data in pieces or of no or 4 GB.
+    """
+    n, room = data.size, min(data.size, data.size if room is None else room)
+    if not _FUNCTIONS or n < LEAST or n >> 32 or not data.flags.c_contiguous:
+        return None
+    found = np.empty(room, np.uint8)
+    given = _address(data), ctypes.c_size_t(n), _address(found), ctypes.c_size_t(room)
+    count = _FUNCTIONS["literals"](*given)
+    return found[:count].tobytes() if 0 <= count < room else None
+
+
+def _address(data: npt.NDArray[np.uint8]) -> ctypes.c_void_p:
+    return ctypes.c_void_p(data.__array_interface__["data"][0])
