@@ -1,7 +1,9 @@
 """What a run saves on its way, and runs that go on by themselves."""
 
+import contextlib
 import errno
 import os
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -51,17 +53,24 @@ class Keeper:
     def _watch(self) -> None:
         seen: set[int] = set()
         while not self._over.wait(0.002):
-            try:
-                inode = (self._folder / INDEX).stat().st_ino
-            except FileNotFoundError:
-                continue
-            if inode not in seen:
-                seen.add(inode)
-                copy = self._place / str(len(seen))
-                copy.mkdir(parents=True)
-                for file in self._folder.iterdir():
-                    os.link(file, copy / file.name)
-                self.kept.append(copy)
+            copy = self._place / str(len(seen) + 1)
+            with contextlib.suppress(FileNotFoundError):  # none yet, or another takes its place just now
+                inode = self._inode()
+                if inode not in seen:
+                    self._link(copy)
+                    if self._inode() == inode:
+                        seen.add(inode)
+                        self.kept.append(copy)
+
+    def _inode(self) -> int:
+        return (self._folder / INDEX).stat().st_ino
+
+    def _link(self, copy: Path) -> None:
+        shutil.rmtree(copy, ignore_errors=True)
+        copy.mkdir(parents=True)
+        for file in self._folder.iterdir():
+            if not file.name.startswith("."):  # what is being saved is hidden
+                os.link(file, copy / file.name)
 
     def close(self) -> list[Path]:
         time.sleep(0.05)

@@ -19,6 +19,7 @@ from thinwire.lab.network import restarts, tcp_settings
 from thinwire.lab.progress import megabytes
 from thinwire.links import congestion
 from thinwire.state import native as state_passes
+from thinwire.zstd import literals
 from thinwire.types import ThinwireError
 
 OK, LACKS, BROKEN = "ok", "lacks", "broken"
@@ -181,7 +182,8 @@ def _corpus(title: str, name: str) -> Check:
 
 
 def _passes() -> Check:
-    parts = {"coding activations": codec_passes.there(), "following states": state_passes.there()}
+    activations = codec_passes.there() and literals.there()
+    parts = {"coding activations": activations, "following states": state_passes.there()}
     slow = [name for name, compiled in parts.items() if not compiled]
     if not slow:
         return Check("compiled passes", OK, f"{' and '.join(parts)} run at full speed")

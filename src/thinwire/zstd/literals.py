@@ -15,6 +15,11 @@ LEAST = 64  # bytes that may take fewer so
 _FUNCTIONS = compiled.functions(Path(__file__).parent, ["literals"])
 
 
+def there() -> bool:
+    """Return whether there is a compiled pass."""
+    return bool(_FUNCTIONS)
+
+
 def without() -> AbstractContextManager[None]:
     """Leave all to matches for a while, to compare both; no other thread may be at work."""
     return compiled.without(_FUNCTIONS)
@@ -26,7 +31,7 @@ def frame(data: npt.NDArray[np.uint8], room: int | None = None) -> bytes | None:
     None where it takes more, where there is no compiled pass, and for data in pieces or of no or 4 GB.
     """
     n, room = data.size, min(data.size, data.size if room is None else room)
-    if not _FUNCTIONS or n < LEAST or n >> 32 or not data.flags.c_contiguous:
+    if not there() or n < LEAST or n >> 32 or not data.flags.c_contiguous:
         return None
     found = np.empty(room, np.uint8)
     given = _address(data), ctypes.c_size_t(n), _address(found), ctypes.c_size_t(room)
