@@ -19,8 +19,8 @@ from thinwire.lab.network import restarts, tcp_settings
 from thinwire.lab.progress import megabytes
 from thinwire.links import congestion
 from thinwire.state import native as state_passes
-from thinwire.zstd import literals
 from thinwire.types import ThinwireError
+from thinwire.zstd import literals
 
 OK, LACKS, BROKEN = "ok", "lacks", "broken"
 TORCH = "2.13"
