@@ -40,7 +40,7 @@ BF16, EXACT = Rung(Cast("bfloat16"), None, 16, 16, True), Rung(Raw(), None, 32, 
 
 
 def gaussian_bits(codec: Codec) -> float:
-    """Return the bits a value that ``codec`` takes for Gaussian values: the same number every time.
+    """Return the bits a value that ``codec`` takes for Gaussian values: always the same on one machine.
 
     >>> gaussian_bits(Cast("bfloat16"))
     16.0

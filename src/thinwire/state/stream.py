@@ -16,7 +16,7 @@ from thinwire import zstd
 from thinwire.types import InputError, PayloadError, require
 
 Array = npt.NDArray[Any]
-_TABLE = 6  # log2 of the places that are remembered: what repeats here are runs, which lie next to each other
+_TABLE, _WINDOW = 6, 17  # what repeats here are runs, which lie next to each other
 _LONGEST = 10  # bytes of a varint of 64 bits
 
 
@@ -40,7 +40,7 @@ def pack_stream(data: Array) -> bytes:
     raw = np.ascontiguousarray(data)
     if not raw.size:
         return uvarint(0)
-    frame = zstd.compress(raw, table=_TABLE)
+    frame = zstd.compress(raw, 1, _TABLE, _WINDOW)
     if len(frame) < raw.size:
         return uvarint(2 * len(frame) + 1) + frame
     return uvarint(2 * raw.size) + raw.tobytes()
@@ -102,4 +102,4 @@ def _expand(frame: memoryview, nbytes: int) -> bytes:
 
 def check_coder() -> None:
     """Raise ``MissingExtra`` without zstandard: at the start, not in the midst of training."""
-    zstd.library("state patches need")
+    zstd.library()

@@ -19,24 +19,22 @@ from thinwire.zstd import literals
 
 Bytes = npt.NDArray[np.uint8]
 
-BOTH = 1 << 15  # bytes up to which both ways are tried; of more, two samples tell
-SAMPLE = 1 << 13
 WORTH = 512  # literals alone are taken where they save one byte in so many: less is not worth their time
-TABLE = 11
-# In place of what level 1 does with its own, shorter matches: those cost most in noise.
-_MATCHES = {"min_match": 7, "chain_log": 6, "window_log": 17}
+TABLE, WINDOW = 11, 19
+MATCH = 7  # bytes that a match has at least, in place of what level 1 takes: short ones cost most in noise
 
 
-def compress(data: Bytes, level: int = 1, table: int = TABLE) -> bytes:
+def compress(data: Bytes, level: int = 1, table: int = TABLE, window: int = WINDOW) -> bytes:
     """Return uint8 [n], in one piece of memory, as a frame by matches, which may be over n.
 
     ``level`` is Zstandard's, 1 to 19. At level 1 it remembers about 2**``table`` places where a match may
-    begin: 6 are enough for runs of one byte, and of more it finds more by chance.
+    begin, at most 2**``window`` bytes back: 6 and 17 are enough for runs of one byte, and of more it finds
+    more by chance.
 
     >>> len(compress(np.zeros(1000, np.uint8))) < 30
     True
     """
-    frame: bytes = _coders().compressor(level, table).compress(data)
+    frame: bytes = _coders().compressor(level, table, window).compress(data)
     return frame
 
 
@@ -47,21 +45,8 @@ def smallest(data: Bytes, level: int = 1) -> bytes:
     >>> len(smallest(noise)) < len(compress(noise))
     True
     """
-    if data.size > BOTH and _few_matches(data, level):
-        return literals.frame(data) or compress(data, level)
     frame = compress(data, level)
-    return (literals.frame(data, _below(len(frame))) if data.size <= BOTH else None) or frame
-
-
-def _few_matches(data: Bytes, level: int) -> bool:
-    """Return whether literals alone make two samples of ``data`` smaller than matches do."""
-    samples = [data[start : start + SAMPLE] for start in (data.size // 4, data.size * 3 // 4)]
-    alone = sum(len(literals.frame(sample) or sample) for sample in samples)
-    return alone < _below(sum(len(compress(sample, level)) for sample in samples))
-
-
-def _below(nbytes: int) -> int:
-    return nbytes - nbytes // WORTH
+    return literals.frame(data, len(frame) - len(frame) // WORTH) or frame
 
 
 def content_size(frame: Any) -> int:
@@ -86,20 +71,23 @@ class _Coders(threading.local):
     """A coder has working memory, and serves one thread at a time."""
 
     def __init__(self) -> None:
-        self._compressors: dict[tuple[int, int], Any] = {}
+        self._compressors: dict[tuple[int, ...], Any] = {}
         self.decompressor = library().ZstdDecompressor()
 
-    def compressor(self, level: int, table: int) -> Any:
-        if (level, table) not in self._compressors:
-            self._compressors[level, table] = _matching(library(), level, table)
-        return self._compressors[level, table]
+    def compressor(self, level: int, table: int, window: int) -> Any:
+        about = level, table, window
+        if about not in self._compressors:
+            self._compressors[about] = _matching(library(), *about)
+        return self._compressors[about]
 
 
-def _matching(zstandard: ModuleType, level: int, table: int) -> Any:
+def _matching(zstandard: ModuleType, level: int, table: int, window: int) -> Any:
     if level != 1:
         return zstandard.ZstdCompressor(level=level)
-    about = _MATCHES | {"strategy": zstandard.STRATEGY_FAST, "hash_log": table}
-    return zstandard.ZstdCompressor(compression_params=zstandard.ZstdCompressionParameters(**about))
+    about = zstandard.ZstdCompressionParameters(
+        strategy=zstandard.STRATEGY_FAST, min_match=MATCH, hash_log=table, chain_log=6, window_log=window
+    )
+    return zstandard.ZstdCompressor(compression_params=about)
 
 
 _kept: list[_Coders] = []
@@ -112,10 +100,11 @@ def _coders() -> _Coders:
     return _kept[0]
 
 
-def library(what: str = "entropy coding needs") -> ModuleType:
-    """Return the module zstandard; ``MissingExtra`` where there is none, which says ``what`` needs it."""
+def library() -> ModuleType:
+    """Return the module zstandard; ``MissingExtra`` where there is none."""
     try:
         import zstandard
     except ImportError as e:
-        raise MissingExtra(f"{what} zstandard: pip install 'thinwire[entropy]'") from e
+        needs = "entropy coding and state patches need zstandard: pip install 'thinwire[entropy]'"
+        raise MissingExtra(needs) from e
     return zstandard

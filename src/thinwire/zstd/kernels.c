@@ -310,7 +310,7 @@ static uint8_t *compressed(const uint8_t *data, size_t n, const uint32_t *counts
     if (end - at > (ptrdiff_t)n + 3) end = at + n + 3;
     if (entropy(counts) / 8 + head + 16 >= n || end - at < 64) return 0;
     uint8_t length[SYMBOLS];
-    Code code[SYMBOLS];
+    Code code[SYMBOLS] = {{0, 0}}; /* for what another thread writes to the data meanwhile */
     Writer to = {at + 3 + head, end, 0, 0, 0};
     const unsigned longest = lengths(counts, length);
     if (!write_tree(length, longest, top, &to)) return 0;
@@ -369,12 +369,12 @@ int64_t tw_literals(const uint8_t *data, size_t n, uint8_t *out, size_t room)
     const size_t halves = (n + BLOCK / 2 - 1) / (BLOCK / 2), units = halves > UNITS ? halves : UNITS;
     uint32_t known[UNITS][SYMBOLS], here[SYMBOLS], both[SYMBOLS];
     uint64_t bits = 0;
-    for (size_t unit = 0; unit < UNITS; unit++) {
+    for (size_t unit = units; unit-- > 0;) { /* so that at the end the first are known */
         const size_t begin = unit * n / units;
-        count(data + begin, (unit + 1) * n / units - begin, known[unit]);
-        bits += entropy(known[unit]);
+        count(data + begin, (unit + 1) * n / units - begin, known[unit % UNITS]);
+        bits += entropy(known[unit % UNITS]);
     }
-    if (room < 64 || (units == UNITS && bits / 8 + 16 >= room)) return -1;
+    if (room < 64 || bits / 8 + 16 >= room) return -1;
     uint8_t *at = header(n, out);
     size_t start = 0;
     memcpy(here, known[0], sizeof here);

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from thinwire import compiled
 
-LEAST = 64  # bytes that may take fewer so
+LEAST = 100  # bytes that may take fewer so
 _FUNCTIONS = compiled.functions(Path(__file__).parent, ["literals"])
 
 
@@ -28,10 +28,12 @@ def without() -> AbstractContextManager[None]:
 def frame(data: npt.NDArray[np.uint8], room: int | None = None) -> bytes | None:
     """Return uint8 [n], in one piece of memory, as a frame of fewer than ``room`` bytes (default: n).
 
-    None where it takes more, where there is no compiled pass, and for data in pieces or of no or 4 GB.
+    None where it takes more, or within some bytes as much, where there is no compiled pass, and for other
+    data: of another type, in pieces, of less than ``LEAST`` or of 4 GB and more.
     """
     n, room = data.size, min(data.size, data.size if room is None else room)
-    if not there() or n < LEAST or n >> 32 or not data.flags.c_contiguous:
+    right = data.dtype == np.uint8 and data.flags.c_contiguous and n >= LEAST and not n >> 32
+    if not there() or not right:
         return None
     found = np.empty(room, np.uint8)
     given = _address(data), ctypes.c_size_t(n), _address(found), ctypes.c_size_t(room)
