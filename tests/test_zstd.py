@@ -196,6 +196,6 @@ def test_repeats_as_far_apart_as_level_1_finds_them_are_found() -> None:
 
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)  # what an import of a missing module meets
-    for use in (lambda: zstd.smallest(np.zeros(9, np.uint8)), lambda: zstd.content_size(b""), zstd.library):
+    for use in (lambda: zstd.smallest(np.zeros(9, np.uint8)), lambda: zstd.content_size(b""), zstd.package):
         with pytest.raises(MissingExtra, match=r"pip install 'thinwire\[entropy\]'"):
             use()

@@ -145,7 +145,7 @@ def _shrink(part: Tensor, level: int) -> Tensor:
 
 def _compress(part: Tensor, level: int, room: int) -> Tensor | None:
     """Return the tagged frame of ``part``, or None where it does not fit in less than ``room`` bytes."""
-    zstd.library()  # missing, it is missed at the first message, however short
+    zstd.package()  # missing, it is missed at the first message, however short
     nbytes = part.numel() * part.element_size()
     if nbytes < SMALLEST:
         return None

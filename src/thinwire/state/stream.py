@@ -102,4 +102,4 @@ def _expand(frame: memoryview, nbytes: int) -> bytes:
 
 def check_coder() -> None:
     """Raise ``MissingExtra`` without zstandard: at the start, not in the midst of training."""
-    zstd.library()
+    zstd.package()

@@ -52,8 +52,8 @@ def smallest(data: Bytes, level: int = 1) -> bytes:
 def content_size(frame: Any) -> int:
     """Return how many bytes a frame claims to hold, negative where it does not say; else ``PayloadError``."""
     try:
-        size: int = library().frame_content_size(frame)
-    except library().ZstdError as e:
+        size: int = package().frame_content_size(frame)
+    except package().ZstdError as e:
         raise PayloadError(f"not a valid Zstandard frame: {e}") from e
     return size
 
@@ -62,7 +62,7 @@ def decompress(frame: Any) -> bytes:
     """Return what the one frame in a buffer holds: as much as it claims, which was checked before."""
     try:
         raw: bytes = _coders().decompressor.decompress(frame, allow_extra_data=False)
-    except library().ZstdError as e:
+    except package().ZstdError as e:
         raise PayloadError(f"not a valid Zstandard frame: {e}") from e
     return raw
 
@@ -72,12 +72,12 @@ class _Coders(threading.local):
 
     def __init__(self) -> None:
         self._compressors: dict[tuple[int, ...], Any] = {}
-        self.decompressor = library().ZstdDecompressor()
+        self.decompressor = package().ZstdDecompressor()
 
     def compressor(self, level: int, table: int, window: int) -> Any:
         about = level, table, window
         if about not in self._compressors:
-            self._compressors[about] = _matching(library(), *about)
+            self._compressors[about] = _matching(package(), *about)
         return self._compressors[about]
 
 
@@ -94,13 +94,13 @@ _kept: list[_Coders] = []
 
 
 def _coders() -> _Coders:
-    library()  # it may be missing, so nothing is made before it is used
+    package()  # it may be missing, so nothing is made before it is used
     if not _kept:
         _kept.append(_Coders())
     return _kept[0]
 
 
-def library() -> ModuleType:
+def package() -> ModuleType:
     """Return the module zstandard; ``MissingExtra`` where there is none."""
     try:
         import zstandard
