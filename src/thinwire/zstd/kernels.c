@@ -298,7 +298,7 @@ static void write_streams(const uint8_t *data, size_t n, size_t streams, const C
     for (size_t k = 0; k < streams && !to->full; k++) {
         const uint8_t *begun = to->at;
         write_stream(data + k * part, k + 1 < streams ? part : n - k * part, code, to);
-        if (k + 1 < streams) put(sizes + 2 * k, (uint64_t)(to->at - begun), 2);
+        if (k + 1 < streams && !to->full) put(sizes + 2 * k, (uint64_t)(to->at - begun), 2);
     }
 }
 
