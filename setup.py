@@ -6,7 +6,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-PACKAGES = ("codecs", "state", "zstd")
+PACKAGES = ("codecs/kernels", "state", "zstd")
 HEADER = "src/thinwire/passes.h"
 # Results are the same to the bit wherever they are computed, so no multiplication is fused with an addition,
 # and fast maths is switched off again where a user's CFLAGS, which come first, ask for it.
@@ -26,9 +26,10 @@ def library(package: str) -> Extension:
     source = f"src/thinwire/{package}/kernels.c"
     stamp = str(zlib.crc32(Path(HEADER).read_bytes() + Path(source).read_bytes()))
     return Extension(
-        f"thinwire.{package}._kernels",
+        f"thinwire.{package.replace('/', '.')}._kernels",
         [source],
         depends=["setup.py", HEADER],
+        include_dirs=[str(Path(HEADER).parent)],
         define_macros=[("TW_SOURCE", stamp)],
         extra_compile_args=FLAGS,
         extra_link_args=FLAGS,  # or what is linked lets the whole process lose its smallest numbers

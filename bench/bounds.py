@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.rounds import PLACES
-from thinwire.lab.emulator.profile import Profile
+from thinwire.links.profile import Profile
 from thinwire.links.shape import MTU, SEGMENT
 
 SAME = 0.005  # a held-out loss within 0.5 % of fp32's counts as the same

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from thinwire.codecs import native as codec_passes
-from thinwire.lab.machine import environment
-from thinwire.lab.record import finite, write_json
+from thinwire.codecs.kernels import native as codec_passes
+from thinwire.lab.machine.processor import environment
+from thinwire.lab.records.writer import finite, write_json
 from thinwire.state import native as state_passes
 
 

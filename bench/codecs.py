@@ -29,11 +29,12 @@ import zstandard
 
 import thinwire
 from bench.cells import Cells
-from thinwire import wire
-from thinwire.channel import Receiver, Scheme, Sender
-from thinwire.codecs import Codec, FixedPoint, TileAdaptive, Uniform, native, parse_codec
-from thinwire.lab.machine import cores, cpu_model
-from thinwire.recipes import parse_recipe
+from thinwire.channels import wire
+from thinwire.channels.channel import Receiver, Scheme, Sender
+from thinwire.codecs import Codec, FixedPoint, TileAdaptive, Uniform, parse_codec
+from thinwire.codecs.kernels import native
+from thinwire.lab.machine.processor import cores, cpu_model
+from thinwire.recipes.pipeline import parse_recipe
 
 RESULTS = Path(__file__).parent / "results" / "codecs.json"
 CHANNELS = 576  # of SmolLM2-135M

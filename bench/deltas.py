@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from bench.cells import Cells
-from thinwire.channel import Scheme, Sender
+from thinwire.channels.channel import Scheme, Sender
+from thinwire.channels.memory import Delta, Memory, NoMemory, RunningMean
 from thinwire.codecs import Uniform
-from thinwire.lab.config import TrainConfig
-from thinwire.lab.job import Job, prepare
-from thinwire.lab.loss import next_token_loss
-from thinwire.lab.machine import environment
-from thinwire.lab.split import Stage, build_stage
-from thinwire.memory import Delta, Memory, NoMemory, RunningMean
+from thinwire.lab.data.loss import next_token_loss
+from thinwire.lab.machine.processor import environment
+from thinwire.lab.models.split import Stage, build_stage
+from thinwire.lab.train.config import TrainConfig
+from thinwire.lab.train.job import Job, prepare
 
 RESULTS = Path(__file__).parent / "results" / "deltas.json"
 EPOCHS, LAST = 3, 2  # how many there are, and the last one, counted from 0

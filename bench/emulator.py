@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.lab.emulator.check import DELAY_LIMIT, RATE_LIMIT
-from thinwire.lab.emulator.profile import Profile
 from thinwire.lab.emulator.session import Emulation
-from thinwire.lab.machine import cores, cpu_model
-from thinwire.lab.record import write_json
+from thinwire.lab.machine.processor import cores, cpu_model
+from thinwire.lab.records.writer import write_json
+from thinwire.links.profile import Profile
 from thinwire.links.shape import MTU, SEGMENT
 from thinwire.types import LinkError, MeasurementError
 

@@ -20,13 +20,13 @@ from torch import Tensor, nn
 
 from bench.cells import Cells
 from bench.deltas import EPOCHS, KINDS, energy, fine_tune
-from thinwire.lab.config import TrainConfig
-from thinwire.lab.dropout import seed_dropout
-from thinwire.lab.job import Job, prepare
-from thinwire.lab.lora import add_adapters
-from thinwire.lab.machine import environment
-from thinwire.lab.split import Stage, build_stage
-from thinwire.memory import Delta
+from thinwire.channels.memory import Delta
+from thinwire.lab.machine.processor import environment
+from thinwire.lab.models.dropout import seed_dropout
+from thinwire.lab.models.lora import add_adapters
+from thinwire.lab.models.split import Stage, build_stage
+from thinwire.lab.train.config import TrainConfig
+from thinwire.lab.train.job import Job, prepare
 
 RESULTS = Path(__file__).parent / "results" / "finetuning.json"
 DTYPE = "fp32"  # on every machine, whether or not it has bf16 instructions

@@ -27,13 +27,13 @@ from pathlib import Path
 from typing import Any
 
 from bench.cells import check_words, keep
-from thinwire.lab.config import TrainConfig
 from thinwire.lab.emulator import lift
-from thinwire.lab.emulator.profile import profiles
 from thinwire.lab.emulator.session import Emulation
-from thinwire.lab.launch import launch
-from thinwire.lab.record import load_run, read_metrics
-from thinwire.lab.runs import slug
+from thinwire.lab.records.runs import slug
+from thinwire.lab.records.writer import load_run, read_metrics
+from thinwire.lab.train.config import TrainConfig
+from thinwire.lab.train.launch import launch
+from thinwire.links.profile import profiles
 from thinwire.types import MeasurementError
 
 RESULTS = Path(__file__).parent / "results"

@@ -34,11 +34,11 @@ from bench.links import (
     sent,
 )
 from bench.links_worker import LIFTED
-from thinwire.lab.emulator.profile import Profile
-from thinwire.lab.predict import measured_seconds, predict_run
-from thinwire.lab.record import RunRecord, StepMetrics, write_json
-from thinwire.lab.record_schema import build
-from thinwire.lab.runs import Run
+from bench.predict import measured_seconds, predict_run
+from thinwire.lab.records.runs import Run
+from thinwire.lab.records.schema import build
+from thinwire.lab.records.writer import RunRecord, StepMetrics, write_json
+from thinwire.links.profile import Profile
 
 SLOW = 0.15  # fp32 keeps at most so much of its speed: the cells the goals are about
 OF_BOUND, OF_FREE = 0.95, 0.90  # of the bound; of the free step where the bound is OF_BOUND or more

@@ -17,16 +17,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.lab.config import TrainConfig
 from thinwire.lab.emulator.lift import lifted
-from thinwire.lab.heap import keep_freed
-from thinwire.lab.job import Job, prepare
-from thinwire.lab.linkwatch import LinkWatch
-from thinwire.lab.record import write_json
-from thinwire.lab.setup import World, build_parts, join, pick_threads
-from thinwire.lab.stepper import Stepper
-from thinwire.lab.telemetry import StepReport, Telemetry
-from thinwire.recipes import parse_recipe
+from thinwire.lab.machine.heap import keep_freed
+from thinwire.lab.ranks.linkwatch import LinkWatch
+from thinwire.lab.ranks.telemetry import StepReport, Telemetry
+from thinwire.lab.ranks.world import World
+from thinwire.lab.records.writer import write_json
+from thinwire.lab.train.config import TrainConfig
+from thinwire.lab.train.job import Job, prepare
+from thinwire.lab.train.setup import build_parts, join, pick_threads
+from thinwire.lab.train.stepper import Stepper
+from thinwire.recipes.pipeline import parse_recipe
 
 LIFTED = "fp32, shape off"
 AGAIN = 2  # visits of a batch after its first

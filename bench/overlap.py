@@ -21,14 +21,15 @@ from typing import Any
 import torch
 
 from bench.cells import Cells, made_by
-from thinwire.lab.config import TrainConfig
-from thinwire.lab.job import Job, prepare
-from thinwire.lab.machine import cores
-from thinwire.lab.record import write_json
-from thinwire.lab.setup import World, build_parts, join
-from thinwire.lab.stepper import Stepper
-from thinwire.lab.telemetry import Telemetry
-from thinwire.recipes import parse_recipe
+from thinwire.lab.machine.processor import cores
+from thinwire.lab.ranks.telemetry import Telemetry
+from thinwire.lab.ranks.world import World
+from thinwire.lab.records.writer import write_json
+from thinwire.lab.train.config import TrainConfig
+from thinwire.lab.train.job import Job, prepare
+from thinwire.lab.train.setup import build_parts, join
+from thinwire.lab.train.stepper import Stepper
+from thinwire.recipes.pipeline import parse_recipe
 
 RESULT = Path(__file__).parent / "results" / "overlap.json"
 CELLS = [

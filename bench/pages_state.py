@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from thinwire.lab.state_demo_record import Log, Record
+from thinwire.lab.following.record import Log, Record
 
 Rows = Iterator[list[str]]
 Table = Callable[[list[str], Rows], str]

@@ -25,16 +25,16 @@ from typing import Any
 from bench.cells import keep, makers
 from bench.links import LINKS as ALL_LINKS
 from bench.links import RESULTS, retried
-from thinwire.lab.config import TrainConfig
-from thinwire.lab.job import prepare
-from thinwire.lab.launch import launch
-from thinwire.lab.machine import environment
-from thinwire.lab.machines_file import MachinesFile, Measured, read_machines
-from thinwire.lab.planning import CANDIDATES, Planner
-from thinwire.lab.predict import FIRST, measured_seconds, predict_run
-from thinwire.lab.record import write_json
-from thinwire.lab.runs import load_runs, slug
-from thinwire.policies.plan import WORTH, Proposal
+from bench.predict import FIRST, measured_seconds, predict_run
+from thinwire.lab.machine.processor import environment
+from thinwire.lab.planning.machines_file import MachinesFile, Measured, read_machines
+from thinwire.lab.planning.planner import CANDIDATES, Planner
+from thinwire.lab.records.runs import load_runs, slug
+from thinwire.lab.records.writer import write_json
+from thinwire.lab.train.config import TrainConfig
+from thinwire.lab.train.job import prepare
+from thinwire.lab.train.launch import launch
+from thinwire.policies.pipeline.plan import WORTH, Proposal
 
 CELLS = RESULTS / "plan"
 THREADS = 1  # of a rank: a core each

@@ -21,14 +21,14 @@ from torch import Tensor
 
 from bench.cells import Cells
 from bench.deltas import CONFIG, KINDS, capture
-from thinwire.channel import Scheme, Sender
+from thinwire.channels.channel import Scheme, Sender
+from thinwire.channels.memory import Delta
 from thinwire.codecs import ChannelMean, Codec, DeadZone, Entropy, Sink, Uniform
-from thinwire.lab.config import TrainConfig
-from thinwire.lab.job import prepare
-from thinwire.lab.machine import environment
-from thinwire.lab.split import build_stage
-from thinwire.memory import Delta
-from thinwire.recipes import parse_recipe
+from thinwire.lab.machine.processor import environment
+from thinwire.lab.models.split import build_stage
+from thinwire.lab.train.config import TrainConfig
+from thinwire.lab.train.job import prepare
+from thinwire.recipes.pipeline import parse_recipe
 
 RESULTS = Path(__file__).parent / "results" / "pushed.json"
 JOBS = {

@@ -23,12 +23,12 @@ from typing import Any
 
 from bench.cells import keep
 from bench.unbiased import FLOOR
-from thinwire.lab.config import TrainConfig
-from thinwire.lab.launch import launch
-from thinwire.lab.machine import environment
-from thinwire.lab.record import load_run, write_json
-from thinwire.lab.runs import slug
-from thinwire.recipes import parse_recipe
+from thinwire.lab.machine.processor import environment
+from thinwire.lab.records.runs import slug
+from thinwire.lab.records.writer import load_run, write_json
+from thinwire.lab.train.config import TrainConfig
+from thinwire.lab.train.launch import launch
+from thinwire.recipes.pipeline import parse_recipe
 
 RESULTS = Path(__file__).parent / "results"
 CELLS = RESULTS / "quality"

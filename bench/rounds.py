@@ -22,10 +22,10 @@ from typing import Any
 
 from bench.cells import keep
 from bench.links import AUTO, COMMON, JOBS, LINKS, RESULTS, make_missing
-from thinwire.lab.config import TrainConfig
-from thinwire.lab.launch import launch
-from thinwire.lab.record import load_run, read_metrics
-from thinwire.lab.runs import slug
+from thinwire.lab.records.runs import slug
+from thinwire.lab.records.writer import load_run, read_metrics
+from thinwire.lab.train.config import TrainConfig
+from thinwire.lab.train.launch import launch
 
 CELLS = RESULTS / "rounds"
 MODEL = "gpt2-lab"

@@ -20,11 +20,11 @@ import torch
 
 from bench.state_record import MODEL, Recording, Replay
 from bench.state_rivals import Rival, rivals
-from thinwire.lab.models import resolve_model
-from thinwire.lab.state_demo_job import base_model
+from thinwire.lab.following.job import base_model
+from thinwire.lab.models.source import resolve_model
 from thinwire.state import native
 from thinwire.state.history import History
-from thinwire.state.patch import Patch
+from thinwire.state.patches.patch import Patch
 from thinwire.state.replica import Replica
 
 OURS, PLAIN = "thinwire", "thinwire, numpy"  # with compiled passes where there are any, and without

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.state_record import LONG, STEPS
-from thinwire.lab.emulator.profile import Profile
 from thinwire.lab.emulator.session import Emulation
+from thinwire.links.profile import Profile
 from thinwire.links.shape import MTU, SEGMENT
-from thinwire.state.patch import FORMAT
+from thinwire.state.patches.patch import FORMAT
 from thinwire.types import MeasurementError
 
 DELAY = "30ms"

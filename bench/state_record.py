@@ -18,11 +18,11 @@ import numpy as np
 import torch
 import zstandard
 
-from thinwire.lab.cache import cache_folder
-from thinwire.lab.machine import cores
-from thinwire.lab.models import resolve_model
-from thinwire.lab.record import write_json
-from thinwire.lab.state_demo_job import Tuning, weights_of
+from thinwire.lab.following.job import Tuning, weights_of
+from thinwire.lab.machine.cache import cache_folder
+from thinwire.lab.machine.processor import cores
+from thinwire.lab.models.source import resolve_model
+from thinwire.lab.records.writer import write_json
 from thinwire.state.layout import Layout
 
 MODEL, DATA, BATCH, SEQ, SEED = "smollm2-135m", "shakespeare", 4, 128, 0

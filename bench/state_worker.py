@@ -21,15 +21,15 @@ import torch
 from torch import Tensor, nn
 
 from bench.state_record import Recording
-from thinwire.engines.sync.follower import Follower
-from thinwire.engines.sync.landing import Landing
-from thinwire.engines.sync.protocol import Message
-from thinwire.engines.sync.publisher import Publisher
-from thinwire.engines.sync.relay import Relay
-from thinwire.lab.record import write_json
-from thinwire.state.draft import Draft, More
-from thinwire.state.moves import Reading
-from thinwire.state.patch import Patch
+from thinwire.engines.sync.push.follower import Follower
+from thinwire.engines.sync.push.partial_patch import PartialPatch
+from thinwire.engines.sync.push.protocol import Message
+from thinwire.engines.sync.push.publisher import Publisher
+from thinwire.engines.sync.push.relay import Relay
+from thinwire.lab.records.writer import write_json
+from thinwire.state.patches.draft import Draft, More
+from thinwire.state.patches.moves import Reading
+from thinwire.state.patches.patch import Patch
 from thinwire.types import ThinwireError
 
 PORT = 29600
@@ -182,9 +182,9 @@ class Following:
         reception = self._follower._reception
         apply = reception._apply
 
-        def watched(landing: Landing, reading: Reading | None) -> Message:
-            answer = apply(landing, reading)
-            self._applied[landing.begin.version] = time.monotonic() - landing.came
+        def watched(partial: PartialPatch, reading: Reading | None) -> Message:
+            answer = apply(partial, reading)
+            self._applied[partial.begin.version] = time.monotonic() - partial.came
             return answer
 
         reception._apply = watched  # type: ignore[method-assign]

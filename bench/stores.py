@@ -24,9 +24,9 @@ import torch
 
 from bench.cells import Cells
 from bench.codecs import machine
+from thinwire.channels.disk import DiskStore
+from thinwire.channels.references import References, Store, TensorStore
 from thinwire.codecs import Uniform
-from thinwire.disk_store import DiskStore
-from thinwire.store import References, Store, TensorStore
 
 RESULTS = Path(__file__).parent / "results" / "stores.json"
 SHAPES = {"SmolLM2-135M, 128 tokens": (1, 128, 576), "GPT2-XL, 1024 tokens": (1, 1024, 1600)}

@@ -17,10 +17,10 @@ from statistics import median
 from typing import Any
 
 from bench.cells import keep
-from thinwire.lab.config import TrainConfig
-from thinwire.lab.launch import launch
-from thinwire.lab.record import load_run, read_metrics, write_json
-from thinwire.lab.runs import slug
+from thinwire.lab.records.runs import slug
+from thinwire.lab.records.writer import load_run, read_metrics, write_json
+from thinwire.lab.train.config import TrainConfig
+from thinwire.lab.train.launch import launch
 
 RESULTS = Path(__file__).parent / "results"
 RECIPES = ("fp32", "step-delta", "direct:bits=8")

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from thinwire.lab.emulator.trace import COLUMNS
+from thinwire.links.trace import COLUMNS
 
-FOLDER = Path(__file__).parents[1] / "src" / "thinwire" / "lab" / "emulator" / "traces"
+FOLDER = Path(__file__).parents[1] / "src" / "thinwire" / "links" / "traces"
 State = tuple[float, float, float, float]  # up and down [Mbit/s], one-way delay [ms], loss [%]
 
 

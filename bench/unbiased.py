@@ -17,11 +17,11 @@ from typing import Any
 import torch
 
 from bench.cells import Cells
-from thinwire.lab.config import TrainConfig
-from thinwire.lab.launch import launch
-from thinwire.lab.machine import environment
-from thinwire.lab.record import load_run
-from thinwire.recipes import parse_recipe
+from thinwire.lab.machine.processor import environment
+from thinwire.lab.records.writer import load_run
+from thinwire.lab.train.config import TrainConfig
+from thinwire.lab.train.launch import launch
+from thinwire.recipes.pipeline import parse_recipe
 
 RESULTS = Path(__file__).parent / "results" / "unbiased.json"
 BASE, FLOOR = "fp32", "thinwire:first=1.9,fw=2.6,bw=1.9"

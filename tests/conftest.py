@@ -15,17 +15,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-
 from reported import THREE
 from run_records import write_run
-from thinwire.engines.sync.folder import Folder, PlainFolder, open_folder
-from thinwire.lab.record import COMPARE, write_json
-from thinwire.lab.runs import slug
+
+from thinwire.files.folder import PlainFolder, open_folder
+from thinwire.files.place import Folder
+from thinwire.lab.records.runs import slug
+from thinwire.lab.records.writer import COMPARE, write_json
 from thinwire.state import log as logs
 
 if TYPE_CHECKING:
     from hubs import Clock
-    from thinwire.engines.sync.publisher import Publisher
+
+    from thinwire.engines.sync.push.publisher import Publisher
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -52,13 +54,13 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def plain(tmp_path: Path) -> PlainFolder:
-    """Return a shelf's folder on a disk."""
-    return PlainFolder(tmp_path / "shelf")
+    """Return a store's folder on a disk."""
+    return PlainFolder(tmp_path / "store")
 
 
 @pytest.fixture
 def folder(request: pytest.FixtureRequest, plain: PlainFolder, tmp_path: Path) -> Folder:
-    """Return a shelf's folder; one in memory where a test asks for that, indirectly."""
+    """Return a store's folder; one in memory where a test asks for that, indirectly."""
     if getattr(request, "param", "plain") == "plain":
         return plain
     fsspec = pytest.importorskip("fsspec")
@@ -73,7 +75,7 @@ def url() -> Iterator[str]:
     from wired import Wired
 
     fsspec.register_implementation("wired", Wired, clobber=True)
-    yield "wired://shelf"
+    yield "wired://store"
     for kept in (Wired.store, Wired.outage, Wired.made):
         kept.clear()
     Wired.pseudo_dirs[:] = [""]
@@ -83,7 +85,8 @@ def url() -> Iterator[str]:
 def published() -> Iterator[tuple[Publisher, dict[str, torch.Tensor], str]]:
     """Yield a publisher in this process that has one version, its state and its address."""
     from commanded import weights
-    from thinwire.engines.sync.publisher import Publisher
+
+    from thinwire.engines.sync.push.publisher import Publisher
 
     state = weights()
     with Publisher(state, name="policy") as publisher:
@@ -97,9 +100,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     from hubs import Clock
 
     found = Clock()
-    monkeypatch.setattr("thinwire.links.station.ASLEEP", math.inf)  # a leap is no pause of this process
+    monkeypatch.setattr("thinwire.links.hub.station.ASLEEP", math.inf)  # a leap is no pause of this process
     for module in ("hub", "spoke", "station"):
-        monkeypatch.setattr(f"thinwire.links.{module}.monotonic", found)
+        monkeypatch.setattr(f"thinwire.links.hub.{module}.monotonic", found)
     return found
 
 
@@ -126,10 +129,11 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A tokenizer with the vocabulary of ``tiny_models``."""
-    from thinwire.lab.data import Corpus
-    from thinwire.lab.documents import Document
-    from thinwire.lab.tokenizer import trained_bpe
     from tiny_models import VOCAB
+
+    from thinwire.lab.data.corpus import Corpus
+    from thinwire.lab.data.documents import Document
+    from thinwire.lab.models.tokenizer import trained_bpe
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("THINWIRE_CACHE", str(tmp_path_factory.mktemp("tokenizer")))

@@ -11,11 +11,11 @@ import pytest
 import torch
 import typer.main
 
-from thinwire import wire
-from thinwire.channel import Scheme, Sender
-from thinwire.cli.app import app
+from thinwire.channels import wire
+from thinwire.channels.channel import Scheme, Sender
+from thinwire.channels.memory import Delta
+from thinwire.cli.terminal.app import app
 from thinwire.codecs import REGISTRY, Uniform
-from thinwire.memory import Delta
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -85,7 +85,7 @@ def test_commands_in_the_docs_have_only_real_options() -> None:
 
 
 def test_recipes_in_the_docs_are_read() -> None:
-    from thinwire.recipes import parse_recipe
+    from thinwire.recipes.pipeline import parse_recipe
 
     for _, line in commands():
         if (found := re.search(r"--recipe (\S+)", line)) is not None:
@@ -109,7 +109,7 @@ def test_the_example_of_the_wire_format_is_real() -> None:
 
 
 def test_the_tables_of_the_wire_format_are_complete() -> None:
-    from thinwire.links.segment import HEADER, LABELS, Kind
+    from thinwire.links.pair.segment import HEADER, LABELS, Kind
 
     page = (ROOT / "docs" / "wire-format.md").read_text()
     codes = ", ".join(f"{i} {str(d).removeprefix('torch.')}" for i, d in enumerate(wire.DTYPES))

@@ -17,12 +17,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
 from packets import INT8, MEMORIES, SHAPE, every_kind, receive, resigned, sequence, signed
-from thinwire import codecs, memory, wire
-from thinwire.channel import Receiver
+
+from thinwire import codecs
+from thinwire.channels import memory, wire
+from thinwire.channels.channel import Receiver
+from thinwire.channels.memory import Memory
 from thinwire.codecs import Cast, Raw, Uniform
-from thinwire.memory import Memory
 from thinwire.types import TensorSpec
 
 CASES = {"noise": 3_000, "cuts": 6_000, "bytes": 7_000, "words": 2_000, "specs": 2_500, "shapes": 1_500}

@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
-
 from codec_examples import CODECS, SHAPES, tensor
 from other_device import DEVICE, Elsewhere, There
 from packets import INT8, MEMORIES
-from thinwire import wire
-from thinwire.channel import Receiver, Scheme, Sender
+from torch import Tensor
+
+from thinwire.channels import wire
+from thinwire.channels.channel import Receiver, Scheme, Sender
+from thinwire.channels.disk import DiskStore
+from thinwire.channels.memory import Delta, Memory
+from thinwire.channels.references import TensorStore
 from thinwire.codecs import Codec, Entropy, Sink, Uniform, roundtrip
-from thinwire.disk_store import DiskStore
-from thinwire.memory import Delta, Memory
-from thinwire.store import TensorStore
 from thinwire.types import Payload
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

@@ -131,7 +131,8 @@ def load(name: str) -> python_types.ModuleType:
 
 
 def test_there_are_examples_to_run() -> None:
-    names = ["thinwire.types", "thinwire.channel", "thinwire.codecs.uniform", "thinwire.links.shape"]
-    names += [f"thinwire.lab.{name}" for name in ("batches", "checkpoint", "cuts", "dropout", "loss")]
+    names = ["thinwire.types", "thinwire.channels.channel", "thinwire.codecs.uniform", "thinwire.links.shape"]
+    names += [f"thinwire.lab.data.{name}" for name in ("batches", "loss")]
+    names += [f"thinwire.lab.models.{name}" for name in ("cuts", "dropout", "folder")]
     for name in names:
         assert doctest.testmod(importlib.import_module(name)).attempted

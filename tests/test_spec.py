@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from codec_examples import EXAMPLES
 from packets import MEMORIES
-from thinwire import codecs, memory, spec
+
+from thinwire import codecs, spec
+from thinwire.channels import memory
 from thinwire.types import InputError
 
 SPECS: list[Any] = [*(examples[-1] for examples in EXAMPLES.values()), *MEMORIES]

@@ -17,12 +17,12 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from transformers import GPT2Config
 
-from thinwire.engines.pipeline import CompressedStage, ScheduleEager1F1B
-from thinwire.lab.loss import next_token_loss
-from thinwire.lab.models import ModelSource
-from thinwire.lab.split import build_stage
+from thinwire.engines.pipeline.stage import CompressedStage, ScheduleEager1F1B
+from thinwire.lab.data.loss import next_token_loss
+from thinwire.lab.models.source import ModelSource
+from thinwire.lab.models.split import build_stage
 from thinwire.links import LinkShape, connect_mesh
-from thinwire.recipes import parse_recipe
+from thinwire.recipes.pipeline import parse_recipe
 
 OFF: dict[str, Any] = {"embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}  # dropout undoes the deltas
 CONFIGS: dict[str, dict[str, Any]] = {

@@ -9,15 +9,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from thinwire.channel import Receiver, Scheme, Sender
-    from thinwire.engines.pipeline import CompressedStage
+    from thinwire.channels.channel import Receiver, Scheme, Sender
+    from thinwire.engines.pipeline.stage import CompressedStage
     from thinwire.engines.sync.callback import publish_callback
-    from thinwire.engines.sync.follower import Follower
-    from thinwire.engines.sync.publisher import Publisher
-    from thinwire.engines.sync.shelf import Keeping, ShelfReader, ShelfWriter
+    from thinwire.engines.sync.pull.keeping import Keeping
+    from thinwire.engines.sync.pull.reader import ShelfReader
+    from thinwire.engines.sync.pull.writer import ShelfWriter
+    from thinwire.engines.sync.push.follower import Follower
+    from thinwire.engines.sync.push.publisher import Publisher
     from thinwire.links import LinkShape, connect_mesh, read_token
-    from thinwire.recipes import Recipe, parse_recipe
-    from thinwire.state.patch import Version
+    from thinwire.recipes.pipeline import Recipe, parse_recipe
+    from thinwire.state.patches.patch import Version
     from thinwire.types import (
         AuthError,
         DesyncError,
@@ -32,15 +34,17 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "channel": ("Receiver", "Scheme", "Sender"),
-    "engines.pipeline": ("CompressedStage",),
+    "channels.channel": ("Receiver", "Scheme", "Sender"),
+    "engines.pipeline.stage": ("CompressedStage",),
     "engines.sync.callback": ("publish_callback",),
-    "engines.sync.follower": ("Follower",),
-    "engines.sync.publisher": ("Publisher",),
-    "engines.sync.shelf": ("Keeping", "ShelfReader", "ShelfWriter"),
+    "engines.sync.push.follower": ("Follower",),
+    "engines.sync.push.publisher": ("Publisher",),
+    "engines.sync.pull.keeping": ("Keeping",),
+    "engines.sync.pull.reader": ("ShelfReader",),
+    "engines.sync.pull.writer": ("ShelfWriter",),
     "links": ("LinkShape", "connect_mesh", "read_token"),
-    "recipes": ("Recipe", "parse_recipe"),
-    "state.patch": ("Version",),
+    "recipes.pipeline": ("Recipe", "parse_recipe"),
+    "state.patches.patch": ("Version",),
     "types": (
         "AuthError",
         "DesyncError",

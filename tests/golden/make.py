@@ -16,6 +16,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 from codec_examples import CODECS, tensor  # noqa: E402
+
 from thinwire.codecs import Codec  # noqa: E402
 
 

@@ -12,13 +12,18 @@ from pathlib import Path
 
 import torch
 
-from thinwire.engines.sync import manifest, protocol, wrapping
-from thinwire.engines.sync.manifest import File, Manifest, Shelved
-from thinwire.engines.sync.proof import Proof
-from thinwire.links import handshake, security, segment, station
+from thinwire.engines.sync.pull import manifest
+from thinwire.engines.sync.pull.manifest import File, Manifest, StoredVersion
+from thinwire.engines.sync.pull.proof import Proof
+from thinwire.engines.sync.push import protocol
+from thinwire.files import wrapping
+from thinwire.links import security
+from thinwire.links.hub import station
+from thinwire.links.pair import segment
+from thinwire.links.relay import handshake
 from thinwire.state import saved
 from thinwire.state.layout import Layout
-from thinwire.state.patch import Version
+from thinwire.state.patches.patch import Version
 from thinwire.state.words import Words, filled
 
 FILE = Path(__file__).parent / "protocols" / "bytes.json"
@@ -48,7 +53,7 @@ SHELF = Manifest(
     lease=30.0,
     digest="ab",
     layout=File(manifest.LAYOUT, 0, 0, 2, "0" * 64),
-    versions=(Shelved(1, 2, 0.5), Shelved(2, 3, 1.5)),
+    versions=(StoredVersion(1, 2, 0.5), StoredVersion(2, 3, 1.5)),
     files=(File("patches/00000001-00000002-0123abcd.safetensors", 1, 2, 9, "f" * 64),),
     meta={"step": 3},
 )

@@ -13,8 +13,9 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 from packets import frames  # noqa: E402
-from thinwire import wire  # noqa: E402
-from thinwire.channel import Sender, parse_scheme  # noqa: E402
+
+from thinwire.channels import wire  # noqa: E402
+from thinwire.channels.channel import Sender, parse_scheme  # noqa: E402
 
 SCHEMES = {
     "raw": "Scheme()",

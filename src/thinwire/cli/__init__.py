@@ -12,7 +12,7 @@ NEEDED = ("typer", "rich")
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code."""
     try:
-        from thinwire.cli.app import app
+        from thinwire.cli.terminal.app import app
     except ModuleNotFoundError as e:
         if (e.name or "").split(".")[0] not in NEEDED:
             raise
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         app(args=None if arguments is None else list(arguments), prog_name="thinwire")
     except SystemExit as e:
-        if "thinwire.lab.train" in sys.modules:
+        if "thinwire.lab.train.run" in sys.modules:
             _leave_rank(e.code)
         raise
 

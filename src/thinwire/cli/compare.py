@@ -7,13 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
-from thinwire.cli.options import is_leader, with_config
-from thinwire.cli.output import print_json, print_runs, tell
-from thinwire.lab.config import TrainConfig
-from thinwire.lab.record import COMPARE, load_run, write_json
-from thinwire.lab.rendezvous import under_torchrun
-from thinwire.lab.report import write_report
-from thinwire.lab.runs import load_runs, slug
+from thinwire.cli.terminal.options import is_leader, with_config
+from thinwire.cli.terminal.output import print_json, print_runs, tell
+from thinwire.lab.ranks.rendezvous import under_torchrun
+from thinwire.lab.records.runs import load_runs, slug
+from thinwire.lab.records.writer import COMPARE, load_run, write_json
+from thinwire.lab.report.page import write_report
+from thinwire.lab.train.config import TrainConfig
 from thinwire.types import InputError, ThinwireError
 
 REPORT = "report.html"
@@ -23,7 +23,7 @@ Recipes = Annotated[
 ]
 
 
-@with_config(defaults={"out": "runs/compare"}, without=("recipe",))
+@with_config(TrainConfig, defaults={"out": "runs/compare"}, without=("recipe",))
 def compare(recipes: Recipes, given: dict[str, Any]) -> None:
     """Run several recipes on the same seed and data order, and show what each costs and wins.
 
@@ -58,7 +58,7 @@ def run_all(configs: list[TrainConfig], out: Path) -> None:
     What may go on from checkpoints leaves both files of the part before until it has its own.
     Errors: the failing run's, with its recipe named; what finished before stays readable.
     """
-    from thinwire.lab.launch import launch
+    from thinwire.lab.train.launch import launch
 
     records: list[dict[str, Any]] = []
     leading = is_leader(configs[0])
@@ -82,7 +82,7 @@ def run_all(configs: list[TrainConfig], out: Path) -> None:
 
 def _kept(configs: list[TrainConfig]) -> list[bool]:
     """Return for each recipe whether there is a checkpoint of all its ranks on this machine."""
-    from thinwire.lab.resume import newest_here
+    from thinwire.lab.train.resume import newest_here
 
     return [newest_here(Path(config.out), config.ranks) is not None for config in configs]
 

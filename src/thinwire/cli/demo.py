@@ -8,8 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from thinwire.cli.compare import REPORT, configs_of, run_all
-from thinwire.cli.options import with_config
-from thinwire.cli.output import print_json, tell
+from thinwire.cli.terminal.options import with_config
+from thinwire.cli.terminal.output import print_json, tell
+from thinwire.lab.train.config import TrainConfig
 from thinwire.types import ThinwireError
 
 RECIPES = ["fp32", "step-delta", "thinwire"]
@@ -38,7 +39,7 @@ demo = typer.Typer(invoke_without_command=True, rich_markup_mode="rich")
 
 
 @demo.callback()
-@with_config(defaults=DEMO, only=SHOWN, helps=HELPS)
+@with_config(TrainConfig, defaults=DEMO, only=SHOWN, helps=HELPS)
 def training(ctx: typer.Context, given: dict[str, Any]) -> None:
     """Fine-tune SmolLM2-135M on Shakespeare over a home uplink: fp32, a published recipe, and ours.
 
@@ -73,10 +74,10 @@ def state(
     One follower writes text from the newest weights and is cut off for a while, the other joins late; both
     must end with the trainer's bits. About four minutes on two cores. Ends with a table and OUT/report.html.
     """
-    from thinwire.lab.files import check_out
-    from thinwire.lab.state_demo import Plan, run
-    from thinwire.lab.state_demo_board import Board
-    from thinwire.lab.state_demo_report import headline, write_report
+    from thinwire.lab.following.board import Board
+    from thinwire.lab.following.demo import Plan, run
+    from thinwire.lab.following.page import headline, write_report
+    from thinwire.lab.machine.files import check_out
 
     plan = Plan(model=model, data=data, link=link, steps=steps, seed=seed, emulate=emulate)
     check_out(out)

@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from thinwire.cli.output import print_json, tell
-from thinwire.lab.diagnosis import BROKEN, LACKS, OK, Check, diagnose
-from thinwire.lab.interrupts import stopped_by_signals
-from thinwire.lab.link_advice import advice
-from thinwire.lab.linktest import PORT, SECONDS, LinkTest, Way, dial, listen
-from thinwire.lab.network import Interface, interfaces, way_out
-from thinwire.lab.progress import megabytes
+from thinwire.cli.terminal.output import print_json, tell
+from thinwire.lab.doctor.advice import advice
+from thinwire.lab.doctor.diagnosis import BROKEN, LACKS, OK, Check, diagnose
+from thinwire.lab.doctor.linktest import PORT, SECONDS, LinkTest, Way, dial, listen
+from thinwire.lab.machine.interrupts import stopped_by_signals
+from thinwire.lab.machine.network import Interface, interfaces, way_out
+from thinwire.lab.records.progress import megabytes
 from thinwire.links.address import MAX_PORT, parse_address
 from thinwire.links.mesh import EVERYWHERE
 from thinwire.links.security import check_host, is_loopback, read_token

@@ -12,8 +12,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from thinwire.cli.output import PLAIN_WIDTH, print_json, tell
-from thinwire.lab.interrupts import stopped_by_signals
+from thinwire.cli.terminal.output import PLAIN_WIDTH, print_json, tell
+from thinwire.lab.machine.interrupts import stopped_by_signals
 from thinwire.types import InputError, ThinwireError, require
 
 if TYPE_CHECKING:
@@ -88,8 +88,8 @@ def emulate(
     check_ranks(ranks)
     require(bool(link), InputError, "no --link is given; write one like 100mbit,50ms, or none")
     require(bool(command) or check, InputError, "there is nothing to do; give a COMMAND or drop --no-check")
-    from thinwire.lab.emulator.commands import run_ranks
-    from thinwire.lab.emulator.profile import profiles
+    from thinwire.lab.ranks.commands import run_ranks
+    from thinwire.links.profile import profiles
 
     shapes = profiles(link or [], ranks)
     if command:

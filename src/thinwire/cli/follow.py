@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import typer
 from torch import Tensor
 
-from thinwire.cli.command import SECONDS, Command
-from thinwire.cli.live import LOOK, Live, await_coming
-from thinwire.cli.places import (
+from thinwire.cli.terminal.command import SECONDS, Command
+from thinwire.cli.terminal.live import LOOK, Live, await_coming
+from thinwire.cli.terminal.places import (
     Address,
     Congestion,
     MaxGb,
@@ -25,16 +25,17 @@ from thinwire.cli.places import (
     limited,
     parse_place,
 )
-from thinwire.engines.sync.checkpoint import read_checkpoint, write_checkpoint
-from thinwire.engines.sync.folder import open_folder, shown
-from thinwire.engines.sync.follower import Follower, Following
-from thinwire.engines.sync.peek import look
-from thinwire.engines.sync.shelf_reader import POLL, ShelfReader, ShelfReading
+from thinwire.engines.sync.pull.look import look
+from thinwire.engines.sync.pull.reader import POLL, ReaderStatus, ShelfReader
+from thinwire.engines.sync.push.follower import Follower, Following
 from thinwire.engines.sync.using import PATIENCE, TIMEOUT
-from thinwire.lab.interrupts import stopped_by_signals
-from thinwire.lab.progress import megabytes
-from thinwire.links.congestion import AUTO
+from thinwire.files.checkpoint import read_checkpoint, write_checkpoint
+from thinwire.files.folder import open_folder
+from thinwire.files.place import shown
+from thinwire.lab.machine.interrupts import stopped_by_signals
+from thinwire.lab.records.progress import megabytes
 from thinwire.links.security import read_token
+from thinwire.links.tcp.congestion import AUTO
 from thinwire.types import InputError, LinkError, ThinwireError, require
 
 STATE_EVERY = 10.0  # seconds between two saves of --state at least
@@ -273,7 +274,7 @@ class Taking:
 
 def line(reader: Reader) -> str:
     """Return where a follower stands."""
-    status: Following | ShelfReading = reader.status
+    status: Following | ReaderStatus = reader.status
     if not status.held:
         return f"nothing yet{_trouble(status) or _waiting(reader)}"
     parts = [f"version {status.held}"]
@@ -287,7 +288,7 @@ def line(reader: Reader) -> str:
     return ", ".join(parts) + _trouble(status)
 
 
-def _trouble(status: Following | ShelfReading) -> str:
+def _trouble(status: Following | ReaderStatus) -> str:
     if status.error:
         return f"; note: {status.error}"
     return "; not connected" if isinstance(status, Following) and status.held and not status.connected else ""

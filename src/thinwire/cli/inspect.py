@@ -13,24 +13,34 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from thinwire.cli.live import Live, await_coming, printable
-from thinwire.cli.output import PLAIN_WIDTH, print_json
-from thinwire.cli.places import Address, MaxGb, TokenFile, check_seconds, largest, limited, parse_place
-from thinwire.engines.sync import landing
-from thinwire.engines.sync.claim import read_manifest
-from thinwire.engines.sync.fetching import Fetching
-from thinwire.engines.sync.folder import Folder, open_folder, shown
-from thinwire.engines.sync.follower import Follower
-from thinwire.engines.sync.manifest import Manifest
+from thinwire.cli.terminal.live import Live, await_coming, printable
+from thinwire.cli.terminal.output import PLAIN_WIDTH, print_json
+from thinwire.cli.terminal.places import (
+    Address,
+    MaxGb,
+    TokenFile,
+    check_seconds,
+    largest,
+    limited,
+    parse_place,
+)
 from thinwire.engines.sync.mirror import Mirror
-from thinwire.engines.sync.notes import read_notes
-from thinwire.engines.sync.peek import ask, look
-from thinwire.engines.sync.proof import Proof
-from thinwire.lab.network import check_listener
-from thinwire.lab.progress import megabytes
+from thinwire.engines.sync.pull.claim import read_manifest
+from thinwire.engines.sync.pull.fetching import Fetching
+from thinwire.engines.sync.pull.look import look
+from thinwire.engines.sync.pull.manifest import Manifest
+from thinwire.engines.sync.pull.proof import Proof
+from thinwire.engines.sync.push.ask import ask
+from thinwire.engines.sync.push.follower import Follower
+from thinwire.files.folder import open_folder
+from thinwire.files.notes import read_notes
+from thinwire.files.place import Folder, shown
+from thinwire.lab.machine.network import check_listener
+from thinwire.lab.records.progress import megabytes
 from thinwire.links.security import check_host, read_token
 from thinwire.state.layout import Layout
-from thinwire.state.patch import is_time
+from thinwire.state.patches import body
+from thinwire.state.patches.patch import is_time
 from thinwire.types import InputError, LinkError, PayloadError, ThinwireError, require
 
 TIMEOUT = 20.0  # seconds that a publisher has to answer
@@ -150,7 +160,7 @@ def _problems(
 
     Not with those that its publisher, which may go on meanwhile, does not name any more.
     """
-    proof, limit, found = Proof(token), landing.most(layout), []
+    proof, limit, found = Proof(token), body.most(layout), []
     for file in manifest.files:
         try:
             fits = file.nbytes <= limit  # else whoever wrote the manifest says how much memory this takes

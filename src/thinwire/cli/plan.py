@@ -15,13 +15,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from thinwire.cli.options import with_config
-from thinwire.cli.output import PLAIN_WIDTH, print_json, tell
-from thinwire.lab.config import TrainConfig
-from thinwire.lab.config_checks import MAX_STAGES, flag
-from thinwire.lab.machine import cores
-from thinwire.lab.machines_file import MachinesFile, read_machines
-from thinwire.policies.plan import Proposal
+from thinwire.cli.terminal.options import with_config
+from thinwire.cli.terminal.output import PLAIN_WIDTH, print_json, tell
+from thinwire.lab.machine.processor import cores
+from thinwire.lab.options import flag
+from thinwire.lab.planning.machines_file import MachinesFile, read_machines
+from thinwire.lab.train.checks import MAX_STAGES
+from thinwire.lab.train.config import TrainConfig
+from thinwire.policies.pipeline.plan import Proposal
 from thinwire.types import InputError, require
 
 USED = (
@@ -60,7 +61,7 @@ Json = Annotated[
 ]
 
 
-@with_config(only=USED, helps=HELPS, undecided=("schedule",))
+@with_config(TrainConfig, only=USED, helps=HELPS, undecided=("schedule",))
 def plan(given: dict[str, Any], machines: File = None, measure: Measure = False, json: Json = False) -> None:
     """Propose the order of the machines, the cut, the schedule and the recipe, with the predicted step.
 
@@ -91,7 +92,7 @@ def plan(given: dict[str, Any], machines: File = None, measure: Measure = False,
     schedules: Sequence[str] = (config.schedule,) if "schedule" in given else TRIED
     if found is not None:
         schedules = _taken(config, schedules, n)
-    from thinwire.lab.planning import Planner  # after the checks: it imports the engine
+    from thinwire.lab.planning.planner import Planner  # after the checks: it imports the engine
 
     planner, load = Planner(config), _load()
     if found is None:

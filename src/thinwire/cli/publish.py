@@ -11,22 +11,22 @@ import torch
 import typer
 from torch import Tensor
 
-from thinwire.cli.live import Live, warned
-from thinwire.cli.places import PORT, Address, Congestion, TokenFile, check_port, check_state
-from thinwire.engines.sync.peek import resume
-from thinwire.engines.sync.publisher import Publisher
-from thinwire.engines.sync.shelf_writer import ShelfWriter
+from thinwire.cli.terminal.live import Live, warned
+from thinwire.cli.terminal.places import PORT, Address, Congestion, TokenFile, check_port, check_state
+from thinwire.engines.sync.pull.look import resume
+from thinwire.engines.sync.pull.writer import ShelfWriter
+from thinwire.engines.sync.push.publisher import Publisher
 from thinwire.engines.sync.using import SLOW
-from thinwire.engines.sync.watch import LOOK, PART_REST, REST, Watch
-from thinwire.lab.interrupts import stopped_by_signals
-from thinwire.lab.network import interfaces
-from thinwire.lab.progress import megabytes
-from thinwire.links import congestion as control
+from thinwire.files.watch import LOOK, PART_REST, REST, Watch
+from thinwire.lab.machine.interrupts import stopped_by_signals
+from thinwire.lab.machine.network import interfaces
+from thinwire.lab.records.progress import megabytes
 from thinwire.links.mesh import EVERYWHERE
 from thinwire.links.security import is_loopback, read_token
+from thinwire.links.tcp import congestion as control
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
-from thinwire.state.patch import Version
+from thinwire.state.patches.patch import Version
 from thinwire.types import InputError, LinkError, require
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}

@@ -10,10 +10,10 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from thinwire.cli.output import print_json
+from thinwire.cli.terminal.output import print_json
 
 if TYPE_CHECKING:
-    from thinwire.recipes import RecipeInfo
+    from thinwire.recipes.pipeline import RecipeInfo
 
 Json = Annotated[bool, typer.Option("--json", help="Print the list as JSON, and nothing else, on stdout.")]
 
@@ -27,7 +27,7 @@ def recipes(json: Json = False) -> None:
 
     thinwire compare fp32 aqsgd:fw=4,bw=8 thinwire
     """
-    from thinwire.recipes import RECIPES
+    from thinwire.recipes.pipeline import RECIPES
 
     rows = [_plain(info) for info in RECIPES.values()]
     if json:

@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-from thinwire.cli.output import tell
+from thinwire.cli.terminal.output import tell
 from thinwire.links.address import MAX_PORT, RELAY_PORT
-from thinwire.links.handshake import is_pass, relay_pass
-from thinwire.links.relay import MAX_CONNECTIONS, Relay
+from thinwire.links.relay.handshake import is_pass, relay_pass
+from thinwire.links.relay.server import MAX_CONNECTIONS, Relay
 from thinwire.links.security import REMEDY, read_token
 from thinwire.types import InputError, require
 

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from thinwire.cli.output import print_json, print_runs, tell
-from thinwire.lab.report import write_report
-from thinwire.lab.runs import load_runs
+from thinwire.cli.terminal.output import print_json, print_runs, tell
+from thinwire.lab.records.runs import load_runs
+from thinwire.lab.report.page import write_report
 
 Paths = Annotated[
     list[Path], typer.Argument(metavar="PATH...", help="Folders of runs or comparisons, as --out named them.")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from thinwire.cli.options import is_leader, with_config
-from thinwire.cli.output import print_json, print_runs, tell
-from thinwire.lab.config import TrainConfig
-from thinwire.lab.record import RUN, load_run
-from thinwire.lab.runs import load_runs
+from thinwire.cli.terminal.options import is_leader, with_config
+from thinwire.cli.terminal.output import print_json, print_runs, tell
+from thinwire.lab.records.runs import load_runs
+from thinwire.lab.records.writer import RUN, load_run
+from thinwire.lab.train.config import TrainConfig
 
 
-@with_config()
+@with_config(TrainConfig)
 def train(given: dict[str, Any]) -> None:
     """Fine-tune a model cut into pipeline stages, with compressed changes on the link between them.
 
@@ -28,7 +28,7 @@ def train(given: dict[str, Any]) -> None:
     """
     config = TrainConfig.from_dict(given)
     # After the checks: a wrong option is refused before the engine is even imported.
-    from thinwire.lab.launch import launch
+    from thinwire.lab.train.launch import launch
 
     out = launch(config)
     if not is_leader(config):

@@ -15,9 +15,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from thinwire.codecs import native, scales
-from thinwire.codecs.bits import pack, packed_nbytes, unpack
-from thinwire.codecs.noise import dithered, fingerprint
+from thinwire.codecs.kernels import native, scales
+from thinwire.codecs.kernels.bits import pack, packed_nbytes, unpack
+from thinwire.codecs.kernels.noise import dithered, fingerprint
 from thinwire.spec import Spec
 from thinwire.types import InputError, Payload, PayloadError, TensorSpec, require
 

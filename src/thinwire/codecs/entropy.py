@@ -17,8 +17,15 @@ from torch import Tensor
 
 from thinwire import zstd
 from thinwire.codecs.base import Codec, is_up_to_date, roundtrip
-from thinwire.codecs.bits import aligned_nbytes, pack, pack_aligned, packed_nbytes, unpack, unpack_aligned
 from thinwire.codecs.inner import require_codec, tuned
+from thinwire.codecs.kernels.bits import (
+    aligned_nbytes,
+    pack,
+    pack_aligned,
+    packed_nbytes,
+    unpack,
+    unpack_aligned,
+)
 from thinwire.spec import Spec
 from thinwire.types import InputError, Payload, PayloadError, TensorSpec, require
 

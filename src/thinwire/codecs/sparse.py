@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from thinwire.codecs.base import Codec, Layout, layout_nbytes
-from thinwire.codecs.bits import pack, packed_nbytes, unpack
 from thinwire.codecs.inner import decode_as, fixed_layout, head, require_codec, tuned
-from thinwire.codecs.noise import fingerprint, uniforms
+from thinwire.codecs.kernels.bits import pack, packed_nbytes, unpack
+from thinwire.codecs.kernels.noise import fingerprint, uniforms
 from thinwire.codecs.raw import Raw
 from thinwire.spec import Spec
 from thinwire.types import InputError, Payload, PayloadError, TensorSpec, require

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from thinwire.codecs.base import Codec, Layout, layout_nbytes, roundtrip
 from thinwire.codecs.inner import decode_as, fixed_layout, head, require_codec, tuned, writable
-from thinwire.codecs.scratch import block_rows, scratch
+from thinwire.codecs.kernels.scratch import block_rows, scratch
 from thinwire.codecs.uniform import Uniform
 from thinwire.spec import Spec
 from thinwire.types import InputError, Payload, TensorSpec, require

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.codecs import native, scales
 from thinwire.codecs.base import Layout, check_layout, layout_nbytes
-from thinwire.codecs.bits import pack, packed_nbytes, unpack
-from thinwire.codecs.grid import SHARED_BY, Grid
-from thinwire.codecs.noise import add_dither, fingerprint
-from thinwire.codecs.scratch import scratch
+from thinwire.codecs.kernels import native, scales
+from thinwire.codecs.kernels.bits import pack, packed_nbytes, unpack
+from thinwire.codecs.kernels.grid import SHARED_BY, Grid
+from thinwire.codecs.kernels.noise import add_dither, fingerprint
+from thinwire.codecs.kernels.scratch import scratch
 from thinwire.spec import Spec
 from thinwire.types import InputError, Payload, TensorSpec, require
 
@@ -35,8 +35,8 @@ class Uniform(Spec):
     the mean magnitude (Bernstein et al. 2018, "signSGD"). ``clip`` below 1 shrinks it: outliers saturate.
 
     ``nearest`` rounding errs by at most half a scale. ``stochastic`` is unbiased (with ``clip=1``), and
-    still a pure function of the values and ``seed``. For ``scale_dtype`` see ``thinwire.codecs.scales``;
-    magnitudes above top times its largest scale saturate.
+    still a pure function of the values and ``seed``. For ``scale_dtype`` see
+    ``thinwire.codecs.kernels.scales``; magnitudes above top times its largest scale saturate.
 
     Any shape, any float dtype (computed in float32). Errors: ``InputError`` for a NaN or an infinity, noticed
     in the scales.

@@ -5,11 +5,11 @@ from thinwire.links.loopback import loopback_pair
 from thinwire.links.mailbox import Mailbox
 from thinwire.links.mesh import Peer, connect_mesh
 from thinwire.links.metered import Metered, Snapshot, Traffic
-from thinwire.links.reliable import Reliable
+from thinwire.links.pair.reliable import Reliable
+from thinwire.links.pair.zmq_link import ZmqLink
 from thinwire.links.security import read_token
 from thinwire.links.shape import LinkShape
 from thinwire.links.shaped import Shaped
-from thinwire.links.zmq_link import ZmqLink
 
 __all__ = [
     "Link",

@@ -10,6 +10,8 @@ from typing import TypeVar
 
 from thinwire.types import LinkError
 
+ASLEEP = 2.0  # seconds between two turns of the thread above which this process, not the peer, was stopped
+
 T = TypeVar("T")
 
 

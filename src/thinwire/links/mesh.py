@@ -16,22 +16,22 @@ from dataclasses import dataclass
 from time import monotonic, sleep
 from typing import Any, Protocol
 
-from thinwire.links import congestion
-from thinwire.links import probe as probes
 from thinwire.links.address import Route, parse_address
 from thinwire.links.base import LinkEstimate
-from thinwire.links.handshake import INSTANCE
-from thinwire.links.kernel import KernelCounts
 from thinwire.links.mailbox import Mailbox
 from thinwire.links.metered import Metered, wire_bytes
-from thinwire.links.relayed import RelayedLink, check_relay, relayed_link
-from thinwire.links.reliable import LIMIT, MAX_SEGMENT, Reliable, piece_size
+from thinwire.links.pair import probe as probes
+from thinwire.links.pair.reliable import LIMIT, MAX_SEGMENT, Reliable, piece_size
+from thinwire.links.pair.segment import HEADER, label_of
+from thinwire.links.pair.zmq_link import ZmqLink
+from thinwire.links.relay.handshake import INSTANCE
+from thinwire.links.relay.link import RelayedLink, check_relay, relayed_link
 from thinwire.links.security import check_host
-from thinwire.links.segment import HEADER, label_of
 from thinwire.links.shape import LinkShape
 from thinwire.links.shaped import Shaped
 from thinwire.links.sockets import interface_names
-from thinwire.links.zmq_link import ZmqLink
+from thinwire.links.tcp import congestion
+from thinwire.links.tcp.counts import KernelCounts
 from thinwire.types import InputError, LinkError, require
 
 GRACE = 5.0  # seconds

@@ -7,10 +7,17 @@ import socket
 
 import zmq
 
-from thinwire.links import congestion
 from thinwire.links.metered import CURVE_OVERHEAD
 from thinwire.links.security import ZAP_ENDPOINT, is_loopback, secure_binder
+from thinwire.links.tcp import congestion
 from thinwire.types import InputError, require
+
+_Event = zmq.Event
+DIALS = (_Event.CONNECTED, _Event.CONNECT_DELAYED, _Event.CONNECT_RETRIED)
+REFUSED = (_Event.HANDSHAKE_FAILED_AUTH, _Event.HANDSHAKE_FAILED_PROTOCOL, _Event.HANDSHAKE_FAILED_NO_DETAIL)
+WATCHED = _Event.HANDSHAKE_SUCCEEDED | _Event.DISCONNECTED  # what a connecting end is told of
+for _e in (*DIALS, *REFUSED):
+    WATCHED |= _e
 
 PROBES = 8, 4, 3  # seconds of an idle connection, seconds between two questions, how many stay unanswered
 STALL = 120.0  # seconds without room at the other end, or without an answer from it, until TCP gives it up

@@ -13,15 +13,16 @@ from typing import TypeVar
 import numpy as np
 from torch import Tensor
 
-from thinwire.state import body, content, intake, moves, saved
+from thinwire.state import content, intake, saved
 from thinwire.state.compare import Changes
-from thinwire.state.draft import Draft, More, drafted
-from thinwire.state.lane import Ends, Lane, in_use
 from thinwire.state.layout import MAX_NBYTES, Layout
 from thinwire.state.log import Entry, Log, logged, merge
-from thinwire.state.moves import Move, Reading
 from thinwire.state.past import Past
-from thinwire.state.patch import MAX_VERSION, Meta, Patch, Version, check_meta, is_time
+from thinwire.state.patches import body, moves
+from thinwire.state.patches.draft import Draft, More, drafted
+from thinwire.state.patches.lane import Ends, Lane, in_use
+from thinwire.state.patches.moves import Move, Reading
+from thinwire.state.patches.patch import MAX_VERSION, Meta, Patch, Version, check_meta, is_time
 from thinwire.state.words import Words, filled, named
 from thinwire.types import DesyncError, InputError, require
 

@@ -12,10 +12,13 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from thinwire.types import WRONG_VALUES, InputError, PayloadError, require
+
+Array = npt.NDArray[Any]
 
 WORDS: dict[torch.dtype, np.dtype] = {
     torch.bfloat16: np.dtype(np.int16),

@@ -15,10 +15,10 @@ from typing import NamedTuple
 import numpy as np
 
 from thinwire.state import native
-from thinwire.state.gather import mark, read, write
+from thinwire.state.code.gather import mark, read, write
+from thinwire.state.code.masks import where
 from thinwire.state.layout import Layout, Piece
-from thinwire.state.masks import where
-from thinwire.state.moves import Move
+from thinwire.state.patches.moves import Move
 
 KEPT = 2  # entries that no budget takes
 MOST = 1024  # entries: what each publication lists

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from thinwire import compiled
-from thinwire.state.stream import Array
+from thinwire.state.layout import Array
 from thinwire.types import InputError, require
 
 MOST = 4  # classes

@@ -12,10 +12,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from thinwire.state.blocks import Block, block_at
-from thinwire.state.gather import read
+from thinwire.state.code.blocks import Block, block_at
+from thinwire.state.code.class_split import block_of
+from thinwire.state.code.gather import read
 from thinwire.state.log import Change
-from thinwire.state.parting import block_of
 from thinwire.state.words import Words
 
 Found = TypeVar("Found")

@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor, nn
 
-from thinwire.state import binding, moves, saved
-from thinwire.state.gather import read, write
+from thinwire.state import binding, saved
+from thinwire.state.code.gather import read, write
 from thinwire.state.layout import MAX_NBYTES, Layout
-from thinwire.state.moves import Move, Reading
-from thinwire.state.patch import Meta, Patch, Version
+from thinwire.state.patches import moves
+from thinwire.state.patches.moves import Move, Reading
+from thinwire.state.patches.patch import Meta, Patch, Version
 from thinwire.state.view import View
 from thinwire.state.words import Words, filled, named
 from thinwire.types import DesyncError, InputError, LinkError, require

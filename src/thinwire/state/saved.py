@@ -15,7 +15,7 @@ from torch import Tensor
 
 from thinwire.replacing import replacing, sweep
 from thinwire.state.layout import MAX_NBYTES, Layout
-from thinwire.state.patch import MAX_VERSION, Version, check_meta, is_time
+from thinwire.state.patches.patch import MAX_VERSION, Version, check_meta, is_time
 from thinwire.state.words import Words
 from thinwire.types import WRONG_VALUES, InputError, MissingExtra, PayloadError, require
 

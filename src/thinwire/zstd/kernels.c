@@ -5,7 +5,7 @@
 
    Nothing here checks its arguments: literals.py does. */
 
-#include "../passes.h"
+#include "passes.h"
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__ || __SIZEOF_POINTER__ != 8
 #error "made for machines of 64 bits that store the lowest byte first"

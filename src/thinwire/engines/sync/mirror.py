@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from thinwire.state import binding
 from thinwire.state.layout import MAX_NBYTES, Layout
-from thinwire.state.moves import Reading
-from thinwire.state.patch import Patch, Version
+from thinwire.state.patches.moves import Reading
+from thinwire.state.patches.patch import Patch, Version
 from thinwire.state.replica import CHECK_EVERY, Replica, check_interval
 from thinwire.types import InputError, PayloadError, require
 

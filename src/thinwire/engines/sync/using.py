@@ -11,7 +11,7 @@ from typing import NamedTuple, Self
 from torch import Tensor, nn
 
 from thinwire.engines.sync.mirror import Mirror
-from thinwire.state.patch import Version
+from thinwire.state.patches.patch import Version
 from thinwire.state.replica import Replica
 from thinwire.types import InputError
 

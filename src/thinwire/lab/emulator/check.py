@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from thinwire.lab.emulator.namespaces import address
-from thinwire.lab.emulator.profile import Profile, one_way
+from thinwire.links.profile import Profile, one_way
 from thinwire.links.shape import MTU, SEGMENT
 from thinwire.types import MeasurementError
 

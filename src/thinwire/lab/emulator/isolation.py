@@ -12,13 +12,9 @@ import socket
 import sys
 from pathlib import Path
 
-from thinwire.lab.emulator.syscalls import CLONE_NEWNET, CLONE_NEWUSER, unshare
+from thinwire.lab.emulator.syscalls import CLONE_NEWNET, CLONE_NEWUSER, INSTEAD, TUN, unshare
 
-INSTEAD = "or use the in-process shaped link (train --link without --emulate), which has no TCP dynamics"
 ONLY_ONE = "\0thinwire-emulation"  # an abstract address, which the kernel frees when the relay ends
-
-
-TUN = "/dev/net/tun"
 
 
 class Refusal(Exception):

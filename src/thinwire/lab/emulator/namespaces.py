@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from thinwire.lab.emulator.isolation import INSTEAD, TUN
-from thinwire.lab.emulator.syscalls import CLONE_NEWNET, setns, unshare
+from thinwire.lab.emulator.packets import PREFIX
+from thinwire.lab.emulator.syscalls import CLONE_NEWNET, INSTEAD, TUN, setns, unshare
 from thinwire.links.shape import MTU
 from thinwire.types import InputError
 
 DEVICE = "tun0"
-PREFIX = (10, 77, 0)  # rank r has the address 10.77.0.(r + 1)
 QUEUE = 4000  # packets that the device holds while the relay is busy
 BUFFER = 1 << 28  # bytes a socket may hold: a long, fast link has tens of megabytes under way
 SYSCTLS = {  # written where the system allows it; what counts is what is read back

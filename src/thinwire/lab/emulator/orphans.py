@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from thinwire.links.congestion import EMULATED
+from thinwire.links.tcp.congestion import EMULATED
 
 MARK = EMULATED  # environment variable
 PATIENCE = 5.0  # seconds for the kernel to end what was killed

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 
-from thinwire.lab.emulator.namespaces import PREFIX
+PREFIX = (10, 77, 0)  # rank r has the address 10.77.0.(r + 1)
 
 HEADER = 10  # bytes of struct virtio_net_hdr before each packet
 LARGEST = HEADER + (1 << 16)  # bytes

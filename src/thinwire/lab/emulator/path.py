@@ -20,8 +20,8 @@ from itertools import chain
 from random import Random
 from typing import Any
 
-from thinwire.lab.emulator.profile import Profile, one_way
-from thinwire.lab.emulator.trace import Rate
+from thinwire.links.profile import Profile, one_way
+from thinwire.links.trace import Rate
 
 # cut(packet, first, last): a packet of the segments from first to before last, and its bytes on the wire
 Cut = Callable[[Any, int, int], tuple[Any, int]]

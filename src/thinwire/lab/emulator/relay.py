@@ -23,7 +23,6 @@ from thinwire.lab.emulator.namespaces import RankNamespace
 from thinwire.lab.emulator.orphans import sweep
 from thinwire.lab.emulator.packets import LARGEST, cut, destination, on_the_wire
 from thinwire.lab.emulator.path import Network
-from thinwire.lab.emulator.profile import Profile
 from thinwire.lab.emulator.syscalls import (
     CLONE_NEWNET,
     PR_SET_PDEATHSIG,
@@ -32,7 +31,8 @@ from thinwire.lab.emulator.syscalls import (
     prctl,
     setns,
 )
-from thinwire.lab.emulator.trace import Row, Trace
+from thinwire.links.profile import Profile
+from thinwire.links.trace import Row, Trace
 from thinwire.types import MeasurementError, ThinwireError
 
 BATCH = 32  # packets read from a device before others have their turn

@@ -1,6 +1,6 @@
 """An emulated network for as long as a block lasts: start it, run commands in it, ask how it went.
 
->>> from thinwire.lab.emulator.profile import Profile
+>>> from thinwire.links.profile import Profile
 >>> with Emulation([Profile.parse("100mbit,5ms")] * 2) as net:  # doctest: +SKIP
 ...     check = net.check()
 ...     ranks = [net.popen(r, ["hostname", "-I"], env=net.environment(r)) for r in range(2)]
@@ -27,14 +27,14 @@ from typing import Any
 
 from thinwire.lab.emulator import enter
 from thinwire.lab.emulator.check import CheckResult, check_network
-from thinwire.lab.emulator.isolation import INSTEAD
 from thinwire.lab.emulator.lateness import Lateness, fault, limit
 from thinwire.lab.emulator.namespaces import DEVICE, address
 from thinwire.lab.emulator.orphans import MARK, mark
 from thinwire.lab.emulator.path import Count, LineCounts, RankCounts
-from thinwire.lab.emulator.profile import Profile, one_way
 from thinwire.lab.emulator.relay_process import RelayProcess
-from thinwire.lab.machine import cores
+from thinwire.lab.emulator.syscalls import INSTEAD
+from thinwire.lab.machine.processor import cores
+from thinwire.links.profile import Profile, one_way
 from thinwire.links.shape import MTU
 from thinwire.types import InputError, MeasurementError, MissingExtra, ThinwireError, require
 

@@ -6,6 +6,9 @@ import ctypes
 import os
 from functools import cache
 
+INSTEAD = "or use the in-process shaped link (train --link without --emulate), which has no TCP dynamics"
+TUN = "/dev/net/tun"
+
 CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000  # linux/sched.h
 PR_SET_PDEATHSIG, PR_SET_TIMERSLACK = 1, 29  # linux/prctl.h
 CLOCK_MONOTONIC, TFD_TIMER_ABSTIME = 1, 1  # linux/time.h, linux/timerfd.h

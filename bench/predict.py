@@ -1,0 +1,114 @@
+"""What the model of a step says about a run that was made: the check on every plan."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from thinwire.lab.machine.network import IDLE, restarts
+from thinwire.lab.ranks.telemetry import WAYS
+from thinwire.lab.records.runs import Run
+from thinwire.lab.records.writer import KERNEL, RunRecord, StepMetrics
+from thinwire.links.profile import one_way, profiles
+from thinwire.links.shape import MTU, SEGMENT, LinkShape
+from thinwire.policies.pipeline.hide import FORWARD_SHARE
+from thinwire.policies.pipeline.replay import Hop, Pipeline, Stage, step_seconds
+from thinwire.types import InputError, require
+
+FIRST = 1  # steps left out at the beginning: TCP and the memory of references begin then
+UNSTEADY = "no one rate to predict from"
+
+
+def predict_run(run: Run) -> float:
+    """Return the mean seconds of a step that the replay foretells from the run's own compute and bytes.
+
+    Each step's prediction takes the compute and coding seconds that its ranks reported and the bytes that it
+    sent; the link is the one asked for. Set it against ``measured_seconds``. Errors: ``InputError`` for a run
+    of fewer than two steps, without reports by rank, or over a link whose rate was not fixed.
+    """
+    return fmean(step_seconds(pipeline_of_step(run.record, m)) for m in _steps(run))
+
+
+def measured_seconds(run: Run) -> float:
+    """Return the mean seconds that the same steps took."""
+    return fmean(m.seconds for m in _steps(run))
+
+
+def _steps(run: Run) -> list[StepMetrics]:
+    steps = [m for m in run.metrics if m.ranks][FIRST:]
+    require(
+        bool(steps),
+        InputError,
+        f"run {run.label} has no {FIRST + 1} steps reported by rank; run it for longer",
+    )
+    return steps
+
+
+def pipeline_of_step(record: RunRecord, step: StepMetrics) -> Pipeline:
+    """Return the pipeline that a step of a run went through, as its record tells it."""
+    config = record.config
+    n, m, ranks = int(config["stages"]), int(config["microbatches"]), step.ranks or []
+    share = len(ranks) / n  # interleaved: a rank's seconds are shared out among its stages
+    stages = [ranks[k % len(ranks)]["compute_s"] * share / m for k in range(n)]
+    hops = {way: [_hop(record, step, k, way, n, m) for k in range(n - 1)] for way in WAYS}
+    return Pipeline(
+        tuple(Stage(s * FORWARD_SHARE, s * (1 - FORWARD_SHARE)) for s in stages),
+        tuple(hops["forward"]),
+        tuple(hops["backward"]),
+        m,
+        str(config["schedule"]),
+    )
+
+
+def _hop(record: RunRecord, step: StepMetrics, k: int, way: str, n: int, m: int) -> Hop:
+    """Return one boundary's hop; what ranks report of coding is shared out by what they send and receive."""
+    ranks = step.ranks or []
+    sender, receiver = (k, k + 1) if way == "forward" else (k + 1, k)
+    rate, delay = _line(record, sender % len(ranks), receiver % len(ranks), len(ranks))
+    nbytes = getattr(step, f"bytes_{way}") * _share(record, k, way, n, len(ranks)) / m
+    return Hop.over(
+        nbytes,
+        rate,
+        delay,
+        _restarts(record, sender % len(ranks), receiver % len(ranks)),
+        ranks[sender % len(ranks)]["encode_s"] / m / _ends(sender % len(ranks), n, len(ranks)),
+        ranks[receiver % len(ranks)]["decode_s"] / m / _ends(receiver % len(ranks), n, len(ranks)),
+    )
+
+
+def _ends(rank: int, n: int, ranks: int) -> int:
+    """Return how many ends of boundaries a rank has."""
+    return sum((k > 0) + (k < n - 1) for k in range(rank, n, ranks))
+
+
+def _share(record: RunRecord, k: int, way: str, n: int, ranks: int) -> float:
+    """Return the share of a direction's bytes that crossed boundary ``k``."""
+    sent = {b.boundary: b.bytes for b in record.bytes.by_boundary if b.direction == way}
+    names = ["-".join(str(r) for r in sorted((j % ranks, (j + 1) % ranks))) for j in range(n - 1)]
+    total = sum(sent.get(name, 0) for name in set(names))
+    return sent.get(names[k], 0) / names.count(names[k]) / total if total else 1 / (n - 1)
+
+
+def _line(record: RunRecord, sender: int, receiver: int, ranks: int) -> tuple[float | None, float]:
+    """Return bytes/s (``None``: no limit) and one-way seconds from a rank to another."""
+    asked = record.link.asked
+    if record.link.emulation != KERNEL:
+        shape = _shape(asked)
+        return shape.rate, shape.delay + shape.jitter / 2
+    a, b = (profiles(asked.split(";"), ranks)[rank] for rank in (sender, receiver))
+    require(a.trace is None and b.trace is None, InputError, f"a run over {asked} has {UNSTEADY}")
+    rates = [rate * SEGMENT / MTU for rate in (a.up, b.down) if rate is not None]
+    return min(rates, default=None), one_way(a, b) + (a.jitter + b.jitter) / 4
+
+
+def _restarts(record: RunRecord, sender: int, receiver: int) -> bool:
+    """Return whether TCP began anew after pauses: a link shaped in the process knows no such thing."""
+    controls = (w.congestion for w in record.wire if (w.source, w.destination) == (sender, receiver))
+    emulated = {IDLE: "1"}  # as the emulator sets it
+    return record.link.emulation == KERNEL and restarts(next(controls, None), emulated) is True
+
+
+def _shape(asked: str) -> LinkShape:
+    try:
+        return LinkShape.parse(asked)
+    except InputError as e:
+        raise InputError(f"a run over {asked} has {UNSTEADY}; {e}") from e

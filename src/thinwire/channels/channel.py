@@ -1,0 +1,391 @@
+"""Channels: a sender and a receiver, the only owners of state, joined by self-describing packets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from thinwire import codecs, spec
+from thinwire.channels import memory
+from thinwire.channels.frame import (
+    check_finite,
+    check_sendable,
+    checks,
+    merged,
+    row_ids,
+    sample_ids,
+    some_rows,
+    state_keys,
+    state_shape,
+)
+from thinwire.channels.memory import Memory, NoMemory, parse_memory
+from thinwire.channels.references import References, Store, check_holds
+from thinwire.codecs import Cast, Codec, Raw, is_finite, parse_codec, roundtrip, tuned
+from thinwire.codecs.inner import writable
+from thinwire.spec import Spec
+from thinwire.types import (
+    WRONG_VALUES,
+    DesyncError,
+    Entry,
+    InputError,
+    MissingExtra,
+    Mode,
+    Packet,
+    Payload,
+    PayloadError,
+    Section,
+    TensorSpec,
+    require,
+)
+
+Update = tuple[list[int], list[Payload]]  # keys, and the states to keep for them, coded
+
+
+@dataclass(frozen=True, repr=False)
+class Scheme(Spec):
+    """How one direction of a boundary is sent: codec, memory, first visits, and how references are held.
+
+    ``codec`` codes residuals; ``keyframe`` codes a key's first message under a mirrored memory;
+    ``references`` is the form in which both ends keep their state. States are float32, and so is what
+    ``Raw`` sends of them, but for keyframes of bfloat16 tensors: those go as they are, by ``Cast``.
+
+    >>> Scheme(memory=memory.Delta())
+    Scheme(memory=Delta())
+    """
+
+    codec: Codec = field(default_factory=Raw)
+    memory: Memory = field(default_factory=NoMemory)
+    keyframe: Codec = field(default_factory=Raw)
+    references: Codec = field(default_factory=Raw)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, kind in (("codec", Codec), ("memory", Memory), ("keyframe", Codec), ("references", Codec)):
+            if not isinstance(getattr(self, name), kind):
+                raise InputError(
+                    f"{name}={getattr(self, name)!r} is no {kind.__name__.lower()}; see the recipes"
+                )
+        check_holds(self.references)
+
+
+def parse_scheme(text: str) -> Scheme:
+    """Return the scheme that a spec describes; ``PayloadError`` otherwise."""
+    found = spec.parse(text, {**codecs.REGISTRY, **memory.REGISTRY, "Scheme": Scheme})
+    require(isinstance(found, Scheme), PayloadError, f"{text[:80]!r} is not a scheme")
+    return found
+
+
+class End:
+    """What both ends of a channel are: references, and how often each has moved."""
+
+    def __init__(self, references: References) -> None:
+        self._references = references
+        self._versions: dict[int, int] = {}  # updates of each key; a sender's reset does not turn them back
+
+    def prefetch(self, keys: Iterable[int]) -> None:
+        """Expect these keys' next packets soon: a store on disk begins to read. From any thread."""
+        self._references.prefetch(sample_ids(keys))
+
+    def states(self) -> Iterator[dict[str, Tensor]]:
+        """Yield references and versions as plain tensors, one reference at a time: all may be too much."""
+        yield from self._references.states()
+        versions = torch.tensor(list(self._versions.items()), dtype=torch.int64, device="cpu")
+        yield {"versions": versions.reshape(-1, 2)}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return references and versions as plain tensors."""
+        return {name: tensor for part in self.states() for name, tensor in part.items()}
+
+    def load_states(self, parts: Iterable[Mapping[str, Tensor]]) -> None:
+        """Take over what ``states`` yielded, in these parts or in larger ones."""
+        self._take_over(parts)
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take over what ``state_dict`` returned."""
+        self.load_states([state])
+
+    def close(self) -> None:
+        """Free the references; the end cannot be used again."""
+        self._references.close()
+
+    def _take_over(self, parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Replace references and versions; return what else there is."""
+        self._references.drop()
+        rest: dict[str, Tensor] = {}
+        for part in parts:
+            rest |= {name: tensor.clone() for name, tensor in part.items() if name.isalpha()}
+            self._references.take(part)
+        self._versions = {int(k): int(v) for k, v in rest.pop("versions").tolist()}
+        return rest
+
+
+class Sender(End):
+    """Encode tensors for one receiver, and remember what it then holds."""
+
+    def __init__(self, scheme: Scheme | None = None, store: Store | None = None) -> None:
+        self.scheme = scheme or Scheme()
+        super().__init__(References(self.scheme.references, store))
+        self._stale: set[int] = set()  # keys whose next message must be a keyframe
+
+    def encode(
+        self,
+        x: Tensor,
+        keys: Sequence[int],
+        slots: Sequence[int] | None = None,
+        *,
+        codec: Codec | None = None,
+        keyframe: Codec | None = None,
+        mode: Mode | None = None,
+    ) -> tuple[Packet, Tensor]:
+        """Return the packet for ``x`` and x_hat, the tensor the receiver will output.
+
+        Args: ``x`` [B, ...]; ``keys`` the B sample ids; ``slots`` the B places within the step (default:
+        0..B-1), for memories keyed by step; ``codec`` and ``keyframe`` override the scheme's for this
+        message; ``mode=Mode.DIRECT`` sends by ``codec`` without touching any reference (evaluation),
+        ``mode=Mode.KEYFRAME`` by ``keyframe``, or else ``codec``, whatever the receiver holds (after a
+        ``DesyncError``); both default to ``Raw()``.
+        The packet, and x_hat of a direct message, may share memory with ``x``: pack before that changes.
+        Errors: ``InputError`` for keys that are not B distinct whole numbers below 2**63, at least one, for a
+        tensor or a mode that cannot be sent, for samples of another shape than their references', and for a
+        NaN or an infinity that a reference would keep.
+        """
+        x = x.detach()
+        check_sendable(x)
+        keys = row_ids(keys, len(x))
+        if mode not in (None, Mode.DIRECT, Mode.KEYFRAME):
+            raise InputError(f"mode={mode!r} cannot be asked for; take Mode.DIRECT, Mode.KEYFRAME or None")
+        if mode == Mode.DIRECT:
+            return self._direct(x, keys, codec or Raw())
+        if isinstance(self.scheme.memory, NoMemory):
+            return self._direct(x, keys, codec or self.scheme.codec)
+        held = state_keys(self.scheme.memory, keys, slots)
+        if mode == Mode.KEYFRAME:
+            self.reset(held)
+            codec, keyframe = self.scheme.codec, keyframe or codec or Raw()
+        codec, keyframe = codec or self.scheme.codec, keyframe or self.scheme.keyframe
+        if x.dtype == torch.bfloat16 and keyframe == Raw():
+            keyframe = Cast("bfloat16")  # as exact; a float16's infinities would not survive the like
+        return self._remembered(x.float(), keys, held, codec, keyframe)
+
+    def _direct(self, x: Tensor, keys: Sequence[int], codec: Codec) -> tuple[Packet, Tensor]:
+        payload, x_hat = roundtrip(codec, x)
+        entries = tuple(Entry(k, 0, 0, 0) for k in keys)
+        sections = (Section(Mode.DIRECT, repr(codec), payload),)
+        return Packet(TensorSpec.of(x), "NoMemory()", "Raw()", entries, sections), x_hat
+
+    def _remembered(
+        self, x: Tensor, keys: Sequence[int], held: Sequence[int], codec: Codec, keyframe: Codec
+    ) -> tuple[Packet, Tensor]:
+        mem = self.scheme.memory
+        self._check_shapes(x, keys, held)
+        sections: list[Section] = []
+        outputs: list[tuple[list[int], Tensor]] = []
+        for first in (True, False):
+            rows = [i for i, k in enumerate(held) if self._is_new(k) is first]
+            if not rows:
+                continue
+            s = None if first else self._load([held[i] for i in rows], x.device)
+            mode = (Mode.KEYFRAME if first else Mode.DELTA) if mem.mirrored else Mode.DIRECT
+            chosen = keyframe if first and mem.mirrored else codec
+            values = some_rows(x, rows)
+            y = mem.residual(values, s)
+            payload, y_hat = roundtrip(tuned(chosen, values), y)
+            x_hat = mem.restore(y_hat, s)
+            state = mem.advance(x_hat, s, y)
+            if state is not None and not is_finite(chosen):  # type: ignore[arg-type]  # it is frozen
+                check_finite(x_hat if mem.shared else state)  # a mean hides what it is of
+            self._save([held[i] for i in rows], state)
+            outputs.append((rows, x_hat))
+            sections.append(Section(mode, repr(chosen), payload))
+        for k in dict.fromkeys(held):
+            self._versions[k] = self._versions.get(k, 0) + 1
+        self._stale.difference_update(held)
+        x_hat = writable(merged(outputs), (x, *(p for s in sections for p in s.payload.parts)))
+        placed = {i: n for n, (rows, _) in enumerate(outputs) for i in rows}
+        sums = checks(x_hat) if mem.mirrored else [0] * len(x)
+        version = (lambda k: self._versions[k]) if mem.mirrored else (lambda k: 0)
+        entries = tuple(Entry(keys[i], version(held[i]), placed[i], sums[i]) for i in range(len(x)))
+        packet = Packet(TensorSpec.of(x), repr(mem), repr(self.scheme.references), entries, tuple(sections))
+        return packet, x_hat
+
+    def _is_new(self, key: int) -> bool:
+        return key not in self._versions or key in self._stale
+
+    def _check_shapes(self, x: Tensor, keys: Sequence[int], held: Sequence[int]) -> None:
+        fits = state_shape(self.scheme.memory, tuple(x.shape))  # type: ignore[arg-type]  # it is frozen
+        for key, k in zip(keys, held, strict=True):
+            if not self._is_new(k) and self._references.shape(k) not in (fits, None):
+                raise InputError(
+                    f"sample {key} has the shape {tuple(x.shape[1:])}, and its reference another; "
+                    "pad samples to one shape, or reset its key"
+                )
+
+    def _load(self, held: Sequence[int], device: torch.device) -> Tensor:
+        shared = self.scheme.memory.shared
+        states = self._references.load(held[:1] if shared else held, device)
+        return states[0] if shared else states
+
+    def _save(self, held: Sequence[int], state: Tensor | None) -> None:
+        if state is not None:
+            shared = self.scheme.memory.shared
+            self._references.save(held[:1] if shared else held, state[None] if shared else state)
+
+    def reset(self, keys: Iterable[int] | None = None) -> None:
+        """Forget some keys, or all: their next message is a keyframe."""
+        keys = list(self._versions) if keys is None or self.scheme.memory.shared else sample_ids(keys)
+        self._references.drop(keys)
+        self._stale.update(keys)
+
+    def load_states(self, parts: Iterable[Mapping[str, Tensor]]) -> None:
+        self._take_over(parts)
+        self._stale = set(self._versions) - set(self._references.store.keys())
+
+
+class Receiver(End):
+    """Decode the packets of one sender, in order. Needs no configuration: packets describe themselves."""
+
+    def __init__(self, store: Store | None = None) -> None:
+        super().__init__(References(Raw(), store))
+
+    def decode(
+        self,
+        packet: Packet,
+        slots: Sequence[int] | None = None,
+        *,
+        expect: TensorSpec | None = None,
+        device: torch.device | str | None = None,
+    ) -> Tensor:
+        """Return the tensor a packet stands for, and move the references along.
+
+        Args: ``slots`` as given to the sender; ``expect`` the shape that must come out (its dtype is not
+        compared), which bounds what a hostile packet can make us allocate; ``device`` where to decode
+        (default: where the packet is, which for one from the wire is the CPU).
+        Errors: ``PayloadError`` for a packet that does not fit, ``DesyncError`` (with the keys) for a gap, a
+        repetition or a failed check. After an error nothing has changed.
+        """
+        if expect is not None and packet.spec.shape != expect.shape:
+            raise PayloadError(f"a packet for shape {packet.spec.shape} where {expect.shape} is expected")
+        mem = parse_memory(packet.memory)
+        held = state_keys(mem, [e.key for e in packet.entries], slots)
+        self._check_versions(packet, mem, held)
+        try:  # whatever a hostile packet trips over in here is a PayloadError
+            x_hat, updates = self._decode(packet if device is None else _moved(packet, device), mem, held)
+        except MissingExtra:
+            raise
+        except WRONG_VALUES as e:
+            raise PayloadError(f"a packet does not decode: {e}") from e
+        for keys, states in updates:
+            self._references.put(keys, states)
+        if mem.mirrored:
+            self._versions.update((k, e.version) for k, e in zip(held, packet.entries, strict=True))
+        return x_hat
+
+    def _decode(self, packet: Packet, mem: Memory, held: Sequence[int]) -> tuple[Tensor, list[Update]]:
+        """Return the tensor, and by which references it is to be remembered; changes nothing."""
+        if mem.mirrored:
+            self._hold_as(packet)
+        outputs = [self._section(packet, i, mem, held) for i in range(len(packet.sections))]
+        x_hat = merged([(rows, x) for rows, x, _ in outputs])
+        if not mem.mirrored:
+            return x_hat, []
+        self._check_sums(packet, held, x_hat)
+        return x_hat, [self._update(mem, [held[i] for i in rows], state) for rows, _, state in outputs]
+
+    def _update(self, mem: Memory, keys: list[int], state: Tensor | None) -> Update:
+        if state is None:
+            return [], []
+        keys, state = (keys[:1], state[None]) if mem.shared else (keys, state)
+        return keys, self._references.encode(state)
+
+    def _section(
+        self, packet: Packet, index: int, mem: Memory, held: Sequence[int]
+    ) -> tuple[list[int], Tensor, Tensor | None]:
+        section = packet.sections[index]
+        rows = [i for i, e in enumerate(packet.entries) if e.section == index]
+        if mem.mirrored is (section.mode is Mode.DIRECT):
+            raise PayloadError(f"a section in mode {section.mode.name} under memory {packet.memory}")
+        y_hat = _decode(section)
+        s = None
+        if section.mode is Mode.DELTA:
+            s = self._state(mem, [held[i] for i in rows], y_hat)
+        x_hat = mem.restore(y_hat, s)
+        return rows, x_hat, mem.advance(x_hat, s) if mem.mirrored else None
+
+    def _state(self, mem: Memory, keys: list[int], y_hat: Tensor) -> Tensor:
+        """Return the state of ``keys``; ``PayloadError`` where it or ``y_hat`` would be stretched to fit."""
+        keys = keys[:1] if mem.shared else keys
+        fits = state_shape(mem, tuple(y_hat.shape))  # type: ignore[arg-type]  # it is frozen
+        if any(self._references.shape(k) not in (fits, None) for k in keys):
+            raise PayloadError(f"a packet of {mem} does not fit the state held for its keys")
+        s = self._references.load(keys, y_hat.device)
+        return s[0] if mem.shared else s
+
+    def _check_versions(self, packet: Packet, mem: Memory, held: Sequence[int]) -> None:
+        wrong = []
+        for e, k in zip(packet.entries, held, strict=True):
+            mode, have = packet.sections[e.section].mode, self._versions.get(k, 0)
+            if (mode is Mode.DELTA and (not have or e.version != have + 1)) or (
+                mode is Mode.KEYFRAME and e.version <= have
+            ):
+                wrong.append((e.key, have + 1, e.version, k))
+        if wrong and mem.mirrored:
+            key, want, got, _ = wrong[0]
+            raise DesyncError(
+                f"sample {key}: expected version {want}, got {got}; ask the sender for a keyframe",
+                tuple(w[3] for w in wrong),
+            )
+
+    def _hold_as(self, packet: Packet) -> None:
+        if packet.spec.dtype != torch.float32:
+            raise PayloadError(f"values to remember are float32, not {packet.spec.dtype}")
+        codec = parse_codec(packet.references)
+        if codec != self._references.codec:
+            if self._versions:
+                raise PayloadError(
+                    f"a packet holds references as {codec!r}, the ones before as {self._references.codec!r}"
+                )
+            try:
+                check_holds(codec)
+            except InputError as e:
+                raise PayloadError(str(e)) from e
+            self._references.codec = codec
+
+    def _check_sums(self, packet: Packet, held: Sequence[int], x_hat: Tensor) -> None:
+        sums = checks(x_hat)
+        wrong = [i for i, (e, c) in enumerate(zip(packet.entries, sums, strict=True)) if e.check != c]
+        if wrong:
+            key = packet.entries[wrong[0]].key
+            message = f"sample {key}: the reconstruction differs from the sender's; ask for a keyframe"
+            raise DesyncError(message, tuple(held[i] for i in wrong))
+
+    def reset(self, keys: Iterable[int] | None = None) -> None:
+        """Forget some keys, or all: only a keyframe of theirs is accepted next."""
+        keys = list(self._versions) if keys is None else sample_ids(keys)
+        self._references.drop(keys)
+        for k in keys:
+            self._versions.pop(k, None)
+
+    def states(self) -> Iterator[dict[str, Tensor]]:
+        yield from super().states()
+        yield {"codec": torch.frombuffer(bytearray(repr(self._references.codec).encode()), dtype=torch.uint8)}
+
+    def load_states(self, parts: Iterable[Mapping[str, Tensor]]) -> None:
+        codec = self._take_over(parts)["codec"]
+        self._references.codec = parse_codec(bytes(codec.tolist()).decode())
+
+
+def _moved(packet: Packet, device: torch.device | str) -> Packet:
+    def moved(payload: Payload) -> Payload:
+        return Payload(payload.spec, tuple(p.to(device) for p in payload.parts))
+
+    return replace(packet, sections=tuple(replace(s, payload=moved(s.payload)) for s in packet.sections))
+
+
+def _decode(section: Section) -> Tensor:
+    y_hat = parse_codec(section.codec).decode(section.payload)
+    if tuple(y_hat.shape) != section.payload.spec.shape:
+        raise PayloadError(f"a payload decodes to {tuple(y_hat.shape)}, not {section.payload.spec.shape}")
+    return y_hat

@@ -1,0 +1,1 @@
+"""What commands share: options, errors, output, a live line."""

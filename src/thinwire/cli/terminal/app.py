@@ -1,0 +1,67 @@
+"""The program: its commands and what they share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import thinwire
+from thinwire.cli.compare import compare
+from thinwire.cli.demo import demo
+from thinwire.cli.doctor import doctor
+from thinwire.cli.emulate import emulate
+from thinwire.cli.follow import follow
+from thinwire.cli.inspect import inspect
+from thinwire.cli.plan import plan
+from thinwire.cli.publish import publish
+from thinwire.cli.recipes import recipes
+from thinwire.cli.relay import relay
+from thinwire.cli.report import report
+from thinwire.cli.terminal.errors import Command, Program
+from thinwire.cli.train import train
+
+EXIT_CODES = (
+    "Exit codes: 0 done, 2 bad input, 3 a peer or link lost, 4 an invalid measurement, 130 interrupted."
+)
+
+app = typer.Typer(
+    name="thinwire",
+    cls=Program,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    add_completion=False,
+    epilog=EXIT_CODES,
+)
+
+TRAINING, STATES, NETWORKS, LOOKING = "Train", "Share a state", "Networks", "Look"
+app.command(cls=Command, rich_help_panel=TRAINING)(train)
+app.command(cls=Command, rich_help_panel=TRAINING)(compare)
+app.add_typer(demo, name="demo", rich_help_panel=TRAINING)
+app.command(cls=Command, rich_help_panel=STATES)(publish)
+app.command(cls=Command, rich_help_panel=STATES)(follow)
+app.command(cls=Command, rich_help_panel=STATES)(inspect)
+app.command(rich_help_panel=NETWORKS, context_settings={"allow_interspersed_args": False})(emulate)
+app.command(cls=Command, rich_help_panel=NETWORKS)(plan)
+app.command(cls=Command, rich_help_panel=NETWORKS)(relay)
+app.command(cls=Command, rich_help_panel=LOOKING)(report)
+app.command(cls=Command, rich_help_panel=LOOKING)(recipes)
+app.command(cls=Command, rich_help_panel=LOOKING)(doctor)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"thinwire {thinwire.__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+]
+
+
+@app.callback()
+def program(version: Version = False) -> None:
+    """Fine-tune models across slow links by sending compressed changes instead of state."""

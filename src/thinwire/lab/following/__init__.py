@@ -1,0 +1,1 @@
+"""The state demo: one process trains, others follow its weights."""

@@ -1,0 +1,119 @@
+"""The state demo's display, on stderr: a live table on a terminal, a plain line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import suppress
+from typing import Any
+
+from thinwire.lab.following.record import Log, Record
+from thinwire.lab.records.progress import EVERY, megabytes
+
+HEAD = ("process", "", "version", "age", "last patch", "ratio", "came in all", "link", "pause")
+DASH = "–"
+
+
+def seconds(x: float | None) -> str:
+    """Return a time in words.
+
+    >>> seconds(0.0123), seconds(4.56), seconds(None)
+    ('12 ms', '4.6 s', '–')
+    """
+    return DASH if x is None else f"{x * 1e3:.0f} ms" if x < 1 else f"{x:.1f} s"
+
+
+def rows(record: Record) -> list[list[str]]:
+    """Return the table: the trainer, then its followers."""
+    last = record.published[-1] if record.published else {}
+    share = f"{last['changed'] / record.numel:.2%} of weights moved" if last and record.numel else DASH
+    found = [["trainer", _training(record, last), str(last.get("version", 1)), DASH, share, DASH,
+              f"sent {megabytes(last['sent'])}" if last else DASH, DASH,
+              seconds(last.get("publishing"))]]  # fmt: skip
+    return found + [_row(record, name, log) for name, log in record.followers.items()]
+
+
+def _training(record: Record, last: dict[str, Any]) -> str:
+    total = record.plan["steps"] * len(record.plan["rates"])
+    if not last:
+        return "loading" if not record.started else "first step"
+    return f"step {last['step']}/{total} at {last['rate']:g}, loss {last['loss']:.3f}"
+
+
+def _row(record: Record, name: str, log: Log) -> list[str]:
+    if log.joined is None:
+        return [name, log.role, *[DASH] * 7]
+    s, last = log.status, log.arrivals[-1] if log.arrivals else None
+    cut = len(log.cut) == 1
+    return [
+        name,
+        log.role,
+        str(s.get("held", DASH)),
+        seconds(s.get("age")),
+        megabytes(last["nbytes"]) if last else DASH,
+        f"{record.ratio(last['nbytes']):.0f}×" if last else DASH,
+        megabytes(log.wire_bytes),
+        "cut" if cut else "up" if s.get("connected") else "down",
+        seconds(s.get("pause")),
+    ]
+
+
+class Board:
+    """Show a record as it grows. ``quiet`` shows nothing."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self.quiet = quiet
+        self._last = -EVERY
+        self._live = None if quiet or not sys.stderr.isatty() else _live()
+
+    def update(self, record: Record) -> None:
+        """Show what is new."""
+        if self._live is not None:
+            self._live.update(_table(record))
+        elif not self.quiet and time.monotonic() - self._last >= EVERY:
+            self._last = time.monotonic()
+            text = "; ".join(" ".join(c for c in (r[0], *_plain(r)) if c) for r in rows(record))
+            sys.stderr.write(f"{record.now:5.0f} s  {text}\n")
+            sys.stderr.flush()
+
+    def close(self) -> None:
+        """Leave the last picture. Harmless twice."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+            self.quiet = True
+
+
+def _plain(row: list[str]) -> list[str]:
+    name, what, version, age, patch, ratio, came, link, _ = row
+    if name == "trainer":
+        return [what, f"({patch})" if patch != DASH else ""]
+    if link == DASH:
+        return ["not here yet"]
+    return [f"v{version}", f"age {age}", f"{patch} = {ratio}" if patch != DASH else "", came, link]
+
+
+def _live() -> Any:
+    with suppress(ImportError):
+        from rich.console import Console
+        from rich.live import Live
+
+        live = Live(console=Console(stderr=True), refresh_per_second=4)
+        live.start()
+        return live
+    return None
+
+
+def _table(record: Record) -> Any:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*HEAD, box=None, pad_edge=False)
+    for row in rows(record):
+        table.add_row(*row)
+    written = [t for log in record.followers.values() for t in log.texts]
+    if not written:
+        return table
+    said = " ".join(written[-1]["text"].split())
+    return Group(table, Text(f"weights of step {written[-1]['step']} write: {said}", style="italic"))

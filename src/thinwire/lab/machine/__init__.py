@@ -1,0 +1,1 @@
+"""This computer: processor, memory, cache folder, addresses, signals."""

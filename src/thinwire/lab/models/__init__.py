@@ -1,0 +1,1 @@
+"""Models by name or folder: their weights, stages, adapters and tokenizers."""

@@ -1,0 +1,216 @@
+"""Options of any engine: one frozen dataclass, from which command line, TOML keys and records follow.
+
+Each field carries its help text and its limits, so that none of these can drift apart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import math
+import tomllib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from thinwire.types import InputError
+
+WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+EVERY = ("eval_every", "checkpoint_every", "save_every")  # options of what is done every so many steps
+LORA_RATE = 2e-4  # ten times that of full fine-tuning, as is usual for adapters
+COUNTED = 10**9  # more than any run has, and small enough for every count that is made of it
+
+
+def option(
+    default: Any,
+    panel: str,
+    text: str,
+    *,
+    metavar: str = "",
+    choices: tuple[str, ...] = (),
+    least: float | None = None,
+    most: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    free: bool = False,
+    alike: bool | None = None,
+) -> Any:
+    """Return a field of ``Options``.
+
+    ``panel`` is its heading in the help, ``text`` one sentence. A number is at ``least``, at ``most``,
+    ``above`` and ``below`` what is given. ``free``: a resumed run may change it. ``alike``: all ranks must
+    have the same; all but the free ones, unless told otherwise.
+    """
+    limits = {"least": least, "most": most, "above": above, "below": below}
+    about: dict[str, Any] = {"panel": panel, "help": text, "metavar": metavar, "choices": choices}
+    about |= {"limits": limits, "free": free, "alike": not free if alike is None else alike}
+    return field(default=default, metadata=about)
+
+
+@dataclass(frozen=True)
+class Options:
+    """The base of a configuration: validated when made.
+
+    Errors: ``InputError``, one sentence that names the option, the value and the remedy.
+    """
+
+    def __post_init__(self) -> None:
+        for name, value in typed(self).items():
+            object.__setattr__(self, name, value)
+        check_fields(self)
+        self.check()
+
+    def check(self) -> None:
+        """Raise ``InputError`` for the first option that does not go with the others."""
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a validated copy with ``changes``."""
+        return dataclasses.replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values, every option by name."""
+        return dataclasses.asdict(self)
+
+    def to_json(self) -> str:
+        """Return one line of JSON."""
+        return json.dumps(self.to_dict())
+
+    @classmethod
+    def names(cls, **about: Any) -> list[str]:
+        """Return the options' names: all, or those whose field says so, as in ``names(free=True)``."""
+        return [f.name for f in dataclasses.fields(cls) if about.items() <= dict(f.metadata).items()]
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], where: str = "the configuration") -> Self:
+        """Build from plain values; an unknown key is an ``InputError`` that names the nearest option."""
+        for key in values:
+            known(key, cls.names(), where)
+        return cls(**values)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read back what ``to_json`` wrote."""
+        try:
+            values = json.loads(text)
+        except ValueError as e:
+            wrote = f"{cls.__name__}.to_json"
+            raise InputError(f"the configuration is not JSON ({e}); pass what {wrote} wrote") from e
+        if not isinstance(values, dict):
+            raise InputError(f"the configuration is {type(values).__name__}, not an object of options")
+        return cls.from_dict(values)
+
+    @classmethod
+    def read_toml(cls, path: str | Path) -> dict[str, Any]:
+        """Return the options in a TOML file, keys with ``-`` or ``_``, checked to be known ones.
+
+        Errors: ``InputError`` for a missing or broken file and for unknown keys.
+        """
+        try:
+            values = tomllib.loads(Path(path).read_text("utf-8"))
+        except OSError as e:
+            why = e.strerror or e
+            raise InputError(f"cannot read --config {path}: {why}; give a readable TOML file") from e
+        except ValueError as e:
+            raise InputError(
+                f"--config {path} is not valid TOML: {e}; see docs/run-record.md for an example"
+            ) from e
+        options = {key.replace("-", "_"): value for key, value in values.items()}
+        for key in options:
+            known(key, cls.names(), f"--config {path}")
+        return options
+
+
+def flag(name: str) -> str:
+    """Return the command line's spelling of a field."""
+    return "--" + name.replace("_", "-")
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return ``; did you mean X`` for the closest known word, or an empty string."""
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {found[0]}" if found else ""
+
+
+def known(key: str, names: list[str], where: str) -> None:
+    """Raise ``InputError`` unless ``key`` is one of ``names``."""
+    if key not in names:
+        hint = nearest(key, names) or f"; the options are {', '.join(sorted(names))}"
+        raise InputError(f"{where} has the unknown option {key!r}{hint}")
+
+
+def typed(config: Options) -> dict[str, Any]:
+    """Return every field's value in its declared type; ``InputError`` where it is of another one."""
+    hints = typing.get_type_hints(type(config))
+    return {
+        f.name: _coerce(f.name, getattr(config, f.name), hints[f.name]) for f in dataclasses.fields(config)
+    }
+
+
+def _coerce(name: str, value: Any, hint: Any) -> Any:
+    want = _plain(hint)
+    if value is None and want is not hint:
+        return None
+    if want is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, want) or (isinstance(value, bool) and want is not bool):
+        raise InputError(f"{flag(name)} takes {WORDS[want]}, not {value!r}")
+    if want is float and not math.isfinite(value):
+        raise InputError(f"{flag(name)} is {value}; give a finite number")
+    return value
+
+
+def from_text(cls: type, name: str, text: Any) -> Any:
+    """Return an option's text in its field's type; flags come as they are."""
+    want = _plain(typing.get_type_hints(cls)[name])
+    if not isinstance(text, str) or want is str:
+        return text
+    try:
+        return want(text)
+    except ValueError as e:
+        raise InputError(f"{flag(name)} takes {WORDS[want]}, not {text!r}") from e
+
+
+def _plain(hint: Any) -> Any:
+    if isinstance(hint, types.UnionType):
+        return next(h for h in typing.get_args(hint) if h is not type(None))
+    return hint
+
+
+def check_fields(config: Options) -> None:
+    """Raise ``InputError`` for the first value that is unknown to its field, out of its limits, or blank."""
+    for f in dataclasses.fields(config):
+        value = getattr(config, f.name)
+        if value is not None:
+            _check_value(flag(f.name), value, f)
+
+
+def _check_value(name: str, value: Any, f: dataclasses.Field[Any]) -> None:
+    choices, limits = f.metadata["choices"], f.metadata["limits"]
+    if choices and value not in choices:
+        hint = nearest(str(value), choices) or f"; it can be {', '.join(choices)}"
+        raise InputError(f"{name} {value!r} is unknown{hint}")
+    if isinstance(value, str) and not value.strip() and f.default != "":
+        raise InputError(f"{name} is empty; give a value or leave the option out")
+    for bound, words, fits in (
+        ("least", "at least", value.__class__.__ge__),
+        ("most", "at most", value.__class__.__le__),
+        ("above", "above", value.__class__.__gt__),
+        ("below", "below", value.__class__.__lt__),
+    ):
+        limit = limits[bound]
+        if limit is not None and not fits(value, type(value)(limit)):
+            raise InputError(f"{name} is {value}; it must be {words} {limit}")
+
+
+def learning_rate(options: Mapping[str, Any]) -> float:
+    """Return the peak learning rate of ``options``, a configuration as plain values, the default resolved."""
+    given: float | None = options.get("lr")
+    if given is not None:
+        return given
+    if options.get("lora"):
+        return LORA_RATE
+    return 1e-3 if options.get("init") == "random" or options.get("model") == "gpt2-lab" else 2e-5

@@ -1,0 +1,1 @@
+"""Plans before a run: order, cut, schedule and recipe for given machines."""

@@ -1,0 +1,1 @@
+"""The processes of a run: where they live, how they meet, what they tell each other."""

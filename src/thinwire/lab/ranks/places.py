@@ -1,0 +1,156 @@
+"""Where a run's ranks live: on this machine, or on emulated machines with a network between them."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import torch.distributed as dist
+
+from thinwire.lab.emulator import lift
+from thinwire.lab.ranks.config import RunConfig
+from thinwire.lab.records.writer import RUN, load_run, write_json
+from thinwire.links.profile import profiles
+from thinwire.links.tcp import congestion
+from thinwire.types import MeasurementError
+
+CUBIC = "cubic"  # the congestion control of emulated links unless told: what most machines have
+OPENING = 60.0  # seconds that this process has to reach its own store; --deadline is for waits on others
+Rank = subprocess.Popen[str]
+
+
+class Place(AbstractContextManager["Place"], Protocol):
+    """Starts the ranks of one run."""
+
+    def start(self, config: RunConfig, rank: int) -> Rank:
+        """Start one rank, whose error comes on stdout and which ends with its stdin."""
+        ...
+
+    def require_alive(self) -> None:
+        """Raise ``MeasurementError`` if the network between the ranks is gone."""
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the emulated network was and how it kept time; nothing without one."""
+        ...
+
+    def book(self, out: Path) -> None:
+        """Complete the record of a run that has ended; ``MeasurementError`` if it measured nothing valid."""
+        ...
+
+
+def place_of(config: RunConfig) -> Place:
+    """Return where the ranks of ``config`` are to live."""
+    return Emulated(config) if config.emulate else Here()
+
+
+class Here(ExitStack):
+    """This machine: loopback, with a store of the launcher's for the ranks to meet at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._store = _loopback_store()
+
+    def start(self, config: RunConfig, rank: int) -> Rank:
+        rendezvous = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(self._store.port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+        }
+        command, options = _command(_environment(config, rank, config.to_dict(), rendezvous))
+        return subprocess.Popen(command, **options)
+
+    def require_alive(self) -> None:
+        pass
+
+    def describe(self) -> dict[str, Any]:
+        return {}
+
+    def book(self, out: Path) -> None:
+        pass
+
+
+class Emulated(ExitStack):
+    """A network namespace a rank, and between them links of ``config``'s shape under the kernel's TCP."""
+
+    def __init__(self, config: RunConfig) -> None:
+        from thinwire.lab.emulator.session import Emulation
+
+        super().__init__()
+        shapes = profiles(config.link.split(";"), config.ranks)
+        machines = {congestion.AUTO: CUBIC, congestion.SYSTEM: congestion.system() or CUBIC}
+        control = machines.get(config.congestion, config.congestion)
+        self._net = Emulation(shapes, control, config.seed)
+
+    def __enter__(self) -> Self:
+        with ExitStack() as opening:  # which a check that fails closes again: nobody else would
+            opening.enter_context(self._net)
+            self._net.check()
+            self.enter_context(opening.pop_all())
+        return self
+
+    def start(self, config: RunConfig, rank: int) -> Rank:
+        more = self._net.environment(rank) | {"GLOO_SOCKET_IFNAME": "lo"}
+        more["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # torch warns that these addresses have no names
+        own = config.to_dict() | {"host": self._net.address(rank)}
+        command, options = _command(_environment(config, rank, own, more))
+        return lift.start(self._net, rank, command, **options)
+
+    def require_alive(self) -> None:
+        self._net.require_alive()
+
+    def describe(self) -> dict[str, Any]:
+        return self._net.describe()
+
+    def book(self, out: Path) -> None:
+        record = load_run(out)
+        try:
+            record.link.emulator = self.describe()
+            record.link.lateness_s = self._net.lateness().mean
+            self._net.verdict()
+        except MeasurementError as e:
+            record.status = "invalid"
+            record.notes.append(str(e))
+            raise
+        finally:
+            write_json(out / RUN, record.to_dict())
+
+
+def _environment(
+    config: RunConfig, rank: int, own: Mapping[str, Any], more: Mapping[str, str]
+) -> dict[str, str]:
+    environment = {k: v for k, v in os.environ.items() if k != "TORCHELASTIC_USE_AGENT_STORE"}
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": config.ranks}
+    environment |= {**more, **{k: str(v) for k, v in place.items()}}
+    # However many machines it plays, this one's cores are shared by all ranks.
+    return environment | {"LOCAL_WORLD_SIZE": str(config.ranks), "THINWIRE_CONFIG": json.dumps(own)}
+
+
+def _command(environment: dict[str, str]) -> tuple[list[str], dict[str, Any]]:
+    # The open stdin tells a rank that its launcher is gone; stdout carries its error as a line of JSON.
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    options = pipes | {"env": environment, "start_new_session": True}
+    return [sys.executable, "-m", "thinwire.lab.train.worker"], options
+
+
+def _loopback_store() -> dist.TCPStore:
+    """Return a store that listens on loopback only; by itself torch's listens on every address."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    return dist.TCPStore(
+        "127.0.0.1",
+        port,
+        None,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=OPENING),
+        master_listen_fd=listener.detach(),
+    )

@@ -1,0 +1,1 @@
+"""Run records: what every run leaves, written, read and summed."""

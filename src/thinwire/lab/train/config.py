@@ -1,0 +1,45 @@
+"""The configuration of a training run, from which options, TOML keys and records all follow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from thinwire.lab.options import learning_rate
+from thinwire.lab.train import checks
+from thinwire.lab.train.fields import TrainFields
+
+
+@dataclass(frozen=True)
+class TrainConfig(TrainFields):
+    """Say everything a run needs; validated when made.
+
+    Errors: ``InputError``, one sentence that names the option, the value and the remedy.
+
+    >>> TrainConfig(recipe="fp32", steps=20).planned_steps
+    20
+    """
+
+    def check(self) -> None:
+        """Raise ``InputError`` for the first option that does not go with the others."""
+        checks.check(self)
+        super().check()
+
+    @property
+    def learning_rate(self) -> float:
+        """Peak learning rate, the default resolved."""
+        return learning_rate(self.to_dict())
+
+    def warnings(self) -> list[str]:
+        """Return what the user should know before the run, one sentence each."""
+        notes = []
+        if self.lora and (self.init == "random" or self.model == "gpt2-lab"):
+            notes.append(
+                "--lora trains adapters alone, and here what they adapt stays at its random weights."
+            )
+        if self.auto_resume and not self.checkpoint_every:
+            notes.append(
+                "--auto-resume without --checkpoint-every writes nothing that a next run could go on from."
+            )
+        elif self.resume and not self.checkpoint_every:
+            notes.append("resumed without --checkpoint-every, so this part of the run writes no checkpoint.")
+        return notes

@@ -1,0 +1,227 @@
+"""The options of a training run, each with its help, its limits, and what a resumed run may change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from thinwire.lab.options import COUNTED, option
+from thinwire.lab.ranks.config import JOB, OUTPUT, RunConfig
+
+DEFAULT_STEPS = 100
+PIPELINE = "Pipeline"
+OPTIMISATION = "Optimisation"
+EVALUATION = "Evaluation and checkpoints"
+
+
+@dataclass(frozen=True)
+class TrainFields(RunConfig):
+    """The fields of ``TrainConfig``."""
+
+    recipe: str = option(
+        "thinwire",
+        JOB,
+        "What crosses stage boundaries: a name from `thinwire recipes`, parameters as in aqsgd:fw=4,bw=8.",
+        metavar="NAME[:K=V,...]",
+    )
+    model: str = option(
+        "smollm2-135m",
+        JOB,
+        "smollm2-135m, gpt2-lab, gpt2, gpt2-medium, gpt2-xl, a local Hugging Face folder, or a hub name.",
+        metavar="MODEL",
+    )
+    init: str | None = option(
+        None,
+        JOB,
+        "'random' starts from random weights; never done silently.",
+        metavar="random",
+        choices=("random",),
+    )
+    data: str = option(
+        "shakespeare",
+        JOB,
+        "shakespeare, wikitext-2, a UTF-8 text file, one of JSON lines (.jsonl), or a folder of them.",
+        metavar="DATA",
+    )
+    text_field: str = option(
+        "text", JOB, "Where in a JSON line its text is, a document of its own.", metavar="NAME"
+    )
+    prompt_field: str = option(
+        "", JOB, "Where in a JSON line is what stands before its text and is not learnt.", metavar="NAME"
+    )
+    seq: int = option(128, JOB, "Tokens in a sample.", metavar="TOKENS", least=2)
+    out: str = option(
+        "runs/train",
+        JOB,
+        "Folder of the run; a run there is replaced, with its model, unless this one resumes it.",
+        metavar="DIR",
+        free=True,
+    )
+
+    stages: int = option(2, PIPELINE, "Pipeline stages the model is cut into, 2 to 4.", metavar="N")
+    cut: str | None = option(
+        None,
+        PIPELINE,
+        "Layers of each stage, as in 19,11; 'measured' times every machine (default: balanced by cost).",
+        metavar="N,N,...",
+    )
+    schedule: str = option(
+        "eager1f1b",
+        PIPELINE,
+        "eager1f1b (hides round trips), 1f1b (least memory), gpipe, interleaved1f1b (4 stages, 2 processes).",
+        metavar="NAME",
+        choices=("eager1f1b", "1f1b", "gpipe", "interleaved1f1b"),
+    )
+    microbatches: int = option(
+        4, PIPELINE, "Micro-batches a batch is cut into.", metavar="N", least=1, most=2**16 - 1
+    )
+    overlap: bool = option(
+        True,
+        PIPELINE,
+        "Encode and decode on threads beside the compute; the results are the same bits.",
+        free=True,
+    )
+    references: str = option(
+        "memory",
+        PIPELINE,
+        "Where references live: memory, or disk[:FOLDER][,memory=SIZE] for more than memory holds.",
+        metavar="PLACE",
+        free=True,
+    )
+
+    steps: int | None = option(
+        None,
+        OPTIMISATION,
+        f"Optimiser steps (default {DEFAULT_STEPS}, unless --epochs is given).",
+        metavar="N",
+        least=1,
+        most=COUNTED,
+    )
+    epochs: int | None = option(
+        None,
+        OPTIMISATION,
+        "Passes over the samples; with --steps N: E passes of N/E steps each.",
+        metavar="E",
+        least=1,
+        most=COUNTED,
+    )
+    batch: int = option(8, OPTIMISATION, "Samples in an optimiser step.", metavar="SAMPLES", least=1)
+    lr: float | None = option(
+        None,
+        OPTIMISATION,
+        "Peak learning rate (default 2e-5; with --lora 2e-4; from random weights 1e-3).",
+        metavar="RATE",
+        above=0,
+    )
+    lr_schedule: str = option(
+        "constant",
+        OPTIMISATION,
+        "constant, linear (to zero) or cosine (to zero).",
+        metavar="NAME",
+        choices=("constant", "linear", "cosine"),
+    )
+    warmup: int = option(
+        0, OPTIMISATION, "Steps of linear warm-up from zero.", metavar="STEPS", least=0, most=COUNTED
+    )
+    weight_decay: float = option(0.0, OPTIMISATION, "AdamW's decoupled weight decay.", metavar="X", least=0)
+    lora: int = option(
+        0,
+        OPTIMISATION,
+        "Train low-rank adapters of this rank on every linear layer instead of all weights; 0 is off.",
+        metavar="RANK",
+        least=0,
+    )
+    grad_clip: float = option(
+        1.0, OPTIMISATION, "Largest gradient norm over all stages; 0 is off.", metavar="NORM", least=0
+    )
+    dropout: float = option(
+        0.0,
+        OPTIMISATION,
+        "Dropout of the model and of adapters' inputs, each sample's masks the same at each visit.",
+        metavar="P",
+        least=0,
+        below=1,
+    )
+    dtype: str = option(
+        "auto",
+        OPTIMISATION,
+        "auto (bf16 autocast where the processor has it), fp32 or bf16.",
+        metavar="NAME",
+        choices=("auto", "fp32", "bf16"),
+    )
+
+    eval_samples: int = option(
+        16,
+        EVALUATION,
+        "Samples in each uncompressed evaluation, held-out and training slice; 0 is off.",
+        metavar="N",
+        least=0,
+        most=COUNTED,
+    )
+    eval_every: int = option(
+        0,
+        EVALUATION,
+        "Also evaluate every so many steps; 0 is off.",
+        metavar="STEPS",
+        least=0,
+        most=COUNTED,
+        free=True,
+        alike=True,
+    )
+    checkpoint_every: int = option(
+        0,
+        EVALUATION,
+        "Write a checkpoint every so many steps; 0 is off.",
+        metavar="STEPS",
+        least=0,
+        most=COUNTED,
+        free=True,
+        alike=True,
+    )
+    resume: bool = option(
+        False, EVALUATION, "Go on from the last checkpoint in --out.", free=True, alike=True
+    )
+    auto_resume: bool = option(
+        False,
+        EVALUATION,
+        "Go on as --resume does where there is a checkpoint; else start anew.",
+        free=True,
+        alike=True,
+    )
+    save_model: bool = option(
+        True,
+        EVALUATION,
+        "Write OUT/model/, which from_pretrained loads. With --lora, OUT/adapter/ is written in any case.",
+        free=True,
+        alike=True,
+    )
+    save_every: int = option(
+        0,
+        EVALUATION,
+        "Also write what is saved every so many steps, each time in the place of the last; 0 is off.",
+        metavar="STEPS",
+        least=0,
+        most=COUNTED,
+        free=True,
+        alike=True,
+    )
+    save_dtype: str = option(
+        "fp32",
+        EVALUATION,
+        "Numbers of what is saved: fp32, or bf16 with half the bytes, also of those that cross links for it.",
+        metavar="NAME",
+        choices=("fp32", "bf16"),
+        free=True,
+        alike=True,
+    )
+
+    tensorboard: bool = option(True, OUTPUT, "Write TensorBoard event files beside the records.", free=True)
+
+    @property
+    def ranks(self) -> int:
+        """Processes the run needs: one a stage, or one for two stages when they are interleaved."""
+        return self.stages // 2 if self.schedule == "interleaved1f1b" else self.stages
+
+    @property
+    def planned_steps(self) -> int | None:
+        """Optimiser steps, or ``None`` where the epochs and the data decide."""
+        return DEFAULT_STEPS if self.steps is None and self.epochs is None else self.steps

@@ -1,0 +1,180 @@
+"""What a run needs before its first process starts: recipe, link, model, cut, samples, all checked."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thinwire.lab.data.batches import Batches
+from thinwire.lab.data.corpus import Corpus, load_corpus
+from thinwire.lab.data.packing import pack
+from thinwire.lab.machine.cache import cache_folder, writing
+from thinwire.lab.models.cuts import counted_costs, cut_layers
+from thinwire.lab.models.folder import check_unread
+from thinwire.lab.models.lora import require_peft
+from thinwire.lab.models.source import ModelSource, resolve_model
+from thinwire.lab.models.tokenizer import tokenise
+from thinwire.lab.train.checks import MEASURED
+from thinwire.lab.train.config import TrainConfig
+from thinwire.links.shape import LinkShape
+from thinwire.recipes.pipeline import Recipe, parse_recipe
+from thinwire.replacing import replacing
+from thinwire.types import InputError, require
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run, resolved. ``train`` and ``heldout`` are packed blocks [N, seq + 1]; a block's row is its id.
+
+    ``shape`` is for the in-process shaper: none where the network itself is emulated.
+    """
+
+    config: TrainConfig
+    recipe: Recipe
+    shape: LinkShape
+    source: ModelSource
+    cut: list[range]
+    train: Tensor
+    heldout: Tensor
+    batches: Batches
+    notes: tuple[str, ...]
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps of the whole run."""
+        return len(self.batches)
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of the samples, training and held-out."""
+        found = hashlib.blake2b(digest_size=16)
+        for blocks in (self.train, self.heldout):
+            found.update(blocks.contiguous().numpy().data)
+        return found.hexdigest()
+
+    def eval_blocks(self) -> tuple[Tensor, Tensor]:
+        """Return the held-out blocks and the slice of the visited training blocks that are evaluated.
+
+        Whole batches, at most ``eval_samples`` rounded up: the schedule's buffers have one size.
+        """
+        batch = self.config.batch
+        wanted = -(-self.config.eval_samples // batch) * batch
+        seen = self.train[self.batches.samples()[:wanted]]
+        return tuple(b[: min(wanted, len(b) // batch * batch)] for b in (self.heldout, seen))  # type: ignore[return-value]
+
+
+def prepare(config: TrainConfig) -> Job:
+    """Resolve a configuration; ``InputError`` for whatever does not fit, before anything is started."""
+    recipe = parse_recipe(config.recipe)
+    shape = LinkShape() if config.emulate else LinkShape.parse(config.link)
+    corpus = _corpus(config.data, config.text_field, config.prompt_field)
+    _check_saved(config)
+    source = resolve_model(config.model, config.init, corpus, config.dropout)
+    require(
+        config.seq <= source.max_seq,
+        InputError,
+        f"--seq {config.seq} is more than the {source.max_seq} positions of {config.model}; use fewer",
+    )
+    _check_trained(config, source)
+    cut = cut_layers(
+        counted_costs(source.config),
+        config.stages,
+        None if config.cut == MEASURED else config.cut,
+        config.ranks,
+    )
+    train = pack(_tokens(source.tokenizer, corpus, "train"), config.seq)
+    heldout = pack(_tokens(source.tokenizer, corpus, "heldout"), config.seq)
+    batches = Batches(len(train), config.batch, config.planned_steps, config.epochs, config.seed, config.seq)
+    if config.eval_samples:
+        require(
+            len(heldout) >= config.batch,
+            InputError,
+            f"the held-out text has {len(heldout)} blocks of {config.seq} tokens, a batch is {config.batch}; "
+            "use a longer text, a smaller --batch or --seq, or --eval-samples 0",
+        )
+    require(
+        config.warmup <= len(batches),
+        InputError,
+        f"--warmup is {config.warmup} steps, more than the run's {len(batches)}; lower it",
+    )
+    notes = (*config.warnings(), *source.notes, *_of_prompts(train))
+    return Job(config, recipe, shape, source, cut, train, heldout, batches, notes)
+
+
+def _check_saved(config: TrainConfig) -> None:
+    """Raise ``InputError`` where the model that a run saves would not be what is read there later."""
+    if not config.save_model:
+        return
+    folder = Path(config.out) / "model"
+    check_unread(folder)
+    own = Path(config.model).expanduser().resolve() == folder.resolve()
+    require(
+        not (own and config.save_every),
+        InputError,
+        f"--model {config.model} is where --save-every would replace it, and --resume would miss it; "
+        "take another --out",
+    )
+    require(
+        not (own and config.lora),
+        InputError,
+        f"--model {config.model} is where the model with its adapters merged in is saved, but the adapters "
+        "are for the model as it was; take another --out, or --no-save-model",
+    )
+
+
+def _check_trained(config: TrainConfig, source: ModelSource) -> None:
+    """Raise ``InputError`` for adapters or dropout that this model cannot have."""
+    if config.lora:
+        require_peft()
+        width = source.config.hidden_size
+        require(
+            config.lora <= width,
+            InputError,
+            f"--lora {config.lora} is more than the {width} channels of {config.model}; 4 to 64 are usual",
+        )
+    require(
+        not config.dropout or config.lora > 0 or source.dropout > 0.0,
+        InputError,
+        f"--dropout {config.dropout} has nothing to drop: models of type {source.config.model_type} have "
+        "dropout of attention probabilities alone, which cannot be drawn by sample; use 0, or --lora",
+    )
+
+
+def _of_prompts(blocks: Tensor) -> list[str]:
+    wanted = blocks[:, 1:]
+    share = int((wanted >= 0).sum()) / wanted.numel()
+    return (
+        [f"prompts are read but not learnt: losses are over {share:.0%} of the tokens"] if share < 1 else []
+    )
+
+
+@lru_cache(maxsize=4)
+def _corpus(name: str, field: str, prompt: str) -> Corpus:
+    return load_corpus(name, field, prompt)
+
+
+def _tokens(tokenizer: Any, corpus: Corpus, part: str) -> Tensor:
+    """Return the token ids of one part of a corpus, kept in the cache folder: tokenising costs seconds."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    rules = backend.to_str() if backend is not None else repr(sorted(tokenizer.get_vocab().items()))
+    vocabulary = hashlib.blake2b(rules.encode()).hexdigest()
+    documents = getattr(corpus, part)
+    end = f":{tokenizer.eos_token_id}" if len(documents) > 1 else ""
+    name = hashlib.blake2b(f"{corpus.digest(part)}:{vocabulary}{end}".encode()).hexdigest()[:32]
+    file = cache_folder() / "tokens" / f"{name}.safetensors"
+    from safetensors.torch import load_file, save_file
+
+    if file.is_file():
+        return load_file(file)["tokens"].to(torch.int64)
+    tokens = tokenise(tokenizer, *documents)
+    with writing(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(file) as temporary:
+            save_file({"tokens": tokens.to(torch.int32)}, temporary)
+    return tokens

@@ -1,0 +1,231 @@
+"""Start the ranks of a run on this machine and watch over them, or join as one rank under torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import IO
+
+from thinwire import types
+from thinwire.lab.machine.files import check_out
+from thinwire.lab.machine.interrupts import held_back, stopped_by_signals
+from thinwire.lab.machine.network import check_own
+from thinwire.lab.ranks.places import Place, Rank, place_of
+from thinwire.lab.ranks.rendezvous import place, under_torchrun
+from thinwire.lab.records.recount import recount
+from thinwire.lab.records.writer import METRICS, RUN, load_run, read_metrics, write_json
+from thinwire.lab.train.config import TrainConfig
+from thinwire.lab.train.job import Job, prepare
+from thinwire.links.security import is_loopback
+from thinwire.types import InputError, LinkError, MeasurementError, ThinwireError, require
+
+GRACE = 10.0  # seconds for ranks to leave by themselves once one has failed
+POLL = 0.1
+
+
+def _check_reach(config: TrainConfig) -> None:
+    """Raise ``InputError`` where this rank would tell others, on other machines, a loopback address."""
+    rank, size = place()
+    if config.relay is not None or config.advertise is not None or not is_loopback(config.host):
+        return
+    if rank == size - 1:  # which only dials
+        return
+    master = os.environ["MASTER_ADDR"]
+    near = str(size) == os.environ.get("LOCAL_WORLD_SIZE") or is_loopback(master)
+    require(
+        near or master in (socket.gethostname(), socket.getfqdn()),
+        InputError,
+        f"the ranks meet at {master}, but others cannot reach this one at --host {config.host}; "
+        "give its address in their network as --host, on each rank but the last",
+    )
+
+
+def launch(config: TrainConfig) -> Path:
+    """Run ``config`` and return its folder.
+
+    Under torchrun this process is one of the ranks; elsewhere it starts them all and waits.
+    Errors: what the first failing rank raised; ``LinkError`` naming a rank that died; ``KeyboardInterrupt``
+    once all ranks have stopped, after a Ctrl-C, SIGTERM or SIGHUP. No process is left behind.
+    """
+    if under_torchrun(config):
+        require(
+            not config.emulate,
+            InputError,
+            "--emulate starts all ranks itself, but RANK is set; leave torchrun out, or --emulate",
+        )
+        _check_reach(config)
+        if os.environ["RANK"] == "0" or config.save_model or config.lora or config.checkpoint_every:
+            check_out(config.out)  # or what was trained could not be kept
+        from thinwire.lab.train.run import run_rank
+
+        run_rank(config)
+        if os.environ["RANK"] == "0":  # whose record it is
+            _check_inherited(config)
+        return Path(config.out)
+    check_out(config.out)
+    if not config.emulate and config.relay is None:
+        check_own(config.host)
+    _check_resume(prepare(config))
+    out, started = Path(config.out), time.time()
+    ranks: list[Rank] = []
+    with ExitStack() as stack:
+        stack.enter_context(stopped_by_signals())
+        place = _enter(stack, config)
+        try:
+            for rank in range(config.ranks):
+                with held_back():  # or one could be started that nobody knows of
+                    ranks.append(place.start(config, rank))
+            _watch(ranks, place, out)
+        except BaseException as error:
+            _stop(ranks, signal.SIGTERM)
+            _close_record(out, error, started, place)
+            raise
+        finally:
+            _stop(ranks, signal.SIGKILL)
+        place.book(out)
+    _check_inherited(config)
+    return out
+
+
+def _enter(stack: ExitStack, config: TrainConfig) -> Place:
+    """Enter the place of a run, and say of a network that is not as asked for whose record there is."""
+    try:
+        return stack.enter_context(place_of(config))
+    except MeasurementError as e:
+        file = Path(config.out) / RUN
+        earlier = f"; {file} is that of an earlier run" if file.exists() else ""
+        raise MeasurementError(f"{e}{earlier}") from e
+
+
+def _check_resume(job: Job) -> None:
+    """Raise ``InputError`` before anything is started where a run could not go on from what is there."""
+    from thinwire.lab.train.resume import check, check_own, newest_here
+
+    config = job.config
+    if config.resume or (config.auto_resume and newest_here(Path(config.out), config.ranks) is not None):
+        check(job)
+    elif config.auto_resume:
+        for rank in range(config.ranks):
+            check_own(job, rank)
+
+
+def _check_inherited(config: TrainConfig) -> None:
+    """Raise ``MeasurementError`` where a run went on from what was no measurement."""
+    if config.resume or config.auto_resume:
+        from thinwire.lab.train.resume import inherited
+
+        why = inherited(load_run(config.out))
+        if why is not None:
+            raise MeasurementError(why)
+
+
+def _watch(ranks: list[Rank], place: Place, out: Path) -> None:
+    """Wait for all ranks; raise for the one that failed first, once the others had time to say why."""
+    failed_at: float | None = None
+    died: dict[int, float] = {}
+    while None in [p.poll() for p in ranks]:  # a list: each of them must be asked
+        for i, p in enumerate(ranks):
+            if p.returncode and i not in died:
+                died[i] = time.monotonic()
+        if died:
+            failed_at = failed_at or min(died.values())
+            # A lost peer may be another's fault, which that one is about to tell; other failures say it all.
+            if any(_certain(p) for p in ranks) or time.monotonic() - failed_at > GRACE:
+                break
+        place.require_alive()  # or its ranks would blame each other
+        time.sleep(POLL)
+    if any(p.returncode for p in ranks):
+        raise _reason(sorted(range(len(ranks)), key=lambda i: died.get(i, time.monotonic())), ranks, out)
+
+
+def _certain(p: Rank) -> bool:
+    return p.returncode not in (None, 0, LinkError.exit_code)
+
+
+def _reason(order: list[int], ranks: list[Rank], out: Path) -> BaseException:
+    """Return the error to show, given the ranks in the order in which they ended."""
+    for i in order:
+        p = ranks[i]
+        if p.returncode is not None and p.returncode < 0:
+            name = signal.Signals(-p.returncode).name
+            return LinkError(f"rank {i} was ended by {name}; {_again(out, len(ranks))}")
+    errors = [e for i in order if ranks[i].returncode and (e := _error(ranks[i].stdout))]
+    if any(isinstance(e, KeyboardInterrupt) for e in errors):
+        return KeyboardInterrupt()
+    # One rank's own trouble makes the others lose a peer: the cause is the more telling.
+    causes = [e for e in errors if not isinstance(e, LinkError)]
+    found = next(iter(causes + errors), None)
+    if found is not None:
+        return found
+    i, code = next((i, ranks[i].returncode) for i in order if ranks[i].returncode)
+    return ThinwireError(f"rank {i} failed with exit code {code}; its messages are above")
+
+
+def _again(out: Path, ranks: int) -> str:
+    from thinwire.lab.train.resume import newest_here
+
+    step = newest_here(out, ranks)
+    return "start again" if step is None else f"start again, with --resume from the checkpoint of step {step}"
+
+
+def _error(stream: IO[str] | None) -> BaseException | None:
+    for line in (stream.read() if stream else "").splitlines():
+        try:
+            said = json.loads(line)
+            name, text = said["error"], said["text"]
+        except (ValueError, KeyError, TypeError):
+            continue
+        if name == "KeyboardInterrupt":
+            return KeyboardInterrupt()
+        cls = getattr(types, name, ThinwireError)
+        return cls(text) if issubclass(cls, ThinwireError) else ThinwireError(text)
+    return None
+
+
+def _stop(ranks: list[Rank], how: signal.Signals) -> None:
+    for p in ranks:
+        if p.poll() is None:
+            p.send_signal(how)
+    end = time.monotonic() + GRACE
+    while any(p.poll() is None for p in ranks) and time.monotonic() < end:
+        time.sleep(POLL)
+    for p in ranks:
+        if p.poll() is None:
+            p.kill()
+        p.wait()
+        for stream in (p.stdin, p.stdout):
+            if stream:
+                stream.close()
+
+
+def _status(error: BaseException) -> str:
+    if isinstance(error, MeasurementError):
+        return "invalid"
+    return "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+
+
+def _close_record(out: Path, error: BaseException, started: float, place: Place) -> None:
+    """Mark this run's record where its rank could not, or did not know why it had to stop."""
+    why = str(error) or "interrupted"
+    try:
+        if (out / RUN).stat().st_mtime < started:
+            return  # an earlier run's
+        record = load_run(out)
+        if record.status == "running":  # it was killed
+            with suppress(InputError, OSError):  # the record is to be closed all the same
+                if (out / METRICS).stat().st_mtime >= started:  # else those steps are of the part before
+                    recount(record, read_metrics(out))
+        if record.status in ("running", "interrupted"):  # rank 0 knows no more than that it was to stop
+            record.status = _status(error)
+        if why not in record.notes:
+            record.notes.append(why)
+        with suppress(ThinwireError):  # the network is gone, as the error says
+            record.link.emulator = place.describe()  # whoever goes on from here wants to know
+        write_json(out / RUN, record.to_dict())
+    except (InputError, OSError):  # no record, or no room for one: the error itself says more
+        return

@@ -1,0 +1,297 @@
+"""The recorder of a run: rank 0 turns reports into the run record, metrics, event files and the display."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from thinwire.lab.machine.processor import environment, peak_rss_bytes
+from thinwire.lab.ranks.linkwatch import LinkWatch, added
+from thinwire.lab.ranks.telemetry import WAYS, StepReport
+from thinwire.lab.ranks.world import World
+from thinwire.lab.records.progress import Progress
+from thinwire.lab.records.tensorboard import EventLog, remove_events
+from thinwire.lab.records.writer import (
+    EMULATED,
+    INVALID,
+    KERNEL,
+    RUN,
+    BoundaryBytes,
+    Decision,
+    Evaluation,
+    LinkInfo,
+    LinkMetrics,
+    RecipeInfo,
+    RunRecord,
+    RunWriter,
+    StepMetrics,
+    WireCounts,
+)
+from thinwire.lab.train.export import SAVING, remove_models, saving_bytes
+from thinwire.lab.train.job import Job
+from thinwire.lab.train.resume import bytes_saving, doubts, inherited
+from thinwire.lab.train.setup import pick_threads
+from thinwire.links.profile import profiles
+
+LABELS = (*WAYS, "control", "evaluation")
+SHARES = ("compute_s", "encode_s", "decode_s", "wait_s")
+
+
+class Recorder:
+    """Keep rank 0's record; on other ranks only count what this rank sent."""
+
+    def __init__(self, job: Job, world: World) -> None:
+        self.job, self.world = job, world
+        self.values = dict.fromkeys(WAYS, 0)
+        self.before: dict[str, Any] = {}  # this rank's totals from before a resume
+        self._seconds: list[float] = []
+        self._owner = world.rank == 0
+        self._rtt: float | None = None
+        self._saved_before = 0  # bytes of saving before a resume
+        self.links = LinkWatch(world)
+        if self._owner:
+            config = job.config
+            self.progress = Progress(job.recipe.name, job.steps, config.quiet)
+            self.record = _new_record(job)
+            self._replaces = not config.resume and (Path(config.out) / RUN).exists()
+            self.writer = RunWriter(config.out, self.record)
+            if self._replaces:
+                remove_events(Path(config.out))
+            self.events = EventLog(config.out, config.tensorboard)
+            for note in job.notes:
+                self.note(note)
+            if self.events.note and not config.quiet:  # not for the record: it says nothing of the numbers
+                self.progress.note(self.events.note)
+
+    def phase(self, text: str) -> None:
+        """Say what is happening."""
+        if self._owner:
+            self.progress.phase(text)
+
+    def note(self, text: str) -> None:
+        """Warn, on the display and in the record."""
+        if self._owner:
+            self.progress.note(text)
+            self.writer.note(text)
+
+    def took(self, seconds: float) -> None:
+        """Remember the duration of a step, in order."""
+        self._seconds.append(seconds)
+
+    def start_step(self) -> None:
+        """Count what the links carry from here, and remember the round trip measured so far. Between steps:
+        other ranks may evaluate already when this one ends its last step, and evaluation is not shaped."""
+        self.links.start_step()
+        trips = [peer.reliable.estimate().rtt for peer in self.world.peers.values()]
+        self._rtt = min((t for t in trips if t is not None), default=self._rtt)
+
+    def step(self, reports: list[StepReport], lr: float) -> float:
+        """Book one step from every rank's report; return its loss."""
+        own = reports[0]
+        loss = next(r.loss for r in reports if r.loss is not None)
+        mean = {name: sum(getattr(r, name) for r in reports) / len(reports) for name in SHARES}
+        sent = {way: sum(r.bytes[way] for r in reports) for way in WAYS}
+        values = {way: sum(r.values[way] for r in reports) for way in WAYS}
+        metrics = StepMetrics(
+            own.step,
+            loss,
+            self._seconds[-1],
+            **mean,
+            bytes_forward=sent["forward"],
+            bytes_backward=sent["backward"],
+            bits_forward=_bits(sent["forward"], values["forward"]),
+            bits_backward=_bits(sent["backward"], values["backward"]),
+            lr=lr,
+            ranks=[{name: getattr(r, name) for name in SHARES} for r in reports],
+            links=[LinkMetrics(**link) for r in reports for link in r.links],
+        )
+        for r in reports:
+            for way in WAYS:
+                self.values[way] += r.values[way]
+        self.writer.step(metrics)
+        self._count(metrics)
+        self.events.step(metrics)
+        self.progress.step(vars(metrics))
+        return loss
+
+    def _count(self, done: StepMetrics) -> None:
+        """Keep the record's counts running: a run broken off has no others, ``finish`` better ones."""
+        config, record = self.job.config, self.record
+        record.totals.steps = done.step
+        record.totals.tokens = done.step * config.batch * config.seq
+        record.totals.seconds += done.seconds
+        values = _merged([self.before.get("values", {}), self.values])
+        for way in WAYS:
+            sent = getattr(record.bytes, way) + getattr(done, f"bytes_{way}")
+            setattr(record.bytes, way, sent)
+            setattr(record.bytes, f"raw_{way}", 4 * values[way])
+            setattr(record.bits_per_value, way, _bits(sent, values[way]))
+
+    def decided(self, decisions: list[Decision]) -> None:
+        """Book what a policy changed."""
+        if decisions:
+            self.record.decisions += decisions
+            self.writer.write()
+
+    def evaluated(self, step: int, heldout: float | None, seen: float | None) -> None:
+        """Book an evaluation after ``step`` steps: the first, the final or one on the way."""
+        loss = self.record.loss
+        if step == 0:
+            loss.eval_first, loss.train_eval_first = heldout, seen
+        elif step == self.job.steps:
+            loss.eval_final, loss.train_eval_final = heldout, seen
+        elif heldout is not None and seen is not None:
+            loss.evaluations.append(Evaluation(step, heldout, seen))
+            self.events.evaluated(loss.evaluations[-1])
+        self.writer.write()
+
+    def totals(self, world: World) -> dict[str, Any]:
+        """Return this rank's counts from the start of the run, as plain values."""
+        sent: dict[str, int] = dict.fromkeys(LABELS, 0)
+        boundaries: dict[str, int] = {}
+        for rank, peer in world.peers.items():
+            for label, traffic in peer.meter.snapshot().sent.items():
+                if label == SAVING:  # which has a figure of its own
+                    continue
+                known = label if label in sent else "control"
+                sent[known] += traffic.nbytes
+                if label in WAYS:
+                    pair = f"{min(rank, world.rank)}-{max(rank, world.rank)}"
+                    boundaries[f"{pair} {label}"] = boundaries.get(f"{pair} {label}", 0) + traffic.nbytes
+        now: dict[str, Any] = {
+            "sent": sent,
+            "boundaries": boundaries,
+            "values": self.values,
+            "seconds": sum(self._seconds),
+            "rss": peak_rss_bytes(),
+            "rtt": self._rtt,
+            "wire": self.links.totals(),
+        }
+        if self._owner:
+            loss = self.record.loss
+            now["eval_first"] = [loss.eval_first, loss.train_eval_first]
+            now["evaluations"] = [vars(e) for e in loss.evaluations]
+            now["decisions"] = [vars(d) for d in self.record.decisions]
+        return _sum(self.before, now)
+
+    def replace(self) -> None:
+        """Remove the models of the run that this one replaces: now that it begins, its own are loaded."""
+        if self._owner and self._replaces:
+            remove_models(Path(self.job.config.out), self.job.config.model)
+
+    def resumed(self, step: int, totals: dict[str, Any]) -> None:
+        """Go on from a checkpoint made after ``step`` steps, with its totals."""
+        self.before = totals
+        if self._owner:
+            loss = self.record.loss
+            loss.eval_first, loss.train_eval_first = totals["eval_first"]
+            loss.evaluations = [Evaluation(**e) for e in totals["evaluations"]]
+            self.record.decisions = [Decision(**d) for d in totals["decisions"]]
+            self.writer.close("running")
+            self._saved_before = self.record.bytes.saving = bytes_saving(Path(self.job.config.out))
+            # Before the new record takes the old one's place, lest a killed run leave one without them.
+            for note in (f"resumed after step {step}", *doubts(self.job.config, step)):
+                self.note(note)
+            self.writer = RunWriter(self.job.config.out, self.record, step)
+            self.events.resumed(step)
+            for metrics in self.writer.kept:
+                self._count(metrics)
+            self.writer.write()
+
+    def emulation(self, lateness: float) -> None:
+        """Book how late the shaped links delivered, on average, in seconds."""
+        if self._owner and not self.job.shape.is_none:
+            self.record.link.lateness_s = lateness
+            self.writer.write()
+
+    def finish(self, totals: list[dict[str, Any]] | None) -> None:
+        """Book the counts of all ranks at the end of training."""
+        if totals is None:
+            return
+        record, sent = self.record, record_bytes(totals)
+        counts = record.bytes
+        counts.forward, counts.backward = sent["forward"], sent["backward"]
+        counts.control, counts.evaluation = sent["control"], sent["evaluation"]
+        values = totals[0]["values"]
+        counts.raw_forward, counts.raw_backward = 4 * values["forward"], 4 * values["backward"]
+        counts.by_boundary = [
+            BoundaryBytes(*name.split(" ", 1), bytes=n)  # type: ignore[misc, arg-type]  # "0-1 forward"
+            for name, n in sorted(_merged(t["boundaries"] for t in totals).items())
+        ]
+        for way in WAYS:
+            setattr(record.bits_per_value, way, _bits(sent[way], values[way]))
+        record.totals.steps = self.job.steps
+        record.totals.tokens = self.job.steps * self.job.config.batch * self.job.config.seq
+        record.totals.seconds = totals[0]["seconds"]
+        record.memory.peak_rss_bytes = [t["rss"] for t in totals]
+        record.link.rtt_s = totals[0]["rtt"]
+        record.wire = [WireCounts(**counts) for t in totals for counts in t["wire"]]
+        self.writer.write()
+
+    def saved(self) -> None:
+        """Book what it took to bring the model to this rank."""
+        if self._owner:
+            self.record.bytes.saving = self._saved_before + saving_bytes(self.world)
+            self.writer.write()
+
+    def close(self, status: str, why: str = "") -> None:
+        """Close record, event files and display; the first call counts."""
+        if self._owner:
+            if why and status in ("failed", "invalid"):
+                self.record.notes.append(why)
+            if status == "done" and inherited(self.record) is not None:
+                status = INVALID
+            self.writer.close(status)
+            self.events.close()
+            self.progress.close()
+
+
+def _bits(nbytes: int, values: int) -> float | None:
+    return 8 * nbytes / values if values else None
+
+
+def _new_record(job: Job) -> RunRecord:
+    return RunRecord(
+        recipe=RecipeInfo(job.config.recipe, job.recipe.spec),
+        config=job.config.to_dict(),
+        environment=environment(job.config.dtype, pick_threads(job.config)),
+        link=_link(job),
+    )
+
+
+def _link(job: Job) -> LinkInfo:
+    config, shape = job.config, job.shape
+    if config.emulate:
+        first, *others = profiles(config.link.split(";"), config.ranks)
+        alike = all(p == first for p in others) and first.up == first.down
+        known = (first.up, first.delay) if alike else (None, None)
+        return LinkInfo(config.link, *known, emulation=KERNEL)
+    emulation = "none" if shape.is_none else EMULATED
+    return LinkInfo(config.link, shape.rate, shape.delay or None, emulation=emulation)
+
+
+def record_bytes(totals: list[dict[str, Any]]) -> dict[str, int]:
+    """Return the bytes of each traffic class, summed over the ranks that sent them."""
+    return _merged(t["sent"] for t in totals)
+
+
+def _merged(counts: Any) -> dict[str, int]:
+    out: dict[str, int] = {}
+    for each in counts:
+        for k, n in each.items():
+            out[k] = out.get(k, 0) + n
+    return out
+
+
+def _sum(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """Add the counts of the part before a resume."""
+    if not before:
+        return now
+    return now | {
+        "sent": _merged([before["sent"], now["sent"]]),
+        "boundaries": _merged([before["boundaries"], now["boundaries"]]),
+        "values": _merged([before["values"], now["values"]]),
+        "seconds": before["seconds"] + now["seconds"],
+        "rss": max(before["rss"], now["rss"]),
+        "wire": added(before["wire"], now["wire"]),
+    }

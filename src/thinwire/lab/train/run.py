@@ -1,0 +1,292 @@
+"""One rank of a fine-tuning run: the loop, from the first evaluation to the saved model."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import time
+from collections.abc import Iterator
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from thinwire.engines.pipeline.boundary import NotFinite
+from thinwire.lab.emulator.lift import lifted, rewind
+from thinwire.lab.machine.heap import keep_freed
+from thinwire.lab.machine.interrupts import stopped_by_signals
+from thinwire.lab.options import flag
+from thinwire.lab.ranks.telemetry import StepReport, Telemetry
+from thinwire.lab.ranks.world import World
+from thinwire.lab.records.progress import megabytes
+from thinwire.lab.train import resume
+from thinwire.lab.train.autopilot import Autopilot
+from thinwire.lab.train.config import TrainConfig
+from thinwire.lab.train.export import export_model
+from thinwire.lab.train.job import Job, prepare
+from thinwire.lab.train.measured_cut import agree_cut
+from thinwire.lab.train.recorder import Recorder
+from thinwire.lab.train.setup import build_parts, join, pick_threads
+from thinwire.lab.train.stepper import Stepper, learning_rate, ran_away
+from thinwire.lab.train.warmup import warm_up
+from thinwire.types import InputError, MeasurementError, ThinwireError
+
+LATENESS = 0.1  # of the link's delay: mean lateness of its messages above which a run is no measurement
+MIN_LATENESS = 0.01  # seconds; a scheduler's turn on a busy machine
+# Options that a resumed run may change, but not one rank alone.
+
+
+def run_rank(config: TrainConfig) -> None:
+    """Run this process's rank of ``config``; the environment says which (torchrun's variables).
+
+    Errors: ``ThinwireError`` of any kind; whatever happens, rank 0 leaves a readable record.
+    """
+    keep_freed()
+    torch.set_num_threads(pick_threads(config))
+    job = prepare(config)
+    torch.manual_seed(config.seed)
+    world = join(job)
+    # From here on, since there is nobody to tell before; and what torch does to meet hears no handler.
+    with stopped_by_signals():
+        try:
+            same_everywhere(job, world)
+            _with_recorder(agree_cut(_agree_resume(job, world), world), world)
+        except BaseException:
+            world.abandon()  # or the others would wait for this rank until the links' deadline
+            raise
+        world.close()
+
+
+def _with_recorder(job: Job, world: World) -> None:
+    recorder = Recorder(job, world)
+    try:
+        run = Run(job, world, recorder)
+        try:
+            run.go()
+        finally:
+            run.stepper.close()
+        recorder.close("done")
+    except KeyboardInterrupt:
+        recorder.close("interrupted")
+        raise
+    except BaseException as e:
+        recorder.close("invalid" if isinstance(e, MeasurementError) else "failed", str(e))
+        raise
+
+
+@contextlib.contextmanager
+def _diverging(step: int) -> Iterator[None]:
+    """Say of values that overflowed in which step it was, and what helps."""
+    try:
+        yield
+    except NotFinite as e:
+        raise ThinwireError(f"step {step}: {e}, or lower --lr") from e
+
+
+def same_everywhere(job: Job, world: World) -> None:
+    """Raise ``InputError`` unless all ranks were started with the same options and hold the same contents.
+
+    Text and model may be in different places: their contents count.
+    """
+    config, contents = job.config, {"data": job.digest, "model": job.source.digest}
+    mine = {name: getattr(config, name) for name in config.names(alike=True)} | {"lr": config.learning_rate}
+    mine |= contents  # last: another --prompt-field makes other contents
+    ranks = Telemetry(world, config.deadline).agree(b"K", mine, "its options")
+    for rank, other in enumerate(ranks):
+        for name, value in ranks[0].items():
+            if other.get(name) != value:
+                what = f"{value!r} on rank 0 but {other.get(name)!r} on rank {rank}"
+                if name in contents:
+                    what = f"not the same {name} on rank 0 and rank {rank}"
+                raise InputError(f"{flag(name)} is {what}; start all ranks with the same")
+
+
+def _agree_resume(job: Job, world: World) -> Job:
+    """Return the job with --auto-resume decided: it goes on where all ranks have a checkpoint of one step."""
+    config = job.config
+    if config.resume or not config.auto_resume:
+        return job
+    saved = resume.steps_saved(Path(config.out), world.rank)
+    ranks = Telemetry(world, config.deadline).agree(b"A", saved, "the list of checkpoints")
+    if resume.newest(ranks) is not None:
+        return dataclasses.replace(job, config=config.replace(resume=True))
+    resume.check_own(job, world.rank)
+    notes = (*job.notes, *resume.of_no_use(ranks))
+    return dataclasses.replace(job, notes=notes)
+
+
+class Run:
+    """The loop of one rank over steps and evaluations, and what surrounds it."""
+
+    def __init__(self, job: Job, world: World, recorder: Recorder) -> None:
+        self.job, self.world, self.recorder = job, world, recorder
+        self.config = job.config
+        recorder.phase("loading the model")
+        self.telemetry = Telemetry(world, self.config.deadline)
+        self._parts = build_parts(job, world)
+        self.stepper = Stepper(job, world, self.telemetry, self._parts)
+        self.stages = self.stepper.stages
+        self.checkpoints = resume.Checkpoints(job, world.rank, self.stages, self.stepper.optimiser)
+        policy = job.recipe.policy
+        self.autopilot = policy and Autopilot(job, policy, world, self.stages, self.telemetry)
+        self._last_report: StepReport | None = None
+        self._old_checkpoints = not self.config.resume  # of an earlier run, which may be there
+
+    def go(self) -> None:
+        """Train, evaluate, save."""
+        done = self._resume()
+        if not done:
+            self._evaluate(0)
+        width, working = self.job.source.config.hidden_size, self.telemetry.working
+        warm_up(self._parts, self.stepper.optimiser, self.config, width, self.job.recipe, working)
+        self._take_bearings(done)
+        self.telemetry.agree(b"go", 0, "the start of training")
+        self.recorder.replace()
+        if self.world.rank == 0:
+            rewind()  # a trace begins with the first step, however long loading took
+        self._steps(done)
+        self._evaluate(self.job.steps)
+        self.recorder.finish(self._final_reports())
+        late = self._lateness()
+        if self.config.save_model or self.config.lora:
+            self._save()
+        self._check(late)
+
+    def _steps(self, done: int) -> None:
+        batches = chain(self.job.batches.starting_at(done), [torch.empty(0, dtype=torch.int64)])
+        for step, (ids, upcoming) in enumerate(pairwise(batches), done + 1):
+            self.recorder.start_step()
+            start = time.perf_counter()
+            with _diverging(step):
+                report = self.stepper.step(step, ids, upcoming)
+            report.links = self.recorder.links.end_step()
+            self.telemetry.report(report)
+            self._collect(step + 1)
+            self.recorder.took(time.perf_counter() - start)
+            self._last_report = report
+            self._now_and_then(step)
+        self._collect(self.job.steps + 1)
+
+    def _now_and_then(self, step: int) -> None:
+        every, last = self.config.eval_every, step == self.job.steps
+        if every and step % every == 0 and not last:
+            self._collect(step + 1)
+            self._evaluate(step)
+            self._take_bearings(step)
+        every = self.config.checkpoint_every
+        if every and step % every == 0:
+            self._collect(step + 1)
+            self.recorder.phase("writing a checkpoint")
+            self._save_checkpoint(step)
+        every = self.config.save_every
+        if every and step % every == 0 and not last:
+            self._collect(step + 1)
+            self._save()
+
+    def _save(self) -> None:
+        self.recorder.phase("saving the model" if self.config.save_model else "saving the adapters")
+        export_model(self.job, self.world, self.stages, self.telemetry)
+        self.recorder.saved()
+
+    def _save_checkpoint(self, step: int) -> None:
+        if self._old_checkpoints:
+            self._remove_old_checkpoints()
+            self.telemetry.agree(b"D", 0, "the old checkpoints to be gone")  # or one could drop a new folder
+        self.checkpoints.save(step, self.recorder.totals(self.world))
+
+    def _collect(self, coming: int) -> None:
+        """On rank 0, book the last step once the others' reports of it are here; ``coming`` starts next.
+
+        Errors: ``ThinwireError`` where its loss is not finite, which nothing else sees without --grad-clip.
+        """
+        if self.world.rank == 0 and self._last_report is not None:
+            reports = self.telemetry.reports(self._last_report)
+            lr = learning_rate(self.config, self._last_report.step, self.job.steps)
+            loss = self.recorder.step(reports, lr)
+            if not math.isfinite(loss):
+                raise ThinwireError(ran_away(self.config, "loss", self._last_report.step, loss))
+            if self.autopilot:
+                self.recorder.decided(self.autopilot.decide(self._last_report.step, coming, reports))
+        self._last_report = None
+
+    def _take_bearings(self, step: int) -> None:
+        """Let the policy, if there is one, measure the links and decide before the next step."""
+        if self.autopilot:
+            self.autopilot.measure()
+            if self.world.rank == 0:
+                self.recorder.decided(self.autopilot.decide(step, step + 1))
+
+    def _evaluate(self, step: int) -> None:
+        """Evaluate after ``step`` steps, on held-out text and on a slice of what the run trains on."""
+        if not self.config.eval_samples:
+            return
+        heldout, seen = self.job.eval_blocks()
+        nbytes = 4 * (len(heldout) + len(seen)) * self.config.seq * self.job.source.config.hidden_size
+        self.recorder.phase(f"evaluating: {megabytes(nbytes)} uncompressed between stages")
+        for s in self.stages:
+            s.submod.eval()
+        with self._unshaped(), torch.no_grad():
+            losses = [self.stepper.mean_loss(blocks) for blocks in (heldout, seen)]
+        for s in self.stages:
+            s.submod.train()
+            s.end()
+            s.tally.take()
+        found = self.telemetry.gather(b"E", losses, "the evaluation losses")
+        if found:
+            self.recorder.evaluated(step, *found[-1])
+
+    @contextlib.contextmanager
+    def _unshaped(self) -> Iterator[None]:
+        """Let evaluation pass at full speed: it is not part of the run that is measured."""
+        self.telemetry.agree(b"O", 0, "the start of the evaluation")  # steps elsewhere keep the shape
+        with contextlib.ExitStack() as stack:
+            for peer in self.world.peers.values():
+                stack.enter_context(peer.lifted())
+            emulated = stack.enter_context(lifted())
+            yield
+        self.telemetry.agree(b"U", 0, "the end of the evaluation")
+        if emulated:
+            self.telemetry.redial()
+        for peer in self.world.peers.values():
+            peer.reliable.forget_estimate()  # what was measured meanwhile is another link's
+
+    def _resume(self) -> int:
+        """Load the newest checkpoint that every rank has; return its step, or 0."""
+        out, rank = Path(self.config.out), self.world.rank
+        if not self.config.resume:
+            if not self.config.auto_resume:
+                self._remove_old_checkpoints()
+            return 0
+        saved = self.telemetry.agree(b"C", resume.steps_saved(out, rank), "the list of checkpoints")
+        step = resume.resumable(self.job, saved)
+        totals = self.checkpoints.load(step)
+        self.telemetry.agree(b"L", step, "the checkpoint to be loaded")
+        resume.forget_after(out, rank, step)
+        self.recorder.resumed(step, totals)
+        return step
+
+    def _remove_old_checkpoints(self) -> None:
+        """Remove an earlier run's, with --auto-resume not before there are new ones: some may come back."""
+        resume.clear(Path(self.config.out), self.world.rank)
+        self._old_checkpoints = False
+
+    def _lateness(self) -> float:
+        """Return the mean lateness of the rank whose shaped links kept their times worst, in seconds."""
+        own = max((p.shaped.lateness.mean for p in self.world.peers.values()), default=0.0)
+        worst: float = max(self.telemetry.agree(b"Y", own, "the lateness of its links"))
+        self.recorder.emulation(worst)
+        return worst
+
+    def _check(self, worst: float) -> None:
+        """Raise ``MeasurementError`` where the emulated link was not the one that was asked for."""
+        allowed = max(MIN_LATENESS, LATENESS * self.job.shape.delay)
+        if worst > allowed:
+            raise MeasurementError(
+                f"the shaped link ran {1e3 * worst:.1f} ms late on average, more than {1e3 * allowed:.1f}; "
+                "the machine is too busy for this measurement, so end other work and run it again"
+            )
+
+    def _final_reports(self) -> list[dict[str, Any]] | None:
+        return self.telemetry.gather(b"Z", self.recorder.totals(self.world), "the final counts")

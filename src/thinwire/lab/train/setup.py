@@ -1,0 +1,151 @@
+"""Build what one rank needs: process group, links, its stages, the schedule."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+
+from thinwire.channels.disk import open_store
+from thinwire.engines.pipeline.stage import CompressedStage, ScheduleEager1F1B
+from thinwire.lab.machine.processor import cores, pick_dtype
+from thinwire.lab.models.dropout import seed_dropout
+from thinwire.lab.models.lora import add_adapters
+from thinwire.lab.models.split import Stage, build_stage
+from thinwire.lab.ranks.rendezvous import explained, meet, place, telling
+from thinwire.lab.ranks.world import World
+from thinwire.lab.train.job import Job
+from thinwire.links.mesh import Peer, connect_mesh
+from thinwire.links.security import read_token
+from thinwire.links.tcp.congestion import SYSTEM
+from thinwire.types import InputError, require
+
+
+def join(job: Job) -> World:
+    """Join the process group that the environment describes, and connect to every other rank."""
+    config = job.config
+    rank, size = place()
+    require(
+        size == config.ranks,
+        InputError,
+        f"{config.stages} stages with schedule {config.schedule} need {config.ranks} processes, "
+        f"WORLD_SIZE is {size}; change --stages or, under torchrun, --nnodes and --nproc-per-node",
+    )
+    with telling(config, rank, size), explained(config, rank):
+        return World(rank, size, _connect(job, rank, size, meet(config, rank, size)))
+
+
+def _connect(job: Job, rank: int, size: int, store: dist.Store) -> dict[int, Peer]:
+    config = job.config
+    return connect_mesh(
+        rank,
+        size,
+        store,
+        host=config.host,
+        token=read_token(config.token_file),
+        shape=job.shape,
+        deadline=silence(config.deadline),
+        connect_timeout=config.deadline,
+        advertise=config.advertise,
+        port=config.port,
+        seed=config.seed,
+        relay=config.relay,
+        control=SYSTEM if config.emulate else config.congestion,
+    )
+
+
+def silence(deadline: float) -> float:
+    """Return the seconds of silence after which a link counts as lost.
+
+    Less than the deadline of a wait, which a slow but living peer may need.
+
+    >>> silence(60.0), silence(10.0), silence(180.0)
+    (20.0, 10.0, 20.0)
+    """
+    return min(20.0, deadline)
+
+
+class Autocast(nn.Module):
+    """Run a stage's forward pass in bf16 autocast; its hidden states stay float32."""
+
+    def __init__(self, stage: Stage, enabled: bool) -> None:
+        super().__init__()
+        self.stage, self.enabled = stage, enabled
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.enabled):
+            out: Tensor = self.stage(x)
+        return out
+
+
+@dataclass(frozen=True)
+class Part:
+    """One stage's module, and who is to be told the samples that pass through it."""
+
+    module: nn.Module
+    on_samples: Callable[[Sequence[int]], None]
+
+
+def build_parts(job: Job, world: World) -> dict[int, Part]:
+    """Return this rank's part of the model by stage: every ``size``-th stage, its tensors alone in memory."""
+    config, parts = job.config, {}
+    for index in range(world.rank, config.stages, world.size):
+        stage = build_stage(job.source, job.cut, index, config.seed)
+        if config.lora:
+            add_adapters(stage, config.lora, config.seed, config.dropout)
+        module = Autocast(stage, pick_dtype(config.dtype)[0] == "bf16")
+        parts[index] = Part(module, seed_dropout(stage, config.seed).set)
+    return parts
+
+
+def build_stages(job: Job, world: World, parts: Mapping[int, Part]) -> list[CompressedStage]:
+    """Return the stages that send between the ``parts`` by the job's recipe."""
+    config = job.config
+    bf16 = pick_dtype(config.dtype)[0] == "bf16"
+    width, rows = job.source.config.hidden_size, config.batch // config.microbatches
+    hidden = torch.empty(rows, config.seq, width, device="meta")
+    tokens = torch.empty(rows, config.seq, dtype=torch.int64, device="meta")
+    logits = torch.empty(rows, config.seq, job.source.config.vocab_size, device="meta")
+    stages = []
+    for index, part in parts.items():
+        first, last = index == 0, index == config.stages - 1
+        stages.append(
+            CompressedStage(
+                part.module,
+                index,
+                config.stages,
+                torch.device("cpu"),
+                input_args=tokens if first else hidden.clone().requires_grad_(),
+                output_args=logits.to(torch.bfloat16 if bf16 else torch.float32) if last else hidden,
+                input_grads=None if first else hidden,
+                output_grads=None if last else hidden,
+                peers=world.peers,
+                recipe=job.recipe,
+                deadline=config.deadline,
+                store=open_store(config.references),
+                overlap=config.overlap,
+                on_samples=part.on_samples,
+            )
+        )
+    return stages
+
+
+def build_schedule(job: Job, stages: list[CompressedStage], loss: Callable[[Tensor, Tensor], Tensor]) -> Any:
+    """Return the schedule over the stages; ``loss`` is of a micro-batch's logits and targets."""
+    n, name = job.config.microbatches, job.config.schedule
+    if name == "interleaved1f1b":
+        return ScheduleInterleaved1F1B(list(stages), n, loss_fn=loss)
+    known = {"eager1f1b": ScheduleEager1F1B, "1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
+    return known[name](stages[0], n, loss_fn=loss)
+
+
+def pick_threads(config: Any) -> int:
+    """Return the compute threads of one rank: as asked, or this machine's cores shared out."""
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return int(config.threads) or max(1, cores() // local)

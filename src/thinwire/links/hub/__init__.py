@@ -1,0 +1,1 @@
+"""One port, many peers: a hub, and the spokes that dial it."""

@@ -1,0 +1,237 @@
+"""A spoke: one end's way to a hub, which it dials again whenever the connection breaks or falls silent."""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from time import monotonic
+
+import zmq
+
+from thinwire.links.greeting import asks_for_token
+from thinwire.links.hub.clock import PeerClock
+from thinwire.links.hub.events import Event, Kind
+from thinwire.links.hub.station import (
+    ANSWER,
+    BURST,
+    BYE,
+    BYE_BYTE,
+    DATA,
+    DATA_BYTE,
+    IDENTITY,
+    LARGE,
+    PING,
+    PONG,
+    SILENCE,
+    STAMP,
+    Station,
+    check_silence,
+    station_socket,
+)
+from thinwire.links.metered import Traffic, wire_bytes
+from thinwire.links.pair.pump import MECHANISM_MISMATCH, REDIAL, REFUSALS
+from thinwire.links.pair.reliable import LIVELY
+from thinwire.links.security import REMEDY, check_host, secure_connector
+from thinwire.links.sockets import DIALS, REFUSED, WATCHED, dial_again, endpoint
+from thinwire.links.tcp import info as tcp_info
+from thinwire.links.tcp.info import Place
+from thinwire.types import AuthError, InputError
+
+CONNECT = 3.0  # seconds that one attempt to connect may take
+MAX_MESSAGE = (1 << 24) + (1 << 12)  # bytes: the largest layout and what goes along; chunks have 2^18 at most
+MAX_QUEUE = 1024  # messages to the hub that wait; what is over it is refused
+
+_Event = zmq.Event
+
+
+class Spoke(Station):
+    """Talk to one hub; made by ``connect``. ``JOINED`` comes with every new connection, the first included.
+
+    What was sent over a connection that then broke may be lost: whoever is told ``JOINED`` says afresh what
+    it needs.
+    """
+
+    def __init__(self, sock: zmq.Socket[bytes], host: str, port: int, secure: bool, silence: float) -> None:
+        self.peer = f"{host}:{port}"
+        self.clock = PeerClock()  # the hub's, against this end's monotonic clock
+        self.secure = secure
+        self.refused = 0  # handshakes in a row that failed, though somebody there asks for a token
+        self._proved = False  # the hub has taken this token once: whatever breaks off later, it is not that
+        self._endpoint, self._address = endpoint(host, port), (host, port)
+        self._outbox: deque[bytes] = deque()
+        self._there = False
+        self.heard = monotonic()  # when the hub gave its last sign of life
+        self._patient_from, self._pinged = self.heard, 0.0
+        self._place: Place | None = None  # the connection's, which is there or being made
+        self._came: int | None = None  # bytes over it by the ping before, where the kernel tells
+        self._redial_at: float | None = None  # libzmq does not dial again after every kind of failure
+        self._sent, self._received = Traffic(), Traffic()
+        super().__init__(sock, WATCHED, f"the way to {self.peer}", silence)
+        sock.connect(self._endpoint)  # after the monitor, which would miss the first handshake otherwise
+        self._thread.start()
+
+    @classmethod
+    def connect(
+        cls,
+        host: str,
+        port: int,
+        *,
+        token: bytes | None = None,
+        silence: float = SILENCE,
+        max_message: int = MAX_MESSAGE,
+    ) -> Spoke:
+        """Dial a hub; returns at once, and goes on dialling until ``close``.
+
+        ``silence``: seconds without a sign of life after which the connection is made anew.
+        ``max_message``: bytes of the largest message that is read.
+        Errors: ``InputError`` for an address off loopback without a token; ``recv`` raises ``AuthError`` when
+        the hub does not hold this token, but not after it once did.
+        """
+        check_host(host, token)
+        check_silence(silence)
+        sock = station_socket(zmq.DEALER, host, max_message, takes=LARGE)
+        sock.routing_id = b"s" + secrets.token_bytes(IDENTITY - 1)  # a zero byte first is ZeroMQ's own
+        sock.immediate = True  # nothing is queued for a connection that is not there
+        sock.reconnect_ivl, sock.reconnect_ivl_max = 100, 1000  # ms
+        sock.connect_timeout = int(CONNECT * 1000)
+        if token is not None:
+            secure_connector(sock, token)
+        try:
+            return cls(sock, host, port, token is not None, silence)
+        except zmq.ZMQError as e:
+            sock.context.destroy(linger=0)
+            raise InputError(f"cannot connect to {host}:{port}: {e.strerror}; check the address") from e
+
+    @property
+    def joined(self) -> bool:
+        """Whether the hub is there now."""
+        return self._there
+
+    @property
+    def traffic(self) -> tuple[Traffic, Traffic]:
+        """Messages and wire bytes sent and received so far."""
+        return self._sent, self._received
+
+    def send(self, data: bytes) -> bool:
+        """Queue one message; False where the hub is not there now, or too many wait."""
+        with self._lock:
+            if not self._there or len(self._outbox) >= MAX_QUEUE or self._linger is not None:
+                return False
+            self._outbox.append(DATA_BYTE + data)
+        self._bell.ring()
+        return True
+
+    # the thread
+
+    def _waiting(self) -> bool:
+        return bool(self._outbox)
+
+    def _noticed(self, kind: int, value: int) -> None:
+        if kind in DIALS:
+            self._redial_at = None if kind == _Event.CONNECTED else monotonic() + REDIAL + CONNECT
+            # the value of that event is the connection's descriptor
+            self._place = tcp_info.place_of(value) if kind == _Event.CONNECTED else None
+            self._came = None
+        elif kind == _Event.HANDSHAKE_SUCCEEDED:
+            self.refused, self._proved, self.heard = 0, True, monotonic()
+            self._ping(self.heard)
+            self._there = True
+            self._events.put(Event(Kind.JOINED, b""))
+        elif kind == _Event.DISCONNECTED:
+            self._lost(b"the connection broke")
+        elif kind in REFUSED and not self._proved:
+            self._refuse(kind, value)
+        if kind == _Event.DISCONNECTED or kind in REFUSED:
+            self._redial_at = monotonic() + REDIAL
+
+    def _refuse(self, kind: int, value: int) -> None:
+        """Blame the token where the hub said so, or breaks off again and again though it greets."""
+        mismatch = kind == _Event.HANDSHAKE_FAILED_PROTOCOL and value == MECHANISM_MISMATCH
+        certain = kind == _Event.HANDSHAKE_FAILED_AUTH or mismatch
+        if self.secure and not certain:
+            self.refused = self.refused + 1 if asks_for_token(*self._address) else 0
+        if certain or self.refused >= REFUSALS:
+            self._fail(AuthError(f"{self.peer} refused this token: {REMEDY} to the same text at both ends"))
+
+    def _receive(self) -> None:
+        for _ in range(BURST):
+            if self._events.full:
+                return
+            try:
+                frames = self._sock.recv_multipart(zmq.DONTWAIT)
+            except zmq.Again:
+                return
+            self.heard = monotonic()
+            if len(frames) == 1 and frames[0]:
+                self._received += Traffic(1, wire_bytes(len(frames[0]), self.secure))
+                self._take(frames[0])
+
+    def _take(self, data: bytes) -> None:
+        kind = data[0]
+        if kind == DATA:
+            self._events.put(Event(Kind.DATA, b"", data[1:]))
+        elif kind == PONG and len(data) == ANSWER.size:
+            _, sent, theirs = ANSWER.unpack(data)
+            self.clock.add(sent, theirs, monotonic())
+        elif kind == BYE:
+            self._lost(b"it left")
+
+    def _flush(self) -> None:
+        for _ in range(BURST):
+            with self._lock:
+                if not self._outbox:
+                    return
+                data = self._outbox[0]
+            if not self._put(data):
+                return
+            with self._lock:
+                if self._outbox:
+                    self._outbox.popleft()
+
+    def _put(self, data: bytes) -> bool:
+        try:
+            self._sock.send(data, zmq.DONTWAIT)
+        except zmq.Again:
+            return False
+        self._sent += Traffic(1, wire_bytes(len(data), self.secure))
+        return True
+
+    def _check(self, now: float, excused: bool) -> None:
+        if excused:
+            self._patient_from = now
+        if now - max(self.heard, self._patient_from) > self._silence:
+            self._patient_from = now
+            self._lost(f"it gave no sign of life for {self._silence:g} s".encode())
+            self._redial(now)
+        elif self._redial_at is not None and now > self._redial_at:
+            self._redial(now)
+        elif self._there and now - self._pinged >= self._heartbeat:
+            self._watch_bytes(now)
+            self._ping(now)
+
+    def _watch_bytes(self, now: float) -> None:
+        """Take what came of a large message since the ping before for life: pongs wait behind it."""
+        info = tcp_info.read_at(self._place) if self._place is not None else None
+        ours = info is not None and info.remote[1] == self._address[1]  # else the place is another's by now
+        before, self._came = self._came, info.bytes_received if info is not None and ours else None
+        if before is not None and self._came is not None and self._came - before >= LIVELY:
+            self.heard = now
+
+    def _ping(self, now: float) -> None:
+        self._pinged = now
+        self._put(STAMP.pack(PING, now))
+
+    def _redial(self, now: float) -> None:
+        self._redial_at = now + REDIAL + CONNECT
+        dial_again(self._sock, self._endpoint)
+
+    def _lost(self, why: bytes) -> None:
+        with self._lock:
+            self._outbox.clear()
+            there, self._there = self._there, False
+        if there:
+            self._events.put(Event(Kind.LOST, b"", why))
+
+    def _farewell(self) -> None:
+        if self._there:
+            self._put(BYE_BYTE)

@@ -1,0 +1,1 @@
+"""One peer: a socket, reliability, and estimates of the link to it."""

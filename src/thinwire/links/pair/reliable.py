@@ -1,0 +1,394 @@
+"""A link that repairs what the one below loses, repeats, reorders or corrupts, and notices a lost peer."""
+
+from __future__ import annotations
+
+import secrets
+import struct
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from time import monotonic
+from typing import ClassVar
+
+from thinwire.links.base import Data, Link, LinkEstimate
+from thinwire.links.inbox import ASLEEP, Inbox, failed, pending, renewed
+from thinwire.links.metered import redial
+from thinwire.links.pair.estimate import Estimator
+from thinwire.links.pair.segment import HEADER, PING, PONG, TICK, Kind, Segment, pack, parse, ticks
+from thinwire.links.pair.window import ReceiveWindow, SendWindow
+from thinwire.links.tcp.counts import KernelCounts
+from thinwire.types import LinkError, PayloadError
+
+PIECE = 1 << 17  # bytes of a message in one segment, at most: a lost one is cheap, and each is a sign of life
+LEAST_PIECE = 1 << 10  # bytes
+ACK_DELAY = 0.005  # seconds that an acknowledgement waits for others, or for data to ride on
+HEARTBEAT = 1.0  # seconds
+LIVELY = 1 << 10  # bytes that come from one heartbeat to the next where a piece does: handshakes have fewer
+SLOWEST = PIECE // LIVELY  # heartbeats that a piece takes at most; the bytes may be a stranger's
+FIRST_TRIPS = 4  # heartbeats answered with the next one at once, so there is an estimate from the start
+FAREWELL = 0.5  # seconds to hand over the last words
+PATIENCE = 0.5  # seconds, at least, before a NACK is repeated
+LIMIT = 1 << 31  # bytes
+MAX_SEGMENT = PIECE + HEADER
+
+
+class Reliable:
+    """Deliver every message of ``link`` once, in order and intact, or fail after ``deadline`` s of silence.
+
+    Messages are cut into numbered pieces with a check sum and acknowledged together; a piece is sent again
+    only when the peer reports it missing (selective repeat). Heartbeats go out each second with a time
+    stamp; they measure the round trip by this end's clock alone and reveal the loss of a last message. A
+    send is done when the peer has the message. Memory: messages are kept until then; more than ``limit``
+    bytes of them fail. ``piece``: see ``piece_size``. ``kernel`` counts what the connections below bring: a
+    line too slow for a piece in a quarter of the deadline is not silent while a part of one comes.
+
+    Errors, all ``LinkError`` and on every pending and later future: silence for ``deadline`` seconds
+    (``first_deadline`` before the first sign of life), the peer closed the link, the peer was restarted.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        deadline: float = 20.0,
+        first_deadline: float | None = None,
+        heartbeat: float = HEARTBEAT,
+        max_message: int = LIMIT,
+        limit: int = LIMIT,
+        piece: int = PIECE,
+        kernel: KernelCounts | None = None,
+    ) -> None:
+        self.deadline = deadline
+        self.piece = piece  # bytes of a message in one segment
+        self.resent = 0  # segments sent again
+        self.damaged = 0  # segments that arrived corrupted
+        self._link = link
+        self._kernel = kernel
+        self._came: int | None = None  # bytes, by the heartbeat before, where the peer was silent then
+        self._heartbeat = min(heartbeat, deadline / 8)  # two at least before a new connection is asked for
+        self._first_deadline = max(deadline, first_deadline or 0.0)
+        self._session = secrets.randbits(32)
+        self._peer_session: int | None = None
+        self._inbox = Inbox()
+        self._estimator = Estimator()
+        self._out, self._in = SendWindow(limit), ReceiveWindow(max_message)
+        self._lock = threading.RLock()
+        self._settled = threading.Condition(self._lock)  # all acknowledged, or the link failed
+        self._error: LinkError | None = None
+        self._unsent: BaseException | None = None  # why the link below sends no more
+        self._closing = False
+        self._stopped = False
+        now = monotonic()
+        self._heard = self._spoke = self._turned = now
+        self._ping_at = now
+        self._idled = now  # when the newest heartbeat left that was behind nothing
+        self._redialled = now
+        self._ack_at: float | None = None  # when the acknowledgement is due
+        self._arrived_at = now  # when the newest data came
+        self._wake = threading.Event()
+        self._alive = threading.Event()
+        self._next = self._listen()
+        self._thread = threading.Thread(target=self._run, name=f"reliable link to {self.peer}", daemon=True)
+        self._thread.start()
+
+    @property
+    def peer(self) -> str:
+        return self._link.peer
+
+    @property
+    def repeated(self) -> int:
+        """Segments that arrived more than once."""
+        return self._in.repeated
+
+    @property
+    def smoothed_rtt(self) -> float | None:
+        """Smoothed round trip in seconds, queues included."""
+        return self._estimator.smoothed
+
+    def wait_alive(self, timeout: float) -> None:
+        """Wait for the peer's first sign of life; ``LinkError`` after ``timeout`` seconds or on a failure."""
+        if not self._alive.wait(timeout):
+            raise LinkError(f"waited {timeout:g} s for a first sign of life from {self.peer}")
+        if self._error is not None and self._peer_session is None:
+            raise renewed(self._error)
+
+    def send(self, data: Data, label: str = "control") -> Future[None]:
+        done = pending()
+        body = memoryview(data if isinstance(data, bytes) else bytes(data))
+        with self._lock:
+            if self._error is not None or self._closing:
+                return failed(self._error or self._closed_here())
+            if self._out.flight + len(body) > self._out.limit:
+                return failed(LinkError(f"{self.peer} is {self._out.flight} bytes behind, at the limit"))
+            for start in range(0, max(1, len(body)), self.piece):
+                piece = body[start : start + self.piece]
+                last = start + self.piece >= len(body)
+                kind = Kind.DATA if last else Kind.MORE
+                number = self._out.add(kind, label, piece, done if last else None, self._sent_at())
+                self._emit(kind, label, piece, number)
+        return done
+
+    def recv(self) -> Future[bytes]:
+        return self._inbox.get()
+
+    def estimate(self) -> LinkEstimate:
+        with self._lock:
+            return self._estimator.estimate(monotonic(), self._out.oldest())
+
+    @property
+    def idle(self) -> bool:
+        """Whether the peer has acknowledged everything."""
+        return not self._out
+
+    @property
+    def moved(self) -> tuple[int, int]:
+        """Segments that arrived and that were acknowledged, in order, heartbeats left out."""
+        return self._in.got, self._out.acknowledged
+
+    def expect_restarts(self, restarts: bool) -> None:
+        """Say whether the TCP below shuts its window in pauses: what that costs is not the line's."""
+        with self._lock:
+            self._estimator.restarts = restarts
+
+    def forget_estimate(self) -> None:
+        """Measure anew: the link is another one from now on."""
+        with self._lock:
+            self._estimator = Estimator(monotonic(), self._estimator.restarts)
+            if self._error is None and not self._closing:
+                self._ping()
+
+    def close(self, timeout: float = 5.0) -> None:
+        with self._lock:
+            first, self._closing = not self._closing, True
+            self._settled.wait_for(lambda: not self._out or self._error is not None, timeout)
+            if first and self._error is None:
+                self._control(Kind.BYE)
+            self._stopped = True
+            # all is acknowledged, so only the farewell is on its way, and the peer may be gone by then
+            grace = 0.0 if self._error is not None else FAREWELL + 2 * (self._estimator.smoothed or 0.0)
+        self._wake.set()
+        self._thread.join(10.0)
+        self._link.close(grace)
+        self._fail(self._closed_here())
+
+    def _sent_at(self) -> float | None:
+        return (
+            None if self._peer_session is None else monotonic()
+        )  # waiting for a peer to start is no transfer
+
+    def _closed_here(self) -> LinkError:
+        return LinkError(f"this end closed the link to {self.peer}")
+
+    # sending
+
+    def _emit(self, kind: Kind, label: str, body: Data, number: int) -> None:
+        data = pack(
+            kind,
+            label,
+            body,
+            session=self._session,
+            number=number,
+            ack=self._in.got,
+            repair=self._out.repair,
+            arrived=ticks(self._arrived_at),
+        )
+        self._ack_at = None  # it rides on this one
+        self._link.send(data, label).add_done_callback(self._handed_over)
+
+    def _handed_over(self, sent: Future[None]) -> None:
+        if not sent.cancelled() and (error := sent.exception()) is not None:
+            self._unsent = error
+            self._wake.set()
+
+    def _control(self, kind: Kind, body: bytes = b"") -> None:
+        self._emit(kind, "control", body, self._out.top)
+
+    def _ping(self) -> None:
+        now = monotonic()
+        self._ping_at = now + self._heartbeat
+        self._idled = self._idled if self._out else now
+        silent = int(max(0.0, now - self._heard) * 1e3) if self._peer_session is not None else 0
+        self._control(Kind.PING, PING.pack(int(now * 1e6), min(silent, 0xFFFFFFFF)))
+
+    # the thread
+
+    def _listen(self) -> Future[bytes]:
+        future = self._link.recv()
+        future.add_done_callback(lambda _: self._wake.set())
+        return future
+
+    def _run(self) -> None:
+        try:
+            while not self._stopped and self._error is None:
+                self._wake.wait(self._pause())
+                self._wake.clear()
+                self._receive()
+                self._check_sends()
+                self._keep_time()
+        except LinkError as e:
+            self._fail(e)
+        except (PayloadError, struct.error) as e:
+            self._fail(LinkError(f"{self.peer} broke the protocol: {e}"))
+        except Exception as e:  # told to whoever waits, who would else do so until a deadline
+            self._fail(LinkError(f"the reliable link to {self.peer} failed: {type(e).__name__}: {e}"))
+            raise
+
+    def _pause(self) -> float:
+        with self._lock:
+            due = self._ping_at if self._ack_at is None else min(self._ping_at, self._ack_at)
+        return max(0.0, due - monotonic())
+
+    def _receive(self) -> None:
+        while self._next.done() and not self._stopped:
+            error = self._next.exception()
+            if error is not None:
+                raise self._lost(error)
+            data = self._next.result()
+            self._next = self._listen()
+            try:
+                segment = parse(data)
+            except PayloadError:
+                self._damage()
+                continue
+            self._take(segment)
+
+    def _check_sends(self) -> None:
+        """Fail with the way out, though the way in may work: after what came in, which may know better."""
+        if self._unsent is not None and not self._stopped:
+            raise self._lost(self._unsent)
+
+    def _lost(self, error: BaseException) -> LinkError:
+        if isinstance(error, LinkError):
+            return error
+        return LinkError(f"the link to {self.peer} failed: {error}")
+
+    def _damage(self) -> None:
+        with self._lock:
+            self.damaged += 1
+            self._ping()  # the answer tells what the peer had sent, so what is missing
+
+    def _take(self, segment: Segment) -> None:
+        now = monotonic()
+        with self._lock:
+            self._check_session(segment.session)
+            self._heard = self._spoke = now
+            self._alive.set()
+            self._acknowledged(segment, now)
+            data = segment.kind in (Kind.DATA, Kind.MORE)
+            whole = self._in.accept(segment.number, segment.kind, segment.body) if data else []
+            if data:
+                self._arrived_at = now
+                self._ack_at = self._ack_at or now + ACK_DELAY
+            self._in.note(segment.number, segment.repair)
+            self._ask(now)
+            self._ANSWERS.get(segment.kind, lambda *_: None)(self, segment)
+        for message in whole:
+            self._inbox.put(message)
+        if segment.kind == Kind.BYE:
+            raise LinkError(f"{self.peer} closed the link")
+
+    def _check_session(self, session: int) -> None:
+        if self._peer_session is None:
+            self._peer_session = session
+        elif session != self._peer_session:
+            raise LinkError(f"{self.peer} was restarted in the middle of the exchange; start all ranks again")
+
+    def _acknowledged(self, segment: Segment, now: float) -> None:
+        done, run = self._out.acknowledge(segment.ack)
+        if run is not None:
+            self._estimator.delivered(run, segment.arrived, now)
+        if not self._out:
+            self._settled.notify_all()
+            if now - self._idled >= self._heartbeat:
+                self._ping()  # on an idle line: behind data it measures the queue
+        for future in done:
+            future.set_result(None)
+
+    def _ask(self, now: float) -> None:
+        body = self._in.nack(now, max(PATIENCE, 4 * (self._estimator.smoothed or 0.0)))
+        if body is not None:
+            self._control(Kind.NACK, body)
+
+    def _on_ping(self, segment: Segment) -> None:
+        clock, silent = PING.unpack(segment.body)
+        self._control(Kind.PONG, PONG.pack(clock, ticks(self._heard)))
+        if (
+            silent * 1e-3 > self.deadline / 4
+        ):  # we hear the peer, it does not hear us: the connection is broken
+            self._redial()
+
+    def _on_pong(self, segment: Segment) -> None:
+        clock, arrived = PONG.unpack(segment.body)
+        self._estimator.round_trip(clock * TICK, arrived, monotonic())
+        if self._estimator.trips < FIRST_TRIPS:
+            self._ping()
+
+    def _on_nack(self, segment: Segment) -> None:
+        repair, lost = self._out.again(segment.body)
+        for number, sent in lost:
+            self._emit(sent.kind, sent.label, sent.body, number)
+        self.resent += len(lost)
+        self._out.repair = repair  # only now: it tells the peer that all of them are on their way before this
+        self._control(Kind.ACK)
+
+    def _keep_time(self) -> None:
+        now = monotonic()
+        with self._lock:
+            if now - self._turned > ASLEEP + self._heartbeat:
+                self._heard = min(now, self._heard + now - self._turned)  # the peer may have spoken since
+            self._turned = now
+            if self._ack_at is not None and now >= self._ack_at:
+                self._control(Kind.ACK)
+            if now >= self._ping_at:
+                self._watch_pieces(now)
+                self._ping()
+                self._ask(now)
+            self._check_silence(now)
+
+    def _watch_pieces(self, now: float) -> None:
+        """Take what came of a piece since the heartbeat before for a sign of life."""
+        silent = self._heartbeat <= now - self._heard and now - self._spoke < SLOWEST * self._heartbeat
+        totals = self._kernel.read() if silent and self._kernel is not None else None
+        before, self._came = self._came, None if totals is None else totals.received
+        if before is not None and self._came is not None and self._came - before >= LIVELY:
+            self._heard = now
+
+    def _check_silence(self, now: float) -> None:
+        silent = now - self._heard
+        deadline = self.deadline if self._peer_session is not None else self._first_deadline
+        if silent > deadline:
+            raise LinkError(f"{self.peer} has not answered for {deadline:g} s")
+        if self._peer_session is not None and silent > self.deadline / 4:
+            self._redial()
+
+    def _redial(self) -> None:
+        now = monotonic()
+        if now - self._redialled > self.deadline / 4:
+            self._redialled = now
+            redial(self._link)
+
+    def _fail(self, error: LinkError) -> None:
+        with self._lock:
+            self._error = self._error or error
+            lost = self._out.drain()
+            self._settled.notify_all()
+        self._alive.set()
+        for future in lost:
+            future.set_exception(renewed(self._error))
+        self._inbox.fail(self._error)
+
+    _ANSWERS: ClassVar[dict[Kind, Callable[[Reliable, Segment], None]]] = {
+        Kind.PING: _on_ping,
+        Kind.PONG: _on_pong,
+        Kind.NACK: _on_nack,
+    }
+
+
+def piece_size(rate: float | None, deadline: float) -> int:
+    """Return bytes of a piece that a line of ``rate`` bytes/s delivers in a tenth of ``deadline`` seconds.
+
+    That is well before the other end takes the line for broken. ``rate`` None: not known to be slow.
+
+    >>> piece_size(None, 20.0), piece_size(125e3, 20.0), piece_size(5e3, 20.0)
+    (131072, 131072, 10000)
+    """
+    return PIECE if rate is None else int(min(PIECE, max(LEAST_PIECE, rate * deadline / 10)))

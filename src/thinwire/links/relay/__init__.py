@@ -1,0 +1,1 @@
+"""A relay for ranks that can only dial out: it forwards what it cannot read."""

@@ -1,0 +1,293 @@
+"""A relay: a machine that all ranks can reach passes bytes between two ranks that can only dial out.
+
+It passes on what the ranks' own links encrypt end to end, and holds no key to it. A rank that listens keeps
+one idle connection here for each pair; a rank that dials is connected to it, and from then on their bytes go
+by untouched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from ipaddress import IPv6Address, IPv6Network
+from time import monotonic
+from typing import Any
+
+from thinwire.links.relay.handshake import (
+    ANYBODY,
+    ASKING,
+    CALL,
+    GO,
+    MAGIC,
+    NONCE,
+    PING,
+    PONG,
+    Answer,
+    Request,
+    Role,
+    Verdict,
+    access_key,
+    answer,
+    asked,
+)
+from thinwire.links.relay.stream import Stream, reason, serve_streams, splice
+from thinwire.links.tcp import congestion
+from thinwire.types import InputError, PayloadError
+
+HANDSHAKE = 10.0  # seconds from a connection to its proof
+PATIENCE = 10.0  # seconds that a dialler waits for its listener before it is told that there is none
+HEARTBEAT = 3.0  # seconds between two pings to a waiting listener; routers forget idle connections, too
+SILENCE = 5.0  # seconds for the answer
+KNOCKING = 64  # connections without a proof yet; one more, and the oldest of whoever has most is dropped
+KNOCKING_EACH = 16  # of them from one address; ranks behind one router come at once, and are soon done
+MAX_CONNECTIONS = 256
+LOST = b""  # instead of a listener's answer
+Reply = Callable[[Answer], Awaitable[None]]
+
+
+@dataclass
+class RelayCounts:
+    """What a relay has seen."""
+
+    connections: int = 0
+    strangers: int = 0  # said nothing in time, or nothing that makes sense
+    refused: int = 0  # wrong token
+    turned_away: int = 0  # over the limit
+    pairs: int = 0  # connections passed on, reconnections included
+    nbytes: int = 0  # passed on, both directions
+
+    def __str__(self) -> str:
+        return (
+            f"{self.connections} connections, {self.pairs} passed on with {self.nbytes} bytes; "
+            f"{self.refused} with a wrong token, {self.strangers} strangers, {self.turned_away} too many"
+        )
+
+
+@dataclass(eq=False)
+class _Call:
+    """A dialler that waits for its listener's answer, and says when the bytes of both have passed."""
+
+    instance: bytes
+    answer: asyncio.Future[bytes] = field(default_factory=asyncio.Future)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def settle(self, said: bytes) -> None:
+        """Pass the listener's answer on, once."""
+        if not self.answer.done():
+            self.answer.set_result(said)
+
+
+@dataclass(eq=False)
+class _Listener:
+    """A waiting connection; the coroutine that serves it is alone reads from it, up to GO."""
+
+    stream: Stream
+    instance: bytes
+    call: asyncio.Future[_Call] = field(default_factory=asyncio.Future)
+
+
+def whence(address: str) -> str:
+    """Return what one machine has one of: its IPv4 address, or the IPv6 network of its address.
+
+    >>> whence("192.0.2.7"), whence("2001:db8::1:7"), whence("::ffff:192.0.2.7")
+    ('192.0.2.7', '2001:db8::/64', '192.0.2.7')
+    """
+    try:
+        found = IPv6Address(address.partition("%")[0])
+    except ValueError:
+        return address
+    return str(found.ipv4_mapped or IPv6Network((int(found), 64), strict=False))
+
+
+class Relay:
+    """Connect ranks that hold ``secret``: their token, or the pass made of it (see ``relay_pass``).
+
+    ``say`` is called with one line for each pair that has ended. Whatever a stranger sends, it costs one
+    connection for at most ten seconds and a counter.
+    """
+
+    def __init__(
+        self,
+        secret: bytes,
+        max_connections: int = MAX_CONNECTIONS,
+        say: Callable[[str], object] = len,
+    ) -> None:
+        self.counts = RelayCounts()
+        self._key = access_key(secret)
+        self._max, self._say = max_connections, say
+        self._tasks: set[asyncio.Task[None]] = set()  # one a connection; each is in one of the next two
+        self._knocking: dict[asyncio.Task[None], str] = {}  # and whence, in order of arrival
+        self._admitted: set[asyncio.Task[None]] = set()
+        self._listeners: dict[bytes, _Listener] = {}
+        self._arrival = asyncio.Condition()
+
+    async def serve(
+        self, host: str, port: int, stop: asyncio.Event, started: Callable[[int], object] = int
+    ) -> None:
+        """Listen at ``host`` until ``stop`` is set; ``started`` is called with the port (0 takes a free one).
+
+        Errors: ``InputError`` for an address that cannot be listened at.
+        """
+        try:
+            server = await serve_streams(host, port, self._arrived)
+        except (OSError, OverflowError) as e:
+            raise InputError(
+                f"the relay cannot listen at {host}:{port}: {reason(e)}; choose another address"
+            ) from e
+        at = server.sockets[0].getsockname()[1]
+        congestion.at_port(at, congestion.resolve(congestion.AUTO))
+        started(at)
+        try:
+            await stop.wait()
+        finally:
+            server.close()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _arrived(self, stream: Stream) -> None:
+        self.counts.connections += 1
+        task = asyncio.get_running_loop().create_task(self._attend(stream))
+        self._tasks.add(task)
+        self._knocking[task] = origin = whence(stream.address)
+        task.add_done_callback(lambda done: self._left(done, stream))
+        crowds = Counter(self._knocking.values())
+        if crowds[origin] > KNOCKING_EACH:
+            self._drop_oldest(origin)
+        elif len(self._knocking) > KNOCKING:
+            self._drop_oldest(crowds.most_common(1)[0][0])
+
+    def _drop_oldest(self, origin: str) -> None:
+        oldest = next(task for task, its in self._knocking.items() if its == origin)
+        del self._knocking[oldest]
+        self.counts.strangers += 1
+        oldest.cancel()
+
+    def _left(self, task: asyncio.Task[None], stream: Stream) -> None:
+        stream.close()  # here, because a task that is cancelled at once never runs
+        self._tasks.discard(task)
+        self._admitted.discard(task)
+        self._knocking.pop(task, None)
+
+    async def _attend(self, stream: Stream) -> None:
+        with contextlib.suppress(OSError):  # the other end is gone: nobody is left to be told
+            await self._admit(stream)
+
+    async def _admit(self, stream: Stream) -> None:
+        hello = MAGIC + secrets.token_bytes(NONCE)
+        try:
+            await stream.put(hello, HANDSHAKE)
+            asking = await stream.take(ASKING, HANDSHAKE)
+            request = asked(self._key, hello, asking)
+        except (OSError, PayloadError):
+            self.counts.strangers += 1
+            return
+
+        async def reply(said: Answer) -> None:
+            await stream.put(answer(self._key, hello, asking, said), HANDSHAKE)
+
+        if request is None:
+            self.counts.refused += 1
+            await reply(Answer(Verdict.REFUSED))
+        elif len(self._admitted) >= self._max:
+            self.counts.turned_away += 1
+            await reply(Answer(Verdict.FULL))
+        else:
+            self._promote()
+            serve = self._listen if request.role is Role.LISTEN else self._dial
+            await serve(stream, request, reply)
+
+    def _promote(self) -> None:
+        task = asyncio.current_task()
+        if task is not None:
+            self._knocking.pop(task, None)
+            self._admitted.add(task)
+
+    async def _listen(self, stream: Stream, request: Request, reply: Reply) -> None:
+        held = self._listeners.get(request.name)
+        if held is not None and held.instance != request.instance:
+            await reply(Answer(Verdict.TAKEN))
+            return
+        if held is not None:
+            held.stream.close()  # the same process comes anew: it knows that its old connection is dead
+        listener = self._listeners[request.name] = _Listener(stream, request.instance)
+        try:
+            await reply(Answer(Verdict.WAITING))
+            async with self._arrival:
+                self._arrival.notify_all()
+            while not listener.call.done():
+                await self._heartbeat(listener)
+            await self._ring(listener, listener.call.result())
+        finally:
+            if self._listeners.get(request.name) is listener:
+                del self._listeners[request.name]
+            if listener.call.done():
+                listener.call.result().settle(LOST)
+
+    async def _heartbeat(self, listener: _Listener) -> None:
+        """Wait a while for a call, then ask whether the listener is still there; ``OSError`` if it is not."""
+        news: set[asyncio.Future[Any]] = {listener.call, listener.stream.ended}
+        await asyncio.wait(news, timeout=HEARTBEAT, return_when=asyncio.FIRST_COMPLETED)
+        if not listener.call.done():
+            await listener.stream.put(PING, SILENCE)
+            if await listener.stream.take(1, SILENCE) != PONG:
+                raise ConnectionAbortedError("a listener that does not keep to the protocol")
+
+    async def _ring(self, listener: _Listener, call: _Call) -> None:
+        """Tell a listener who is calling, and the caller its answer; the caller's coroutine does the rest."""
+        await listener.stream.put(CALL + call.instance, SILENCE)
+        said = await listener.stream.take(1, SILENCE)
+        call.settle(said)
+        if said == GO:
+            await call.over.wait()
+
+    async def _dial(self, stream: Stream, request: Request, reply: Reply) -> None:
+        listener = await self._find(request.name, stream)
+        if listener is None:
+            await reply(Answer(Verdict.ABSENT))
+            return
+        if request.partner not in (ANYBODY, listener.instance):
+            await reply(Answer(Verdict.TAKEN))  # of a run that broke off: this listener is of the next one
+            return
+        del self._listeners[request.name]
+        call = _Call(request.instance)
+        listener.call.set_result(call)
+        try:
+            said = await call.answer
+            if said != GO:
+                await reply(Answer(Verdict.ABSENT if said == LOST else Verdict.TAKEN))
+                return
+            await reply(Answer(Verdict.MATCHED, listener.instance))
+            await self._pass_on(stream, listener.stream, request.name)
+        finally:
+            call.over.set()
+
+    async def _find(self, name: bytes, dialler: Stream) -> _Listener | None:
+        """Return the listener of ``name``, once there is one."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE), self._arrival:
+                await self._arrival.wait_for(lambda: name in self._listeners or dialler.ended.done())
+        return None if dialler.ended.done() else self._listeners.get(name)
+
+    async def _pass_on(self, dialler: Stream, listener: Stream, name: bytes) -> None:
+        self.counts.pairs += 1
+        counted, start = [0, 0], monotonic()
+
+        def up(n: int) -> None:
+            counted[0] += n
+
+        def down(n: int) -> None:
+            counted[1] += n
+
+        try:
+            await splice(dialler, listener, up, down)
+        finally:
+            self.counts.nbytes += sum(counted)
+            self._say(
+                f"pair {name.hex()[:8]}: {dialler.address} sent {counted[0]} bytes, "
+                f"{listener.address} {counted[1]}, in {monotonic() - start:.0f} s"
+            )

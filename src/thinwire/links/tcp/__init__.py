@@ -1,0 +1,1 @@
+"""What the kernel knows and does of TCP: counts, congestion control, idle windows."""

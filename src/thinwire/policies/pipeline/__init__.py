@@ -1,0 +1,1 @@
+"""Policies of pipelines: how to send across each stage boundary, and where to cut a model."""

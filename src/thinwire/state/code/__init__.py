@@ -1,0 +1,1 @@
+"""The patch code: positions and differences of words as few bytes."""

@@ -1,0 +1,190 @@
+"""Take the differences of each class out of blocks and put them back: run by run, within the cache.
+
+Both ends know the words before the change, so which class an element is of need not travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from thinwire.state import native
+from thinwire.state.code import gather
+from thinwire.state.code.blocks import Block
+from thinwire.state.code.masks import where
+from thinwire.state.layout import Array
+from thinwire.types import InputError, PayloadError
+
+RUN = 1 << 20  # elements to work on at a time: near the caches, and enough for what each call costs
+_WHOLE = 3  # where more than one in so many changed, a difference for every element takes less memory
+
+# Words of a block before its change: its index, and from which element to before which. They may be a view,
+# and are done with before others are asked for.
+Look = Callable[[int, int, int], Array]
+Changes = tuple[Array, Array]  # positions [n], differences [n]
+
+_OTHER = "a patch for other words than are held"
+
+
+class Run(NamedTuple):
+    """Elements ``start`` to ``stop`` of a block, and which of its changes are among them."""
+
+    start: int
+    stop: int
+    first: int
+    last: int
+
+    def changes(self, block: Block) -> Changes:
+        """Return the changes here, their positions from ``start`` on: int32."""
+        if block.positions is None:
+            diffs = block.diffs[self.start : self.stop]
+            at = where(diffs != 0)
+            return at.astype(np.int32), diffs.take(at)
+        at = block.positions[self.first : self.last].astype(np.int32, copy=False) - np.int32(self.start)
+        return at, block.diffs[self.first : self.last]
+
+    def back(self, at: Array) -> Array:
+        """Return positions from ``start`` on as those in the block: int32 [n]."""
+        found: Array = at + np.int32(self.start)
+        return found
+
+
+def runs(block: Block, length: int, first: int = 0, step: int = 1) -> list[Run]:
+    """Return each ``step``-th run of ``length`` elements, but the last, of a block, from the ``first`` on."""
+    starts = range(first * length, block.numel, step * length)
+    stops = [min(start + length, block.numel) for start in starts]
+    if block.positions is None:
+        return [Run(start, stop, 0, 0) for start, stop in zip(starts, stops, strict=True)]
+    ends = np.array([starts, stops], dtype=block.positions.dtype)  # of another type, all would be cast
+    places = block.positions.searchsorted(ends).tolist()
+    return [Run(*ends) for ends in zip(starts, stops, *places, strict=True)]
+
+
+def words_at(look: Look, index: int, run: Run, word: np.dtype) -> Array:
+    """Return the words of a run before the change [n]."""
+    words = look(index, run.start, run.stop)
+    if words.shape != (run.stop - run.start,) or words.dtype != word:
+        raise InputError(
+            f"{words.size} words of {words.dtype} before a change of {run.stop - run.start} of {word}"
+        )
+    return words
+
+
+def sizes_of(words: Array) -> Array:
+    """Return words without their signs, whose highest byte is their size: unsigned [n]."""
+    sizes: Array = words.view(f"u{words.itemsize}") << 1
+    return sizes
+
+
+def take_out(blocks: Sequence[Block], look: Look, cuts: Sequence[int]) -> tuple[list[Array], list[Block]]:
+    """Return the differences of all elements of each class, and the blocks of what changed in none."""
+    classes: list[list[Array]] = [[] for _ in cuts]
+    rest = []
+    for i, block in enumerate(blocks):
+        word = block.diffs.dtype
+        least = _least(cuts, word)
+        others = list[Changes]()
+        for run in runs(block, RUN):
+            parts, (at, diffs) = _sorted(words_at(look, i, run, word), least, *run.changes(block))
+            for found, part in zip(classes, parts, strict=True):
+                found.append(part)
+            others.append((run.back(at), diffs))
+        rest.append(_gathered(block.numel, others, word))
+    return [np.concatenate(found) for found in classes], rest
+
+
+def put_back(rest: Sequence[Block], classes: Sequence[Array], look: Look, cuts: Sequence[int]) -> list[Block]:
+    """Undo ``take_out``. Errors: ``PayloadError`` unless there are as many elements of each class."""
+    taken, blocks = [0 for _ in cuts], []
+    for i, block in enumerate(rest):
+        word, found = block.diffs.dtype, list[Changes]()
+        least = _least(cuts, word)
+        for run in runs(block, RUN):
+            words = words_at(look, i, run, word)
+            own = _unsorted(words, least, classes, taken)
+            at, diffs = _merged(own, _outside(words, least, *run.changes(block)))
+            found.append((run.back(at), diffs))
+        blocks.append(_gathered(block.numel, found, word))
+    if taken != [differences.size for differences in classes]:
+        raise PayloadError(_OTHER)
+    return blocks
+
+
+def block_of(diffs: Array) -> Block:
+    """Return differences [numel], zero where nothing changed, as a block that takes little memory."""
+    block = Block(diffs.size, None, diffs)
+    return block if block.moved * _WHOLE > diffs.size else Block(diffs.size, *block.sparse())
+
+
+def _sorted(words: Array, least: Array, at: Array, diffs: Array) -> tuple[list[Array], Changes]:
+    """Return the differences of all elements of each class, and those changes of a run that have none."""
+    if native.there(words, at, diffs):
+        listed, *others = native.sort(words, least, at, diffs)
+        return listed, (others[0], others[1])
+    every = np.zeros(words.size, dtype=diffs.dtype)
+    gather.write(every, at, diffs)
+    members, parts = _classed(words, least)
+    own = every.take(members)
+    return [own.take(part) for part in parts], _outside(words, least, at, diffs)
+
+
+def _unsorted(words: Array, least: Array, classes: Sequence[Array], taken: list[int]) -> Changes:
+    """Return what changed among the elements of classes, whose differences follow those that were taken."""
+    if native.there(words, *classes):
+        found = native.unsort(words, least, classes, taken)
+        if found is None:
+            raise PayloadError(_OTHER)
+        return found
+    members, parts = _classed(words, least)
+    own = np.empty(members.size, dtype=words.dtype)
+    for i, (part, differences) in enumerate(zip(parts, classes, strict=True)):
+        start, stop = taken[i], taken[i] + part.size
+        if stop > differences.size:
+            raise PayloadError(_OTHER)
+        own[part], taken[i] = differences[start:stop], stop
+    some = where(own != 0)
+    return members.take(some).astype(np.int32), own.take(some)
+
+
+def _classed(words: Array, least: Array) -> tuple[Array, list[Array]]:
+    """Return where elements below the last cut are, and which of these each class has: intp, increasing."""
+    sizes = sizes_of(words)
+    members = where(sizes < least[-1])
+    own = sizes.take(members)
+    below = [own < cut for cut in least[:-1]] + [np.ones(own.size, dtype=np.bool_)]
+    masks = below[:1] + [b ^ a for a, b in pairwise(below)]
+    return members, [where(mask) for mask in masks]
+
+
+def _outside(words: Array, least: Array, at: Array, diffs: Array) -> Changes:
+    """Return those changes of a run that have no class."""
+    most = least[-1]
+    if native.there(words, at, diffs):
+        return native.outside(words, int(most), at, diffs)
+    some = where(sizes_of(words.take(at)) >= most)
+    return at.take(some), diffs.take(some)
+
+
+def _merged(some: Changes, others: Changes) -> Changes:
+    """Return all changes, of which no two are at one position, in order."""
+    if not others[0].size or not some[0].size:
+        return some if some[0].size else others
+    if native.there(*some, *others):
+        return native.merge(*some, *others)
+    at, diffs = (np.concatenate(both) for both in zip(some, others, strict=True))
+    order = np.argsort(at, kind="stable")  # a merge: both are in order
+    return at.take(order), diffs.take(order)
+
+
+def _least(cuts: Sequence[int], word: np.dtype) -> Array:
+    """Return from which size on words are of no class below a cut: unsigned, one a cut."""
+    return np.array([cut << 8 * word.itemsize - 8 for cut in cuts], dtype=f"u{word.itemsize}")
+
+
+def _gathered(numel: int, found: Sequence[Changes], word: np.dtype) -> Block:
+    at = np.concatenate([np.empty(0, dtype=np.int32), *(at for at, _ in found)], dtype=np.int32)
+    block = Block(numel, at, np.concatenate([np.empty(0, dtype=word), *(diffs for _, diffs in found)]))
+    return block if at.size * _WHOLE <= numel else Block(numel, None, block.dense())

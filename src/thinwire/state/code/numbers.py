@@ -1,0 +1,99 @@
+"""Natural numbers of any scale: a symbol of one byte for the magnitude, and the bits below it as they are.
+
+The symbol of u holds the exponent and the three bits after the leading one of u + 8, so u < 8 is a symbol
+itself and each octave above has 8 of them. Within a symbol, gaps and differences are as good as uniform:
+what is left are incompressible bits, kept out of the entropy coder and packed by width, at most
+0.3 % above the order-0 entropy of what geometric gaps of any mean need. Symbols adapt to the data every
+128 KiB, the coder's block.
+
+Layout: the stream of all symbols; then, page by page and width by width (1, 2, ...), the low bits in the
+order of their numbers: the whole bytes of a width as planes, lowest first, and the rest as in ``bits``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from thinwire.codecs.kernels.bits import pack, packed_nbytes, unpack
+from thinwire.state.code.stream import Reader, pack_stream
+from thinwire.state.layout import Array
+from thinwire.types import PayloadError, require
+
+LARGEST = 2**32 - 9
+_PAGE = 1 << 17  # numbers to work on at a time: near the caches
+_FIRST = 130 << 3  # exponent and three bits of 8.0
+_WIDEST = 28  # low bits of the largest symbols
+_BASES = np.array([(8 + s % 8 << s // 8) - 8 for s in range(8 * (_WIDEST + 1))], dtype=np.uint32)
+
+
+def pack_numbers(numbers: Array) -> bytes:
+    """Return uint32 [n], each at most ``LARGEST``, as bytes."""
+    symbols = np.empty(numbers.size, dtype=np.uint8)
+    rests: list[bytes] = []
+    for start in range(0, numbers.size, _PAGE):
+        page = numbers[start : start + _PAGE] + np.uint32(8)
+        symbols[start : start + _PAGE] = _symbols(page)
+        for group, width in _by_width(symbols[start : start + _PAGE]):
+            rests.append(_pack_bits(page[group], width))
+    return b"".join([pack_stream(symbols), *rests])
+
+
+def unpack_numbers(reader: Reader, n: int, largest: int = LARGEST) -> Array:
+    """Return the ``n`` numbers that come next as uint32 [n]; ``PayloadError`` for any over ``largest``."""
+    symbols = reader.stream(n)
+    require(not n or symbols.max() < _BASES.size, PayloadError, "a patch with symbols that stand for nothing")
+    numbers = np.empty(n, dtype=np.uint32)
+    for start in range(0, n, _PAGE):
+        page = numbers[start : start + _PAGE]
+        np.take(_BASES, symbols[start : start + _PAGE], out=page, mode="clip")
+        for group, width in _by_width(symbols[start : start + _PAGE]):
+            page[group] += _unpack_bits(reader, width, group.size)
+    require(not n or numbers.max() <= largest, PayloadError, f"a patch with numbers over {largest}")
+    return numbers
+
+
+def _symbols(page: Array) -> Array:
+    """Return the symbols of u + 8: the leading bits of a float32, which is exact where it does not round."""
+    if page.max() < 1 << 24:
+        floats = page.view(np.int32).astype(np.float32)
+    else:
+        floats = np.where(page < 1 << 24, page, page & np.uint32(0xFFFFFF00)).astype(np.float32)
+    return ((floats.view(np.int32) >> 20) - _FIRST).astype(np.uint8)
+
+
+def _by_width(symbols: Array) -> Iterator[tuple[Array, int]]:
+    """Yield which numbers of a page have low bits, and how many, from few to many."""
+    widths = symbols >> 3
+    if not widths.any():
+        return
+    order = np.argsort(widths, kind="stable")  # a radix sort, for bytes
+    counts = np.bincount(widths)
+    stops = np.cumsum(counts)
+    for width in range(1, counts.size):
+        if counts[width]:
+            yield order[stops[width] - counts[width] : stops[width]], width
+
+
+def _pack_bits(values: Array, width: int) -> bytes:
+    whole, rest = divmod(width, 8)
+    out = [(values >> np.uint32(8 * i)).astype(np.uint8).tobytes() for i in range(whole)]
+    if rest:
+        top = (values >> np.uint32(8 * whole)).astype(np.uint8) & np.uint8((1 << rest) - 1)
+        out.append(pack(torch.from_numpy(top), rest).numpy().tobytes())
+    return b"".join(out)
+
+
+def _unpack_bits(reader: Reader, width: int, n: int) -> Array:
+    whole, rest = divmod(width, 8)
+    planes = [np.frombuffer(reader.take(n), dtype=np.uint8) for _ in range(whole)]
+    if rest:
+        packed = bytearray(reader.take(packed_nbytes(n, rest)))  # a copy: torch wants memory it may write to
+        planes.append(unpack(torch.frombuffer(packed, dtype=torch.uint8), rest, n).numpy())
+    values = planes[-1].astype(np.uint32)
+    for plane in reversed(planes[:-1]):
+        values <<= np.uint32(8)
+        values |= plane
+    return values

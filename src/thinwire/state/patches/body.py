@@ -1,0 +1,194 @@
+"""The body of a patch <-> bytes: sections of some pieces each, narrow words first, read one by one.
+
+::
+
+    kind u8 (1: changes, 2: whole), sections u8
+    a section: bytes a word u8, pieces u32, length u64, data, which tells of the next so many pieces of that
+    word: changes as ``changes.pack_blocks`` writes them; whole pieces one after another, each a length u32
+    and ``encode_whole``
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from itertools import accumulate, chain, pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from thinwire.state.code.changes import Block, Look, pack_runs, unpack_blocks
+from thinwire.state.code.planes import decode_whole, encode_whole
+from thinwire.state.layout import Layout
+from thinwire.state.patches.patch import MAX_META
+from thinwire.state.words import Words
+from thinwire.types import PayloadError, require
+
+ROOM = 1 << 20  # bytes that a patch may take beyond the words of the state
+FACTOR = 2  # times the words that it may take: positions may cost as much as what changed
+
+CHANGES, WHOLE = 1, 2
+HEAD = struct.Struct("<BB")
+SECTION = struct.Struct("<BIQ")
+LENGTH = struct.Struct("<I")
+FEWEST = 1 << 18  # changes in a section, where there are several: each takes 2 ms and up to 1 kB more
+MOST = 8  # sections of a word: with more, hardly less is left to read once the last one is here
+PAGE = 1 << 22  # words in a section of a keyframe, at least
+PAGES = 32  # such sections of a word: with four kinds of words they fit a u8
+Plan = list[tuple[np.dtype, int]]  # the words of each section and how many pieces it tells of
+
+
+def pack_changes(layout: Layout, found: Mapping[int, Block], before: Look | None = None) -> bytes:
+    """Return the body that ``changes`` yields."""
+    return b"".join(part for section in changes(layout, found, before) for part in section)
+
+
+def changes(layout: Layout, found: Mapping[int, Block], before: Look | None = None) -> Iterator[list[bytes]]:
+    """Yield the body for what changed in some pieces: section by section, as each is made, in parts.
+
+    ``before(piece, start, stop)`` are words before the change, as for ``changes.pack_blocks``.
+    """
+    plan, packed = Plan(), list[Iterator[list[bytes]]]()
+    for word, own in _pieces(layout).items():
+        none = np.zeros(0, np.int32), np.zeros(0, word)
+        blocks = [found.get(i) or Block(layout.blocks()[i].numel, *none) for i in own]
+        runs = _cut([block.moved for block in blocks], FEWEST, MOST)
+        packed.append(pack_runs(blocks, word, runs, before and _of(own, before)))
+        plan += [(word, len(blocks[run])) for run in runs]
+    return _framed(CHANGES, plan, chain.from_iterable(packed))
+
+
+def whole(layout: Layout, words: Callable[[int], np.ndarray]) -> Iterator[list[bytes]]:
+    """Yield the body for all words as ``changes`` does; ``words(piece)`` are asked for piece by piece."""
+    runs = list[tuple[np.dtype, list[int]]]()
+    for word, own in _pieces(layout).items():
+        sizes = [layout.blocks()[i].numel for i in own]
+        runs += [(word, own[run]) for run in _cut(sizes, PAGE, PAGES)]
+    plan = [(word, len(pieces)) for word, pieces in runs]
+    return _framed(WHOLE, plan, ([p for i in pieces for p in _encoded(words(i))] for _, pieces in runs))
+
+
+def _encoded(words: np.ndarray) -> tuple[bytes, bytes]:
+    packed = encode_whole(words)
+    return LENGTH.pack(len(packed)), packed
+
+
+def _cut(sizes: list[int], fewest: int, most: int) -> list[slice]:
+    """Return runs of about the same sum of ``sizes``: at most ``most``, of at least about ``fewest``."""
+    done = list(accumulate(sizes, initial=0))
+    count = max(1, min(most, done[-1] // fewest))
+    ends = sorted({bisect_left(done, done[-1] * i / count, 1) for i in range(1, count)} | {len(sizes)})
+    return [slice(*ends) for ends in pairwise([0, *ends])]
+
+
+def _framed(kind: int, plan: Plan, sections: Iterable[list[bytes]]) -> Iterator[list[bytes]]:
+    """Yield each section behind its header, the first one, or nothing, behind that of the body."""
+    head = [HEAD.pack(kind, len(plan))]
+    for (word, count), parts in zip(plan, sections, strict=True):
+        yield [*head, SECTION.pack(word.itemsize, count, sum(map(len, parts))), *parts]
+        head = []
+    if head:
+        yield head
+
+
+def unpack_whole(body: bytes, words: Words) -> None:
+    """Write all words of a body into ``words``, which a ``PayloadError`` leaves partly written."""
+    for word, pieces, data in Sections(words.layout, WHOLE).through(body):
+        at = 0
+        for i in pieces:
+            require(at + LENGTH.size <= len(data), PayloadError, "a keyframe ends too early")
+            (n,) = LENGTH.unpack_from(data, at)
+            at += LENGTH.size
+            require(
+                at + n <= len(data), PayloadError, f"a keyframe ends {at + n - len(data)} bytes too early"
+            )
+            np.copyto(words[i], decode_whole(data[at : at + n], len(words[i]), word))
+            at += n
+        require(at == len(data), PayloadError, f"{len(data) - at} bytes too many in a keyframe")
+
+
+class Section(NamedTuple):
+    """What a body tells of some pieces of a word."""
+
+    word: np.dtype
+    pieces: list[int]
+    data: memoryview
+
+
+def unpack_section(layout: Layout, section: Section, before: Look | None = None) -> dict[int, Block]:
+    """Return what changed in those pieces of a section in which something did. Errors: ``PayloadError``.
+
+    What was packed with words before the change can only be read with them.
+    """
+    word, pieces, data = section
+    numels = [layout.blocks()[i].numel for i in pieces]
+    look = before and _of(pieces, before)
+    blocks = unpack_blocks(data, numels, word, whole=True, before=look)
+    return {i: block for i, block in zip(pieces, blocks, strict=True) if len(block.diffs)}
+
+
+class Sections:
+    """Take a body apart, in order: from ``at`` on ``wanted`` bytes are read next, 0 when that was all.
+
+    Errors: ``PayloadError`` for what is no body of this kind for the layout, and then it is of no more use.
+    """
+
+    def __init__(self, layout: Layout, kind: int) -> None:
+        self._steps = self._parse(_pieces(layout), kind)
+        self._found: Section | None = None
+        self.at, self.wanted = 0, next(self._steps)
+
+    def take(self, data: bytes | bytearray | memoryview) -> Section | None:
+        """Read the bytes that were wanted; return the section that they were, if they were one."""
+        self.at, self._found = self.at + self.wanted, None
+        self.wanted = self._steps.send(memoryview(data).toreadonly())
+        return self._found
+
+    def through(self, body: bytes | memoryview) -> Iterator[Section]:
+        """Yield the sections of the whole ``body`` that were not taken yet."""
+        view = memoryview(body)
+        while self.wanted:
+            short = self.at + self.wanted - len(view)
+            require(short <= 0, PayloadError, f"the body of a patch ends {short} bytes too early")
+            section = self.take(view[self.at : self.at + self.wanted])
+            if section is not None:
+                yield section
+        left = len(view) - self.at
+        require(not left, PayloadError, f"{left} bytes too many behind the body of a patch")
+
+    def _parse(self, pieces: dict[np.dtype, list[int]], kind: int) -> Generator[int, memoryview, None]:
+        """Yield how many bytes are read next, and be sent them."""
+        got, count = HEAD.unpack((yield HEAD.size))
+        require(got == kind, PayloadError, f"a body of kind {got}, expected {kind}")
+        for word, own in pieces.items():
+            done = 0
+            while done < len(own):
+                require(count > 0, PayloadError, f"a body without {len(own) - done} pieces of {word}")
+                itemsize, n, nbytes = SECTION.unpack((yield SECTION.size))
+                fits = itemsize == word.itemsize and 0 < n <= len(own) - done and nbytes > 0
+                what = f"a section of {nbytes} bytes for {n} pieces of {itemsize}-byte words"
+                require(fits, PayloadError, f"{what} does not fit the state")
+                data = yield nbytes
+                self._found = Section(word, own[done : done + n], data)
+                done, count = done + n, count - 1
+        require(not count, PayloadError, f"{count} sections too many in the body of a patch")
+        yield 0
+
+
+def _pieces(layout: Layout) -> dict[np.dtype, list[int]]:
+    found: dict[np.dtype, list[int]] = {word: [] for word in layout.words}
+    for i, piece in enumerate(layout.blocks()):
+        found[piece.word].append(i)
+    return found
+
+
+def _of(pieces: list[int], before: Look) -> Look:
+    """Return ``before`` by the index among ``pieces``."""
+    return lambda i, start, stop: before(pieces[i], start, stop)
+
+
+def most(layout: Layout) -> int:
+    """Return the bytes of the largest patch that is taken for a state."""
+    words = sum(n * word.itemsize for word, n in layout.words.items())
+    return FACTOR * words + MAX_META + ROOM

@@ -1,0 +1,91 @@
+"""A patch while it is made: one thread adds to its body, others read what is there and send it."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from thinwire.state.patches.patch import Patch
+
+
+class _Body(NamedTuple):
+    """Parts of a body, and where each of them ends."""
+
+    parts: tuple[bytes, ...] = ()
+    ends: tuple[int, ...] = ()
+
+
+class Draft:
+    """What leads from version ``base`` (0: from nothing) to ``version``, as much of it as there is.
+
+    The head, which has the body's checksum, comes last: the draft is ``whole`` then.
+
+    >>> draft = Draft(0, 0, 1, 7)
+    >>> draft.add([b"ab", b"cde"])
+    >>> bytes(draft.cut(1, 3)), draft.nbytes, draft.whole
+    (b'bcd', 5, False)
+    """
+
+    def __init__(self, base: int, base_hash: int, version: int, hash: int) -> None:
+        self.base, self.base_hash, self.version, self.hash = base, base_hash, version, hash
+        self._body = _Body()  # replaced as one: readers see all of a change or nothing
+        self.head = b""
+
+    @classmethod
+    def of(cls, patch: Patch) -> Draft:
+        """Return the draft of a patch that is made."""
+        draft = cls(patch.base, patch.base_hash, patch.version, patch.hash)
+        draft.finish(patch)
+        return draft
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the body that are there."""
+        ends = self._body.ends
+        return ends[-1] if ends else 0
+
+    @property
+    def whole(self) -> bool:
+        """Whether no more will come."""
+        return bool(self.head)
+
+    @property
+    def body(self) -> bytes:
+        """All of the body that is there."""
+        parts = self._body.parts
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def add(self, parts: Sequence[bytes]) -> None:
+        """Append to the body."""
+        (had, ends), end = self._body, self.nbytes
+        more = [end := end + len(part) for part in parts]
+        self._body = _Body((*had, *parts), (*ends, *more))
+
+    def finish(self, patch: Patch) -> None:
+        """Say that this patch is what was made: its body takes the place of the parts."""
+        head = patch.head()
+        self._body, self.head = _Body((patch.body,), (len(patch.body),)), head
+
+    def cut(self, start: int, nbytes: int) -> memoryview | bytes:
+        """Return the bytes from ``start`` on, at most ``nbytes``, of what is there."""
+        parts, ends = self._body
+        found, at = list[memoryview](), start
+        for i in range(bisect_right(ends, start), len(parts)):
+            view = memoryview(parts[i])[at - ends[i] + len(parts[i]) :][: start + nbytes - at]
+            found.append(view)
+            at += len(view)
+            if at == start + nbytes:
+                break
+        return found[0] if len(found) == 1 else b"".join(found)
+
+
+More = Callable[[Draft], object]  # is told of a draft whenever there is more of it
+
+
+def drafted(draft: Draft, sections: Iterable[list[bytes]], more: More) -> Draft:
+    """Add sections to a draft as they are made, and return it."""
+    for section in sections:
+        draft.add(section)
+        more(draft)
+    return draft

@@ -1,0 +1,121 @@
+"""Entropy coding: what it saves, and frames that lie about their size."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+import zstandard
+from codec_examples import tensor
+
+from thinwire.codecs import Entropy, HardThreshold, Raw, Uniform, entropy
+from thinwire.types import InputError, MissingExtra, Payload, PayloadError, TensorSpec
+
+
+def bits_of_entropy(codes: torch.Tensor) -> float:
+    p = torch.bincount(codes.long()).double() / codes.numel()
+    p = p[p > 0]
+    return float(-(p * p.log2()).sum())
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_gaussian_codes_come_near_their_entropy(bits: int) -> None:
+    x = torch.randn((256, 1024), generator=torch.Generator().manual_seed(0))
+    inner = Uniform(bits=bits)
+    payload = Entropy(inner).encode(x)
+    spent = 8 * payload.parts[0].numel() / x.numel()
+    assert spent < 1.02 * bits_of_entropy(inner.quantise(x)[0]) + 0.01
+    assert torch.equal(Entropy(inner).decode(payload), inner.decode(inner.encode(x)))
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_noise_costs_one_byte_a_part_at_most(bits: int) -> None:
+    g = torch.Generator().manual_seed(0)
+    top = Uniform(bits=bits).top
+    x = torch.randint(-top, top + 1, (3, 33), generator=g).float()
+    inner = Uniform(bits=bits)
+    assert Entropy(inner).encode(x).nbytes <= inner.nbytes(TensorSpec.of(x)) + 2
+    assert Entropy(inner).nbytes(TensorSpec.of(x)) == inner.nbytes(TensorSpec.of(x)) + 2
+
+
+def test_zeros_shrink_to_almost_nothing() -> None:
+    codec = Entropy(Uniform(bits=4))
+    x = torch.zeros(512, 1024)
+    payload = codec.encode(x)
+    assert payload.nbytes < 300
+    assert torch.equal(codec.decode(payload), x)
+
+
+def test_a_part_beyond_the_allowed_ratio_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entropy, "FREE", 1000)
+    codec = Entropy(Uniform(bits=4))
+    x = torch.zeros(512, 1024)
+    payload = codec.encode(x)
+    assert payload.parts[0].numel() == 512 * 512 + 1
+    assert torch.equal(codec.decode(payload), x)
+
+
+def frame_of(size: int) -> torch.Tensor:
+    frame = zstandard.ZstdCompressor().compress(bytes(size))
+    return torch.frombuffer(bytearray(b"\x80" + frame), dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("size", [0, 255, 257, 1 << 20, 1 << 28])
+def test_a_frame_of_another_size_than_expected_is_refused(size: int) -> None:
+    codec = Entropy(Uniform(bits=4, group=512))
+    payload = codec.encode(torch.zeros(512))
+    with pytest.raises(PayloadError):
+        codec.decode(Payload(payload.spec, (frame_of(size), payload.parts[1])))
+
+
+def test_a_bomb_is_refused_before_it_is_opened() -> None:
+    """The spec asks for what the frame holds, but no encoder squeezes so much into so little."""
+    size = 1 << 27
+    codec = Entropy(Uniform(bits=8, scale="tensor"))
+    scale = codec.encode(torch.zeros(4)).parts[1]
+    with pytest.raises(PayloadError, match="claims"):
+        codec.decode(Payload(TensorSpec((size,)), (frame_of(size), scale)))
+
+
+def test_a_frame_that_does_not_state_its_size_is_refused() -> None:
+    frame = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(256))
+    part = torch.frombuffer(bytearray(b"\x80" + frame), dtype=torch.uint8)
+    codec = Entropy(Uniform(bits=4, group=512))
+    payload = codec.encode(torch.zeros(512))
+    with pytest.raises(PayloadError, match="claims"):
+        codec.decode(Payload(payload.spec, (part, payload.parts[1])))
+
+
+def test_bytes_after_the_frame_are_refused() -> None:
+    codec = Entropy(Uniform(bits=4, group=512))
+    payload = codec.encode(torch.zeros(512))
+    longer = torch.cat([payload.parts[0], payload.parts[0][-3:]])
+    with pytest.raises(PayloadError):
+        codec.decode(Payload(payload.spec, (longer, payload.parts[1])))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64])
+def test_raw_parts_of_any_dtype_come_back(dtype: torch.dtype) -> None:
+    x = tensor((20, 30)).to(dtype)
+    assert torch.equal(Entropy(Raw()).decode(Entropy(Raw()).encode(x)), x)
+
+
+def test_a_variable_rate_inside() -> None:
+    codec = Entropy(HardThreshold(threshold=2.5))
+    x = tensor((100, 100))
+    payload = codec.encode(x)
+    assert payload.nbytes < HardThreshold(threshold=2.5).encode(x).nbytes
+    assert torch.equal(codec.decode(payload), torch.where(x.abs() >= 2.5, x, 0.0))
+
+
+def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "zstandard", None)  # what an import of a missing module meets
+    with pytest.raises(MissingExtra, match=r"pip install 'thinwire\[entropy\]'"):
+        Entropy(Uniform()).encode(torch.ones(4))
+
+
+@pytest.mark.parametrize("level", [0, 20, -1])
+def test_levels_out_of_range_are_refused(level: int) -> None:
+    with pytest.raises(InputError, match=f"level={level}"):
+        Entropy(Uniform(), level=level)

@@ -1,0 +1,125 @@
+"""Sparse codecs: what is kept, how indices travel, and indices that must not be believed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from codec_examples import tensor
+
+from thinwire.codecs import HardThreshold, RandomK, Raw, TopK, Uniform
+from thinwire.types import InputError, Payload, PayloadError, TensorSpec
+
+
+def test_topk_keeps_the_largest_of_the_whole_tensor() -> None:
+    x = tensor((8, 125))
+    y = TopK(ratio=0.1).decode(TopK(ratio=0.1).encode(x))
+    kept = y != 0
+    assert kept.sum() == 100
+    assert torch.equal(y[kept], x[kept])
+    assert x[kept].abs().min() >= x[~kept].abs().max()
+
+
+def test_at_least_one_value_is_kept() -> None:
+    assert TopK(ratio=1e-6).decode(TopK(ratio=1e-6).encode(torch.tensor([1.0, 5.0]))).tolist() == [0.0, 5.0]
+
+
+@pytest.mark.parametrize("ratio, dtype", [(0.01, torch.int32), (0.04, torch.uint8), (0.5, torch.uint8)])
+def test_indices_travel_in_the_smaller_form(ratio: float, dtype: torch.dtype) -> None:
+    x = tensor((100, 321))
+    index = TopK(ratio=ratio).encode(x).parts[0]
+    assert index.dtype == dtype
+    kept = round(ratio * x.numel())
+    assert index.numel() * index.element_size() == min(4 * kept, -(-x.numel() // 8))
+
+
+def test_values_may_be_coded_in_turn() -> None:
+    x = tensor((40, 50))
+    plain, coded = TopK(ratio=0.05), TopK(ratio=0.05, values=Uniform(bits=8))
+    a, b = plain.decode(plain.encode(x)), coded.decode(coded.encode(x))
+    assert torch.equal(a != 0, b != 0)
+    assert (a - b).norm() / a.norm() < 0.02
+    assert coded.nbytes(TensorSpec.of(x)) < 0.7 * plain.nbytes(TensorSpec.of(x))
+
+
+def test_hard_threshold_keeps_what_reaches_it() -> None:
+    x = tensor((30, 30))
+    y = HardThreshold(threshold=1.5).decode(HardThreshold(threshold=1.5).encode(x))
+    assert torch.equal(y, torch.where(x.abs() >= 1.5, x, 0.0))
+    nothing = HardThreshold(threshold=1e9).encode(x)
+    assert nothing.nbytes == 0
+
+
+def test_hard_threshold_makes_no_zero_of_a_nan() -> None:
+    x = torch.tensor([float("nan"), 2.0, 0.5])
+    codec = HardThreshold(threshold=1.0)
+    assert torch.equal(codec.decode(codec.encode(x)).isnan(), torch.tensor([True, False, False]))
+    with pytest.raises(InputError, match="a NaN or infinite value"):
+        HardThreshold(threshold=1.0, values=Uniform(bits=4)).encode(x)
+
+
+@pytest.mark.parametrize(
+    "index", [[-1, 3], [3, 3], [5, 2], [0, 10], [2**31 - 1, 2**31 - 1], [-(2**31), 0]], ids=str
+)
+@pytest.mark.parametrize("codec", [TopK(ratio=0.2), HardThreshold(threshold=0.5)], ids=repr)
+def test_indices_out_of_order_or_bounds_are_refused(codec: TopK | HardThreshold, index: list[int]) -> None:
+    n = 10 if isinstance(codec, HardThreshold) else 1000
+    if isinstance(codec, TopK):
+        codec = TopK(ratio=0.002)
+        index = [i if i != 10 else 1000 for i in index]
+    parts = (torch.tensor(index, dtype=torch.int32), torch.ones(2))
+    with pytest.raises(PayloadError):
+        codec.decode(Payload(TensorSpec((n,)), parts))
+
+
+def test_a_mask_with_the_wrong_count_is_refused() -> None:
+    payload = TopK(ratio=0.5).encode(tensor((64,)))
+    mask = payload.parts[0].clone()
+    mask[0] ^= 1
+    with pytest.raises(PayloadError):
+        TopK(ratio=0.5).decode(Payload(payload.spec, (mask, payload.parts[1])))
+
+
+def test_random_k_sends_no_indices_and_keeps_one_of_each_run() -> None:
+    x = torch.arange(1.0, 1001.0)
+    codec = RandomK(ratio=0.1)
+    assert codec.nbytes(TensorSpec.of(x)) == 8 + 400
+    y = codec.decode(codec.encode(x))
+    assert ((y != 0).reshape(100, 10).sum(1) == 1).all()
+    assert torch.equal(y[y != 0], x[y != 0])
+
+
+def test_random_k_chooses_anew_when_the_content_or_seed_changes() -> None:
+    x = tensor((1000,))
+    first = RandomK(ratio=0.1).decode(RandomK(ratio=0.1).encode(x)) != 0
+    x[0] += 1
+    other = RandomK(ratio=0.1).decode(RandomK(ratio=0.1).encode(x)) != 0
+    seeded = RandomK(ratio=0.1, seed=1).decode(RandomK(ratio=0.1, seed=1).encode(x)) != 0
+    assert (first & other).sum() < 40 and (other & seeded).sum() < 40
+
+
+def test_unbiased_random_k_has_the_right_mean_and_reaches_every_value() -> None:
+    codec = RandomK(ratio=0.3, unbiased=True)
+    x = tensor((101,)).abs() + 1
+    total, hits = torch.zeros(101), torch.zeros(101)
+    calls = 3000
+    for i in range(calls):
+        x[-1] = 1 + i / calls
+        y = codec.decode(codec.encode(x))
+        total += y / x
+        hits += y != 0
+    assert (hits[:-1] > 0).all()
+    # variance of one draw: run length - 1, at most 3
+    assert ((total / calls - 1)[:-1].abs() < 5 * (3 / calls) ** 0.5).all()
+
+
+@pytest.mark.parametrize("ratio", [0.0, -0.1, 1.1, float("nan")])
+def test_wrong_ratios_are_refused(ratio: float) -> None:
+    for codec in (TopK, RandomK):
+        with pytest.raises(InputError, match="ratio="):
+            codec(ratio=ratio)
+
+
+def test_values_must_be_a_codec() -> None:
+    with pytest.raises(InputError, match="not a codec"):
+        TopK(ratio=0.1, values="Raw")  # type: ignore[arg-type]
+    assert TopK(ratio=0.1).values == Raw()

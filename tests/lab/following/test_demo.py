@@ -1,0 +1,269 @@
+"""The state demo with a tiny model: three processes, a late one, a cut, and what is said about it."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from typer.testing import CliRunner
+
+from thinwire.cli.terminal.app import app
+from thinwire.lab.data.corpus import Corpus
+from thinwire.lab.data.documents import Document
+from thinwire.lab.following import demo as state_demo
+from thinwire.lab.following.board import Board, rows
+from thinwire.lab.following.demo import LATE, TRAINER, WRITER, Plan
+from thinwire.lab.following.gate import Gate
+from thinwire.lab.following.job import Tuning, base_model, digest
+from thinwire.lab.following.page import headline, report_html
+from thinwire.lab.following.record import Log, Record
+from thinwire.lab.following.talk import ORDER
+from thinwire.lab.models.source import resolve_model
+from thinwire.lab.models.tokenizer import trained_bpe
+from thinwire.types import InputError, ThinwireError
+
+LONG = 90.0  # seconds; a limit, not an expectation
+TEXT = "some words to train on, and some more of them\n" * 60
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny model, its tokenizer, and a text."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("THINWIRE_CACHE", str(tmp_path_factory.mktemp("cache")))
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = trained_bpe(Corpus("t", (Document(TEXT),), (), "test"), vocab=300)
+    config = transformers.LlamaConfig(
+        vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=True,
+        bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / "text.txt").write_text(TEXT)
+    patch.undo()
+    return folder
+
+
+def plan(model: Path, **options: object) -> Plan:
+    tiny = {"steps": 12, "batch": 2, "seq": 16, "tokens": 4, "every": 0.5, "emulate": False, "link": "none"}
+    return Plan(**(tiny | {"model": str(model), "data": str(model / "text.txt")} | options))  # type: ignore[arg-type]
+
+
+def workers(model: Path) -> list[str]:
+    """Return the numbers of the processes that have orders about this model: those of a demo played here."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            ordered = [v for v in place.read_bytes().split(b"\0") if v.startswith(ORDER.encode() + b"=")]
+            found += [place.parent.name] if any(str(model).encode() in v for v in ordered) else []
+    return found
+
+
+@pytest.mark.slow
+def test_both_followers_end_with_the_trainers_bits(model: Path, tmp_path: Path):
+    shown = []
+    seen = []
+
+    def show(found: Record) -> None:
+        shown.append(len(rows(found)))
+        seen.extend(workers(model) if not seen else [])
+
+    record = state_demo.run(plan(model, steps=6), tmp_path, show)
+    assert record.identical
+    assert seen or sys.platform != "linux"
+    assert set(shown) == {3}
+    assert [v["version"] for v in record.published] == list(range(2, 14))
+    assert {v["rate"] for v in record.published} == {1e-6, 1e-5}
+    for log in record.followers.values():
+        versions = [a["version"] for a in log.arrivals]
+        assert versions == sorted(set(versions))
+        assert versions[-1] == 13
+        assert log.finished is not None
+        assert all(a["nbytes"] < record.nbytes for a in log.arrivals)  # the base never travels
+    assert len(record.followers[WRITER].cut) == 2
+    assert record.followers[WRITER].texts
+    assert json.loads((tmp_path / "state.json").read_text())["identical"]
+    page = report_html(record)
+    assert "bit-identical at the end" in page
+    assert "not an emulated network" in page
+    assert not re.search(r"""(src|href)=["']?http""", page)
+    if sys.platform == "linux":
+        assert not workers(model)
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_ends_the_demo_with_its_words(model: Path, tmp_path: Path):
+    with pytest.raises(ThinwireError, match=r"trainer process: .*2 samples|blocks"):
+        state_demo.run(plan(model, seq=16, batch=10_000), tmp_path, lambda r: None)
+    assert not (tmp_path / "state.json").exists()
+    if sys.platform == "linux":
+        assert not workers(model)
+
+
+def test_an_interrupt_leaves_nothing_running(model: Path, tmp_path: Path):
+    def interrupt(record: Record) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        state_demo.run(plan(model), tmp_path, interrupt)
+    if sys.platform == "linux":
+        assert not workers(model)
+
+
+def test_a_worker_ends_with_its_starter(tmp_path: Path):
+    code = (
+        "import sys, time; from thinwire.lab.following.talk import run_worker; "
+        "run_worker(lambda order, orders: time.sleep(600))"
+    )
+    env = {"THINWIRE_STATE_DEMO": "{}", "PYTHONPATH": ":".join(p for p in sys.path if p)}
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, env=env)
+    assert process.stdin is not None
+    process.stdin.close()
+    assert process.wait(LONG) == 3
+
+
+def test_wrong_input_is_refused_before_anything_starts(tmp_path: Path):
+    runner = CliRunner()
+    for arguments in (["--steps", "0"], ["--link", "10parsec"], ["--model", "nowhere/at/all"]):
+        result = runner.invoke(app, ["demo", "state", "--out", str(tmp_path / "o"), *arguments])
+        assert isinstance(result.exception, SystemExit)
+        assert result.exit_code == 2
+    assert "state" in runner.invoke(app, ["demo", "--help"]).output
+
+
+def test_a_lossy_link_needs_the_emulator(model: Path, tmp_path: Path):
+    with pytest.raises(InputError, match="without emulation"):
+        state_demo.run(plan(model, link="10mbit,30ms,loss=1%"), tmp_path, lambda r: None)
+
+
+def test_training_begins_at_bfloat16_values_and_moves_float32_ones(model: Path):
+    source = resolve_model(str(model), None)
+    job = Tuning(source, str(model / "text.txt"), 1e-3, 2, 2, 16, 0)
+    half = base_model(source, torch.bfloat16)
+    before = dict(half.named_parameters())
+    assert digest(before) == digest(dict(job.model.named_parameters()))
+    assert all(torch.equal(x, before[n].float()) for n, x in job.model.named_parameters())
+    job.rate = 1e-4
+    assert job.rate == 1e-4
+    assert job.step() > 0
+    assert digest(before) != digest(dict(job.model.named_parameters()))
+    with pytest.raises(InputError, match="no weights"):
+        base_model(resolve_model(str(model), "random"), torch.float32)
+
+
+def echo() -> tuple[socket.socket, int]:
+    """Return a server that sends back whatever comes, and its port."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        while True:
+            try:
+                peer, _ = server.accept()
+            except OSError:
+                return
+            with peer:
+                try:
+                    while data := peer.recv(65536):
+                        peer.sendall(data)
+                except OSError:
+                    pass
+
+    threading.Thread(target=serve, daemon=True).start()
+    return server, server.getsockname()[1]
+
+
+def back(port: int, nbytes: int) -> float:
+    """Send so many bytes through a gate and return the seconds until all are back."""
+    with socket.create_connection(("127.0.0.1", port), timeout=LONG) as s:
+        began = time.monotonic()
+        threading.Thread(target=s.sendall, args=(bytes(nbytes),), daemon=True).start()
+        got = 0
+        while got < nbytes:
+            data = s.recv(65536)
+            if not data:
+                raise ConnectionError("closed")
+            got += len(data)
+        return time.monotonic() - began
+
+
+def test_a_gate_has_a_rate_and_a_delay_and_can_be_shut():
+    server, port = echo()
+    gate = Gate("127.0.0.1", port, rate=400_000, delay=0.05)
+    try:
+        assert back(gate.port, 100_000) > 0.3  # 0.25 s of line, and a delay each way
+        gate.shut()
+        with socket.create_connection(("127.0.0.1", gate.port), timeout=0.2) as s:
+            s.sendall(b"anybody?")
+            with pytest.raises(TimeoutError):
+                s.recv(1)
+        gate.open()
+        assert back(gate.port, 1000) > 0.1
+    finally:
+        gate.close()
+        gate.close()
+        server.close()
+
+
+def record() -> Record:
+    """A short record of the throttled kind."""
+    found = Record(
+        {"steps": 2, "rates": [1e-6, 1e-5], "model": "m", "data": "d", "batch": 1, "seq": 8, "prompt": "P <"},
+        {"kind": "throttled", "link": "10mbit,30ms", "note": "<none> here"},
+        {WRITER: Log("writes", joined=0.0), LATE: Log("late")},
+        started=100.0,
+        nbytes=1000,
+        numel=500,
+    )
+    for i in range(2, 6):
+        found.hear(TRAINER, {"kind": "published", "at": 100.0 + i, "version": i, "step": i - 1,
+                             "loss": 1.0, "rate": 1e-6 if i < 4 else 1e-5, "changed": 5, "sent": 10,
+                             "publishing": 0.1})  # fmt: skip
+        found.hear(WRITER, {"kind": "arrived", "at": 101.0 + i, "version": i, "age": 0.5, "nbytes": 10 * i,
+                            "seconds": 0.1, "when": 100.5 + i})  # fmt: skip
+    found.hear(WRITER, {"kind": "wrote", "at": 104.0, "version": 3, "step": 2, "text": "a <b>", "seconds": 1})
+    found.hear(WRITER, {"kind": "status", "at": 105.0, "held": 5, "nbytes": 200, "age": 0.5, "pause": 0.001,
+                        "connected": True})  # fmt: skip
+    return found
+
+
+def test_ages_grow_and_fall():
+    xs, ys = record().ages(WRITER)
+    assert ys == pytest.approx([0.5, 1.5, 0.5, 1.5, 0.5, 1.5, 0.5])
+    assert xs == sorted(xs)
+
+
+def test_a_report_says_what_is_wrong():
+    found = record()
+    page = report_html(found)
+    assert "That is a fault" in page
+    assert "a &lt;b&gt;" in page
+    assert "&lt;none&gt; here" in page
+    assert "40× fewer at 1e-06, 22× fewer at 1e-05" in headline(found)
+    found.hear(TRAINER, {"kind": "trained", "at": 107.0, "version": 5, "digest": "ab" * 32})
+    for who in (WRITER, LATE):
+        found.hear(who, {"kind": "finished", "at": 108.0, "version": 5, "digest": "ab" * 32, "pause": 0.1})
+    assert found.identical
+    assert "bit-identical at the end" in report_html(found)
+
+
+def test_the_board_says_a_line_now_and_then(capsys: pytest.CaptureFixture[str]):
+    board = Board()
+    board.update(record())
+    board.update(record())
+    board.close()
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1
+    assert "v5" in line
+    assert "not here yet" in line

@@ -1,0 +1,61 @@
+"""A process that keeps what it frees takes no pages from the kernel for the same blocks again."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from thinwire.lab.machine import heap
+
+# Blocks of 64 MB, as steps free and take them: the pages of the last turn, out of 16384. Aligned ones need
+# some turns until what is free has merged.
+FAULTS = """
+import resource, sys
+from thinwire.lab.heap import keep_freed
+if "keep" in sys.argv:
+    assert keep_freed()
+import torch
+for _ in range(20):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(1 << 24)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+CLEAN = {k: v for k, v in os.environ.items() if not k.startswith(heap.CHOSEN)}
+
+glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library than glibc")
+
+
+def faults(*arguments: str) -> int:
+    done = subprocess.run(
+        [sys.executable, "-c", FAULTS, *arguments], env=CLEAN, capture_output=True, text=True, check=True
+    )
+    return int(done.stdout)
+
+
+@glibc
+def test_a_block_that_was_freed_is_taken_again_as_it_is() -> None:
+    if os.sysconf("SC_PAGE_SIZE") != 4096:
+        pytest.skip("pages of another size than 4 KiB")
+    assert faults("keep") < 100 < faults()
+
+
+@pytest.mark.parametrize("name", ["MALLOC_ARENA_MAX", "MALLOC_CONF", "LD_PRELOAD", "GLIBC_TUNABLES"])
+def test_who_has_chosen_an_allocator_keeps_it(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "1")
+    assert not heap.keep_freed()
+
+
+def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith(heap.CHOSEN):
+            monkeypatch.delenv(name)
+
+    def missing(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(heap.ctypes, "CDLL", missing)
+    assert not heap.keep_freed()

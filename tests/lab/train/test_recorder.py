@@ -1,0 +1,152 @@
+"""What rank 0 records: counts of several parts of a run, decisions in time, what the display alone says."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+from run_records import metrics_of, write_run
+
+from thinwire.lab.ranks.linkwatch import KERNEL_COUNTS, added
+from thinwire.lab.ranks.telemetry import StepReport
+from thinwire.lab.records.recount import recount
+from thinwire.lab.records.tensorboard import ABSENT, EventLog
+from thinwire.lab.records.writer import RunRecord, load_run, read_metrics, write_json
+from thinwire.lab.train import autopilot, launch
+from thinwire.lab.train import run as train
+from thinwire.lab.train.config import TrainConfig
+from thinwire.lab.train.recorder import Recorder
+from thinwire.links import LinkShape
+from thinwire.links.tcp.counts import FALLBACK
+from thinwire.recipes.pipeline import parse_recipe
+from thinwire.types import LinkError
+
+
+def recorder(out: Path, **options: Any) -> Recorder:
+    config = TrainConfig(model="gpt2-lab", recipe="fp32", out=str(out), **options)
+    job: Any = SimpleNamespace(
+        config=config, recipe=parse_recipe("fp32"), shape=LinkShape(), notes=(), steps=9
+    )
+    world: Any = SimpleNamespace(rank=0, size=2, peers={})
+    return Recorder(job, world)
+
+
+@pytest.mark.parametrize("options", [{}, {"tensorboard": False}, {"quiet": True}])
+def test_event_files_that_cannot_be_are_noted_on_the_display_alone(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: dict[str, Any],
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    made = recorder(tmp_path, **options)
+    made.close("done")
+    assert capsys.readouterr().err.count(ABSENT) == (0 if options else 1)
+    assert made.record.notes == []
+
+
+CARRIED: dict[str, Any] = {
+    "source": 0,
+    "destination": 1,
+    "payload_bytes": 100,
+    "wire_bytes": 120,
+    "retransmitted_bytes": 2,
+    "rtt_s": 0.01,
+    "min_rtt_s": 0.01,
+    "delivery_bytes_s": 1.0,
+    "congestion": "cubic",
+    "counted": KERNEL_COUNTS,
+}
+UNKNOWN = dict.fromkeys(("wire_bytes", "retransmitted_bytes", "rtt_s", "min_rtt_s", "delivery_bytes_s"))
+UNCOUNTED = CARRIED | UNKNOWN | {"congestion": None, "counted": FALLBACK}
+
+
+def test_what_links_carried_before_a_resume_is_added() -> None:
+    doubled = CARRIED | {"payload_bytes": 200, "wire_bytes": 240, "retransmitted_bytes": 4}
+    assert added([CARRIED], [CARRIED]) == [doubled]
+    assert added([], [CARRIED]) == [CARRIED]
+
+
+def test_a_part_without_a_step_takes_nothing_away() -> None:
+    assert added([CARRIED], [UNCOUNTED | {"payload_bytes": 0}]) == [CARRIED]
+
+
+@pytest.mark.parametrize("parts", [(CARRIED, UNCOUNTED), (UNCOUNTED, CARRIED)])
+def test_a_part_that_nobody_counted_leaves_no_sum(parts: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    (found,) = added([parts[0]], [parts[1]])
+    assert (found["payload_bytes"], found["counted"]) == (200, FALLBACK)
+    assert found["wire_bytes"] is None and found["retransmitted_bytes"] is None
+
+
+def test_after_a_resume_event_files_have_each_step_once(tmp_path: Path) -> None:
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    (first, second), lines = (EventLog(tmp_path) for _ in range(2)), metrics_of(6, (8.0, 8.0))
+    for line in lines[:5]:
+        first.step(line)
+    first.close()
+    second.resumed(3)
+    for line in lines[3:]:
+        second.step(line)
+    second.close()
+    found = reader.EventAccumulator(str(tmp_path / "events"))
+    found.Reload()
+    assert [e.step for e in found.Scalars("loss/train")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_killed_run_s_record_is_made_of_the_steps_it_booked(tmp_path: Path) -> None:
+    whole = write_run(tmp_path, "direct:bits=4", (4.5, 4.5), steps=7)
+    whole.config |= {"batch": 4, "seq": 128}
+    killed = RunRecord(recipe=whole.recipe, config=whole.config)
+    steps = [replace(m, bits_forward=4.5, bits_backward=4.5) for m in read_metrics(tmp_path)]
+    recount(killed, steps)
+    assert vars(killed.totals) == vars(whole.totals)
+    assert killed.loss.train == whole.loss.train
+    assert (killed.bytes.forward, killed.bytes.backward) == (whole.bytes.forward, whole.bytes.backward)
+    for way in ("forward", "backward"):
+        assert getattr(killed.bits_per_value, way) == pytest.approx(4.5, rel=1e-5)
+        sent = getattr(killed.bytes, way)
+        assert getattr(killed.bytes, f"raw_{way}") == pytest.approx(sent * 32 / 4.5, rel=1e-5)
+
+
+@pytest.mark.parametrize(("since", "steps"), [(-60.0, 7), (60.0, 0)])
+def test_steps_of_the_part_before_a_resume_are_not_counted(tmp_path: Path, since: float, steps: int) -> None:
+    """A run that goes on writes its steps anew, from its first one on."""
+    record = write_run(tmp_path, "fp32", steps=7, status="running")
+    record.config |= {"batch": 4, "seq": 128}
+    record.totals.steps = 0
+    write_json(tmp_path / "run.json", record.to_dict() | {"status": "running"})
+    started = (tmp_path / "metrics.jsonl").stat().st_mtime + since
+    os.utime(tmp_path / "run.json", (started + 1, started + 1))
+    launch._close_record(tmp_path, LinkError("rank 0 was ended"), started, MagicMock(describe=dict))
+    found = load_run(tmp_path)
+    assert (found.status, found.totals.steps) == ("failed", steps)
+
+
+def test_a_policy_is_told_the_step_that_follows() -> None:
+    """A step late as a rule, at once before a checkpoint."""
+    told: list[tuple[int, int]] = []
+    run: Any = object.__new__(train.Run)
+    run.config = TrainConfig(model="gpt2-lab", checkpoint_every=2)
+    batches = SimpleNamespace(starting_at=lambda done: iter([torch.tensor([0])] * 4))
+    run.world, run.job = SimpleNamespace(rank=0), SimpleNamespace(steps=4, batches=batches)
+    run.stepper = SimpleNamespace(step=lambda step, ids, upcoming: StepReport(0, step))
+    run.telemetry = SimpleNamespace(report=lambda report: None, reports=lambda report: [report])
+    run.autopilot = SimpleNamespace(decide=lambda step, coming, reports: told.append((step, coming)))
+    run.recorder = MagicMock()
+    run.recorder.step.return_value = 1.0
+    run._last_report, run._save_checkpoint = None, lambda step: None
+    run._steps(0)
+    assert told == [(1, 3), (2, 3), (3, 5), (4, 5)]
+
+
+def test_nothing_is_decided_for_a_step_beyond_the_last() -> None:
+    pilot: Any = autopilot.Autopilot.__new__(autopilot.Autopilot)
+    pilot._job = SimpleNamespace(steps=4)
+    assert pilot.decide(3, 5, [StepReport(0, 3)]) == []

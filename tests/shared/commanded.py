@@ -1,0 +1,133 @@
+"""Start publish, follow and inspect, in this process or in another, for the tests of these commands."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+from typer.testing import CliRunner
+from waiting import LONG, until
+
+from thinwire.cli.terminal.app import app
+from thinwire.engines.sync.pull.look import look
+from thinwire.files.checkpoint import read_checkpoint
+from thinwire.files.folder import open_folder
+
+PLAIN = {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "110", "THINWIRE_TOKEN": None}
+KEPT = {k: v for k, v in os.environ.items() if k not in ("THINWIRE_DEBUG", "THINWIRE_TOKEN")}
+
+
+def weights(seed: int = 0) -> dict[str, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    return {
+        "w": torch.randn(60, 40, generator=g).bfloat16(),
+        "b": torch.randn(7, generator=g),
+        "one": torch.tensor(3),
+        "none": torch.empty(0, 4),
+        "mask": torch.tensor([True, False, True]),
+    }
+
+
+def trained(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return state | {"w": torch.where(torch.arange(40) == 7, state["w"] * 1.5, state["w"])}
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(x.dtype == b[n].dtype and torch.equal(x, b[n]) for n, x in a.items())
+
+
+def invoke(*arguments: object, **environment: str):
+    return CliRunner(env=PLAIN | environment).invoke(app, [str(a) for a in arguments])
+
+
+def one_sentence(text: str) -> str:
+    line = text.strip().splitlines()[-1]
+    assert line.startswith("thinwire: ") and "Traceback" not in text
+    return line
+
+
+class Running:
+    """A thinwire process, and what it has said on stderr so far."""
+
+    def __init__(self, folder: Path, *arguments: object) -> None:
+        self.log = folder / f"{time.monotonic_ns()}.log"
+        command = [sys.executable, "-m", "thinwire", *map(str, arguments)]
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, env=KEPT | {"OMP_NUM_THREADS": "1"}
+            )
+
+    @property
+    def said(self) -> str:
+        return self.log.read_text()
+
+    def wait_for(self, words: str) -> re.Match[str]:
+        until(lambda: re.search(words, self.said) or self.process.poll() is not None, f"{words}: {self.said}")
+        found = re.search(words, self.said)
+        assert found is not None, self.said
+        return found
+
+    def end(self, how: int = signal.SIGINT) -> int:
+        self.process.send_signal(how)
+        return self.process.wait(LONG)
+
+
+Script = Generator[Callable[[], object], None, None]
+
+
+def newest(store: Path) -> int:
+    """Return the number of a store's newest version; 0 before the first."""
+    try:
+        found = look(open_folder(store))[0].newest
+    except OSError:
+        return 0
+    return found.number if found is not None else 0
+
+
+def meanwhile(monkeypatch: pytest.MonkeyPatch, script: Script) -> list[str]:
+    """Play a script while ``publish`` looks after its file, in this process; return what it tells people.
+
+    Whenever the command pauses, the script goes on if what it waits for is so; its end is a Ctrl-C.
+    """
+    notes: list[str] = []
+    waits = [next(script), time.monotonic() + LONG]
+
+    def sleep(seconds: float) -> None:
+        time.sleep(min(seconds, 0.02))
+        assert time.monotonic() < waits[1], notes
+        if waits[0]():
+            try:
+                waits[:] = [next(script), time.monotonic() + LONG]
+            except StopIteration:
+                raise KeyboardInterrupt from None
+
+    clock = SimpleNamespace(sleep=sleep, monotonic=time.monotonic)
+    monkeypatch.setattr("thinwire.cli.publish.time", clock)
+    monkeypatch.setattr("thinwire.cli.terminal.live.Live.note", lambda _, text: notes.append(text))
+    return notes
+
+
+@contextmanager
+def running(folder: Path, *arguments: object) -> Iterator[Running]:
+    found = Running(folder, *arguments)
+    try:
+        yield found
+    finally:
+        if found.process.poll() is None:
+            found.process.kill()
+            found.process.wait()
+
+
+def holds(path: Path, state: dict[str, Tensor]) -> bool:
+    return path.exists() and same(read_checkpoint(path), state)

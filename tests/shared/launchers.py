@@ -1,0 +1,329 @@
+"""Start thinwire as users do, for tests: whole runs, single ranks as torchrun starts them, and their traces.
+
+Importing torch and transformers takes seconds, so ``warm()`` keeps one process that has done it and forks a
+copy of itself for each command. Run as a program, this file is that process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+PATIENCE = 150.0  # seconds; the machine may be busy with other things
+ABSENT = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "THINWIRE_TOKEN",
+)
+
+
+def until(condition: Any, what: str, timeout: float = PATIENCE) -> Any:
+    """Return the first true value of ``condition()``; fail by naming ``what`` after ``timeout`` seconds."""
+    end = time.monotonic() + timeout
+    while not (found := condition()):
+        if time.monotonic() > end:
+            raise TimeoutError(f"waited {timeout:g} s for {what}")
+        time.sleep(0.02)
+    return found
+
+
+class Command:
+    """One running command; what it prints is in files."""
+
+    def __init__(self, pid: int, place: Path, poll: Any) -> None:
+        self.pid, self._place, self._poll, self.code = pid, place, poll, None
+
+    @property
+    def out(self) -> str:
+        return (self._place / "stdout").read_text()
+
+    @property
+    def err(self) -> str:
+        return (self._place / "stderr").read_text()
+
+    def poll(self) -> int | None:
+        self.code = self._poll() if self.code is None else self.code
+        return self.code
+
+    def wait(self, timeout: float = PATIENCE) -> int:
+        """Return the exit code; on a time-out kill the command and show what it said."""
+        try:
+            until(lambda: self.poll() is not None, f"{self.pid} to end", timeout)
+        except TimeoutError as e:
+            self.signal(signal.SIGKILL)
+            raise TimeoutError(f"{e}; it said: {self.err[-2000:]}") from None
+        assert self.code is not None
+        return self.code
+
+    def signal(self, number: int, group: bool = False) -> None:
+        """Send a signal to the command alone, or to its process group as a terminal does."""
+        (os.killpg if group else os.kill)(self.pid, number)
+
+
+def environment(**more: Any) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if k not in ABSENT and not k.startswith("TORCHELASTIC")}
+    return kept | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1"} | {k: str(v) for k, v in more.items()}
+
+
+def cold(place: Path, *command: Any, **more: Any) -> Command:
+    """Start a program afresh, as a user's shell does."""
+    place.mkdir(parents=True, exist_ok=True)
+    with (place / "stdout").open("w") as out, (place / "stderr").open("w") as err:
+        process = subprocess.Popen(
+            [str(c) for c in command],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            env=environment(**more),
+            start_new_session=True,
+        )
+    return Command(process.pid, place, process.poll)
+
+
+class Warm:
+    """The process that forks; one for the whole test session."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment(),
+        )
+        atexit.register(self.close)
+
+    def start(self, place: Path, *arguments: Any, largest_file: int | None = None, **more: Any) -> Command:
+        """Run ``thinwire ARGUMENTS`` in a fork; ``largest_file`` in bytes stands in for a full disk."""
+        place.mkdir(parents=True, exist_ok=True)
+        for name in ("stdout", "stderr"):  # to be looked at before the fork has opened them
+            (place / name).touch()
+        asked = {"arguments": [str(a) for a in arguments], "place": str(place)}
+        pid = self._ask(asked | {"environment": environment(**more), "largest_file": largest_file})
+        return Command(pid, place, lambda: self._ask({"poll": pid}))
+
+    def run(self, place: Path, *arguments: Any, **more: Any) -> Command:
+        """Run a command to its end."""
+        command = self.start(place, *arguments, **more)
+        command.wait()
+        return command
+
+    def ranks(
+        self, place: Path, *arguments: Any, world: int = 2, each: Any = lambda rank: (), **more: Any
+    ) -> list[Command]:
+        """Start the ranks as torchrun would; ``each(rank)`` adds arguments, or an environment."""
+        store = hosted_store()
+        ranks = []
+        for rank in range(world):
+            own = each(rank)
+            extra, variables = ((), own) if isinstance(own, dict) else (own, {})
+            variables = rank_environment(rank, world, store.port) | more | variables
+            ranks.append(self.start(place / f"rank-{rank}", *arguments, *extra, **variables))
+            ranks[-1].store = store  # type: ignore[attr-defined]  # lives as long as the rank is of interest
+        return ranks
+
+    def close(self) -> None:
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream:
+                stream.close()
+        self._process.wait(30)
+
+    def _ask(self, value: dict[str, Any]) -> Any:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(value) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+
+@cache
+def warm() -> Warm:
+    return Warm()
+
+
+def hosted_store() -> Any:
+    """Return a torch store on loopback, as torchrun's agent keeps one."""
+    import torch.distributed as dist
+
+    return dist.TCPStore(
+        "127.0.0.1", 0, None, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)
+    )
+
+
+def rank_environment(rank: int, world: int, port: int) -> dict[str, Any]:
+    return {
+        "RANK": rank,
+        "LOCAL_RANK": 0,
+        "WORLD_SIZE": world,
+        "LOCAL_WORLD_SIZE": 1,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as s:
+        return int(s.getsockname()[1])
+
+
+def metrics(out: Path) -> list[dict[str, Any]]:
+    """Return the whole lines of ``metrics.jsonl`` so far."""
+    file = out / "metrics.jsonl"
+    lines = file.read_text().split("\n")[:-1] if file.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def reached(out: Path, step: int, *commands: Command) -> list[dict[str, Any]]:
+    """Wait until a run has booked ``step`` steps."""
+
+    def look() -> list[dict[str, Any]] | None:
+        for c in commands:
+            if c.poll() is not None:
+                raise RuntimeError(f"ended with {c.code} before step {step}: {c.err[-2000:]}")
+        return found if len(found := metrics(out)) >= step else None
+
+    return until(look, f"step {step}")
+
+
+def record(out: Path) -> dict[str, Any]:
+    return json.loads((out / "run.json").read_text())
+
+
+def sentence(command: Command) -> str:
+    """Return the one line on a failed command's stderr, beside notes."""
+    lines = [line for line in command.err.strip().splitlines() if ": note: " not in line]
+    assert len(lines) == 1, command.err
+    assert lines[0].startswith("thinwire: ")
+    return lines[0].removeprefix("thinwire: ")
+
+
+def children(pid: int) -> list[int]:
+    """Return the living children of a process."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:  # gone meanwhile
+            continue
+        if int(fields[1]) == pid and fields[0] != "Z":
+            found.append(int(stat.parent.name))
+    return sorted(found)
+
+
+def gone(pids: list[int], timeout: float = 30.0) -> None:
+    """Wait until none of ``pids`` runs; kill what is left and fail."""
+    try:
+        until(lambda: not any(_runs(p) for p in pids), f"processes {pids} to end", timeout)
+    except TimeoutError:
+        for pid in filter(_runs, pids):
+            os.kill(pid, signal.SIGKILL)
+        raise
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def listening(pid: int) -> Iterator[str]:
+    """Yield the addresses at which a process listens, in the kernel's hexadecimal."""
+    mine = set()
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            mine.add(str(fd.readlink()))
+        except OSError:
+            continue
+    for name in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in mine:
+                yield fields[1].split(":")[0]
+
+
+@contextmanager
+def tmpfs(folder: Path, size: int) -> Iterator[Path | None]:
+    """Mount a small file system of ``size`` bytes, or yield ``None`` where that is not allowed."""
+    folder.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)], capture_output=True, check=False
+    )
+    try:
+        yield folder if made.returncode == 0 else None
+    finally:
+        if made.returncode == 0:
+            subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def _serve() -> None:
+    import transformers
+
+    import thinwire.cli.terminal.app
+    import thinwire.lab.train.launch
+    import thinwire.lab.train.run  # noqa: F401
+
+    _ = transformers.GPT2LMHeadModel, transformers.PreTrainedTokenizerFast
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if "poll" in asked:
+            pid, status = os.waitpid(asked["poll"], os.WNOHANG)
+            _reply(os.waitstatus_to_exitcode(status) if pid else None)
+            continue
+        pid = os.fork()
+        if pid == 0:
+            _become(**asked)
+        _reply(pid)
+
+
+def _reply(value: Any) -> None:
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()
+
+
+def _become(arguments: list[str], place: str, environment: dict[str, str], largest_file: int | None) -> None:
+    """Be ``thinwire ARGUMENTS`` from here on."""
+    import traceback
+
+    from thinwire.cli import main
+
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(environment)
+    null = os.open(os.devnull, os.O_RDONLY)
+    streams = [os.open(f"{place}/{n}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC) for n in ("stdout", "stderr")]
+    for target, fd in enumerate((null, *streams)):
+        os.dup2(fd, target)
+    if largest_file is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, resource.RLIM_INFINITY))
+    code: Any = 1
+    try:
+        main(arguments)
+    except SystemExit as e:
+        code = e.code or 0
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    _serve()
