@@ -30,9 +30,11 @@ from bench.cells import check_words, keep
 from thinwire.lab.emulator import lift
 from thinwire.lab.emulator.session import Emulation
 from thinwire.lab.records.runs import slug
+from thinwire.lab.records.schema import upgraded_unit
 from thinwire.lab.records.writer import load_run, read_metrics
 from thinwire.lab.train.config import TrainConfig
 from thinwire.lab.train.launch import launch
+from thinwire.lab.train.record.schema import StepMetrics, TrainRecord
 from thinwire.links.profile import profiles
 from thinwire.types import MeasurementError
 
@@ -98,8 +100,9 @@ def run(kind: str, model: str, place: str, recipe: str, **options: Any) -> None:
     """Run one recipe from the first step to the last; keep its record and its steps under ``place``."""
     with tempfile.TemporaryDirectory() as out:
         config = TrainConfig(**(JOBS[model] | COMMON | {"recipe": recipe, "out": out} | options))
-        record = load_run(launch(config)).to_dict()
-        steps = [vars(m) | {"links": [vars(k) for k in m.links or ()]} for m in read_metrics(out)]
+        record = load_run(launch(config), TrainRecord).to_dict()
+        lines = read_metrics(out, StepMetrics)
+        steps = [vars(m) | {"links": [vars(k) for k in m.links or ()]} for m in lines]
     record["config"]["out"] = "runs/links"
     keep(cell_file(kind, model, place, recipe), {"record": record, "steps": steps})
 
@@ -137,7 +140,7 @@ def read(*cell: str) -> Any:
 
 def sent(found: dict[str, Any]) -> int:
     """Return the bytes of all steps of a run, both directions, evaluations left out."""
-    return sum(s["bytes_forward"] + s["bytes_backward"] for s in found["steps"])
+    return sum(sum(upgraded_unit(s)["bytes"].values()) for s in found["steps"])
 
 
 def measure(kind: str, model: str, link: str, recipe: str) -> None:

@@ -35,9 +35,11 @@ from bench.links import (
 )
 from bench.links_worker import LIFTED
 from bench.predict import measured_seconds, predict_run
+from thinwire.lab.records.build import build
 from thinwire.lab.records.runs import Run
-from thinwire.lab.records.schema import build
-from thinwire.lab.records.writer import RunRecord, StepMetrics, write_json
+from thinwire.lab.records.schema import upgraded_unit
+from thinwire.lab.records.writer import write_json
+from thinwire.lab.train.record.schema import StepMetrics, TrainRecord
 from thinwire.links.profile import Profile
 
 SLOW = 0.15  # fp32 keeps at most so much of its speed: the cells the goals are about
@@ -213,8 +215,9 @@ def predictions() -> list[Row]:
     for kind, model, link, recipe in cells():
         found = read(kind, model, link, recipe) if kind == "whole" else None
         if found and Profile.parse(LINKS.get(link, f"trace:{link}")).trace is None:
-            steps = [build(StepMetrics, s, f"a step of {model} over {link}") for s in found["steps"]]
-            run = Run(recipe, RunRecord.from_dict(found["record"]), steps)
+            where = f"a step of {model} over {link}"
+            steps = [build(StepMetrics, upgraded_unit(s), where) for s in found["steps"]]
+            run = Run(recipe, TrainRecord.from_dict(found["record"]), steps)
             pair = {"measured": measured_seconds(run), "predicted": predict_run(run)}
             out.append({"model": model, "link": link, "recipe": recipe} | pair)
     return out

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench import pages_finetuning, pages_links, pages_plan, pages_state
+from bench import pages_finetuning, pages_links, pages_plan, pages_record, pages_state
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results"
@@ -31,13 +31,19 @@ PAGES = (
     "docs/state-results.md",
     "docs/concepts.md",
     "docs/finetuning.md",
+    "docs/run-record.md",
 )
 MARK = re.compile(r"<!-- table:([a-z-]+) -->\n.*?<!-- end -->", re.DOTALL)
 Rows = Iterator[list[str]]
 
 
 def results(name: str) -> Any:
-    """Return the committed result a table is made of, or None where the study has not run yet."""
+    """Return the committed result a table is made of, or None where the study has not run yet.
+
+    The tables of the run record are made of the classes that write and read it.
+    """
+    if name in pages_record.TABLES:
+        return pages_record.TABLES[name]
     file = RESULTS / f"{name.partition('-')[0]}.json"
     return json.loads(file.read_text("utf-8")) if file.exists() else None
 
@@ -242,6 +248,7 @@ TABLES: dict[str, Callable[[Any], str]] = {
     "links-verified": of_study(pages_links.verified),
     "links-predictions": of_study(pages_links.predictions),
     **{name: of_study(draw) for name, draw in (pages_plan.TABLES | pages_state.TABLES).items()},
+    **dict.fromkeys(pages_record.TABLES, lambda draw: draw()),
     "followed": partial(pages_state.followed, table=table),
     **{name: partial(draw, table=table) for name, draw in pages_finetuning.TABLES.items()},
 }

@@ -26,10 +26,11 @@ from bench.cells import keep, makers
 from bench.links import LINKS as ALL_LINKS
 from bench.links import RESULTS, retried
 from bench.predict import FIRST, measured_seconds, predict_run
+from thinwire.lab.engines import load_runs
 from thinwire.lab.machine.processor import environment
 from thinwire.lab.planning.machines_file import MachinesFile, Measured, read_machines
 from thinwire.lab.planning.planner import CANDIDATES, Planner
-from thinwire.lab.records.runs import load_runs, slug
+from thinwire.lab.records.runs import slug
 from thinwire.lab.records.writer import write_json
 from thinwire.lab.train.config import TrainConfig
 from thinwire.lab.train.job import prepare
@@ -78,7 +79,7 @@ def run(model: str, link: str, recipe: str) -> None:
         cell = {
             "seconds": [s.seconds for s in found.metrics],
             "compute_s": [[rank["compute_s"] for rank in s.ranks or ()] for s in found.metrics],
-            "bits": vars(found.record.bits_per_value),
+            "bits": found.record.bits_per_value,
             "replayed": predict_run(found),
             "replay_of": measured_seconds(found),
             "lateness_s": found.record.link.lateness_s,

@@ -7,7 +7,8 @@ from statistics import fmean
 from thinwire.lab.machine.network import IDLE, restarts
 from thinwire.lab.ranks.telemetry import WAYS
 from thinwire.lab.records.runs import Run
-from thinwire.lab.records.writer import KERNEL, RunRecord, StepMetrics
+from thinwire.lab.records.schema import KERNEL
+from thinwire.lab.train.record.schema import StepMetrics, TrainRecord
 from thinwire.links.profile import one_way, profiles
 from thinwire.links.shape import MTU, SEGMENT, LinkShape
 from thinwire.policies.pipeline.hide import FORWARD_SHARE
@@ -43,7 +44,7 @@ def _steps(run: Run) -> list[StepMetrics]:
     return steps
 
 
-def pipeline_of_step(record: RunRecord, step: StepMetrics) -> Pipeline:
+def pipeline_of_step(record: TrainRecord, step: StepMetrics) -> Pipeline:
     """Return the pipeline that a step of a run went through, as its record tells it."""
     config = record.config
     n, m, ranks = int(config["stages"]), int(config["microbatches"]), step.ranks or []
@@ -59,12 +60,12 @@ def pipeline_of_step(record: RunRecord, step: StepMetrics) -> Pipeline:
     )
 
 
-def _hop(record: RunRecord, step: StepMetrics, k: int, way: str, n: int, m: int) -> Hop:
+def _hop(record: TrainRecord, step: StepMetrics, k: int, way: str, n: int, m: int) -> Hop:
     """Return one boundary's hop; what ranks report of coding is shared out by what they send and receive."""
     ranks = step.ranks or []
     sender, receiver = (k, k + 1) if way == "forward" else (k + 1, k)
     rate, delay = _line(record, sender % len(ranks), receiver % len(ranks), len(ranks))
-    nbytes = getattr(step, f"bytes_{way}") * _share(record, k, way, n, len(ranks)) / m
+    nbytes = step.bytes[way] * _share(record, k, way, n, len(ranks)) / m
     return Hop.over(
         nbytes,
         rate,
@@ -80,15 +81,15 @@ def _ends(rank: int, n: int, ranks: int) -> int:
     return sum((k > 0) + (k < n - 1) for k in range(rank, n, ranks))
 
 
-def _share(record: RunRecord, k: int, way: str, n: int, ranks: int) -> float:
+def _share(record: TrainRecord, k: int, way: str, n: int, ranks: int) -> float:
     """Return the share of a direction's bytes that crossed boundary ``k``."""
-    sent = {b.boundary: b.bytes for b in record.bytes.by_boundary if b.direction == way}
+    sent = {b.boundary: b.bytes for b in record.boundaries if b.direction == way}
     names = ["-".join(str(r) for r in sorted((j % ranks, (j + 1) % ranks))) for j in range(n - 1)]
     total = sum(sent.get(name, 0) for name in set(names))
     return sent.get(names[k], 0) / names.count(names[k]) / total if total else 1 / (n - 1)
 
 
-def _line(record: RunRecord, sender: int, receiver: int, ranks: int) -> tuple[float | None, float]:
+def _line(record: TrainRecord, sender: int, receiver: int, ranks: int) -> tuple[float | None, float]:
     """Return bytes/s (``None``: no limit) and one-way seconds from a rank to another."""
     asked = record.link.asked
     if record.link.emulation != KERNEL:
@@ -100,7 +101,7 @@ def _line(record: RunRecord, sender: int, receiver: int, ranks: int) -> tuple[fl
     return min(rates, default=None), one_way(a, b) + (a.jitter + b.jitter) / 4
 
 
-def _restarts(record: RunRecord, sender: int, receiver: int) -> bool:
+def _restarts(record: TrainRecord, sender: int, receiver: int) -> bool:
     """Return whether TCP began anew after pauses: a link shaped in the process knows no such thing."""
     controls = (w.congestion for w in record.wire if (w.source, w.destination) == (sender, receiver))
     emulated = {IDLE: "1"}  # as the emulator sets it

@@ -28,6 +28,7 @@ from thinwire.lab.records.runs import slug
 from thinwire.lab.records.writer import load_run, write_json
 from thinwire.lab.train.config import TrainConfig
 from thinwire.lab.train.launch import launch
+from thinwire.lab.train.record.schema import TrainRecord
 from thinwire.recipes.pipeline import parse_recipe
 
 RESULTS = Path(__file__).parent / "results"
@@ -74,7 +75,7 @@ def cell(recipe: str, rate: float, seed: int, where: str = "") -> dict[str, Any]
         print(f"{file.stem} ...", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory() as out:
             job = JOB | {"recipe": recipe, "lr": rate, "seed": seed, "out": out, "quiet": True}
-            record = load_run(launch(TrainConfig(**job))).to_dict()
+            record = load_run(launch(TrainConfig(**job)), TrainRecord).to_dict()
         record["config"]["out"] = "runs/quality"
         keep(file, record)
     found: dict[str, Any] = json.loads(file.read_text())

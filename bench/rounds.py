@@ -26,6 +26,7 @@ from thinwire.lab.records.runs import slug
 from thinwire.lab.records.writer import load_run, read_metrics
 from thinwire.lab.train.config import TrainConfig
 from thinwire.lab.train.launch import launch
+from thinwire.lab.train.record.schema import StepMetrics, TrainRecord
 
 CELLS = RESULTS / "rounds"
 MODEL = "gpt2-lab"
@@ -129,13 +130,13 @@ def measure(study: Study, number: int, way: Way) -> None:
     with tempfile.TemporaryDirectory() as out:
         own = {"emulate": True, "link": PLACES[link], "congestion": control, "eval_samples": 32}
         config = TrainConfig(**(study.job | own | brief | {"recipe": recipe, "out": out}))
-        record, steps = load_run(launch(config)), read_metrics(out)
+        record, steps = load_run(launch(config), TrainRecord), read_metrics(out, StepMetrics)
     found = {
         "started": record.started,
         "environment": record.environment,
         "emulator": {k: (record.link.emulator or {}).get(k) for k in ("congestion", "lateness", "valid")},
         "seconds": [s.seconds for s in steps],
-        "bytes": [s.bytes_forward + s.bytes_backward for s in steps],
+        "bytes": [sum(s.bytes.values()) for s in steps],
         "eval_final": record.loss.eval_final,
     }
     keep(cell_file(study, number, way), found)

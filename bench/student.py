@@ -21,6 +21,7 @@ from thinwire.lab.records.runs import slug
 from thinwire.lab.records.writer import load_run, read_metrics, write_json
 from thinwire.lab.train.config import TrainConfig
 from thinwire.lab.train.launch import launch
+from thinwire.lab.train.record.schema import StepMetrics, TrainRecord
 
 RESULTS = Path(__file__).parent / "results"
 RECIPES = ("fp32", "step-delta", "direct:bits=8")
@@ -51,7 +52,7 @@ def run(recipe: str) -> dict[str, Any]:
         print(f"{recipe} ...", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory() as out:
             launch(TrainConfig(**JOB, recipe=recipe, out=out, quiet=True))
-            record = load_run(out).to_dict()
+            record = load_run(out, TrainRecord).to_dict()
         record["config"]["out"] = "runs/student"
         keep(file, record)
     found: dict[str, Any] = json.loads(file.read_text())
@@ -75,7 +76,9 @@ def times() -> dict[str, list[float]]:
                         "out": out,
                     }
                     launch(TrainConfig(**job, quiet=True))
-                    found[recipe].append(median(m.seconds for m in read_metrics(out)[WARM_STEPS:]))
+                    found[recipe].append(
+                        median(m.seconds for m in read_metrics(out, StepMetrics)[WARM_STEPS:])
+                    )
         keep(file, found)
     timed: dict[str, list[float]] = json.loads(file.read_text())
     return timed

@@ -21,6 +21,7 @@ from thinwire.lab.machine.processor import environment
 from thinwire.lab.records.writer import load_run
 from thinwire.lab.train.config import TrainConfig
 from thinwire.lab.train.launch import launch
+from thinwire.lab.train.record.schema import TrainRecord
 from thinwire.recipes.pipeline import parse_recipe
 
 RESULTS = Path(__file__).parent / "results" / "unbiased.json"
@@ -55,7 +56,7 @@ def run(recipe: str, seed: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as out:
         options = {"recipe": recipe, "seed": seed, "out": out, "quiet": True}
         config = TrainConfig(**(JOB | options | {"tensorboard": False, "save_model": False}))
-        record = load_run(launch(config)).to_dict()
+        record = load_run(launch(config), TrainRecord).to_dict()
     losses = {name: record["loss"][key] for name, key in LOSSES.items()}
     return losses | {way: record["bits_per_value"][way] for way in ("forward", "backward")}
 

@@ -24,7 +24,7 @@ def run(seconds: float, nbytes: int, loss: float = 6.0) -> dict[str, Any]:
         "decisions": [],
         "status": "done",
     }
-    step = {"seconds": seconds, "bytes_forward": nbytes, "bytes_backward": nbytes}
+    step = {"seconds": seconds, "bytes": {"forward": nbytes, "backward": nbytes}}
     return {"record": record, "steps": [step] * STEPS}
 
 

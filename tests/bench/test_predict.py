@@ -9,7 +9,8 @@ from bench.predict import measured_seconds, pipeline_of_step, predict_run
 from run_records import metrics_of, record_of
 
 from thinwire.lab.records.runs import Run
-from thinwire.lab.records.writer import KERNEL, BoundaryBytes, StepMetrics, WireCounts
+from thinwire.lab.records.schema import KERNEL, WireCounts
+from thinwire.lab.train.record.schema import BoundaryBytes, StepMetrics
 from thinwire.types import InputError
 
 
@@ -23,7 +24,7 @@ def run_of(steps: list[StepMetrics], link: str = "10mbit,30ms", stages: int = 2,
 def reported(seconds: float, compute: float, nbytes: int, ranks: int = 2) -> StepMetrics:
     step = metrics_of(1, (32.0, 32.0))[0]
     rank = {"compute_s": compute, "encode_s": 0.0, "decode_s": 0.0, "wait_s": 0.0}
-    return replace(step, seconds=seconds, bytes_forward=nbytes, bytes_backward=nbytes, ranks=[rank] * ranks)
+    return replace(step, seconds=seconds, bytes={"forward": nbytes, "backward": nbytes}, ranks=[rank] * ranks)
 
 
 def test_a_run_is_predicted_from_its_own_compute_and_bytes() -> None:
@@ -56,7 +57,7 @@ def test_an_emulated_line_carries_what_headers_leave() -> None:
 
 def test_boundaries_carry_the_bytes_that_they_carried() -> None:
     run = run_of([reported(1, 1, 400), reported(1, 1, 400, ranks=3)], stages=3)
-    run.record.bytes.by_boundary = [
+    run.record.boundaries = [
         BoundaryBytes(b, way, n) for b, n in (("0-1", 300), ("1-2", 100)) for way in ("forward", "backward")
     ]
     pipeline = pipeline_of_step(run.record, run.metrics[1])

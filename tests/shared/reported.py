@@ -6,8 +6,10 @@ import io
 
 from rich.console import Console
 
+from thinwire.lab.engines import show_of
 from thinwire.lab.records.runs import Run
-from thinwire.lab.records.summary import summary_table
+from thinwire.lab.report.page import report_html
+from thinwire.lab.train.record.summary import summary_table
 
 THREE = (("fp32", (32.0, 32.0), 3.5), ("step-delta", (8.0, 8.0), 3.51), ("thinwire", (3.0, 2.5), 3.502))
 
@@ -16,3 +18,7 @@ def printed(runs: list[Run]) -> str:
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(summary_table(runs))
     return console.export_text()
+
+
+def page_of(runs: list[Run]) -> str:
+    return report_html(runs, show_of(runs))

@@ -7,22 +7,13 @@ import random
 from pathlib import Path
 
 from thinwire.lab.machine.processor import environment
-from thinwire.lab.records.writer import (
-    EMULATED,
-    BitsPerValue,
-    BoundaryBytes,
-    LinkInfo,
-    Loss,
-    Memory,
-    RecipeInfo,
-    RunRecord,
-    RunWriter,
-    StepMetrics,
-    Totals,
-)
+from thinwire.lab.records.schema import EMULATED, LinkInfo, Memory, RecipeText
+from thinwire.lab.records.writer import RunWriter
+from thinwire.lab.train.record.schema import BoundaryBytes, Loss, StepMetrics, TrainRecord
 
 RAW = 1_179_648  # bytes of a [4, 128, 576] fp32 tensor
 RATE = 1.25e6  # bytes/s
+WAYS = ("forward", "backward")
 
 
 def metrics_of(steps: int, bits: tuple[float, float], worse: float = 0.0, seed: int = 0) -> list[StepMetrics]:
@@ -38,14 +29,15 @@ def metrics_of(steps: int, bits: tuple[float, float], worse: float = 0.0, seed: 
         wait = max(0.1, line_s - 0.4)
         lines.append(
             StepMetrics(
-                step,
-                loss,
-                compute + coding + wait + 0.03,
-                compute,
-                coding * 0.6,
-                coding * 0.4,
-                wait,
-                *sent,
+                step=step,
+                loss=loss,
+                seconds=compute + coding + wait + 0.03,
+                compute_s=compute,
+                encode_s=coding * 0.6,
+                decode_s=coding * 0.4,
+                wait_s=wait,
+                bytes=dict(zip(WAYS, sent, strict=True)),
+                bits=dict(zip(WAYS, bits, strict=True)),
                 lr=2e-5,
             )
         )
@@ -54,10 +46,10 @@ def metrics_of(steps: int, bits: tuple[float, float], worse: float = 0.0, seed: 
 
 def record_of(
     name: str, metrics: list[StepMetrics], bits: tuple[float, float], final: float, boundaries: int = 1
-) -> RunRecord:
+) -> TrainRecord:
     """Return the finished record that belongs to ``metrics``."""
-    record = RunRecord(
-        recipe=RecipeInfo(name, f"forward Uniform(bits={bits[0]:.0f}); backward Uniform(bits=3)")
+    record = TrainRecord(
+        recipe=RecipeText(name, f"forward Uniform(bits={bits[0]:.0f}); backward Uniform(bits=3)")
     )
     record.config = {
         "recipe": name,
@@ -65,20 +57,18 @@ def record_of(
         "data": "shakespeare",
         "seed": 0,
         "steps": len(metrics),
+        "batch": 4,
+        "seq": 128,
     }
     record.environment = environment("fp32", 1)
     record.link = LinkInfo("10mbit,30ms", RATE, 0.03, 0.0612, EMULATED)
-    record.totals = Totals(sum(m.seconds for m in metrics), len(metrics), len(metrics) * 512)
-    record.bytes.forward = sum(m.bytes_forward for m in metrics)
-    record.bytes.backward = sum(m.bytes_backward for m in metrics)
-    record.bytes.control, record.bytes.evaluation = 24_000, 9_437_184
-    record.bytes.raw_forward = record.bytes.raw_backward = RAW * len(metrics)
-    record.bytes.by_boundary = [
-        BoundaryBytes(f"{i}-{i + 1}", way, total // boundaries)
+    record.recount(metrics)
+    record.bytes |= {"control": 24_000, "evaluation": 9_437_184}
+    record.boundaries = [
+        BoundaryBytes(f"{i}-{i + 1}", way, record.bytes[way] // boundaries)
         for i in range(boundaries)
-        for way, total in (("forward", record.bytes.forward), ("backward", record.bytes.backward))
+        for way in WAYS
     ]
-    record.bits_per_value = BitsPerValue(*bits)
     record.loss = Loss([m.loss for m in metrics], 3.741, final, 3.702, final - 0.2)
     record.memory = Memory([1_900_000_000, 2_300_000_000])
     return record
@@ -92,13 +82,12 @@ def write_run(
     steps: int = 21,
     boundaries: int = 1,
     status: str = "done",
-) -> RunRecord:
+) -> TrainRecord:
     """Write a whole run into ``folder`` through the real writer, and return its record."""
     metrics = metrics_of(steps, bits, seed=len(name))
     record = record_of(name, metrics, bits, final, boundaries)
-    record.loss.train = []
     writer = RunWriter(folder, record)
     for line in metrics:
-        writer.step(line)
+        writer.add(line)
     writer.close(status)
     return record

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from thinwire.cli.terminal.output import print_json, print_runs, tell
-from thinwire.lab.records.runs import load_runs
+from thinwire.lab.engines import load_runs, show_of
 from thinwire.lab.report.page import write_report
 
 Paths = Annotated[
@@ -34,7 +34,7 @@ def report(paths: Paths, out: Out = None, json: Json = False) -> None:
     """
     runs = load_runs(paths)
     first = paths[0] if paths[0].is_dir() else paths[0].parent
-    target = write_report(runs, out or first / "report.html")
+    target = write_report(runs, out or first / "report.html", show_of(runs))
     if json:
         print_json([run.record.to_dict() for run in runs])
         return

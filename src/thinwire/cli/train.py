@@ -6,8 +6,8 @@ from typing import Any
 
 from thinwire.cli.terminal.options import is_leader, with_config
 from thinwire.cli.terminal.output import print_json, print_runs, tell
-from thinwire.lab.records.runs import load_runs
-from thinwire.lab.records.writer import RUN, load_run
+from thinwire.lab.engines import load_run, load_runs
+from thinwire.lab.records.writer import RUN
 from thinwire.lab.train.config import TrainConfig
 
 

@@ -20,8 +20,6 @@ from typing import Any, Self
 from thinwire.types import InputError
 
 WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-EVERY = ("eval_every", "checkpoint_every", "save_every")  # options of what is done every so many steps
-LORA_RATE = 2e-4  # ten times that of full fine-tuning, as is usual for adapters
 COUNTED = 10**9  # more than any run has, and small enough for every count that is made of it
 
 
@@ -204,13 +202,3 @@ def _check_value(name: str, value: Any, f: dataclasses.Field[Any]) -> None:
         limit = limits[bound]
         if limit is not None and not fits(value, type(value)(limit)):
             raise InputError(f"{name} is {value}; it must be {words} {limit}")
-
-
-def learning_rate(options: Mapping[str, Any]) -> float:
-    """Return the peak learning rate of ``options``, a configuration as plain values, the default resolved."""
-    given: float | None = options.get("lr")
-    if given is not None:
-        return given
-    if options.get("lora"):
-        return LORA_RATE
-    return 1e-3 if options.get("init") == "random" or options.get("model") == "gpt2-lab" else 2e-5

@@ -12,7 +12,9 @@ from launchers import Command, metrics, record, sentence, warm
 from run_records import write_run
 from texts import write_text
 
-from thinwire.lab.records.writer import EMULATED, KERNEL, RUN, LinkInfo, load_run, write_json
+from thinwire.lab.engines import load_run
+from thinwire.lab.records.schema import EMULATED, KERNEL, LinkInfo
+from thinwire.lab.records.writer import RUN, write_json
 from thinwire.lab.train import resume
 from thinwire.lab.train.config import TrainConfig
 

@@ -13,7 +13,6 @@ from run_records import metrics_of
 from thinwire.lab.machine import processor as machine
 from thinwire.lab.records.progress import Progress, megabytes
 from thinwire.lab.records.tensorboard import ABSENT, EventLog
-from thinwire.lab.records.writer import Evaluation
 
 
 class Terminal(io.StringIO):
@@ -66,8 +65,9 @@ def test_event_files_hold_the_metrics(tmp_path: Path):
     pytest.importorskip("tensorboard")
     log = EventLog(tmp_path)
     for metrics in metrics_of(3, (3.0, 2.5)):
-        log.step(dataclasses.replace(metrics, loss=float("nan")) if metrics.step == 2 else metrics)
-    log.evaluated(Evaluation(3, 3.5, None))
+        line = dataclasses.replace(metrics, loss=float("nan")) if metrics.step == 2 else metrics
+        log.write(line.scalars(), line.step)
+    log.write({"loss/heldout": 3.5, "loss/train_slice": None}, 3)
     log.close()
     log.close()
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -82,7 +82,7 @@ def test_event_files_hold_the_metrics(tmp_path: Path):
 def test_without_tensorboard_a_note_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     log = EventLog(tmp_path)
-    log.step(metrics_of(1, (3.0, 2.5))[0])
+    log.write({"loss/train": 3.0}, 1)
     log.close()
     assert log.note == ABSENT
     assert list(tmp_path.iterdir()) == []

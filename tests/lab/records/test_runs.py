@@ -11,10 +11,12 @@ import pytest
 from reported import printed
 from run_records import write_run
 
-from thinwire.lab.records.runs import Run, load_runs, slug, unequal
-from thinwire.lab.records.summary import cells, headline, summary_rows
+from thinwire.lab.engines import load_runs
+from thinwire.lab.records.runs import Run, slug, unequal
 from thinwire.lab.records.writer import COMPARE
 from thinwire.lab.report.page import report_html
+from thinwire.lab.train.record import cards
+from thinwire.lab.train.record.summary import cells, headline, summary_rows
 from thinwire.types import InputError
 
 
@@ -96,7 +98,7 @@ def test_nothing_to_load(tmp_path: Path):
     with pytest.raises(InputError, match="no list of run records"):
         load_runs([tmp_path])
     with pytest.raises(InputError, match="no runs to report"):
-        report_html([])
+        report_html([], cards)
 
 
 def test_the_numbers_of_a_row(compared: Path):
@@ -104,9 +106,9 @@ def test_the_numbers_of_a_row(compared: Path):
     base, _, ours = summary_rows(runs)
     b, o = runs[0].record, runs[2].record
     assert base.baseline and base.fewer == base.faster == 1.0
-    assert ours.sent == o.bytes.forward + o.bytes.backward + o.bytes.control
+    assert ours.sent == o.bytes["forward"] + o.bytes["backward"] + o.bytes["control"]
     assert ours.fewer == pytest.approx(base.sent / ours.sent)
-    assert ours.faster == pytest.approx(b.totals.seconds / o.totals.seconds)
+    assert ours.faster == pytest.approx(b.totals["seconds"] / o.totals["seconds"])
     assert cells(ours)[3] == "3.0 + 2.5 = 5.5"
 
 
@@ -123,9 +125,9 @@ def test_headline_is_honest_when_worse(compared: Path):
     fp32, _, ours = load_runs([compared])
     assert "at a 8.6% higher held-out loss" in headline([fp32, changed(ours, eval_final=3.8)])
     assert "at a 14.3% lower held-out loss" in headline([fp32, changed(ours, eval_final=3.0)])
-    slow = dataclasses.replace(ours.record, totals=dataclasses.replace(fp32.record.totals, seconds=1e4))
+    slow = dataclasses.replace(ours.record, totals=fp32.record.totals | {"seconds": 1e4})
     assert "slower than fp32" in headline([fp32, dataclasses.replace(ours, record=slow)])
-    more = dataclasses.replace(ours.record, bytes=dataclasses.replace(ours.record.bytes, control=10**9))
+    more = dataclasses.replace(ours.record, bytes=ours.record.bytes | {"control": 10**9})
     assert re.search(r"sent \d+\.\d+× the bytes", headline([fp32, dataclasses.replace(ours, record=more)]))
 
 

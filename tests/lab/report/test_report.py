@@ -9,14 +9,16 @@ import re
 from pathlib import Path
 
 import pytest
-from reported import printed
+from reported import page_of, printed
 from run_records import write_run
 
-from thinwire.lab.records.runs import Run, load_runs, slug, unequal
-from thinwire.lab.records.summary import cells, headline, summary_rows
-from thinwire.lab.records.writer import EMULATED, KERNEL
-from thinwire.lab.report import drawing, plots
-from thinwire.lab.report.page import report_html, write_report
+from thinwire.lab.engines import load_runs, show_of
+from thinwire.lab.records.runs import Run, slug, unequal
+from thinwire.lab.records.schema import EMULATED, KERNEL
+from thinwire.lab.report import drawing
+from thinwire.lab.report.page import write_report
+from thinwire.lab.train.record import plots
+from thinwire.lab.train.record.summary import cells, headline, summary_rows
 
 
 class Page(html.parser.HTMLParser):
@@ -57,7 +59,8 @@ def parsed(text: str) -> Page:
 
 
 def test_report_is_one_valid_page_that_loads_nothing(compared: Path):
-    path = write_report(load_runs([compared]), compared / "report.html")
+    runs = load_runs([compared])
+    path = write_report(runs, compared / "report.html", show_of(runs))
     text = path.read_text("utf-8")
     page = parsed(text)
     assert page.open == []
@@ -69,7 +72,7 @@ def test_report_is_one_valid_page_that_loads_nothing(compared: Path):
 
 
 def test_report_follows_the_theme(compared: Path):
-    text = report_html(load_runs([compared]))
+    text = page_of(load_runs([compared]))
     assert "prefers-color-scheme: dark" in text
     assert "#0101" not in text and "#0102" not in text and "#0103" not in text
     used = set(re.findall(r"var\((--\w+)\)", text))
@@ -80,7 +83,7 @@ def test_report_shows_the_table_s_numbers_and_the_notes(compared: Path):
     runs = load_runs([compared])
     runs[1].record.notes.append("mind <the> gap & more")
     runs[2].record.config["seed"] = 7
-    text = report_html(runs)
+    text = page_of(runs)
     for row in summary_rows(runs):
         for cell in cells(row)[1:]:
             assert f"<td>{cell}</td>" in text
@@ -94,7 +97,7 @@ def test_runs_over_different_links_say_which_had_which(compared: Path):
     for run in runs:
         run.record.config["emulate"] = run is runs[1]
     runs[1].record.link.emulation = KERNEL
-    text = report_html(runs)
+    text = page_of(runs)
     asked, kernel = runs[0].record.link.asked, html.escape(KERNEL)
     assert f"a link of {asked} ({EMULATED}) or a link of {asked} ({kernel})" in text
     assert "these runs differ in emulate (False, True)" in text
@@ -111,11 +114,11 @@ def test_runs_that_do_not_compare_get_no_verdict_and_no_ratios(compared: Path):
     assert all(row.compares and row.fewer and row.faster for row in comparable)
     assert not other.compares and other.fewer is None and other.faster is None
     assert headline(runs).startswith("step-delta sent")
-    assert "Ratios are against fp32, where a run compares with it." in report_html(runs)
+    assert "Ratios are against fp32, where a run compares with it." in page_of(runs)
     said = "2 runs that do not compare: they differ in data, steps."
     two = [runs[0], runs[2]]
     assert headline(two) == said
-    text = report_html(two)
+    text = page_of(two)
     assert f"<h1>{said}</h1>" in text and "these runs differ in data" in text
     assert "fewer bytes" not in text and "faster than" not in text
 
@@ -157,24 +160,21 @@ def test_learning_rates_are_compared_as_they_were(compared: Path):
 def test_report_of_an_interrupted_run_without_metrics(tmp_path: Path):
     write_run(tmp_path, "fp32", status="interrupted")
     (tmp_path / "metrics.jsonl").unlink()
-    text = report_html(load_runs([tmp_path]))
+    text = page_of(load_runs([tmp_path]))
     parsed(text)
     assert "did not finish (interrupted)" in text
 
 
 def interrupted(run: Run, steps: int) -> Run:
-    record, counts = run.record, run.record.bytes
-    share = steps / record.totals.steps
+    record = run.record
+    share = steps / record.totals["steps"]
     part = dataclasses.replace(
         record,
         status="interrupted",
-        totals=dataclasses.replace(record.totals, steps=steps, seconds=record.totals.seconds * share),
-        bytes=dataclasses.replace(
-            counts,
-            forward=round(counts.forward * share),
-            backward=round(counts.backward * share),
-            control=round(counts.control * share),
-        ),
+        totals={
+            name: round(n * share) if name != "seconds" else n * share for name, n in record.totals.items()
+        },
+        bytes={name: round(n * share) for name, n in record.bytes.items()},
         loss=dataclasses.replace(record.loss, eval_final=None, train_eval_final=None),
     )
     return dataclasses.replace(run, record=part)
@@ -185,7 +185,7 @@ def test_an_interrupted_run_is_no_baseline_of_finished_ones(compared: Path):
     runs = [interrupted(fp32, 2), other, ours]
     assert [row.baseline for row in summary_rows(runs)] == [False, True, False]
     assert headline(runs) == headline([other, ours])
-    text = report_html(runs)
+    text = page_of(runs)
     assert "Ratios are against step-delta." in text and ">smollm2-135m on shakespeare, 21 steps" in text
     assert "fp32 did not finish (interrupted)" in text
 
@@ -228,19 +228,19 @@ def test_an_invalid_run_shows_bytes_and_losses_but_no_times(compared: Path):
     assert cells(row) == ["thinwire (invalid)", *cells(summary_rows([fp32, ours])[1])[1:4], "–", "–",
                           "3.741 → 3.502", cells(row)[-1]]  # fmt: skip
     assert "fewer bytes and cannot be timed against fp32" in headline(runs)
-    text = report_html(runs)
+    text = page_of(runs)
     assert "thinwire is no valid measurement, so its times are left out; its notes say why" in text
     assert "did not finish" not in text and ">–</" in text
     # its curves stay where the axis is steps or bytes, and fp32 keeps its colour in all
     assert (drawn(text, "--s1"), drawn(text, "--s0")) == (3, 4)
-    assert drawn(report_html([fp32, ours]), "--s1") == 4
+    assert drawn(page_of([fp32, ours]), "--s1") == 4
 
 
 def test_against_an_invalid_baseline_nothing_is_timed(compared: Path):
     fp32, _, ours = load_runs([compared])
     base, row = summary_rows([invalid(fp32), ours])
     assert base.baseline and row.faster is None and row.step_seconds
-    text = report_html([invalid(fp32), invalid(ours)])
+    text = page_of([invalid(fp32), invalid(ours)])
     assert "Loss against time" not in text and "Loss against bytes sent" in text
 
 
@@ -250,7 +250,7 @@ def test_a_run_has_its_colour_in_figures_that_leave_others_out(compared: Path):
     auto.record.recipe = dataclasses.replace(auto.record.recipe, name="auto")
     auto.record.link = dataclasses.replace(auto.record.link, asked="trace:lte")
     other = dataclasses.replace(runs[1], label="bf16", record=dataclasses.replace(runs[1].record))
-    text = report_html([runs[0], other, auto])
+    text = page_of([runs[0], other, auto])
     assert text.count("<svg") == 8
     waiting = next(f for f in re.findall(r"<svg.*?</svg>", text, re.DOTALL) if 'id="link-waiting' in f)
     assert re.findall(r"var\(--s\d\)", waiting) == ["var(--s3)"]
@@ -260,7 +260,7 @@ def test_report_of_long_runs_hostile_names_and_three_stages(tmp_path: Path):
     for i in range(10):
         write_run(tmp_path / str(i), f"x<b>$a_{i}$", steps=90, boundaries=2)
     runs = load_runs([tmp_path])
-    text = report_html(runs)
+    text = page_of(runs)
     parsed(text)
     assert "<b>$a" not in text
     assert len(set(drawing.series_order(runs))) == 10

@@ -233,7 +233,7 @@ def test_a_killed_rank_ends_the_run(spawned, rank: int):
     assert any(f"rank {rank} was ended by SIGKILL" in n for n in record(out)["notes"])
     booked = metrics(out)
     assert record(out)["totals"]["steps"] == len(record(out)["loss"]["train"]) == len(booked) >= 3
-    assert record(out)["bytes"]["forward"] == sum(m["bytes_forward"] for m in booked)
+    assert record(out)["bytes"]["forward"] == sum(m["bytes"]["forward"] for m in booked)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,14 +13,15 @@ import pytest
 import torch
 from run_records import metrics_of, write_run
 
+from thinwire.lab.engines import load_run
 from thinwire.lab.ranks.linkwatch import KERNEL_COUNTS, added
 from thinwire.lab.ranks.telemetry import StepReport
-from thinwire.lab.records.recount import recount
 from thinwire.lab.records.tensorboard import ABSENT, EventLog
-from thinwire.lab.records.writer import RunRecord, load_run, read_metrics, write_json
+from thinwire.lab.records.writer import read_metrics, write_json
 from thinwire.lab.train import autopilot, launch
 from thinwire.lab.train import run as train
 from thinwire.lab.train.config import TrainConfig
+from thinwire.lab.train.record.schema import StepMetrics, TrainRecord
 from thinwire.lab.train.recorder import Recorder
 from thinwire.links import LinkShape
 from thinwire.links.tcp.counts import FALLBACK
@@ -89,11 +89,11 @@ def test_after_a_resume_event_files_have_each_step_once(tmp_path: Path) -> None:
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     (first, second), lines = (EventLog(tmp_path) for _ in range(2)), metrics_of(6, (8.0, 8.0))
     for line in lines[:5]:
-        first.step(line)
+        first.write(line.scalars(), line.step)
     first.close()
     second.resumed(3)
     for line in lines[3:]:
-        second.step(line)
+        second.write(line.scalars(), line.step)
     second.close()
     found = reader.EventAccumulator(str(tmp_path / "events"))
     found.Reload()
@@ -102,17 +102,13 @@ def test_after_a_resume_event_files_have_each_step_once(tmp_path: Path) -> None:
 
 def test_a_killed_run_s_record_is_made_of_the_steps_it_booked(tmp_path: Path) -> None:
     whole = write_run(tmp_path, "direct:bits=4", (4.5, 4.5), steps=7)
-    whole.config |= {"batch": 4, "seq": 128}
-    killed = RunRecord(recipe=whole.recipe, config=whole.config)
-    steps = [replace(m, bits_forward=4.5, bits_backward=4.5) for m in read_metrics(tmp_path)]
-    recount(killed, steps)
-    assert vars(killed.totals) == vars(whole.totals)
-    assert killed.loss.train == whole.loss.train
-    assert (killed.bytes.forward, killed.bytes.backward) == (whole.bytes.forward, whole.bytes.backward)
+    killed = TrainRecord(recipe=whole.recipe, config=whole.config)
+    killed.recount(read_metrics(tmp_path, StepMetrics))
+    assert (killed.totals, killed.loss.train) == (whole.totals, whole.loss.train)
     for way in ("forward", "backward"):
-        assert getattr(killed.bits_per_value, way) == pytest.approx(4.5, rel=1e-5)
-        sent = getattr(killed.bytes, way)
-        assert getattr(killed.bytes, f"raw_{way}") == pytest.approx(sent * 32 / 4.5, rel=1e-5)
+        assert killed.bytes[way] == whole.bytes[way]
+        assert killed.bits_per_value[way] == pytest.approx(4.5, rel=1e-5)
+        assert killed.bytes[f"raw_{way}"] == pytest.approx(killed.bytes[way] * 32 / 4.5, rel=1e-5)
 
 
 @pytest.mark.parametrize(("since", "steps"), [(-60.0, 7), (60.0, 0)])
@@ -120,13 +116,13 @@ def test_steps_of_the_part_before_a_resume_are_not_counted(tmp_path: Path, since
     """A run that goes on writes its steps anew, from its first one on."""
     record = write_run(tmp_path, "fp32", steps=7, status="running")
     record.config |= {"batch": 4, "seq": 128}
-    record.totals.steps = 0
+    record.totals["steps"] = 0
     write_json(tmp_path / "run.json", record.to_dict() | {"status": "running"})
     started = (tmp_path / "metrics.jsonl").stat().st_mtime + since
     os.utime(tmp_path / "run.json", (started + 1, started + 1))
     launch._close_record(tmp_path, LinkError("rank 0 was ended"), started, MagicMock(describe=dict))
     found = load_run(tmp_path)
-    assert (found.status, found.totals.steps) == ("failed", steps)
+    assert (found.status, found.totals["steps"]) == ("failed", steps)
 
 
 def test_a_policy_is_told_the_step_that_follows() -> None:

@@ -135,7 +135,7 @@ def test_answers_count_alike_in_all_micro_batches(short: list[Any], tmp_path: Pa
 def test_without_overlap_a_run_is_the_same(short: list[Any], coded: dict[str, Any], tmp_path: Path):
     again = trained(tmp_path, *short, "--no-overlap", "--no-save-model")
     assert again["loss"] == coded["loss"]
-    assert again["bytes"]["by_boundary"] == coded["bytes"]["by_boundary"]
+    assert again["boundaries"] == coded["boundaries"]
 
 
 def test_references_on_disk_go_on_from_a_checkpoint(short: list[Any], coded: dict[str, Any], tmp_path: Path):
@@ -181,10 +181,10 @@ def test_more_than_two_stages(
     assert exported_loss(found, tmp_path / "out" / "model") == pytest.approx(
         found["loss"]["eval_final"], rel=1e-5
     )
-    counted = {(b["boundary"], b["direction"]): b["bytes"] for b in found["bytes"]["by_boundary"]}
+    counted = {(b["boundary"], b["direction"]): b["bytes"] for b in found["boundaries"]}
     pairs = {f"{i}-{i + 1}" for i in range(world - 1)}  # of processes, however many stages each has
     assert set(counted) == {(pair, way) for pair in pairs for way in ("forward", "backward")}
-    alone = {b["direction"]: b["bytes"] for b in plain["bytes"]["by_boundary"]}
+    alone = {b["direction"]: b["bytes"] for b in plain["boundaries"]}
     crossed = (options[1] - 1) / len(pairs)  # boundaries of stages between two processes
     for (_, way), n in counted.items():  # the same samples cross each
         assert n == pytest.approx(crossed * alone[way], rel=0.01)

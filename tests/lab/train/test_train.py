@@ -82,9 +82,10 @@ def test_json_is_the_record_and_nothing_else(plain: tuple[Command, Path]):
 def test_bytes_agree_from_the_steps_to_the_meters(plain: tuple[Command, Path]):
     _, out = plain
     counts, steps = record(out)["bytes"], metrics(out)
+    boundaries = record(out)["boundaries"]
     for way in ("forward", "backward"):
-        assert counts[way] == sum(m[f"bytes_{way}"] for m in steps)
-        assert counts[way] == sum(b["bytes"] for b in counts["by_boundary"] if b["direction"] == way)
+        assert counts[way] == sum(m["bytes"][way] for m in steps)
+        assert counts[way] == sum(b["bytes"] for b in boundaries if b["direction"] == way)
         assert counts[f"raw_{way}"] == 4 * STEPS * 4 * 32 * 256
     values = STEPS * 4 * 32 * 256
     assert record(out)["bits_per_value"]["forward"] == 8 * counts["forward"] / values

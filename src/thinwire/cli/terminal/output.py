@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.console import Console
 
+from thinwire.lab.engines import show_of
 from thinwire.lab.records.runs import Run
-from thinwire.lab.records.summary import headline, summary_table
 
 PLAIN_WIDTH = 120  # columns where nobody's terminal says otherwise
 
@@ -20,13 +20,13 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
-def print_runs(runs: Sequence[Run]) -> None:
+def print_runs(runs: Sequence[Run[Any]]) -> None:
     """Print the table of ``runs`` and what it means."""
-    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
+    show, console = show_of(runs), Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     console.print()
-    console.print(summary_table(runs))
+    console.print(show.summary_table(runs))
     console.print()
-    console.print(headline(runs), style="bold", highlight=False, markup=False)
+    console.print(show.headline(runs), style="bold", highlight=False, markup=False)
 
 
 def tell(text: str) -> None:

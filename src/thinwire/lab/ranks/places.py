@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from thinwire.lab.emulator import lift
 from thinwire.lab.ranks.config import RunConfig
+from thinwire.lab.records.schema import RunRecord
 from thinwire.lab.records.writer import RUN, load_run, write_json
 from thinwire.links.profile import profiles
 from thinwire.links.tcp import congestion
@@ -111,7 +112,7 @@ class Emulated(ExitStack):
         return self._net.describe()
 
     def book(self, out: Path) -> None:
-        record = load_run(out)
+        record = load_run(out, RunRecord)
         try:
             record.link.emulator = self.describe()
             record.link.lateness_s = self._net.lateness().mean

@@ -26,12 +26,22 @@ def build(cls: type[T], values: Any, where: str, prefix: str = "") -> T:
         name = prefix + f.name
         if f.name in values:
             kwargs[f.name] = _value(hints[f.name], values[f.name], where, name)
-        elif f.default is dataclasses.MISSING or (prefix == "" and dataclasses.is_dataclass(hints[f.name])):
+        elif _required(f, hints[f.name], top=prefix == ""):
             raise InputError(f"{where} lacks {name!r}, so it is no complete run record; run it again")
     return cls(**kwargs)
 
 
+def _required(f: dataclasses.Field[Any], hint: Any, top: bool) -> bool:
+    """Return whether a record cannot be without a field: at the top, not without its objects of numbers."""
+    if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
+        return True
+    counts = typing.get_origin(hint) is dict and typing.get_args(hint)[1] is not Any
+    return top and (counts or dataclasses.is_dataclass(hint))
+
+
 def _value(hint: Any, value: Any, where: str, name: str) -> Any:
+    if hint is Any:
+        return value
     if dataclasses.is_dataclass(hint):
         return build(typing.cast(type, hint), value, where, name + ".")
     if isinstance(hint, types.UnionType):
@@ -45,7 +55,8 @@ def _value(hint: Any, value: Any, where: str, name: str) -> Any:
         return [_value(inner, v, where, f"{name}[{i}]") for i, v in enumerate(value)]
     if origin is dict:
         _expect(value, dict, where, name)
-        return value
+        _, inner = typing.get_args(hint)
+        return {k: _value(inner, v, where, f"{name}.{k}") for k, v in value.items()}
     return _number(value, where, name) if hint is float else _expect(value, hint, where, name)
 
 
@@ -54,7 +65,7 @@ def _number(value: Any, where: str, name: str) -> float:
         return math.nan
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise InputError(f"{where}: {name!r} is {str(value)[:40]!r}, not a number; run it again")
-    return float(value)
+    return value  # a count that is whole stays so
 
 
 def _expect(value: Any, kind: type, where: str, name: str) -> Any:

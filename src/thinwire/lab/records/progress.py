@@ -51,7 +51,7 @@ class Progress:
             self._print(f"{self.name}: note: {text}")
 
     def step(self, metrics: Mapping[str, Any]) -> None:
-        """Show one finished step: ``step``, ``loss``, ``seconds``, ``bytes_forward``, ``bytes_backward``."""
+        """Show one finished step: ``step``, ``loss``, ``seconds``, ``bytes`` by stream."""
         self._done = int(metrics["step"])
         self._seconds = [*self._seconds[-19:], float(metrics["seconds"])]
         text = self._describe(metrics)
@@ -71,7 +71,7 @@ class Progress:
     def _describe(self, metrics: Mapping[str, Any]) -> str:
         mean = sum(self._seconds) / len(self._seconds)
         left = max(0, self.steps - self._done) * mean
-        sent = metrics["bytes_forward"] + metrics["bytes_backward"]
+        sent = sum(metrics["bytes"].values())
         return (
             f"loss {metrics['loss']:.4f}  {metrics['seconds']:.2f} s/step  {megabytes(sent)}/step  "
             f"{int(left // 60)}:{int(left % 60):02d} left"

@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
-from thinwire.lab.options import EVERY, learning_rate
-from thinwire.lab.records.writer import (
-    COMPARE,
-    INVALID,
-    METRICS,
-    RUN,
-    LinkInfo,
-    RunRecord,
-    StepMetrics,
-    load_run,
-    read_json,
-    read_metrics,
-)
-from thinwire.links.shape import LinkShape
+from thinwire.lab.records.schema import INVALID, LinkInfo, RunRecord, UnitMetrics
+from thinwire.lab.records.writer import COMPARE, METRICS, RUN, read_json, read_metrics
 from thinwire.types import InputError
+
+R = TypeVar("R", bound=RunRecord, covariant=True)
+Reader = Callable[[Any, str], RunRecord]  # of a record's JSON values, and where they come from
 
 
 @dataclass(frozen=True)
-class Run:
-    """A run record with its steps and the name it goes by in tables and plots."""
+class Run(Generic[R]):
+    """A run record with its units and the name it goes by in tables and plots."""
 
     label: str
-    record: RunRecord
-    metrics: list[StepMetrics] = field(default_factory=list)
+    record: R
+    metrics: list[Any] = field(default_factory=list)  # of ``record.METRICS``
 
     @property
     def valid(self) -> bool:
@@ -47,20 +39,18 @@ def slug(recipe: str) -> str:
     return re.sub(r"[^A-Za-z0-9._+-]+", "-", recipe.strip().replace("=", "")).strip("-.") or "run"
 
 
-def load_runs(paths: Iterable[str | Path]) -> list[Run]:
+def load_runs(paths: Iterable[str | Path], read: Reader) -> list[Run[RunRecord]]:
     """Load every run under ``paths``, in the order given.
 
     Errors: ``InputError`` for a path without a run record, and for a broken record.
     """
-    found: list[tuple[Path, RunRecord]] = []
-    for path in map(Path, paths):
-        found += _load(path)
+    loaded = [pair for path in map(Path, paths) for pair in _load(path, read)]
     folders: dict[str, list[Path]] = {}
-    for folder, record in found:
+    for folder, record in loaded:
         folders.setdefault(record.recipe.name, []).append(folder)
     return [
-        Run(_label(record.recipe.name, folder, folders[record.recipe.name]), record, _metrics(folder))
-        for folder, record in found
+        Run(_label(record.recipe.name, folder, folders[record.recipe.name]), record, _metrics(folder, record))
+        for folder, record in loaded
     ]
 
 
@@ -74,75 +64,47 @@ def _label(name: str, folder: Path, alike: Sequence[Path]) -> str:
     return f"{name} ({Path(*parts[-n:]).as_posix()})"
 
 
-def _load(path: Path) -> list[tuple[Path, RunRecord]]:
+def _load(path: Path, read: Reader) -> list[tuple[Path, RunRecord]]:
     if path.is_file():
-        return _compared(path) if path.name == COMPARE else [(path.parent, load_run(path))]
+        return _compared(path, read) if path.name == COMPARE else [(path.parent, _record(path, read))]
     run, compared = path / RUN, path / COMPARE
     if run.exists() and compared.exists():
         raise InputError(f"{path} holds both a run and a comparison; give {run} or {compared}")
     if run.exists():
-        return [(path, load_run(path))]
+        return [(path, _record(run, read))]
     if compared.exists():
-        return _compared(compared)
+        return _compared(compared, read)
     inner = sorted(p.parent for p in path.glob(f"*/{RUN}"))
     if not inner:
         raise InputError(
             f"{path} holds no {RUN} and no {COMPARE}; give the --out folder of a train, compare or demo"
         )
-    return [(folder, load_run(folder)) for folder in inner]
+    return [(folder, _record(folder / RUN, read)) for folder in inner]
 
 
-def _compared(file: Path) -> list[tuple[Path, RunRecord]]:
-    return [(file.parent / slug(record.recipe.name), record) for record in read_compare(file)]
+def _record(file: Path, read: Reader) -> RunRecord:
+    return read(read_json(file), str(file))
 
 
-def read_compare(file: Path) -> list[RunRecord]:
+def _compared(file: Path, read: Reader) -> list[tuple[Path, RunRecord]]:
     """Read ``compare.json``, a list of run records in the order asked."""
     values = read_json(file)
     if not isinstance(values, list) or not values:
         raise InputError(f"{file} is no list of run records; run thinwire compare again")
-    return [RunRecord.from_dict(v, f"{file}, run {i}") for i, v in enumerate(values, 1)]
+    records = [read(v, f"{file}, run {i}") for i, v in enumerate(values, 1)]
+    return [(file.parent / slug(record.recipe.name), record) for record in records]
 
 
-def _metrics(folder: Path) -> list[StepMetrics]:
-    return read_metrics(folder) if (folder / METRICS).exists() else []
-
-
-# Options that change no figure; in any other one, runs that compare with each other are the same.
-FREE = {"recipe", "out", "resume", "auto_resume", "save_model", "save_dtype", *EVERY}
-FREE |= {"host", "port", "advertise", "token_file", "deadline", "tensorboard", "quiet", "json"}
+def _metrics(folder: Path, record: RunRecord) -> list[UnitMetrics]:
+    return read_metrics(folder, record.METRICS) if (folder / METRICS).exists() else []
 
 
 def unequal(records: Sequence[RunRecord]) -> dict[str, list[str]]:
-    """Return the options besides the recipe in which these runs differ, and their values, in order.
-
-    Precision and threads count as the machine had them, whatever was asked for; and so does its processor.
-    """
-    said = [_conditions(r) for r in records]
+    """Return the conditions besides the recipe in which these runs differ, and their values, in order."""
+    said = [r.conditions() for r in records]
     keys = dict.fromkeys(key for each in said for key in each)
-    found = {key: sorted({each[key] for each in said if key in each}) for key in keys}
-    return {key: values for key, values in found.items() if len(values) > 1}
-
-
-def _conditions(record: RunRecord) -> dict[str, str]:
-    there = record.environment
-    had = {key: there.get(key) for key in ("dtype", "threads")}
-    had["processor"] = (there.get("machine") or {}).get("cpu")
-    asked = {key: _said(key, record) for key in record.config if key not in FREE}
-    return asked | {key: str(value) for key, value in had.items() if value is not None}
-
-
-def _said(key: str, record: RunRecord) -> str:
-    """Return an option's value in words, the same ones however it was asked for."""
-    if key == "lr":
-        return str(learning_rate(record.config))
-    value = str(record.config[key])
-    if key != "link":
-        return value
-    try:
-        return str(LinkShape.parse(value))
-    except InputError:  # one of an emulated network: two traces of one name need not be the same
-        return value
+    values = {key: sorted({each[key] for each in said if key in each}) for key in keys}
+    return {key: each for key, each in values.items() if len(each) > 1}
 
 
 def differences(records: Sequence[RunRecord]) -> list[str]:

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from thinwire.lab.records.writer import Evaluation, StepMetrics
-
 ABSENT = "no TensorBoard event files: tensorboard is not installed (pip install 'thinwire[tensorboard]')"
 FOLDER = "events"
 
@@ -49,28 +47,8 @@ class EventLog:
             self._writer.close()
             self._writer = self._open(first=step + 1)
 
-    def step(self, metrics: StepMetrics) -> None:
-        """Write one step's scalars."""
-        values = {
-            "loss/train": metrics.loss,
-            "optimiser/learning_rate": metrics.lr,
-            "seconds/step": metrics.seconds,
-            "seconds/compute": metrics.compute_s,
-            "seconds/encode": metrics.encode_s,
-            "seconds/decode": metrics.decode_s,
-            "seconds/wait": metrics.wait_s,
-            "bytes/forward": metrics.bytes_forward,
-            "bytes/backward": metrics.bytes_backward,
-        }
-        self._write(values, metrics.step)
-
-    def evaluated(self, evaluation: Evaluation) -> None:
-        """Write the losses of an evaluation."""
-        self._write(
-            {"loss/heldout": evaluation.heldout, "loss/train_slice": evaluation.train}, evaluation.step
-        )
-
-    def _write(self, values: Mapping[str, float | None], step: int) -> None:
+    def write(self, values: Mapping[str, float | None], step: int) -> None:
+        """Write numbers of a step by name; those that do not exist are left out."""
         if self._writer is None:
             return
         for name, value in values.items():

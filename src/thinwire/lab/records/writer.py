@@ -5,33 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 from thinwire.lab.records.build import build
-from thinwire.lab.records.schema import (
-    EMULATED,
-    INVALID,
-    KERNEL,
-    SCHEMA,
-    BitsPerValue,
-    BoundaryBytes,
-    Bytes,
-    Decision,
-    Evaluation,
-    LinkInfo,
-    LinkMetrics,
-    Loss,
-    Memory,
-    RecipeInfo,
-    RunRecord,
-    StepMetrics,
-    Totals,
-    WireCounts,
-    finite,
-)
+from thinwire.lab.records.schema import RunRecord, UnitMetrics, finite, upgraded_unit
 from thinwire.replacing import replacing
 from thinwire.types import InputError
 
+Record = TypeVar("Record", bound=RunRecord)
+Metrics = TypeVar("Metrics", bound=UnitMetrics)
 RUN = "run.json"
 METRICS = "metrics.jsonl"
 COMPARE = "compare.json"
@@ -48,24 +30,24 @@ def write_json(path: Path, value: Any) -> None:
 class RunWriter:
     """Keep ``OUT/run.json`` and ``OUT/metrics.jsonl`` up to date while a run goes on.
 
-    The first ``run.json`` is written at once with status ``running``; ``step`` appends one flushed line;
-    ``close`` writes the final record. A new run empties ``metrics.jsonl`` at once, one whose configuration
-    says ``resume`` at its first step, so that a checkpoint which does not load costs no numbers.
-    ``done_steps`` above 0 goes on from a checkpoint made after that many steps: their lines stay, later ones
-    (written after the checkpoint, before the interruption) are dropped.
+    The first ``run.json`` is written at once with status ``running``; ``add`` appends one flushed line
+    and counts it; ``close`` writes the final record. A new run empties ``metrics.jsonl`` at once, one whose
+    configuration says ``resume`` at its first line, so that a checkpoint which does not load costs no
+    numbers. ``done`` above 0 goes on from a checkpoint made after that many units: their lines stay, later
+    ones (written after the checkpoint, before the interruption) are dropped.
     """
 
-    def __init__(self, out: str | Path, record: RunRecord, done_steps: int = 0) -> None:
+    def __init__(self, out: str | Path, record: RunRecord, done: int = 0) -> None:
         self.out = Path(out)
         self.record = record
         self.out.mkdir(parents=True, exist_ok=True)
         self._lines: TextIO | None = None
         self._closed = False
-        there = done_steps and (self.out / METRICS).exists()
-        self.kept = [m for m in read_metrics(self.out) if m.step <= done_steps] if there else []
-        self.record.loss.train = [m.loss for m in self.kept]
+        before = read_metrics(self.out, record.METRICS) if done and (self.out / METRICS).exists() else []
+        self.kept = [m for m in before if m.number <= done]
+        record.recount(self.kept)
         # A run that is to be resumed may yet be refused, which must not cost the record that is there.
-        self._held = bool(record.config.get("resume")) and not done_steps
+        self._held = bool(record.config.get("resume")) and not done
         if not record.config.get("resume"):
             self._open()
         self.write()
@@ -77,12 +59,12 @@ class RunWriter:
             self._lines = (self.out / METRICS).open("a", encoding="utf-8")
         return self._lines
 
-    def step(self, metrics: StepMetrics) -> None:
-        """Append one step, readable at once."""
+    def add(self, metrics: UnitMetrics) -> None:
+        """Append one unit's line, readable at once, and count it."""
         if self._closed:
             raise ValueError("the run record is closed")
         lines = self._open()
-        self.record.loss.train.append(metrics.loss)
+        self.record.count(metrics)
         lines.write(_line(metrics))
         lines.flush()
 
@@ -108,19 +90,20 @@ class RunWriter:
         self.write()
 
 
-def _line(metrics: StepMetrics) -> str:
+def _line(metrics: UnitMetrics) -> str:
     values = {k: v for k, v in dataclasses.asdict(metrics).items() if v is not None}
     return json.dumps(finite(values), allow_nan=False) + "\n"
 
 
-def load_run(path: str | Path) -> RunRecord:
-    """Read ``run.json``, given the file or its folder.
+def load_run(path: str | Path, kind: type[Record]) -> Record:
+    """Read ``run.json``, given the file or its folder, as a record of ``kind``.
 
-    Errors: ``InputError`` where it is missing, broken or not a run record.
+    Any record reads as a ``RunRecord``. Errors: ``InputError`` where it is missing, broken or of another
+    kind.
     """
     file = Path(path)
     file = file / RUN if file.is_dir() or file.suffix != ".json" else file
-    return RunRecord.from_dict(read_json(file), str(file))
+    return kind.from_dict(read_json(file), str(file))
 
 
 def read_json(file: Path) -> Any:
@@ -133,10 +116,10 @@ def read_json(file: Path) -> Any:
         raise InputError(f"{file} is not valid JSON ({e}); run it again or leave it out") from e
 
 
-def read_metrics(folder: str | Path) -> list[StepMetrics]:
+def read_metrics(folder: str | Path, kind: type[Metrics]) -> list[Metrics]:
     """Read ``metrics.jsonl`` of a run; a last line cut short by a crash is dropped.
 
-    Errors: ``InputError`` for any other line that is not a step.
+    Errors: ``InputError`` for any other line that is not of ``kind``.
     """
     file = Path(folder) / METRICS
     try:
@@ -145,7 +128,7 @@ def read_metrics(folder: str | Path) -> list[StepMetrics]:
         raise InputError(f"no metrics at {file} ({e.strerror}); give the folder of a run") from e
     except ValueError as e:
         raise InputError(f"{file} is not UTF-8 text; run it again or leave it out") from e
-    steps = []
+    units = []
     for number, text in enumerate(lines, 1):
         try:
             values = json.loads(text)
@@ -153,35 +136,5 @@ def read_metrics(folder: str | Path) -> list[StepMetrics]:
             if number == len(lines):
                 break
             raise InputError(f"line {number} of {file} is not JSON; run it again or leave it out") from e
-        steps.append(build(StepMetrics, values, f"line {number} of {file}"))
-    return steps
-
-
-__all__ = [
-    "COMPARE",
-    "EMULATED",
-    "INVALID",
-    "KERNEL",
-    "METRICS",
-    "RUN",
-    "SCHEMA",
-    "BitsPerValue",
-    "BoundaryBytes",
-    "Bytes",
-    "Decision",
-    "Evaluation",
-    "LinkInfo",
-    "LinkMetrics",
-    "Loss",
-    "Memory",
-    "RecipeInfo",
-    "RunRecord",
-    "RunWriter",
-    "StepMetrics",
-    "Totals",
-    "WireCounts",
-    "load_run",
-    "read_json",
-    "read_metrics",
-    "write_json",
-]
+        units.append(build(kind, upgraded_unit(values), f"line {number} of {file}"))
+    return units

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from thinwire.lab.records.progress import megabytes
 from thinwire.lab.records.runs import Run, differences
-from thinwire.lab.records.writer import LinkInfo
+from thinwire.lab.records.schema import LinkInfo
+from thinwire.lab.report.drawing import Runs
+
+Rows = Sequence[tuple[str, str]]
 
 
-def notes(runs: Sequence[Run]) -> list[str]:
+def notes(runs: Runs) -> list[str]:
     """Return every warning a reader needs: what differs, what did not finish, what the runs noted."""
     found = differences([run.record for run in runs]) if len(runs) > 1 else []
     found += [_unfinished(run) if run.valid else _invalid(run) for run in runs if run.record.status != "done"]
@@ -24,16 +27,19 @@ def notes(runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def _unfinished(run: Run) -> str:
+def _unfinished(run: Run[Any]) -> str:
     return f"{run.label} did not finish ({run.record.status}), so its figures cover a part of the run."
 
 
-def _invalid(run: Run) -> str:
+def _invalid(run: Run[Any]) -> str:
     return f"{run.label} is no valid measurement, so its times are left out; its notes say why."
 
 
-def details(runs: Sequence[Run]) -> str:
-    """Return the recipes' specs, link, configuration and environment, each in a foldable section."""
+def details(runs: Runs, own: Mapping[str, Rows]) -> str:
+    """Return the recipes' specs, link, configuration and environment, each in a foldable section.
+
+    ``own``: rows of the engine's, by title; a title without rows is left out.
+    """
     first = runs[0].record
     return "".join(
         [
@@ -45,7 +51,7 @@ def details(runs: Sequence[Run]) -> str:
             _fold("Link", _link(runs)),
             _fold("Traffic", _traffic(runs)),
             _fold("On the wire", [row for run in runs for row in _wire(run)]),
-            _fold("What the policy chose", [row for run in runs for row in _decisions(run)]),
+            *(_fold(title, rows) for title, rows in own.items()),
             _fold("Configuration", _configuration(runs)),
             _fold("Environment", list(_flat(first.environment))),
         ]
@@ -60,7 +66,7 @@ def _fold(title: str, rows: Sequence[tuple[str, str]], code: bool = False) -> st
     return f"<details><summary>{title}</summary><table><tbody>{body}</tbody></table></details>"
 
 
-def _link(runs: Sequence[Run]) -> list[tuple[str, str]]:
+def _link(runs: Runs) -> list[tuple[str, str]]:
     alike = len({(run.record.link.asked, run.record.link.emulation) for run in runs}) == 1
     rows = _network(runs[0].record.link) if alike else []
     for run in () if alike else runs:
@@ -80,21 +86,21 @@ def _network(link: LinkInfo) -> list[tuple[str, str]]:
     return [*rows, *_flat(link.emulator)]
 
 
-def _traffic(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    rows = []
-    for run in runs:
-        b = run.record.bytes
-        text = (
-            f"forward {megabytes(b.forward)} (fp32: {megabytes(b.raw_forward)}), "
-            f"backward {megabytes(b.backward)} (fp32: {megabytes(b.raw_backward)}), "
-            f"control {megabytes(b.control)}, evaluation {megabytes(b.evaluation)}, "
-            f"saving {megabytes(b.saving)}"
-        )
-        rows.append((run.label, text))
-    return rows
+def _traffic(runs: Runs) -> list[tuple[str, str]]:
+    return [(run.label, ", ".join(_streams(run.record.bytes))) for run in runs]
 
 
-def _wire(run: Run) -> list[tuple[str, str]]:
+def _streams(sent: Mapping[str, int]) -> Iterator[str]:
+    """Yield each stream's bytes, those of values beside what fp32 would be, then the others."""
+    streams = [name for name in sent if f"raw_{name}" in sent]
+    for name in streams:
+        yield f"{name} {megabytes(sent[name])} (fp32: {megabytes(sent[f'raw_{name}'])})"
+    for name in sent:
+        if name not in streams and not name.startswith("raw_"):
+            yield f"{name} {megabytes(sent[name])}"
+
+
+def _wire(run: Run[Any]) -> list[tuple[str, str]]:
     rows = []
     for w in run.record.wire:
         text = f"payload {megabytes(w.payload_bytes)}"
@@ -108,14 +114,7 @@ def _wire(run: Run) -> list[tuple[str, str]]:
     return rows
 
 
-def _decisions(run: Run) -> list[tuple[str, str]]:
-    return [
-        (f"{run.label}, after step {d.step}, {d.boundary} {d.direction}", f"{d.bits:.1f} bits: {d.reason}")
-        for d in run.record.decisions
-    ]
-
-
-def _configuration(runs: Sequence[Run]) -> list[tuple[str, str]]:
+def _configuration(runs: Runs) -> list[tuple[str, str]]:
     rows = []
     for key in runs[0].record.config:
         values = list(dict.fromkeys(_text(run.record.config.get(key)) for run in runs))

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
+Runs = Sequence[Run[Any]]
 SERIES = 8  # colours of the stylesheet; later runs start over with another line style
 STYLES = ("-", "--", ":")
 PARTS = ("compute", "encode", "decode", "wait", "other")
@@ -42,7 +43,7 @@ def variables() -> dict[str, str]:
     return names | {part_colour(i): f"--p{i}" for i in range(len(PARTS))}
 
 
-def series_order(runs: Sequence[Run]) -> list[int]:
+def series_order(runs: Runs) -> list[int]:
     """Return each run's colour number: fp32 is the grey 0, thinwire the accent 1, the rest follow."""
     fixed = {"fp32": 0, "thinwire": 1}
     free = iter(range(2, 2 + len(runs)))

@@ -20,8 +20,8 @@ from thinwire.engines.pipeline.stage import CompressedStage
 from thinwire.lab.machine.network import restarts, tcp_settings
 from thinwire.lab.ranks.telemetry import StepReport, Telemetry
 from thinwire.lab.ranks.world import World
-from thinwire.lab.records.schema import Decision
 from thinwire.lab.train.job import Job
+from thinwire.lab.train.record.schema import Decision
 from thinwire.links.base import LinkEstimate
 from thinwire.links.mesh import Peer
 from thinwire.policies.base import Plan, Policy, Site

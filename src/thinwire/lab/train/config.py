@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from thinwire.lab.options import learning_rate
 from thinwire.lab.train import checks
-from thinwire.lab.train.fields import TrainFields
+from thinwire.lab.train.fields import TrainFields, learning_rate
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from thinwire.lab.options import COUNTED, option
 from thinwire.lab.ranks.config import JOB, OUTPUT, RunConfig
 
 DEFAULT_STEPS = 100
+LORA_RATE = 2e-4  # ten times that of full fine-tuning, as is usual for adapters
 PIPELINE = "Pipeline"
 OPTIMISATION = "Optimisation"
 EVALUATION = "Evaluation and checkpoints"
@@ -225,3 +228,13 @@ class TrainFields(RunConfig):
     def planned_steps(self) -> int | None:
         """Optimiser steps, or ``None`` where the epochs and the data decide."""
         return DEFAULT_STEPS if self.steps is None and self.epochs is None else self.steps
+
+
+def learning_rate(options: Mapping[str, Any]) -> float:
+    """Return the peak learning rate of ``options``, a configuration as plain values, the default resolved."""
+    given: float | None = options.get("lr")
+    if given is not None:
+        return given
+    if options.get("lora"):
+        return LORA_RATE
+    return 1e-3 if options.get("init") == "random" or options.get("model") == "gpt2-lab" else 2e-5

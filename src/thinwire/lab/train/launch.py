@@ -17,10 +17,10 @@ from thinwire.lab.machine.interrupts import held_back, stopped_by_signals
 from thinwire.lab.machine.network import check_own
 from thinwire.lab.ranks.places import Place, Rank, place_of
 from thinwire.lab.ranks.rendezvous import place, under_torchrun
-from thinwire.lab.records.recount import recount
 from thinwire.lab.records.writer import METRICS, RUN, load_run, read_metrics, write_json
 from thinwire.lab.train.config import TrainConfig
 from thinwire.lab.train.job import Job, prepare
+from thinwire.lab.train.record.schema import StepMetrics, TrainRecord
 from thinwire.links.security import is_loopback
 from thinwire.types import InputError, LinkError, MeasurementError, ThinwireError, require
 
@@ -119,7 +119,7 @@ def _check_inherited(config: TrainConfig) -> None:
     if config.resume or config.auto_resume:
         from thinwire.lab.train.resume import inherited
 
-        why = inherited(load_run(config.out))
+        why = inherited(load_run(config.out, TrainRecord))
         if why is not None:
             raise MeasurementError(why)
 
@@ -215,11 +215,11 @@ def _close_record(out: Path, error: BaseException, started: float, place: Place)
     try:
         if (out / RUN).stat().st_mtime < started:
             return  # an earlier run's
-        record = load_run(out)
+        record = load_run(out, TrainRecord)
         if record.status == "running":  # it was killed
             with suppress(InputError, OSError):  # the record is to be closed all the same
                 if (out / METRICS).stat().st_mtime >= started:  # else those steps are of the part before
-                    recount(record, read_metrics(out))
+                    record.recount(read_metrics(out, StepMetrics))
         if record.status in ("running", "interrupted"):  # rank 0 knows no more than that it was to stop
             record.status = _status(error)
         if why not in record.notes:

@@ -10,31 +10,33 @@ from thinwire.lab.ranks.linkwatch import LinkWatch, added
 from thinwire.lab.ranks.telemetry import WAYS, StepReport
 from thinwire.lab.ranks.world import World
 from thinwire.lab.records.progress import Progress
-from thinwire.lab.records.tensorboard import EventLog, remove_events
-from thinwire.lab.records.writer import (
+from thinwire.lab.records.schema import (
     EMULATED,
     INVALID,
     KERNEL,
-    RUN,
+    LinkInfo,
+    LinkMetrics,
+    RecipeText,
+    WireCounts,
+)
+from thinwire.lab.records.tensorboard import EventLog, remove_events
+from thinwire.lab.records.writer import RUN, RunWriter
+from thinwire.lab.train.export import SAVING, remove_models, saving_bytes
+from thinwire.lab.train.job import Job
+from thinwire.lab.train.record.schema import (
+    PARTS,
     BoundaryBytes,
     Decision,
     Evaluation,
-    LinkInfo,
-    LinkMetrics,
-    RecipeInfo,
-    RunRecord,
-    RunWriter,
     StepMetrics,
-    WireCounts,
+    TrainRecord,
 )
-from thinwire.lab.train.export import SAVING, remove_models, saving_bytes
-from thinwire.lab.train.job import Job
 from thinwire.lab.train.resume import bytes_saving, doubts, inherited
 from thinwire.lab.train.setup import pick_threads
 from thinwire.links.profile import profiles
 
 LABELS = (*WAYS, "control", "evaluation")
-SHARES = ("compute_s", "encode_s", "decode_s", "wait_s")
+SHARES = tuple(f"{part}_s" for part in PARTS)
 
 
 class Recorder:
@@ -93,39 +95,22 @@ class Recorder:
         sent = {way: sum(r.bytes[way] for r in reports) for way in WAYS}
         values = {way: sum(r.values[way] for r in reports) for way in WAYS}
         metrics = StepMetrics(
-            own.step,
-            loss,
-            self._seconds[-1],
+            step=own.step,
+            loss=loss,
+            seconds=self._seconds[-1],
             **mean,
-            bytes_forward=sent["forward"],
-            bytes_backward=sent["backward"],
-            bits_forward=_bits(sent["forward"], values["forward"]),
-            bits_backward=_bits(sent["backward"], values["backward"]),
+            bytes=sent,
+            bits={way: 8 * sent[way] / values[way] if values[way] else None for way in WAYS},
             lr=lr,
             ranks=[{name: getattr(r, name) for name in SHARES} for r in reports],
             links=[LinkMetrics(**link) for r in reports for link in r.links],
         )
-        for r in reports:
-            for way in WAYS:
-                self.values[way] += r.values[way]
-        self.writer.step(metrics)
-        self._count(metrics)
-        self.events.step(metrics)
+        for way in WAYS:
+            self.values[way] += values[way]
+        self.writer.add(metrics)
+        self.events.write(metrics.scalars(), metrics.step)
         self.progress.step(vars(metrics))
         return loss
-
-    def _count(self, done: StepMetrics) -> None:
-        """Keep the record's counts running: a run broken off has no others, ``finish`` better ones."""
-        config, record = self.job.config, self.record
-        record.totals.steps = done.step
-        record.totals.tokens = done.step * config.batch * config.seq
-        record.totals.seconds += done.seconds
-        values = _merged([self.before.get("values", {}), self.values])
-        for way in WAYS:
-            sent = getattr(record.bytes, way) + getattr(done, f"bytes_{way}")
-            setattr(record.bytes, way, sent)
-            setattr(record.bytes, f"raw_{way}", 4 * values[way])
-            setattr(record.bits_per_value, way, _bits(sent, values[way]))
 
     def decided(self, decisions: list[Decision]) -> None:
         """Book what a policy changed."""
@@ -142,7 +127,7 @@ class Recorder:
             loss.eval_final, loss.train_eval_final = heldout, seen
         elif heldout is not None and seen is not None:
             loss.evaluations.append(Evaluation(step, heldout, seen))
-            self.events.evaluated(loss.evaluations[-1])
+            self.events.write({"loss/heldout": heldout, "loss/train_slice": seen}, step)
         self.writer.write()
 
     def totals(self, world: World) -> dict[str, Any]:
@@ -188,15 +173,12 @@ class Recorder:
             loss.evaluations = [Evaluation(**e) for e in totals["evaluations"]]
             self.record.decisions = [Decision(**d) for d in totals["decisions"]]
             self.writer.close("running")
-            self._saved_before = self.record.bytes.saving = bytes_saving(Path(self.job.config.out))
+            self._saved_before = self.record.bytes["saving"] = bytes_saving(Path(self.job.config.out))
             # Before the new record takes the old one's place, lest a killed run leave one without them.
             for note in (f"resumed after step {step}", *doubts(self.job.config, step)):
                 self.note(note)
             self.writer = RunWriter(self.job.config.out, self.record, step)
             self.events.resumed(step)
-            for metrics in self.writer.kept:
-                self._count(metrics)
-            self.writer.write()
 
     def emulation(self, lateness: float) -> None:
         """Book how late the shaped links delivered, on average, in seconds."""
@@ -208,21 +190,15 @@ class Recorder:
         """Book the counts of all ranks at the end of training."""
         if totals is None:
             return
-        record, sent = self.record, record_bytes(totals)
-        counts = record.bytes
-        counts.forward, counts.backward = sent["forward"], sent["backward"]
-        counts.control, counts.evaluation = sent["control"], sent["evaluation"]
-        values = totals[0]["values"]
-        counts.raw_forward, counts.raw_backward = 4 * values["forward"], 4 * values["backward"]
-        counts.by_boundary = [
+        record, sent, values = self.record, record_bytes(totals), totals[0]["values"]
+        record.bytes |= {name: sent[name] for name in ("control", "evaluation")}
+        for way in WAYS:
+            record.sent(way, sent[way], values[way])
+        record.boundaries = [
             BoundaryBytes(*name.split(" ", 1), bytes=n)  # type: ignore[misc, arg-type]  # "0-1 forward"
             for name, n in sorted(_merged(t["boundaries"] for t in totals).items())
         ]
-        for way in WAYS:
-            setattr(record.bits_per_value, way, _bits(sent[way], values[way]))
-        record.totals.steps = self.job.steps
-        record.totals.tokens = self.job.steps * self.job.config.batch * self.job.config.seq
-        record.totals.seconds = totals[0]["seconds"]
+        record.totals["seconds"] = totals[0]["seconds"]
         record.memory.peak_rss_bytes = [t["rss"] for t in totals]
         record.link.rtt_s = totals[0]["rtt"]
         record.wire = [WireCounts(**counts) for t in totals for counts in t["wire"]]
@@ -231,7 +207,7 @@ class Recorder:
     def saved(self) -> None:
         """Book what it took to bring the model to this rank."""
         if self._owner:
-            self.record.bytes.saving = self._saved_before + saving_bytes(self.world)
+            self.record.bytes["saving"] = self._saved_before + saving_bytes(self.world)
             self.writer.write()
 
     def close(self, status: str, why: str = "") -> None:
@@ -246,13 +222,9 @@ class Recorder:
             self.progress.close()
 
 
-def _bits(nbytes: int, values: int) -> float | None:
-    return 8 * nbytes / values if values else None
-
-
-def _new_record(job: Job) -> RunRecord:
-    return RunRecord(
-        recipe=RecipeInfo(job.config.recipe, job.recipe.spec),
+def _new_record(job: Job) -> TrainRecord:
+    return TrainRecord(
+        recipe=RecipeText(job.config.recipe, job.recipe.spec),
         config=job.config.to_dict(),
         environment=environment(job.config.dtype, pick_threads(job.config)),
         link=_link(job),

@@ -20,9 +20,11 @@ from torch import Tensor
 from thinwire.channels.references import under
 from thinwire.engines.pipeline.stage import CompressedStage
 from thinwire.lab.machine.files import REMEDY
-from thinwire.lab.options import flag, learning_rate
-from thinwire.lab.records.writer import INVALID, RunRecord, load_run, write_json
+from thinwire.lab.options import flag
+from thinwire.lab.records.schema import INVALID, RunRecord
+from thinwire.lab.records.writer import load_run, write_json
 from thinwire.lab.train.config import TrainConfig
+from thinwire.lab.train.fields import learning_rate
 from thinwire.lab.train.job import Job
 from thinwire.replacing import replacing
 from thinwire.types import InputError
@@ -206,7 +208,7 @@ def inherited(record: RunRecord) -> str | None:
 def bytes_saving(out: Path) -> int:
     """Return the bytes that saving took in the run whose record is in ``out``; 0 where there is none."""
     try:
-        return load_run(out).bytes.saving
+        return load_run(out, RunRecord).bytes.get("saving", 0)
     except InputError:
         return 0
 
@@ -218,7 +220,7 @@ def doubts(config: TrainConfig, step: int) -> list[str]:
     the sum: ``inherited`` finds that note, in this record and in those of runs that go on from it.
     """
     try:
-        old = load_run(config.out)
+        old = load_run(config.out, RunRecord)
     except InputError:  # nobody knows what it was
         return []
     why = _spoilt(old, config, step)

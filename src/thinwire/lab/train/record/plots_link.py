@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import accumulate
 
 from thinwire.lab.records.runs import Run
-from thinwire.lab.records.writer import StepMetrics
 from thinwire.lab.report.drawing import (
     FAINT,
     STYLES,
@@ -16,33 +15,39 @@ from thinwire.lab.report.drawing import (
     series_order,
     svg,
 )
+from thinwire.lab.train.record.schema import StepMetrics, TrainRecord
+from thinwire.lab.train.record.summary import Runs
 
 MEGABIT = 125e3  # bytes
 Curves = list[tuple[list[float], list[float]]]  # one a line style
 
 
-def changed(run: Run) -> bool:
+def changed(run: Run[TrainRecord]) -> bool:
     """Return whether a run's link or codecs changed as it went on."""
     return bool(run.record.decisions) or "trace" in run.record.link.asked
 
 
-def bandwidth(runs: Sequence[Run]) -> str:
+def bandwidth(runs: Runs) -> str:
     """Draw each link's estimated rate against time: one line a direction between two ranks."""
     return _over_time(runs, "rate", "Mbit/s, as estimated", _rates, log=True)
 
 
-def bits(runs: Sequence[Run]) -> str:
+def bits(runs: Runs) -> str:
     """Draw the bits a value against time, activations solid and gradients dashed."""
     return _over_time(runs, "bits", "bits a value (dashed: gradients)", _bits, log=True)
 
 
-def waiting(runs: Sequence[Run]) -> str:
+def waiting(runs: Runs) -> str:
     """Draw the share of each step that ranks spent waiting for data, against time."""
     return _over_time(runs, "waiting", "share of the step spent waiting", _waiting, log=False)
 
 
 def _over_time(
-    runs: Sequence[Run], name: str, label: str, of: Callable[[Run, list[float]], Curves], log: bool
+    runs: Runs,
+    name: str,
+    label: str,
+    of: Callable[[Run[TrainRecord], list[float]], Curves],
+    log: bool,
 ) -> str:
     figure, axes = new_figure(5.6, 2.6)
     for run, number in zip(runs, series_order(runs), strict=True):
@@ -56,7 +61,7 @@ def _over_time(
     return svg(figure, f"link-{name}", f"{label} against seconds of training")
 
 
-def _rates(run: Run, times: list[float]) -> Curves:
+def _rates(run: Run[TrainRecord], times: list[float]) -> Curves:
     pairs = sorted({(k.source, k.destination) for m in run.metrics for k in m.links or ()})
     return [_known(times, [_rate(m, pair) for m in run.metrics]) for pair in pairs]
 
@@ -68,13 +73,11 @@ def _rate(metrics: StepMetrics, pair: tuple[int, int]) -> float | None:
     return None
 
 
-def _bits(run: Run, times: list[float]) -> Curves:
-    return [
-        _known(times, [getattr(m, f"bits_{way}") for m in run.metrics]) for way in ("forward", "backward")
-    ]
+def _bits(run: Run[TrainRecord], times: list[float]) -> Curves:
+    return [_known(times, [m.bits.get(way) for m in run.metrics]) for way in ("forward", "backward")]
 
 
-def _waiting(run: Run, times: list[float]) -> Curves:
+def _waiting(run: Run[TrainRecord], times: list[float]) -> Curves:
     return [(times, [min(1.0, m.wait_s / m.seconds) if m.seconds else 0.0 for m in run.metrics])]
 
 

@@ -20,13 +20,19 @@ from thinwire.lab.report.drawing import (
     svg,
     ticks,
 )
+from thinwire.lab.train.record.schema import TrainRecord
+from thinwire.lab.train.record.summary import Runs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
 def _loss_plot(
-    runs: Sequence[Run], name: str, x_label: str, x_of: Callable[[Run], list[float]], log: bool
+    runs: Runs,
+    name: str,
+    x_label: str,
+    x_of: Callable[[Run[TrainRecord]], list[float]],
+    log: bool,
 ) -> str:
     figure, axes = new_figure(5.6, 3.3)
     for run, number in zip(runs, series_order(runs), strict=True):
@@ -39,14 +45,14 @@ def _loss_plot(
     return svg(figure, name, f"Training loss against {x_label}, one curve a recipe")
 
 
-def loss_by_step(runs: Sequence[Run]) -> str:
+def loss_by_step(runs: Runs) -> str:
     """Draw the training loss against optimiser steps."""
     return _loss_plot(
         runs, "steps", "steps", lambda r: [i + 1.0 for i in range(len(r.record.loss.train))], False
     )
 
 
-def loss_by_seconds(runs: Sequence[Run]) -> str:
+def loss_by_seconds(runs: Runs) -> str:
     """Draw the training loss against seconds of training."""
     return _loss_plot(
         runs,
@@ -57,18 +63,18 @@ def loss_by_seconds(runs: Sequence[Run]) -> str:
     )
 
 
-def loss_by_bytes(runs: Sequence[Run]) -> str:
+def loss_by_bytes(runs: Runs) -> str:
     """Draw the training loss against bytes sent, on a logarithmic axis."""
     return _loss_plot(
         runs,
         "bytes",
         "megabytes sent (logarithmic)",
-        lambda r: [b / 1e6 for b in accumulate(m.bytes_forward + m.bytes_backward for m in r.metrics)],
+        lambda r: [b / 1e6 for b in accumulate(sum(m.bytes.values()) for m in r.metrics)],
         True,
     )
 
 
-def step_parts(run: Run) -> list[float]:
+def step_parts(run: Run[TrainRecord]) -> list[float]:
     """Return mean seconds of a step in compute, encode, decode, wait and the rest."""
     n = max(1, len(run.metrics))
     parts = [
@@ -78,7 +84,7 @@ def step_parts(run: Run) -> list[float]:
     return [*parts, max(0.0, sum(m.seconds for m in run.metrics) / n - sum(parts))]
 
 
-def step_time(runs: Sequence[Run]) -> str:
+def step_time(runs: Runs) -> str:
     """Draw where a step's time goes: one stacked bar a run."""
     figure, axes = new_figure(5.6, 0.75 + 0.5 * len(runs))
     rows = [step_parts(run) for run in runs]
@@ -96,13 +102,13 @@ def step_time(runs: Sequence[Run]) -> str:
     return svg(figure, "time", "Where the time of a step goes, one bar a recipe")
 
 
-def boundary_bytes(runs: Sequence[Run]) -> str:
+def boundary_bytes(runs: Runs) -> str:
     """Draw the bytes over each stage boundary and direction: two bars a boundary and run."""
     order = series_order(runs)
     labels: list[str] = []
     bars: list[tuple[float, str, float]] = []
     for run, number in zip(runs, order, strict=True):
-        for b in sorted(run.record.bytes.by_boundary, key=lambda b: (b.boundary, b.direction != "forward")):
+        for b in sorted(run.record.boundaries, key=lambda b: (b.boundary, b.direction != "forward")):
             arrow = "→" if b.direction == "forward" else "←"
             labels.append(f"{run.label}  {b.boundary.replace('-', arrow)}")
             bars.append((float(b.bytes), series_colour(number), 1.0 if b.direction == "forward" else 0.55))

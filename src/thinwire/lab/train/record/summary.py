@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 
 from thinwire.lab.records.progress import megabytes
 from thinwire.lab.records.runs import Run, over, unequal
-from thinwire.lab.records.writer import INVALID, RunRecord
+from thinwire.lab.records.schema import INVALID
+from thinwire.lab.train.record.schema import TrainRecord
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+Runs = Sequence[Run[TrainRecord]]
 SAME_LOSS = 0.005  # a held-out loss within 0.5 % of the baseline's counts as the same
 NOTHING, PART, WHOLE = range(3)  # what a record shows of its run: an invalid one lacks times alone
 DASH = "–"
@@ -43,31 +45,31 @@ class Row:
     status: str
 
 
-def sent_bytes(record: RunRecord) -> int:
+def sent_bytes(record: TrainRecord) -> int:
     """Return the bytes training sent: both directions and control traffic, all headers included."""
-    return record.bytes.forward + record.bytes.backward + record.bytes.control
+    return sum(record.bytes[name] for name in ("forward", "backward", "control"))
 
 
-def step_seconds(record: RunRecord) -> float | None:
+def step_seconds(record: TrainRecord) -> float | None:
     """Return the mean seconds of a step; ``None`` for a run without steps or an invalid measurement."""
-    counts = record.totals.steps > 0 and record.status != INVALID
-    return record.totals.seconds / record.totals.steps if counts else None
+    counts = record.totals["steps"] > 0 and record.status != INVALID
+    return record.totals["seconds"] / record.totals["steps"] if counts else None
 
 
-def baseline_of(runs: Sequence[Run]) -> Run:
+def baseline_of(runs: Runs) -> Run[TrainRecord]:
     """Return the run the others are measured against: of those that show most, fp32 or else the first."""
     most = max(_shows(r.record) for r in runs)
     able = [r for r in runs if _shows(r.record) == most]
     return next((r for r in able if r.record.recipe.name == "fp32"), able[0])
 
 
-def _shows(record: RunRecord) -> int:
-    if not record.totals.steps:
+def _shows(record: TrainRecord) -> int:
+    if not record.totals["steps"]:
         return NOTHING
     return WHOLE if record.status in ("done", INVALID) else PART
 
 
-def summary_rows(runs: Sequence[Run]) -> list[Row]:
+def summary_rows(runs: Runs) -> list[Row]:
     """Return one row a run, in order; without ratios for those that do not compare with the baseline."""
     if not runs:
         return []
@@ -75,7 +77,7 @@ def summary_rows(runs: Sequence[Run]) -> list[Row]:
     return [_row(run, base) for run in runs]
 
 
-def _row(run: Run, base: Run) -> Row:
+def _row(run: Run[TrainRecord], base: Run[TrainRecord]) -> Row:
     r, b = run.record, base.record
     compare = not unequal([b, r])
     return Row(
@@ -84,8 +86,8 @@ def _row(run: Run, base: Run) -> Row:
         shows=_shows(r),
         sent=sent_bytes(r),
         fewer=_ratio(_per_step(sent_bytes(b), b), _per_step(sent_bytes(r), r)) if compare else None,
-        bits_forward=r.bits_per_value.forward,
-        bits_backward=r.bits_per_value.backward,
+        bits_forward=r.bits_per_value.get("forward"),
+        bits_backward=r.bits_per_value.get("backward"),
         step_seconds=step_seconds(r),
         faster=_ratio(step_seconds(b), step_seconds(r)) if compare else None,
         eval_first=r.loss.eval_first,
@@ -97,8 +99,8 @@ def _row(run: Run, base: Run) -> Row:
     )
 
 
-def _per_step(n: float, record: RunRecord) -> float | None:
-    return n / record.totals.steps if record.totals.steps else None
+def _per_step(n: float, record: TrainRecord) -> float | None:
+    return n / record.totals["steps"] if record.totals["steps"] else None
 
 
 def _ratio(a: float | None, b: float | None) -> float | None:
@@ -110,7 +112,7 @@ def change(a: float | None, b: float | None) -> float | None:
     return a / b - 1 if a is not None and b and math.isfinite(a) and math.isfinite(b) else None
 
 
-def headline(runs: Sequence[Run]) -> str:
+def headline(runs: Runs) -> str:
     """Say in one sentence what the runs show, good or bad, or that they do not compare.
 
     The subject is one of those that show most of themselves: the ``thinwire`` recipe where it is among them,
@@ -141,7 +143,7 @@ def is_ours(row: Row) -> bool:
     return row.recipe.split(":")[0] == "thinwire"
 
 
-def _no_verdict(base: Row, runs: Sequence[Run]) -> str:
+def _no_verdict(base: Row, runs: Runs) -> str:
     if len(runs) == 1:
         return _alone(base, runs[0].record) + "."
     if differing := ", ".join(unequal([run.record for run in runs])):
@@ -151,10 +153,10 @@ def _no_verdict(base: Row, runs: Sequence[Run]) -> str:
     return f"{_alone(base, baseline_of(runs).record)}; no other run has figures to show."
 
 
-def _alone(row: Row, record: RunRecord) -> str:
+def _alone(row: Row, record: TrainRecord) -> str:
     if not row.shows:
         return f"{named(row)} has no figures to show"
-    text = f"{named(row)}: {record.totals.steps} steps sent {megabytes(row.sent)}"
+    text = f"{named(row)}: {record.totals['steps']} steps sent {megabytes(row.sent)}"
     if row.bits_forward is not None and row.bits_backward is not None:
         text += f", {row.bits_forward + row.bits_backward:.1f} bits a value forward plus backward"
     if row.eval_first is not None and row.eval_final is not None:
@@ -237,7 +239,7 @@ def _bits(row: Row) -> str:
     return f"{row.bits_forward:.1f} + {row.bits_backward:.1f} = {row.bits_forward + row.bits_backward:.1f}"
 
 
-def summary_table(runs: Sequence[Run]) -> Table:
+def summary_table(runs: Runs) -> Table:
     """Return the table for a terminal, as a Rich renderable of at most 80 columns for short names."""
     from rich.markup import escape
     from rich.table import Table

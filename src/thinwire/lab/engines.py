@@ -1,0 +1,69 @@
+"""The engines that leave run records: how each one's are read, and how its runs are shown.
+
+Whoever adds an engine adds its line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from thinwire.lab.options import nearest
+from thinwire.lab.records import runs, writer
+from thinwire.lab.records.runs import Run
+from thinwire.lab.records.schema import FIRST, RunRecord
+from thinwire.lab.report.page import Show
+from thinwire.types import InputError
+
+
+class Engine(NamedTuple):
+    """Where an engine's record class is, and the module that shows its runs; imported when needed."""
+
+    record: tuple[str, str]
+    show: str
+
+
+ENGINES = {
+    "pipeline": Engine(
+        ("thinwire.lab.train.record.schema", "TrainRecord"), "thinwire.lab.train.record.cards"
+    ),
+    "state": Engine(("thinwire.lab.following.record", "StateRecord"), "thinwire.lab.following.cards"),
+}
+
+
+def read_record(values: Any, where: str) -> RunRecord:
+    """Return the record that JSON values hold, of whatever kind; ``InputError`` names what is wrong."""
+    if not isinstance(values, dict):
+        raise InputError(f"{where}: the record is not an object; run it again")
+    kind = "pipeline" if values.get("schema") == FIRST else str(values.get("kind"))
+    if kind not in ENGINES:
+        raise InputError(f"{where} is of the unknown kind {kind!r}{nearest(kind, ENGINES)}; update thinwire")
+    module, name = ENGINES[kind].record
+    record: RunRecord = getattr(import_module(module), name).from_dict(values, where)
+    return record
+
+
+def load_run(path: str | Path) -> RunRecord:
+    """Read ``run.json``, given the file or its folder.
+
+    Errors: ``InputError`` where it is missing, broken or not a run record.
+    """
+    file = Path(path)
+    file = file / writer.RUN if file.is_dir() or file.suffix != ".json" else file
+    return read_record(writer.read_json(file), str(file))
+
+
+def load_runs(paths: Iterable[str | Path]) -> list[Run[Any]]:
+    """Load every run under ``paths``, in the order given; see ``records.runs.load_runs``."""
+    return runs.load_runs(paths, read_record)
+
+
+def show_of(loaded: Sequence[Run[Any]]) -> Show:
+    """Return how these runs are shown; ``InputError`` where they are of several kinds."""
+    kinds = list(dict.fromkeys(run.record.kind for run in loaded))
+    if len(kinds) != 1:
+        raise InputError(f"runs of {' and '.join(kinds)} have no page in common; give those of one kind")
+    show: Any = import_module(ENGINES[kinds[0]].show)
+    return show
