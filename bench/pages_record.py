@@ -90,8 +90,7 @@ def machine() -> str:
     flat = {f"{k}.{n}" for k, v in have.items() if k == "machine" for n in v} | (have.keys() - {"machine"})
     if flat != MACHINE.keys():
         raise ValueError(f"describe {flat ^ MACHINE.keys()} in bench/pages_record.py")
-    return "
-".join([*HEAD, *(f"| `environment.{k}` | {v} |" for k, v in MACHINE.items())])
+    return "\n".join([*HEAD, *(f"| `environment.{k}` | {v} |" for k, v in MACHINE.items())])
 
 
 def sections(kind: str) -> str:
