@@ -119,13 +119,23 @@ def test_the_tables_of_the_wire_format_are_complete() -> None:
     assert f"{HEADER} bytes of header" in page and f"Packet, version {wire.VERSION}" in page
 
 
-def test_every_module_of_the_core_is_on_the_map() -> None:
+def test_every_room_is_on_the_page_of_the_architecture() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     src = ROOT / "src" / "thinwire"
-    names = {p.stem for d in ("codecs", "links", "state", "engines/sync") for p in (src / d).glob("*.py")} | {
-        p.stem for p in src.glob("*.py")
-    }
-    assert {n for n in names if not n.startswith("__") and not re.search(rf"\b{n}\b", page)} == set()
+    rooms = {f"{p.parent.name}/" for d in (src, src / "lab") for p in d.glob("*/__init__.py")}
+    rooms |= {p.stem for d in (src, src / "lab") for p in d.glob("[!_]*.py")}
+    assert {room for room in rooms if f"`{room}`" not in page} == set()
+
+
+def test_the_figures_on_the_first_screen_are_those_of_the_results() -> None:
+    readme = (ROOT / "README.md").read_text()
+    rows = [line for line in readme.partition("\n```")[0].splitlines() if line.startswith("| ") and "`" in line]
+    assert len(rows) >= 5
+    for row in rows:
+        figures, page = row.rpartition(" | ")[2], re.findall(r"\]\(([^)#]*)", row)[0]
+        source = (ROOT / page).read_text() if page else readme.partition("<!-- table")[2]
+        for figure in re.findall(r"\d+\.\d+|\d+(?=×| %)", re.sub(r"\([^)]*\)", "", figures)):
+            assert re.search(rf"(?<![\d.]){re.escape(figure)}(?![\d.])", source), f"{figure} is not in {page}"
 
 
 def test_every_codec_is_in_the_table_and_its_size_is_known_where_it_says_so() -> None:
