@@ -129,7 +129,7 @@ def test_every_room_is_on_the_page_of_the_architecture() -> None:
 
 def test_the_figures_on_the_first_screen_are_those_of_the_results() -> None:
     readme = (ROOT / "README.md").read_text()
-    rows = [line for line in readme.partition("\n```")[0].splitlines() if line.startswith("| ") and "`" in line]
+    rows = [row for row in readme.partition("\n```")[0].splitlines() if row.startswith("| ") and "`" in row]
     assert len(rows) >= 5
     for row in rows:
         figures, page = row.rpartition(" | ")[2], re.findall(r"\]\(([^)#]*)", row)[0]

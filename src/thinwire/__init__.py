@@ -1,6 +1,6 @@
 """thinwire: train, fine-tune and share models across slow networks by sending compressed changes.
 
-What is named here stays; everything is imported at first use, so that ``import thinwire`` costs nothing.
+The names in ``__all__`` are stable. Each is imported at first use, so that ``import thinwire`` costs nothing.
 """
 
 from __future__ import annotations

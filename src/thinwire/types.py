@@ -32,7 +32,7 @@ class ThinwireError(Exception):
 
 
 class InputError(ThinwireError, ValueError):
-    """A bad option, argument or file. The text is one sentence: what, which value, what to do."""
+    """A bad option, argument or file. The text is one sentence: what is wrong, the value, what to do."""
 
     exit_code = 2
 
@@ -48,7 +48,7 @@ class PayloadError(ThinwireError):
 class DesyncError(ThinwireError):
     """The receiver's reference is not the sender's: a gap, a repetition or a failed check.
 
-    ``keys`` are the states to reset at the receiver before a keyframe is asked for.
+    ``keys``: reset these at the receiver, then ask the sender for a keyframe.
     """
 
     def __init__(self, message: str, keys: tuple[int, ...] = ()) -> None:

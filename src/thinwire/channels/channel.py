@@ -46,11 +46,11 @@ Update = tuple[list[int], list[Payload]]  # keys, and the states to keep for the
 
 @dataclass(frozen=True, repr=False)
 class Scheme(Spec):
-    """How one direction of a boundary is sent: codec, memory, first visits, and how references are held.
+    """How an engine sends in one role: codec, memory, codec of keyframes, and form of references.
 
-    ``codec`` codes residuals; ``keyframe`` codes a key's first message under a mirrored memory;
-    ``references`` is the form in which both ends keep their state. States are float32, and so is what
-    ``Raw`` sends of them, but for keyframes of bfloat16 tensors: those go as they are, by ``Cast``.
+    ``codec`` codes residuals. ``keyframe`` codes the first message of a key under a mirrored memory.
+    ``references`` is the form in which both ends keep references. These are float32, and ``Raw`` sends them
+    as float32. Only keyframes of bfloat16 tensors are sent as bfloat16, by ``Cast``.
 
     >>> Scheme(memory=memory.Delta())
     Scheme(memory=Delta())
@@ -86,11 +86,11 @@ class End:
         self._versions: dict[int, int] = {}  # updates of each key; a sender's reset does not turn them back
 
     def prefetch(self, keys: Iterable[int]) -> None:
-        """Expect these keys' next packets soon: a store on disk begins to read. From any thread."""
+        """Let a store on disk begin to read the references of these keys. Any thread may call this."""
         self._references.prefetch(sample_ids(keys))
 
     def states(self) -> Iterator[dict[str, Tensor]]:
-        """Yield references and versions as plain tensors, one reference at a time: all may be too much."""
+        """Yield references and versions as tensors, one reference at a time: all may not fit in memory."""
         yield from self._references.states()
         versions = torch.tensor(list(self._versions.items()), dtype=torch.int64, device="cpu")
         yield {"versions": versions.reshape(-1, 2)}
@@ -100,15 +100,15 @@ class End:
         return {name: tensor for part in self.states() for name, tensor in part.items()}
 
     def load_states(self, parts: Iterable[Mapping[str, Tensor]]) -> None:
-        """Take over what ``states`` yielded, in these parts or in larger ones."""
+        """Load what ``states`` yielded, in these parts or in larger ones."""
         self._take_over(parts)
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take over what ``state_dict`` returned."""
+        """Load what ``state_dict`` returned."""
         self.load_states([state])
 
     def close(self) -> None:
-        """Free the references; the end cannot be used again."""
+        """Free the references. The sender or receiver cannot be used again."""
         self._references.close()
 
     def _take_over(self, parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -123,7 +123,7 @@ class End:
 
 
 class Sender(End):
-    """Encode tensors for one receiver, and remember what it then holds."""
+    """Encode tensors for a receiver, and keep the references that it will have."""
 
     def __init__(self, scheme: Scheme | None = None, store: Store | None = None) -> None:
         self.scheme = scheme or Scheme()
@@ -140,17 +140,17 @@ class Sender(End):
         keyframe: Codec | None = None,
         mode: Mode | None = None,
     ) -> tuple[Packet, Tensor]:
-        """Return the packet for ``x`` and x_hat, the tensor the receiver will output.
+        """Return the packet for ``x``, and x_hat, the tensor that the receiver will return.
 
-        Args: ``x`` [B, ...]; ``keys`` the B sample ids; ``slots`` the B places within the step (default:
-        0..B-1), for memories keyed by step; ``codec`` and ``keyframe`` override the scheme's for this
-        message; ``mode=Mode.DIRECT`` sends by ``codec`` without touching any reference (evaluation),
-        ``mode=Mode.KEYFRAME`` by ``keyframe``, or else ``codec``, whatever the receiver holds (after a
-        ``DesyncError``); both default to ``Raw()``.
-        The packet, and x_hat of a direct message, may share memory with ``x``: pack before that changes.
-        Errors: ``InputError`` for keys that are not B distinct whole numbers below 2**63, at least one, for a
-        tensor or a mode that cannot be sent, for samples of another shape than their references', and for a
-        NaN or an infinity that a reference would keep.
+        Args: ``x`` [B, ...]; ``keys``: the B sample ids; ``slots``: the B places within the step (default:
+        0..B-1), for memories keyed by step; ``codec``, ``keyframe``: replace the scheme's for this message.
+        ``mode=Mode.DIRECT`` sends by ``codec`` and touches no reference, for evaluation. ``Mode.KEYFRAME``
+        sends by ``keyframe``, or else ``codec``, and needs no reference at the receiver: use it after a
+        ``DesyncError``. In both modes the default is ``Raw()``.
+        The packet, and x_hat of a direct message, may share memory with ``x``: pack before ``x`` changes.
+        Errors: ``InputError`` if keys are not B >= 1 distinct whole numbers below 2**63, if the tensor or
+        mode cannot be sent, if samples have another shape than their references, or if a reference would
+        keep a NaN or an infinity.
         """
         x = x.detach()
         check_sendable(x)
@@ -234,7 +234,7 @@ class Sender(End):
             self._references.save(held[:1] if shared else held, state[None] if shared else state)
 
     def reset(self, keys: Iterable[int] | None = None) -> None:
-        """Forget some keys, or all: their next message is a keyframe."""
+        """Forget some keys, or all. The next message of each is a keyframe."""
         keys = list(self._versions) if keys is None or self.scheme.memory.shared else sample_ids(keys)
         self._references.drop(keys)
         self._stale.update(keys)
@@ -245,7 +245,7 @@ class Sender(End):
 
 
 class Receiver(End):
-    """Decode the packets of one sender, in order. Needs no configuration: packets describe themselves."""
+    """Decode the packets of one sender, in order. It needs no configuration: packets describe themselves."""
 
     def __init__(self, store: Store | None = None) -> None:
         super().__init__(References(Raw(), store))
@@ -258,12 +258,12 @@ class Receiver(End):
         expect: TensorSpec | None = None,
         device: torch.device | str | None = None,
     ) -> Tensor:
-        """Return the tensor a packet stands for, and move the references along.
+        """Return the tensor in a packet, and update the references.
 
-        Args: ``slots`` as given to the sender; ``expect`` the shape that must come out (its dtype is not
-        compared), which bounds what a hostile packet can make us allocate; ``device`` where to decode
-        (default: where the packet is, which for one from the wire is the CPU).
-        Errors: ``PayloadError`` for a packet that does not fit, ``DesyncError`` (with the keys) for a gap, a
+        Args: ``slots``: as given to the sender; ``expect``: the shape of the result (its dtype is not
+        compared), which bounds what a hostile packet can allocate; ``device``: where to decode (default:
+        where the packet is; one from the wire is on the CPU).
+        Errors: ``PayloadError`` for a packet that does not fit; ``DesyncError`` with the keys for a gap, a
         repetition or a failed check. After an error nothing has changed.
         """
         if expect is not None and packet.spec.shape != expect.shape:
@@ -362,7 +362,7 @@ class Receiver(End):
             raise DesyncError(message, tuple(held[i] for i in wrong))
 
     def reset(self, keys: Iterable[int] | None = None) -> None:
-        """Forget some keys, or all: only a keyframe of theirs is accepted next."""
+        """Forget some keys, or all. Only a keyframe of each is accepted next."""
         keys = list(self._versions) if keys is None else sample_ids(keys)
         self._references.drop(keys)
         for k in keys:

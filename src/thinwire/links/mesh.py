@@ -126,16 +126,18 @@ def connect_mesh(
     relay: str | None = None,
     control: str = congestion.AUTO,
 ) -> dict[int, Peer]:
-    """Return a connected peer for every other rank; all ranks call this, with one ``world`` and ``token``.
+    """Return a connected peer for every other rank. All ranks call this, with one ``world`` and ``token``.
 
-    ``host`` is the address to listen at, ``advertise`` the one that others use to get there (default: the
-    same). ``port``, unless 0, is that of the first pair, each later one takes the next; ``advertise`` may
-    name the port, as in ``HOST:PORT``, that a router maps to it. ``shape`` is applied to what this rank
-    sends. ``deadline``: seconds of silence after which a peer is lost. ``control``: TCP's congestion control
-    (``congestion``).
-
-    ``relay``, as ``HOST:PORT`` or ``HOST:PORT/RUN``, is where a ``thinwire relay`` runs: this rank dials out
-    to it, and store, host, port and advertise are not used. Two runs with one token need two names.
+    - ``store``: where the ranks publish their addresses, such as torch's ``TCPStore``.
+    - ``host``, ``port``: the address to listen at. Each further pair of ranks takes the next port; 0 takes
+      free ones.
+    - ``advertise``: the address that others use, if not ``host``; as ``HOST:PORT`` with a port that a
+      router maps.
+    - ``shape``: makes what this rank sends as slow as such a link, and ``seed`` draws its jitter and losses.
+    - ``deadline``: a peer is lost after so many seconds of silence.
+    - ``relay``: the address of a running ``thinwire relay``, ``HOST:PORT`` or ``HOST:PORT/RUN``. This rank
+      dials out to it; store, host, port and advertise are not used. Two runs with one token need two names.
+    - ``control``: TCP's congestion control, by name (``links/tcp/congestion.py``).
 
     Errors: ``InputError`` for an address off loopback, or a relay, without a token; ``LinkError`` that names
     the rank that did not come within ``connect_timeout`` seconds; ``AuthError`` for a wrong token.

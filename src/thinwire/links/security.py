@@ -27,7 +27,7 @@ MAX_TOKEN = 65536  # bytes; whoever names a model file here by mistake should he
 def read_token(path: str | Path | None = None) -> bytes | None:
     """Return the shared token from the file ``path``, else from THINWIRE_TOKEN, else None.
 
-    A trailing newline does not count. Errors: ``InputError`` for an empty token or an unreadable file.
+    A newline at its end is cut off. Errors: ``InputError`` for an empty token or an unreadable file.
     """
     if path is None:
         text = os.environ.get("THINWIRE_TOKEN")

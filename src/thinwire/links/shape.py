@@ -24,7 +24,7 @@ _NUMBER = re.compile(r"(\d+(?:\.\d*)?|\.\d+)([a-z%]*)")
 
 @dataclass(frozen=True)
 class LinkShape:
-    """Rate per direction, one-way delay, jitter and loss of a link; the default is a link left as it is.
+    """Rate per direction, one-way delay, jitter and loss of a link; the default changes nothing.
 
     >>> LinkShape.parse("10mbit,30ms,jitter=2ms")
     LinkShape(rate=1250000.0, delay=0.03, jitter=0.002, loss=0.0)
@@ -54,7 +54,7 @@ class LinkShape:
 
     @property
     def is_none(self) -> bool:
-        """Whether the link is left as it is."""
+        """Whether it changes nothing."""
         return self == LinkShape()
 
     @classmethod

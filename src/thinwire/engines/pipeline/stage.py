@@ -57,23 +57,25 @@ class Directions(Protocol):
 
 
 class CompressedStage(PipelineStage):
-    """A pipeline stage whose neighbours receive compressed changes instead of tensors.
+    """A pipeline stage that sends compressed changes to its neighbours instead of tensors.
 
-    Takes all arguments of ``PipelineStage``, and by keyword: ``peers``, the connected peers by global rank;
-    ``recipe``, its schemes for both directions; ``deadline``, the seconds without any data after which a
-    wait on a neighbour fails;
-    ``store``, which makes the places where references live (memory; ``DiskStore`` for more than that holds).
-    ``overlap``: encode and decode on threads of their own, beside the compute (on a GPU train on its default
-    stream then: these threads know no other).
-    ``on_samples``, which is told the ids of a micro-batch's samples before its forward pass in training.
-    Before each ``schedule.step`` call ``begin(ids)`` on the first stage: the ids of the batch's samples, by
-    which references are kept; later stages learn them from the packets. After each step call ``end`` before
-    reading ``tally``, and ``close`` in the end. ``follow`` changes a direction's codecs between two packets,
-    because packets describe themselves. Evaluation (``schedule.eval``) sends plain values and touches no
-    reference.
+    It takes all arguments of ``PipelineStage``, and by keyword:
+
+    - ``peers``: the connected peers by global rank;
+    - ``recipe``: the schemes of both directions;
+    - ``deadline``: a wait on a neighbour fails after so many seconds without any data;
+    - ``store``: makes the stores of references (default: in memory; ``DiskStore`` for more than fits there);
+    - ``overlap``: encode and decode on threads of their own, beside the compute. On a GPU, train on the
+      default stream then, because these threads use it;
+    - ``on_samples``: called with the sample ids of a micro-batch before its forward pass in training.
+
+    Before each ``schedule.step`` call ``begin(ids, microbatches)`` on the first stage. References are kept by
+    these sample ids; later stages read them from the packets. Call ``end`` after each step before you read
+    ``tally``, and ``close`` at the end. ``follow`` changes the codecs of a direction between two packets.
+    Evaluation (``schedule.eval``) sends plain values and touches no reference.
 
     Errors: ``LinkError`` naming the neighbour that is gone or late; ``PayloadError`` for a packet that does
-    not fit; ``InputError`` where the recipe keeps state by sample and no ids were given.
+    not fit; ``InputError`` if the recipe keeps references by sample and no ids were given.
     """
 
     def __init__(
@@ -114,7 +116,7 @@ class CompressedStage(PipelineStage):
     ) -> None:
         """Name the samples of the coming step's batch, in order, before it is cut into micro-batches.
 
-        ``upcoming``: those of the step after it, whose references every stage may fetch from disk meanwhile.
+        ``upcoming``: the samples of the step after it. Every stage may read their references ahead from disk.
         """
         if microbatches < 1 or len(ids) % microbatches:
             raise InputError(f"{len(ids)} sample ids do not divide into {microbatches} micro-batches")
@@ -124,12 +126,12 @@ class CompressedStage(PipelineStage):
             self._prefetch(sample_ids(upcoming))
 
     def end(self) -> None:
-        """Wait until everything of this step is encoded and posted, and raise what went wrong with it."""
+        """Wait until all packets of this step are encoded and posted; raise the error of any that failed."""
         for out in self._out.values():
             out.settle()
 
     def follow(self, way: str, choice: Choice | None) -> None:
-        """Send ``way`` (forward or backward) by ``choice`` from the next packet on; None: by the recipe."""
+        """Send ``way``, forward or backward, by ``choice`` from the next packet on; None: by the recipe."""
         self._out[way].choice = choice
 
     # -- what the schedules call ---------------------------------------------------------------------------
@@ -290,18 +292,18 @@ class CompressedStage(PipelineStage):
     # -- checkpoints ---------------------------------------------------------------------------------------
 
     def reference_states(self) -> dict[str, Iterator[dict[str, Tensor]]]:
-        """Return all references as plain tensors, by end (send or recv, forward or backward), unread."""
+        """Return iterators over all references, by end: send or recv, forward or backward."""
         ends = {f"send.{way}": out.states() for way, out in self._out.items()}
         return ends | {f"recv.{way}": end.receiver.states() for way, end in self._in.items()}
 
     def load_reference_states(self, ends: Mapping[str, Iterable[Mapping[str, Tensor]]]) -> None:
-        """Take over what ``reference_states`` returned, at both ends of a boundary or at neither."""
+        """Load what ``reference_states`` returned. Do so at both ends of a boundary, or at neither."""
         for way in WAYS:
             self._out[way].sender.load_states(ends[f"send.{way}"])
             self._in[way].receiver.load_states(ends[f"recv.{way}"])
 
     def close(self) -> None:
-        """End the threads and free the references; the stage cannot be used again. Safe to call twice."""
+        """End the threads and free the references. The stage cannot be used again. Safe to call twice."""
         for way in WAYS:
             self._out[way].close()
             self._in[way].close()

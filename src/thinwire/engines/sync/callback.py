@@ -42,15 +42,16 @@ def publish_callback(
 ) -> TrainerCallback:
     """Return a callback that publishes after each ``every`` optimiser steps, and what training ends with.
 
-    Only the main process publishes. So where there are several, ``publisher`` is a callable without arguments
-    that makes one: it is called on the main process as training begins, and what it made is closed at its
-    end, or by the callback's ``close`` where training failed. A publisher is the caller's to close; it, or
-    None, is what the other processes may give instead.
-    The last loss that was logged goes with each version as ``loss``. After training followers, or the store,
-    get ``timeout`` seconds to take the last version; who does not is named in a warning.
+    ``publisher`` is a ``Publisher`` or a ``ShelfWriter``, which you close yourself, or a callable without
+    arguments that makes one. The callable is for several processes: it is called on the main process when
+    training begins. What it made is closed when training ends; if training fails, call the callback's
+    ``close``. Only the main process publishes, so the others may also give None.
 
-    Errors: ``InputError`` for ``every`` below 1, ``MissingExtra`` without transformers; what ``publish``
-    raises ends the training, and so does, at its beginning, a model that is sharded over processes, a main
+    Each version carries the last logged loss as ``loss``. After training, followers or the store have
+    ``timeout`` seconds to take the last version. A warning names one that does not.
+
+    Errors: ``InputError`` for ``every`` below 1; ``MissingExtra`` without transformers. These end the
+    training: an error of ``publish``; at the beginning, a model that is sharded over processes, a main
     process without a publisher, or a publisher of another model's parameters.
 
     Use: ``Trainer(..., callbacks=[publish_callback(lambda: Publisher(model, ...), every=4)])``.

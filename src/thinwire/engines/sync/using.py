@@ -23,7 +23,7 @@ SLOW = 5e4  # bytes/s below which a store's file does not count as coming
 class Applied(NamedTuple):
     """What ``apply_to`` did: seconds the consumer waited, the version in use, and whether weights changed.
 
-    Where they did, whatever was computed with the old ones, such as a cache of keys and values, is stale.
+    If they did, results of the old ones, such as a cache of keys and values, are stale.
     """
 
     pause: float
@@ -51,11 +51,11 @@ class Using(ABC):
         """Raise what ended the following, if anything did."""
 
     def apply_to(self, model: nn.Module) -> Applied:
-        """Let ``model`` use the newest version here, between two of its steps; return what that did.
+        """Update ``model`` to the newest version here, between two of its steps; return what that did.
 
-        Parameters become views of the copy: nobody else may write to them; buffers are copied. Models that
-        were given before come along: all are of the same version. Errors: those of the class, and
-        ``InputError`` naming the first tensor that does not fit.
+        Parameters become views of the copy, so nobody else may write to them; buffers are copied. Models
+        that were given before are updated too, so all are at the same version. Errors: those of the class,
+        and ``InputError`` naming the first tensor that does not fit.
         """
         self._raise()
         began = time.perf_counter()
@@ -63,10 +63,11 @@ class Using(ABC):
         return Applied(time.perf_counter() - began, self.replica.shown, new)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the newest version's tensors by name, not copied, and take models along to that version.
+        """Return the newest version's tensors by name, not copied, and update all models to that version.
 
-        They hold until the next call of this or of ``apply_to``: then their memory is written again. Waits
-        for words that are just being written, unlike ``apply_to``; ``LinkError`` after ``TIMEOUT`` seconds.
+        They are valid until the next call of this or of ``apply_to``: then their memory is written again.
+        Unlike ``apply_to``, this waits while the version is being written; ``LinkError`` after ``TIMEOUT``
+        seconds.
         """
         self._raise()
         replica = self.replica
@@ -74,7 +75,7 @@ class Using(ABC):
         return replica.tensors()
 
     def save(self, path: str | Path | None = None) -> None:
-        """Write what is held to a safetensors file, to go on from later. Errors: ``InputError``."""
+        """Write the copy to a safetensors file, to go on from. Errors: ``InputError`` without a path."""
         target = self._state if path is None else Path(path)
         if target is None:
             raise InputError("there is no place to save to; give a path, or state= from the start")

@@ -34,10 +34,11 @@ Buffer = bytes | bytearray | memoryview
 
 @dataclass(frozen=True)
 class Version:
-    """A published version: its number (0: nothing, or a base never published), and what is known of it.
+    """A published version: its number (0: none, or a base that was never published), and what goes with it.
 
-    ``published`` is in seconds since the epoch by the publisher's clock; ``changed`` counts the elements that
-    differ from the version before.
+    ``hash`` is that of its contents; ``published`` is in seconds since the epoch, by the publisher's clock;
+    ``meta`` is what ``publish`` was given; ``changed`` counts the elements that differ from the version
+    before.
     """
 
     number: int = 0

@@ -13,14 +13,17 @@ from thinwire.types import InputError, require
 
 @dataclass(frozen=True)
 class Keeping:
-    """How many versions a store keeps, and what it holds besides the patch from each to the next.
+    """How many versions a store keeps, and what it has besides the patch from each to the next.
 
-    ``span``: every so many versions, also one patch across them all, which costs a reader that fell behind
-    less than they do together (0: none). ``keyframe_every``: versions between keyframes; None writes one when
-    the patches since the last cost ``share`` of its bytes. ``grace``: seconds that a file outlives its place
-    in the manifest, for readers that hold an older one.
+    - ``versions``: the number of versions.
+    - ``span``: after so many versions, also one patch across them all (0: none). It is smaller than their
+      patches together, for readers that fell behind.
+    - ``keyframe_every``: versions between two keyframes. None writes one when the patches since the last
+      take ``share`` of its bytes.
+    - ``grace``: seconds that a file stays after the manifest no longer names it, for readers of an older
+      manifest.
 
-    A manifest has room for so many versions: the way from the last keyframe never has more files than that.
+    The way from the last keyframe never has more files than a manifest can name.
     """
 
     versions: int = 32
@@ -40,10 +43,10 @@ class Keeping:
         require(self.grace >= 0, InputError, f"grace={self.grace} s is below 0")
 
     def keyframe_due(self, manifest: Manifest) -> bool:
-        """Return whether a keyframe of the newest version should be written: the last one is too long ago.
+        """Return whether to write a keyframe of the newest version, because the last one is too long ago.
 
-        Not the one that newcomers begin with, which may be older: where each new one is dearer than the way
-        on from that, another would follow each version.
+        The last one need not be the one that newcomers begin with, which may be older. Counted from that,
+        each version would get a keyframe where a new one costs more than the patches.
         """
         newest, last = manifest.newest, _last_keyframe(manifest)
         if newest is None:
@@ -56,10 +59,10 @@ class Keeping:
         return sum(f.nbytes for f in since) > self.share * last.nbytes
 
     def trimmed(self, manifest: Manifest, whole: int = 0) -> Manifest:
-        """Return the manifest of what is to be kept: the newest versions, and a way to them from nothing.
+        """Return the manifest of what to keep: the newest versions, and a way to them from nothing.
 
-        And that from the last keyframe. ``whole``: a version of which a keyframe is on its way, from which a
-        way is kept too.
+        The way from the last keyframe is kept too, and that from ``whole``, a version whose keyframe is being
+        written.
         """
         newest, last = manifest.newest, _last_keyframe(manifest)
         if newest is None:
@@ -75,9 +78,9 @@ class Keeping:
         )
 
     def span_base(self, manifest: Manifest) -> StoredVersion | None:
-        """Return the version from which a patch across ``span`` versions should lead to the newest, if any.
+        """Return the version from which to write a patch across ``span`` versions to the newest, if any.
 
-        At most one of each run of ``span`` versions has one, and one keyframe or patch from there is enough.
+        Each run of ``span`` versions gets at most one such patch.
         """
         if self.span < 2 or len(manifest.versions) <= self.span:
             return None

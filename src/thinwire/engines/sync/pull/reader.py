@@ -49,16 +49,21 @@ class ReaderStatus:
 
 
 class ShelfReader(Using):
-    """Keeps a copy of the state at ``url`` fresh, from a thread of its own that looks every ``poll`` seconds.
+    """Keep a copy of the state in the store at ``url``; a thread of its own looks every ``poll`` seconds.
 
-    ``into``: a model that is bound, and brought forward by ``apply_to``. ``base``: tensors that are here
-    already, by name; contents the publisher knows save their bytes. Without them, the model's weights are
-    that base. ``name``: of the state, where anything else would be a mistake. ``state``: a file to go on
-    from, before any base, written by ``save`` and on ``close``. ``token``: the publisher's.
-    ``check_every``: patches between two hashes of all contents (0: never). ``options`` go to fsspec.
+    - ``token``: the publisher's.
+    - ``into``: the model to update; ``apply_to`` does that. The state must fit it.
+    - ``base``: tensors that are already here, by name (default: the weights of ``into``). If the publisher
+      knows these contents, only the changes since then are read.
+    - ``state``: a file to go on from, in place of any base. ``save`` and ``close`` write it.
+    - ``name``: the expected name of the state; another one is an error.
+    - ``patience``: seconds without a sign of the publisher after which iteration fails.
+    - ``max_nbytes``: the largest state that is accepted.
+    - ``check_every``: patches between two hashes of all contents (0: never).
+    - ``options``: for fsspec.
 
-    Errors reach whoever waits, iterates or applies: ``AuthError`` where just one end has a token or it is
-    another one, ``InputError`` where the state is not the expected one, ``TooLarge`` where it is larger than
+    Errors are raised by ``wait``, iteration and ``apply_to``: ``AuthError`` if only one end has a token, or
+    another one; ``InputError`` if the state is not the expected one; ``TooLarge`` if it is larger than
     ``max_nbytes``.
 
     >>> reader = ShelfReader("models/policy", poll=60.0)
@@ -107,9 +112,9 @@ class ShelfReader(Using):
 
     @property
     def confirmed(self) -> bool:
-        """Whether what was held was the store's newest version at some look since this began to follow.
+        """Whether the copy was the store's newest version at some look since this began to follow.
 
-        Before that, what is held comes from the base or the file: it may be old.
+        Before that, the copy comes from the base or the file: it may be old.
         """
         return self._fetching.confirmed
 
@@ -149,10 +154,10 @@ class ShelfReader(Using):
         return self.held
 
     def __iter__(self) -> Iterator[Version]:
-        """Yield each newest version as it comes, until ``close`` or the publisher's goodbye.
+        """Yield each newest version when it arrives, until ``close`` or the publisher's goodbye.
 
-        Versions that came while the caller was busy are skipped but for the last. Errors: ``LinkError`` after
-        ``patience`` seconds without a sign of the publisher.
+        Of the versions that arrive while the caller is busy, only the last is yielded. Errors: ``LinkError``
+        after ``patience`` seconds without a sign of the publisher.
         """
         seen, turn = 0, min(self._poll, self._patience)
         while True:
@@ -172,12 +177,12 @@ class ShelfReader(Using):
 
     @property
     def silence(self) -> float:
-        """Seconds since a sign of the publisher or a file of its store, without what one may take to come."""
+        """Seconds since a sign of the publisher or a file of its store, less what a file may take."""
         last = max(self._signed_at, self._fetching.read_at)
         return time.monotonic() - last - self._fetching.reading / SLOW
 
     def close(self) -> None:
-        """Stop looking; with ``state``, save what is held. Harmless when repeated."""
+        """Stop looking; with ``state``, save the copy. Safe to call twice."""
         with self._turn:
             ended, self._closing = self._closing, True
             self._turn.notify_all()

@@ -51,18 +51,23 @@ class WriterStatus:
 
 
 class ShelfWriter:
-    """Keeps a store at ``url`` up to date with a history, from a thread of its own.
+    """Keep a store at ``url`` up to date with a history, from a thread of its own.
 
-    A version that the history has already is what the next one is compared with: it may be older than what
-    readers hold, so nothing is written before the first ``publish``, ``offer`` or ``flush``.
-    The newest version wins: whatever is published while a file is being written goes into the next patch.
-    ``token`` signs all files. ``instance`` is this publisher's name (8 to 64 hexadecimal digits): one that
-    restarts under its old name need not wait for its ``lease`` [s] to run out. Another one waits here for as
-    long as that, with a warning, to see whether the last one is alive, unless it said goodbye. ``options`` go
-    to fsspec.
+    The newest version wins: all that is published while a file is being written goes into the next patch.
+    Nothing is written before the first ``publish``, ``offer`` or ``flush``, because a version that the
+    history already has may be older than those of the readers.
 
-    Errors: ``InputError`` where the folder cannot be written, holds another state, or belongs to a publisher
-    that is alive; ``AuthError`` where it was signed with another token.
+    - ``name``: the name of the state.
+    - ``token``: signs all files.
+    - ``keeping``: what the store keeps.
+    - ``lease``: seconds after which a silent publisher counts as gone. A new publisher waits for as long,
+      with a warning, unless the last one said goodbye.
+    - ``instance``: this publisher's name, 8 to 64 hexadecimal digits. A publisher that restarts under its
+      old name does not wait.
+    - ``options``: for fsspec.
+
+    Errors: ``InputError`` if the folder cannot be written, holds another state, or belongs to a publisher
+    that is alive; ``AuthError`` if it was signed with another token.
     """
 
     def __init__(
@@ -118,9 +123,8 @@ class ShelfWriter:
     ) -> ShelfWriter:
         """Return a writer with a history of its own, of a module's or a mapping's tensors, for ``publish``.
 
-        ``dtype`` and ``bounds`` say how followers will use them (see ``Layout.of``), ``names`` what they are
-        called (see ``Publisher``); ``options`` are those of the class. What the store holds is read first:
-        readers of it will need a patch and no keyframe.
+        ``dtype``, ``bounds`` and ``names`` are those of ``Publisher``, ``options`` those of the class. It
+        first reads the state in the store, so that its readers need a patch and no keyframe.
         """
         history = History(Layout.of(tensors_of(source, names), dtype, bounds))
         store = options.get("token"), options.get("name", "state"), options.get("options")
@@ -134,8 +138,8 @@ class ShelfWriter:
     ) -> Version:
         """Make the source's tensors the newest version, and return at once: the thread writes them.
 
-        ``tensors``: those to take in place of the source's. ``step`` and ``meta`` go along. Errors:
-        ``InputError`` for tensors that no longer fit, after ``close``, or where another publisher has taken
+        ``tensors``: published in place of the source's. The version carries ``step`` and ``meta``. Errors:
+        ``InputError`` for tensors that no longer fit, after ``close``, or if another publisher has taken
         over.
         """
         self._raise_fatal()
@@ -150,7 +154,7 @@ class ShelfWriter:
         return version
 
     def offer(self) -> None:
-        """Say that the history's newest version is to be written. Errors: as ``publish``."""
+        """Ask the thread to write the history's newest version. Errors: as ``publish``."""
         self._raise_fatal()
         self._writing.offers = True
         self._wake()
@@ -170,7 +174,7 @@ class ShelfWriter:
     def flush(self, timeout: float = TIMEOUT) -> None:
         """Wait until the history's newest version is in the store.
 
-        Errors: what keeps it from being written, or ``LinkError``, after ``timeout`` seconds.
+        Errors: after ``timeout`` seconds, the error that prevented it from being written, or ``LinkError``.
         """
         self.offer()
         with self._turn:
@@ -188,7 +192,7 @@ class ShelfWriter:
         return WriterStatus(newest, self._writing.nbytes, len(manifest.files), told, self._failures)
 
     def close(self, timeout: float = TIMEOUT) -> None:
-        """Write what is new, say goodbye to readers, and stop; harmless twice. Errors: as ``flush``."""
+        """Write what is new, say goodbye to readers, and stop. Safe to call twice. Errors: as ``flush``."""
         if self._thread.is_alive() and not self._fatal:
             try:
                 if self._writing.offers:

@@ -71,17 +71,22 @@ class Following:
 class Follower(Using):
     """Keep a copy of the state that is published at ``host``:``port``, on threads of its own.
 
-    ``into``: a model that is bound, and brought forward by ``apply_to``. ``base``: tensors that are here
-    already, by name; contents the publisher knows save their bytes. Without them, the model's weights are
-    that base. ``name``: of the state, where anything else would be a mistake. ``relay``: an address to
-    serve other followers at, from what comes here once, with ``congestion`` as for ``Publisher``; it
-    begins with the same. ``state``: a file to go on from, before any base, written by ``save`` and on
-    ``close``. The publisher need not be there yet, and may go and come back. ``max_nbytes``: no larger
-    state is taken. All contents are hashed after each ``check_every`` patches (0: never).
+    The publisher may start later, stop, and come back.
 
-    Errors reach whoever waits, iterates or applies: ``AuthError`` for another token, ``InputError`` naming
-    the first tensor where the state does not fit the model, or is no longer the one it was, or the name that
-    it has instead of ``name``.
+    - ``into``: the model to update; ``apply_to`` does that. The state must fit it.
+    - ``base``: tensors that are already here, by name (default: the weights of ``into``). If the publisher
+      knows these contents, it sends only the changes since then.
+    - ``state``: a file to go on from, in place of any base. ``save`` and ``close`` write it.
+    - ``name``: the expected name of the state; another one is an error.
+    - ``relay``: an address at which to serve other followers with the versions that arrive here;
+      ``congestion`` is for their connections, as in ``Publisher``.
+    - ``patience``: seconds without a sign of the publisher after which iteration fails.
+    - ``max_nbytes``: the largest state that is accepted.
+    - ``check_every``: patches between two hashes of all contents (0: never).
+
+    Errors are raised by ``wait``, iteration and ``apply_to``: ``AuthError`` for another token; ``InputError``
+    naming the first tensor that does not fit the model or has changed its shape, or the name of the state if
+    it is not ``name``.
     """
 
     def __init__(
@@ -128,14 +133,14 @@ class Follower(Using):
 
     @property
     def held(self) -> Version:
-        """The newest version here, in use or not, by the publisher's number; number 0 before the first."""
+        """The newest version here, in use or not; number 0 before the first."""
         return self._newest
 
     @property
     def confirmed(self) -> bool:
-        """Whether what was held was the publisher's newest version at some time since this began to follow.
+        """Whether the copy was the publisher's newest version at some time since this began to follow.
 
-        Before that, what is held comes from the base or the file: it may be old.
+        Before that, the copy comes from the base or the file: it may be old.
         """
         return self._confirmed
 
@@ -148,7 +153,7 @@ class Follower(Using):
 
     @property
     def peer(self) -> str:
-        """Whom this follows, ``host:port``: with a relay of its own, who is above that."""
+        """The address that this follows, ``host:port``; with a relay of its own, the relay's source."""
         return self.relay.peer if self.relay is not None else self._spoke.peer
 
     @property
@@ -157,7 +162,7 @@ class Follower(Using):
         return self.relay.reached if self.relay is not None else self._reception.reached
 
     def diagnosis(self) -> str:
-        """Return the likely cause where no version comes, and what to look at."""
+        """Return the likely cause if no version arrives, and what to look at."""
         port = self.peer.rpartition(":")[2]
         if not self.reached:
             return (
@@ -224,10 +229,10 @@ class Follower(Using):
         return self._newest
 
     def __iter__(self) -> Iterator[Version]:
-        """Yield each newest version as it comes, until ``close``.
+        """Yield each newest version when it arrives, until ``close``.
 
-        Versions that came while the caller was busy are skipped but for the last. Errors: ``LinkError`` after
-        ``patience`` seconds without a sign of the publisher.
+        Of the versions that arrive while the caller is busy, only the last is yielded. Errors: ``LinkError``
+        after ``patience`` seconds without a sign of the publisher.
         """
         seen = 0
         while not self._closing:
@@ -241,7 +246,7 @@ class Follower(Using):
                 yield version
 
     def close(self) -> None:
-        """Stop following; with ``state``, save what is held. Harmless when repeated."""
+        """Stop following; with ``state``, save the copy. Safe to call twice."""
         with self._changed:
             ended, self._closing = self._closing, True
             self._changed.notify_all()

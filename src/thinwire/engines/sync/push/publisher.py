@@ -28,22 +28,26 @@ POLL = 0.01  # seconds
 class Publisher:
     """Make a module's or a mapping's tensors available to any number of followers, version after version.
 
-    ``dtype`` casts floats to what followers use; ``bounds`` lets the named tensors, or all floats, be off by
-    so much in their own units, and besides by what ``dtype`` rounds, which is at most as much again. ``port``
-    0 takes a free one; off loopback a ``token`` is needed, and only its holders can follow. ``names`` makes
-    the name that a tensor is published by from its own, None for one to leave out. ``state``: a file that is
-    gone on from if it is there, written by ``save`` and on ``close``: followers of the version in it need no
-    keyframe. ``budget`` bounds the log of changes in bytes (default: a quarter of the state); for what
-    followers hold or are about to, it may take eight times that.
-    ``congestion``: TCP's congestion control, by name; ``auto`` is bbr where programs may choose it, which
-    does not begin slowly again after each pause, ``system`` what this machine has.
+    - ``host``, ``port``: the address to listen at; port 0 takes a free one. Off loopback a ``token`` is
+      needed, and only its holders can follow.
+    - ``name``: the name of the state.
+    - ``dtype``: casts floats to the dtype that followers use.
+    - ``bounds``: lets the named tensors, or all floats, be off by so much in their own units. The rounding to
+      ``dtype`` comes on top, at most as much again.
+    - ``names``: a function from a tensor's name to the name it is published by; None leaves the tensor out.
+    - ``state``: a file to go on from if it exists. ``save`` and ``close`` write it. Followers that have the
+      version in it need no keyframe.
+    - ``budget``: bound on the log of changes in bytes (default: a quarter of the state). The log may take
+      eight times as much for versions that followers have or are about to have.
+    - ``silence``: seconds without a sign of a follower after which it counts as gone.
+    - ``congestion``: TCP's congestion control, by name. ``auto`` is bbr where programs may choose it, because
+      bbr keeps its rate after a pause; ``system`` is the machine's own.
 
-    Errors: ``InputError`` for tensors that cannot be followed, an address that cannot be bound (another
-    publisher listens there already), one off loopback without a token, a ``state`` of other tensors, or a
-    congestion control that cannot be had.
-    ``MissingExtra`` without zstandard.
+    Errors: ``InputError`` for tensors that cannot be followed, an address that cannot be bound (perhaps
+    another publisher listens there), one off loopback without a token, a ``state`` of other tensors, or a
+    congestion control that this machine does not offer. ``MissingExtra`` without zstandard.
 
-    The end of a ``with`` block, unless it is an error, waits until all who follow have the newest version.
+    At the end of a ``with`` block, unless by an error, it waits until all followers have the newest version.
 
     >>> publisher = Publisher({"w": torch.zeros(4)})
     >>> publisher.publish(step=10).number
@@ -83,9 +87,9 @@ class Publisher:
     ) -> Version:
         """Make the tensors as they are now the newest version, and return it without waiting for anybody.
 
-        ``tensors``: those to take in place of the ones that this began with. ``step`` and ``meta`` go along.
-        Errors: ``InputError`` for tensors that no longer fit, and after ``close``; whatever ended the feed,
-        if anything did.
+        ``tensors``: published in place of those given at the start. The version carries ``step`` and
+        ``meta``. Errors: ``InputError`` for tensors that no longer fit, and after ``close``; any error that
+        ended the serving of followers.
         """
         require(not self._closed, InputError, "this publisher is closed: nobody would get the version")
         self._feed.check()
@@ -101,7 +105,7 @@ class Publisher:
 
     @property
     def followers(self) -> list[FollowerStatus]:
-        """Who follows now, and how far each is."""
+        """The current followers, and the version of each."""
         return self._feed.followers
 
     @property
@@ -110,13 +114,13 @@ class Publisher:
         return self._feed.sent
 
     def check(self) -> None:
-        """Raise what ended the serving of followers, if anything did."""
+        """Raise the error that ended the serving of followers, if there was one."""
         self._feed.check()
 
     def flush(self, timeout: float = TIMEOUT) -> None:
-        """Wait until all who follow now hold the newest version; ``LinkError`` naming one who does not.
+        """Wait until all current followers have the newest version; ``LinkError`` names one that does not.
 
-        Who has connected but not yet said what it holds does not count.
+        A follower that has connected but not yet said which version it has does not count.
         """
         newest, end = self._feed.newest.number, monotonic() + timeout
         while behind := [f.name for f in self.followers if f.greeted and f.version < newest]:
@@ -126,9 +130,9 @@ class Publisher:
             sleep(POLL)
 
     def save(self, path: str | Path | None = None) -> None:
-        """Write the newest version to a file, for a publisher that starts again: ``state``, unless told.
+        """Write the newest version to ``path``, or else to ``state``, for a publisher that starts again.
 
-        Best along with each checkpoint of the training. Errors: ``InputError``, also before any version.
+        Call it with each checkpoint of the training. Errors: ``InputError`` without a path or a version.
         """
         target = self._state if path is None else path
         if target is None:
@@ -136,10 +140,10 @@ class Publisher:
         self.history.save(target)
 
     def close(self, timeout: float = 0.0) -> None:
-        """Stop, and save where there is a ``state``. Followers keep what they hold, and look for the next.
+        """Stop, and save if there is a ``state``. Followers keep their copies, and dial until one is back.
 
-        With a ``timeout`` those who follow get so many seconds to take the newest version: without, what is
-        on its way to them is lost. Harmless twice. Errors: as ``flush`` and ``save``, once it has stopped.
+        With a ``timeout``, followers have so many seconds to take the newest version; without one, patches in
+        flight are lost. Safe to call twice. Errors: as ``flush`` and ``save``, after it has stopped.
         """
         closed, self._closed = self._closed, True
         try:
