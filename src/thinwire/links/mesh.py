@@ -129,10 +129,8 @@ def connect_mesh(
     """Return a connected peer for every other rank. All ranks call this, with one ``world`` and ``token``.
 
     - ``store``: where the ranks publish their addresses, such as torch's ``TCPStore``.
-    - ``host``, ``port``: the address to listen at. Each further pair of ranks takes the next port; 0 takes
-      free ones.
-    - ``advertise``: the address that others use, if not ``host``; as ``HOST:PORT`` with a port that a
-      router maps.
+    - ``host``, ``port``: the address to listen at; each further pair takes the next port, 0 takes free ones.
+    - ``advertise``: the address that others use, if not ``host``; ``HOST:PORT`` if a router maps a port.
     - ``shape``: makes what this rank sends as slow as such a link, and ``seed`` draws its jitter and losses.
     - ``deadline``: a peer is lost after so many seconds of silence.
     - ``relay``: the address of a running ``thinwire relay``, ``HOST:PORT`` or ``HOST:PORT/RUN``. This rank
