@@ -128,7 +128,7 @@ def test_steps_of_the_part_before_a_resume_are_not_counted(tmp_path: Path, since
 def test_a_policy_is_told_the_step_that_follows() -> None:
     """A step late as a rule, at once before a checkpoint."""
     told: list[tuple[int, int]] = []
-    run: Any = object.__new__(train.Run)
+    run: Any = object.__new__(train.TrainingRank)
     run.config = TrainConfig(model="gpt2-lab", checkpoint_every=2)
     batches = SimpleNamespace(starting_at=lambda done: iter([torch.tensor([0])] * 4))
     run.world, run.job = SimpleNamespace(rank=0), SimpleNamespace(steps=4, batches=batches)

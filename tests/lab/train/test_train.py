@@ -382,7 +382,7 @@ def test_after_evaluation_without_the_emulated_shape_tcp_begins_anew(
     reliable = SimpleNamespace(forget_estimate=lambda: events.append("forgot"))
     peer = SimpleNamespace(lifted=contextlib.nullcontext, reliable=reliable)
     monkeypatch.setattr(train, "lifted", lift)
-    run = object.__new__(train.Run)
+    run = object.__new__(train.TrainingRank)
     run.world = SimpleNamespace(peers={1: peer})  # type: ignore[assignment]
     run.telemetry = SimpleNamespace(  # type: ignore[assignment]
         agree=lambda *_: events.append("agreed"), redial=lambda: events.append("redialled")

@@ -51,7 +51,7 @@ def details(runs: Runs, own: Mapping[str, Rows]) -> str:
             _fold("Link", _link(runs)),
             _fold("Traffic", _traffic(runs)),
             _fold("On the wire", [row for run in runs for row in _wire(run)]),
-            *(_fold(title, rows) for title, rows in own.items()),
+            *(_fold(title, rows) for title, rows in own.items() if rows),
             _fold("Configuration", _configuration(runs)),
             _fold("Environment", list(_flat(first.environment))),
         ]

@@ -62,7 +62,7 @@ def run_rank(config: TrainConfig) -> None:
 def _with_recorder(job: Job, world: World) -> None:
     recorder = Recorder(job, world)
     try:
-        run = Run(job, world, recorder)
+        run = TrainingRank(job, world, recorder)
         try:
             run.go()
         finally:
@@ -117,7 +117,7 @@ def _agree_resume(job: Job, world: World) -> Job:
     return dataclasses.replace(job, notes=notes)
 
 
-class Run:
+class TrainingRank:
     """The loop of one rank over steps and evaluations, and what surrounds it."""
 
     def __init__(self, job: Job, world: World, recorder: Recorder) -> None:
