@@ -25,7 +25,6 @@ EVERYTHING = [
 MAY_PRINT = {
     "cli",
     "lab/models/fetch.py",
-    "lab/train/worker.py",
 }  # programs; the library's words go into exceptions
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Named = Function | ast.ClassDef

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from thinwire.cli.compare import REPORT, configs_of, run_all
 from thinwire.cli.terminal.options import with_config
 from thinwire.cli.terminal.output import print_json, tell
+from thinwire.lab.following.config import StateConfig
 from thinwire.lab.train.config import TrainConfig
 from thinwire.types import ThinwireError
 
@@ -33,7 +34,7 @@ HELPS = {
     "steps": "Optimiser steps of each run.",
     "json": "Print the comparison, and nothing else, on stdout.",
 }
-STATE_OUT = Path("runs/demo-state")
+STATE_SHOWN = ("model", "data", "link", "steps", "seed", "emulate", "out", "json", "quiet")
 
 demo = typer.Typer(invoke_without_command=True, rich_markup_mode="rich")
 
@@ -56,39 +57,29 @@ def training(ctx: typer.Context, given: dict[str, Any]) -> None:
 
 
 @demo.command()
-def state(
-    model: Annotated[str, typer.Option(help="A preset or a local folder with weights.")] = "smollm2-135m",
-    data: Annotated[str, typer.Option(help="Text to train on: shakespeare, or a file.")] = "shakespeare",
-    link: Annotated[str, typer.Option(help="Every process's link.")] = "10mbit,30ms",
-    steps: Annotated[int, typer.Option(help="Steps at each of the two learning rates.")] = 24,
-    seed: Annotated[int, typer.Option(help="Of the order of the samples.")] = 0,
-    emulate: Annotated[
-        bool, typer.Option("--emulate/--no-emulate", help="Emulate the network where that is possible.")
-    ] = True,
-    out: Annotated[Path, typer.Option(help="Folder for state.json and report.html.")] = STATE_OUT,
-    json: Annotated[bool, typer.Option("--json", help="Print the record as JSON on stdout.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No live table.")] = False,
-) -> None:
+@with_config(StateConfig, without=tuple(n for n in StateConfig.names() if n not in STATE_SHOWN))
+def state(given: dict[str, Any]) -> None:
     """Train SmolLM2-135M at 1e-6 and 1e-5 while two processes follow its weights over 10 Mbit/s.
 
     One follower writes text from the newest weights and is cut off for a while, the other joins late; both
     must end with the trainer's bits. About four minutes on two cores. Ends with a table and OUT/report.html.
     """
+    config = StateConfig.from_dict(given)
     from thinwire.lab.following.board import Board
-    from thinwire.lab.following.demo import Plan, run
+    from thinwire.lab.following.demo import run
     from thinwire.lab.following.page import headline, write_report
     from thinwire.lab.machine.files import check_out
 
-    plan = Plan(model=model, data=data, link=link, steps=steps, seed=seed, emulate=emulate)
+    out = Path(config.out)
     check_out(out)
     (out / REPORT).unlink(missing_ok=True)  # of an earlier demo, which must not pass for this one's
-    board = Board(quiet or json)
+    board = Board(config.quiet or config.json)
     try:
-        record = run(plan, out, board.update)
+        record = run(config, board.update)
     finally:
         board.close()
     report = write_report(record, out / REPORT)
-    if json:
+    if config.json:
         print_json(record.to_dict())
     else:
         tell(f"{headline(record)}\nreport: {report}")

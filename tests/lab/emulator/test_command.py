@@ -23,7 +23,8 @@ from thinwire.cli.terminal.app import app
 from thinwire.lab.emulator import orphans
 from thinwire.lab.emulator.session import Emulation
 from thinwire.lab.emulator.syscalls import INSTEAD
-from thinwire.lab.ranks.commands import LATE, run_ranks
+from thinwire.lab.ranks.commands import run_ranks
+from thinwire.lab.ranks.supervise import LATE
 from thinwire.types import InputError, MeasurementError
 
 

@@ -45,10 +45,9 @@ def test_the_network_of_a_run_that_failed_is_judged_too(
     monkeypatch.setenv("MADE", str(tmp_path / "made"))
     monkeypatch.setattr(StandIn, "late", LATE)
     monkeypatch.setattr(session, "Emulation", StandIn)
-    words = json.dumps({"error": "LinkError", "text": "a peer is gone"})
+    words = json.dumps({"kind": "error", "error": "LinkError", "text": "a peer is gone"})
     failing = f"{RANK}\nprint({words!r})\nraise SystemExit(3)"
-    ours = places._command
-    monkeypatch.setattr(places, "_command", lambda e: ([sys.executable, "-c", failing], ours(e)[1]))
+    monkeypatch.setattr(places, "_command", lambda *_: [sys.executable, "-c", failing])
     run = thinwire(*SMALL, "--data", text, "--out", tmp_path / "out", "--steps", 2, *EMULATE)
     assert run.exit_code == 3, run.stderr
     found = record(tmp_path / "out")

@@ -100,10 +100,7 @@ def test_a_run_s_record_is_invalid(late: bool, tmp_path: Path, monkeypatch: pyte
     """Its ranks, which only bring a finished record, stand in too: the launcher has the last word."""
     write_run(tmp_path / "made", "thinwire")
     monkeypatch.setenv("MADE", str(tmp_path / "made"))
-    ours = places._command
-    monkeypatch.setattr(
-        places, "_command", lambda environment: ([sys.executable, "-c", RANK], ours(environment)[1])
-    )
+    monkeypatch.setattr(places, "_command", lambda *_: [sys.executable, "-c", RANK])
     text = write_text(tmp_path / "text.txt")
     small = ("--model", "gpt2-lab", "--batch", 4, "--microbatches", 2, "--seq", 32, "--steps", 2, "--quiet")
     place = ("--data", text, "--out", tmp_path / "out", "--emulate", "--link", "20mbit,5ms")
@@ -147,7 +144,7 @@ def workers(launcher: int) -> list[int]:
             variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         except OSError:  # gone meanwhile
             continue
-        if command.endswith(b"-m\0thinwire.lab.train.worker\0"):
+        if b"-m\0thinwire.lab.ranks.worker\0thinwire.lab.train.run:run_rank\0" in command:
             found[next(v for v in variables if v.startswith(b"RANK="))] = pid
     return [found[name] for name in sorted(found)]
 

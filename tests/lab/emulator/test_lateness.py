@@ -8,7 +8,7 @@ import pytest
 
 from thinwire.lab.emulator.lateness import LatenessMeter, limit
 from thinwire.lab.emulator.packets import HEADER, cut, destination, on_the_wire
-from thinwire.lab.ranks.commands import RankFailure
+from thinwire.lab.ranks.supervise import RankFailure
 from thinwire.links.shape import SEGMENT
 
 

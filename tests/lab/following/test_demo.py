@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -22,14 +21,15 @@ from thinwire.lab.data.corpus import Corpus
 from thinwire.lab.data.documents import Document
 from thinwire.lab.following import demo as state_demo
 from thinwire.lab.following.board import Board, rows
-from thinwire.lab.following.demo import LATE, TRAINER, WRITER, Plan
+from thinwire.lab.following.config import StateConfig
+from thinwire.lab.following.demo import LATE, TRAINER, WRITER
 from thinwire.lab.following.gate import Gate
 from thinwire.lab.following.job import Tuning, base_model, digest
 from thinwire.lab.following.page import headline, report_html
 from thinwire.lab.following.record import Log, Record
-from thinwire.lab.following.talk import ORDER
 from thinwire.lab.models.source import resolve_model
 from thinwire.lab.models.tokenizer import trained_bpe
+from thinwire.lab.ranks.worker import CONFIG
 from thinwire.types import InputError, ThinwireError
 
 LONG = 90.0  # seconds; a limit, not an expectation
@@ -56,18 +56,19 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def plan(model: Path, **options: object) -> Plan:
+def plan(model: Path, out: Path, **options: object) -> StateConfig:
     tiny = {"steps": 12, "batch": 2, "seq": 16, "tokens": 4, "every": 0.5, "emulate": False, "link": "none"}
-    return Plan(**(tiny | {"model": str(model), "data": str(model / "text.txt")} | options))  # type: ignore[arg-type]
+    where = {"model": str(model), "data": str(model / "text.txt"), "out": str(out)}
+    return StateConfig.from_dict(tiny | where | options)
 
 
 def workers(model: Path) -> list[str]:
-    """Return the numbers of the processes that have orders about this model: those of a demo played here."""
+    """Return the numbers of processes whose configuration names this model: those of a demo played here."""
     found = []
     for place in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
-            ordered = [v for v in place.read_bytes().split(b"\0") if v.startswith(ORDER.encode() + b"=")]
-            found += [place.parent.name] if any(str(model).encode() in v for v in ordered) else []
+            told = [v for v in place.read_bytes().split(b"\0") if v.startswith(CONFIG.encode() + b"=")]
+            found += [place.parent.name] if any(str(model).encode() in v for v in told) else []
     return found
 
 
@@ -80,7 +81,7 @@ def test_both_followers_end_with_the_trainers_bits(model: Path, tmp_path: Path):
         shown.append(len(rows(found)))
         seen.extend(workers(model) if not seen else [])
 
-    record = state_demo.run(plan(model, steps=6), tmp_path, show)
+    record = state_demo.run(plan(model, tmp_path, steps=6), show)
     assert record.identical
     assert seen or sys.platform != "linux"
     assert set(shown) == {3}
@@ -106,7 +107,7 @@ def test_both_followers_end_with_the_trainers_bits(model: Path, tmp_path: Path):
 @pytest.mark.slow
 def test_a_process_that_dies_ends_the_demo_with_its_words(model: Path, tmp_path: Path):
     with pytest.raises(ThinwireError, match=r"trainer process: .*2 samples|blocks"):
-        state_demo.run(plan(model, seq=16, batch=10_000), tmp_path, lambda r: None)
+        state_demo.run(plan(model, tmp_path, seq=16, batch=10_000), lambda r: None)
     assert not (tmp_path / "state.json").exists()
     if sys.platform == "linux":
         assert not workers(model)
@@ -117,21 +118,9 @@ def test_an_interrupt_leaves_nothing_running(model: Path, tmp_path: Path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        state_demo.run(plan(model), tmp_path, interrupt)
+        state_demo.run(plan(model, tmp_path), interrupt)
     if sys.platform == "linux":
         assert not workers(model)
-
-
-def test_a_worker_ends_with_its_starter(tmp_path: Path):
-    code = (
-        "import sys, time; from thinwire.lab.following.talk import run_worker; "
-        "run_worker(lambda order, orders: time.sleep(600))"
-    )
-    env = {"THINWIRE_STATE_DEMO": "{}", "PYTHONPATH": ":".join(p for p in sys.path if p)}
-    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, env=env)
-    assert process.stdin is not None
-    process.stdin.close()
-    assert process.wait(LONG) == 3
 
 
 def test_wrong_input_is_refused_before_anything_starts(tmp_path: Path):
@@ -145,7 +134,7 @@ def test_wrong_input_is_refused_before_anything_starts(tmp_path: Path):
 
 def test_a_lossy_link_needs_the_emulator(model: Path, tmp_path: Path):
     with pytest.raises(InputError, match="without emulation"):
-        state_demo.run(plan(model, link="10mbit,30ms,loss=1%"), tmp_path, lambda r: None)
+        state_demo.run(plan(model, tmp_path, link="10mbit,30ms,loss=1%"), lambda r: None)
 
 
 def test_training_begins_at_bfloat16_values_and_moves_float32_ones(model: Path):

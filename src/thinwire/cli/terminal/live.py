@@ -9,7 +9,8 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
+
+from thinwire.lab.records.display import Display
 
 LOOK = 0.05  # seconds
 LEAST = 100.0  # bytes/s that are more than pings: a state is coming
@@ -54,56 +55,47 @@ def warned() -> Iterator[None]:
         yield
 
 
-class Live:
+class Live(Display):
     """Shows what ``text`` returns: always on a terminal; else after a ``tick``, once early, and at the end.
 
     ``quiet`` shows nothing but notes.
     """
 
     def __init__(self, text: Callable[[], str], quiet: bool = False) -> None:
-        self._text, self._quiet = text, quiet
-        self._terminal = sys.stderr.isatty()
+        super().__init__(quiet, EVERY, picture=False)
+        self._text = text
         self._lock = threading.Lock()
-        self._told, self._due = "", False
+        self._told, self._news = "", False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="live line", daemon=True)
         if not quiet:
             self._thread.start()
+            self.callback(self._finish)
 
     def tick(self) -> None:
         """Say that there is news."""
-        self._due = True
+        self._news = True
 
     def note(self, text: str) -> None:
         """Print a line for people, above the live one."""
         with self._lock:
-            self._write(f"{printable(text)}\n")
+            self.write(f"{printable(text)}\n")
 
-    def close(self) -> None:
-        """Show the last line, and stop. Harmless twice."""
-        if not self._over.is_set() and not self._quiet:
-            self._over.set()
-            self._thread.join()
-            self._show("\n", self._terminal)
-
-    def __enter__(self) -> Live:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def _finish(self) -> None:
+        """Show the last line, and stop."""
+        self._over.set()
+        self._thread.join()
+        self._show("\n", self.terminal)
 
     def _run(self) -> None:
-        since, began = EVERY, time.monotonic()
+        began = time.monotonic()
         while not self._over.wait(FRESH):
-            since += FRESH
-            if self._terminal:
+            if self.terminal:
                 self._show("", True)
                 continue
             late = not self._told and time.monotonic() - began >= FIRST
-            if late or (self._due and since >= EVERY):
-                self._due, since = False, 0.0
+            if (late or self._news) and self.due():
+                self._news = False
                 self._show("\n")
 
     def _show(self, end: str, again: bool = False) -> None:
@@ -111,9 +103,9 @@ class Live:
         with self._lock:
             if again or text != self._told:
                 self._told = text
-                room = shutil.get_terminal_size().columns - 1 if self._terminal else len(text)
-                self._write(text[:room] + end)
+                room = shutil.get_terminal_size().columns - 1 if self.terminal else len(text)
+                self.write(text[:room] + end)
 
-    def _write(self, text: str) -> None:
-        sys.stderr.write(f"\r\x1b[K{text}" if self._terminal else text)
-        sys.stderr.flush()
+    def write(self, text: str) -> None:
+        """Write to stderr; on a terminal, over the live line."""
+        super().write(f"\r\x1b[K{text}" if self.terminal else text)

@@ -16,10 +16,10 @@ import os
 import platform
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -33,6 +33,7 @@ from thinwire.lab.emulator.orphans import MARK, mark
 from thinwire.lab.emulator.path import Count, LineCounts, RankCounts
 from thinwire.lab.emulator.relay_process import RelayProcess
 from thinwire.lab.emulator.syscalls import INSTEAD
+from thinwire.lab.machine.processes import stop
 from thinwire.lab.machine.processor import cores
 from thinwire.links.profile import Profile, one_way
 from thinwire.links.shape import MTU
@@ -40,7 +41,6 @@ from thinwire.types import InputError, MeasurementError, MissingExtra, ThinwireE
 
 RANKS = range(2, 17)
 PORT = 29500  # torchrun's default; every emulation has it for itself
-GRACE = 10.0  # seconds for commands to end by themselves once asked to
 
 
 def check_ranks(ranks: int) -> None:
@@ -226,7 +226,7 @@ class Emulation:
 
     def close(self) -> None:
         """End the commands, then the network; what it measured stays readable."""
-        stop(self._commands)
+        stop(self._commands, signal.SIGTERM)
         if self._relay is None:
             return
         try:
@@ -255,20 +255,6 @@ def find_command(argv: Sequence[str], path: str | None = None) -> str:
     if found is None:
         raise InputError(f"command {argv[0]!r} is not found; check its name and PATH")
     return found
-
-
-def stop(commands: Sequence[subprocess.Popen[Any]]) -> None:
-    """End commands: ask first, kill those that have not left in time."""
-    for p in commands:
-        if p.poll() is None:
-            p.terminate()
-    end = time.monotonic() + GRACE
-    for p in commands:
-        try:
-            p.wait(max(0.0, end - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            p.kill()
-            p.wait()
 
 
 def _line(values: dict[str, dict[str, int]]) -> LineCounts:

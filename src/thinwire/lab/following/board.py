@@ -1,14 +1,12 @@
-"""The state demo's display, on stderr: a live table on a terminal, a plain line now and then elsewhere."""
+"""The state demo's display: a live table on a terminal, a plain line now and then elsewhere."""
 
 from __future__ import annotations
 
-import sys
-import time
-from contextlib import suppress
 from typing import Any
 
 from thinwire.lab.following.record import Log, Record
-from thinwire.lab.records.progress import EVERY, megabytes
+from thinwire.lab.records.display import Display
+from thinwire.lab.records.progress import megabytes
 
 HEAD = ("process", "", "version", "age", "last patch", "ratio", "came in all", "link", "pause")
 DASH = "–"
@@ -58,30 +56,16 @@ def _row(record: Record, name: str, log: Log) -> list[str]:
     ]
 
 
-class Board:
+class Board(Display):
     """Show a record as it grows. ``quiet`` shows nothing."""
-
-    def __init__(self, quiet: bool = False) -> None:
-        self.quiet = quiet
-        self._last = -EVERY
-        self._live = None if quiet or not sys.stderr.isatty() else _live()
 
     def update(self, record: Record) -> None:
         """Show what is new."""
         if self._live is not None:
-            self._live.update(_table(record))
-        elif not self.quiet and time.monotonic() - self._last >= EVERY:
-            self._last = time.monotonic()
+            self.draw(_table(record), None)
+        elif not self.quiet and self.due():
             text = "; ".join(" ".join(c for c in (r[0], *_plain(r)) if c) for r in rows(record))
-            sys.stderr.write(f"{record.now:5.0f} s  {text}\n")
-            sys.stderr.flush()
-
-    def close(self) -> None:
-        """Leave the last picture. Harmless twice."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
-            self.quiet = True
+            self.draw(None, f"{record.now:5.0f} s  {text}")
 
 
 def _plain(row: list[str]) -> list[str]:
@@ -91,17 +75,6 @@ def _plain(row: list[str]) -> list[str]:
     if link == DASH:
         return ["not here yet"]
     return [f"v{version}", f"age {age}", f"{patch} = {ratio}" if patch != DASH else "", came, link]
-
-
-def _live() -> Any:
-    with suppress(ImportError):
-        from rich.console import Console
-        from rich.live import Live
-
-        live = Live(console=Console(stderr=True), refresh_per_second=4)
-        live.start()
-        return live
-    return None
 
 
 def _table(record: Record) -> Any:

@@ -1,41 +1,51 @@
-"""The processes that ``state_demo`` starts: one trains and publishes, the others follow."""
+"""The rank program of the state demo: one rank trains and publishes, the others follow."""
 
 from __future__ import annotations
 
-import sys
+import os
+import secrets
 import threading
 import time
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 
 from thinwire.engines.sync.push.follower import Follower
 from thinwire.engines.sync.push.publisher import Publisher
+from thinwire.lab.following.config import RATES, StateConfig
 from thinwire.lab.following.gate import Gate
 from thinwire.lab.following.job import Tuning, base_model, digest, weights_of, write_on
-from thinwire.lab.following.talk import Orders, run_worker, say
+from thinwire.lab.machine.processor import cores
 from thinwire.lab.models.source import resolve_model
+from thinwire.lab.ranks.rendezvous import place
+from thinwire.lab.ranks.worker import await_order, next_order, say
+from thinwire.links.profile import Profile
 
 PATIENCE = 300.0  # seconds
 EVERY = 0.5  # seconds between two reports
 
 
-def train(order: Mapping[str, Any], orders: Orders) -> None:
+def run_rank(config: StateConfig) -> None:
+    """Train and publish as the first rank, follow as another."""
+    rank, _ = place()
+    if rank == 0:
+        train(config)
+    else:
+        Following(config, writes=rank == 1).run()
+
+
+def train(config: StateConfig) -> None:
     """Fine-tune at each rate in turn, and publish after every step; version 1 is the base."""
-    torch.set_num_threads(order["threads"])
-    source = resolve_model(order["model"], None)
-    steps, rates = order["steps"], order["rates"]
-    total = steps * len(rates)
-    job = Tuning(source, order["data"], rates[0], total, order["batch"], order["seq"], order["seed"])
-    token = bytes.fromhex(order["token"])
-    with Publisher(weights_of(job.model), order["host"], 0, token, "state demo", torch.bfloat16) as publisher:
+    torch.set_num_threads(config.threads or max(1, cores()))
+    source = resolve_model(config.model, None)
+    job = Tuning(source, config.data, RATES[0], config.total, config.batch, config.seq, config.seed)
+    token = secrets.token_bytes(16)
+    with Publisher(weights_of(job.model), config.host, 0, token, "state demo", torch.bfloat16) as publisher:
         publisher.publish(step=0)
         layout = publisher.history.layout
-        say("listening", port=publisher.port, nbytes=layout.nbytes, numel=layout.numel)
-        orders.wait_for("go", PATIENCE)
-        for step in range(total):
-            job.rate = rates[step // steps]
+        say("listening", port=publisher.port, token=token.hex(), nbytes=layout.nbytes, numel=layout.numel)
+        await_order("go", PATIENCE)
+        for step in range(config.total):
+            job.rate = RATES[step // config.steps]
             began = time.perf_counter()
             loss = job.step()
             trained = time.perf_counter()
@@ -45,48 +55,48 @@ def train(order: Mapping[str, Any], orders: Orders) -> None:
                 changed=version.changed, training=trained - began, publishing=ended - trained,
                 published=version.published, sent=publisher.sent)  # fmt: skip
         say("trained", version=publisher.newest.number, digest=digest(weights_of(job.model)))
-        orders.wait_for("stop", PATIENCE)
+        await_order("stop", PATIENCE)
 
 
 class Following:
     """A follower's process: it uses the newest weights, and obeys orders about its connection."""
 
-    def __init__(self, order: Mapping[str, Any]) -> None:
+    def __init__(self, config: StateConfig, writes: bool) -> None:
         torch.set_num_threads(1)
-        self._order = order
-        source = resolve_model(order["model"], None)
+        self._config, self._writes = config, writes
+        source = resolve_model(config.model, None)
         self._tokenizer, self._model = source.tokenizer, base_model(source, torch.bfloat16)
-        self._gate = Gate(order["host"], order["port"], order["rate"], order["delay"])
-        token = bytes.fromhex(order["token"])
-        self._follower = Follower("127.0.0.1", self._gate.port, token, into=self._model)
+        port, token = await_order("follow", PATIENCE)
+        self._gate = Gate(os.environ["MASTER_ADDR"], int(port), *throttle(config))
+        self._follower = Follower("127.0.0.1", self._gate.port, bytes.fromhex(token), into=self._model)
         self._reported, self._written, self._worst = 0, 0.0, 0.0
         self._ended = threading.Event()
         self._reports = threading.Thread(target=self._report, name="reports", daemon=True)
 
-    def run(self, orders: Orders) -> None:
+    def run(self) -> None:
         """Follow until the order comes to finish, then say what is held."""
         say("following")
         self._reports.start()
-        while (word := orders.next(0.2)) is None or not word.startswith("finish"):
-            if word == "cut":
+        while (order := next_order(0.2))[:1] != ["finish"]:
+            if order == ["cut"]:
                 self._gate.shut()
-            elif word == "restore":
+            elif order == ["restore"]:
                 self._gate.open()
             self._use()
-        self._finish(int(word.split()[1]))
-        orders.wait_for("stop", PATIENCE)
+        self._finish(int(order[1]))
+        await_order("stop", PATIENCE)
 
     def _use(self) -> None:
         """Bring the model forward between two of its uses; write something now and then."""
         if not self._follower.held.hash:
             return
         self._worst = max(self._worst, self._follower.apply_to(self._model).pause)
-        due = time.monotonic() - self._written >= self._order["every"]
-        if self._order["prompt"] and due:
+        config, due = self._config, time.monotonic() - self._written >= self._config.every
+        if self._writes and config.prompt and due:
             replica = self._follower.replica
             version, step = replica.version, replica.meta.get("step", 0)
             began = time.monotonic()
-            text = write_on(self._model, self._tokenizer, self._order["prompt"], self._order["tokens"])
+            text = write_on(self._model, self._tokenizer, config.prompt, config.tokens)
             self._written = time.monotonic()
             say("wrote", version=version, step=step, text=text, seconds=self._written - began)
 
@@ -118,11 +128,7 @@ class Following:
         say("finished", version=held, digest=digest(weights_of(self._model)), pause=self._worst)
 
 
-def follow(order: Mapping[str, Any], orders: Orders) -> None:
-    """Follow what is published, through a gate that can be shut."""
-    following = Following(order)
-    following.run(orders)
-
-
-if __name__ == "__main__":
-    run_worker(train if sys.argv[1:] == ["train"] else follow)
+def throttle(config: StateConfig) -> tuple[float | None, float]:
+    """Return the rate [bytes/s] and the delay [s] of a follower's gate; none where the link is emulated."""
+    line = Profile() if config.emulate else Profile.parse(config.link)
+    return line.down, line.delay or 0.0

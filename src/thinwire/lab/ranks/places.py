@@ -8,15 +8,16 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import IO, Any, Self
 
 import torch.distributed as dist
 
 from thinwire.lab.emulator import lift
 from thinwire.lab.ranks.config import RunConfig
+from thinwire.lab.ranks.worker import CONFIG
 from thinwire.lab.records.schema import RunRecord
 from thinwire.lab.records.writer import RUN, load_run, write_json
 from thinwire.links.profile import profiles
@@ -28,24 +29,22 @@ OPENING = 60.0  # seconds that this process has to reach its own store; --deadli
 Rank = subprocess.Popen[str]
 
 
-class Place(AbstractContextManager["Place"], Protocol):
-    """Starts the ranks of one run."""
+class Place(ExitStack):
+    """Starts the ranks of one run, in which any program runs."""
 
-    def start(self, config: RunConfig, rank: int) -> Rank:
-        """Start one rank, whose error comes on stdout and which ends with its stdin."""
-        ...
+    def start(self, config: RunConfig, rank: int, program: str, stderr: IO[bytes] | None = None) -> Rank:
+        """Start one rank: ``worker.py`` with ``program``, as in ``thinwire.lab.train.run:run_rank``."""
+        raise NotImplementedError
 
     def require_alive(self) -> None:
         """Raise ``MeasurementError`` if the network between the ranks is gone."""
-        ...
 
     def describe(self) -> dict[str, Any]:
         """Return what the emulated network was and how it kept time; nothing without one."""
-        ...
+        return {}
 
     def book(self, out: Path) -> None:
         """Complete the record of a run that has ended; ``MeasurementError`` if it measured nothing valid."""
-        ...
 
 
 def place_of(config: RunConfig) -> Place:
@@ -53,57 +52,52 @@ def place_of(config: RunConfig) -> Place:
     return Emulated(config) if config.emulate else Here()
 
 
-class Here(ExitStack):
+class Here(Place):
     """This machine: loopback, with a store of the launcher's for the ranks to meet at."""
 
     def __init__(self) -> None:
         super().__init__()
         self._store = _loopback_store()
 
-    def start(self, config: RunConfig, rank: int) -> Rank:
+    def start(self, config: RunConfig, rank: int, program: str, stderr: IO[bytes] | None = None) -> Rank:
         rendezvous = {
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(self._store.port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
         }
-        command, options = _command(_environment(config, rank, config.to_dict(), rendezvous))
-        return subprocess.Popen(command, **options)
-
-    def require_alive(self) -> None:
-        pass
-
-    def describe(self) -> dict[str, Any]:
-        return {}
-
-    def book(self, out: Path) -> None:
-        pass
+        environment = _environment(config, rank, config.to_dict(), rendezvous)
+        return subprocess.Popen(_command(config, program), **_options(environment, stderr))
 
 
-class Emulated(ExitStack):
-    """A network namespace a rank, and between them links of ``config``'s shape under the kernel's TCP."""
+class Emulated(Place):
+    """A network namespace a rank, and between them links of ``config``'s shape under the kernel's TCP.
 
-    def __init__(self, config: RunConfig) -> None:
+    ``check``: measure them first, and refuse what is not as asked.
+    """
+
+    def __init__(self, config: RunConfig, check: bool = True) -> None:
         from thinwire.lab.emulator.session import Emulation
 
         super().__init__()
         shapes = profiles(config.link.split(";"), config.ranks)
         machines = {congestion.AUTO: CUBIC, congestion.SYSTEM: congestion.system() or CUBIC}
         control = machines.get(config.congestion, config.congestion)
-        self._net = Emulation(shapes, control, config.seed)
+        self._net, self._check = Emulation(shapes, control, config.seed), check
 
     def __enter__(self) -> Self:
         with ExitStack() as opening:  # which a check that fails closes again: nobody else would
             opening.enter_context(self._net)
-            self._net.check()
+            if self._check:
+                self._net.check()
             self.enter_context(opening.pop_all())
         return self
 
-    def start(self, config: RunConfig, rank: int) -> Rank:
+    def start(self, config: RunConfig, rank: int, program: str, stderr: IO[bytes] | None = None) -> Rank:
         more = self._net.environment(rank) | {"GLOO_SOCKET_IFNAME": "lo"}
         more["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # torch warns that these addresses have no names
         own = config.to_dict() | {"host": self._net.address(rank)}
-        command, options = _command(_environment(config, rank, own, more))
-        return lift.start(self._net, rank, command, **options)
+        options = _options(_environment(config, rank, own, more), stderr)
+        return lift.start(self._net, rank, _command(config, program), **options)
 
     def require_alive(self) -> None:
         self._net.require_alive()
@@ -132,14 +126,17 @@ def _environment(
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": config.ranks}
     environment |= {**more, **{k: str(v) for k, v in place.items()}}
     # However many machines it plays, this one's cores are shared by all ranks.
-    return environment | {"LOCAL_WORLD_SIZE": str(config.ranks), "THINWIRE_CONFIG": json.dumps(own)}
+    return environment | {"LOCAL_WORLD_SIZE": str(config.ranks), CONFIG: json.dumps(own)}
 
 
-def _command(environment: dict[str, str]) -> tuple[list[str], dict[str, Any]]:
-    # The open stdin tells a rank that its launcher is gone; stdout carries its error as a line of JSON.
+def _command(config: RunConfig, program: str) -> list[str]:
+    options = f"{type(config).__module__}:{type(config).__qualname__}"
+    return [sys.executable, "-m", "thinwire.lab.ranks.worker", program, options]
+
+
+def _options(environment: dict[str, str], stderr: IO[bytes] | None) -> dict[str, Any]:
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    options = pipes | {"env": environment, "start_new_session": True}
-    return [sys.executable, "-m", "thinwire.lab.train.worker"], options
+    return pipes | {"stderr": stderr, "env": environment, "start_new_session": True}
 
 
 def _loopback_store() -> dist.TCPStore:

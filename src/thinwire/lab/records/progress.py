@@ -1,13 +1,11 @@
-"""The progress display of a run, on stderr: a live bar on a terminal, a plain line now and then elsewhere."""
+"""The progress display of a run: a live bar on a terminal, a plain line now and then elsewhere."""
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Mapping
 from typing import Any
 
-EVERY = 10.0  # seconds between plain lines
+from thinwire.lab.records.display import Display
 
 
 def megabytes(n: float) -> str:
@@ -22,7 +20,7 @@ def megabytes(n: float) -> str:
     return f"{n:.0f} B"
 
 
-class Progress:
+class Progress(Display):
     """Show loss, step time, bytes a step and the time left; rank 0 of a run owns one.
 
     On a terminal with Rich installed it is a live bar; elsewhere a plain line at the first step, at
@@ -30,43 +28,36 @@ class Progress:
     """
 
     def __init__(self, name: str, steps: int, quiet: bool = False) -> None:
-        self.name, self.steps, self.quiet = name, steps, quiet
+        super().__init__(quiet)
+        self.name, self.steps = name, steps
         self._done = 0
-        self._last_line = -EVERY
         self._seconds: list[float] = []
-        self._bar = None if quiet else _bar(name, steps)
+        self._bar = None if self._live is None else _bar(name, steps)
+        self._show("starting", None)
 
     def phase(self, text: str) -> None:
         """Say what is happening outside the steps: loading, evaluating, saving."""
-        if self._bar is not None:
-            self._bar.update(status=text)
-        elif not self.quiet:
-            self._print(f"{self.name}: {text}")
+        self._show(text, f"{self.name}: {text}")
 
     def note(self, text: str) -> None:
         """Print a sentence above the bar; shown even when quiet, because it is a warning."""
-        if self._bar is not None:
-            self._bar.print(f"note: {text}")
+        if self._live is not None:
+            self._live.console.print(f"note: {text}", style="yellow", markup=False, highlight=False)
         else:
-            self._print(f"{self.name}: note: {text}")
+            self.write(f"{self.name}: note: {text}\n")
 
     def step(self, metrics: Mapping[str, Any]) -> None:
         """Show one finished step: ``step``, ``loss``, ``seconds``, ``bytes`` by stream."""
         self._done = int(metrics["step"])
         self._seconds = [*self._seconds[-19:], float(metrics["seconds"])]
         text = self._describe(metrics)
-        if self._bar is not None:
-            self._bar.update(completed=self._done, status=text)
-        elif not self.quiet and (self._done >= self.steps or time.monotonic() - self._last_line >= EVERY):
-            self._last_line = time.monotonic()
-            self._print(f"{self.name}: step {self._done}/{self.steps}  {text}")
+        due = self.due() or self._done >= self.steps
+        self._show(text, f"{self.name}: step {self._done}/{self.steps}  {text}" if due else None)
 
-    def close(self) -> None:
-        """Stop the display. Safe to call twice."""
+    def _show(self, status: str, line: str | None) -> None:
         if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
-            self.quiet = True
+            self._bar.update(self._bar.task_ids[0], completed=self._done, status=status)
+        self.draw(self._bar, line)
 
     def _describe(self, metrics: Mapping[str, Any]) -> str:
         mean = sum(self._seconds) / len(self._seconds)
@@ -77,44 +68,12 @@ class Progress:
             f"{int(left // 60)}:{int(left % 60):02d} left"
         )
 
-    def _print(self, text: str) -> None:
-        sys.stderr.write(text + "\n")
-        sys.stderr.flush()
 
+def _bar(name: str, steps: int) -> Any:
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+    from rich.progress import Progress as Bar
 
-class _Bar:
-    """A Rich progress bar with one task."""
-
-    def __init__(self, name: str, steps: int) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-        from rich.progress import Progress as RichProgress
-
-        self._rich = RichProgress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=28),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[status]}"),
-            console=Console(stderr=True),
-            refresh_per_second=4,
-        )
-        self._task = self._rich.add_task(name, total=steps, status="starting")
-        self._rich.start()
-
-    def update(self, **fields: Any) -> None:
-        self._rich.update(self._task, **fields)
-
-    def print(self, text: str) -> None:
-        self._rich.console.print(text, style="yellow", markup=False, highlight=False)
-
-    def stop(self) -> None:
-        self._rich.stop()
-
-
-def _bar(name: str, steps: int) -> _Bar | None:
-    if not sys.stderr.isatty():
-        return None
-    try:
-        return _Bar(name, steps)
-    except ImportError:
-        return None
+    columns = (BarColumn(bar_width=28), MofNCompleteColumn(), TextColumn("{task.fields[status]}"))
+    bar = Bar(TextColumn("[bold]{task.description}"), *columns)
+    bar.add_task(name, total=steps, status="")
+    return bar

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import os
-import signal
 import socket
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import IO
 
-from thinwire import types
 from thinwire.lab.machine.files import check_out
-from thinwire.lab.machine.interrupts import held_back, stopped_by_signals
+from thinwire.lab.machine.interrupts import stopped_by_signals
 from thinwire.lab.machine.network import check_own
-from thinwire.lab.ranks.places import Place, Rank, place_of
+from thinwire.lab.ranks.places import Place, place_of
 from thinwire.lab.ranks.rendezvous import place, under_torchrun
+from thinwire.lab.ranks.supervise import Workers
 from thinwire.lab.records.writer import METRICS, RUN, load_run, read_metrics, write_json
 from thinwire.lab.train.config import TrainConfig
 from thinwire.lab.train.job import Job, prepare
 from thinwire.lab.train.record.schema import StepMetrics, TrainRecord
 from thinwire.links.security import is_loopback
-from thinwire.types import InputError, LinkError, MeasurementError, ThinwireError, require
+from thinwire.types import InputError, MeasurementError, ThinwireError, require
 
-GRACE = 10.0  # seconds for ranks to leave by themselves once one has failed
-POLL = 0.1
+PROGRAM = "thinwire.lab.train.run:run_rank"
 
 
 def _check_reach(config: TrainConfig) -> None:
@@ -72,21 +68,17 @@ def launch(config: TrainConfig) -> Path:
         check_own(config.host)
     _check_resume(prepare(config))
     out, started = Path(config.out), time.time()
-    ranks: list[Rank] = []
     with ExitStack() as stack:
         stack.enter_context(stopped_by_signals())
         place = _enter(stack, config)
         try:
-            for rank in range(config.ranks):
-                with held_back():  # or one could be started that nobody knows of
-                    ranks.append(place.start(config, rank))
-            _watch(ranks, place, out)
+            with Workers(place, PROGRAM, remedy=lambda: _again(out, config.ranks)) as ranks:
+                for _ in range(config.ranks):
+                    ranks.start(config)
+                ranks.wait()
         except BaseException as error:
-            _stop(ranks, signal.SIGTERM)
             _close_record(out, error, started, place)
             raise
-        finally:
-            _stop(ranks, signal.SIGKILL)
         place.book(out)
     _check_inherited(config)
     return out
@@ -124,83 +116,11 @@ def _check_inherited(config: TrainConfig) -> None:
             raise MeasurementError(why)
 
 
-def _watch(ranks: list[Rank], place: Place, out: Path) -> None:
-    """Wait for all ranks; raise for the one that failed first, once the others had time to say why."""
-    failed_at: float | None = None
-    died: dict[int, float] = {}
-    while None in [p.poll() for p in ranks]:  # a list: each of them must be asked
-        for i, p in enumerate(ranks):
-            if p.returncode and i not in died:
-                died[i] = time.monotonic()
-        if died:
-            failed_at = failed_at or min(died.values())
-            # A lost peer may be another's fault, which that one is about to tell; other failures say it all.
-            if any(_certain(p) for p in ranks) or time.monotonic() - failed_at > GRACE:
-                break
-        place.require_alive()  # or its ranks would blame each other
-        time.sleep(POLL)
-    if any(p.returncode for p in ranks):
-        raise _reason(sorted(range(len(ranks)), key=lambda i: died.get(i, time.monotonic())), ranks, out)
-
-
-def _certain(p: Rank) -> bool:
-    return p.returncode not in (None, 0, LinkError.exit_code)
-
-
-def _reason(order: list[int], ranks: list[Rank], out: Path) -> BaseException:
-    """Return the error to show, given the ranks in the order in which they ended."""
-    for i in order:
-        p = ranks[i]
-        if p.returncode is not None and p.returncode < 0:
-            name = signal.Signals(-p.returncode).name
-            return LinkError(f"rank {i} was ended by {name}; {_again(out, len(ranks))}")
-    errors = [e for i in order if ranks[i].returncode and (e := _error(ranks[i].stdout))]
-    if any(isinstance(e, KeyboardInterrupt) for e in errors):
-        return KeyboardInterrupt()
-    # One rank's own trouble makes the others lose a peer: the cause is the more telling.
-    causes = [e for e in errors if not isinstance(e, LinkError)]
-    found = next(iter(causes + errors), None)
-    if found is not None:
-        return found
-    i, code = next((i, ranks[i].returncode) for i in order if ranks[i].returncode)
-    return ThinwireError(f"rank {i} failed with exit code {code}; its messages are above")
-
-
 def _again(out: Path, ranks: int) -> str:
     from thinwire.lab.train.resume import newest_here
 
     step = newest_here(out, ranks)
     return "start again" if step is None else f"start again, with --resume from the checkpoint of step {step}"
-
-
-def _error(stream: IO[str] | None) -> BaseException | None:
-    for line in (stream.read() if stream else "").splitlines():
-        try:
-            said = json.loads(line)
-            name, text = said["error"], said["text"]
-        except (ValueError, KeyError, TypeError):
-            continue
-        if name == "KeyboardInterrupt":
-            return KeyboardInterrupt()
-        cls = getattr(types, name, ThinwireError)
-        return cls(text) if issubclass(cls, ThinwireError) else ThinwireError(text)
-    return None
-
-
-def _stop(ranks: list[Rank], how: signal.Signals) -> None:
-    for p in ranks:
-        if p.poll() is None:
-            p.send_signal(how)
-    end = time.monotonic() + GRACE
-    while any(p.poll() is None for p in ranks) and time.monotonic() < end:
-        time.sleep(POLL)
-    for p in ranks:
-        if p.poll() is None:
-            p.kill()
-        p.wait()
-        for stream in (p.stdin, p.stdout):
-            if stream:
-                stream.close()
 
 
 def _status(error: BaseException) -> str:
