@@ -1,4 +1,4 @@
-"""Memories: what the two ends of a channel remember between messages, as three pure functions.
+"""Memories: what the two ends of a channel remember between messages, as pure functions.
 
 ``s`` is the state kept for one key, or ``None`` before the first message. Batched: row i of every argument
 belongs to key i, except under a *shared* memory, whose single state serves all rows.
@@ -26,7 +26,7 @@ KEYS = ("sample", "step")
 
 @runtime_checkable
 class Memory(Protocol):
-    """The three pure functions, and how their state is kept."""
+    """The pure functions, and how their state is kept."""
 
     @property
     def mirrored(self) -> bool:
@@ -55,6 +55,10 @@ class Memory(Protocol):
         """Return the next state, from what ``restore`` returned; a sender knows ``y``, the true residual."""
         ...
 
+    def state_shape(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+        """Return the shape of one key's state [1, ...], for tensors of ``shape``; None where none is kept."""
+        ...
+
 
 @dataclass(frozen=True, repr=False)
 class NoMemory(Spec):
@@ -71,6 +75,9 @@ class NoMemory(Spec):
         return y_hat
 
     def advance(self, x_hat: Tensor, s: Tensor | None, y: Tensor | None = None) -> Tensor | None:
+        return None
+
+    def state_shape(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
         return None
 
 
@@ -103,6 +110,9 @@ class Delta(Spec):
     def advance(self, x_hat: Tensor, s: Tensor | None, y: Tensor | None = None) -> Tensor | None:
         return x_hat
 
+    def state_shape(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+        return (1, *shape[1:])
+
 
 @dataclass(frozen=True, repr=False)
 class SecondOrderDelta(Spec):
@@ -131,6 +141,9 @@ class SecondOrderDelta(Spec):
     def advance(self, x_hat: Tensor, s: Tensor | None, y: Tensor | None = None) -> Tensor | None:
         move = torch.zeros_like(x_hat) if s is None else (x_hat - s[:, 0]) * self.decay
         return torch.stack([x_hat, move], dim=1)
+
+    def state_shape(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+        return (1, 2, *shape[1:])
 
 
 @dataclass(frozen=True, repr=False)
@@ -162,6 +175,9 @@ class RunningMean(Spec):
         mean = exact_mean(x_hat)
         return mean if s is None else s + (mean - s) * 2.0**-self.shift
 
+    def state_shape(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+        return (1, shape[-1])
+
 
 @dataclass(frozen=True, repr=False)
 class ErrorFeedback(Spec):
@@ -187,6 +203,9 @@ class ErrorFeedback(Spec):
     def advance(self, x_hat: Tensor, s: Tensor | None, y: Tensor | None = None) -> Tensor | None:
         return None if y is None else y - x_hat
 
+    def state_shape(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+        return (1, *shape[1:])
+
 
 @dataclass(frozen=True, repr=False)
 class FirstVisit(Spec):
@@ -208,6 +227,9 @@ class FirstVisit(Spec):
 
     def advance(self, x_hat: Tensor, s: Tensor | None, y: Tensor | None = None) -> Tensor | None:
         return x_hat.new_zeros(len(x_hat), 0)
+
+    def state_shape(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+        return (1, 0)
 
 
 def exact_mean(x: Tensor) -> Tensor:
