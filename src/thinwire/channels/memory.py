@@ -60,19 +60,35 @@ class Memory(Protocol):
         ...
 
 
-@dataclass(frozen=True, repr=False)
-class NoMemory(Spec):
-    """Remember nothing: every message stands alone."""
+class _ByKey(Spec):
+    """A memory with a state for each key; unless it says otherwise, values pass it unchanged."""
 
-    mirrored = False
+    mirrored = True
     shared = False
-    key = "sample"
+    key: str
+    _kept = "states are"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        good = self.key in KEYS
+        require(good, InputError, f"{self._kept} keyed by {' or '.join(KEYS)}, not {self.key!r}")
 
     def residual(self, x: Tensor, s: Tensor | None) -> Tensor:
         return x
 
     def restore(self, y_hat: Tensor, s: Tensor | None) -> Tensor:
         return y_hat
+
+    def state_shape(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+        return (1, *shape[1:])
+
+
+@dataclass(frozen=True, repr=False)
+class NoMemory(_ByKey):
+    """Remember nothing: every message stands alone."""
+
+    mirrored = False
+    key = "sample"
 
     def advance(self, x_hat: Tensor, s: Tensor | None, y: Tensor | None = None) -> Tensor | None:
         return None
@@ -82,7 +98,7 @@ class NoMemory(Spec):
 
 
 @dataclass(frozen=True, repr=False)
-class Delta(Spec):
+class Delta(_ByKey):
     """Send the difference to the reference both ends hold for this sample, or this place in the step.
 
     The reference moves by the decoded residual, so errors never accumulate: what a visit dropped is part of
@@ -94,12 +110,7 @@ class Delta(Spec):
     """
 
     key: str = "sample"
-    mirrored = True
-    shared = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.key in KEYS, InputError, f"a delta is keyed by {' or '.join(KEYS)}, not {self.key!r}")
+    _kept = "a delta is"
 
     def residual(self, x: Tensor, s: Tensor | None) -> Tensor:
         return x if s is None else x - s
@@ -110,12 +121,9 @@ class Delta(Spec):
     def advance(self, x_hat: Tensor, s: Tensor | None, y: Tensor | None = None) -> Tensor | None:
         return x_hat
 
-    def state_shape(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-        return (1, *shape[1:])
-
 
 @dataclass(frozen=True, repr=False)
-class SecondOrderDelta(Spec):
+class SecondOrderDelta(_ByKey):
     """Delta that also extrapolates the last movement, times ``decay``.
 
     At 1 to 3 bits a decay near 1 feeds quantisation noise back and diverges: the decay is a stability
@@ -124,13 +132,11 @@ class SecondOrderDelta(Spec):
 
     decay: float = 0.5
     key: str = "sample"
-    mirrored = True
-    shared = False
+    _kept = "a delta is"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(0 <= self.decay <= 1, InputError, f"decay {self.decay} is not between 0 and 1")
-        require(self.key in KEYS, InputError, f"a delta is keyed by {' or '.join(KEYS)}, not {self.key!r}")
 
     def residual(self, x: Tensor, s: Tensor | None) -> Tensor:
         return x if s is None else x - (s[:, 0] + s[:, 1])
@@ -180,7 +186,7 @@ class RunningMean(Spec):
 
 
 @dataclass(frozen=True, repr=False)
-class ErrorFeedback(Spec):
+class ErrorFeedback(_ByKey):
     """Add what the codec dropped last time to the next message of the key; the receiver holds nothing.
 
     Source: error feedback as in 1-bit SGD (Seide et al., 2014) and EF-SGD (arXiv 1901.09847).
@@ -188,42 +194,21 @@ class ErrorFeedback(Spec):
 
     key: str = "sample"
     mirrored = False
-    shared = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.key in KEYS, InputError, f"errors are keyed by {' or '.join(KEYS)}, not {self.key!r}")
+    _kept = "errors are"
 
     def residual(self, x: Tensor, s: Tensor | None) -> Tensor:
         return x if s is None else x + s
 
-    def restore(self, y_hat: Tensor, s: Tensor | None) -> Tensor:
-        return y_hat
-
     def advance(self, x_hat: Tensor, s: Tensor | None, y: Tensor | None = None) -> Tensor | None:
         return None if y is None else y - x_hat
 
-    def state_shape(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-        return (1, *shape[1:])
-
 
 @dataclass(frozen=True, repr=False)
-class FirstVisit(Spec):
+class FirstVisit(_ByKey):
     """Remember only that a key was seen: its first message takes the keyframe codec, the rest stand alone."""
 
     key: str = "sample"
-    mirrored = True
-    shared = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.key in KEYS, InputError, f"visits are keyed by {' or '.join(KEYS)}, not {self.key!r}")
-
-    def residual(self, x: Tensor, s: Tensor | None) -> Tensor:
-        return x
-
-    def restore(self, y_hat: Tensor, s: Tensor | None) -> Tensor:
-        return y_hat
+    _kept = "visits are"
 
     def advance(self, x_hat: Tensor, s: Tensor | None, y: Tensor | None = None) -> Tensor | None:
         return x_hat.new_zeros(len(x_hat), 0)
