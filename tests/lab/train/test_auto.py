@@ -194,7 +194,7 @@ def last_choices(out: Path) -> dict[str, Any]:
 def ended_plainly(out: Path) -> bool:
     """Say whether nothing was compressed in the end; a decision after the last step comes too late."""
     codecs = {repr(codec) for codec in last_choices(out).values()}
-    return codecs <= PLAIN and metrics(out)[-1]["bits_forward"] > 15
+    return codecs <= PLAIN and metrics(out)[-1]["bits"]["forward"] > 15
 
 
 def test_auto_sends_plainly_where_the_link_is_fast(text: Path, tmp_path: Path):
@@ -217,7 +217,7 @@ def test_auto_sends_plainly_where_the_link_is_fast(text: Path, tmp_path: Path):
     assert set(last_choices(out)) == {"forward", "backward"}
     assert ended_plainly(out)
     assert any("compression would gain nothing" in d["reason"] for d in decisions)
-    assert metrics(out)[0]["bits_forward"] < 15
+    assert metrics(out)[0]["bits"]["forward"] < 15
 
 
 def test_auto_stays_on_its_floor_where_the_link_is_slow(text: Path, tmp_path: Path):
@@ -241,7 +241,7 @@ def test_auto_stays_on_its_floor_where_the_link_is_slow(text: Path, tmp_path: Pa
     chosen = {d["choice"].partition(", first visits")[0] for d in run["decisions"]}
     assert chosen == {repr(floor.schemes["forward"].codec), repr(floor.schemes["backward"].codec)}
     steps = metrics(out)
-    assert max(m["bits_backward"] for m in steps) < 5
+    assert max(m["bits"]["backward"] for m in steps) < 5
     rates = [k["rate_bytes_s"] for m in steps[2:] for k in m["links"] if k["rate_bytes_s"]]
     assert sorted(rates)[len(rates) // 2] == pytest.approx(125e3, rel=0.25)
 
