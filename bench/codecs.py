@@ -169,7 +169,7 @@ def channels(x: torch.Tensor) -> list[Subject]:
     """Return the channels of the recipe ``thinwire``."""
     recipe = parse_recipe("thinwire")
     return [
-        ChannelSubject(name, recipe.forward if forward else recipe.backward, x, first)
+        ChannelSubject(name, recipe.schemes["forward" if forward else "backward"], x, first)
         for name, (first, forward) in CHANNELS_OF.items()
     ]
 

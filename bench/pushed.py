@@ -62,7 +62,9 @@ FIRST, OLD = apart(steps(0.65)), apart(groups(4))
 
 def forward_schemes() -> dict[str, Scheme]:
     """Return what activations go through, by name."""
-    found = {name: parse_recipe(name).forward for name in ("thinwire-groups", "thinwire", "tahquant")}
+    found = {
+        name: parse_recipe(name).schemes["forward"] for name in ("thinwire-groups", "thinwire", "tahquant")
+    }
     for clip in (1.0, 0.8, 0.6, 0.4):
         found[f"delta: groups, 2 bits, clip {clip}"] = Scheme(groups(2, clip), Delta(), OLD, INT8)
     for bits in (1, 3):
@@ -87,7 +89,7 @@ def forward_schemes() -> dict[str, Scheme]:
 
 def backward_schemes() -> dict[str, Scheme]:
     """Return what gradients go through, by name."""
-    found = {name: parse_recipe(name).backward for name in ("thinwire-groups", "thinwire")}
+    found = {name: parse_recipe(name).schemes["backward"] for name in ("thinwire-groups", "thinwire")}
     for bits in (2, 3):
         for rounding in ("nearest", "stochastic"):
             found[f"direct: groups, {bits} bits, {rounding}"] = Scheme(groups(bits, rounding=rounding))

@@ -102,7 +102,7 @@ def test_import_alone_loads_nothing() -> None:
 
 def test_sender_and_receiver_in_five_lines() -> None:
     recipe = thinwire.parse_recipe("direct:bits=8")
-    sender, receiver = thinwire.Sender(recipe.forward), thinwire.Receiver()
+    sender, receiver = thinwire.Sender(recipe.schemes["forward"]), thinwire.Receiver()
     x = torch.randn(2, 3, 32)
     packet, x_hat = sender.encode(x, keys=[7, 9])
     assert torch.equal(receiver.decode(packet), x_hat)

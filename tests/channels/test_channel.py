@@ -1,5 +1,8 @@
 """Sender and receiver: agreement, modes, gaps, resets, checkpoints, with every memory and kind of store."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from packets import INT8, MEMORIES
@@ -55,6 +58,31 @@ def test_the_receiver_outputs_what_the_sender_says(mem, held_as):
         packet, x_hat = sender.encode(x, ids)
         assert torch.equal(receiver.decode(over_the_wire(packet), expect=TensorSpec.of(x)), x_hat)
         assert [e.key for e in packet.entries] == ids
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 32), (3, 32), (3,)])
+@pytest.mark.parametrize("mem", MEMORIES, ids=repr)
+def test_a_memory_knows_the_shape_of_its_state(mem, shape):
+    x = torch.randn(shape)
+    state = mem.advance(x, None, x)
+    found = state if state is None or mem.shared else state[0]
+    assert mem.state_shape(shape) == (None if found is None else (1, *found.shape))
+
+
+def test_a_first_encode_under_error_feedback_imports_nothing():
+    """Shapes were once taken from arithmetic on meta tensors, for which torch imports 800 modules."""
+    code = (
+        "import sys, torch\n"
+        "from thinwire.channels.channel import Scheme, Sender\n"
+        "from thinwire.channels.memory import ErrorFeedback\n"
+        "x = torch.ones(2, 32)\n"
+        "Sender(Scheme()).encode(x, [0, 1])\n"
+        "before = set(sys.modules)\n"
+        "Sender(Scheme(memory=ErrorFeedback())).encode(x, [0, 1])\n"
+        "print(*sorted(set(sys.modules) - before))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (run.returncode, run.stdout.strip()) == (0, ""), run.stderr
 
 
 @pytest.mark.parametrize("mem", MEMORIES, ids=repr)

@@ -323,12 +323,15 @@ def test_a_path_that_cannot_be_written(tmp_path: Path):
 
 
 def test_recipes_lists_the_registry():
-    from thinwire.recipes.pipeline import RECIPES
+    from thinwire.recipes.pipeline import PIPELINE
+    from thinwire.recipes.state import STATE
 
-    rows = json.loads(invoke("recipes", "--json").stdout)
-    assert [r["name"] for r in rows] == list(RECIPES)
+    rows, text = json.loads(invoke("recipes", "--json").stdout), invoke("recipes").stdout
+    listed = [(r.engine, name) for r in (PIPELINE, STATE) for name in r.entries]
+    assert [(r["engine"], r["name"]) for r in rows] == listed
     assert all(r["summary"] and r["source"] for r in rows)
-    assert all(name in invoke("recipes").stdout for name in RECIPES)
+    assert text.startswith("pipeline ─") and "\nstate ─" in text
+    assert all(name in text for _, name in listed)
 
 
 def test_doctor_speaks_of_everything():

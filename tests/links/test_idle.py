@@ -129,7 +129,7 @@ def test_bits_and_rates_that_waver_change_next_to_nothing(schedule: str) -> None
     for k in range(10):
         rate, changes, held = 10 ** (5 + k / 3), -1, list[int]()
         sites = both(rate, 2.0, TRIP, restarts=True)
-        plans = policy.plan(sites)
+        plans = policy.choose(sites)
         for _ in range(200):
             sites = [
                 replace(
@@ -139,7 +139,7 @@ def test_bits_and_rates_that_waver_change_next_to_nothing(schedule: str) -> None
                 )
                 for s, p in zip(after(sites, plans), plans, strict=True)
             ]
-            plans = policy.plan(sites)
+            plans = policy.choose(sites)
             changes += rungs(plans) != held
             held = rungs(plans)
         assert changes <= 4, (rate, changes)

@@ -13,10 +13,11 @@ import torch
 from thinwire.channels.channel import Scheme, Sender
 from thinwire.codecs import DeadZone, Entropy
 from thinwire.policies import ladder as ladders
-from thinwire.policies.base import Plan, Policy, Site
+from thinwire.policies.base import Policy
 from thinwire.policies.ladder import Rung, gaussian_bits
 from thinwire.policies.pipeline.hide import HideBehindCompute
 from thinwire.policies.pipeline.replay import Hop, Pipeline, Stage, step_seconds
+from thinwire.policies.pipeline.site import Choice, Site
 from thinwire.recipes.pipeline import parse_recipe
 from thinwire.types import InputError, Mode
 
@@ -67,7 +68,7 @@ def sent_by(rung: Rung, scheme: Scheme, tensors: Iterable[torch.Tensor]) -> list
 @pytest.mark.parametrize("gdelta", [0, 1])
 def test_finer_rungs_take_more_bits_and_err_less(gdelta: int, values: str, way: str) -> None:
     recipe, ladder = parse_recipe(f"auto:gdelta={gdelta}"), getattr(auto(f"auto:gdelta={gdelta}"), way)
-    found = [sent_by(rung, getattr(recipe, way), visits(values, way=way)) for rung in ladder]
+    found = [sent_by(rung, recipe.schemes[way], visits(values, way=way)) for rung in ladder]
     for visit in zip(*found, strict=True):
         # Of a small change even a coarse code says all there is to say.
         assert all(b[0] > 1.01 * a[0] for a, b in pairwise(visit)), visit
@@ -85,7 +86,7 @@ def test_without_memory_a_rung_codes_every_visit_alike() -> None:
     recipe, policy = parse_recipe("auto:memory=none"), auto("auto:memory=none")
     for rung in policy.forward:
         assert rung.keyframe is None and rung.first == rung.bits
-        first, again = sent_by(rung, recipe.forward, visits("Gaussian", way="forward"))
+        first, again = sent_by(rung, recipe.schemes["forward"], visits("Gaussian", way="forward"))
         assert again == pytest.approx(first, rel=0.05)
 
 
@@ -93,9 +94,9 @@ def test_the_floor_is_the_user_s_and_the_ladder_begins_there() -> None:
     for text, rungs in (("auto", (6, 6)), ("auto:first=8,fw=8,bw=8", (3, 3)), ("auto:fw=5,bw=6", (6, 5))):
         policy, recipe = auto(text), parse_recipe(text)
         assert (len(policy.forward), len(policy.backward)) == rungs
-        assert policy.forward[0].codec == recipe.forward.codec
-        assert policy.forward[0].keyframe == recipe.forward.keyframe
-        assert policy.backward[0].codec == recipe.backward.codec
+        assert policy.forward[0].codec == recipe.schemes["forward"].codec
+        assert policy.forward[0].keyframe == recipe.schemes["forward"].keyframe
+        assert policy.backward[0].codec == recipe.schemes["backward"].codec
         assert [r.direct for r in policy.forward[-2:]] == [True, True]
         for ladder in (policy.forward, policy.backward):
             for fresh in (0.0, 1.0):
@@ -111,21 +112,21 @@ def both(rate: float, compute: float = 1.5, rtt: float = 0.06, m: int = 4, **mor
     return [replace(site, **more), replace(site, sender=1, receiver=0, **more)]  # type: ignore[arg-type]
 
 
-def after(sites: list[Site], plans: list[Plan]) -> list[Site]:
+def after(sites: list[Site], plans: list[Choice]) -> list[Site]:
     """Return the sites of the next decision."""
     return [replace(s, rung=p.rung, streak=p.streak) for s, p in zip(sites, plans, strict=True)]
 
 
-def steady(policy: HideBehindCompute, sites: list[Site]) -> list[Plan]:
+def steady(policy: HideBehindCompute, sites: list[Site]) -> list[Choice]:
     """Return the plans once nothing has changed for longer than the policy is patient."""
-    plans: list[Plan] = []
+    plans: list[Choice] = []
     for _ in range(3 * policy.patience):
-        plans = policy.plan(sites)
+        plans = policy.choose(sites)
         sites = after(sites, plans)
     return plans
 
 
-def rungs(plans: Iterable[Plan]) -> list[int]:
+def rungs(plans: Iterable[Choice]) -> list[int]:
     return [p.rung for p in plans]
 
 
@@ -153,7 +154,7 @@ def test_any_decision_stays_within_the_tolerance_of_the_floor() -> None:
             fresh=rng.choice([0.0, 0.5, 1.0]),
         )
         held = [replace(s, rung=rng.choice([None, 0, 3, 5]), streak=p.patience) for s in sites]
-        found = rungs(p.plan(held))
+        found = rungs(p.choose(held))
         assert min(found) >= 0
         assert predicted(p, sites, found) <= predicted(p, sites, [0, 0]) * (1 + 2 * p.tolerance) + 1e-9
         seen |= set(found)
@@ -187,7 +188,7 @@ def test_more_rate_never_makes_a_coarser_code(rung: int | None, schedule: str) -
             before = [0, 0]
             for k in range(60):
                 sites = both(10 ** (4 + k / 10), compute, fresh=fresh, rung=rung, streak=policy.patience)
-                found = rungs(policy.plan(sites))
+                found = rungs(policy.choose(sites))
                 assert all(b >= a for a, b in zip(before, found, strict=True)), (k, before, found)
                 before = found
             assert before == [5, 5]
@@ -201,7 +202,7 @@ def test_a_wavering_rate_changes_next_to_nothing(schedule: str) -> None:
         held: list[int | None] = [None, None]
         for _ in range(200):
             noisy = [replace(s, rate=rate * rng.uniform(0.9, 1.1)) for s in sites]
-            plans = policy.plan(noisy)
+            plans = policy.choose(noisy)
             changes += rungs(plans) != held
             held, sites = [*rungs(plans)], after(sites, plans)
         assert changes <= 4, (rate, changes)
@@ -211,7 +212,7 @@ def test_it_follows_a_link_that_drops_and_comes_back() -> None:
     policy, sites, seen = auto(schedule="gpipe"), both(1.0, compute=0.5), []
     for mbit in [500] * 10 + [20] * 10 + [500] * 10:
         sites = [replace(s, rate=mbit * MBIT) for s in sites]
-        plans = policy.plan(sites)
+        plans = policy.choose(sites)
         sites = after(sites, plans)
         seen.append(rungs(plans))
     fast, slow = seen[9], seen[-11]
@@ -233,11 +234,11 @@ def test_with_next_to_no_compute_it_stays_on_the_floor() -> None:
 
 def test_without_an_estimate_it_stays_where_it_is() -> None:
     policy = auto()
-    assert rungs(policy.plan([replace(s, rate=None) for s in both(1e9)])) == [0, 0]
-    assert rungs(policy.plan([replace(s, sender_s=None) for s in both(1e9)])) == [0, 0]
+    assert rungs(policy.choose([replace(s, rate=None) for s in both(1e9)])) == [0, 0]
+    assert rungs(policy.choose([replace(s, sender_s=None) for s in both(1e9)])) == [0, 0]
     for lost in ({"rate": None}, {"age": 61.0}, {"receiver_s": None}):
         sites = [replace(s, rung=2, **lost) for s in both(1e9)]  # type: ignore[arg-type]
-        plans = policy.plan(sites)
+        plans = policy.choose(sites)
         assert rungs(plans) == [2, 2]
         assert all(p.reason.endswith("as before") for p in plans)
     # One direction known: it moves, the other does not.
@@ -250,17 +251,17 @@ def test_what_is_known_at_last_counts_at_once(missing: str) -> None:
     """Nobody has to be patient with a link that was never slow."""
     policy, sites = auto(), both(1e9)
     for _ in range(5):
-        plans = policy.plan([replace(s, **{missing: None}) for s in sites])  # type: ignore[arg-type]
+        plans = policy.choose([replace(s, **{missing: None}) for s in sites])  # type: ignore[arg-type]
         assert rungs(plans) == [0, 0]
         sites = after(sites, plans)
-    assert rungs(policy.plan(sites)) == [5, 5]
+    assert rungs(policy.choose(sites)) == [5, 5]
 
 
 def test_a_first_step_may_be_a_disturbed_one() -> None:
     """Twice the compute makes room for finer codes at once only if the true one does, or nearly."""
     policy = auto(schedule="gpipe")
     for mbit in (2, 5, 10, 20, 40, 80, 160):
-        first = rungs(policy.plan(both(mbit * MBIT, compute=3.0)))
+        first = rungs(policy.choose(both(mbit * MBIT, compute=3.0)))
         true = rungs(steady(policy, both(1.25 * mbit * MBIT, compute=1.5)))
         assert all(a <= b for a, b in zip(first, true, strict=True)), (mbit, first, true)
 
@@ -268,13 +269,13 @@ def test_a_first_step_may_be_a_disturbed_one() -> None:
 def test_two_slow_directions_do_not_hide_behind_each_other() -> None:
     """Both uncompressed on a slow link: neither alone is to blame, yet both must fall."""
     sites = [replace(s, rung=5) for s in both(1 * MBIT)]
-    assert rungs(auto(schedule="1f1b").plan(sites)) == [0, 0]
+    assert rungs(auto(schedule="1f1b").choose(sites)) == [0, 0]
 
 
-def measured(policy: HideBehindCompute, mbit: float, factor: float, m: int = 4) -> list[Plan]:
+def measured(policy: HideBehindCompute, mbit: float, factor: float, m: int = 4) -> list[Choice]:
     """Decide on the floor of a link, whose codes took ``factor`` times what was expected of them."""
     sites = both(mbit * MBIT, m=m, rung=0, streak=policy.patience)
-    return policy.plan([replace(s, bits=factor * policy.ladder(s)[0].expected(0.0)) for s in sites])
+    return policy.choose([replace(s, bits=factor * policy.ladder(s)[0].expected(0.0)) for s in sites])
 
 
 def test_measured_bits_count_more_than_expected_ones() -> None:
@@ -292,7 +293,7 @@ def test_other_rungs_take_as_much_more_as_was_expected(factor: float) -> None:
         assert 0 < plan.rung < 4
         assert plan.bits == pytest.approx(factor * ladder[0].bits + ladder[plan.rung].bits - ladder[0].bits)
     held = [replace(s, rung=3, bits=0.2) for s in both(0.01 * MBIT)]
-    assert all(p.rung < 3 and p.bits > 0 for p in policy.plan(held))  # none takes less than nothing
+    assert all(p.rung < 3 and p.bits > 0 for p in policy.choose(held))  # none takes less than nothing
 
 
 @pytest.mark.parametrize("schedule", ["eager1f1b", "gpipe", "1f1b"])
@@ -301,7 +302,7 @@ def test_codes_that_take_less_than_foretold_do_not_make_it_swing(schedule: str) 
     recipe, policy = parse_recipe("auto"), auto(schedule=schedule)
     taken = {
         way: [
-            sent_by(rung, getattr(recipe, way), visits("Gaussian", way=way))[1][0]
+            sent_by(rung, recipe.schemes[way], visits("Gaussian", way=way))[1][0]
             for rung in getattr(policy, way)
         ]
         for way in ("forward", "backward")
@@ -309,7 +310,7 @@ def test_codes_that_take_less_than_foretold_do_not_make_it_swing(schedule: str) 
     for k in range(20):
         sites, changes, last = both(10 ** (4.5 + k / 4)), -1, [0, 0]
         for step in range(60):
-            plans = policy.plan(sites)
+            plans = policy.choose(sites)
             if rungs(plans) != last or not step:
                 changes, last = changes + 1, rungs(plans)
             sites = [
@@ -323,7 +324,7 @@ def test_codes_that_take_less_than_foretold_do_not_make_it_swing(schedule: str) 
 def test_first_visits_cost_what_they_cost() -> None:
     policy = auto()
     for fresh in (0.0, 0.25, 1.0):
-        forward, backward = policy.plan(both(1 * MBIT, fresh=fresh))
+        forward, backward = policy.choose(both(1 * MBIT, fresh=fresh))
         floor = policy.forward[0]
         assert forward.bits == pytest.approx((1 - fresh) * floor.bits + fresh * floor.first)
         assert backward.bits == policy.backward[0].bits
@@ -350,15 +351,15 @@ def test_more_stages_are_weighed_together(schedule: str) -> None:
 def test_reasons_are_one_clause_with_the_numbers() -> None:
     policy = auto(schedule="gpipe")
     for mbit in (0.5, 5, 50, 500):
-        for plan in policy.plan(both(mbit * MBIT)):
+        for plan in policy.choose(both(mbit * MBIT)):
             assert plan.reason.startswith(f"60 ms and {mbit / 8:.2f} MB/s: ")
             assert f"{plan.bits:.1f} bits" in plan.reason and "\n" not in plan.reason
-    waiting = policy.plan([replace(s, rung=0) for s in both(500 * MBIT)])
+    waiting = policy.choose([replace(s, rung=0) for s in both(500 * MBIT)])
     assert all("fits 1 of 3 times" in p.reason for p in waiting)
 
 
 def test_nothing_to_decide_is_no_decision() -> None:
-    assert auto().plan([]) == []
+    assert auto().choose([]) == []
     with pytest.raises(InputError, match=r"tolerance=1\.5 is not a share"):
         auto(tolerance=1.5)
 
@@ -366,7 +367,7 @@ def test_nothing_to_decide_is_no_decision() -> None:
 def test_a_reason_is_worked_out_when_it_is_asked_for() -> None:
     """A decision is made between two steps, which wait for it; most change nothing, and need no reason."""
     step_seconds.cache_clear()
-    plans = auto().plan(both(0.5 * MBIT))
+    plans = auto().choose(both(0.5 * MBIT))
     deciding = step_seconds.cache_info().misses
     assert all(plan.reason for plan in plans)
     assert step_seconds.cache_info().misses > deciding > 0

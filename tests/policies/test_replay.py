@@ -13,7 +13,6 @@ from thinwire.policies.pipeline.replay import (
     Hop,
     Pipeline,
     Stage,
-    hidden_seconds,
     operations,
     step_seconds,
     uncrowded_seconds,
@@ -23,6 +22,17 @@ from thinwire.types import InputError
 
 MBIT = 125e3  # bytes/s
 VALUES = 4 * 128 * 576
+
+
+def hidden_seconds(pipeline: Pipeline) -> float:
+    """Return the step's seconds were all communication hidden but the first way forth and the last way back.
+
+    For two stages that is C + 2 (d + x / M) [derived]: C the step with free links, d the delay, x / M the
+    transfer of one of M micro-batches. Equal stages cannot do better; a first stage that is longer than those
+    after it has work to do meanwhile, and can.
+    """
+    ends = sum(hop.delay + hop.transfer for hop in (*pipeline.forward, *pipeline.backward))
+    return step_seconds(without_links(pipeline)) + ends
 
 
 def pipe(

@@ -13,7 +13,7 @@ from thinwire.channels.channel import Receiver, Scheme, Sender
 from thinwire.channels.memory import Delta, NoMemory
 from thinwire.codecs import Uniform
 from thinwire.recipes import pipeline as recipes
-from thinwire.recipes.pipeline import RECIPES, Recipe, parse_recipe
+from thinwire.recipes.pipeline import PIPELINE, Recipe, parse_recipe
 from thinwire.types import InputError, MissingExtra, TensorSpec
 
 SAMPLES, ROWS, LENGTH, CHANNELS, EPOCHS = 4, 2, 64, 192, 3
@@ -94,7 +94,7 @@ def trip(scheme, frames):
 
 def both(text):
     recipe = parse_recipe(text)
-    return trip(recipe.forward, activations()), trip(recipe.backward, gradients())
+    return trip(recipe.schemes["forward"], activations()), trip(recipe.schemes["backward"], gradients())
 
 
 def close(found, expected):
@@ -103,7 +103,7 @@ def close(found, expected):
 
 
 def test_every_recipe_has_its_bits_stated():
-    assert {text.partition(":")[0] for text in BITS} == set(RECIPES)
+    assert {text.partition(":")[0] for text in BITS} == set(PIPELINE.entries)
 
 
 @pytest.mark.parametrize("text", BITS)
@@ -154,10 +154,10 @@ def test_ours_errs_alike_at_each_visit_and_spends_only_on_what_changed():
 @pytest.mark.parametrize("name", ["thinwire", "auto"])
 def test_without_memory_every_visit_is_a_first_one(name):
     recipe = parse_recipe(f"{name}:memory=none")
-    assert recipe.forward.memory == recipe.backward.memory == NoMemory()
+    assert [s.memory for s in recipe.schemes.values()] == [NoMemory(), NoMemory()]
     for way in both(f"{name}:memory=none"):
         assert max(way.bits) < 1.02 * min(way.bits)
-    sender = Sender(recipe.forward)
+    sender = Sender(recipe.schemes["forward"])
     sender.encode(torch.randn(2, 8, 64), [0, 1])
     assert not any(k for k in sender.state_dict() if k != "versions")  # nothing is kept
 
@@ -197,14 +197,14 @@ def choices(info):
             )
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", PIPELINE.entries)
 def test_specs_read_back_for_any_parameters(name):
-    for text in [name, *choices(RECIPES[name])]:
+    for text in [name, *choices(PIPELINE.entries[name])]:
         recipe = parse_recipe(text)
         again = parse_recipe(recipe.spec)
-        assert (again.forward, again.backward) == (recipe.forward, recipe.backward)
+        assert again.schemes == recipe.schemes
         assert parse_recipe(recipe.name) == recipe
-        sender = Sender(recipe.forward)
+        sender = Sender(recipe.schemes["forward"])
         x = torch.randn(2, 8, 64)
         for _ in range(2):
             packet, x_hat = sender.encode(x, [0, 1])
@@ -276,8 +276,8 @@ def test_ours_without_the_entropy_coder_says_so_before_the_run(monkeypatch):
 def test_the_docs_have_every_recipe_and_parameter():
     text = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text()
     sections = {part.partition("\n")[0].strip("` "): part for part in text.split("\n## ")[1:]}
-    assert set(RECIPES) <= set(sections)
-    for name, info in RECIPES.items():
+    assert set(PIPELINE.entries) <= set(sections)
+    for name, info in PIPELINE.entries.items():
         for k, p in info.parameters.items():
             default = "as `bits`" if p.default is None else f"`{p.default}`"
             assert f"| `{k}` | {default} |" in sections[name], (name, k)

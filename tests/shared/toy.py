@@ -33,7 +33,7 @@ class Pair:
     """A recipe: one scheme for each direction."""
 
     def __init__(self, forward, backward=None):
-        self.forward, self.backward = forward, backward or forward
+        self.schemes = {"forward": forward, "backward": backward or forward}
 
 
 RECIPES = {

@@ -19,7 +19,6 @@ from thinwire.channels.frame import (
     sample_ids,
     some_rows,
     state_keys,
-    state_shape,
 )
 from thinwire.channels.memory import Memory, NoMemory, parse_memory
 from thinwire.channels.references import References, Store, check_holds
@@ -215,7 +214,7 @@ class Sender(End):
         return key not in self._versions or key in self._stale
 
     def _check_shapes(self, x: Tensor, keys: Sequence[int], held: Sequence[int]) -> None:
-        fits = state_shape(self.scheme.memory, tuple(x.shape))  # type: ignore[arg-type]  # it is frozen
+        fits = self.scheme.memory.state_shape(tuple(x.shape))
         for key, k in zip(keys, held, strict=True):
             if not self._is_new(k) and self._references.shape(k) not in (fits, None):
                 raise InputError(
@@ -317,7 +316,7 @@ class Receiver(End):
     def _state(self, mem: Memory, keys: list[int], y_hat: Tensor) -> Tensor:
         """Return the state of ``keys``; ``PayloadError`` where it or ``y_hat`` would be stretched to fit."""
         keys = keys[:1] if mem.shared else keys
-        fits = state_shape(mem, tuple(y_hat.shape))  # type: ignore[arg-type]  # it is frozen
+        fits = mem.state_shape(tuple(y_hat.shape))
         if any(self._references.shape(k) not in (fits, None) for k in keys):
             raise PayloadError(f"a packet of {mem} does not fit the state held for its keys")
         s = self._references.load(keys, y_hat.device)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from operator import index
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,16 +54,6 @@ def state_keys(mem: Memory, keys: Sequence[int], slots: Sequence[int] | None) ->
     slots = range(len(keys)) if slots is None else slots
     require(len(slots) == len(keys), InputError, f"{len(keys)} samples need as many slots, got {len(slots)}")
     return sample_ids(slots)
-
-
-@lru_cache(maxsize=256)  # asked for each packet
-def state_shape(mem: Any, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return the shape of the state that ``mem`` keeps for rows of a tensor of ``shape``; None for none."""
-    x = torch.empty(shape, device="meta")  # computes shapes only
-    state = mem.advance(x, None, x)
-    if state is None:
-        return None
-    return (1, *state.shape) if mem.shared else (1, *state.shape[1:])
 
 
 def check_finite(x: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Memories: what the two ends of a channel remember between messages, as three pure functions.
+"""Memories: what the two ends of a channel remember between messages, as pure functions.
 
 ``s`` is the state kept for one key, or ``None`` before the first message. Batched: row i of every argument
 belongs to key i, except under a *shared* memory, whose single state serves all rows.
@@ -26,7 +26,7 @@ KEYS = ("sample", "step")
 
 @runtime_checkable
 class Memory(Protocol):
-    """The three pure functions, and how their state is kept."""
+    """The pure functions, and how their state is kept."""
 
     @property
     def mirrored(self) -> bool:
@@ -55,14 +55,23 @@ class Memory(Protocol):
         """Return the next state, from what ``restore`` returned; a sender knows ``y``, the true residual."""
         ...
 
+    def state_shape(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+        """Return the shape of one key's state [1, ...], for tensors of ``shape``; None where none is kept."""
+        ...
 
-@dataclass(frozen=True, repr=False)
-class NoMemory(Spec):
-    """Remember nothing: every message stands alone."""
 
-    mirrored = False
+class _ByKey(Spec):
+    """A memory with a state for each key; unless it says otherwise, values pass it unchanged."""
+
+    mirrored = True
     shared = False
-    key = "sample"
+    key: str
+    _kept = "states are"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        good = self.key in KEYS
+        require(good, InputError, f"{self._kept} keyed by {' or '.join(KEYS)}, not {self.key!r}")
 
     def residual(self, x: Tensor, s: Tensor | None) -> Tensor:
         return x
@@ -70,12 +79,26 @@ class NoMemory(Spec):
     def restore(self, y_hat: Tensor, s: Tensor | None) -> Tensor:
         return y_hat
 
+    def state_shape(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+        return (1, *shape[1:])
+
+
+@dataclass(frozen=True, repr=False)
+class NoMemory(_ByKey):
+    """Remember nothing: every message stands alone."""
+
+    mirrored = False
+    key = "sample"
+
     def advance(self, x_hat: Tensor, s: Tensor | None, y: Tensor | None = None) -> Tensor | None:
+        return None
+
+    def state_shape(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
         return None
 
 
 @dataclass(frozen=True, repr=False)
-class Delta(Spec):
+class Delta(_ByKey):
     """Send the difference to the reference both ends hold for this sample, or this place in the step.
 
     The reference moves by the decoded residual, so errors never accumulate: what a visit dropped is part of
@@ -87,12 +110,7 @@ class Delta(Spec):
     """
 
     key: str = "sample"
-    mirrored = True
-    shared = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.key in KEYS, InputError, f"a delta is keyed by {' or '.join(KEYS)}, not {self.key!r}")
+    _kept = "a delta is"
 
     def residual(self, x: Tensor, s: Tensor | None) -> Tensor:
         return x if s is None else x - s
@@ -105,7 +123,7 @@ class Delta(Spec):
 
 
 @dataclass(frozen=True, repr=False)
-class SecondOrderDelta(Spec):
+class SecondOrderDelta(_ByKey):
     """Delta that also extrapolates the last movement, times ``decay``.
 
     At 1 to 3 bits a decay near 1 feeds quantisation noise back and diverges: the decay is a stability
@@ -114,13 +132,11 @@ class SecondOrderDelta(Spec):
 
     decay: float = 0.5
     key: str = "sample"
-    mirrored = True
-    shared = False
+    _kept = "a delta is"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(0 <= self.decay <= 1, InputError, f"decay {self.decay} is not between 0 and 1")
-        require(self.key in KEYS, InputError, f"a delta is keyed by {' or '.join(KEYS)}, not {self.key!r}")
 
     def residual(self, x: Tensor, s: Tensor | None) -> Tensor:
         return x if s is None else x - (s[:, 0] + s[:, 1])
@@ -131,6 +147,9 @@ class SecondOrderDelta(Spec):
     def advance(self, x_hat: Tensor, s: Tensor | None, y: Tensor | None = None) -> Tensor | None:
         move = torch.zeros_like(x_hat) if s is None else (x_hat - s[:, 0]) * self.decay
         return torch.stack([x_hat, move], dim=1)
+
+    def state_shape(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+        return (1, 2, *shape[1:])
 
 
 @dataclass(frozen=True, repr=False)
@@ -162,9 +181,12 @@ class RunningMean(Spec):
         mean = exact_mean(x_hat)
         return mean if s is None else s + (mean - s) * 2.0**-self.shift
 
+    def state_shape(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+        return (1, shape[-1])
+
 
 @dataclass(frozen=True, repr=False)
-class ErrorFeedback(Spec):
+class ErrorFeedback(_ByKey):
     """Add what the codec dropped last time to the next message of the key; the receiver holds nothing.
 
     Source: error feedback as in 1-bit SGD (Seide et al., 2014) and EF-SGD (arXiv 1901.09847).
@@ -172,42 +194,27 @@ class ErrorFeedback(Spec):
 
     key: str = "sample"
     mirrored = False
-    shared = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.key in KEYS, InputError, f"errors are keyed by {' or '.join(KEYS)}, not {self.key!r}")
+    _kept = "errors are"
 
     def residual(self, x: Tensor, s: Tensor | None) -> Tensor:
         return x if s is None else x + s
-
-    def restore(self, y_hat: Tensor, s: Tensor | None) -> Tensor:
-        return y_hat
 
     def advance(self, x_hat: Tensor, s: Tensor | None, y: Tensor | None = None) -> Tensor | None:
         return None if y is None else y - x_hat
 
 
 @dataclass(frozen=True, repr=False)
-class FirstVisit(Spec):
+class FirstVisit(_ByKey):
     """Remember only that a key was seen: its first message takes the keyframe codec, the rest stand alone."""
 
     key: str = "sample"
-    mirrored = True
-    shared = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.key in KEYS, InputError, f"visits are keyed by {' or '.join(KEYS)}, not {self.key!r}")
-
-    def residual(self, x: Tensor, s: Tensor | None) -> Tensor:
-        return x
-
-    def restore(self, y_hat: Tensor, s: Tensor | None) -> Tensor:
-        return y_hat
+    _kept = "visits are"
 
     def advance(self, x_hat: Tensor, s: Tensor | None, y: Tensor | None = None) -> Tensor | None:
         return x_hat.new_zeros(len(x_hat), 0)
+
+    def state_shape(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+        return (1, 0)
 
 
 def exact_mean(x: Tensor) -> Tensor:

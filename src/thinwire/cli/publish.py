@@ -24,12 +24,12 @@ from thinwire.lab.records.progress import megabytes
 from thinwire.links.mesh import EVERYWHERE
 from thinwire.links.security import is_loopback, read_token
 from thinwire.links.tcp import congestion as control
+from thinwire.recipes.state import DTYPES
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.state.patches.patch import Version
 from thinwire.types import InputError, LinkError, require
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 PATIENCE = 300.0  # seconds that --once waits for a follower
 ATTEMPTS = 2  # that --once has at a store which takes no file: to sweep it may have helped
 MAX_SECONDS = 86_400.0  # of --rest and --wait

@@ -1,4 +1,4 @@
-"""``thinwire recipes``: what can be named after ``--recipe``."""
+"""``thinwire recipes``: the recipes of each engine."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from rich.table import Table
 from thinwire.cli.terminal.output import print_json
 
 if TYPE_CHECKING:
-    from thinwire.recipes.pipeline import RecipeInfo
+    from thinwire.recipes.base import RecipeInfo
 
 Json = Annotated[bool, typer.Option("--json", help="Print the list as JSON, and nothing else, on stdout.")]
 
 
 def recipes(json: Json = False) -> None:
-    """List the recipes: what each sends, its parameters with their defaults, and where it comes from.
+    """List each engine's recipes: what they send, parameters with their defaults, and where they come from.
+
+    Those of the pipeline go after --recipe; what those of the state do, publish does by --dtype and --bound.
 
     [bold]Examples[/bold]
 
@@ -27,14 +29,18 @@ def recipes(json: Json = False) -> None:
 
     thinwire compare fp32 aqsgd:fw=4,bw=8 thinwire
     """
-    from thinwire.recipes.pipeline import RECIPES
+    from thinwire.recipes.pipeline import PIPELINE
+    from thinwire.recipes.state import STATE
 
-    rows = [_plain(info) for info in RECIPES.values()]
+    rows = [_plain(r.engine, info) for r in (PIPELINE, STATE) for info in r.entries.values()]
     if json:
         print_json(rows)
         return
-    console = Console()
+    console, engine = Console(), ""
     for row in rows:
+        if row["engine"] != engine:
+            engine = row["engine"]
+            console.rule(f"[bold]{engine}[/bold]", align="left")
         console.print(f"[bold]{escape(row['name'])}[/bold]  {escape(row['summary'])}")
         console.print(Padding(f"[dim]{escape(row['source'])}[/dim]", (0, 0, 0, 2)))
         if row["parameters"]:
@@ -42,8 +48,9 @@ def recipes(json: Json = False) -> None:
         console.print()
 
 
-def _plain(info: RecipeInfo) -> dict[str, Any]:
+def _plain(engine: str, info: RecipeInfo[Any, Any]) -> dict[str, Any]:
     return {
+        "engine": engine,
         "name": info.name,
         "summary": info.summary,
         "source": info.source,

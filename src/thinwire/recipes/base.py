@@ -1,39 +1,39 @@
-"""What a recipe is, and the list of all: functions with checked parameters, registered by name."""
+"""What a recipe is, and the registry of an engine's: functions with checked parameters, by name."""
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import wraps
-from typing import Any, ParamSpec, get_type_hints
+from typing import Any, Generic, ParamSpec, TypeVar, get_type_hints
 
-from thinwire.channels.channel import Scheme
-from thinwire.policies.base import Policy
-from thinwire.types import InputError
+from thinwire.types import InputError, PayloadError, require
 
-P = ParamSpec("P")
+A = ParamSpec("A")
+S = TypeVar("S")  # what a role maps to: how an engine sends in that role
+P = TypeVar("P")  # the engine's policy, or None where it has none
+Made = Mapping[str, S] | tuple[Mapping[str, S], P]  # what a function registered returns
 Value = int | float | str | None
-Schemes = tuple[Scheme, Scheme] | tuple[Scheme, Scheme, Policy]
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """A scheme for activations, one for gradients, and the name they go by.
+class Recipe(Generic[S, P]):
+    """How an engine sends, by role, and the name that goes by.
 
     Where there is a ``policy``, it replaces the schemes' codecs as the run goes on.
     """
 
     name: str
-    forward: Scheme
-    backward: Scheme
+    schemes: Mapping[str, S] = field(hash=False)
     summary: str = field(default="", compare=False)
-    policy: Policy | None = field(default=None, repr=False)
+    policy: P | None = field(default=None, repr=False)
 
     @property
     def spec(self) -> str:
-        """Both schemes, printed so that ``parse_recipe`` reads them back."""
-        return f"forward={self.forward!r}, backward={self.backward!r}"
+        """All schemes, printed so that the engine's registry reads them back."""
+        return ", ".join(f"{role}={scheme!r}" for role, scheme in self.schemes.items())
 
 
 @dataclass(frozen=True)
@@ -64,53 +64,110 @@ class Parameter:
             return text
 
     def accepts(self, value: Value) -> bool:
-        if self.choices or isinstance(value, str):
-            return value in self.choices
         if value is None:
             return self.default is None
+        if self.choices or isinstance(value, str):
+            return value in self.choices
         return self.low <= value <= self.high and (not self.whole or value == int(value))
 
 
 @dataclass(frozen=True)
-class RecipeInfo:
+class RecipeInfo(Generic[S, P]):
     """What is known of a recipe before it is built."""
 
     name: str
     summary: str
     source: str
     parameters: dict[str, Parameter]
-    build: Callable[..., Recipe] = field(repr=False)
+    build: Callable[..., Recipe[S, P]] = field(repr=False)
+
+    def read(self, text: str) -> dict[str, Value]:
+        """Return the parameters that ``k=v,...`` gives; ``InputError`` for one that there is not."""
+        given: dict[str, Value] = {}
+        for word in filter(None, (w.strip() for w in text.split(","))):
+            key, equals, value = (part.strip() for part in word.partition("="))
+            wrong = f"{self.name}: {word!r} is no parameter=value; write {self.name}:k=v,..."
+            require(bool(equals), InputError, wrong)
+            if key not in self.parameters:
+                known = f"it takes {', '.join(self.parameters)}" if self.parameters else "it takes none"
+                raise InputError(f"recipe {self.name} has no parameter {key!r}; {known}")
+            require(key not in given, InputError, f"{self.name}: {key} is given twice; leave one out")
+            given[key] = self.parameters[key].read(value)
+        return given
 
 
-RECIPES: dict[str, RecipeInfo] = {}
+class Registry(Generic[S, P]):
+    """The recipes of one engine.
+
+    ``roles`` are those in which the engine sends; ``read`` reads a scheme's spec, which looks like ``form``.
+    """
+
+    def __init__(self, engine: str, roles: tuple[str, ...], form: str, read: Callable[[str], S]) -> None:
+        self.engine, self.roles = engine, roles
+        self.entries: dict[str, RecipeInfo[S, P]] = {}
+        self._form = ", ".join(f"{role}={form}" for role in roles)
+        self._read = read
+
+    def register(
+        self, name: str, summary: str, source: str
+    ) -> Callable[[Callable[A, Made[S, P]]], Callable[A, Recipe[S, P]]]:
+        """Register a function that returns a scheme for each role, perhaps with a policy."""
+
+        def decorate(function: Callable[A, Made[S, P]]) -> Callable[A, Recipe[S, P]]:
+            signature, parameters = inspect.signature(function), _parameters(function)
+
+            @wraps(function)
+            def build(*args: A.args, **kwargs: A.kwargs) -> Recipe[S, P]:
+                given = signature.bind(*args, **kwargs).arguments
+                _check(name, parameters, given)
+                shown = [f"{k}={v}" for k, v in given.items() if v != parameters[k].default]
+                made = function(*args, **kwargs)
+                schemes, policy = made if isinstance(made, tuple) else (made, None)
+                return Recipe(f"{name}:{','.join(shown)}" if shown else name, schemes, summary, policy)
+
+            self.entries[name] = RecipeInfo(name, summary, source, parameters, build)
+            return build
+
+        return decorate
+
+    def parse(self, text: str) -> Recipe[S, P]:
+        """Return the recipe that ``name``, ``name:parameter=value,...`` or a printed ``spec`` stands for.
+
+        Errors: ``InputError``, one sentence that names the unknown or wrong word and what would be right;
+        ``MissingExtra`` where the recipe needs a package that is not installed.
+        """
+        if text.startswith(f"{self.roles[0]}="):
+            return self._from_spec(text)
+        name, colon, rest = text.strip().partition(":")
+        info = self.entries.get(name)
+        if info is None:
+            near = difflib.get_close_matches(name, self.entries, 1, 0.5)
+            hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(self.entries)}"
+            raise InputError(f"there is no recipe {name!r}; {hint}")
+        require(
+            bool(rest.strip()) or not colon,
+            InputError,
+            f"recipe {text!r} has no parameters behind its colon; "
+            f"write {name} alone, or {name}:parameter=value",
+        )
+        return info.build(**info.read(rest))
+
+    def _from_spec(self, text: str) -> Recipe[S, P]:
+        schemes, rest = dict[str, S](), text.removeprefix(f"{self.roles[0]}=")
+        try:
+            for role, after in zip(self.roles, (*self.roles[1:], None), strict=True):
+                own, _, rest = rest.partition(f", {after}=") if after else (rest, "", "")
+                schemes[role] = self._read(own)
+        except (PayloadError, InputError) as e:
+            raise InputError(f"not a recipe's spec, {self._form}: {e}") from e
+        return Recipe("custom", schemes)
 
 
-def register(name: str, summary: str, source: str) -> Callable[[Callable[P, Schemes]], Callable[P, Recipe]]:
-    """Register a function that returns two schemes, perhaps a policy, with its parameters checked."""
-
-    def decorate(schemes: Callable[P, Schemes]) -> Callable[P, Recipe]:
-        signature, parameters = inspect.signature(schemes), _parameters(schemes)
-
-        @wraps(schemes)
-        def build(*args: P.args, **kwargs: P.kwargs) -> Recipe:
-            given = signature.bind(*args, **kwargs).arguments
-            _check(name, parameters, given)
-            shown = [f"{k}={v}" for k, v in given.items() if v != parameters[k].default]
-            forward, backward, *policy = schemes(*args, **kwargs)
-            text = f"{name}:{','.join(shown)}" if shown else name
-            return Recipe(text, forward, backward, summary, *policy)
-
-        RECIPES[name] = RecipeInfo(name, summary, source, parameters, build)
-        return build
-
-    return decorate
-
-
-def _parameters(schemes: Callable[..., Schemes]) -> dict[str, Parameter]:
-    hints = get_type_hints(schemes, include_extras=True)
+def _parameters(function: Callable[..., object]) -> dict[str, Parameter]:
+    hints = get_type_hints(function, include_extras=True)
     return {
         k: replace(hints[k].__metadata__[0], default=p.default)
-        for k, p in inspect.signature(schemes).parameters.items()
+        for k, p in inspect.signature(function).parameters.items()
     }
 
 

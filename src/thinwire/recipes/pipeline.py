@@ -3,11 +3,13 @@
 Written ``name:parameter=value,...`` on the command line, as in ``aqsgd:fw=4,bw=8``; from Python
 ``aqsgd(fw=4)``. In docstrings [quoted] is what the named paper says, [source] what was read in its code,
 [second-hand] somebody else's notes on a paper, [derived] our reading or arithmetic.
+
+>>> parse_recipe("direct:bits=4").spec
+'forward=Scheme(Uniform()), backward=Scheme(Uniform())'
 """
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 from dataclasses import replace
 from typing import Annotated
@@ -27,65 +29,22 @@ from thinwire.codecs import (
     Uniform,
 )
 from thinwire.codecs.deadzone import step_for
-from thinwire.policies.base import Policy
 from thinwire.policies.ladder import BF16, EXACT, Rung
 from thinwire.policies.pipeline.hide import HideBehindCompute
-from thinwire.recipes.base import RECIPES, Parameter, Recipe, RecipeInfo, Value, register
-from thinwire.types import InputError, MissingExtra, PayloadError, require
+from thinwire.policies.pipeline.site import BACKWARD, FORWARD, PipelinePolicy
+from thinwire.recipes.base import Parameter, Recipe, Registry
+from thinwire.types import MissingExtra
 
-__all__ = ["RECIPES", "Parameter", "Recipe", "RecipeInfo", "parse_recipe"]
+__all__ = ["PIPELINE", "PipelineRecipe", "Recipe", "parse_recipe"]
 
-Pair = tuple[Scheme, Scheme]
-
-
-def parse_recipe(text: str) -> Recipe:
-    """Return the recipe that ``name``, ``name:parameter=value,...`` or a printed ``Recipe.spec`` stands for.
-
-    Errors: ``InputError``, one sentence that names the unknown or wrong word and what would be right;
-    ``MissingExtra`` where the recipe needs a package that is not installed.
-
-    >>> parse_recipe("direct:bits=4").spec
-    'forward=Scheme(Uniform()), backward=Scheme(Uniform())'
-    """
-    if text.startswith("forward="):
-        return _parse_spec(text)
-    name, colon, rest = text.strip().partition(":")
-    info = RECIPES.get(name)
-    if info is None:
-        near = difflib.get_close_matches(name, RECIPES, 1, 0.5)
-        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(RECIPES)}"
-        raise InputError(f"there is no recipe {name!r}; {hint}")
-    require(
-        bool(rest.strip()) or not colon,
-        InputError,
-        f"recipe {text!r} has no parameters behind its colon; write {name} alone, or {name}:parameter=value",
-    )
-    return info.build(**_read(info, rest))
+PIPELINE = Registry[Scheme, PipelinePolicy]("pipeline", (FORWARD, BACKWARD), "Scheme(...)", parse_scheme)
+PipelineRecipe = Recipe[Scheme, PipelinePolicy]
+parse_recipe = PIPELINE.parse
+Pair = dict[str, Scheme]
 
 
-def _read(info: RecipeInfo, text: str) -> dict[str, Value]:
-    given: dict[str, Value] = {}
-    for word in filter(None, (w.strip() for w in text.split(","))):
-        key, equals, value = (part.strip() for part in word.partition("="))
-        require(
-            bool(equals),
-            InputError,
-            f"{info.name}: {word!r} is no parameter=value; write {info.name}:k=v,...",
-        )
-        if key not in info.parameters:
-            known = f"it takes {', '.join(info.parameters)}" if info.parameters else "it takes none"
-            raise InputError(f"recipe {info.name} has no parameter {key!r}; {known}")
-        require(key not in given, InputError, f"{info.name}: {key} is given twice; leave one out")
-        given[key] = info.parameters[key].read(value)
-    return given
-
-
-def _parse_spec(text: str) -> Recipe:
-    forward, found, backward = text.removeprefix("forward=").partition(", backward=")
-    try:
-        return Recipe("custom", parse_scheme(forward), parse_scheme(backward if found else ""))
-    except (PayloadError, InputError) as e:
-        raise InputError(f"not a recipe's spec, forward=Scheme(...), backward=Scheme(...): {e}") from e
+def _pair(forward: Scheme, backward: Scheme) -> Pair:
+    return {FORWARD: forward, BACKWARD: backward}
 
 
 def _bits(of: str, low: int = 1) -> Parameter:
@@ -105,19 +64,19 @@ GROUP = Parameter("how many neighbouring values share a scale", 1, 4096)
 SCALE = Parameter("what shares a scale", choices=("tensor", "channel", "token", "group"))
 
 
-@register("fp32", "Everything as it is: the baseline.", "none")
+@PIPELINE.register("fp32", "Everything as it is: the baseline.", "none")
 def fp32() -> Pair:
     """Send tensors uncompressed, 32 bits a value for float32."""
-    return Scheme(), Scheme()
+    return _pair(Scheme(), Scheme())
 
 
-@register("bf16", "Everything cast to bfloat16.", "common practice")
+@PIPELINE.register("bf16", "Everything cast to bfloat16.", "common practice")
 def bf16() -> Pair:
     """Send the upper half of each float32: 16 bits a value, 8 of them significant."""
-    return Scheme(Cast("bfloat16")), Scheme(Cast("bfloat16"))
+    return _pair(Scheme(Cast("bfloat16")), Scheme(Cast("bfloat16")))
 
 
-@register(
+@PIPELINE.register(
     "direct", "Quantised as it is, nothing remembered.", "the baseline DirectQ of AQ-SGD, arXiv 2206.01299"
 )
 def direct(
@@ -132,10 +91,10 @@ def direct(
     Source: DirectQ in AQ-SGD (Wang et al. 2022, arXiv 2206.01299), with the finer scales of groups.
     """
     forward, backward = (Uniform(b or bits, group=group, rounding=rounding) for b in (fw, bw))
-    return Scheme(forward), Scheme(backward)
+    return _pair(Scheme(forward), Scheme(backward))
 
 
-@register(
+@PIPELINE.register(
     "step-delta",
     "INT8 difference to the step before, the first step uncompressed.",
     "the student paper this project began with",
@@ -152,10 +111,10 @@ def step_delta(
     mean, so at equal bits a code of the centred tensor is better [derived].
     """
     scheme = Scheme(Uniform(bits, scale), Delta("step"))
-    return scheme, scheme
+    return _pair(scheme, scheme)
 
 
-@register(
+@PIPELINE.register(
     "aqsgd",
     "AQ-SGD as published: first visits in full, then deltas by sample; gradients direct.",
     "arXiv 2206.01299, algorithm and theorem",
@@ -171,10 +130,10 @@ def aqsgd(
     channel and micro-batch [source: its code]; gradients quantised directly from the first step on [quoted].
     """
     forward, backward = (Uniform(b, "channel", rounding=rounding) for b in (fw, bw))
-    return Scheme(forward, Delta()), Scheme(backward)
+    return _pair(Scheme(forward, Delta()), Scheme(backward))
 
 
-@register(
+@PIPELINE.register(
     "aqsgd-code",
     "AQ-SGD as its released code does it: fixed point, first epoch uncompressed both ways.",
     "DS3Lab/AC-SGD at 95a0f2e",
@@ -191,10 +150,10 @@ def aqsgd_code(
     which stands for the loss scaling of training in float16 [derived].
     """
     forward = Scheme(FixedPoint(fw), Delta(), references=Cast("float16"))
-    return forward, Scheme(FixedPoint(bw, "bfloat16"), FirstVisit())
+    return _pair(forward, Scheme(FixedPoint(bw, "bfloat16"), FirstVisit()))
 
 
-@register(
+@PIPELINE.register(
     "tahquant",
     "TAH-Quant: tiles of 3 or 4 bits by entropy, outliers turned away; gradients direct.",
     "arXiv 2506.01352",
@@ -217,7 +176,7 @@ def tahquant(
     and a zero-point of 16 bits a tile make 4.41 with tiles of 64; a gradient scale a channel is our reading
     [derived].
     """
-    return Scheme(TileAdaptive(tile, high, low, share, threshold)), Scheme(Uniform(bw, scale))
+    return _pair(Scheme(TileAdaptive(tile, high, low, share, threshold)), Scheme(Uniform(bw, scale)))
 
 
 REFERENCES: dict[str, Codec] = {"int8": Uniform(8), "float16": Cast("float16"), "float32": Raw()}
@@ -226,7 +185,7 @@ DITHER = _flag("code gradients without bias, by noise that the receiver takes of
 CLIP = Parameter("the share of a group's peak that the top level stands for", 0.05, 1, whole=False)
 
 
-@register(
+@PIPELINE.register(
     "thinwire",
     "Ours: coded first visits, then what changed, at an even error; gradients coded directly.",
     "docs/recipes.md; builds on arXiv 2206.01299",
@@ -266,14 +225,14 @@ def thinwire(
     if sink:
         keyframe = Sink(keyframe, positions=sink)
     if memory == "none":
-        return Scheme(keyframe), Scheme(gradient())
+        return _pair(Scheme(keyframe), Scheme(gradient()))
     held, backward = REFERENCES[refs], Scheme(gradient())
     if gdelta:
         backward = Scheme(gradient("tensor"), Delta(), gradient(), held)
-    return Scheme(coded(fw, "tensor"), Delta(), keyframe, held), backward
+    return _pair(Scheme(coded(fw, "tensor"), Delta(), keyframe, held), backward)
 
 
-@register(
+@PIPELINE.register(
     "thinwire-groups",
     "Ours, with a fixed number of bits and a scale a group; works without an entropy coder.",
     "docs/recipes.md; builds on arXiv 2206.01299",
@@ -315,7 +274,7 @@ def thinwire_groups(
     backward = Scheme(
         gradient, Delta() if gdelta else NoMemory(), gradient if gdelta else Raw(), held if gdelta else Raw()
     )
-    return Scheme(coded(fw, clip=fclip), Delta(), keyframe, held), backward
+    return _pair(Scheme(coded(fw, clip=fclip), Delta(), keyframe, held), backward)
 
 
 def _need_zstandard(recipe: str, entropy: int) -> None:
@@ -329,7 +288,7 @@ def _need_zstandard(recipe: str, entropy: int) -> None:
 FINER = (0.0, 1.0, 2.0, 3.5)  # bits of accuracy above the floor
 
 
-@register("auto", "Ours, as accurate as hides behind compute, step by step.", "docs/auto.md")
+@PIPELINE.register("auto", "Ours, as accurate as hides behind compute, step by step.", "docs/auto.md")
 def auto(
     first: Annotated[float, _accuracy("an activation at its first visit, at least")] = 1.9,
     fw: Annotated[float, _accuracy("an activation later, at least")] = 2.6,
@@ -341,7 +300,7 @@ def auto(
     dither: Annotated[int, DITHER] = 1,
     memory: Annotated[str, MEMORY] = "sample",
     refs: Annotated[str, Parameter("how references are held", choices=tuple(REFERENCES))] = "int8",
-) -> tuple[Scheme, Scheme, Policy]:
+) -> tuple[Pair, PipelinePolicy]:
     """Send as ``thinwire`` this accurately, the floor, or finer where link and compute leave room for it.
 
     The floor is coarser than the default of ``thinwire``: it is for as long as the link is too slow for more.
@@ -352,14 +311,14 @@ def auto(
     """
     _need_zstandard("auto", 1)
 
-    def finer(by: float) -> Recipe:
+    def finer(by: float) -> PipelineRecipe:
         more = {name: min(8.0, bits + by) for name, bits in (("first", first), ("fw", fw), ("bw", bw))}
         return thinwire(gdelta=gdelta, dither=dither, memory=memory, refs=refs, **more)  # type: ignore[arg-type]
 
     recipes = list(dict.fromkeys(finer(by) for by in FINER))
     forward, backward = (
         tuple(Rung.of(s.codec, s.keyframe if s.memory.mirrored else None) for s in dict.fromkeys(schemes))
-        for schemes in ((r.forward for r in recipes), (r.backward for r in recipes))
+        for schemes in ((r.schemes[way] for r in recipes) for way in (FORWARD, BACKWARD))
     )
     policy = HideBehindCompute((*forward, BF16, EXACT), (*backward, BF16, EXACT), tolerance)
-    return recipes[0].forward, recipes[0].backward, policy
+    return dict(recipes[0].schemes), policy

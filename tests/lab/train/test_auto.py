@@ -239,7 +239,7 @@ def test_auto_stays_on_its_floor_where_the_link_is_slow(text: Path, tmp_path: Pa
     assert {d["step"] for d in run["decisions"]} == {0}
     floor = parse_recipe("auto:fw=3")
     chosen = {d["choice"].partition(", first visits")[0] for d in run["decisions"]}
-    assert chosen == {repr(floor.forward.codec), repr(floor.backward.codec)}
+    assert chosen == {repr(floor.schemes["forward"].codec), repr(floor.schemes["backward"].codec)}
     steps = metrics(out)
     assert max(m["bits"]["backward"] for m in steps) < 5
     rates = [k["rate_bytes_s"] for m in steps[2:] for k in m["links"] if k["rate_bytes_s"]]

@@ -13,7 +13,7 @@ from thinwire.lab.models.dropout import SampleDropout, SampleIds
 from thinwire.lab.train.config import TrainConfig
 from thinwire.lab.train.setup import Part
 from thinwire.lab.train.warmup import _held, warm_up
-from thinwire.recipes.pipeline import RECIPES, parse_recipe
+from thinwire.recipes.pipeline import PIPELINE, parse_recipe
 
 CONFIG = TrainConfig(model="gpt2-lab", batch=4, microbatches=2, seq=8)
 WIDTH, WORDS = 16, 32
@@ -42,7 +42,7 @@ def step(found: dict[int, Part], optimiser: torch.optim.Optimizer) -> list[torch
     return [p.detach().clone() for part in found.values() for p in part.module.parameters()]
 
 
-@pytest.mark.parametrize("recipe", list(RECIPES))
+@pytest.mark.parametrize("recipe", list(PIPELINE.entries))
 def test_what_follows_is_the_same_to_the_last_bit(recipe: str) -> None:
     cold, warm = parts(), parts()
     plain, touched = adamw(cold), adamw(warm)

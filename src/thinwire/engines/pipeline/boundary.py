@@ -27,11 +27,10 @@ from torch import Tensor
 from thinwire.channels import wire
 from thinwire.channels.channel import Receiver, Scheme, Sender
 from thinwire.channels.references import Store
-from thinwire.codecs import Codec
 from thinwire.links.mailbox import Mailbox
+from thinwire.policies.pipeline.site import BACKWARD, FORWARD, Choice
 from thinwire.types import DesyncError, InputError, LinkError, Mode, TensorSpec
 
-FORWARD, BACKWARD = "forward", "backward"
 NAMES = {FORWARD: "activations", BACKWARD: "gradients"}
 TAG = struct.Struct("<cHH")  # direction, destination stage, micro-batch
 RESYNC = struct.Struct("<ccH")  # b"R", direction, the stage asked; body: micro-batch u16
@@ -54,19 +53,6 @@ class Neighbour(Protocol):
 
     def get(self, tag: bytes, deadline: float, what: str) -> bytes:
         """Return the next message with this tag; ``LinkError`` after ``deadline`` s without any move."""
-        ...
-
-
-class Choice(Protocol):
-    """What a policy chose for a direction (``thinwire.policies.Plan``); the scheme's own codecs otherwise."""
-
-    @property
-    def codec(self) -> Codec: ...
-    @property
-    def keyframe(self) -> Codec | None: ...
-    @property
-    def direct(self) -> bool:
-        """Whether to send plain values by ``codec``, past the memory."""
         ...
 
 
@@ -175,7 +161,7 @@ class Outgoing:
         self, way: str, stage: int, scheme: Scheme, store: Store, tally: Tally, own_lane: bool
     ) -> None:
         self.scheme, self.sender = scheme, Sender(scheme, store)
-        self.choice: Choice | None = None
+        self.choice: Choice | None = None  # None: the codecs of the scheme
         self._way, self._stage, self._tally = way, stage, tally
         self._to = stage + (1 if way == FORWARD else -1)
         self._lane = lane(f"encode {NAMES[way]} of stage {stage}", own_lane)

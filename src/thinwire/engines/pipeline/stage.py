@@ -28,9 +28,6 @@ from thinwire.channels.frame import row_ids, sample_ids
 from thinwire.channels.memory import NoMemory
 from thinwire.channels.references import Store, TensorStore
 from thinwire.engines.pipeline.boundary import (
-    BACKWARD,
-    FORWARD,
-    Choice,
     Incoming,
     Neighbour,
     Outgoing,
@@ -40,6 +37,7 @@ from thinwire.engines.pipeline.boundary import (
     announced,
     slots,
 )
+from thinwire.policies.pipeline.site import BACKWARD, FORWARD, Choice
 from thinwire.types import WRONG_VALUES, InputError, PayloadError
 
 WAYS = (FORWARD, BACKWARD)
@@ -47,13 +45,11 @@ VOTE = struct.Struct("<ccH")  # b"V", direction, destination stage; body: whethe
 NEXT = struct.Struct("<cH")  # b"A", destination stage; body: ids u64 of the samples of the next step
 
 
-class Directions(Protocol):
-    """What a recipe says: one scheme for activations, one for gradients."""
+class Schemes(Protocol):
+    """What a recipe says: a scheme for activations (forward) and one for gradients (backward)."""
 
     @property
-    def forward(self) -> Scheme: ...
-    @property
-    def backward(self) -> Scheme: ...
+    def schemes(self) -> Mapping[str, Scheme]: ...
 
 
 class CompressedStage(PipelineStage):
@@ -86,7 +82,7 @@ class CompressedStage(PipelineStage):
         device: torch.device,
         *args: Any,
         peers: Mapping[int, Neighbour],
-        recipe: Directions,
+        recipe: Schemes,
         deadline: float = 60.0,
         store: Callable[[], Store] = TensorStore,
         overlap: bool = False,
@@ -98,7 +94,7 @@ class CompressedStage(PipelineStage):
         self._on_samples = on_samples
         self.tally = Tally()
         self._peers, self._deadline = peers, deadline
-        schemes = {FORWARD: recipe.forward, BACKWARD: recipe.backward}
+        schemes = recipe.schemes
         self._out = {
             way: Outgoing(way, stage_index, schemes[way], store(), self.tally, overlap) for way in WAYS
         }

@@ -14,7 +14,8 @@ from thinwire.lab.planning.speed import measure
 from thinwire.lab.train.config import TrainConfig
 from thinwire.policies.ladder import gaussian_bits
 from thinwire.policies.pipeline.plan import Cut, Machine, Option, Proposal, Work, foretell, propose
-from thinwire.recipes.pipeline import Recipe, parse_recipe
+from thinwire.policies.pipeline.site import BACKWARD, FORWARD
+from thinwire.recipes.pipeline import PipelineRecipe, parse_recipe
 from thinwire.types import InputError, require
 
 CANDIDATES = ("fp32", "bf16", "auto", "thinwire")  # the most exact first
@@ -105,12 +106,12 @@ def _options() -> list[Option]:
     return [option(parse_recipe(name)) for name in CANDIDATES]
 
 
-def option(recipe: Recipe) -> Option:
+def option(recipe: PipelineRecipe) -> Option:
     """Return a recipe as the planner sees it: the bits of a first visit, the dearer ones.
 
     >>> option(parse_recipe("direct:bits=8")).forward
     8.5
     """
-    forward = recipe.forward.keyframe if recipe.forward.memory.mirrored else recipe.forward.codec
-    backward = recipe.backward.keyframe if recipe.backward.memory.mirrored else recipe.backward.codec
-    return Option(recipe.name, gaussian_bits(forward), gaussian_bits(backward), recipe.policy)
+    first = {way: s.keyframe if s.memory.mirrored else s.codec for way, s in recipe.schemes.items()}
+    bits = {way: gaussian_bits(codec) for way, codec in first.items()}
+    return Option(recipe.name, bits[FORWARD], bits[BACKWARD], recipe.policy)

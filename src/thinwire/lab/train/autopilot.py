@@ -1,7 +1,7 @@
-"""The loop of a run whose recipe has a policy: link and compute, to sites, to plans, to the senders.
+"""The loop of a run whose recipe has a policy: link and compute, to sites, to choices, to the senders.
 
 Rank 0 decides for all boundaries after each step, from the reports that it records anyway, one step late. A
-changed plan travels as a control message; nobody waits for it, because packets say by which codec they are.
+changed choice travels as a control message; nobody waits for it, because packets say by which codec they are.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from thinwire.codecs import Codec, parse_codec
-from thinwire.engines.pipeline.boundary import BACKWARD, FORWARD
+from thinwire.codecs import parse_codec
 from thinwire.engines.pipeline.stage import CompressedStage
 from thinwire.lab.machine.network import restarts, tcp_settings
 from thinwire.lab.ranks.telemetry import StepReport, Telemetry
@@ -24,34 +23,25 @@ from thinwire.lab.train.job import Job
 from thinwire.lab.train.record.schema import Decision
 from thinwire.links.base import LinkEstimate
 from thinwire.links.mesh import Peer
-from thinwire.policies.base import Plan, Policy, Site
+from thinwire.policies.pipeline.site import BACKWARD, FORWARD, Choice, PipelinePolicy, Site
 
-CHANGE = b"P"  # tag of a changed plan
-KEPT = 5  # steps whose compute is remembered: one that was disturbed must not move the plan
+CHANGE = b"P"  # tag of a changed choice
+KEPT = 5  # steps whose compute is remembered: one that was disturbed must not move the choice
 PROBE_DEADLINE = 10.0  # seconds
 PROBES = 5
 PAUSE = 0.1  # seconds
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """A plan as it travels: codecs by their specs."""
-
-    codec: Codec
-    keyframe: Codec | None
-    direct: bool
-
-    @classmethod
-    def read(cls, said: dict[str, Any]) -> Chosen:
-        """Read what ``spelled`` wrote; ``PayloadError`` for codecs that are none."""
-        keyframe = said["keyframe"]
-        return cls(parse_codec(said["codec"]), keyframe and parse_codec(keyframe), bool(said["direct"]))
+def _spelled(choice: Choice) -> dict[str, Any]:
+    """Return what a sender needs of a choice, as plain values: codecs by their specs."""
+    keyframe = None if choice.keyframe is None else repr(choice.keyframe)
+    return {"codec": repr(choice.codec), "keyframe": keyframe, "direct": choice.direct}
 
 
-def spelled(plan: Plan) -> dict[str, Any]:
-    """Return a plan as plain values."""
-    keyframe = None if plan.keyframe is None else repr(plan.keyframe)
-    return {"codec": repr(plan.codec), "keyframe": keyframe, "direct": plan.direct}
+def _read(said: dict[str, Any]) -> Choice:
+    """Read what ``_spelled`` wrote; ``PayloadError`` for codecs that are none."""
+    keyframe = said["keyframe"]
+    return Choice(parse_codec(said["codec"]), keyframe and parse_codec(keyframe), bool(said["direct"]))
 
 
 @dataclass
@@ -60,9 +50,9 @@ class _Direction:
 
     sender: int
     receiver: int
-    plan: Plan | None = None
+    choice: Choice | None = None
     bits: float | None = None
-    changed: int = 0  # the step after which the plan was last changed
+    changed: int = 0  # the step after which the choice was last changed
     estimate: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -74,12 +64,17 @@ class Autopilot:
     """Carry out a recipe's policy; on a rank but the first, only what rank 0 decides."""
 
     def __init__(
-        self, job: Job, policy: Policy, world: World, stages: Sequence[CompressedStage], telemetry: Telemetry
+        self,
+        job: Job,
+        policy: PipelinePolicy,
+        world: World,
+        stages: Sequence[CompressedStage],
+        telemetry: Telemetry,
     ) -> None:
         self._job, self._world, self._telemetry = job, world, telemetry
         self._policy = policy.under(job.config.schedule)
         self._stages = {s.stage_index: s for s in stages}
-        n = job.config.stages
+        self._stage_count = n = job.config.stages
         self._directions = [_Direction(b, b + 1) for b in range(n - 1)]
         self._directions += [_Direction(b + 1, b) for b in range(n - 1)]
         self._compute: dict[int, deque[float]] = {r: deque(maxlen=KEPT) for r in range(world.size)}
@@ -109,13 +104,14 @@ class Autopilot:
             self._note_bits(report)
         sites = [self._site(d, step, coming) for d in self._directions]
         changed = []
-        for direction, site, plan in zip(self._directions, sites, self._policy.plan(sites), strict=True):
-            before, direction.plan = direction.plan, plan
-            if before is None or before.rung != plan.rung:
+        chosen = self._policy.choose(sites)
+        for direction, site, choice in zip(self._directions, sites, chosen, strict=True):
+            before, direction.choice = direction.choice, choice
+            if before is None or before.rung != choice.rung:
                 # Until its own bits are known, what was foretold: Gaussian values would have it fall again.
-                direction.bits, direction.changed = plan.bits, step
-                self._tell(direction)
-                changed.append(_decision(step, site, plan))
+                direction.bits, direction.changed = choice.bits, step
+                self._tell(direction, choice)
+                changed.append(_decision(step, site, choice))
         return changed
 
     def _probe(self, peer: Peer) -> LinkEstimate:
@@ -129,10 +125,6 @@ class Autopilot:
                 break
             time.sleep(found.rtt or PAUSE)
         return found
-
-    @property
-    def _stage_count(self) -> int:
-        return self._job.config.stages
 
     def _rank(self, stage: int) -> int:
         return stage % self._world.size
@@ -152,7 +144,7 @@ class Autopilot:
 
     def _note_bits(self, report: StepReport) -> None:
         for d in self._directions:
-            # The step after a change was on its way by then, still under the plan before.
+            # The step after a change was on its way by then, still by the choice before.
             known = report.values[d.way] and report.step > d.changed + 1
             if self._rank(d.sender) == report.rank and known:
                 d.bits = 8 * report.bytes[d.way] / report.values[d.way]
@@ -173,18 +165,16 @@ class Autopilot:
             fresh=float(coming <= first_pass),
             # What first visits took says nothing of the deltas that follow them.
             bits=None if step <= first_pass < coming else d.bits,
-            rung=None if d.plan is None else d.plan.rung,
-            streak=0 if d.plan is None else d.plan.streak,
+            rung=None if d.choice is None else d.choice.rung,
+            streak=0 if d.choice is None else d.choice.streak,
         )
 
     def _compute_s(self, stage: int) -> float | None:
         known = self._compute[self._rank(stage)]
         return median(known) * self._world.size / self._stage_count if known else None
 
-    def _tell(self, d: _Direction) -> None:
-        if d.plan is None:
-            return
-        said = {"stage": d.sender, "way": d.way} | spelled(d.plan)
+    def _tell(self, d: _Direction, choice: Choice) -> None:
+        said = {"stage": d.sender, "way": d.way} | _spelled(choice)
         rank = self._rank(d.sender)
         if rank == self._world.rank:
             self._obey(said)
@@ -192,7 +182,7 @@ class Autopilot:
             self._world.peers[rank].mailbox.send(CHANGE, json.dumps(said).encode(), "control")
 
     def _obey(self, said: dict[str, Any]) -> None:
-        self._stages[said["stage"]].follow(said["way"], Chosen.read(said))
+        self._stages[said["stage"]].follow(said["way"], _read(said))
 
 
 def _restarts(peer: Peer) -> bool:
@@ -203,9 +193,9 @@ def _restarts(peer: Peer) -> bool:
     return restarts(tcp.congestion, tcp_settings()) is True
 
 
-def _decision(step: int, site: Site, plan: Plan) -> Decision:
+def _decision(step: int, site: Site, choice: Choice) -> Decision:
     boundary, way = site.name.split()
-    first = "" if plan.keyframe is None else f", first visits {plan.keyframe!r}"
+    first = "" if choice.keyframe is None else f", first visits {choice.keyframe!r}"
     return Decision(
-        step, boundary, way, f"{plan.codec!r}{first}", plan.bits, plan.reason, site.rate, site.rtt
+        step, boundary, way, f"{choice.codec!r}{first}", choice.bits, choice.reason, site.rate, site.rtt
     )

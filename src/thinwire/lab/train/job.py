@@ -23,7 +23,7 @@ from thinwire.lab.models.tokenizer import tokenise
 from thinwire.lab.train.checks import MEASURED
 from thinwire.lab.train.config import TrainConfig
 from thinwire.links.shape import LinkShape
-from thinwire.recipes.pipeline import Recipe, parse_recipe
+from thinwire.recipes.pipeline import PipelineRecipe, parse_recipe
 from thinwire.replacing import replacing
 from thinwire.types import InputError, require
 
@@ -36,7 +36,7 @@ class Job:
     """
 
     config: TrainConfig
-    recipe: Recipe
+    recipe: PipelineRecipe
     shape: LinkShape
     source: ModelSource
     cut: list[range]

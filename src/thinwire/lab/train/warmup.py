@@ -17,7 +17,7 @@ from thinwire.lab.data.loss import next_token_loss
 from thinwire.lab.train.config import TrainConfig
 from thinwire.lab.train.setup import Part
 from thinwire.policies.pipeline.replay import operations
-from thinwire.recipes.pipeline import Recipe
+from thinwire.recipes.pipeline import PipelineRecipe
 
 
 def warm_up(
@@ -25,7 +25,7 @@ def warm_up(
     optimiser: torch.optim.Optimizer,
     config: TrainConfig,
     width: int,
-    recipe: Recipe,
+    recipe: PipelineRecipe,
     working: Callable[[], None] = lambda: None,
 ) -> None:
     """Pass a step's micro-batches through this rank's parts, and a step of size 0 through the optimiser.
@@ -40,7 +40,7 @@ def warm_up(
             _touch(optimiser)
         _pass(parts, config, width, working)  # after what stays, so that its memory is what the steps find
         optimiser.zero_grad(set_to_none=True)
-        for scheme in (recipe.forward, recipe.backward):
+        for scheme in recipe.schemes.values():
             _code(scheme, torch.randn(config.batch // config.microbatches, config.seq, width))
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from thinwire.policies.base import Plan, Site
 from thinwire.policies.ladder import Rung
 from thinwire.policies.pipeline.replay import Hop, Pipeline, Stage, step_seconds
+from thinwire.policies.pipeline.site import Choice, Site
 from thinwire.types import InputError, require
 
 FORWARD_SHARE = 1 / 3  # of a stage's compute: a backward pass does two products for each of the forward's
@@ -35,7 +35,7 @@ class HideBehindCompute:
     >>> from thinwire.policies.ladder import BF16, EXACT
     >>> policy = HideBehindCompute((BF16, EXACT), (BF16, EXACT))
     >>> site = Site(0, 1, values=10**6, messages=4, rate=1e6, rtt=0.06, sender_s=1.0, receiver_s=1.0)
-    >>> policy.plan([site])[0].reason
+    >>> policy.choose([site])[0].reason
     '60 ms and 1.00 MB/s: the floor of 16.0 bits; 32.0 bits would add 79 % to the step'
     """
 
@@ -54,11 +54,11 @@ class HideBehindCompute:
             value = getattr(self, name)
             require(0 <= value < 1, InputError, f"{name}={value} is not a share from 0 to below 1")
 
-    def plan(self, sites: Sequence[Site]) -> list[Plan]:
-        """Return a plan for each site of one pipeline; all of its sites are weighed together."""
+    def choose(self, sites: Sequence[Site]) -> list[Choice]:
+        """Return a choice for each site of one pipeline; all of its sites are weighed together."""
         view = _View(self, tuple(sites))
         levels, streaks = self._decide(view) if view.is_timed else (view.current, view.unknown)
-        return [self._plan(view, levels, k, streak) for k, streak in enumerate(streaks)]
+        return [self._choice(view, levels, k, streak) for k, streak in enumerate(streaks)]
 
     def under(self, schedule: str) -> HideBehindCompute:
         """Return this policy for a pipeline that runs by ``schedule``."""
@@ -88,11 +88,11 @@ class HideBehindCompute:
             streaks.append(0 if due else streak)
         return tuple(levels), tuple(streaks)
 
-    def _plan(self, view: _View, levels: Levels, k: int, streak: int) -> Plan:
+    def _choice(self, view: _View, levels: Levels, k: int, streak: int) -> Choice:
         rung = self.ladder(view.sites[k])[levels[k]]
         bits = view.bits(k, levels[k])
         why = partial(view.reason, levels, k, streak)
-        return Plan(rung.codec, rung.keyframe, rung.direct, levels[k], bits, streak, why)
+        return Choice(rung.codec, rung.keyframe, rung.direct, levels[k], bits, streak, why)
 
 
 @dataclass(frozen=True)

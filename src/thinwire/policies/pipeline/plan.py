@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import permutations
 
-from thinwire.policies.base import Policy, Site
 from thinwire.policies.pipeline.hide import FORWARD_SHARE
 from thinwire.policies.pipeline.replay import (
     Hop,
@@ -17,6 +16,7 @@ from thinwire.policies.pipeline.replay import (
     uncrowded_seconds,
     without_links,
 )
+from thinwire.policies.pipeline.site import PipelinePolicy, Site
 from thinwire.types import InputError, require
 
 MAX_MACHINES = 4  # every order of more would take too long to try
@@ -70,7 +70,7 @@ class Option:
     name: str
     forward: float
     backward: float
-    policy: Policy | None = None
+    policy: PipelinePolicy | None = None
 
 
 @dataclass(frozen=True)
@@ -260,7 +260,7 @@ def _proposal(
 
 
 def _planned(
-    order: Sequence[Machine], ways: Ways, work: Work, cut: Cut, policy: Policy, schedule: str
+    order: Sequence[Machine], ways: Ways, work: Work, cut: Cut, policy: PipelinePolicy, schedule: str
 ) -> list[tuple[float, float]]:
     """Return the bits that a policy settles on while all samples are first visits."""
     m = work.microbatches
@@ -271,8 +271,8 @@ def _planned(
             way = ways[order[a].name, order[b].name]
             known = way.rate or math.inf, 2 * way.delay, 0.0, compute[a], compute[b], way.restarts
             sites.append(Site(a, b, work.values * m, m, *known, fresh=1.0, rung=0, streak=SETTLED))
-    plans = policy.under(schedule).plan(sites)
-    return [(there.bits, back.bits) for there, back in zip(plans[::2], plans[1::2], strict=True)]
+    chosen = policy.under(schedule).choose(sites)
+    return [(there.bits, back.bits) for there, back in zip(chosen[::2], chosen[1::2], strict=True)]
 
 
 def _legs(order: Sequence[Machine], pipeline: Pipeline, bits: Sequence[tuple[float, float]]) -> Iterator[Leg]:

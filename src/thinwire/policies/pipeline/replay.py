@@ -110,17 +110,6 @@ def step_seconds(pipeline: Pipeline) -> float:
     return replay.step(starts)[0] - starts[0]
 
 
-def hidden_seconds(pipeline: Pipeline) -> float:
-    """Return the step's seconds were all communication hidden but the first way forth and the last way back.
-
-    For two stages that is C + 2 (d + x / M) [derived]: C the step with free links, d the delay, x / M the
-    transfer of one of M micro-batches. Equal stages cannot do better; a first stage that is longer than those
-    after it has work to do meanwhile, and can.
-    """
-    ends = sum(hop.delay + hop.transfer for hop in (*pipeline.forward, *pipeline.backward))
-    return step_seconds(without_links(pipeline)) + ends
-
-
 def uncrowded_seconds(pipeline: Pipeline) -> float:
     """Return the step's seconds did no message wait for another on its line, or for TCP's window to open.
 
