@@ -269,7 +269,7 @@ def counts_its_steps(out: Path) -> None:
     assert found["totals"]["tokens"] == len(steps) * 4 * 32
     assert found["totals"]["seconds"] == pytest.approx(sum(m["seconds"] for m in steps))
     for way in ("forward", "backward"):
-        assert found["bytes"][way] == sum(m[f"bytes_{way}"] for m in steps)
+        assert found["bytes"][way] == sum(m["bytes"][way] for m in steps)
         assert found["bytes"][f"raw_{way}"] == 4 * len(steps) * 4 * 32 * 256
         values = found["bytes"][f"raw_{way}"] / 4
         assert found["bits_per_value"][way] == pytest.approx(8 * found["bytes"][way] / values)
