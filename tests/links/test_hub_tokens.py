@@ -11,7 +11,7 @@ from hubs import await_event, hub, spoke
 from tcp_proxy import TcpProxy
 from waiting import LONG, until
 
-from thinwire.links.greeting import GREETING, asks_for_token
+from thinwire.links.greeting import SIGNATURE, asks_for_token
 from thinwire.links.hub.events import EventKind
 from thinwire.links.pair.pump import REFUSALS
 from thinwire.types import AuthError
@@ -61,11 +61,12 @@ def test_a_token_that_was_taken_once_is_never_blamed_later() -> None:
 
 
 def test_who_greets_with_anything_else_asks_for_no_token() -> None:
+    greeting = SIGNATURE + b"\x03\x00" + b"CURVE".ljust(52, b"\0")
     for said in (
         b"",
         b"HTTP/1.1 400 Bad Request\r\n" * 4,
-        GREETING[:30],
-        GREETING.replace(b"CURVE", b"NULL\0"),
+        greeting[:30],
+        greeting.replace(b"CURVE", b"NULL\0"),
     ):
         with socket.create_server(("127.0.0.1", 0)) as server:
 
