@@ -347,7 +347,7 @@ def bombs() -> list[tuple[str, bytes, int]]:
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads the size of a process from /proc")
 def test_bombs_are_refused_before_they_cost_memory() -> None:
-    src = Path(wire.__file__).parents[1]
+    src = Path(wire.__file__).parents[2]
     run = subprocess.run(
         [sys.executable, "-c", BOMBS, str(Path(__file__).parent), str(src)],
         capture_output=True,

@@ -23,7 +23,7 @@ from thinwire.state.code.planes import decode_whole, encode_whole
 from thinwire.state.layout import Layout
 from thinwire.state.patches.patch import MAX_META
 from thinwire.state.words import Words
-from thinwire.types import PayloadError, require
+from thinwire.types import ByteCursor, PayloadError, require
 
 ROOM = 1 << 20  # bytes that a patch may take beyond the words of the state
 FACTOR = 2  # times the words that it may take: positions may cost as much as what changed
@@ -95,17 +95,11 @@ def _framed(kind: int, plan: Plan, sections: Iterable[list[bytes]]) -> Iterator[
 def unpack_whole(body: bytes, words: Words) -> None:
     """Write all words of a body into ``words``, which a ``PayloadError`` leaves partly written."""
     for word, pieces, data in Sections(words.layout, WHOLE).through(body):
-        at = 0
+        cursor = ByteCursor(data, "a keyframe")
         for i in pieces:
-            require(at + LENGTH.size <= len(data), PayloadError, "a keyframe ends too early")
-            (n,) = LENGTH.unpack_from(data, at)
-            at += LENGTH.size
-            require(
-                at + n <= len(data), PayloadError, f"a keyframe ends {at + n - len(data)} bytes too early"
-            )
-            np.copyto(words[i], decode_whole(data[at : at + n], len(words[i]), word))
-            at += n
-        require(at == len(data), PayloadError, f"{len(data) - at} bytes too many in a keyframe")
+            (n,) = cursor.unpack(LENGTH)
+            np.copyto(words[i], decode_whole(cursor.take(n), len(words[i]), word))
+        cursor.close()
 
 
 class PatchSection(NamedTuple):
