@@ -22,7 +22,7 @@ from thinwire.channels.memory import Delta, Memory, NoMemory, RunningMean
 from thinwire.codecs import Uniform
 from thinwire.lab.data.loss import next_token_loss
 from thinwire.lab.machine.processor import environment
-from thinwire.lab.models.split import Stage, build_stage
+from thinwire.lab.models.split import ModelStage, build_stage
 from thinwire.lab.train.config import TrainConfig
 from thinwire.lab.train.job import Job, prepare
 
@@ -49,7 +49,7 @@ def capture(config: TrainConfig = CONFIG, skip: int = 1) -> list[Frame]:
 
 def fine_tune(
     job: Job,
-    stages: Sequence[Stage],
+    stages: Sequence[ModelStage],
     skip: int = 1,
     on_samples: Callable[[list[int]], None] = lambda ids: None,
     dtype: str = "bf16",
@@ -69,7 +69,7 @@ def fine_tune(
         yield loss, (ids, hidden[:, skip:].clone(), gradient[:, skip:].clone())
 
 
-def both_ways(stages: Sequence[Stage], block: Tensor, dtype: str) -> tuple[float, Tensor, Tensor]:
+def both_ways(stages: Sequence[ModelStage], block: Tensor, dtype: str) -> tuple[float, Tensor, Tensor]:
     """Pass forward and back; return the loss, the hidden states and their gradients."""
     lower, upper = stages
     cast = torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bf16")

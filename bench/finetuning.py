@@ -24,7 +24,7 @@ from thinwire.channels.memory import Delta
 from thinwire.lab.machine.processor import environment
 from thinwire.lab.models.dropout import seed_dropout
 from thinwire.lab.models.lora import add_adapters
-from thinwire.lab.models.split import Stage, build_stage
+from thinwire.lab.models.split import ModelStage, build_stage
 from thinwire.lab.train.config import TrainConfig
 from thinwire.lab.train.job import Job, prepare
 
@@ -44,7 +44,7 @@ SETTINGS = ("model", "data", "steps", "epochs", "batch", "seq", "cut", "lr")
 BRANCHES = ("o_proj", "down_proj")  # what ends a residual branch of a Llama layer
 
 
-def stages_of(job: Job) -> list[Stage]:
+def stages_of(job: Job) -> list[ModelStage]:
     """Return both stages as a run trains them, but for dropout by sample."""
     config = job.config
     stages = [build_stage(job.source, job.cut, i, config.seed) for i in (0, 1)]
@@ -111,7 +111,7 @@ def moved(x: Tensor, reference: Tensor) -> dict[str, float]:
     }
 
 
-def drop_branches(stage: Stage) -> None:
+def drop_branches(stage: ModelStage) -> None:
     """Put dropout behind each residual branch: models of the Llama kind have none of their own."""
     for name in [n for n, _ in stage.named_modules() if n.endswith(BRANCHES)]:
         stage.set_submodule(name, nn.Sequential(stage.get_submodule(name), nn.Dropout(P)))

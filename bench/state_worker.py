@@ -25,7 +25,7 @@ from thinwire.engines.sync.push.follower import Follower
 from thinwire.engines.sync.push.partial_patch import PartialPatch
 from thinwire.engines.sync.push.protocol import Message
 from thinwire.engines.sync.push.publisher import Publisher
-from thinwire.engines.sync.push.relay import Relay
+from thinwire.engines.sync.push.relay import StateRelay
 from thinwire.lab.records.writer import write_json
 from thinwire.state.patches.draft import Draft, More
 from thinwire.state.patches.moves import Reading
@@ -221,7 +221,7 @@ def follow(order: dict[str, Any]) -> dict[str, Any]:
     """Run the followers of one machine, behind a relay where one is asked for."""
     host, port, relay = order["host"], PORT, None
     if order["relay"]:
-        relay = Relay(host, port, ("127.0.0.1", 0), bytes.fromhex(order["token"]))
+        relay = StateRelay(host, port, ("127.0.0.1", 0), bytes.fromhex(order["token"]))
         relay.wait(1, PATIENCE)
         host, port = "127.0.0.1", relay.port
     followers = [Following(host, port, order) for _ in range(order["count"])]

@@ -242,8 +242,8 @@ room = 256 << 20
 resource.setrlimit(resource.RLIMIT_AS, (size + room, size + room))
 start = time.perf_counter()
 for name, data, limit in found:
-    from thinwire import wire
-    from thinwire.channel import Receiver
+    from thinwire.channels import wire
+    from thinwire.channels.channel import Receiver
     from thinwire.types import DesyncError, PayloadError
     try:
         Receiver().decode(wire.unpack(data, max_nbytes=limit))
@@ -347,9 +347,9 @@ def bombs() -> list[tuple[str, bytes, int]]:
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads the size of a process from /proc")
 def test_bombs_are_refused_before_they_cost_memory() -> None:
-    src = Path(wire.__file__).parents[1]
+    tests, src = Path(__file__).parent, Path(wire.__file__).parents[2]
     run = subprocess.run(
-        [sys.executable, "-c", BOMBS, str(Path(__file__).parent), str(src)],
+        [sys.executable, "-c", BOMBS, str(tests), str(tests / "shared"), str(src)],
         capture_output=True,
         text=True,
         timeout=120,

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import enum
 import math
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -169,3 +170,30 @@ def require(condition: bool, error: Callable[[str], Exception], message: str) ->
     """Raise ``error(message)`` unless ``condition`` holds."""
     if not condition:
         raise error(message)
+
+
+class ByteCursor:
+    """A cursor over untrusted bytes, named ``what`` in errors: every read is checked against what is left."""
+
+    def __init__(self, data: bytes | bytearray | memoryview, what: str) -> None:
+        self._data, self._at, self._what = memoryview(data).cast("B"), 0, what
+
+    def rest(self) -> memoryview:
+        """Return the bytes that were not taken, and leave them."""
+        return self._data[self._at :]
+
+    def take(self, n: int) -> memoryview:
+        """Return the next ``n`` bytes."""
+        left = len(self._data) - self._at
+        require(0 <= n <= left, PayloadError, f"{self._what} ends {n - left} bytes too early: it was cut")
+        self._at += n
+        return self._data[self._at - n : self._at]
+
+    def unpack(self, form: struct.Struct) -> tuple[int, ...]:
+        """Return the numbers that come next."""
+        return form.unpack(self.take(form.size))
+
+    def close(self) -> None:
+        """Raise ``PayloadError`` if anything is left."""
+        left = len(self._data) - self._at
+        require(not left, PayloadError, f"{left} bytes too many behind {self._what}")

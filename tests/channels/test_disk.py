@@ -20,10 +20,10 @@ from stored import equal, parts
 
 from thinwire.channels import wire
 from thinwire.channels.channel import Receiver, Scheme, Sender
-from thinwire.channels.disk import DiskStore, Shelf, open_store
+from thinwire.channels.disk import DiskStore, RowCache, open_store
 from thinwire.channels.memory import Delta
 from thinwire.channels.references import TensorStore
-from thinwire.channels.slots import Row, SlotFile
+from thinwire.channels.slots import ReferenceRow, SlotFile
 from thinwire.codecs import Uniform
 from thinwire.types import InputError
 
@@ -176,7 +176,7 @@ def test_what_is_announced_again_while_it_is_read_is_read_once(monkeypatch: pyte
     for key in range(4):
         disk.put(key, parts(key))
     assert until(lambda: not disk._dirty.rows and disk._thread is None)
-    disk._clean = Shelf()
+    disk._clean = RowCache()
     monkeypatch.setattr(SlotFile, "read", lambda *a: (go.wait(60), read(*a))[1])
     disk.prefetch([1])
     assert until(lambda: disk._loading == 1)
@@ -214,7 +214,7 @@ def test_a_put_that_waits_is_newer_than_what_is_read_ahead_meanwhile(monkeypatch
     for key in range(8):
         disk.put(key, parts(key))
     assert until(lambda: not disk._dirty.rows)
-    disk._clean = Shelf()
+    disk._clean = RowCache()
     monkeypatch.setattr(SlotFile, "read", lambda *a: (read(*a), go.wait(60))[0])
     disk.prefetch([0])
     assert until(lambda: disk._loading == 0)
@@ -226,16 +226,16 @@ def test_a_put_that_waits_is_newer_than_what_is_read_ahead_meanwhile(monkeypatch
     go.set()
     waiting.join(60)
     assert equal(disk.get(0), parts(10))
-    held = [row for shelf in (disk._clean, disk._ahead, disk._dirty) for row in shelf.rows.values()]
+    held = [row for cache in (disk._clean, disk._ahead, disk._dirty) for row in cache.rows.values()]
     assert disk.resident == sum(row.data.numel() for row in held)
     disk.close()
 
 
 def test_a_shelf_counts_a_row_that_takes_another_ones_place_once() -> None:
-    shelf = Shelf()
+    cache = RowCache()
     for nbytes in (8, 24):
-        shelf.add(1, Row.empty(((torch.uint8, nbytes),)))
-    assert shelf.nbytes == 24
+        cache.add(1, ReferenceRow.empty(((torch.uint8, nbytes),)))
+    assert cache.nbytes == 24
 
 
 def test_the_thread_goes_when_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

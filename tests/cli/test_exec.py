@@ -11,7 +11,7 @@ import torch
 from commanded import invoke
 from waiting import HOST, LONG, until
 
-from thinwire.cli.terminal.command import Command
+from thinwire.cli.terminal.command import ShellCommand
 from thinwire.engines.sync.push.publisher import Publisher
 
 pytest.importorskip("zstandard")
@@ -43,7 +43,7 @@ def test_a_command_that_hangs_is_killed_with_what_it_started(tmp_path: Path) -> 
 def test_what_a_command_leaves_in_the_background_goes_on(tmp_path: Path) -> None:
     told = tmp_path / "pid"
     text = f"sleep 600 > {os.devnull} & echo $! > {shlex.quote(str(told))}"
-    assert Command(text, LONG).run({}) == ""
+    assert ShellCommand(text, LONG).run({}) == ""
     pid = int(told.read_text())
     try:
         os.kill(pid, 0)

@@ -13,18 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 from commanded import Running, Script, holds, invoke, meanwhile, newest, one_sentence, trained, weights
-from following import small
-from slow_proxy import SlowProxy
-from waiting import HOST, free_port, until
+from waiting import free_port
 
-from thinwire.cli import publish
 from thinwire.engines.sync.push.ask import ask
-from thinwire.engines.sync.push.follower import Follower
 from thinwire.engines.sync.push.publisher import Publisher
 from thinwire.files.checkpoint import read_checkpoint, write_checkpoint
 from thinwire.files.folder import PlainFolder
 from thinwire.lab.machine.network import Interface
-from thinwire.types import LinkError
 
 pytestmark = pytest.mark.timeout(300)
 pytest.importorskip("zstandard")
@@ -36,7 +31,7 @@ def test_a_publisher_saves_its_state_now_and_then(tmp_path: Path, monkeypatch: p
     kept.mkdir()
     saved = kept / "saved"
     write_checkpoint(file, weights(), {})
-    monkeypatch.setattr("thinwire.cli.publish.SAVE_EVERY", 0.0)
+    monkeypatch.setattr("thinwire.engines.sync.outlets.SAVE_EVERY", 0.0)
 
     def version() -> int:
         return json.loads(invoke("inspect", saved, "--json").stdout)["version"] if saved.exists() else 0
@@ -121,7 +116,7 @@ def test_a_feed_that_died_ends_the_publisher_though_its_file_rests(tmp_path: Pat
         made[0]._feed._hub.close(0.0)
         yield lambda: False
 
-    monkeypatch.setattr("thinwire.cli.publish.Publisher", Known)
+    monkeypatch.setattr("thinwire.engines.sync.outlets.Publisher", Known)
     meanwhile(monkeypatch, script())
     result = invoke("publish", file, "--port", "0", "--quiet")
     assert result.exit_code == 3, result.output
@@ -244,26 +239,6 @@ def test_a_checkpoint_that_nobody_writes_is_waited_for_no_longer_than_asked(tmp_
     assert result.exit_code == 2
     assert "m is not there" in one_sentence(result.stderr.split("\n", 1)[1])
     assert not (tmp_path / "store").exists()
-
-
-@pytest.mark.parametrize("followed", [True, False])
-def test_publishing_once_says_what_it_waited_for(followed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publish, "PATIENCE", 0.5)
-    w = small(400)
-    outlets = publish.Outlets(dict(w), None, None, "state", None)
-    outlets.listen(HOST, 0)
-    push = outlets._push
-    assert push is not None
-    try:
-        with SlowProxy(push.port, 20e3) as line, Follower(HOST, line.port if followed else 1):
-            if followed:
-                until(lambda: any(f.greeted for f in push.followers))
-            line.rate = 4e3
-            outlets.publish()
-            with pytest.raises(LinkError, match="holds version 0" if followed else "nobody follows"):
-                outlets.finish()
-    finally:
-        outlets.close()
 
 
 def test_publishing_within_a_bound_that_cannot_be_kept_ends_in_a_sentence(tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ def test_looking_at_a_socket_changes_nothing_of_it() -> None:
 
 def test_what_is_no_socket_any_more_is_not_kept_open() -> None:
     with Path(os.devnull).open() as file:
-        place = tcp_info.Place(file.fileno(), os.fstat(file.fileno()).st_ino)
+        place = tcp_info.SocketPlace(file.fileno(), os.fstat(file.fileno()).st_ino)
         free = os.dup(file.fileno())
         os.close(free)
         with tcp_info.borrowed(place) as lent:

@@ -162,7 +162,7 @@ def test_a_copy_that_another_thread_looks_at_is_no_connection_of_its_own() -> No
 
 
 def test_the_best_rate_that_was_not_app_limited_is_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, place = 0.0, tcp_info.Place(3, 7)
+    now, place = 0.0, tcp_info.SocketPlace(3, 7)
     rows = [(1000, 5e6, False), (2000, 9e6, True), (3000, 2e6, False), (3000, 8e6, False), (4000, 1e6, False)]
     monkeypatch.setattr(tcp_info, "sockets", lambda: [place])
     counts = KernelCounts(7000, local=False, supported=True, clock=lambda: now)

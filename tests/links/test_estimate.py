@@ -19,7 +19,7 @@ from thinwire.links.pair.estimate import Estimator
 from thinwire.links.pair.probe import NBYTES, probe
 from thinwire.links.pair.reliable import ACK_DELAY, PIECE
 from thinwire.links.pair.segment import HEADER, TICK, TICKS, ticks
-from thinwire.links.pair.window import Run
+from thinwire.links.pair.window import Acked
 from thinwire.links.shape import Timetable
 from thinwire.links.tcp.idle import FIRST_WINDOW, Line
 from thinwire.types import LinkError
@@ -99,7 +99,7 @@ def simulate(
             pending.clear()
         elif what == "acked":
             run = [flying.popleft() for _ in range(value[0])]
-            estimator.delivered(Run(sum(n for n, _ in run), run[0][1], run[-1][1]), value[1], now)
+            estimator.delivered(Acked(sum(n for n, _ in run), run[0][1], run[-1][1]), value[1], now)
             if not flying and now - idled >= 1.0:
                 at(now, "ping")
         elif what == "pong":
@@ -164,10 +164,14 @@ def test_a_probe_outlives_what_a_shut_window_says() -> None:
     e = Estimator(restarts=True)
     e.round_trip(0.0, ticks(0.05), 0.1)
     for i in range(3):
-        e.delivered(Run(500_000, 1.0 + i / 10, 1.0 + i / 10), ticks(1.07 + i / 10), 1.12 + i / 10)  # 25 MB/s
+        e.delivered(
+            Acked(500_000, 1.0 + i / 10, 1.0 + i / 10), ticks(1.07 + i / 10), 1.12 + i / 10
+        )  # 25 MB/s
     for i in range(30):
         at = 3.0 + i
-        e.delivered(Run(20_000, at, at), ticks(at + 0.151), at + 0.2)  # a round trip more than the line takes
+        e.delivered(
+            Acked(20_000, at, at), ticks(at + 0.151), at + 0.2
+        )  # a round trip more than the line takes
     seen = e.estimate(33.0)
     assert seen.rate == pytest.approx(25e6, rel=0.02) and not seen.lower_bound
     assert seen.age == pytest.approx(0.8)  # it is what that rate and a shut window make: news of the rate too
@@ -178,11 +182,13 @@ def test_a_window_that_is_half_open_is_not_taken_for_the_line_either() -> None:
     e, line, seen = Estimator(restarts=True), Line(), []
     e.round_trip(0.0, ticks(0.05), 0.1)
     for i in range(3):
-        e.delivered(Run(500_000, 1.0 + i / 10, 1.0 + i / 10), ticks(1.07 + i / 10), 1.12 + i / 10)  # 25 MB/s
+        e.delivered(
+            Acked(500_000, 1.0 + i / 10, 1.0 + i / 10), ticks(1.07 + i / 10), 1.12 + i / 10
+        )  # 25 MB/s
     for i in range(60):
         at = 3.0 + 2 * (i // 2) + 0.5 * (i % 2)
         took = line.send(at, 295e3 / 25e6, 0.1, FIRST_WINDOW / 25e6) - at
-        e.delivered(Run(295_000, at, at), ticks(at + took + 0.05), at + took + 0.1)
+        e.delivered(Acked(295_000, at, at), ticks(at + took + 0.05), at + took + 0.1)
         seen.append(e.estimate(at + took + 0.1).rate or 0.0)
     assert min(seen) == pytest.approx(25e6, rel=0.02)
 
@@ -191,7 +197,7 @@ def test_what_waits_for_a_window_is_not_called_stalled() -> None:
     for restarts in (False, True):
         e = Estimator(restarts=restarts)
         e.round_trip(0.0, ticks(0.15), 0.3)
-        e.delivered(Run(500_000, 1.0, 1.0), ticks(1.17), 1.32)  # 25 MB/s
+        e.delivered(Acked(500_000, 1.0, 1.0), ticks(1.17), 1.32)  # 25 MB/s
         seen = e.estimate(3.1, oldest=(131_072, 2.0))  # three round trips to open it, and one
         assert (seen.rate == pytest.approx(25e6, rel=0.02)) is restarts
 
@@ -265,27 +271,29 @@ def test_an_estimate_says_how_old_it_is_and_yields_to_a_newer_one() -> None:
     e.round_trip(0.0, ticks(0.5), 1.0)  # half a second each way, equal clocks
     assert e.estimate(1.5) == LinkEstimate(None, 1.0, 0.5)
     for i in range(6):
-        e.delivered(Run(10_000, 2.0 + i, 2.0 + i), ticks(2.6 + i), 3.1 + i)
+        e.delivered(Acked(10_000, 2.0 + i, 2.0 + i), ticks(2.6 + i), 3.1 + i)
     seen = e.estimate(9.1)
     assert (seen.rate, seen.rtt, seen.age) == pytest.approx((1e5, 1.0, 1.0), rel=1e-3)
     assert e.estimate(68.1).age == pytest.approx(60.0)
-    e.delivered(Run(10_000, 100.0, 100.0), ticks(100.7), 101.2)  # alone, but the others are a minute older
+    e.delivered(Acked(10_000, 100.0, 100.0), ticks(100.7), 101.2)  # alone, but the others are a minute older
     assert e.estimate(101.2).rate == pytest.approx(5e4, rel=1e-3)
-    e.delivered(Run(10_000, clean=False), ticks(102.0), 103.0)  # sent again: no measurement
+    e.delivered(Acked(10_000, clean=False), ticks(102.0), 103.0)  # sent again: no measurement
     assert e.estimate(103.0).rate == pytest.approx(5e4, rel=1e-3)
 
 
 def test_small_messages_do_not_wipe_out_what_a_large_one_told() -> None:
     e = Estimator()
     e.round_trip(0.0, ticks(0.5), 1.0)
-    e.delivered(Run(1_000_000, 2.0, 2.0), ticks(2.6), 3.1)  # 10 MB/s
+    e.delivered(Acked(1_000_000, 2.0, 2.0), ticks(2.6), 3.1)  # 10 MB/s
     for i in range(200):
-        e.delivered(Run(2_000, 4 + i / 10, 4 + i / 10), ticks(4.5003 + i / 10), 5 + i / 10)  # at least 1 MB/s
+        e.delivered(
+            Acked(2_000, 4 + i / 10, 4 + i / 10), ticks(4.5003 + i / 10), 5 + i / 10
+        )  # at least 1 MB/s
     seen = e.estimate(26.0)
     assert seen.rate == pytest.approx(10e6, rel=1e-3) and not seen.lower_bound
     assert seen.age == pytest.approx(22.9)
     for i in range(2):
-        e.delivered(Run(60_000, 30.0 + i, 30.0 + i), ticks(30.501 + i), 31.1 + i)  # at least 30 MB/s
+        e.delivered(Acked(60_000, 30.0 + i, 30.0 + i), ticks(30.501 + i), 31.1 + i)  # at least 30 MB/s
     seen = e.estimate(33.0)
     assert seen.rate == pytest.approx(30e6) and seen.lower_bound
 
@@ -293,7 +301,7 @@ def test_small_messages_do_not_wipe_out_what_a_large_one_told() -> None:
 def test_what_was_sent_before_the_link_changed_does_not_count() -> None:
     e = Estimator(since=5.0)
     e.round_trip(4.9, ticks(4.9), 5.1)
-    e.delivered(Run(10_000, 4.9, 5.0), ticks(5.0), 5.1)
+    e.delivered(Acked(10_000, 4.9, 5.0), ticks(5.0), 5.1)
     assert e.estimate(6.0).rtt is e.estimate(6.0).rate is None
 
 

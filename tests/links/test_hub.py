@@ -14,8 +14,8 @@ import zmq
 from hubs import await_event, hub, spoke
 from waiting import HOST, LONG, until
 
-from thinwire.links.hub.events import Event, Events, Kind
-from thinwire.links.hub.hub import Hub, _Peer
+from thinwire.links.hub.events import Event, EventKind, Events
+from thinwire.links.hub.hub import Hub, _SpokeState
 from thinwire.links.hub.spoke import MAX_MESSAGE, Spoke
 from thinwire.links.inbox import renewed
 from thinwire.links.sockets import PROBES, STALL
@@ -28,15 +28,15 @@ def test_each_spoke_is_heard_and_answered_by_name_in_order(token: bytes | None) 
     with hub(token=token) as h, spoke(h.port, token) as a, spoke(h.port, token) as b:
         names = {}
         for s, word in ((a, b"a"), (b, b"b")):
-            await_event(s, Kind.JOINED)
+            await_event(s, EventKind.JOINED)
             assert s.send(word)
-            event = await_event(h, Kind.DATA)
+            event = await_event(h, EventKind.DATA)
             names[event.data] = event.peer
         assert sorted(names) == [b"a", b"b"] and sorted(h.peers) == sorted(names.values())
         for i in range(300):
             assert h.send(names[b"a"], b"%d" % i) and h.send(names[b"b"], b"%d" % -i)
-        assert [await_event(a, Kind.DATA).data for _ in range(300)] == [b"%d" % i for i in range(300)]
-        assert [await_event(b, Kind.DATA).data for _ in range(300)] == [b"%d" % -i for i in range(300)]
+        assert [await_event(a, EventKind.DATA).data for _ in range(300)] == [b"%d" % i for i in range(300)]
+        assert [await_event(b, EventKind.DATA).data for _ in range(300)] == [b"%d" % -i for i in range(300)]
         sent, received = h.traffic(names[b"a"])
         assert sent.messages >= 300 and received.messages >= 2 and "127.0.0.1" in h.describe(names[b"a"])
         assert a.clock.trip is not None and a.clock.trip < LONG
@@ -44,11 +44,11 @@ def test_each_spoke_is_heard_and_answered_by_name_in_order(token: bytes | None) 
 
 def test_bytes_are_counted_alike_at_both_ends() -> None:
     with hub() as h, spoke(h.port) as s:
-        await_event(s, Kind.JOINED)
+        await_event(s, EventKind.JOINED)
         s.send(b"x" * 1000)
-        peer = await_event(h, Kind.DATA).peer
+        peer = await_event(h, EventKind.DATA).peer
         h.send(peer, b"y" * 5000)
-        await_event(s, Kind.DATA)
+        await_event(s, EventKind.DATA)
         end = monotonic() + LONG  # pings go on, and a message may arrive before its sender has counted it
         while monotonic() < end:
             sent, received = h.traffic()
@@ -60,10 +60,10 @@ def test_bytes_are_counted_alike_at_both_ends() -> None:
 
 def test_a_spoke_that_leaves_is_reported_and_the_others_stay() -> None:
     with hub() as h, spoke(h.port) as a, spoke(h.port):
-        both = {await_event(h, Kind.JOINED).peer, await_event(h, Kind.JOINED).peer}
-        await_event(a, Kind.JOINED)
+        both = {await_event(h, EventKind.JOINED).peer, await_event(h, EventKind.JOINED).peer}
+        await_event(a, EventKind.JOINED)
         a.close(0.5)
-        left = await_event(h, Kind.LOST)
+        left = await_event(h, EventKind.LOST)
         assert left.data == b"it left" and {left.peer, *h.peers} == both and not h.send(left.peer, b"x")
 
 
@@ -73,24 +73,24 @@ def test_a_spoke_may_be_there_before_its_hub_and_after_it() -> None:
     with spoke(port) as s:
         assert s.recv(0.2) is None
         with hub(port=port) as h:
-            await_event(s, Kind.JOINED)
-        await_event(s, Kind.LOST)
+            await_event(s, EventKind.JOINED)
+        await_event(s, EventKind.LOST)
         with hub(port=port) as h:
-            await_event(s, Kind.JOINED)
+            await_event(s, EventKind.JOINED)
             s.send(b"back")
-            assert await_event(h, Kind.DATA).data == b"back"
+            assert await_event(h, EventKind.DATA).data == b"back"
 
 
 def test_events_are_bounded_in_bytes_and_in_number() -> None:
     few = Events(limit=2, limit_nbytes=10)
-    few.put(Event(Kind.DATA, b"", bytes(9)))
+    few.put(Event(EventKind.DATA, b"", bytes(9)))
     assert not few.full
-    few.put(Event(Kind.JOINED, b""))
+    few.put(Event(EventKind.JOINED, b""))
     assert few.full
     large = Events(limit_nbytes=10)
     for n in (4, 8):
         assert not large.full
-        large.put(Event(Kind.DATA, b"", bytes(n)))
+        large.put(Event(EventKind.DATA, b"", bytes(n)))
     assert large.full and large.get(0.0) is not None and not large.full
 
 
@@ -98,8 +98,8 @@ def test_a_reader_who_came_before_the_events_were_full_wakes_the_hub_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with hub(silence=LONG) as h, spoke(h.port) as s:
-        await_event(s, Kind.JOINED)
-        await_event(h, Kind.JOINED)
+        await_event(s, EventKind.JOINED)
+        await_event(h, EventKind.JOINED)
         h._events._limit, h._idle = 1, int(1000 * LONG)  # the bell alone wakes it
         get = h._events.get
 
@@ -112,14 +112,14 @@ def test_a_reader_who_came_before_the_events_were_full_wakes_the_hub_too(
         began = monotonic()
         for i in range(3):
             s.send(b"%d" % i)
-        assert [await_event(h, Kind.DATA).data for _ in range(3)] == [b"0", b"1", b"2"]
+        assert [await_event(h, EventKind.DATA).data for _ in range(3)] == [b"0", b"1", b"2"]
         assert monotonic() - began < LONG / 3
 
 
 @pytest.mark.skipif(not tcp_info.supported(), reason="looks at this process's sockets as Linux shows them")
 def test_tcp_gives_up_a_peer_that_is_gone_and_waits_for_one_that_does_not_read() -> None:
     with hub() as h, spoke(h.port) as s:
-        await_event(s, Kind.JOINED)
+        await_event(s, EventKind.JOINED)
         ends = 0
         for place in tcp_info.sockets():
             info = tcp_info.read_at(place)
@@ -138,11 +138,11 @@ def test_tcp_gives_up_a_peer_that_is_gone_and_waits_for_one_that_does_not_read()
 
 def test_a_message_that_is_too_large_for_a_spoke_is_not_taken() -> None:
     with hub() as h, spoke(h.port) as s:
-        await_event(s, Kind.JOINED)
+        await_event(s, EventKind.JOINED)
         s.send(b"here")
-        peer = await_event(h, Kind.DATA).peer
+        peer = await_event(h, EventKind.DATA).peer
         assert h.send(peer, bytes(MAX_MESSAGE + 1000))
-        assert await_event(s, Kind.LOST).data == b"the connection broke"
+        assert await_event(s, EventKind.LOST).data == b"the connection broke"
 
 
 def test_all_that_do_not_read_have_a_bound_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +151,7 @@ def test_all_that_do_not_read_have_a_bound_together(monkeypatch: pytest.MonkeyPa
     chunk, peers = bytes(1 << 16), [bytes([i]) * 16 for i in range(1, 5)]
     with hub() as h:
         for peer in peers:
-            h._peers[peer] = _Peer(peer.hex(), monotonic())
+            h._peers[peer] = _SpokeState(peer.hex(), monotonic())
             monkeypatch.setattr(h, "_put", lambda name, data: False)
         for peer in peers:
             for _ in range(100):
@@ -188,9 +188,9 @@ def test_strangers_and_hostile_bytes_do_not_disturb_the_hub() -> None:
     huge = b"\x02" + (1 << 62).to_bytes(8, "big") + b"x" * 100
     blobs = [rng.randbytes(rng.randrange(1, 3000)) for _ in range(5)]
     with hub() as h, spoke(h.port) as s, zmq.Context() as context:
-        await_event(s, Kind.JOINED)
+        await_event(s, EventKind.JOINED)
         s.send(b"before")
-        assert await_event(h, Kind.DATA).data == b"before"
+        assert await_event(h, EventKind.DATA).data == b"before"
         _throw(h.port, [*blobs, greeting, greeting + ready + huge])
         with context.socket(zmq.DEALER) as stranger:
             stranger.linger = 1000
@@ -204,19 +204,19 @@ def test_strangers_and_hostile_bytes_do_not_disturb_the_hub() -> None:
                 odd.send(message)
         until(lambda: b"o" * 16 in h.peers)
         s.send(b"after")
-        assert await_event(h, Kind.DATA).data == b"after"
+        assert await_event(h, EventKind.DATA).data == b"after"
         with pytest.raises(AssertionError):
-            await_event(h, Kind.DATA, 0.1)
+            await_event(h, EventKind.DATA, 0.1)
 
 
 def test_a_message_that_is_too_large_for_the_hub_costs_the_sender_its_connection() -> None:
     with hub() as h, spoke(h.port) as s:
-        await_event(s, Kind.JOINED)
+        await_event(s, EventKind.JOINED)
         s.send(bytes(100_000))
-        await_event(s, Kind.LOST)
-        await_event(s, Kind.JOINED)
+        await_event(s, EventKind.LOST)
+        await_event(s, EventKind.JOINED)
         s.send(b"fits")
-        assert await_event(h, Kind.DATA).data == b"fits"
+        assert await_event(h, EventKind.DATA).data == b"fits"
 
 
 def test_recv_ends_by_wake_by_deadline_and_by_close() -> None:
@@ -241,7 +241,7 @@ def _descriptors() -> int:
 def test_close_leaves_no_thread_and_no_descriptor() -> None:
     def once() -> None:
         with hub(token=b"t") as h, spoke(h.port, b"t") as s:
-            await_event(s, Kind.JOINED)
+            await_event(s, EventKind.JOINED)
 
     once()  # whatever is made once and kept
     threads, before = set(threading.enumerate()), _descriptors()

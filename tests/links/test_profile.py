@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thinwire.links.profile import MIN_QUEUE, Profile, one_way, profiles
-from thinwire.links.trace import COLUMNS, MAX_BYTES, ConstantRate, Row, Trace, parse_trace, shipped_names
+from thinwire.links.trace import COLUMNS, MAX_BYTES, ConstantRate, Trace, TraceRow, parse_trace, shipped_names
 from thinwire.types import InputError
 
 HEADER = ",".join(COLUMNS)
-STEP = Trace((Row(0, 1e6, 2e6, 0.01), Row(1, 1e5, 2e5, 0.03, 0.5)), period=2.0, name="step")
+STEP = Trace((TraceRow(0, 1e6, 2e6, 0.01), TraceRow(1, 1e5, 2e5, 0.03, 0.5)), period=2.0, name="step")
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_the_default_queue_is_a_round_trip_of_the_line() -> None:
 def test_a_trace_reads_from_text() -> None:
     text = f"# a comment\n\n{HEADER}\n0, 8, 16, 10, 0\n# another\n1,0.8,1.6,30,50\n"
     assert parse_trace(text.encode(), "step") == STEP
-    assert parse_trace(b"\xef\xbb\xbfseconds,up_mbit,down_mbit\r\n0,8,16\r\n", "one").at(1e9) == Row(
+    assert parse_trace(b"\xef\xbb\xbfseconds,up_mbit,down_mbit\r\n0,8,16\r\n", "one").at(1e9) == TraceRow(
         0, 1e6, 2e6
     )
 
@@ -214,9 +214,9 @@ def test_files_that_are_no_trace(tmp_path: Path, data: bytes, words: str) -> Non
 def test_a_trace_checks_its_rows() -> None:
     for rows, period in [
         ((), 1.0),
-        ((Row(0, 1, 1),), 0.0),
-        ((Row(0, 1, 1),), math.inf),
-        ((Row(1, 1, 1),), 2.0),
+        ((TraceRow(0, 1, 1),), 0.0),
+        ((TraceRow(0, 1, 1),), math.inf),
+        ((TraceRow(1, 1, 1),), 2.0),
     ]:
         with pytest.raises(InputError):
             Trace(rows, period)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thinwire.links.pair.segment import HEADER, LABELS, NACK, RANGE, TICKS, Kind, label_of, pack, parse, ticks
-from thinwire.links.pair.window import MAX_AHEAD, ReceiveWindow, Run, SendWindow
+from thinwire.links.pair.window import MAX_AHEAD, Acked, ReceiveWindow, SendWindow
 from thinwire.types import PayloadError
 
 
@@ -145,14 +145,14 @@ def test_acknowledgements_complete_sends_and_say_what_arrived() -> None:
     out.add(Kind.MORE, "forward", _view(bytes(20_000)), None, 1.5)
     out.add(Kind.DATA, "forward", _view(bytes(30_000)), second, 2.0)
     assert (out.flight, out.oldest()) == (60_000, (HEADER + 10_000, 1.0))
-    assert out.acknowledge(1) == ([first], Run(HEADER + 10_000, 1.0, 1.0))
+    assert out.acknowledge(1) == ([first], Acked(HEADER + 10_000, 1.0, 1.0))
     assert out.acknowledge(1) == ([], None)
-    assert out.acknowledge(3) == ([second], Run(2 * HEADER + 50_000, 1.5, 2.0))
+    assert out.acknowledge(3) == ([second], Acked(2 * HEADER + 50_000, 1.5, 2.0))
     assert (len(out), out.flight, out.oldest()) == (0, 0, None)
     out.add(Kind.DATA, "forward", _view(bytes(10)), None, None)
     assert out.oldest() is None  # sent before there was a peer: its time says nothing
     out.add(Kind.DATA, "forward", _view(bytes(10)), None, 3.0)
-    assert out.acknowledge(5) == ([], Run(2 * HEADER + 20, clean=False))
+    assert out.acknowledge(5) == ([], Acked(2 * HEADER + 20, clean=False))
     out.add(Kind.DATA, "forward", _view(bytes(10)), first, 4.0)
     out.again(_view(NACK.pack(1, 0) + RANGE.pack(6, 1)))
     assert out.drain() == [first]
@@ -162,4 +162,4 @@ def test_what_was_sent_again_is_no_measurement() -> None:
     out = SendWindow(1 << 30)
     out.add(Kind.DATA, "forward", _view(bytes(10)), None, 1.0)
     out.again(_view(NACK.pack(1, 0) + RANGE.pack(1, 1)))
-    assert out.acknowledge(1) == ([], Run(HEADER + 10, clean=False))
+    assert out.acknowledge(1) == ([], Acked(HEADER + 10, clean=False))

@@ -27,8 +27,8 @@ from thinwire.engines.sync.push.protocol import (
     unpack,
 )
 from thinwire.engines.sync.push.publisher import Publisher
-from thinwire.engines.sync.push.relay import Relay
-from thinwire.links.hub.events import Kind
+from thinwire.engines.sync.push.relay import StateRelay
+from thinwire.links.hub.events import EventKind
 from thinwire.links.hub.hub import Hub
 from thinwire.links.hub.spoke import Spoke
 from thinwire.state.layout import Layout
@@ -73,7 +73,7 @@ class Model(nn.Module):
         self.register_buffer("steps", torch.zeros(3, dtype=torch.int64))
 
 
-def give_up(end: Publisher | Relay, line: TcpProxy) -> None:
+def give_up(end: Publisher | StateRelay, line: TcpProxy) -> None:
     """Let all followers be lost for silence, and notice nothing of it."""
     assert end._feed is not None
     hub, patience = end._feed._hub, end._feed._hub._silence
@@ -87,7 +87,7 @@ def give_up(end: Publisher | Relay, line: TcpProxy) -> None:
 def stranger(port: int) -> Iterator[Spoke]:
     spoke = Spoke.connect(HOST, port)
     try:
-        until(lambda: (e := spoke.recv(0.1)) is not None and e.kind is Kind.JOINED)
+        until(lambda: (e := spoke.recv(0.1)) is not None and e.kind is EventKind.JOINED)
         yield spoke
     finally:
         spoke.close(0.5)
@@ -113,7 +113,7 @@ class Liar:
         while True:
             event = self.hub.recv(LONG)
             assert event is not None, "the follower fell silent"
-            if event.kind is Kind.DATA:
+            if event.kind is EventKind.DATA:
                 self.peer = event.peer
                 return unpack(event.data, UP)
 
@@ -158,7 +158,7 @@ def answer(spoke: Spoke, kind: type, timeout: float = LONG) -> object | None:
     end = monotonic() + timeout
     while (left := end - monotonic()) > 0:
         event = spoke.recv(left)
-        if event is not None and event.kind is Kind.DATA:
+        if event is not None and event.kind is EventKind.DATA:
             message = unpack(event.data, DOWN)
             if isinstance(message, kind):
                 return message

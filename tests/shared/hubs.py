@@ -8,13 +8,13 @@ from time import monotonic
 
 from waiting import LONG
 
-from thinwire.links.hub.events import Event, Kind
+from thinwire.links.hub.events import Event, EventKind
 from thinwire.links.hub.hub import Hub
 from thinwire.links.hub.spoke import Spoke
 from thinwire.links.hub.station import Station
 
 
-def await_event(station: Station, kind: Kind, timeout: float = LONG) -> Event:
+def await_event(station: Station, kind: EventKind, timeout: float = LONG) -> Event:
     """Return the next event of a kind; those of other kinds are passed over."""
     end = monotonic() + timeout
     while monotonic() < end:

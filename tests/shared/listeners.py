@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from queue import Queue
 
 from thinwire.lab.doctor import linktest
-from thinwire.lab.doctor.linktest import LinkTest, Machine, Way, listen
+from thinwire.lab.doctor.linktest import LinkTest, MeasuredWay, TestedMachine, listen
 from thinwire.links import LinkShape, Peer, ZmqLink
 
 LONG = 60.0
@@ -73,6 +73,6 @@ def environment() -> dict[str, str]:
     return os.environ | {"THINWIRE_TOKEN": TOKEN.decode()}
 
 
-def link_test(way: Way, rtt: float = 0.05, **settings: str) -> LinkTest:
-    quiet = Way(1e6, 1000, 1.0, 0.0, "bbr", rtt)
-    return LinkTest(Machine("a", settings), Machine("b", {}), rtt, rtt, 0.0, way, quiet)
+def link_test(way: MeasuredWay, rtt: float = 0.05, **settings: str) -> LinkTest:
+    quiet = MeasuredWay(1e6, 1000, 1.0, 0.0, "bbr", rtt)
+    return LinkTest(TestedMachine("a", settings), TestedMachine("b", {}), rtt, rtt, 0.0, way, quiet)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from thinwire.links import Peer, connect_mesh
-from thinwire.links.relay.server import Relay
+from thinwire.links.relay.server import RelayServer
 
 TOKEN = b"a shared secret, long and random"
 
@@ -23,7 +23,7 @@ class Running:
 
     def __init__(self, secret: bytes = TOKEN, port: int = 0, **options: Any) -> None:
         self.lines: list[str] = []
-        self.relay = Relay(secret, say=self.lines.append, **options)
+        self.relay = RelayServer(secret, say=self.lines.append, **options)
         self._loop, self._stop, self._up = asyncio.new_event_loop(), asyncio.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, args=(port,))
         self._thread.start()

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thinwire.state.code import changes, class_split
-from thinwire.state.code.changes import Block, Look, decode, encode, pack_blocks, unpack_blocks
+from thinwire.state.code.changes import Block, Look, pack_blocks, unpack_blocks
 from thinwire.state.code.numbers import LARGEST, pack_numbers, unpack_numbers
 from thinwire.state.code.planes import decode_whole, encode_whole
-from thinwire.state.code.stream import Reader, uvarint
+from thinwire.state.code.stream import PatchCursor, uvarint
 from thinwire.state.layout import Array
 from thinwire.types import InputError, MissingExtra, PayloadError
 
@@ -174,8 +174,8 @@ def test_an_unchanged_block_costs_a_bit() -> None:
 
 def test_layout_does_not_change_unnoticed() -> None:
     at, diffs = np.array([1, 9, 30], dtype=np.int32), np.array([1, -1, 300], dtype=np.int16)
-    assert encode(at, diffs, 40, SHORT).hex() == GOLDEN
-    assert decode(bytes.fromhex(GOLDEN), 40, SHORT)[1].tolist() == [1, -1, 300]
+    assert pack_blocks([Block(40, at, diffs)], SHORT).hex() == GOLDEN
+    assert unpack_blocks(bytes.fromhex(GOLDEN), [40], SHORT)[0].diffs.tolist() == [1, -1, 300]
 
 
 GOLDEN = "80000000060601070e0000024003000220022a0201"
@@ -185,7 +185,7 @@ GOLDEN = "80000000060601070e0000024003000220022a0201"
 @given(st.lists(st.integers(0, LARGEST), max_size=300), st.integers(1, 40))
 def test_numbers_of_any_scale(values: list[int], repeats: int) -> None:
     numbers = np.array(values * repeats, dtype=np.uint32)
-    reader = Reader(pack_numbers(numbers))
+    reader = PatchCursor(pack_numbers(numbers), "a patch")
     assert np.array_equal(unpack_numbers(reader, numbers.size), numbers)
     reader.close()
 
@@ -195,7 +195,9 @@ def test_numbers_at_every_edge_of_a_symbol() -> None:
         max(0, (8 + m << width) - 8 + off) for width in range(29) for m in range(9) for off in (-1, 0, 1)
     ]
     numbers = np.tile(np.array([e for e in edges if e <= LARGEST], dtype=np.uint32), 600)  # over a page
-    assert np.array_equal(unpack_numbers(Reader(pack_numbers(numbers)), numbers.size), numbers)
+    assert np.array_equal(
+        unpack_numbers(PatchCursor(pack_numbers(numbers), "a patch"), numbers.size), numbers
+    )
 
 
 @settings(deadline=None, max_examples=40)
@@ -336,22 +338,24 @@ def test_what_is_taken_out_by_class_is_put_back(monkeypatch: pytest.MonkeyPatch,
 def test_wrong_blocks_are_input_errors() -> None:
     at, diffs = np.array([3, 2], dtype=np.int32), np.array([1, 1], dtype=np.int16)
     with pytest.raises(InputError, match="sort them"):
-        encode(at, diffs, 9, SHORT)
+        pack_blocks([Block(9, at, diffs)], SHORT)
     with pytest.raises(InputError, match="sort them"):
-        encode(at[:1], diffs[:1], 3, SHORT)
+        pack_blocks([Block(3, at[:1], diffs[:1])], SHORT)
     with pytest.raises(InputError, match="do not fit"):
-        encode(at[:1], diffs, 9, SHORT)
+        pack_blocks([Block(9, at[:1], diffs)], SHORT)
     with pytest.raises(InputError, match="of zero"):
-        encode(at[:1], diffs[:1] * 0, 9, SHORT)
+        pack_blocks([Block(9, at[:1], diffs[:1] * 0)], SHORT)
     many = np.arange(0, 4000, 10, dtype=np.int32)
     with pytest.raises(InputError, match="8 words of int16 before a change of 1024"):
-        encode(many, np.ones(400, dtype=np.int16), 4000, SHORT, before=np.zeros(8, dtype=np.int16))
+        pack_blocks(
+            [Block(4000, many, np.ones(400, dtype=np.int16))], SHORT, held(np.zeros(8, dtype=np.int16))
+        )
 
 
 def test_without_zstandard_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)
     with pytest.raises(MissingExtra, match=r"thinwire\[entropy\]"):
-        encode(np.array([1], dtype=np.int32), np.array([1], dtype=np.int16), 9, SHORT)
+        pack_blocks([Block(9, np.array([1], dtype=np.int32), np.array([1], dtype=np.int16))], SHORT)
 
 
 def test_classes_longer_than_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from thinwire.engines.sync.pull.reader import ShelfReader
 from thinwire.engines.sync.pull.writer import ShelfWriter
 from thinwire.engines.sync.push.follower import Follower
 from thinwire.engines.sync.push.publisher import Publisher
-from thinwire.engines.sync.push.relay import Relay
+from thinwire.engines.sync.push.relay import StateRelay
 from thinwire.state.code import blocks, changes
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
@@ -83,7 +83,7 @@ def test_followers_come_along_over_a_jump(tmp_path, way):
             publisher = open_.enter_context(Publisher(weights))
             port = publisher.port
             if way == "relay":
-                port = open_.enter_context(Relay("127.0.0.1", port, ("127.0.0.1", 0))).port
+                port = open_.enter_context(StateRelay("127.0.0.1", port, ("127.0.0.1", 0))).port
             reader = open_.enter_context(Follower("127.0.0.1", port))
         for step, scale in enumerate((1.0, 0.0, 3.0, 1.001)):
             weights["w"] *= scale

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from thinwire.state import log as logs
 from thinwire.state.history import History
 from thinwire.state.layout import Layout, Piece
-from thinwire.state.log import IN_USE, KEPT, Change, Entry, Log, merge
+from thinwire.state.log import IN_USE, KEPT, Change, ChangeLog, LogEntry, merge
 from thinwire.state.patches import lane
 from thinwire.state.patches.lane import Ends, Lane, in_use
 
@@ -44,15 +44,15 @@ def test_a_log_without_room_keeps_the_last_two():
 
 
 def test_a_base_lately_asked_for_outlives_others(arrays_only):
-    log = Log(states.layout(), 200)
+    log = ChangeLog(states.layout(), 200)
     for base in range(1, 40):
         at = np.array([base % 7], np.int32)
-        log.append(Entry(base, base, {0: Change(at, np.zeros(1, np.int16))}))
+        log.append(LogEntry(base, base, {0: Change(at, np.zeros(1, np.int16))}))
         if base in (3, 5):
             log.mark(base)
     assert {1, 3, 5, 39} <= set(log.bases()) and log.nbytes <= 200
     log.budget = 50
-    log.append(Entry(40, 40, {}))
+    log.append(LogEntry(40, 40, {}))
     assert list(log.bases()) == [5, 40]  # what was asked for longer ago went first
 
 
@@ -114,15 +114,15 @@ def test_where_a_patch_leads_is_kept_before_where_it_starts(monkeypatch):
 
 def test_versions_in_use_are_bounded_and_the_least_important_goes_first(arrays_only):
     used = [5, 30, 1, 3]
-    log = Log(states.layout(), 100, lambda: used)
+    log = ChangeLog(states.layout(), 100, lambda: used)
     for base in range(1, 40):
-        log.append(Entry(base, base, {0: Change(None, np.zeros(100, np.int16))}))
+        log.append(LogEntry(base, base, {0: Change(None, np.zeros(100, np.int16))}))
     assert set(log.bases()) == {*used} and log.nbytes <= 100 * IN_USE
     log.budget = 60
-    log.append(Entry(40, 40, {0: Change(None, np.zeros(100, np.int16))}))
+    log.append(LogEntry(40, 40, {0: Change(None, np.zeros(100, np.int16))}))
     assert list(log.bases()) == [5, 30] and log.nbytes == 400
     used = []
-    log.append(Entry(41, 41, {}))
+    log.append(LogEntry(41, 41, {}))
     assert list(log.bases()) == [5, 41]  # nobody uses them: the budget holds, but for the last two
 
 
@@ -131,13 +131,13 @@ def test_small_entries_are_not_merged_into_a_large_one_in_use_as_they_come(monke
     monkeypatch.setattr(
         logs, "merge", lambda entries, pieces: sizes.append(len(entries)) or merge(entries, pieces)
     )
-    log = Log(states.layout(), 300, lambda: [1])
-    log.append(Entry(1, 1, {0: Change(None, np.zeros(500, np.int16))}))
+    log = ChangeLog(states.layout(), 300, lambda: [1])
+    log.append(LogEntry(1, 1, {0: Change(None, np.zeros(500, np.int16))}))
     for base in range(2, 52):
         at = np.array([base % 7], np.int32)
-        log.append(Entry(base, base, {0: Change(at, np.zeros(1, np.int16))}))
+        log.append(LogEntry(base, base, {0: Change(at, np.zeros(1, np.int16))}))
     assert not sizes and log.nbytes == 1000 + 50 * 6
-    log.append(Entry(52, 52, {0: Change(np.array([3], np.int32), np.zeros(1, np.int16))}))
+    log.append(LogEntry(52, 52, {0: Change(np.array([3], np.int32), np.zeros(1, np.int16))}))
     assert sizes and 1 in log.bases() and log.nbytes <= 1000 + 50 * 6
 
 
@@ -151,7 +151,7 @@ def test_merged_entries_undo_what_each_of_them_undoes(steps, numel):
     for base, (at, whole) in enumerate(steps, 1):
         change = Change(None, words.copy()) if whole else Change(at, words[at])
         words[at] += 1
-        entries.append(Entry(base, 0, {0: change}))
+        entries.append(LogEntry(base, 0, {0: change}))
     merged = merge(entries, [Piece(0, 0, numel, np.dtype(np.int16), 0)])
     change = merged.changes[0]
     back = words.copy()

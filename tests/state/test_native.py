@@ -12,7 +12,7 @@ from thinwire.state.code import class_split, classes, diffs, gather, masks, plan
 from thinwire.state.code.blocks import Block
 from thinwire.state.code.changes import pack_blocks, unpack_blocks
 from thinwire.state.layout import Piece
-from thinwire.state.log import Change, Entry
+from thinwire.state.log import Change, LogEntry
 from thinwire.state.patches import moves
 from thinwire.types import InputError, PayloadError
 
@@ -184,7 +184,7 @@ def test_changes_of_several_versions_become_one(seed, n, word, some):
     draw, expected, entries = np.random.default_rng(seed), dict[int, int](), []
     for share in some:
         at = np.flatnonzero(draw.random(n) < share).astype(np.int32)
-        entries.append(Entry(1, 0, {0: Change(at, draw.integers(-99, 99, at.size, dtype=word))}))
+        entries.append(LogEntry(1, 0, {0: Change(at, draw.integers(-99, 99, at.size, dtype=word))}))
         for position, old in zip(at.tolist(), entries[-1].changes[0].old.tolist(), strict=True):
             expected.setdefault(position, old)
     at, old = both(lambda: log.merge(entries, [Piece(0, 0, n, word, 0)]).changes[0])

@@ -77,7 +77,7 @@ def parse_scheme(text: str) -> Scheme:
     return found
 
 
-class End:
+class ChannelEnd:
     """What both ends of a channel are: references, and how often each has moved."""
 
     def __init__(self, references: References) -> None:
@@ -121,7 +121,7 @@ class End:
         return rest
 
 
-class Sender(End):
+class Sender(ChannelEnd):
     """Encode tensors for a receiver, and keep the references that it will have."""
 
     def __init__(self, scheme: Scheme | None = None, store: Store | None = None) -> None:
@@ -243,7 +243,7 @@ class Sender(End):
         self._stale = set(self._versions) - set(self._references.store.keys())
 
 
-class Receiver(End):
+class Receiver(ChannelEnd):
     """Decode the packets of one sender, in order. It needs no configuration: packets describe themselves."""
 
     def __init__(self, store: Store | None = None) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from thinwire.channels.references import Parts, Store, TensorStore
-from thinwire.channels.slots import Row, Slot, SlotFile
+from thinwire.channels.slots import FileSlot, ReferenceRow, SlotFile
 from thinwire.types import InputError
 
 MEMORY = 256 * 10**6  # bytes that a store keeps in memory unless told otherwise
@@ -55,27 +55,27 @@ def _check_memory(memory: int) -> None:
         raise InputError(f"references on disk cannot do with memory={memory} bytes; give some, such as 500MB")
 
 
-class Job(NamedTuple):
+class DiskJob(NamedTuple):
     """A row to be written, or where there is none yet, to be read."""
 
     key: int
-    slot: Slot
-    row: Row | None
+    slot: FileSlot
+    row: ReferenceRow | None
 
 
-class Shelf:
+class RowCache:
     """Some of the rows in memory, the least recently used first, and their bytes."""
 
     def __init__(self) -> None:
-        self.rows: OrderedDict[int, Row] = OrderedDict()
+        self.rows: OrderedDict[int, ReferenceRow] = OrderedDict()
         self.nbytes = 0
 
-    def add(self, key: int, row: Row) -> None:
+    def add(self, key: int, row: ReferenceRow) -> None:
         self.pop(key)
         self.rows[key] = row
         self.nbytes += row.data.numel()
 
-    def pop(self, key: int) -> Row | None:
+    def pop(self, key: int) -> ReferenceRow | None:
         row = self.rows.pop(key, None)
         self.nbytes -= row.data.numel() if row else 0
         return row
@@ -112,7 +112,7 @@ class DiskStore:
                 "name a folder that can be written"
             ) from e
         self._memory = memory
-        self._clean, self._ahead, self._dirty = Shelf(), Shelf(), Shelf()  # a key is on one of them at most
+        self._clean, self._ahead, self._dirty = RowCache(), RowCache(), RowCache()  # a key is in one at most
         self._wanted: dict[int, int] = {}  # to be read ahead, in this order: the call of prefetch, by number
         self._calls = 0
         self._loading: int | None = None
@@ -142,7 +142,7 @@ class DiskStore:
         return None if row is None else row.parts
 
     def put(self, key: int, parts: Parts) -> None:
-        row = Row.empty(tuple((p.dtype, p.numel()) for p in parts))
+        row = ReferenceRow.empty(tuple((p.dtype, p.numel()) for p in parts))
         for mine, part in zip(row.parts, parts, strict=True):
             mine.copy_(part.detach().reshape(-1))
         with self._changed:
@@ -157,7 +157,7 @@ class DiskStore:
         with self._changed:
             for key, row in self._ahead.rows.items():  # announced before: about to be used, or never
                 self._clean.add(key, row)
-            self._ahead = Shelf()
+            self._ahead = RowCache()
             self._calls += 1
             self._wanted = {k: call for k, call in self._wanted.items() if call >= self._calls - 1}
             self._wanted.update((k, self._calls) for k in keys if k in self._file.slots)
@@ -193,7 +193,7 @@ class DiskStore:
         if self._error is not None:
             raise self._error
 
-    def _find(self, key: int) -> Row | None:
+    def _find(self, key: int) -> ReferenceRow | None:
         """Return what is in memory, from now on the most recently used."""
         ahead = self._ahead.pop(key)
         if ahead is not None:
@@ -207,12 +207,12 @@ class DiskStore:
         """Say whether a row is in memory; one that was used is from now on the most recently used."""
         if key in self._clean.rows:
             self._clean.rows.move_to_end(key)
-        return any(key in shelf.rows for shelf in (self._clean, self._ahead, self._dirty))
+        return any(key in cache.rows for cache in (self._clean, self._ahead, self._dirty))
 
     def _forget(self, key: int) -> None:
         self._wanted.pop(key, None)
-        for shelf in (self._clean, self._ahead, self._dirty):
-            shelf.pop(key)
+        for cache in (self._clean, self._ahead, self._dirty):
+            cache.pop(key)
 
     def _wait_for_room(self, nbytes: int) -> None:
         self._pressed = True
@@ -224,19 +224,19 @@ class DiskStore:
         self._check()
         self._make_room(nbytes, self._clean, self._ahead)
 
-    def _make_room(self, nbytes: int, *shelves: Shelf) -> bool:
-        for shelf in shelves:
-            while shelf.rows and self._resident() + nbytes > self._memory:
-                shelf.pop(next(iter(shelf.rows)))
+    def _make_room(self, nbytes: int, *caches: RowCache) -> bool:
+        for cache in caches:
+            while cache.rows and self._resident() + nbytes > self._memory:
+                cache.pop(next(iter(cache.rows)))
         return self._resident() + nbytes <= self._memory
 
-    def _keep(self, key: int, slot: Slot, row: Row, shelf: Shelf) -> None:
+    def _keep(self, key: int, slot: FileSlot, row: ReferenceRow, cache: RowCache) -> None:
         """Keep what was read, if there is room and nothing newer."""
         current = self._file.slots.get(key) is slot and not self._holds(key)
         if current and self._make_room(row.data.numel(), self._clean):
-            shelf.add(key, row)
+            cache.add(key, row)
 
-    def _read(self, slot: Slot) -> Row:
+    def _read(self, slot: FileSlot) -> ReferenceRow:
         try:
             return self._file.read(slot)
         except OSError as e:
@@ -267,7 +267,7 @@ class DiskStore:
             except Exception as e:
                 self._fail(job, e)
 
-    def _await_job(self) -> Job | None:
+    def _await_job(self) -> DiskJob | None:
         with self._changed:
             self._changed.wait_for(lambda: self._error or self._job(), LINGER)
             job = self._job()
@@ -278,15 +278,15 @@ class DiskStore:
                 self._loading = job.key
             return job
 
-    def _job(self) -> Job | None:
+    def _job(self) -> DiskJob | None:
         """Return what is to be done next: reads first, unless a put waits."""
         if self._error is not None:
             return None
         key = None if self._pressed else self._next_wanted()
         if key is not None:
-            return Job(key, self._file.slots[key], None)
+            return DiskJob(key, self._file.slots[key], None)
         for key, row in self._dirty.rows.items():
-            return Job(key, self._file.slots[key], row)
+            return DiskJob(key, self._file.slots[key], row)
         return None
 
     def _next_wanted(self) -> int | None:
@@ -301,7 +301,7 @@ class DiskStore:
             del self._wanted[key]
         return None
 
-    def _done(self, job: Job, row: Row) -> None:
+    def _done(self, job: DiskJob, row: ReferenceRow) -> None:
         with self._changed:
             if job.row is None:
                 self._loading = None
@@ -311,7 +311,7 @@ class DiskStore:
                 self._clean.add(job.key, row)
             self._changed.notify_all()
 
-    def _fail(self, job: Job, e: Exception) -> None:
+    def _fail(self, job: DiskJob, e: Exception) -> None:
         with self._changed:
             self._loading = None
             if self._file.slots.get(job.key) is job.slot:  # what was dropped meanwhile is no loss

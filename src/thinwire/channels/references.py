@@ -1,4 +1,4 @@
-"""Stores: where references live between two visits; in memory here, on disk in ``disk_store``."""
+"""Stores: where references live between two visits; in memory here, on disk in ``disk``."""
 
 from __future__ import annotations
 

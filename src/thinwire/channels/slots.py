@@ -12,28 +12,28 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-Layout = tuple[tuple[torch.dtype, int], ...]  # dtype and length of each part
+RowLayout = tuple[tuple[torch.dtype, int], ...]  # dtype and length of each part
 
 
-class Slot(NamedTuple):
+class FileSlot(NamedTuple):
     """Where a row lies in the file."""
 
     at: int
-    layout: Layout
+    layout: RowLayout
 
     @property
     def nbytes(self) -> int:
         return _nbytes(self.layout)
 
 
-class Row(NamedTuple):
+class ReferenceRow(NamedTuple):
     """The parts of one reference, one after another as in the file."""
 
-    layout: Layout
+    layout: RowLayout
     data: Tensor  # uint8 [n]
 
     @classmethod
-    def empty(cls, layout: Layout) -> Row:
+    def empty(cls, layout: RowLayout) -> ReferenceRow:
         """Return a row of that layout, its bytes not set."""
         return cls(layout, torch.empty(_nbytes(layout), dtype=torch.uint8, device="cpu"))
 
@@ -59,20 +59,20 @@ class SlotFile:
             Path(folder).mkdir(exist_ok=True)  # in one that is there: no typing error makes more
         file = tempfile.TemporaryFile(prefix="thinwire-references-", dir=folder, buffering=0)  # noqa: SIM115
         self.folder = str(folder or tempfile.gettempdir())
-        self.slots: dict[int, Slot] = {}
+        self.slots: dict[int, FileSlot] = {}
         self.close: Callable[[], object] = weakref.finalize(self, file.close)
         self._fd = file.fileno()
-        self._layouts: dict[Layout, Layout] = {}  # one object for all rows that share a layout
+        self._layouts: dict[RowLayout, RowLayout] = {}  # one object for all rows that share a layout
         self._free: dict[int, list[int]] = {}
         self._end = 0
 
-    def place(self, key: int, layout: Layout) -> None:
+    def place(self, key: int, layout: RowLayout) -> None:
         """Give ``key`` a slot for that layout, the one it has if that fits."""
         old = self.slots.get(key)
         if old is None or old.layout != layout:
             if old is not None:
                 self._give_back(old)
-            self.slots[key] = Slot(self._take(_nbytes(layout)), self._layouts.setdefault(layout, layout))
+            self.slots[key] = FileSlot(self._take(_nbytes(layout)), self._layouts.setdefault(layout, layout))
 
     def drop(self, key: int) -> None:
         """Give the slot of ``key`` back; the last one shrinks the file to nothing."""
@@ -84,16 +84,16 @@ class SlotFile:
             self._free.clear()
             self._end = 0
 
-    def write(self, slot: Slot, row: Row) -> None:
+    def write(self, slot: FileSlot, row: ReferenceRow) -> None:
         """Write a row. Errors: ``OSError``."""
         data, at = row.data.numpy().data, slot.at
         while data:
             done = os.pwrite(self._fd, data, at)
             data, at = data[done:], at + done
 
-    def read(self, slot: Slot) -> Row:
+    def read(self, slot: FileSlot) -> ReferenceRow:
         """Return the row in a slot. Errors: ``OSError``."""
-        row = Row.empty(slot.layout)
+        row = ReferenceRow.empty(slot.layout)
         data, at = row.data.numpy().data, slot.at
         while data:
             done = os.preadv(self._fd, [data], at)
@@ -109,7 +109,7 @@ class SlotFile:
         self._end += room
         return self._end - room
 
-    def _give_back(self, slot: Slot) -> None:
+    def _give_back(self, slot: FileSlot) -> None:
         self._free.setdefault(_room(slot.nbytes), []).append(slot.at)
 
 
@@ -117,7 +117,7 @@ def _aligned(nbytes: int) -> int:
     return -(-nbytes // 8) * 8  # whatever comes next may be viewed in place
 
 
-def _nbytes(layout: Layout) -> int:
+def _nbytes(layout: RowLayout) -> int:
     return sum(_aligned(n * dtype.itemsize) for dtype, n in layout)
 
 

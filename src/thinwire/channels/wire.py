@@ -22,6 +22,7 @@ from torch import Tensor
 
 from thinwire.types import (
     MAX_KEY,
+    ByteCursor,
     Entry,
     InputError,
     Mode,
@@ -107,7 +108,7 @@ def unpack(data: bytes | bytearray | memoryview, max_nbytes: int = MAX_NBYTES) -
     Errors: ``PayloadError`` for anything else than the whole of one valid packet, and for a packet whose
     tensor would take more than ``max_nbytes``; nothing is allocated beyond the size of ``data``.
     """
-    reader = _Reader(memoryview(data).cast("B"))
+    reader = _PacketCursor(data, "a packet")
     magic, version, flags, crc = reader.unpack(HEAD)
     require(magic == MAGIC, PayloadError, "not a thinwire packet")
     require(
@@ -134,7 +135,7 @@ def unpack(data: bytes | bytearray | memoryview, max_nbytes: int = MAX_NBYTES) -
     entries = _entries(reader, n, sections)
     heads = [_section_head(reader) for _ in range(sections)]
     found = tuple(_section(reader, i, h, spec, entries) for i, h in enumerate(heads))
-    require(not reader.rest(), PayloadError, f"{len(reader.rest())} bytes too many behind a packet")
+    reader.close()
     return Packet(spec, memory, references, entries, found)
 
 
@@ -143,7 +144,7 @@ def _dtype(code: int) -> torch.dtype:
     return DTYPES[code]
 
 
-def _entries(reader: _Reader, n: int, sections: int) -> tuple[Entry, ...]:
+def _entries(reader: _PacketCursor, n: int, sections: int) -> tuple[Entry, ...]:
     raw = np.frombuffer(reader.take(n * ENTRY.itemsize), dtype=ENTRY)
     entries = tuple(Entry(k, v, s, c) for k, v, c, s in raw.tolist())
     used = {e.section for e in entries}
@@ -156,7 +157,7 @@ def _entries(reader: _Reader, n: int, sections: int) -> tuple[Entry, ...]:
 _Head = tuple[Mode, str, list[tuple[torch.dtype, int]]]
 
 
-def _section_head(reader: _Reader) -> _Head:
+def _section_head(reader: _PacketCursor) -> _Head:
     mode, parts = reader.unpack(struct.Struct("<BB"))
     require(
         mode in Mode.__members__.values() and parts <= MAX_PARTS,
@@ -169,7 +170,7 @@ def _section_head(reader: _Reader) -> _Head:
 
 
 def _section(
-    reader: _Reader, index: int, head: _Head, spec: TensorSpec, entries: tuple[Entry, ...]
+    reader: _PacketCursor, index: int, head: _Head, spec: TensorSpec, entries: tuple[Entry, ...]
 ) -> Section:
     mode, codec, layout = head
     rows = sum(e.section == index for e in entries)
@@ -177,23 +178,7 @@ def _section(
     return Section(mode, codec, Payload(TensorSpec((rows, *spec.shape[1:]), spec.dtype), parts))
 
 
-class _Reader:
-    """A cursor over untrusted bytes: every read is checked against what is left."""
-
-    def __init__(self, data: memoryview) -> None:
-        self._data, self._at = data, 0
-
-    def rest(self) -> memoryview:
-        return self._data[self._at :]
-
-    def take(self, n: int) -> memoryview:
-        require(n <= len(self._data) - self._at, PayloadError, f"a packet ends {n} bytes too early")
-        self._at += n
-        return self._data[self._at - n : self._at]
-
-    def unpack(self, form: struct.Struct) -> tuple[int, ...]:
-        return form.unpack(self.take(form.size))
-
+class _PacketCursor(ByteCursor):
     def text(self) -> str:
         (n,) = self.unpack(struct.Struct("<H"))
         try:

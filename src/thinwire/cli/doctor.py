@@ -13,7 +13,7 @@ from rich.table import Table
 from thinwire.cli.terminal.output import print_json, tell
 from thinwire.lab.doctor.advice import advice
 from thinwire.lab.doctor.diagnosis import BROKEN, LACKS, OK, Check, diagnose
-from thinwire.lab.doctor.linktest import PORT, SECONDS, LinkTest, Way, dial, listen
+from thinwire.lab.doctor.linktest import PORT, SECONDS, LinkTest, MeasuredWay, dial, listen
 from thinwire.lab.machine.interrupts import stopped_by_signals
 from thinwire.lab.machine.network import Interface, interfaces, way_out
 from thinwire.lab.records.progress import megabytes
@@ -152,11 +152,11 @@ def _print_link(test: LinkTest, leaves: Interface | None) -> None:
     console.print(escape(test.fragment()), end="")
 
 
-def _again(way: Way) -> str:
+def _again(way: MeasuredWay) -> str:
     return "no TCP_INFO" if way.retransmitted is None else f"{way.retransmitted:.2%}"
 
 
-def _loaded(way: Way) -> str:
+def _loaded(way: MeasuredWay) -> str:
     return "no TCP_INFO" if way.loaded_rtt is None else f"{way.loaded_rtt * 1e3:.1f} ms"
 
 

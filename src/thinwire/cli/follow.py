@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from torch import Tensor
 
-from thinwire.cli.terminal.command import SECONDS, Command
+from thinwire.cli.terminal.command import SECONDS, ShellCommand
 from thinwire.cli.terminal.live import LOOK, Live, await_coming
 from thinwire.cli.terminal.places import (
     Address,
@@ -27,7 +27,7 @@ from thinwire.cli.terminal.places import (
 )
 from thinwire.engines.sync.pull.look import look
 from thinwire.engines.sync.pull.reader import POLL, ReaderStatus, ShelfReader
-from thinwire.engines.sync.push.follower import Follower, Following
+from thinwire.engines.sync.push.follower import Follower, FollowingStatus
 from thinwire.engines.sync.using import PATIENCE, TIMEOUT
 from thinwire.files.checkpoint import read_checkpoint, write_checkpoint
 from thinwire.files.folder import open_folder
@@ -143,7 +143,7 @@ def follow(
             )
             stack.callback(reader.close)
             live = stack.enter_context(Live(lambda: line(reader), quiet))
-            run = None if command is None else Command(command, deadline)
+            run = None if command is None else ShellCommand(command, deadline)
             taking = Taking(reader, out, state, run, live, once)
             if once:
                 taking.take(_newest(reader, place, token, patience, most))
@@ -233,7 +233,7 @@ class Taking:
         reader: Reader,
         out: Path | None,
         state: Path | None,
-        command: Command | None,
+        command: ShellCommand | None,
         live: Live,
         once: bool = False,
     ) -> None:
@@ -263,7 +263,7 @@ class Taking:
         if self._command is not None:
             self._run(self._command, number)
 
-    def _run(self, command: Command, number: int) -> None:
+    def _run(self, command: ShellCommand, number: int) -> None:
         known = {"THINWIRE_VERSION": str(number)}
         known |= {} if self._out is None else {"THINWIRE_FILE": str(self._out.absolute())}
         trouble = command.run(known)
@@ -274,7 +274,7 @@ class Taking:
 
 def line(reader: Reader) -> str:
     """Return where a follower stands."""
-    status: Following | ReaderStatus = reader.status
+    status: FollowingStatus | ReaderStatus = reader.status
     if not status.held:
         return f"nothing yet{_trouble(status) or _waiting(reader)}"
     parts = [f"version {status.held}"]
@@ -288,10 +288,11 @@ def line(reader: Reader) -> str:
     return ", ".join(parts) + _trouble(status)
 
 
-def _trouble(status: Following | ReaderStatus) -> str:
+def _trouble(status: FollowingStatus | ReaderStatus) -> str:
     if status.error:
         return f"; note: {status.error}"
-    return "; not connected" if isinstance(status, Following) and status.held and not status.connected else ""
+    lost = isinstance(status, FollowingStatus) and status.held and not status.connected
+    return "; not connected" if lost else ""
 
 
 def _waiting(reader: Reader) -> str:

@@ -9,14 +9,10 @@ from typing import Annotated
 
 import torch
 import typer
-from torch import Tensor
 
 from thinwire.cli.terminal.live import Live, warned
 from thinwire.cli.terminal.places import PORT, Address, Congestion, TokenFile, check_port, check_state
-from thinwire.engines.sync.pull.look import resume
-from thinwire.engines.sync.pull.writer import ShelfWriter
-from thinwire.engines.sync.push.publisher import Publisher
-from thinwire.engines.sync.using import SLOW
+from thinwire.engines.sync.outlets import Outlets
 from thinwire.files.watch import LOOK, PART_REST, REST, Watch
 from thinwire.lab.machine.interrupts import stopped_by_signals
 from thinwire.lab.machine.network import interfaces
@@ -25,15 +21,9 @@ from thinwire.links.mesh import EVERYWHERE
 from thinwire.links.security import is_loopback, read_token
 from thinwire.links.tcp import congestion as control
 from thinwire.recipes.state import DTYPES
-from thinwire.state.history import History
-from thinwire.state.layout import Layout
-from thinwire.state.patches.patch import Version
-from thinwire.types import InputError, LinkError, require
+from thinwire.types import InputError, require
 
-PATIENCE = 300.0  # seconds that --once waits for a follower
-ATTEMPTS = 2  # that --once has at a store which takes no file: to sweep it may have helped
 MAX_SECONDS = 86_400.0  # of --rest and --wait
-SAVE_EVERY = 60.0  # seconds between two saves of --state at least, but for the last
 HERE = "ADDRESS_OF_THIS_MACHINE"  # where none is known
 PUSH, PULL = "For followers that connect", "For followers that fetch"
 File = Annotated[
@@ -125,8 +115,7 @@ def publish(
     require(saved, InputError, "--state is for --port; a store is what its publisher needs")
     state = check_state(state)
     kind, bounds = _dtype(dtype), parse_bounds(bound or [])
-    watch = _watch(file, rest)
-    _check_wait(wait)
+    watch = _watch(file, rest, wait)
     with ExitStack() as stack:
         stack.enter_context(stopped_by_signals())
         try:
@@ -137,9 +126,10 @@ def publish(
             if port is not None:
                 outlets.listen(host, port, state, congestion)
             if store is not None:
-                outlets.keep(store)
-            live = stack.enter_context(Live(outlets.line, quiet))
-            live.note(outlets.title())
+                with warned():  # of a wait for the last publisher
+                    outlets.keep(store)
+            live = stack.enter_context(Live(lambda: _line(outlets), quiet))
+            live.note(_title(outlets))
             outlets.publish()
             live.tick()
             if once:
@@ -151,15 +141,12 @@ def publish(
                 raise
 
 
-def _watch(file: Path, rest: float | None) -> Watch:
+def _watch(file: Path, rest: float | None, wait: float) -> Watch:
     good = rest is None or 0 < rest <= MAX_SECONDS
     require(good, InputError, f"--rest is {rest}; it must be above 0 seconds, and at most {MAX_SECONDS:g}")
-    return Watch(file, rest)
-
-
-def _check_wait(wait: float) -> None:
     good = 0 <= wait <= MAX_SECONDS
     require(good, InputError, f"--wait is {wait}; it must be 0 seconds or more, and at most {MAX_SECONDS:g}")
+    return Watch(file, rest)
 
 
 def _await(watch: Watch, wait: float) -> None:
@@ -225,173 +212,38 @@ def parse_bounds(texts: list[str]) -> dict[str, float] | float | None:
     return found.get("", found) if found else None
 
 
-class Outlets:
-    """Where one state goes: to followers that connect, to a store, or to both."""
+def _title(outlets: Outlets) -> str:
+    """Return what is published, and how to follow it."""
+    layout, push, ways = outlets.history.layout, outlets.push, []
+    if push is not None:
+        only = " on this machine" if is_loopback(push.host) else ""
+        ways += [f"'thinwire follow {Address(host, push.port)}'{only}" for host in _hosts(push.host)]
+    if outlets.pull is not None:
+        ways.append(f"'thinwire follow {outlets.pull.where}'")
+    about = f"{len(layout.slots)} tensors, {megabytes(layout.nbytes)}"
+    return f"publishing {outlets.name!r}: {about}; {' or '.join(ways)}"
 
-    def __init__(
-        self,
-        tensors: dict[str, Tensor],
-        dtype: torch.dtype | None,
-        bounds: dict[str, float] | float | None,
-        name: str,
-        token: bytes | None,
-    ) -> None:
-        self._tensors, self._kind = tensors, (dtype, bounds)
-        self._name, self._token = name, token
-        self._push: Publisher | None = None
-        self._pull: ShelfWriter | None = None
-        self._own: History | None = None
-        self.newest = Version()
-        self._state: Path | None = None
-        self._saved, self._save_at = 0, -SAVE_EVERY  # number of the version, and when the next may be
 
-    @property
-    def history(self) -> History:
-        """The versions."""
-        if self._push is not None:
-            return self._push.history
-        if self._own is None:
-            self._own = History(Layout.of(self._tensors, *self._kind))
-        return self._own
+def _hosts(host: str) -> list[str]:
+    """Return by which addresses others reach a publisher: it may listen at all of this machine's."""
+    if host not in EVERYWHERE:
+        return [host]
+    own = [i.address for i in interfaces() if host == "::" or ":" not in i.address]
+    return own or [HERE]
 
-    def listen(self, host: str, port: int, state: Path | None = None, congestion: str = control.AUTO) -> None:
-        """Let followers connect; go on from the file ``state`` if it is there."""
-        at = host, port, self._token, self._name
-        self._push = Publisher(self._tensors, *at, *self._kind, state=state, congestion=congestion)
-        self._state = state
 
-    def save(self) -> InputError | None:
-        """Write a version that is not in the file yet, unless that was done lately; return what went wrong.
-
-        The versions go on then, and the file is tried again.
-        """
-        now, newest = time.monotonic(), self.newest.number
-        if self._push is None or self._state is None or self._saved == newest or now < self._save_at:
-            return None
-        self._save_at = now + SAVE_EVERY
-        try:
-            self._push.save()
-        except InputError as e:
-            return e
-        self._saved = newest
-        return None
-
-    def keep(self, url: str) -> None:
-        """Write versions to a store, on from what it holds, so that readers need a patch only."""
-        resume(self.history, url, self._token, self._name)
-        with warned():  # of a wait for the last publisher
-            self._pull = ShelfWriter(url, self.history, name=self._name, token=self._token)
-
-    def publish(self) -> None:
-        """Make the tensors that it began with the newest version."""
-        self._publish()
-        self.check()
-
-    def replace(self, tensors: dict[str, Tensor], path: Path) -> None:
-        """Make ``tensors`` the newest version.
-
-        Errors: ``InputError``, naming their ``path``, where they do not fit: then all is as before.
-        """
-        if self._push is not None:
-            self._push.check()  # what ended the feed is not the tensors' fault
-        self._tensors.update(tensors)
-        try:
-            self._publish()
-        except InputError as e:
-            reason = str(e).partition("; ")[0]
-            raise InputError(
-                f"{path} does not fit what is published: {reason}; restore it, or start a new publisher"
-            ) from e
-
-    def _publish(self) -> None:
-        publishing = self._push.publish if self._push is not None else self._keep_own
-        try:
-            self.newest = publishing()
-        finally:
-            self._tensors.clear()  # the bits of a version are in the history
-
-    def _keep_own(self) -> Version:
-        return self.history.publish(self._tensors)
-
-    def check(self) -> None:
-        """Raise what has ended the feed or the store's writer, if anything did; wake that if it is behind."""
-        if self._push is not None:
-            self._push.check()
-        pull = self._pull
-        if pull is not None and (pull.status.error or pull.status.version < self.newest.number):
-            pull.offer()
-
-    def finish(self) -> None:
-        """Wait until the store, or a follower and all others that are there, have the newest version."""
-        if self._pull is not None:
-            self._fill(self._pull)
-        if self._push is None:
-            return
-        ends, push = time.monotonic() + PATIENCE, self._push
-        while not any(f.greeted and f.version >= push.newest.number for f in push.followers):
-            push.check()
-            if time.monotonic() > ends:
-                raise LinkError(self._waited_in_vain(push))
-            time.sleep(LOOK)
-        push.flush(max(0.0, ends - time.monotonic()))
-
-    def _fill(self, pull: ShelfWriter) -> None:
-        """Wait until the store has the newest version; where it takes no file, for another attempt only."""
-        patience = PATIENCE + self.history.layout.nbytes / SLOW
-        ends = time.monotonic() + patience
-        while pull.status.version < self.newest.number:
-            self.check()
-            if pull.status.failures >= ATTEMPTS:
-                pull.close(0.0)  # raises what it was
-            whole = time.monotonic() < ends
-            require(whole, LinkError, f"{pull.where} did not take the newest version in {patience:.0f} s")
-            time.sleep(LOOK)
-
-    def _waited_in_vain(self, push: Publisher) -> str:
-        behind = [f"{f.name} holds version {f.version}" for f in push.followers]
-        why = "; ".join(behind[:3]) if behind else "nobody follows; start 'thinwire follow' with this address"
-        return f"no follower took version {push.newest.number} within {PATIENCE:g} s: {why}"
-
-    def close(self) -> None:
-        """Write what is new to the store, and stop."""
-        try:
-            if self._pull is not None:
-                self._pull.close()
-        finally:
-            if self._push is not None:
-                self._push.close()
-
-    def title(self) -> str:
-        """Return what is published, and how to follow it."""
-        layout, ways = self.history.layout, []
-        if self._push is not None:
-            only = " on this machine" if is_loopback(self._push.host) else ""
-            ways += [f"'thinwire follow {Address(host, self._push.port)}'{only}" for host in self._hosts()]
-        if self._pull is not None:
-            ways.append(f"'thinwire follow {self._pull.where}'")
-        about = f"{len(layout.slots)} tensors, {megabytes(layout.nbytes)}"
-        return f"publishing {self._name!r}: {about}; {' or '.join(ways)}"
-
-    def _hosts(self) -> list[str]:
-        """Return by which addresses others reach the publisher: it may listen at all of this machine's."""
-        host = self._push.host if self._push is not None else ""
-        if host not in EVERYWHERE:
-            return [host]
-        own = [i.address for i in interfaces() if host == "::" or ":" not in i.address]
-        return own or [HERE]
-
-    def line(self) -> str:
-        """Return where it stands."""
-        newest = self.newest
-        share = newest.changed / max(1, self.history.layout.numel)
-        parts = [f"version {newest.number}", f"{100 * share:.3g} % changed"]
-        if self._push is not None:
-            followers = self._push.followers
-            upto = sum(f.version >= newest.number for f in followers)
-            parts += [f"{megabytes(self._push.sent)} sent", f"{upto} of {len(followers)} followers have it"]
-        if self._pull is not None:
-            status = self._pull.status
-            there = "" if status.version >= newest.number else f" (version {status.version} there)"
-            parts.append(f"{megabytes(status.nbytes)} stored{there}")
-            parts += [f"note: {status.error}"] if status.error else []
-        return ", ".join(parts)
+def _line(outlets: Outlets) -> str:
+    """Return where it stands."""
+    newest = outlets.newest
+    share = newest.changed / max(1, outlets.history.layout.numel)
+    parts = [f"version {newest.number}", f"{100 * share:.3g} % changed"]
+    if outlets.push is not None:
+        followers = outlets.push.followers
+        upto = sum(f.version >= newest.number for f in followers)
+        parts += [f"{megabytes(outlets.push.sent)} sent", f"{upto} of {len(followers)} followers have it"]
+    if outlets.pull is not None:
+        status = outlets.pull.status
+        there = "" if status.version >= newest.number else f" (version {status.version} there)"
+        parts.append(f"{megabytes(status.nbytes)} stored{there}")
+        parts += [f"note: {status.error}"] if status.error else []
+    return ", ".join(parts)

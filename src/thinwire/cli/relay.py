@@ -12,7 +12,7 @@ import typer
 from thinwire.cli.terminal.output import tell
 from thinwire.links.address import MAX_PORT, RELAY_PORT
 from thinwire.links.relay.handshake import is_pass, relay_pass
-from thinwire.links.relay.server import MAX_CONNECTIONS, Relay
+from thinwire.links.relay.server import MAX_CONNECTIONS, RelayServer
 from thinwire.links.security import REMEDY, read_token
 from thinwire.types import InputError, require
 
@@ -57,10 +57,10 @@ def relay(
     require(max_connections >= 3, InputError, f"--max-connections is {max_connections}; a pair takes 3")
     if not is_pass(secret):
         tell("note: this relay holds the ranks' token; if others run this machine, use --show-pass")
-    asyncio.run(_serve(Relay(secret, max_connections, tell), host, port))
+    asyncio.run(_serve(RelayServer(secret, max_connections, tell), host, port))
 
 
-async def _serve(server: Relay, host: str, port: int) -> None:
+async def _serve(server: RelayServer, host: str, port: int) -> None:
     """Serve until Ctrl-C or SIGTERM, which is how a relay ends: no error."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -48,7 +48,7 @@ KINDS = {
 NAMES = {dtype: name for name, dtype in KINDS.items()}
 
 
-class Entry(NamedTuple):
+class TensorEntry(NamedTuple):
     """A tensor in a file: its dtype and shape, and where its bytes are behind the header."""
 
     dtype: torch.dtype
@@ -91,7 +91,7 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
 
 def read_header(
     data: bytes | bytearray | memoryview, size: int
-) -> tuple[dict[str, Entry], dict[str, str], int]:
+) -> tuple[dict[str, TensorEntry], dict[str, str], int]:
     """Return the tensors that a header names, its metadata, and where the tensors' bytes begin.
 
     ``data``: at least the header; ``size``: bytes of the whole file. Errors: ``PayloadError``.
@@ -115,14 +115,14 @@ def read_header(
     return entries, notes, begin
 
 
-def _entry(name: str, fields: Any, size: int) -> Entry:
+def _entry(name: str, fields: Any, size: int) -> TensorEntry:
     kind, shape, (start, stop) = fields["dtype"], tuple(fields["shape"]), fields["data_offsets"]
     require(kind in KINDS, PayloadError, f"{name:.99} is {kind!s:.20}, which cannot be followed; cast it")
     whole = all(type(n) is int and n >= 0 for n in (*shape, start, stop))
     fits = whole and start <= stop <= size and stop - start == math.prod(shape) * KINDS[kind].itemsize
     fits = fits and math.prod(max(1, n) for n in shape) < MOST_NBYTES  # torch cannot make every empty one
     require(fits, PayloadError, f"{name:.99} is not where the header says: the file is cut short or damaged")
-    return Entry(KINDS[kind], shape, start, stop)
+    return TensorEntry(KINDS[kind], shape, start, stop)
 
 
 def _read(file: Path) -> dict[str, Tensor]:
@@ -137,7 +137,7 @@ def _read(file: Path) -> dict[str, Tensor]:
     return {name: _tensor(data, begin, entry) for name, entry in entries.items()}
 
 
-def _tensor(data: bytearray, begin: int, entry: Entry) -> Tensor:
+def _tensor(data: bytearray, begin: int, entry: TensorEntry) -> Tensor:
     at, nbytes = begin + entry.start, entry.stop - entry.start
     if not nbytes:
         return torch.empty(entry.shape, dtype=entry.dtype)

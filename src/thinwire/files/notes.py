@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from thinwire.files.checkpoint import HASH, IMPRINT, MAX_HEADER, Entry, read_checkpoint, read_header
+from thinwire.files.checkpoint import HASH, IMPRINT, MAX_HEADER, TensorEntry, read_checkpoint, read_header
 from thinwire.files.wrapping import TENSOR, unwrap
 from thinwire.state.layout import Layout, Slot
 from thinwire.state.patches.patch import Patch
@@ -84,7 +84,7 @@ def _patch(path: Path, size: int) -> FileNotes:
 
 
 def _checkpoint(
-    path: Path, size: int, entries: Mapping[str, Entry], metadata: Mapping[str, str]
+    path: Path, size: int, entries: Mapping[str, TensorEntry], metadata: Mapping[str, str]
 ) -> FileNotes:
     try:
         layout = Layout(tuple(Slot(name, e.shape, e.dtype) for name, e in entries.items()))

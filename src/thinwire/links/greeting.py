@@ -1,4 +1,4 @@
-"""Whether one that asks for a token listens at an address: its greeting says so before anything is proved.
+"""What a listener says before anything is proved: whether it speaks ZeroMQ, and asks for a token.
 
 ZeroMQ tells a connector only that a handshake broke off. Whoever listens may have refused the token; or there
 is just a tunnel or a load balancer, whose server is away. Source: ZMTP 3.1 (RFC 37), "Framing Layer".
@@ -10,10 +10,8 @@ import socket
 from contextlib import suppress
 from time import monotonic
 
-SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
-MECHANISM = b"CURVE".ljust(20, b"\0")
-GREETING = (SIGNATURE + b"\x03\x00" + MECHANISM).ljust(64, b"\0")  # version 3.0: all who know 3.1 know it
-_AT = len(SIGNATURE) + 2  # where the mechanism is
+SIGNATURE = b"\xff" + bytes(8) + b"\x7f"  # only the first and last byte are fixed
+LENGTH = 64  # bytes of a greeting; the security mechanism's name is in 12 to 32
 
 
 def asks_for_token(host: str, port: int, timeout: float = 2.0) -> bool:
@@ -22,14 +20,34 @@ def asks_for_token(host: str, port: int, timeout: float = 2.0) -> bool:
     >>> asks_for_token("127.0.0.1", 1)
     False
     """
-    end, found = monotonic() + timeout, b""
-    with suppress(OSError), socket.create_connection((host.strip("[]"), port), timeout) as sock:
-        sock.sendall(GREETING)
-        while len(found) < _AT + len(MECHANISM):
-            sock.settimeout(max(end - monotonic(), 1e-3))
-            piece = sock.recv(len(GREETING) - len(found))
-            if not piece:
-                break
-            found += piece
-    fits = found[:1] == SIGNATURE[:1] and found[9:10] == SIGNATURE[9:]
-    return fits and found[_AT : _AT + len(MECHANISM)] == MECHANISM
+    with suppress(OSError):
+        return mechanism(read_greeting(host.strip("[]"), port, timeout, timeout)) == "CURVE"
+    return False
+
+
+def read_greeting(host: str, port: int, connect: float, timeout: float) -> bytes:
+    """Return what a listener says first, all that comes within ``timeout`` seconds, 64 bytes at most.
+
+    ``connect``: the part of it until the connection is there. Errors: ``OSError`` where nothing comes.
+    """
+    end, greeting = monotonic() + timeout, b""
+    with socket.create_connection((host, port), connect) as sock:
+        sock.sendall(SIGNATURE + b"\x03")
+        try:
+            while len(greeting) < LENGTH:
+                sock.settimeout(max(end - monotonic(), 1e-3))
+                more = sock.recv(LENGTH - len(greeting))
+                if not more:
+                    break
+                greeting += more
+        except OSError:
+            if not greeting:
+                raise
+    return greeting
+
+
+def mechanism(greeting: bytes) -> str | None:
+    """Return the security mechanism that a greeting names; None where it is not a whole one of ZeroMQ."""
+    if len(greeting) < LENGTH or (greeting[0], greeting[9]) != (SIGNATURE[0], SIGNATURE[9]):
+        return None
+    return greeting[12:32].rstrip(b"\0").decode("latin-1")

@@ -41,7 +41,7 @@ AnyLink = ZmqLink | RelayedLink
 Made = tuple[int, AnyLink]  # the other rank, and the link to it
 
 
-class Store(Protocol):
+class RendezvousStore(Protocol):
     """What is needed of a ``torch.distributed`` store."""
 
     def set(self, key: str, value: str) -> None:
@@ -113,7 +113,7 @@ class Peer:
 def connect_mesh(
     rank: int,
     world: int,
-    store: Store | None,
+    store: RendezvousStore | None,
     host: str = "127.0.0.1",
     token: bytes | None = None,
     shape: LinkShape | None = None,
@@ -195,7 +195,7 @@ def _relayed(
 def _direct(
     rank: int,
     world: int,
-    store: Store | None,
+    store: RendezvousStore | None,
     at: tuple[str, int],
     advertise: str | None,
     prefix: str,
@@ -250,7 +250,7 @@ def stack(
     return Peer(rank, Mailbox(reliable), reliable, shaped, meter, kernel)
 
 
-def _address(store: Store, key: str, rank: int, timeout: float) -> tuple[str, int, str]:
+def _address(store: RendezvousStore, key: str, rank: int, timeout: float) -> tuple[str, int, str]:
     try:
         check = getattr(store, "check", None)
         end = monotonic() + max(0.1, timeout)

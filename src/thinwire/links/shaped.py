@@ -19,7 +19,7 @@ from thinwire.types import LinkError
 
 
 @dataclass(frozen=True)
-class Lateness:
+class MessageLateness:
     """How far behind its timetable a shaped link delivered: what the emulation itself adds, in seconds."""
 
     messages: int = 0
@@ -70,10 +70,10 @@ class Shaped:
         return self._link.peer
 
     @property
-    def lateness(self) -> Lateness:
+    def lateness(self) -> MessageLateness:
         """How exact the emulation was so far, by the messages that it shaped."""
         with self._changed:
-            return Lateness(self._messages, self._late / max(1, self._messages), self._worst)
+            return MessageLateness(self._messages, self._late / max(1, self._messages), self._worst)
 
     @contextmanager
     def lifted(self) -> Iterator[None]:

@@ -18,7 +18,7 @@ COLUMNS = ("seconds", "up_mbit", "down_mbit", "delay_ms", "loss_percent")
 MAX_BYTES = 1 << 22  # of a trace file: over a day of rows a second apart
 
 
-class Row(NamedTuple):
+class TraceRow(NamedTuple):
     """What a link is from ``time`` on, until the next row."""
 
     time: float  # seconds from the start
@@ -116,11 +116,11 @@ class Trace:
     Errors: ``InputError`` for no rows, times that do not begin at 0 or do not increase, rates that are not
     above zero, delays below zero or above 10 s, losses outside [0, 1).
 
-    >>> Trace((Row(0, 1e6, 1e6, 0.01), Row(20, 1e5, 1e5, 0.03)), period=30.0).at(75.0).delay
+    >>> Trace((TraceRow(0, 1e6, 1e6, 0.01), TraceRow(20, 1e5, 1e5, 0.03)), period=30.0).at(75.0).delay
     0.01
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[TraceRow, ...]
     period: float  # seconds
     name: str = "trace"
 
@@ -153,7 +153,7 @@ class Trace:
         spans = zip(self.rows, (*self.times[1:], self.period), strict=True)
         return sum(row.delay * (end - row.time) for row, end in spans) / self.period
 
-    def at(self, time: float) -> Row:
+    def at(self, time: float) -> TraceRow:
         """Return the row in force at ``time`` seconds after the start."""
         return self.rows[bisect_right(self.times, time % self.period) - 1]
 
@@ -204,7 +204,7 @@ def parse_trace(data: bytes, name: str) -> Trace:
     lines = [(n, line) for n, line in lines if line and not line.startswith("#")]
     require(len(lines) > 1, InputError, f"trace {name!r} has no rows; give a header and one line a change")
     width = _header(lines[0], name)
-    rows: list[Row] = []
+    rows: list[TraceRow] = []
     for n, line in lines[1:]:
         rows.append(_row(line, width, f"trace {name!r}, line {n}"))
         _check(rows[-1], rows[-2].time if rows[1:] else None, f"trace {name!r}, line {n}")
@@ -222,7 +222,7 @@ def _header(line: tuple[int, str], name: str) -> int:
     return len(names)
 
 
-def _row(line: str, width: int, where: str) -> Row:
+def _row(line: str, width: int, where: str) -> TraceRow:
     parts = [part.strip() for part in line.split(",")]
     require(
         len(parts) == width,
@@ -236,10 +236,10 @@ def _row(line: str, width: int, where: str) -> Row:
         except ValueError as e:
             raise InputError(f"{where}: {COLUMNS[i]} is {part[:30]!r}; give a number") from e
     time, up, down, delay, loss = values
-    return Row(time, up * RATES["mbit"], down * RATES["mbit"], delay / 1e3, loss / 100)
+    return TraceRow(time, up * RATES["mbit"], down * RATES["mbit"], delay / 1e3, loss / 100)
 
 
-def _check(row: Row, before: float | None, where: str) -> None:
+def _check(row: TraceRow, before: float | None, where: str) -> None:
     for name, rate in (("up", row.up), ("down", row.down)):
         require(
             0 < rate < math.inf,

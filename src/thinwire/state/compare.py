@@ -94,7 +94,7 @@ def replace(
     """Make ``words`` what ``fresh`` says, piece by piece, and return what changed; a failure undoes it."""
     n = new.numel()
     require(n == words.size, InputError, f"{name} has {n} elements, expected {words.size}")
-    x, log, room = new.detach().reshape(-1), list[_Piece](), _Room(words)
+    x, log, room = new.detach().reshape(-1), list[_Changed](), _Room(words)
     try:
         for start in range(0, words.size, _PIECE):
             held = words[start : start + _PIECE]
@@ -132,7 +132,7 @@ class _Room:
         return kept
 
 
-def _compared(now: Array, held: Array, start: int, room: _Room) -> _Piece | None:
+def _compared(now: Array, held: Array, start: int, room: _Room) -> _Changed | None:
     """Return what is to change in ``held``, the words from ``start`` on, for them to be what ``now`` is."""
     most = held.size // _WHOLE
     if native.there(now, held):
@@ -140,17 +140,17 @@ def _compared(now: Array, held: Array, start: int, room: _Room) -> _Piece | None
         count = 0 if few else native.differing(now, held)  # a sample may differ from the rest
         found = native.compared(now, held, start, most) if count <= most else None
         if found is None:
-            return _Piece(start, count or native.differing(now, held), None, room.keep(start, held), held)
-        return _Piece(start, found[0].size, *found) if found[0].size else None
+            return _Changed(start, count or native.differing(now, held), None, room.keep(start, held), held)
+        return _Changed(start, found[0].size, *found) if found[0].size else None
     differs = now != held
     count = int(np.count_nonzero(differs))
     if count > most:
-        return _Piece(start, count, None, room.keep(start, held), held)
+        return _Changed(start, count, None, room.keep(start, held), held)
     at = where(differs).astype(np.int32)
-    return _Piece(start, at.size, at + np.int32(start), held[at], now[at]) if at.size else None
+    return _Changed(start, at.size, at + np.int32(start), held[at], now[at]) if at.size else None
 
 
-class _Piece(NamedTuple):
+class _Changed(NamedTuple):
     """What was in one piece of the words, that from ``start`` on: at ``at`` in all of them, or everywhere."""
 
     start: int
@@ -173,7 +173,7 @@ class _Piece(NamedTuple):
         return at.astype(np.int32) + np.int32(self.start), self.old[at], self.new[at]
 
 
-def _joined(log: Sequence[_Piece], words: Array, room: _Room | None) -> Changes:
+def _joined(log: Sequence[_Changed], words: Array, room: _Room | None) -> Changes:
     """Return what the pieces say together; with ``room`` all old words where that takes less memory."""
     moved = sum(piece.moved for piece in log)
     if room is not None and _WHOLE * moved > words.size:
@@ -187,7 +187,7 @@ def _joined(log: Sequence[_Piece], words: Array, room: _Room | None) -> Changes:
     return Changes(at, old, new, moved)
 
 
-def _old(log: Sequence[_Piece], words: Array, room: _Room) -> Array:
+def _old(log: Sequence[_Changed], words: Array, room: _Room) -> Array:
     """Return all words as they were."""
     if sum(piece.old.size for piece in log if piece.at is None) == words.size:
         return room.all

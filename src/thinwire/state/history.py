@@ -16,7 +16,7 @@ from torch import Tensor
 from thinwire.state import content, intake, saved
 from thinwire.state.compare import Changes
 from thinwire.state.layout import MAX_NBYTES, Layout
-from thinwire.state.log import Entry, Log, logged, merge
+from thinwire.state.log import ChangeLog, LogEntry, logged, merge
 from thinwire.state.past import Past
 from thinwire.state.patches import body, moves
 from thinwire.state.patches.draft import Draft, More, drafted
@@ -51,7 +51,7 @@ class History:
         require(0 <= start < MAX_VERSION - 1, InputError, f"start={start} is no version number")
         self.layout = layout
         self._words = Words(layout)
-        self._log = Log(layout, layout.nbytes // 4 if budget is None else budget, self._in_use)
+        self._log = ChangeLog(layout, layout.nbytes // 4 if budget is None else budget, self._in_use)
         self._users: list[Callable[[], Iterable[int]]] = []
         self._patches, self._keyframes = Lane(), Lane()
         self._newest = Version()
@@ -164,7 +164,7 @@ class History:
         """Note what led to ``version``; ``base``: what is held is called that, where it has no number."""
         base = self._newest.number or base
         changes = {m.piece: logged(m, self._words[m.piece]) for m in made}
-        self._log.append(Entry(base, self._newest.hash, changes))
+        self._log.append(LogEntry(base, self._newest.hash, changes))
         few = {m.piece: m for m in made if m.positions is not None}  # others hold live words
         few = {i: m for i, m in few.items() if changes[i].positions is not None}  # nor more than the log
         # what was received lies in one array for all pieces, most of which may not be kept
@@ -354,7 +354,7 @@ class History:
             self._keyframes.under_way = Ends(0, target.number)
         return self._keyframe_of(target, past, (), more)
 
-    def _keyframe_of(self, target: Version, past: Past, since: Sequence[Entry], more: More) -> Patch:
+    def _keyframe_of(self, target: Version, past: Past, since: Sequence[LogEntry], more: More) -> Patch:
         """Return what was there before the entries ``since``, which led to what ``past`` has."""
         numels = [piece.numel for piece in self.layout.blocks()]
         try:

@@ -53,7 +53,7 @@ class Change(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Entry:
+class LogEntry:
     """What one or more versions after ``base`` changed, by piece; ``hash`` is of the contents at ``base``."""
 
     base: int
@@ -66,7 +66,7 @@ class Entry:
         return OVERHEAD + sum(c.nbytes for c in self.changes.values())
 
 
-class Log:
+class ChangeLog:
     """Entries in order, each from its base to the next one's, the last to the newest version.
 
     ``in_use`` returns versions that patches will start from, the most important first; it is asked when
@@ -76,11 +76,11 @@ class Log:
     def __init__(self, layout: Layout, budget: int, in_use: Callable[[], Iterable[int]] = lambda: ()) -> None:
         self.budget, self._in_use = budget, in_use  # bytes
         self._pieces = layout.blocks()
-        self._entries: list[Entry] = []
+        self._entries: list[LogEntry] = []
         self._marks: OrderedDict[int, None] = OrderedDict()
         self.nbytes = 0
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: LogEntry) -> None:
         """Add what took ``entry.base`` to the newest version."""
         self._entries.append(entry)
         self.nbytes += entry.nbytes
@@ -97,15 +97,15 @@ class Log:
         if len(self._marks) > MARKS:
             self._marks.popitem(last=False)
 
-    def known(self) -> tuple[list[Entry], int]:
+    def known(self) -> tuple[list[LogEntry], int]:
         """Return what ``restore`` goes back to."""
         return [*self._entries], self.nbytes
 
-    def restore(self, known: tuple[list[Entry], int]) -> None:
+    def restore(self, known: tuple[list[LogEntry], int]) -> None:
         """Be as it was when ``known`` was returned; what was merged since is apart again."""
         self._entries, self.nbytes = known
 
-    def since(self, base: int) -> list[Entry]:
+    def since(self, base: int) -> list[LogEntry]:
         """Return the entries from ``base`` to the newest version; none where that is not known."""
         start = next((i for i, e in enumerate(self._entries) if e.base == base), None)
         return [] if start is None else self._entries[start:]
@@ -160,14 +160,14 @@ def logged(move: Move, words: np.ndarray) -> Change:
     return Change(None, before)
 
 
-def merge(entries: Sequence[Entry], pieces: Sequence[Piece]) -> Entry:
+def merge(entries: Sequence[LogEntry], pieces: Sequence[Piece]) -> LogEntry:
     """Return one entry for a run of them: every position that changed, with its word at the first base."""
     by_piece: dict[int, list[Change]] = {}
     for entry in entries:
         for i, change in entry.changes.items():
             by_piece.setdefault(i, []).append(change)
     merged = {i: _union(found, pieces[i].numel) for i, found in by_piece.items()}
-    return Entry(entries[0].base, entries[0].hash, merged)
+    return LogEntry(entries[0].base, entries[0].hash, merged)
 
 
 def _union(found: list[Change], numel: int) -> Change:

@@ -19,7 +19,7 @@ from thinwire.engines.sync.push.follower import Follower
 from thinwire.engines.sync.push.partial_patch import PartialPatch
 from thinwire.engines.sync.push.protocol import Ask, Begin, Chunk, Done
 from thinwire.engines.sync.push.publisher import Publisher
-from thinwire.engines.sync.push.relay import Relay
+from thinwire.engines.sync.push.relay import StateRelay
 from thinwire.state.patches import body
 
 
@@ -83,7 +83,7 @@ def test_a_patch_is_read_while_it_comes_and_a_relay_reads_so_too(monkeypatch: py
     with (
         publisher(w) as p,
         SlowProxy(p.port, 1e6) as line,  # a second or more for each patch
-        Relay(HOST, line.port) as r,
+        StateRelay(HOST, line.port) as r,
         SlowProxy(r.port, 1e6) as further,
         Follower(HOST, further.port) as f,
     ):
@@ -185,7 +185,7 @@ def test_a_follower_that_was_lost_for_silence_over_a_connection_that_lives_is_se
     w = weights()
     with (
         publisher(w) as p,
-        Relay(HOST, p.port) if relayed else nullcontext(p) as end,
+        StateRelay(HOST, p.port) if relayed else nullcontext(p) as end,
         TcpProxy(end.port) as line,
         Follower(HOST, line.port) as f,
     ):

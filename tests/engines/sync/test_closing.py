@@ -19,7 +19,7 @@ from thinwire.engines.sync.pull.writer import ShelfWriter
 from thinwire.engines.sync.push.follower import Follower
 from thinwire.engines.sync.push.protocol import NOTHING, LayoutIs
 from thinwire.engines.sync.push.publisher import Publisher
-from thinwire.engines.sync.push.relay import Relay
+from thinwire.engines.sync.push.relay import StateRelay
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.types import InputError, LinkError, MissingExtra
@@ -78,7 +78,7 @@ def test_a_peer_that_never_greets_is_not_waited_for() -> None:
     "make",
     [
         lambda path: Publisher(small()),
-        lambda path: Relay(HOST, 1),
+        lambda path: StateRelay(HOST, 1),
         lambda path: Follower(HOST, 1),
         lambda path: ShelfWriter.of(path / "store", small()),
         lambda path: ShelfReader(path / "store"),

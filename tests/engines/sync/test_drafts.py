@@ -17,7 +17,7 @@ from thinwire.engines.sync.push.follower import Follower
 from thinwire.engines.sync.push.making import Making
 from thinwire.engines.sync.push.protocol import Begin, Chunk, End
 from thinwire.engines.sync.push.publisher import Publisher
-from thinwire.engines.sync.push.relay import Relay
+from thinwire.engines.sync.push.relay import StateRelay
 from thinwire.engines.sync.push.serving import Order, Serving
 from thinwire.state.history import CACHED, History
 from thinwire.state.layout import Layout
@@ -110,7 +110,7 @@ def test_what_is_made_of_a_patch_is_sent_and_read_before_the_rest_is(
 
 def test_a_draft_is_shared_while_it_is_made_and_by_relays(w: dict[str, torch.Tensor], held: Held) -> None:
     held("whole")
-    with Publisher(w) as p, Relay(HOST, p.port) as r, Follower(HOST, r.port) as below:
+    with Publisher(w) as p, StateRelay(HOST, p.port) as r, Follower(HOST, r.port) as below:
         p.publish()
         held.let(1)
         until(lambda: p.followers[0].sent > WIDTH)
@@ -178,7 +178,7 @@ def test_close_leaves_what_is_being_made_at_its_next_section(
 ) -> None:
     with Publisher(w) as p:
         p.publish()
-        relay = Relay(HOST, p.port) if relayed else None
+        relay = StateRelay(HOST, p.port) if relayed else None
         if relay is not None:
             relay.wait(1)
         closed = relay or p

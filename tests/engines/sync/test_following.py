@@ -18,7 +18,7 @@ from waiting import HOST, LONG, until
 from thinwire.engines.sync.push.ask import ask
 from thinwire.engines.sync.push.follower import Follower
 from thinwire.engines.sync.push.publisher import Publisher
-from thinwire.engines.sync.push.relay import Relay
+from thinwire.engines.sync.push.relay import StateRelay
 from thinwire.types import AuthError, InputError, LinkError, PayloadError
 
 
@@ -189,7 +189,7 @@ def test_ages_are_by_the_publisher_s_clock_whatever_this_one_says() -> None:
     w, ahead = weights(), 3600.0
     with publisher(w) as p:
         p._feed._hub._clock = lambda: time.time() + ahead
-        with Relay(HOST, p.port) as relay:
+        with StateRelay(HOST, p.port) as relay:
             until(lambda: relay._spoke is not None and relay._spoke.clock.doubt < 1)
             with Follower(HOST, relay.port) as f:
                 p.history.publish(w, published=time.time() + ahead)
@@ -221,7 +221,7 @@ def test_names_choose_what_is_published_and_what_it_is_called() -> None:
 def test_close_leaves_no_thread() -> None:
     def once() -> None:
         w = weights(rows=3)
-        with publisher(w) as p, Relay(HOST, p.port) as r, Follower(HOST, r.port) as f:
+        with publisher(w) as p, StateRelay(HOST, p.port) as r, Follower(HOST, r.port) as f:
             p.publish()
             f.wait(1)
 
@@ -241,7 +241,10 @@ def test_a_state_over_the_limit_is_refused_before_memory_is_taken() -> None:
             f.wait(1)
         with Follower(HOST, p.port, max_nbytes=size // 2) as f, pytest.raises(PayloadError, match="limit"):
             f.wait(1, LONG)
-        with Relay(HOST, p.port, max_nbytes=size // 2) as relay, pytest.raises(PayloadError, match="limit"):
+        with (
+            StateRelay(HOST, p.port, max_nbytes=size // 2) as relay,
+            pytest.raises(PayloadError, match="limit"),
+        ):
             relay.wait(1, LONG)
         with pytest.raises(PayloadError, match="limit"):
             ask(HOST, p.port, max_nbytes=size // 2)
@@ -252,7 +255,7 @@ def test_who_starts_from_a_base_learns_the_meta_data_of_what_it_holds() -> None:
     w = small()
     with Publisher(w) as p:
         p.publish(7, loss=0.5)
-        with Relay(HOST, p.port) as relay:
+        with StateRelay(HOST, p.port) as relay:
             relay.wait(1)
             for port in (p.port, relay.port):
                 with Follower(HOST, port, base=small()) as f:

@@ -35,8 +35,8 @@ from thinwire.engines.sync.push.protocol import (
     unpack,
 )
 from thinwire.engines.sync.push.publisher import Publisher
-from thinwire.engines.sync.push.relay import Relay
-from thinwire.links.hub.events import Kind
+from thinwire.engines.sync.push.relay import StateRelay
+from thinwire.links.hub.events import EventKind
 from thinwire.links.hub.hub import Hub
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
@@ -239,7 +239,7 @@ def test_a_number_that_cannot_be_costs_nobody_but_whoever_says_it(above: int, re
     w = small()
     with Publisher(w) as p:
         p.publish(1)
-        relay = Relay(HOST, p.port) if relayed else None
+        relay = StateRelay(HOST, p.port) if relayed else None
         if relay is not None:
             relay.wait(1)
         port, digest = relay.port if relay else p.port, bytes.fromhex(p.history.layout.digest)
@@ -276,7 +276,7 @@ def test_what_a_publisher_calls_what_is_held_is_checked(number: int, meta: bytes
             end = monotonic() + LONG
             while monotonic() < end:
                 event = hub.recv(0.05)
-                if event is not None and event.kind is Kind.DATA and event.data[0] == Hello.KIND:
+                if event is not None and event.kind is EventKind.DATA and event.data[0] == Hello.KIND:
                     session = unpack(event.data, UP).session
                     digest, json = bytes.fromhex(layout.digest), layout.to_json()
                     known = (PROTOCOL, session, b"i" * 16, digest, 1, bytes(MAX_NAME), json)
@@ -295,7 +295,7 @@ def test_a_feed_that_only_asks_is_not_greeted_as_fast_as_the_line_goes(reply: st
             end = monotonic() + 1.5
             while (left := end - monotonic()) > 0:
                 event = hub.recv(left)
-                if event is None or event.kind is not Kind.DATA or event.data[0] != Hello.KIND:
+                if event is None or event.kind is not EventKind.DATA or event.data[0] != Hello.KIND:
                     continue
                 greeted += 1
                 session = unpack(event.data, UP).session

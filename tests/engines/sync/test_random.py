@@ -13,7 +13,7 @@ from torch import Tensor
 from waiting import HOST, until
 
 from thinwire.engines.sync.push.follower import Follower
-from thinwire.engines.sync.push.relay import Relay
+from thinwire.engines.sync.push.relay import StateRelay
 
 
 @pytest.mark.parametrize(("seed", "versions", "relayed"), [(0, 200, 0), (1, 25, 0), (2, 25, 0), (3, 60, 1)])
@@ -25,7 +25,7 @@ def test_whatever_happens_each_version_held_is_one_that_was_published_and_none_i
     published: dict[int, dict[str, Tensor]] = {}  # by hash
     p = publisher(w, silence=2.0)
     port, line = p.port, SlowProxy(p.port, 3e5)
-    relays = [Relay(HOST, line.port, (HOST, 0)) for _ in range(relayed)]
+    relays = [StateRelay(HOST, line.port, (HOST, 0)) for _ in range(relayed)]
     near = relays[0].port if relays else line.port
     f = Follower(HOST, near, state=path)
     last, others = (0, 0), []
@@ -69,7 +69,7 @@ def test_whatever_happens_each_version_held_is_one_that_was_published_and_none_i
             relays.pop().close()
             held: dict[str, object] = {"base": rng.choice([None, *published.values()])}
             held = {"state": path} if rng.random() < 0.5 else held  # the base may be of any life
-            relays.append(Relay(HOST, line.port, (HOST, near), **held))  # type: ignore[arg-type]
+            relays.append(StateRelay(HOST, line.port, (HOST, near), **held))  # type: ignore[arg-type]
         elif what == ["joiner"] and len(others) < 3:
             others.append(Follower(HOST, port))
         look()

@@ -19,7 +19,7 @@ from thinwire.engines.sync.mirror import Mirror
 from thinwire.engines.sync.push.ask import ask
 from thinwire.engines.sync.push.follower import Follower
 from thinwire.engines.sync.push.publisher import Publisher
-from thinwire.engines.sync.push.relay import Relay
+from thinwire.engines.sync.push.relay import StateRelay
 from thinwire.links.hub.hub import Hub
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
@@ -122,7 +122,7 @@ def two_versions() -> Iterator[tuple[Publisher, dict[str, Tensor], dict[str, Ten
 def test_a_relay_with_the_base_takes_a_patch_and_gives_one(kind: int) -> None:
     with (
         two_versions() as (p, w, base),
-        Relay(HOST, p.port, **bases(base)[kind]) as relay,
+        StateRelay(HOST, p.port, **bases(base)[kind]) as relay,
         Follower(HOST, relay.port, base=base) as f,
         Follower(HOST, relay.port) as whole,
     ):
@@ -142,7 +142,7 @@ def test_a_follower_that_is_a_relay_begins_with_its_base_both_ways(kind: int) ->
     ):
         assert near.relay is not None
         near.wait(2)
-        with Relay(HOST, near.relay.port, base=base) as relay, Follower(HOST, relay.port) as far:
+        with StateRelay(HOST, near.relay.port, base=base) as relay, Follower(HOST, relay.port) as far:
             far.wait(2)
             assert same(near.tensors(), used(w)) and same(far.tensors(), used(w))
             assert few(relay.received, p)
@@ -157,7 +157,7 @@ def test_a_base_is_no_version_before_the_publisher_says_so(there: str) -> None:
     hub.close(0.0)
     p = None if there == "later" else publisher(w, port=port)
     with (
-        Relay(HOST, port, base=base) as relay,
+        StateRelay(HOST, port, base=base) as relay,
         Follower(HOST, relay.port, base=base) as f,
         Follower(HOST, relay.port) as newcomer,
     ):
@@ -186,7 +186,7 @@ def test_with_a_base_that_the_publisher_does_not_know_all_comes_whole() -> None:
     w, base = weights(rows=ROWS), used(weights(1, rows=ROWS))
     with publisher(w) as p:
         p.publish()
-        with Relay(HOST, p.port, base=base) as relay, Follower(HOST, relay.port, base=base) as f:
+        with StateRelay(HOST, p.port, base=base) as relay, Follower(HOST, relay.port, base=base) as f:
             assert f.wait(1).number == 1 and same(f.tensors(), used(w))
             assert relay.received > p.history.layout.nbytes / 2
             step(w)
@@ -231,7 +231,7 @@ OTHER = used(weights(rows=3))
 def test_a_base_that_does_not_fit_ends_a_relay(own: dict[str, Any], text: str, alone: bool) -> None:
     with publisher(weights()) as p:
         p.publish()
-        end = Relay(HOST, p.port, **own) if alone else Follower(HOST, p.port, relay=(HOST, 0), **own)
+        end = StateRelay(HOST, p.port, **own) if alone else Follower(HOST, p.port, relay=(HOST, 0), **own)
         with end, pytest.raises(InputError, match=text) as e:
             end.wait(1, LONG)
         assert "\n" not in str(e.value)

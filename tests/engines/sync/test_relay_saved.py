@@ -14,7 +14,7 @@ from waiting import HOST, LONG, until
 
 from thinwire.engines.sync.push.feed import Feed
 from thinwire.engines.sync.push.follower import Follower
-from thinwire.engines.sync.push.relay import Relay
+from thinwire.engines.sync.push.relay import StateRelay
 from thinwire.links.hub.hub import Hub
 from thinwire.state import saved
 from thinwire.state.history import History
@@ -25,7 +25,7 @@ from thinwire.types import InputError
 
 def test_a_relay_that_starts_again_from_its_file_takes_a_patch(tmp_path: Path) -> None:
     w, path = weights(rows=ROWS), tmp_path / "held.safetensors"
-    with publisher(w) as p, Relay(HOST, p.port) as other, Follower(HOST, other.port) as far:
+    with publisher(w) as p, StateRelay(HOST, p.port) as other, Follower(HOST, other.port) as far:
         p.publish()
         with Follower(HOST, p.port, relay=(HOST, 0), state=path) as near:
             near.wait(1)
@@ -87,7 +87,7 @@ def test_who_holds_what_is_offered_later_is_told_then(tmp_path: Path) -> None:
 def test_nobody_gets_what_a_relay_had_saved_before_the_publisher_publishes(tmp_path: Path) -> None:
     w, path, own = weights(), tmp_path / "held.safetensors", tmp_path / "publisher.safetensors"
     p = publisher(w, state=own)
-    relay = Relay(HOST, p.port)
+    relay = StateRelay(HOST, p.port)
     with Follower(HOST, relay.port) as f:
         for version in (1, 2, 3):
             step(w, version)
@@ -99,7 +99,7 @@ def test_nobody_gets_what_a_relay_had_saved_before_the_publisher_publishes(tmp_p
         relay.close()
         with (
             publisher(w, port=p.port, state=own) as p,  # which has published nothing yet
-            Relay(HOST, p.port, (HOST, relay.port), state=path) as relay,
+            StateRelay(HOST, p.port, (HOST, relay.port), state=path) as relay,
             Follower(HOST, relay.port) as newcomer,
         ):
             assert relay.held.number == 1
@@ -126,7 +126,7 @@ def test_a_follower_with_a_relay_writes_its_file_and_no_relay_does(
     path = tmp_path / "held.safetensors"
     with publisher(weights()) as p:
         p.publish()
-        with Relay(HOST, p.port, state=path) as relay:
+        with StateRelay(HOST, p.port, state=path) as relay:
             relay.wait(1)
         assert not wrote
         with Follower(HOST, p.port, relay=(HOST, 0), state=path) as f:
@@ -139,7 +139,7 @@ def test_a_saved_state_of_other_tensors_ends_a_relay(tmp_path: Path) -> None:
     with publisher(weights(rows=3)) as p:
         p.publish()
         p.save(path)
-    with publisher(weights()) as p, Relay(HOST, p.port, state=path) as relay:
+    with publisher(weights()) as p, StateRelay(HOST, p.port, state=path) as relay:
         p.publish()
         with pytest.raises(InputError, match=r"embed is .*\[300, 200\] at the publisher .*: follow it anew"):
             relay.wait(2, LONG)
@@ -152,5 +152,5 @@ def test_a_file_that_is_no_saved_state_is_refused_before_anything_starts(
     path, before = tmp_path / "held.safetensors", set(threading.enumerate())
     path.write_bytes(b"nothing of ours")
     with pytest.raises(InputError, match=f"{path} is not a saved state"):
-        Relay(HOST, 1, state=path) if relayed else Follower(HOST, 1, relay=(HOST, 0), state=path)
+        StateRelay(HOST, 1, state=path) if relayed else Follower(HOST, 1, relay=(HOST, 0), state=path)
     assert set(threading.enumerate()) <= before

@@ -17,14 +17,14 @@ from thinwire.engines.sync.push import feed
 from thinwire.engines.sync.push import relay as relays
 from thinwire.engines.sync.push.follower import Follower
 from thinwire.engines.sync.push.publisher import Publisher
-from thinwire.engines.sync.push.relay import Relay
+from thinwire.engines.sync.push.relay import StateRelay
 from thinwire.links.hub.hub import Hub
 from thinwire.types import AuthError, InputError, LinkError
 
 
 def test_a_relay_calls_versions_as_its_publisher_does() -> None:
     w = weights()
-    with publisher(w) as p, Relay(HOST, p.port) as relay, Follower(HOST, relay.port) as f:
+    with publisher(w) as p, StateRelay(HOST, p.port) as relay, Follower(HOST, relay.port) as f:
         port, first = p.port, p.publish()
         f.wait(1)
         p.history.outnumber(6)
@@ -67,7 +67,7 @@ def test_what_ends_a_relay_ends_the_wait_of_its_own_follower() -> None:
 
 def test_eight_followers_through_one_relay_cost_the_publisher_what_one_costs() -> None:
     w = weights(rows=1000)
-    with publisher(w, token=b"t") as p, Relay(HOST, p.port, token=b"t") as relay:
+    with publisher(w, token=b"t") as p, StateRelay(HOST, p.port, token=b"t") as relay:
         followers = [Follower(HOST, relay.port, b"t") for _ in range(8)]
         for _ in range(6):
             train(w)
@@ -90,7 +90,7 @@ def test_a_follower_may_be_a_relay_itself_and_relays_may_follow_relays() -> None
     with (
         publisher(w) as p,
         Follower(HOST, p.port, relay=(HOST, 0)) as near,
-        Relay(HOST, near.relay.port if near.relay else 0) as relay,
+        StateRelay(HOST, near.relay.port if near.relay else 0) as relay,
         Follower(HOST, relay.port) as far,
     ):
         for _ in range(4):
@@ -104,14 +104,14 @@ def test_a_follower_may_be_a_relay_itself_and_relays_may_follow_relays() -> None
 
 def test_after_publisher_and_relay_restart_versions_still_go_forward() -> None:
     w = weights()
-    with publisher(w) as p, Relay(HOST, p.port) as relay:
+    with publisher(w) as p, StateRelay(HOST, p.port) as relay:
         ports = p.port, relay.port
         for _ in range(7):
             train(w)
             p.publish()
         f = Follower(HOST, relay.port)
         f.wait(7)
-    with f, publisher(w, port=ports[0]) as p, Relay(HOST, p.port, (HOST, ports[1])) as relay:
+    with f, publisher(w, port=ports[0]) as p, StateRelay(HOST, p.port, (HOST, ports[1])) as relay:
         p.publish()
         train(w)
         version = p.publish()  # number 2 here, until the relay hears of 7
@@ -127,7 +127,7 @@ def test_a_publisher_that_is_gone_is_missed_behind_a_relay(
     monkeypatch.setattr(feed, "SILENT", 0.3)
     with Publisher(small()) as p:
         p.publish(1)
-        with Relay(HOST, p.port) as relay:
+        with StateRelay(HOST, p.port) as relay:
             where = {"host": HOST, "port": p.port if own else relay.port, "relay": (HOST, 0) if own else None}
             with Follower(**where, patience=2.0) as f:  # type: ignore[arg-type]
                 f.wait(1)
@@ -146,7 +146,7 @@ def test_a_publisher_that_comes_back_is_no_longer_missed(monkeypatch: pytest.Mon
     w = small()
     p = Publisher(w)
     p.publish(1)
-    with Relay(HOST, p.port) as relay, Follower(HOST, relay.port) as f:
+    with StateRelay(HOST, p.port) as relay, Follower(HOST, relay.port) as f:
         f.wait(1)
         p.close()
         until(lambda: monotonic() - f._signed > 1.5)
@@ -162,7 +162,7 @@ def test_a_publisher_that_never_came_is_missed_behind_a_relay(monkeypatch: pytes
     nobody = Hub.bind()
     port = nobody.port
     nobody.close(0.0)
-    with Relay(HOST, port) as relay, Follower(HOST, relay.port, patience=3.0) as f:
+    with StateRelay(HOST, port) as relay, Follower(HOST, relay.port, patience=3.0) as f:
         with pytest.raises(LinkError, match=f"no sign of {HOST}:{relay.port} for 3 s"):
             next(iter(f))
         assert f.status.connected
@@ -183,7 +183,7 @@ def test_a_feed_finds_the_reception_of_its_relay(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(relays, "Reception", Slow)
     with Publisher(small()) as p:
         p.publish(1)
-        with Relay(HOST, p.port) as relay:
+        with StateRelay(HOST, p.port) as relay:
             assert relay.wait(1).number == 1
             relay.check()
 
@@ -200,14 +200,14 @@ def test_a_relay_answers_who_dials_before_it_is_done_with_being_made(monkeypatch
     with Publisher(small()) as p:
         p.publish(1)
         monkeypatch.setattr(Hub, "bind", dialled)
-        with Relay(HOST, p.port) as relay:
+        with StateRelay(HOST, p.port) as relay:
             assert relay.wait(1).number == 1
 
 
 def test_what_ends_a_relay_ends_its_port() -> None:
     p = Publisher(small())
     p.publish(1)
-    with Relay(HOST, p.port) as relay, Follower(HOST, relay.port) as f:
+    with StateRelay(HOST, p.port) as relay, Follower(HOST, relay.port) as f:
         f.wait(1)
         p.close()
         with Publisher({"other": torch.zeros(3)}, port=p.port) as other:
@@ -220,7 +220,7 @@ def test_what_ends_a_relay_ends_its_port() -> None:
 def test_a_relay_passes_on_no_other_state_than_it_told_its_followers_of() -> None:
     first = Publisher({"w": torch.zeros(3)}, name="a")
     first.publish()
-    with Relay(HOST, first.port) as relay:
+    with StateRelay(HOST, first.port) as relay:
         relay.wait(1)
         first.close()
         with Publisher({"w": torch.ones(3)}, port=first.port, name="b") as second:

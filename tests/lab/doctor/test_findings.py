@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from thinwire.cli.terminal.app import app
 from thinwire.lab.doctor.advice import advice
-from thinwire.lab.doctor.linktest import LinkTest, Way
+from thinwire.lab.doctor.linktest import LinkTest, MeasuredWay
 from thinwire.lab.machine import network
 from thinwire.lab.planning.machines_file import read_machines
 from thinwire.links.profile import profiles
@@ -45,7 +45,7 @@ def test_this_machines_addresses_and_the_way_out() -> None:
 
 def test_a_fragment_says_where_tcp_keeps_its_window(tmp_path: Path) -> None:
     def said(congestion: str | None, **settings: str) -> list[bool | None]:
-        test = link_test(Way(1e6, 1000, 1.0, 0.0, congestion), **settings)
+        test = link_test(MeasuredWay(1e6, 1000, 1.0, 0.0, congestion), **settings)
         file = tmp_path / "machines.toml"
         file.write_text('[[machine]]\nname = "a"\n[[machine]]\nname = "b"\n' + test.fragment())
         ways = read_machines(file).ways
@@ -57,7 +57,7 @@ def test_a_fragment_says_where_tcp_keeps_its_window(tmp_path: Path) -> None:
 
 
 def test_a_link_to_be_emulated_is_told_with_its_headers() -> None:
-    test = link_test(Way(1e6, 1000, 1.0))
+    test = link_test(MeasuredWay(1e6, 1000, 1.0))
     assert (str(test.shape(test.out)), str(test.line(test.out))) == ("8mbit,25ms", "8.29mbit,25ms")
     assert _network_rate(test) == pytest.approx(1e6, rel=1e-3)
 
@@ -70,13 +70,13 @@ def _network_rate(test: LinkTest) -> float:
 
 
 def test_advice_is_given_where_there_is_a_reason() -> None:
-    fine = Way(1e6, 1000, 1.0, 0.0, "cubic", 0.06)
+    fine = MeasuredWay(1e6, 1000, 1.0, 0.0, "cubic", 0.06)
     assert advice(link_test(fine, tcp_slow_start_after_idle="0", tcp_wmem="4096 16384 4194304")) == []
     assert "slow_start_after_idle=0" in advice(link_test(fine, tcp_slow_start_after_idle="1"))[0]
     near = advice(link_test(fine, rtt=0.001, tcp_slow_start_after_idle="1"))
     assert not any("slow_start_after_idle" in words for words in near)
-    fast = Way(100e6, 1000, 1.0, 0.05, "bbr", 0.5)
+    fast = MeasuredWay(100e6, 1000, 1.0, 0.05, "bbr", 0.5)
     wmem, lossy, bloated = advice(link_test(fast, tcp_wmem="4096 16384 4194304"))
     assert wmem.startswith("a: tcp_wmem allows 4.19 MB") and "20000000" in wmem
     assert "5.0% of the bytes were sent again" in lossy and "under load" in bloated
-    assert advice(link_test(Way(1e6, 1000, 1.0))) == []  # nothing is known without TCP_INFO
+    assert advice(link_test(MeasuredWay(1e6, 1000, 1.0))) == []  # nothing is known without TCP_INFO

@@ -61,7 +61,7 @@ def test_no_peer_fills_the_memory_with_pieces(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(linktest, "MAX_PIECES", 4)
     with listening() as (port, _, served):
         peer = knocking(port, TOKEN)
-        sink = linktest._Sink(peer)
+        sink = linktest._TransferSink(peer)
         for _ in range(6):
             sink._take(linktest.LOAD, bytes(10))
         assert len(sink._arrivals) == 4

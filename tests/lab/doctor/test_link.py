@@ -22,6 +22,7 @@ from thinwire.lab.doctor import linktest
 from thinwire.lab.doctor.linktest import dial, listen
 from thinwire.lab.machine import network
 from thinwire.links import LinkShape, ZmqLink
+from thinwire.links.greeting import SIGNATURE
 from thinwire.links.mesh import connect_mesh
 from thinwire.types import AuthError, InputError, LinkError
 
@@ -146,7 +147,7 @@ def test_something_else_listens(greeting: bytes) -> None:
 
 
 def test_a_listener_that_opens_its_port_anew_is_asked_again() -> None:
-    greeting = network.SIGNATURE + b"\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
+    greeting = SIGNATURE + b"\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
     with _stranger(b"", greeting) as port:
         network.check_listener(HERE, port, has_token=True)
     with _stranger(b"", b"", greeting) as port, pytest.raises(LinkError, match=r"not thinwire|at once"):

@@ -21,14 +21,14 @@ from tests.lab.emulator.test_late import LATE, RANK, StandIn, thinwire
 from thinwire.lab.doctor import diagnosis
 from thinwire.lab.emulator import namespaces, session
 from thinwire.lab.emulator.namespaces import RankNamespace
-from thinwire.lab.emulator.relay import Relay
+from thinwire.lab.emulator.relay import PacketRelay
 from thinwire.lab.ranks import places
 from thinwire.lab.records.writer import COMPARE
 from thinwire.lab.train import launch
 from thinwire.lab.train.config import TrainConfig
 from thinwire.links.profile import Profile
 from thinwire.links.shape import LinkShape
-from thinwire.links.trace import Row, Trace
+from thinwire.links.trace import Trace, TraceRow
 from thinwire.types import InputError, MeasurementError
 
 
@@ -162,7 +162,7 @@ def test_drops_count_from_the_start_and_while_the_shape_is_on(
     dropped = [5, 0]
     monkeypatch.setattr(namespaces, "dropped", dropped.__getitem__)
     ranks = [RankNamespace(net, pipes[2 * net], {}) for net in range(2)]
-    relay = Relay(ranks, [Profile()] * 2, seed=0, limit=1e-3)
+    relay = PacketRelay(ranks, [Profile()] * 2, seed=0, limit=1e-3)
     try:
         assert relay.state()["device_dropped"] == [0, 0]
         dropped[0] = 7
@@ -210,8 +210,8 @@ def test_a_delay_above_ten_seconds_is_refused(part: str) -> None:
 
 def test_a_trace_s_delay_above_ten_seconds_is_refused() -> None:
     with pytest.raises(InputError, match="the delay is 50000 ms; give 0 to 10000"):
-        Trace((Row(0, 1e6, 1e6, 50.0),), period=1.0)
-    assert Trace((Row(0, 1e6, 1e6, 10.0),), period=1.0).mean_delay == 10.0
+        Trace((TraceRow(0, 1e6, 1e6, 50.0),), period=1.0)
+    assert Trace((TraceRow(0, 1e6, 1e6, 10.0),), period=1.0).mean_delay == 10.0
 
 
 # The doctor.

@@ -18,7 +18,7 @@ from emulated import emulation
 from launchers import until
 
 from thinwire.lab.emulator import orphans, relay_process
-from thinwire.lab.emulator.lateness import Lateness, fault
+from thinwire.lab.emulator.lateness import PacketLateness, fault
 from thinwire.lab.emulator.lift import CONTROL, lifted, rewind
 from thinwire.lab.emulator.namespaces import QUEUE
 from thinwire.lab.emulator.relay_process import RelayProcess
@@ -45,16 +45,16 @@ for _ in range(int(sys.argv[1])):
 @pytest.mark.parametrize(
     ("late", "waited", "dropped", "words"),
     [
-        (Lateness(10, 0.0009, seconds=10, late_seconds=1), 0.0009, 0, None),
-        (Lateness(10, 0.0, seconds=100, late_seconds=5), 0.0, 0, None),
-        (Lateness(10, 0.0011), 0.0, 0, "1.10 ms late on average, above the limit of 1.00 ms"),
-        (Lateness(10, 0.0, seconds=100, late_seconds=6), 0.0, 0, "late in 6 of 100 seconds"),
-        (Lateness(10, 0.0), 0.002, 0, "waited 2.00 ms for a processor"),
-        (Lateness(10, 0.0), 0.0, 1, "lost because the relay did not read them in time (1 of them)"),
+        (PacketLateness(10, 0.0009, seconds=10, late_seconds=1), 0.0009, 0, None),
+        (PacketLateness(10, 0.0, seconds=100, late_seconds=5), 0.0, 0, None),
+        (PacketLateness(10, 0.0011), 0.0, 0, "1.10 ms late on average, above the limit of 1.00 ms"),
+        (PacketLateness(10, 0.0, seconds=100, late_seconds=6), 0.0, 0, "late in 6 of 100 seconds"),
+        (PacketLateness(10, 0.0), 0.002, 0, "waited 2.00 ms for a processor"),
+        (PacketLateness(10, 0.0), 0.0, 1, "lost because the relay did not read them in time (1 of them)"),
     ],
 )
 def test_each_way_not_to_keep_time_is_a_fault(
-    late: Lateness, waited: float, dropped: int, words: str | None
+    late: PacketLateness, waited: float, dropped: int, words: str | None
 ) -> None:
     found = fault(late, waited, dropped, 0.001)
     assert found is None if words is None else found is not None and words in found

@@ -27,11 +27,14 @@ from typer.testing import CliRunner
 
 from thinwire.cli.terminal.app import app
 from thinwire.lab.emulator import session
-from thinwire.lab.emulator.lateness import Lateness
+from thinwire.lab.emulator.lateness import PacketLateness
 from thinwire.lab.emulator.path import Count, LineCounts, RankCounts
 from thinwire.lab.ranks import places
 
-LATE, IN_TIME = Lateness(100, 0.05, 0.06, 0.07, 0.05, 3, 3), Lateness(100, 1e-4, 1e-3, 2e-3, 2e-4, 3, 0)
+LATE, IN_TIME = (
+    PacketLateness(100, 0.05, 0.06, 0.07, 0.05, 3, 3),
+    PacketLateness(100, 1e-4, 1e-3, 2e-3, 2e-4, 3, 0),
+)
 RANK = """
 import json, os, shutil
 if os.environ["RANK"] == "0":
@@ -44,7 +47,7 @@ if os.environ["RANK"] == "0":
 class StandIn(session.Emulation):
     """An emulation that needs nothing of the system, with a relay as late as the test says."""
 
-    late: ClassVar[Lateness] = LATE
+    late: ClassVar[PacketLateness] = LATE
 
     def __enter__(self) -> Self:
         self._setup = {"user_namespace": False, "settings": [{}], "scheduling": "none"}

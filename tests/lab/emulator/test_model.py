@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinwire.lab.emulator.path import Network
+from thinwire.lab.emulator.path import SimulatedNetwork
 from thinwire.links.profile import Profile, one_way, profiles
-from thinwire.links.trace import Row, Trace, VaryingRate
+from thinwire.links.trace import Trace, TraceRow, VaryingRate
 
-STEP = Trace((Row(0, 1e6, 2e6, 0.01), Row(1, 1e5, 2e5, 0.03, 0.5)), period=2.0, name="step")
+STEP = Trace((TraceRow(0, 1e6, 2e6, 0.01), TraceRow(1, 1e5, 2e5, 0.03, 0.5)), period=2.0, name="step")
 
 
 # Rates that vary
@@ -91,10 +91,10 @@ def cut(packet: Sized, first: int, last: int) -> tuple[Sized, int]:
     return Sized(packet, nbytes), nbytes
 
 
-network = partial(Network, cut=cut)
+network = partial(SimulatedNetwork, cut=cut)
 
 
-def run(net: Network, offers: list[Offer], between: bool = True) -> list[tuple[float, int, Sized]]:
+def run(net: SimulatedNetwork, offers: list[Offer], between: bool = True) -> list[tuple[float, int, Sized]]:
     """Offer packets (time, source, destination, bytes), deliver at every event; due, destination, number."""
     got: list[tuple[float, int, Sized]] = []
 

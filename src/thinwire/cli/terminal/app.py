@@ -18,7 +18,7 @@ from thinwire.cli.publish import publish
 from thinwire.cli.recipes import recipes
 from thinwire.cli.relay import relay
 from thinwire.cli.report import report
-from thinwire.cli.terminal.errors import Command, Program
+from thinwire.cli.terminal.errors import CheckedCommand, Program
 from thinwire.cli.train import train
 
 EXIT_CODES = (
@@ -37,18 +37,18 @@ app = typer.Typer(
 )
 
 TRAINING, STATES, NETWORKS, LOOKING = "Train", "Share a state", "Networks", "Look"
-app.command(cls=Command, rich_help_panel=TRAINING)(train)
-app.command(cls=Command, rich_help_panel=TRAINING)(compare)
+app.command(cls=CheckedCommand, rich_help_panel=TRAINING)(train)
+app.command(cls=CheckedCommand, rich_help_panel=TRAINING)(compare)
 app.add_typer(demo, name="demo", rich_help_panel=TRAINING)
-app.command(cls=Command, rich_help_panel=STATES)(publish)
-app.command(cls=Command, rich_help_panel=STATES)(follow)
-app.command(cls=Command, rich_help_panel=STATES)(inspect)
+app.command(cls=CheckedCommand, rich_help_panel=STATES)(publish)
+app.command(cls=CheckedCommand, rich_help_panel=STATES)(follow)
+app.command(cls=CheckedCommand, rich_help_panel=STATES)(inspect)
 app.command(rich_help_panel=NETWORKS, context_settings={"allow_interspersed_args": False})(emulate)
-app.command(cls=Command, rich_help_panel=NETWORKS)(plan)
-app.command(cls=Command, rich_help_panel=NETWORKS)(relay)
-app.command(cls=Command, rich_help_panel=LOOKING)(report)
-app.command(cls=Command, rich_help_panel=LOOKING)(recipes)
-app.command(cls=Command, rich_help_panel=LOOKING)(doctor)
+app.command(cls=CheckedCommand, rich_help_panel=NETWORKS)(plan)
+app.command(cls=CheckedCommand, rich_help_panel=NETWORKS)(relay)
+app.command(cls=CheckedCommand, rich_help_panel=LOOKING)(report)
+app.command(cls=CheckedCommand, rich_help_panel=LOOKING)(recipes)
+app.command(cls=CheckedCommand, rich_help_panel=LOOKING)(doctor)
 
 
 def _version(asked: bool) -> None:

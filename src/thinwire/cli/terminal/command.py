@@ -13,10 +13,10 @@ SECONDS = 600.0  # that a command may take, unless told otherwise
 
 
 @dataclass(frozen=True)
-class Command:
+class ShellCommand:
     """A shell command that may take ``seconds``: then it is killed, with the processes that it started.
 
-    >>> Command("exit $CODE").run({"CODE": "3"})
+    >>> ShellCommand("exit $CODE").run({"CODE": "3"})
     'ended with code 3'
     """
 

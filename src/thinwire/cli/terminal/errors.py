@@ -47,7 +47,7 @@ class Program(TyperGroup):
         return code
 
 
-class Command(TyperCommand):
+class CheckedCommand(TyperCommand):
     """A command that takes no empty word for a value: a path made of one is the folder where it is run."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from thinwire.lab.doctor.linktest import LinkTest, Machine, Way
+from thinwire.lab.doctor.linktest import LinkTest, MeasuredWay, TestedMachine
 from thinwire.lab.machine.network import KEEPING, restarts
 from thinwire.lab.records.progress import megabytes
 from thinwire.links.tcp.congestion import REMEDY
@@ -20,7 +20,7 @@ def advice(test: LinkTest) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _way(sender: Machine, receiver: Machine, way: Way, test: LinkTest) -> Iterator[str]:
+def _way(sender: TestedMachine, receiver: TestedMachine, way: MeasuredWay, test: LinkTest) -> Iterator[str]:
     control = way.congestion or sender.settings.get("tcp_congestion_control")
     trip = f"{test.rtt * 1e3:.0f} ms"
     if restarts(control, sender.settings) and test.rtt >= FAR:

@@ -51,7 +51,7 @@ Fields = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Machine:
+class TestedMachine:
     """One end: its name and its kernel's TCP settings."""
 
     name: str
@@ -59,7 +59,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Way:
+class MeasuredWay:
     """One direction, as measured. ``retransmitted`` and the rest are None without TCP_INFO at its sender."""
 
     rate: float  # bytes/s of the TCP stream, what IP and TCP headers leave
@@ -74,19 +74,19 @@ class Way:
 class LinkTest:
     """What was found between two machines. Round trips in seconds."""
 
-    here: Machine
-    there: Machine
+    here: TestedMachine
+    there: TestedMachine
     rtt: float  # the least
     median_rtt: float
     jitter: float  # median change from one to the next
-    out: Way
-    back: Way
+    out: MeasuredWay
+    back: MeasuredWay
 
-    def shape(self, way: Way) -> LinkShape:
+    def shape(self, way: MeasuredWay) -> LinkShape:
         """Return a direction as rate and one-way delay: half of the least round trip, rounded."""
         return self._shape(way.rate)
 
-    def line(self, way: Way) -> LinkShape:
+    def line(self, way: MeasuredWay) -> LinkShape:
         """Return a direction as ``shape`` does, but its rate with IP and TCP headers, as emulation has it."""
         return self._shape(way.rate * MTU / SEGMENT)
 
@@ -102,7 +102,7 @@ class LinkTest:
         return f"{out}\n{_table(there, here, self.shape(self.back), self.there, self.back)}"
 
 
-def _table(start: str, end: str, shape: LinkShape, sender: Machine, way: Way) -> str:
+def _table(start: str, end: str, shape: LinkShape, sender: TestedMachine, way: MeasuredWay) -> str:
     lines = ["[[link]]", f"from = {json.dumps(start)}", f"to = {json.dumps(end)}"]
     lines.append(f"link = {json.dumps(str(shape))}")
     if restarts(way.congestion, sender.settings) is False:
@@ -110,7 +110,7 @@ def _table(start: str, end: str, shape: LinkShape, sender: Machine, way: Way) ->
     return "\n".join(lines) + "\n"
 
 
-class _Sink:
+class _TransferSink:
     """What a transfer brings here: counted, and thrown away."""
 
     def __init__(self, peer: Peer) -> None:
@@ -161,8 +161,8 @@ def dial(
 
 
 def _measure(peer: Peer, seconds: float) -> LinkTest:
-    box, here = peer.mailbox, Machine(socket.gethostname(), tcp_settings())
-    sink = _Sink(peer)
+    box, here = peer.mailbox, TestedMachine(socket.gethostname(), tcp_settings())
+    sink = _TransferSink(peer)
     _wait_alive(peer)
     box.send(HELLO, _pack(vars(here)))
     there = _answer(peer, HELLO, "the greeting", _machine)
@@ -226,12 +226,12 @@ def listen(
 
 def _serve(peer: Peer, tell: Callable[[str], None]) -> str:
     """Do what one dialling peer asks until it ends; return its name."""
-    box, sink = peer.mailbox, _Sink(peer)
+    box, sink = peer.mailbox, _TransferSink(peer)
     box.on(ECHO, lambda tag, body: _reply(peer, body))
     peer.reliable.wait_alive(PATIENCE)
     there = _answer(peer, HELLO, "the greeting", _machine, DEADLINE)
     tell(f"measuring with {there.name}")
-    box.send(HELLO, _pack(vars(Machine(socket.gethostname(), tcp_settings()))))
+    box.send(HELLO, _pack(vars(TestedMachine(socket.gethostname(), tcp_settings()))))
     for _ in range(MAX_TASKS):
         sink.start()  # before the task is read: what it announces may already be here
         task, seconds = _answer(peer, DO, "the next task", _task)
@@ -300,15 +300,15 @@ def _sent(before: KernelTotals | None, after: KernelTotals | None) -> Fields:
     return {"retransmitted": again, "congestion": after.congestion, "loaded_rtt": after.rtt}
 
 
-def _way(got: Fields, sent: Fields) -> Way:
+def _way(got: Fields, sent: Fields) -> MeasuredWay:
     nbytes, seconds = int(_number(got, "bytes")), _number(got, "seconds")
     require(seconds > 0 and nbytes > 0, PayloadError, "the count of a transfer is empty")
     require(nbytes / seconds < MAX_NUMBER, PayloadError, "the count of a transfer cannot be")
     numbers = {
         n: _number(sent, n) if sent.get(n) is not None else None for n in ("retransmitted", "loaded_rtt")
     }
-    control = sent.get("congestion")
-    return Way(nbytes / seconds, nbytes, seconds, congestion=_text(control) if control else None, **numbers)
+    control = _text(sent["congestion"]) if sent.get("congestion") else None
+    return MeasuredWay(nbytes / seconds, nbytes, seconds, congestion=control, **numbers)
 
 
 def _pack(value: Fields) -> bytes:
@@ -326,10 +326,10 @@ def _answer(peer: Peer, tag: bytes, what: str, read: Callable[[Fields], T], time
         raise PayloadError(f"{peer.name} sent something else than {what}") from e
 
 
-def _machine(value: Fields) -> Machine:
+def _machine(value: Fields) -> TestedMachine:
     settings = value.get("settings")
     require(isinstance(settings, dict), PayloadError, "the peer's greeting cannot be read")
-    return Machine(_text(value.get("name")), {str(k): str(v) for k, v in dict(settings or {}).items()})
+    return TestedMachine(_text(value.get("name")), {str(k): str(v) for k, v in dict(settings or {}).items()})
 
 
 def _text(value: Any) -> str:

@@ -87,11 +87,11 @@ def check_network(profiles: Sequence[Profile], make: MakeSocket, restart: Restar
         target = (source + 1) % len(profiles)
         if (a, profiles[target]) not in seen:
             seen.add((a, profiles[target]))
-            links.append(_Way(profiles, source, target).measure(make, restart))
+            links.append(_LinkUnderTest(profiles, source, target).measure(make, restart))
     return CheckResult(tuple(links), links[0].congestion, time.monotonic() - begin)
 
 
-class _Way:
+class _LinkUnderTest:
     """The way from one rank to another: what it should do, and what it does."""
 
     def __init__(self, profiles: Sequence[Profile], source: int, destination: int) -> None:

@@ -23,7 +23,7 @@ def limit(delay: float) -> float:
 
 
 @dataclass(frozen=True)
-class Lateness:
+class PacketLateness:
     """By how much [s] packets were delivered after they were due."""
 
     packets: int = 0
@@ -35,14 +35,14 @@ class Lateness:
     late_seconds: int = 0  # of these, with a mean above the limit
 
 
-def fault(late: Lateness, waited: float, dropped: int, allowed: float) -> str | None:
+def fault(late: PacketLateness, waited: float, dropped: int, allowed: float) -> str | None:
     """Return why a relay did not keep time, or None; ``allowed`` [s] is its ``limit``.
 
     ``waited``: how long [s] it was ready to run but had no processor, on average. Packets are due from when
     they are read, so what they wait for that shows here alone. ``dropped``: how many the devices had no room
     for meanwhile, which is a loss that nobody ordered.
 
-    >>> fault(Lateness(seconds=10, late_seconds=2), 0.0, 0, 0.001)
+    >>> fault(PacketLateness(seconds=10, late_seconds=2), 0.0, 0, 0.001)
     'packets were late in 2 of 10 seconds'
     """
     above = f"above the limit of {allowed * 1e3:.2f} ms"
@@ -93,12 +93,12 @@ class LatenessMeter:
         late = self._late_seconds + (mean > self._limit)
         return self._seconds + 1, late, max(self._worst_second, mean)
 
-    def summary(self) -> Lateness:
+    def summary(self) -> PacketLateness:
         """Return what was measured so far. The open second counts as it is and stays open."""
         n = self._packets
         mean = self._sum / n if n else 0.0
         seconds, late, worst_second = self._with_open_second()
-        return Lateness(n, mean, self._p99(), self._worst, worst_second, seconds, late)
+        return PacketLateness(n, mean, self._p99(), self._worst, worst_second, seconds, late)
 
     def _p99(self) -> float:
         above = self._packets * 0.01

@@ -24,7 +24,7 @@ LIFT, LOWER, REWIND, DONE = b"+", b"-", b"0", b"k"
 DEADLINE = 30.0  # seconds
 
 
-class Network(Protocol):
+class EmulatedNetwork(Protocol):
     """An emulation (``session.Emulation``)."""
 
     def popen(
@@ -43,7 +43,7 @@ class Network(Protocol):
 
 
 def start(
-    net: Network, rank: int, argv: Sequence[str], env: Mapping[str, str], **options: Any
+    net: EmulatedNetwork, rank: int, argv: Sequence[str], env: Mapping[str, str], **options: Any
 ) -> subprocess.Popen[Any]:
     """Start a command in a rank's namespace that may use ``lifted``; ``options`` are ``Popen``'s."""
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -54,7 +54,7 @@ def start(
     return process
 
 
-def _serve(control: socket.socket, net: Network) -> None:
+def _serve(control: socket.socket, net: EmulatedNetwork) -> None:
     """Answer one rank's requests until it is gone."""
     wanted = 0
     try:

@@ -56,7 +56,7 @@ class RankCounts:
     down: LineCounts
 
 
-class _Tally:
+class _PacketTally:
     __slots__ = ("nbytes", "packets", "segments")
 
     def __init__(self) -> None:
@@ -71,13 +71,13 @@ class _Tally:
         return Count(self.packets, self.segments, self.nbytes)
 
 
-class _Line:
+class _LineQueue:
     """A serialiser behind a queue."""
 
     def __init__(self, rate: Rate, limit: float) -> None:
         self.rate, self.limit = rate, limit
         self.free = -math.inf  # when all it holds has left
-        self.passed, self.dropped, self.lost = _Tally(), _Tally(), _Tally()
+        self.passed, self.dropped, self.lost = _PacketTally(), _PacketTally(), _PacketTally()
 
     def finish(self, head: float, tail: float, nbytes: int) -> float:
         """Return when a packet has left whose bytes come from ``head`` to ``tail``; infinity: dropped."""
@@ -94,7 +94,7 @@ class _Line:
         return LineCounts(self.passed.frozen(), self.dropped.frozen(), self.lost.frozen())
 
 
-class _Way:
+class _Propagation:
     """What happens between one rank's uplink and another's downlink."""
 
     def __init__(self, a: Profile, b: Profile, rng: Random) -> None:
@@ -132,13 +132,13 @@ class _Way:
         return self.last
 
 
-class Network:
+class SimulatedNetwork:
     """All ranks' lines and what is under way between them, in the time of the caller's clock.
 
     Calls must come in order of time. Traces begin at ``start``. The same calls with the same ``seed`` give
     the same losses and jitter. ``cut`` takes packets apart where some of their segments are lost.
 
-    >>> net = Network([Profile.parse("8kbit,50ms")] * 2, cut=lambda packet, first, last: (packet, 0))
+    >>> net = SimulatedNetwork([Profile.parse("8kbit,50ms")] * 2, cut=lambda packet, first, last: (packet, 0))
     >>> net.offer(0.0, source=0, destination=1, nbytes=100, segments=1, packet=b"...")
     True
     >>> [(round(due, 6), rank) for due, rank, packet in net.deliver(1.0)]
@@ -147,10 +147,10 @@ class Network:
 
     def __init__(self, profiles: Sequence[Profile], seed: int = 0, start: float = 0.0, *, cut: Cut) -> None:
         self._start, self._cut = start, cut
-        self._up = [_Line(p.uplink, p.limit(p.uplink)) for p in profiles]
-        self._down = [_Line(p.downlink, p.limit(p.downlink)) for p in profiles]
+        self._up = [_LineQueue(p.uplink, p.limit(p.uplink)) for p in profiles]
+        self._down = [_LineQueue(p.downlink, p.limit(p.downlink)) for p in profiles]
         self._ways = [
-            [_Way(a, b, Random(f"{seed} {i} {j}")) for j, b in enumerate(profiles)]
+            [_Propagation(a, b, Random(f"{seed} {i} {j}")) for j, b in enumerate(profiles)]
             for i, a in enumerate(profiles)
         ]
         self._offered = 0

@@ -22,7 +22,7 @@ from thinwire.lab.emulator.lateness import LatenessMeter
 from thinwire.lab.emulator.namespaces import RankNamespace
 from thinwire.lab.emulator.orphans import sweep
 from thinwire.lab.emulator.packets import LARGEST, cut, destination, on_the_wire
-from thinwire.lab.emulator.path import Network
+from thinwire.lab.emulator.path import SimulatedNetwork
 from thinwire.lab.emulator.syscalls import (
     CLONE_NEWNET,
     PR_SET_PDEATHSIG,
@@ -32,7 +32,7 @@ from thinwire.lab.emulator.syscalls import (
     setns,
 )
 from thinwire.links.profile import Profile
-from thinwire.links.trace import Row, Trace
+from thinwire.links.trace import Trace, TraceRow
 from thinwire.types import MeasurementError, ThinwireError
 
 BATCH = 32  # packets read from a device before others have their turn
@@ -44,7 +44,7 @@ class OwnerGone(Exception):
     """The process that wanted the emulation has ended."""
 
 
-class Relay:
+class PacketRelay:
     """Move packets between the devices of ``ranks`` in the time of ``profiles``."""
 
     def __init__(self, ranks: list[RankNamespace], profiles: list[Profile], seed: int, limit: float) -> None:
@@ -66,7 +66,7 @@ class Relay:
             profiles = [dataclasses.replace(p, loss=0.0, jitter=0.0) for p in profiles]
         self._start = self._rewound = time.monotonic()
         self._cpu, self._waited = time.process_time(), _run_queue()
-        self._network = Network(profiles, self._seed, self._start, cut=cut)
+        self._network = SimulatedNetwork(profiles, self._seed, self._start, cut=cut)
         self._late = LatenessMeter(self._limit)
         self._foreign = self._refused = 0
         self._dropped, self._seen = [0] * len(self._ranks), self._device_drops()
@@ -211,7 +211,7 @@ def _hurry() -> str:
 def _profile(values: dict[str, Any]) -> Profile:
     trace = values.pop("trace")
     if trace is not None:
-        trace = Trace(tuple(Row(*row) for row in trace["rows"]), trace["period"], trace["name"])
+        trace = Trace(tuple(TraceRow(*row) for row in trace["rows"]), trace["period"], trace["name"])
     return Profile(**values, trace=trace)
 
 
@@ -260,7 +260,7 @@ def serve(control: socket.socket, orders: dict[str, Any], user: bool) -> None:
         inodes = [os.fstat(r.net).st_ino for r in ranks]
         _follow(orders["owner"], control)
         scheduling = _hurry()
-        relay = Relay(ranks, profiles, orders["seed"], orders["limit"])
+        relay = PacketRelay(ranks, profiles, orders["seed"], orders["limit"])
         gc.collect()
         gc.freeze()  # the loop makes no cycles, and a collection would make packets late
         gc.disable()

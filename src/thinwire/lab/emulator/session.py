@@ -27,7 +27,7 @@ from typing import Any
 
 from thinwire.lab.emulator import enter
 from thinwire.lab.emulator.check import CheckResult, check_network
-from thinwire.lab.emulator.lateness import Lateness, fault, limit
+from thinwire.lab.emulator.lateness import PacketLateness, fault, limit
 from thinwire.lab.emulator.namespaces import DEVICE, address
 from thinwire.lab.emulator.orphans import MARK, mark
 from thinwire.lab.emulator.path import Count, LineCounts, RankCounts
@@ -188,9 +188,9 @@ class Emulation:
         """Return what each rank's lines have carried, dropped and lost."""
         return [RankCounts(_line(c["up"]), _line(c["down"])) for c in self.state()["counters"]]
 
-    def lateness(self) -> Lateness:
+    def lateness(self) -> PacketLateness:
         """Return how late packets were delivered."""
-        return Lateness(**self.state()["lateness"])
+        return PacketLateness(**self.state()["lateness"])
 
     def verdict(self) -> None:
         """Raise ``MeasurementError`` if the machine was too busy to keep time."""
@@ -203,7 +203,7 @@ class Emulation:
 
     def _fault(self, state: dict[str, Any]) -> str | None:
         dropped = sum(state["device_dropped"])
-        return fault(Lateness(**state["lateness"]), state["run_queue_wait"], dropped, self.limit)
+        return fault(PacketLateness(**state["lateness"]), state["run_queue_wait"], dropped, self.limit)
 
     def describe(self) -> dict[str, Any]:
         """Return what the network was and how it kept time, as plain JSON values for a run record."""

@@ -8,16 +8,16 @@ import struct
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from thinwire.links.greeting import mechanism, read_greeting
 from thinwire.links.sockets import interface_names
 from thinwire.types import AuthError, InputError, LinkError, require
 
 RESOLVE, CONNECT, GREET = 10.0, 5.0, 3.0  # seconds
-SIGNATURE = b"\xff" + bytes(8) + b"\x7f"  # how ZeroMQ's ZMTP 3 begins; only the first and last byte are fixed
 REOPEN = 0.5  # seconds
-GREETING = 64  # bytes; the security mechanism's name is in 12 to 32
 IDLE = "tcp_slow_start_after_idle"
 SETTINGS = ("tcp_congestion_control", IDLE, "tcp_wmem", "tcp_rmem")
 KEEPING = ("bbr",)  # congestion controls that set a rate of their own, and keep it in pauses
@@ -139,14 +139,14 @@ def check_listener(host: str, port: int, has_token: bool, command: str = "doctor
             f"the name {host!r} cannot be resolved to an IPv4 address; check its spelling, or give one"
         )
     try:
-        greeting = _greeting(infos[0][4][:2])
+        named = mechanism(_greeting(*infos[0][4][:2]))
     except OSError as e:
         raise LinkError(_blocked(e, host, at, command)) from e
-    if len(greeting) < GREETING or (greeting[0], greeting[9]) != (SIGNATURE[0], SIGNATURE[9]):
+    if named is None:
         raise LinkError(
             f"something listens at {at}, but it is not thinwire; see what runs there, or choose another port"
         )
-    secure = greeting[12:32].rstrip(b"\0") == b"CURVE"
+    secure = named == "CURVE"
     if secure != has_token:
         one, other = ("the listener", "this end") if secure else ("this end", "the listener")
         raise AuthError(
@@ -155,30 +155,13 @@ def check_listener(host: str, port: int, has_token: bool, command: str = "doctor
         )
 
 
-def _greeting(address: tuple[object, ...]) -> bytes:
+def _greeting(host: str, port: int) -> bytes:
     """Return what a listener says first; asked twice, as one that is done with a peer opens its port anew."""
-    try:
-        if greeting := _greeted(address):
+    with suppress(ConnectionRefusedError, ConnectionResetError):
+        if greeting := read_greeting(host, port, CONNECT, CONNECT + GREET):
             return greeting
-    except (ConnectionRefusedError, ConnectionResetError):
-        pass
     time.sleep(REOPEN)
-    return _greeted(address)
-
-
-def _greeted(address: tuple[object, ...]) -> bytes:
-    """Return what a listener says first, all that comes; ``OSError`` where nothing does."""
-    greeting = b""
-    with socket.create_connection(address, CONNECT) as s:  # type: ignore[arg-type]
-        s.settimeout(GREET)
-        s.sendall(SIGNATURE + b"\x03")
-        try:
-            while len(greeting) < GREETING and (more := s.recv(GREETING - len(greeting))):
-                greeting += more
-        except OSError:
-            if not greeting:
-                raise
-    return greeting
+    return read_greeting(host, port, CONNECT, CONNECT + GREET)
 
 
 def _blocked(error: OSError, host: str, at: str, command: str) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from thinwire.lab.data.loss import next_token_loss
 from thinwire.lab.models.families import family_of, meta_model
 from thinwire.lab.models.lora import add_adapters
-from thinwire.lab.models.split import Stage, probe
+from thinwire.lab.models.split import ModelStage, probe
 from thinwire.types import InputError, require
 
 LEAST, SPAN = 3, 0.5  # times, and seconds: how often a piece of work is timed
@@ -88,7 +88,7 @@ def embedding_seconds(config: Any, batch: int, seq: int, *, bf16: bool = False) 
         return _time(probe(config, range(0), last=False, first=True), ids, bf16)
 
 
-def _time(stage: Stage, x: Tensor, bf16: bool) -> float:
+def _time(stage: ModelStage, x: Tensor, bf16: bool) -> float:
     target = torch.zeros(x.shape[:2], dtype=torch.int64)
 
     def both() -> None:
@@ -115,7 +115,7 @@ def cut_layers(
 ) -> list[range]:
     """Return the layers of each stage, at least one each, so that the costliest rank is as cheap as can be.
 
-    Stage k is on rank k modulo ``ranks`` (default: a rank a stage). ``cuts`` gives the numbers of layers
+    ModelStage k is on rank k modulo ``ranks`` (default: a rank a stage). ``cuts`` gives the numbers of layers
     instead: ``"19,11"``. ``InputError`` if they do not fit.
 
     >>> cut_layers(LayerCosts((1.0,) * 30, head=8.0), 2)

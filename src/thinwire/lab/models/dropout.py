@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from thinwire.lab.models.split import Stage
+from thinwire.lab.models.split import ModelStage
 from thinwire.types import InputError, ThinwireError, require
 
 
@@ -75,7 +75,7 @@ class SampleDropout(nn.Module):
 def seed_dropout(stage: nn.Module, seed: int, place: str = "") -> SampleIds:
     """Draw all dropout of a stage by sample; return the holder to be told the ids before each forward pass.
 
-    The masks depend on ``seed``, the layer's name and the sample. In a ``Stage`` that is the name in the
+    The masks depend on ``seed``, the layer's name and the sample. In a ``ModelStage`` that is the name in the
     unsplit model, so they do not depend on the cut. The names in other modules may be the same from stage to
     stage, so for them ``place`` must say which one this is. Errors: ``InputError`` where it does not.
 
@@ -85,14 +85,14 @@ def seed_dropout(stage: nn.Module, seed: int, place: str = "") -> SampleIds:
     SampleDropout(p=0.5, key='0/stage 0/1')
     """
     require(
-        bool(place) or isinstance(stage, Stage),
+        bool(place) or isinstance(stage, ModelStage),
         InputError,
         "layers of two stages can have one name, and then would drop the same; give each stage its own place",
     )
     ids = SampleIds()
     found = {n: m for n, m in stage.named_modules() if isinstance(m, nn.Dropout) and m.p > 0.0}
     for name, module in found.items():
-        known = stage.original_name(name) if isinstance(stage, Stage) else f"{place}/{name}"
+        known = stage.original_name(name) if isinstance(stage, ModelStage) else f"{place}/{name}"
         own = SampleDropout(module.p, f"{seed}/{known}", ids).train(module.training)
         stage.set_submodule(name, own)
     return ids

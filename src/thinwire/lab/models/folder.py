@@ -15,7 +15,7 @@ from torch import Tensor
 from thinwire.lab.models.families import family_of, import_transformers, meta_model
 from thinwire.lab.models.lora import adapter_config, adapters, merged
 from thinwire.lab.models.source import ModelSource
-from thinwire.lab.models.split import Stage
+from thinwire.lab.models.split import ModelStage
 from thinwire.lab.models.weights import INDEX
 from thinwire.replacing import PART, replacing
 from thinwire.types import InputError, MissingExtra, require
@@ -36,7 +36,7 @@ def shard_name(rank: int, world: int) -> str:
     return f"model-{rank + 1:05d}-of-{world:05d}.safetensors"
 
 
-def save_stage(stage: Stage, folder: Path, rank: int, world: int, dtype: str = "fp32") -> Path:
+def save_stage(stage: ModelStage, folder: Path, rank: int, world: int, dtype: str = "fp32") -> Path:
     """Write the stage's parameters under their original names as shard ``rank`` of ``world``; return it.
 
     ``rank`` is the stage's index; adapters are merged in. ``dtype`` is a name of ``DTYPES``.
@@ -46,7 +46,7 @@ def save_stage(stage: Stage, folder: Path, rank: int, world: int, dtype: str = "
     return _write(_cast(merged(stage), dtype), folder / shard_name(rank, world))
 
 
-def save_adapters(stage: Stage, folder: Path, rank: int, world: int, dtype: str = "fp32") -> Path:
+def save_adapters(stage: ModelStage, folder: Path, rank: int, world: int, dtype: str = "fp32") -> Path:
     """Write the stage's adapters alone, in peft's names, as shard ``rank`` of ``world``; return it."""
     return _write(_cast(adapters(stage), dtype), folder / shard_name(rank, world))
 

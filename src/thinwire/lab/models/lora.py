@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from thinwire.lab.models.families import Family
-from thinwire.lab.models.split import Stage
+from thinwire.lab.models.split import ModelStage
 from thinwire.lab.models.weights import seeded
 from thinwire.types import MissingExtra
 
@@ -43,7 +43,7 @@ def adapter_config(family: Family, rank: int, dropout: float = 0.0, base: str | 
     )
 
 
-def add_adapters(stage: Stage, rank: int, seed: int, dropout: float = 0.0) -> None:
+def add_adapters(stage: ModelStage, rank: int, seed: int, dropout: float = 0.0) -> None:
     """Give every linear layer of the stage an adapter and freeze all else.
 
     An adapter adds nothing at first. Its values depend on ``seed`` and its name in the unsplit model alone,
@@ -58,7 +58,7 @@ def add_adapters(stage: Stage, rank: int, seed: int, dropout: float = 0.0) -> No
             layer.reset_lora_parameters(ADAPTER, init_lora_weights=True)
 
 
-def merged(stage: Stage) -> dict[str, Tensor]:
+def merged(stage: ModelStage) -> dict[str, Tensor]:
     """Return the stage's tensors under their original names, what adapters add included.
 
     The stage stays as it is. Without adapters these are its parameters.
@@ -76,7 +76,7 @@ def merged(stage: Stage) -> dict[str, Tensor]:
     return whole
 
 
-def adapters(stage: Stage) -> dict[str, Tensor]:
+def adapters(stage: ModelStage) -> dict[str, Tensor]:
     """Return the adapters' tensors alone, under the names that peft's files have."""
     return {
         PREFIX + stage.original_name(name).replace(f".{ADAPTER}.", "."): parameter.detach()
@@ -85,6 +85,6 @@ def adapters(stage: Stage) -> dict[str, Tensor]:
     }
 
 
-def _adapted(stage: Stage) -> dict[str, Any]:
+def _adapted(stage: ModelStage) -> dict[str, Any]:
     """Return the layers that carry an adapter, by name here."""
     return {name: module for name, module in stage.named_modules() if hasattr(module, "lora_A")}

@@ -24,7 +24,7 @@ class _NoPosition(nn.Module):
         return torch.zeros((), device=position_ids.device)
 
 
-class Stage(nn.Module):
+class ModelStage(nn.Module):
     """Consecutive layers of a Hugging Face causal LM, with the embedding if first and norm and head if last.
 
     Built on the model's own class, so its masks, rotary angles and attention are the library's. A model with
@@ -71,7 +71,7 @@ class Stage(nn.Module):
         return f"{prefix}{int(index) + self.layers.start}.{rest}"
 
 
-def build_stage(source: ModelSource, cut: Sequence[range], index: int, seed: int = 0) -> Stage:
+def build_stage(source: ModelSource, cut: Sequence[range], index: int, seed: int = 0) -> ModelStage:
     """Return stage ``index`` of ``cut`` with weights from ``source.weights``, or random ones from ``seed``.
 
     Only this stage's tensors are ever in memory. Random weights are the same for every cut. The stage is in
@@ -91,14 +91,14 @@ def build_stage(source: ModelSource, cut: Sequence[range], index: int, seed: int
     return _finished(stage)
 
 
-def probe(config: Any, layers: range, last: bool, first: bool = False) -> Stage:
+def probe(config: Any, layers: range, last: bool, first: bool = False) -> ModelStage:
     """Return a stage of these layers with random weights, to measure it; only the first has the embedding."""
     stage = _skeleton(config, layers, first, last)
     _randomise(stage, config, seed=0)
     return _finished(stage)
 
 
-def _skeleton(config: Any, layers: range, first: bool, last: bool) -> Stage:
+def _skeleton(config: Any, layers: range, first: bool, last: bool) -> ModelStage:
     """Build the whole model on the meta device, which costs no memory, and keep this stage's parts.
 
     Cutting the built model and not building a short one keeps what depends on a layer's index (kind of
@@ -118,7 +118,7 @@ def _skeleton(config: Any, layers: range, first: bool, last: bool) -> Stage:
     if not last:
         setattr(base, family.norm, nn.Identity())
         model.lm_head = nn.Identity()
-    return Stage(model, family, layers, first, last)
+    return ModelStage(model, family, layers, first, last)
 
 
 def _part(config: Any, layers: range) -> Any:
@@ -131,7 +131,7 @@ def _part(config: Any, layers: range) -> Any:
     return part
 
 
-def _load(stage: Stage, weights: Weights, tied: bool) -> None:
+def _load(stage: ModelStage, weights: Weights, tied: bool) -> None:
     family = stage.family
     state: dict[str, Tensor] = {}
     shapes = dict(stage.named_parameters())
@@ -161,7 +161,7 @@ def _stored_name(name: str, family: Family, weights: Weights, tied: bool) -> str
     return next(found, name)
 
 
-def _randomise(stage: Stage, config: Any, seed: int) -> None:
+def _randomise(stage: ModelStage, config: Any, seed: int) -> None:
     model, base, family = stage.model, stage.base, stage.family
     if stage.first:
         initialise(model, getattr(base, family.embed), seed, "embed")
@@ -179,7 +179,7 @@ def _randomise(stage: Stage, config: Any, seed: int) -> None:
             initialise(model, model.lm_head, seed, "head")
 
 
-def _finished(stage: Stage) -> Stage:
+def _finished(stage: ModelStage) -> ModelStage:
     """Fill the buffers that no file holds (rotary angles) by the model's rule; check that none is left."""
     for module in stage.modules():
         empty = {n: b for n, b in module.named_buffers(recurse=False) if b.is_meta}

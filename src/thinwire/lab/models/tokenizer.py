@@ -47,7 +47,7 @@ def tokenise(tokenizer: Any, *documents: Document, limit: int | None = None) -> 
     return torch.cat(ids)[:limit]
 
 
-class _Piece(NamedTuple):
+class _TextPiece(NamedTuple):
     text: str | None  # None: the end of a document
     learnt: bool = True
 
@@ -67,13 +67,13 @@ def _encode_text(tokenizer: Any, pieces: list[str]) -> list[list[int]]:
     return [e.ids for e in backend.encode_batch(pieces, add_special_tokens=False)]
 
 
-def _all_pieces(documents: Iterable[Document]) -> Iterator[_Piece]:
+def _all_pieces(documents: Iterable[Document]) -> Iterator[_TextPiece]:
     """Yield the pieces of all documents, and an end between two of them."""
     for number, document in enumerate(documents):
         if number:
-            yield _Piece(None)
-        yield from (_Piece(piece, False) for piece in _pieces(document.prompt))
-        yield from map(_Piece, _pieces(document.text))
+            yield _TextPiece(None)
+        yield from (_TextPiece(piece, False) for piece in _pieces(document.prompt))
+        yield from map(_TextPiece, _pieces(document.text))
 
 
 def _pieces(text: str) -> Iterator[str]:
@@ -89,8 +89,8 @@ def _pieces(text: str) -> Iterator[str]:
         start = stop
 
 
-def _groups(pieces: Iterator[_Piece], size: int) -> Iterator[list[_Piece]]:
-    group: list[_Piece] = []
+def _groups(pieces: Iterator[_TextPiece], size: int) -> Iterator[list[_TextPiece]]:
+    group: list[_TextPiece] = []
     for piece in pieces:
         group.append(piece)
         if len(group) == size:

@@ -20,7 +20,7 @@ from thinwire.lab.models.folder import (
     save_stage,
     shard_name,
 )
-from thinwire.lab.models.split import Stage
+from thinwire.lab.models.split import ModelStage
 from thinwire.lab.ranks.telemetry import Telemetry
 from thinwire.lab.ranks.world import World
 from thinwire.lab.train.job import Job
@@ -101,7 +101,7 @@ def _replacing_folder(folder: Path, world: World, telemetry: Telemetry) -> Itera
 
 def _gather(
     folder: Path,
-    save: Callable[[Stage, Path, int, int, str], Path],
+    save: Callable[[ModelStage, Path, int, int, str], Path],
     job: Job,
     world: World,
     stages: list[CompressedStage],
@@ -134,7 +134,7 @@ def _gather(
             _discard(folder)
 
 
-def _module(stage: CompressedStage) -> Stage:
+def _module(stage: CompressedStage) -> ModelStage:
     if not isinstance(stage.submod, Autocast):
         raise TypeError(f"stage {stage.stage_index} was not made by build_stages")
     return stage.submod.stage

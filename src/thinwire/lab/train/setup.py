@@ -17,7 +17,7 @@ from thinwire.engines.pipeline.stage import CompressedStage, ScheduleEager1F1B
 from thinwire.lab.machine.processor import cores, pick_dtype
 from thinwire.lab.models.dropout import seed_dropout
 from thinwire.lab.models.lora import add_adapters
-from thinwire.lab.models.split import Stage, build_stage
+from thinwire.lab.models.split import ModelStage, build_stage
 from thinwire.lab.ranks.rendezvous import explained, meet, place, telling
 from thinwire.lab.ranks.world import World
 from thinwire.lab.train.job import Job
@@ -74,7 +74,7 @@ def silence(deadline: float) -> float:
 class Autocast(nn.Module):
     """Run a stage's forward pass in bf16 autocast; its hidden states stay float32."""
 
-    def __init__(self, stage: Stage, enabled: bool) -> None:
+    def __init__(self, stage: ModelStage, enabled: bool) -> None:
         super().__init__()
         self.stage, self.enabled = stage, enabled
 

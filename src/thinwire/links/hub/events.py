@@ -16,7 +16,7 @@ LIMIT = 1024  # events that wait; the sockets are not read while there are more
 LIMIT_NBYTES = 1 << 25  # or while they hold so many bytes: more than a feed sends unacknowledged
 
 
-class Kind(enum.Enum):
+class EventKind(enum.Enum):
     """What happened."""
 
     JOINED = "joined"
@@ -27,7 +27,7 @@ class Kind(enum.Enum):
 class Event(NamedTuple):
     """Something that happened at a hub or spoke: ``data`` is the message, or why the peer is lost."""
 
-    kind: Kind
+    kind: EventKind
     peer: bytes
     data: bytes = b""
 
@@ -38,7 +38,7 @@ class Events:
     ``relieved`` is called when ``get`` has taken one while it was full: the thread may read again.
 
     >>> events = Events()
-    >>> events.put(Event(Kind.DATA, b"peer", b"hello"))
+    >>> events.put(Event(EventKind.DATA, b"peer", b"hello"))
     >>> events.get(1.0).data, events.get(0.0)
     (b'hello', None)
     """

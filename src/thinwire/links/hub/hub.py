@@ -15,7 +15,7 @@ from typing import Any
 
 import zmq
 
-from thinwire.links.hub.events import Event, Kind
+from thinwire.links.hub.events import Event, EventKind
 from thinwire.links.hub.station import (
     ALIVE_BYTE,
     ANSWER,
@@ -47,7 +47,7 @@ MAX_PEERS = 1024
 
 
 @dataclass
-class _Peer:
+class _SpokeState:
     name: str
     heard: float  # when, monotonic
     queue: deque[bytes] = field(default_factory=deque)
@@ -75,7 +75,7 @@ class Hub(Station):
         self.host, self.port, self.secure = host, port, token is not None
         self.refused = 0  # connections that broke off before they were let in
         self._token, self._zap_socket, self._clock = token, zap, clock
-        self._peers: dict[bytes, _Peer] = {}
+        self._peers: dict[bytes, _SpokeState] = {}
         self._queued = 0  # bytes that wait for all peers
         self._reassured = 0.0  # when the peers were told last that this end lives, though it does not read
         self._gone = (Traffic(), Traffic())  # sent and received, of peers that are no more
@@ -196,17 +196,17 @@ class Hub(Station):
             if peer is None:
                 if len(self._peers) >= MAX_PEERS:
                     return False
-                peer = self._peers[name] = _Peer(f"{name.hex()[:4]} ({_address(frame)})", monotonic())
+                peer = self._peers[name] = _SpokeState(f"{name.hex()[:4]} ({_address(frame)})", monotonic())
             peer.heard = monotonic()
             peer.received += Traffic(1, wire_bytes(nbytes, self.secure))
         if new:
-            self._events.put(Event(Kind.JOINED, name))
+            self._events.put(Event(EventKind.JOINED, name))
         return True
 
     def _take(self, name: bytes, data: bytes) -> None:
         kind = data[0]
         if kind == DATA:
-            self._events.put(Event(Kind.DATA, name, data[1:]))
+            self._events.put(Event(EventKind.DATA, name, data[1:]))
         elif kind == PING and len(data) == STAMP.size:
             self._put(name, ANSWER.pack(PONG, STAMP.unpack(data)[1], self._clock()))
         elif kind == BYE:
@@ -264,7 +264,7 @@ class Hub(Station):
 
     def _lose(self, name: bytes, why: bytes) -> None:
         self.forget(name)
-        self._events.put(Event(Kind.LOST, name, why))
+        self._events.put(Event(EventKind.LOST, name, why))
 
     def _farewell(self) -> None:
         for name in self.peers:

@@ -10,7 +10,7 @@ import zmq
 
 from thinwire.links.greeting import asks_for_token
 from thinwire.links.hub.clock import PeerClock
-from thinwire.links.hub.events import Event, Kind
+from thinwire.links.hub.events import Event, EventKind
 from thinwire.links.hub.station import (
     ANSWER,
     BURST,
@@ -34,7 +34,7 @@ from thinwire.links.pair.reliable import LIVELY
 from thinwire.links.security import REMEDY, check_host, secure_connector
 from thinwire.links.sockets import DIALS, REFUSED, WATCHED, dial_again, endpoint
 from thinwire.links.tcp import info as tcp_info
-from thinwire.links.tcp.info import Place
+from thinwire.links.tcp.info import SocketPlace
 from thinwire.types import AuthError, InputError
 
 CONNECT = 3.0  # seconds that one attempt to connect may take
@@ -62,7 +62,7 @@ class Spoke(Station):
         self._there = False
         self.heard = monotonic()  # when the hub gave its last sign of life
         self._patient_from, self._pinged = self.heard, 0.0
-        self._place: Place | None = None  # the connection's, which is there or being made
+        self._place: SocketPlace | None = None  # the connection's, which is there or being made
         self._came: int | None = None  # bytes over it by the ping before, where the kernel tells
         self._redial_at: float | None = None  # libzmq does not dial again after every kind of failure
         self._sent, self._received = Traffic(), Traffic()
@@ -136,7 +136,7 @@ class Spoke(Station):
             self.refused, self._proved, self.heard = 0, True, monotonic()
             self._ping(self.heard)
             self._there = True
-            self._events.put(Event(Kind.JOINED, b""))
+            self._events.put(Event(EventKind.JOINED, b""))
         elif kind == _Event.DISCONNECTED:
             self._lost(b"the connection broke")
         elif kind in REFUSED and not self._proved:
@@ -169,7 +169,7 @@ class Spoke(Station):
     def _take(self, data: bytes) -> None:
         kind = data[0]
         if kind == DATA:
-            self._events.put(Event(Kind.DATA, b"", data[1:]))
+            self._events.put(Event(EventKind.DATA, b"", data[1:]))
         elif kind == PONG and len(data) == ANSWER.size:
             _, sent, theirs = ANSWER.unpack(data)
             self.clock.add(sent, theirs, monotonic())
@@ -230,7 +230,7 @@ class Spoke(Station):
             self._outbox.clear()
             there, self._there = self._there, False
         if there:
-            self._events.put(Event(Kind.LOST, b"", why))
+            self._events.put(Event(EventKind.LOST, b"", why))
 
     def _farewell(self) -> None:
         if self._there:

@@ -8,7 +8,7 @@ from collections import deque
 from thinwire.links.base import LinkEstimate
 from thinwire.links.pair.rate import RateMeter
 from thinwire.links.pair.segment import TICK, TICKS
-from thinwire.links.pair.window import Run
+from thinwire.links.pair.window import Acked
 from thinwire.links.tcp.idle import rounds
 
 WINDOW = 10.0  # seconds that the shortest round trip counts; as long as BBR's [memory]
@@ -30,7 +30,7 @@ class Estimator:
         self.smoothed: float | None = None  # seconds, queues included
         self.trips = 0  # round trips measured
         self._since = since
-        self._clock = _PeerClock()
+        self._clock = _TickClock()
         self._trips: deque[tuple[float, float, float]] = deque()  # when, round trip, way there
         self._meter = RateMeter()
         self._acknowledged = -math.inf
@@ -54,7 +54,7 @@ class Estimator:
         self.smoothed = before + GAIN * (trip - before)
         self._updated = now
 
-    def delivered(self, run: Run, ticks: int, now: float) -> None:
+    def delivered(self, run: Acked, ticks: int, now: float) -> None:
         """Note that segments were acknowledged, and the peer's clock when the last of them arrived."""
         arrived = self._clock.seconds(ticks)
         self._acknowledged = now
@@ -85,7 +85,7 @@ class Estimator:
         return LinkEstimate(rate, self.shortest, age, floor)
 
 
-class _PeerClock:
+class _TickClock:
     """The peer's clock in seconds from its ticks, which begin again at ``TICKS``."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from thinwire.links.pair.window import Run
+from thinwire.links.pair.window import Acked
 from thinwire.links.tcp.idle import FIRST_WINDOW, TIMEOUT, idle_seconds, opened, waiting
 
 RESOLVED = 0.002  # seconds of line time below which a burst gives a floor and no measurement
@@ -84,7 +84,7 @@ class RateMeter:
         self._window, self._filled = 0.0, -math.inf  # TCP's in bytes, and when it was last filled
         self._opening: Opening | None = None
 
-    def add(self, run: Run, way: float, arrived: float, now: float, trip: float | None = None) -> None:
+    def add(self, run: Acked, way: float, arrived: float, now: float, trip: float | None = None) -> None:
         """Note that a run arrived at ``arrived`` by the peer's clock.
 
         ``way``: the least difference between a segment's arrival there and its departure here, by the two
@@ -113,7 +113,7 @@ class RateMeter:
         self._rise()
         self._trim(now)
 
-    def _opened(self, run: Run, start: float, arrived: float, trip: float, idle: bool) -> Opening:
+    def _opened(self, run: Acked, start: float, arrived: float, trip: float, idle: bool) -> Opening:
         """Return what was sent since the line was idle, this run included, and the window then."""
         opening = self._opening
         if opening is None or idle:

@@ -20,7 +20,7 @@ MAX_AHEAD = 4096  # segments kept beyond a gap; later ones are dropped and asked
 
 
 @dataclass
-class Sent:
+class SentSegment:
     """A segment that the peer has not acknowledged."""
 
     kind: Kind
@@ -32,7 +32,7 @@ class Sent:
 
 
 @dataclass(frozen=True)
-class Run:
+class Acked:
     """Segments that were acknowledged together: what can be measured by them."""
 
     nbytes: int  # headers included
@@ -50,7 +50,7 @@ class SendWindow:
         self.repair = 0  # newest repair round answered
         self.flight = 0  # bytes not acknowledged
         self._acked = 0
-        self._sent: dict[int, Sent] = {}
+        self._sent: dict[int, SentSegment] = {}
 
     def __len__(self) -> int:
         return len(self._sent)
@@ -66,10 +66,10 @@ class SendWindow:
         """Keep a segment and return its number."""
         self.top += 1
         self.flight += len(body)
-        self._sent[self.top] = Sent(kind, label, body, done, now)
+        self._sent[self.top] = SentSegment(kind, label, body, done, now)
         return self.top
 
-    def acknowledge(self, ack: int) -> tuple[list[Future[None]], Run | None]:
+    def acknowledge(self, ack: int) -> tuple[list[Future[None]], Acked | None]:
         """Forget all up to ``ack``; return the sends that are done, and the run if this was news."""
         require(
             ack <= self.top, PayloadError, f"an acknowledgement of {ack}, but {self.top} segments were sent"
@@ -84,7 +84,7 @@ class SendWindow:
         sent = self._sent.get(self._acked + 1)
         return None if sent is None or sent.at is None else (HEADER + len(sent.body), sent.at)
 
-    def again(self, body: memoryview) -> tuple[int, list[tuple[int, Sent]]]:
+    def again(self, body: memoryview) -> tuple[int, list[tuple[int, SentSegment]]]:
         """Return a NACK's repair round and the segments it asks for, less those on their way again already.
 
         The caller sends them, and only then sets ``repair`` to the round.
@@ -186,14 +186,14 @@ class ReceiveWindow:
             self._parts, self._size = [], 0
 
 
-def _run(segments: list[Sent]) -> Run | None:
+def _run(segments: list[SentSegment]) -> Acked | None:
     if not segments:
         return None
     nbytes = sum(HEADER + len(sent.body) for sent in segments)
     first, last = segments[0].at, segments[-1].at
     if first is None or last is None or any(sent.repair for sent in segments):
-        return Run(nbytes, clean=False)
-    return Run(nbytes, first, last)
+        return Acked(nbytes, clean=False)
+    return Acked(nbytes, first, last)
 
 
 def _ranges(numbers: list[int]) -> list[tuple[int, int]]:

@@ -103,7 +103,7 @@ def whence(address: str) -> str:
     return str(found.ipv4_mapped or IPv6Network((int(found), 64), strict=False))
 
 
-class Relay:
+class RelayServer:
     """Connect ranks that hold ``secret``: their token, or the pass made of it (see ``relay_pass``).
 
     ``say`` is called with one line for each pair that has ended. Whatever a stranger sends, it costs one

@@ -19,7 +19,7 @@ LINGER = 2.0  # seconds for the other direction to end once one has
 IDLE = 60.0  # seconds without a byte, in or out; a live link has a heartbeat each second
 
 
-class _Reader(asyncio.StreamReader):
+class _EndNotingReader(asyncio.StreamReader):
     """A reader that also tells that the other end has closed while there is still something to read."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class _Reader(asyncio.StreamReader):
 class Stream:
     """One TCP connection. Every failure of it is an ``OSError``, an end in the middle of a read too."""
 
-    def __init__(self, reader: _Reader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, reader: _EndNotingReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
         self.ended: asyncio.Future[None] = reader.ended  # done when the other end has closed
         peer, here = (writer.get_extra_info(n) or ("?", 0) for n in ("peername", "sockname"))
@@ -107,7 +107,7 @@ async def open_stream(host: str, port: int, timeout: float, control: str | None 
     ``control``: TCP's congestion control, from ``congestion.resolve``.
     """
     loop = asyncio.get_running_loop()
-    reader = _Reader()
+    reader = _EndNotingReader()
     async with asyncio.timeout(timeout):
         transport, protocol = await loop.create_connection(
             lambda: asyncio.StreamReaderProtocol(reader), host, port, happy_eyeballs_delay=EYEBALLS
@@ -120,7 +120,7 @@ async def serve_streams(host: str, port: int, arrived: Callable[[Stream], None])
     """Listen at ``host`` and call ``arrived`` with each new connection."""
 
     def protocol() -> asyncio.StreamReaderProtocol:
-        reader = _Reader()
+        reader = _EndNotingReader()
         return asyncio.StreamReaderProtocol(reader, lambda _, writer: arrived(Stream(reader, writer)))
 
     return await asyncio.get_running_loop().create_server(protocol, host, port)

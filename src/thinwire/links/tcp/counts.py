@@ -11,7 +11,7 @@ from threading import Lock
 from time import monotonic
 
 from thinwire.links.tcp import info as tcp_info
-from thinwire.links.tcp.info import Place, TcpInfo
+from thinwire.links.tcp.info import SocketPlace, TcpInfo
 
 FALLBACK = "payload counts, no TCP_INFO"  # the label of counts that are the meter's instead
 RECENT = 10.0  # seconds that a delivery rate is remembered
@@ -69,7 +69,7 @@ class KernelCounts:
         self.supported = tcp_info.supported() if supported is None else supported
         self._port, self._local, self._clock = port, local, clock
         self._lock = Lock()
-        self._open: dict[Place, TcpInfo] = {}  # newest last
+        self._open: dict[SocketPlace, TcpInfo] = {}  # newest last
         self._gone = KernelTotals()
         self._rates: deque[tuple[float, float]] = deque()
         self._looked = -math.inf
@@ -104,7 +104,7 @@ class KernelCounts:
     def _ours(self, info: TcpInfo) -> bool:
         return self._port == (info.local if self._local else info.remote)[1]
 
-    def _note(self, place: Place, info: TcpInfo, now: float) -> None:
+    def _note(self, place: SocketPlace, info: TcpInfo, now: float) -> None:
         before = self._open.get(place)
         moved = before is None or info.bytes_sent > before.bytes_sent
         if moved and not info.app_limited and info.delivery_rate:  # an idle connection keeps its last rate

@@ -30,7 +30,7 @@ _DESCRIPTORS = Path("/proc/self/fd")
 _COPIES = Lock()  # held while there is a copy of a socket, which must not be taken for another socket
 
 
-class Place(NamedTuple):
+class SocketPlace(NamedTuple):
     """A socket of this process: its descriptor, and the inode that tells it from a later one there."""
 
     descriptor: int
@@ -130,7 +130,7 @@ def connections(port: int | None = None) -> list[TcpInfo] | None:
     return [i for i in found if port is None or port in (i.local[1], i.remote[1])]
 
 
-def sockets() -> list[Place]:
+def sockets() -> list[SocketPlace]:
     """Return where this process's sockets are, copies that are lent left out; ``[]`` where none can be seen.
 
     It waits for whoever borrows one now, so not to be called from within such a block.
@@ -143,27 +143,27 @@ def sockets() -> list[Place]:
             except OSError:  # closed meanwhile
                 continue
             if stat.S_ISSOCK(status.st_mode):
-                found.append(Place(int(path.name), status.st_ino))
+                found.append(SocketPlace(int(path.name), status.st_ino))
     return found
 
 
-def place_of(descriptor: int) -> Place | None:
+def place_of(descriptor: int) -> SocketPlace | None:
     """Return where the socket at a descriptor is; None where there is none, or not any more."""
     try:
         status = os.fstat(descriptor)
     except OSError:
         return None
-    return Place(descriptor, status.st_ino) if stat.S_ISSOCK(status.st_mode) else None
+    return SocketPlace(descriptor, status.st_ino) if stat.S_ISSOCK(status.st_mode) else None
 
 
-def read_at(place: Place) -> TcpInfo | None:
+def read_at(place: SocketPlace) -> TcpInfo | None:
     """Return the counters of the TCP socket that is still at ``place``, or None."""
     with borrowed(place) as sock:
         return None if sock is None else read(sock)
 
 
 @contextlib.contextmanager
-def borrowed(place: Place) -> Iterator[socket.socket | None]:
+def borrowed(place: SocketPlace) -> Iterator[socket.socket | None]:
     """Lend a copy of the TCP socket that is still at ``place``, or None, for the block alone.
 
     A copy kept longer would hold the connection open after its owner closed it, and the peer would not learn

@@ -19,7 +19,7 @@ from thinwire.state.code.diffs import fits_whole, pack_diffs, pack_whole, unpack
 from thinwire.state.code.gather import write
 from thinwire.state.code.masks import where
 from thinwire.state.code.positions import MAX_SIZE, Bitmap, many, pack_positions, unpack_positions
-from thinwire.state.code.stream import Reader, pack_flags
+from thinwire.state.code.stream import PatchCursor, pack_flags
 from thinwire.state.layout import Array
 from thinwire.types import InputError, require
 
@@ -89,7 +89,7 @@ def pack_plain(blocks: Sequence[Block], word: np.dtype) -> list[bytes]:
     return out
 
 
-def unpack_plain(reader: Reader, numels: Sequence[int], word: np.dtype) -> list[Block]:
+def unpack_plain(reader: PatchCursor, numels: Sequence[int], word: np.dtype) -> list[Block]:
     """Return the blocks of ``numels`` elements that come next; without positions those that came whole."""
     all_travel = reader.flags(len(numels))
     some = _unpack_sparse(reader, [n for n, w in zip(numels, all_travel, strict=True) if not w], word)
@@ -129,7 +129,7 @@ def _pack_sparse(blocks: Sequence[Block], word: np.dtype) -> list[bytes]:
     return [pack_positions(sets, [block.numel for block in blocks]), pack_diffs(diffs)]
 
 
-def _unpack_sparse(reader: Reader, numels: Sequence[int], word: np.dtype) -> Iterator[Block]:
+def _unpack_sparse(reader: PatchCursor, numels: Sequence[int], word: np.dtype) -> Iterator[Block]:
     blocks: list[Block] = []
     for run in _runs(numels):
         sets = unpack_positions(reader, numels[run])

@@ -25,11 +25,9 @@ from thinwire.state.code.class_split import Look, put_back, take_out
 from thinwire.state.code.classes import MAX_CUTS, choose
 from thinwire.state.code.jumps import differences, jumped, pack_jumps, unpack_jumps
 from thinwire.state.code.positions import MAX_SIZE
-from thinwire.state.code.stream import Reader, pack_flags, uvarint
+from thinwire.state.code.stream import PatchCursor, pack_flags, uvarint
 from thinwire.state.layout import Array
 from thinwire.types import InputError, PayloadError, require
-
-__all__ = ["Block", "Look", "decode", "encode", "pack_blocks", "pack_runs", "unpack_blocks"]
 
 CUT = 1 << 22
 
@@ -113,25 +111,12 @@ def unpack_blocks(
     """
     for n in numels:
         require(0 <= n <= MAX_SIZE, InputError, f"a block of {n} elements, at most {MAX_SIZE}; cut it")
-    reader = Reader(data)
+    reader = PatchCursor(data, "a patch")
     touched = reader.flags(len(numels))
     found = iter(_unpack(reader, list(compress(numels, touched)), word, _among(before, touched)))
     empty = np.empty(0, dtype=np.int32), np.empty(0, dtype=word)
     blocks = [next(found) if some else Block(n, *empty) for n, some in zip(numels, touched, strict=True)]
     return blocks if whole else [Block(block.numel, *block.sparse()) for block in blocks]
-
-
-def encode(positions: Array, diffs: Array, numel: int, word: np.dtype, before: Array | None = None) -> bytes:
-    """Return one block as bytes."""
-    return pack_blocks([Block(numel, positions, diffs)], word, _look(before))
-
-
-def decode(
-    data: bytes | bytearray | memoryview, numel: int, word: np.dtype, before: Array | None = None
-) -> tuple[Array, Array]:
-    """Return positions and differences of the one block in ``data``."""
-    (block,) = unpack_blocks(data, [numel], word, before=_look(before))
-    return block.sparse()
 
 
 def _among(before: Look | None, touched: Sequence[bool]) -> Look | None:
@@ -147,11 +132,7 @@ def _from(before: Look | None, run: slice) -> Look | None:
     return None if before is None else lambda i, start, stop: before(run.start + i, start, stop)
 
 
-def _look(before: Array | None) -> Look | None:
-    return None if before is None else lambda _, start, stop: before[start:stop]
-
-
-def _unpack(reader: Reader, numels: Sequence[int], word: np.dtype, before: Look | None) -> list[Block]:
+def _unpack(reader: PatchCursor, numels: Sequence[int], word: np.dtype, before: Look | None) -> list[Block]:
     """Return the blocks of what changed, and leave nothing of the body."""
     jumps = reader.flags(len(numels))
     new = unpack_jumps(reader, list(compress(numels, jumps)), word)
@@ -168,7 +149,7 @@ def _unpack(reader: Reader, numels: Sequence[int], word: np.dtype, before: Look 
 
 
 def _parts(
-    reader: Reader, numels: Sequence[int], word: np.dtype
+    reader: PatchCursor, numels: Sequence[int], word: np.dtype
 ) -> tuple[list[int], list[Array], list[Block]]:
     """Return the cuts, the differences of each class, and the blocks of what changed elsewhere."""
     cuts = list(reader.take(reader.take(1)[0]))
@@ -182,7 +163,7 @@ def _parts(
     return cuts, classes, rest
 
 
-def _unpack_class(reader: Reader, size: int, word: np.dtype) -> Array:
+def _unpack_class(reader: PatchCursor, size: int, word: np.dtype) -> Array:
     blocks = unpack_plain(reader, [min(CUT, size - start) for start in range(0, size, CUT)], word)
     return np.concatenate([np.empty(0, dtype=word), *(block.dense() for block in blocks)])
 

@@ -29,7 +29,7 @@ Changes = tuple[Array, Array]  # positions [n], differences [n]
 _OTHER = "a patch for other words than are held"
 
 
-class Run(NamedTuple):
+class ElementRun(NamedTuple):
     """Elements ``start`` to ``stop`` of a block, and which of its changes are among them."""
 
     start: int
@@ -52,18 +52,18 @@ class Run(NamedTuple):
         return found
 
 
-def runs(block: Block, length: int, first: int = 0, step: int = 1) -> list[Run]:
+def runs(block: Block, length: int, first: int = 0, step: int = 1) -> list[ElementRun]:
     """Return each ``step``-th run of ``length`` elements, but the last, of a block, from the ``first`` on."""
     starts = range(first * length, block.numel, step * length)
     stops = [min(start + length, block.numel) for start in starts]
     if block.positions is None:
-        return [Run(start, stop, 0, 0) for start, stop in zip(starts, stops, strict=True)]
+        return [ElementRun(start, stop, 0, 0) for start, stop in zip(starts, stops, strict=True)]
     ends = np.array([starts, stops], dtype=block.positions.dtype)  # of another type, all would be cast
     places = block.positions.searchsorted(ends).tolist()
-    return [Run(*ends) for ends in zip(starts, stops, *places, strict=True)]
+    return [ElementRun(*ends) for ends in zip(starts, stops, *places, strict=True)]
 
 
-def words_at(look: Look, index: int, run: Run, word: np.dtype) -> Array:
+def words_at(look: Look, index: int, run: ElementRun, word: np.dtype) -> Array:
     """Return the words of a run before the change [n]."""
     words = look(index, run.start, run.stop)
     if words.shape != (run.stop - run.start,) or words.dtype != word:

@@ -14,7 +14,7 @@ from thinwire.state.code.masks import where
 from thinwire.state.code.numbers import LARGEST, pack_numbers, unpack_numbers
 from thinwire.state.code.planes import from_zigzag, pack_planes, unpack_planes, zigzag
 from thinwire.state.code.positions import Bitmap, many, pack_positions, unpack_positions
-from thinwire.state.code.stream import Reader, pack_stream
+from thinwire.state.code.stream import PatchCursor, pack_stream
 from thinwire.state.layout import Array
 from thinwire.types import InputError, PayloadError, require
 
@@ -57,7 +57,7 @@ def _split(diffs: Array) -> tuple[Array, Array, Array] | None:
     return np.concatenate(signs), np.concatenate(larger), np.concatenate(beyond)
 
 
-def unpack_diffs(reader: Reader, n: int, word: np.dtype) -> Array:
+def unpack_diffs(reader: PatchCursor, n: int, word: np.dtype) -> Array:
     """Return the ``n`` differences that come next."""
     unsigned = _unsigned(word)
     signs = np.unpackbits(reader.stream(-(-n // 8)), count=n).astype(word)
@@ -85,7 +85,7 @@ def pack_whole(diffs: Array) -> bytes:
     return pack_numbers(zigzag(diffs)) if diffs.itemsize == 4 else pack_planes(diffs)
 
 
-def unpack_whole(reader: Reader, n: int, word: np.dtype) -> Array:
+def unpack_whole(reader: PatchCursor, n: int, word: np.dtype) -> Array:
     """Return the ``n`` differences that come next."""
     return from_zigzag(_unpack_numbers(reader, n, _unsigned(word), (1 << 8 * word.itemsize) - 1))
 
@@ -94,7 +94,7 @@ def _pack_numbers(numbers: Array) -> bytes:
     return pack_numbers(numbers) if numbers.itemsize == 4 else pack_planes(numbers)
 
 
-def _unpack_numbers(reader: Reader, n: int, unsigned: np.dtype, largest: int) -> Array:
+def _unpack_numbers(reader: PatchCursor, n: int, unsigned: np.dtype, largest: int) -> Array:
     if unsigned.itemsize == 4:
         return unpack_numbers(reader, n, min(largest, LARGEST))
     numbers = unpack_planes(reader, n, unsigned)

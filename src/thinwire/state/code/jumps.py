@@ -18,7 +18,7 @@ import numpy as np
 from thinwire.state.code.blocks import Block, pack_plain
 from thinwire.state.code.class_split import Look
 from thinwire.state.code.planes import at_least, decode_whole, encode_whole
-from thinwire.state.code.stream import Reader, uvarint
+from thinwire.state.code.stream import PatchCursor, uvarint
 from thinwire.state.layout import Array
 
 _LEAST = 4096  # elements of a block that is looked at
@@ -50,7 +50,7 @@ def pack_jumps(blocks: Sequence[Block], jumps: Sequence[bool], look: Look) -> li
     return out
 
 
-def unpack_jumps(reader: Reader, numels: Sequence[int], word: np.dtype) -> list[Array]:
+def unpack_jumps(reader: PatchCursor, numels: Sequence[int], word: np.dtype) -> list[Array]:
     """Return the new words of blocks of ``numels`` elements, which come next. Errors: ``PayloadError``."""
     return [decode_whole(reader.take(reader.uvarint()), n, word) for n in numels]
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from thinwire.codecs.kernels.bits import pack, packed_nbytes, unpack
-from thinwire.state.code.stream import Reader, pack_stream
+from thinwire.state.code.stream import PatchCursor, pack_stream
 from thinwire.state.layout import Array
 from thinwire.types import PayloadError, require
 
@@ -41,7 +41,7 @@ def pack_numbers(numbers: Array) -> bytes:
     return b"".join([pack_stream(symbols), *rests])
 
 
-def unpack_numbers(reader: Reader, n: int, largest: int = LARGEST) -> Array:
+def unpack_numbers(reader: PatchCursor, n: int, largest: int = LARGEST) -> Array:
     """Return the ``n`` numbers that come next as uint32 [n]; ``PayloadError`` for any over ``largest``."""
     symbols = reader.stream(n)
     require(not n or symbols.max() < _BASES.size, PayloadError, "a patch with symbols that stand for nothing")
@@ -86,7 +86,7 @@ def _pack_bits(values: Array, width: int) -> bytes:
     return b"".join(out)
 
 
-def _unpack_bits(reader: Reader, width: int, n: int) -> Array:
+def _unpack_bits(reader: PatchCursor, width: int, n: int) -> Array:
     whole, rest = divmod(width, 8)
     planes = [np.frombuffer(reader.take(n), dtype=np.uint8) for _ in range(whole)]
     if rest:

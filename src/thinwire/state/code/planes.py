@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from thinwire.state import native
-from thinwire.state.code.stream import Reader, pack_stream
+from thinwire.state.code.stream import PatchCursor, pack_stream
 from thinwire.state.layout import Array
 from thinwire.types import InputError, PayloadError, require
 
@@ -35,7 +35,7 @@ def at_least(words: Array) -> int:
 
 def decode_whole(data: bytes | bytearray | memoryview, numel: int, word: np.dtype) -> Array:
     """Return the ``numel`` words in ``data``; ``PayloadError`` where there are not as many, or more."""
-    reader = Reader(data)
+    reader = PatchCursor(data, "a patch")
     turn = reader.take(1)[0]
     require(turn in (_ROTATED, _ZIGZAG), PayloadError, f"a keyframe turned in the unknown way {turn}")
     turned = unpack_planes(reader, numel, np.dtype(f"u{word.itemsize}"))
@@ -57,7 +57,7 @@ def _planes(values: Array) -> Array | list[Array]:
     return [(unsigned >> unsigned.dtype.type(s)).astype(np.uint8) for s in shifts]
 
 
-def unpack_planes(reader: Reader, n: int, dtype: np.dtype) -> Array:
+def unpack_planes(reader: PatchCursor, n: int, dtype: np.dtype) -> Array:
     """Return the ``n`` unsigned integers of ``dtype`` that come next."""
     values = reader.stream(n).astype(dtype)
     for shift in range(8, 8 * dtype.itemsize, 8):

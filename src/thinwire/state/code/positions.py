@@ -16,7 +16,7 @@ from thinwire.state import native
 from thinwire.state.code.gather import mark
 from thinwire.state.code.masks import where
 from thinwire.state.code.numbers import pack_numbers, unpack_numbers
-from thinwire.state.code.stream import Reader, pack_stream, uvarint
+from thinwire.state.code.stream import PatchCursor, pack_stream, uvarint
 from thinwire.state.layout import Array
 from thinwire.types import PayloadError, require
 
@@ -52,7 +52,7 @@ def pack_positions(sets: Sequence[Array | Bitmap], sizes: Sequence[int]) -> byte
     return bytes(heads) + pack_numbers(_joined(few, np.uint32)) + pack_stream(_joined(maps, np.uint8))
 
 
-def unpack_positions(reader: Reader, sizes: Sequence[int]) -> list[Array]:
+def unpack_positions(reader: PatchCursor, sizes: Sequence[int]) -> list[Array]:
     """Return the sets that come next: int32 [n] each, increasing, below its size; else ``PayloadError``."""
     heads = [divmod(reader.uvarint(), 2) for _ in sizes]
     for (count, _), size in zip(heads, sizes, strict=True):

@@ -12,7 +12,7 @@ import numpy as np
 
 from thinwire import zstd
 from thinwire.state.layout import Array
-from thinwire.types import InputError, PayloadError, require
+from thinwire.types import ByteCursor, InputError, PayloadError, require
 
 _TABLE, _WINDOW = 6, 17  # what repeats here are runs, which lie next to each other
 _LONGEST = 10  # bytes of a varint of 64 bits
@@ -49,18 +49,8 @@ def pack_flags(flags: Sequence[bool]) -> bytes:
     return np.packbits(np.array(flags, dtype=np.bool_)).tobytes()
 
 
-class Reader:
-    """A cursor over untrusted bytes: every read is checked against what is left."""
-
-    def __init__(self, data: bytes | bytearray | memoryview) -> None:
-        self._data, self._at = memoryview(data).cast("B"), 0
-
-    def take(self, n: int) -> memoryview:
-        """Return the next ``n`` bytes."""
-        left = len(self._data) - self._at
-        require(0 <= n <= left, PayloadError, f"a patch ends {n - left} bytes too early: it was cut")
-        self._at += n
-        return self._data[self._at - n : self._at]
+class PatchCursor(ByteCursor):
+    """A cursor over the code of a patch."""
 
     def uvarint(self) -> int:
         """Return the next varint."""
@@ -85,11 +75,6 @@ class Reader:
             data = memoryview(_expand(data, nbytes))
         require(len(data) == nbytes, PayloadError, f"a stream of {len(data)} bytes, expected {nbytes}")
         return np.frombuffer(data, dtype=np.uint8)
-
-    def close(self) -> None:
-        """Raise ``PayloadError`` if anything is left."""
-        left = len(self._data) - self._at
-        require(not left, PayloadError, f"{left} bytes too many behind a patch")
 
 
 def _expand(frame: memoryview, nbytes: int) -> bytes:

@@ -23,7 +23,7 @@ from thinwire.state.code.planes import decode_whole, encode_whole
 from thinwire.state.layout import Layout
 from thinwire.state.patches.patch import MAX_META
 from thinwire.state.words import Words
-from thinwire.types import PayloadError, require
+from thinwire.types import ByteCursor, PayloadError, require
 
 ROOM = 1 << 20  # bytes that a patch may take beyond the words of the state
 FACTOR = 2  # times the words that it may take: positions may cost as much as what changed
@@ -95,20 +95,14 @@ def _framed(kind: int, plan: Plan, sections: Iterable[list[bytes]]) -> Iterator[
 def unpack_whole(body: bytes, words: Words) -> None:
     """Write all words of a body into ``words``, which a ``PayloadError`` leaves partly written."""
     for word, pieces, data in Sections(words.layout, WHOLE).through(body):
-        at = 0
+        cursor = ByteCursor(data, "a keyframe")
         for i in pieces:
-            require(at + LENGTH.size <= len(data), PayloadError, "a keyframe ends too early")
-            (n,) = LENGTH.unpack_from(data, at)
-            at += LENGTH.size
-            require(
-                at + n <= len(data), PayloadError, f"a keyframe ends {at + n - len(data)} bytes too early"
-            )
-            np.copyto(words[i], decode_whole(data[at : at + n], len(words[i]), word))
-            at += n
-        require(at == len(data), PayloadError, f"{len(data) - at} bytes too many in a keyframe")
+            (n,) = cursor.unpack(LENGTH)
+            np.copyto(words[i], decode_whole(cursor.take(n), len(words[i]), word))
+        cursor.close()
 
 
-class Section(NamedTuple):
+class PatchSection(NamedTuple):
     """What a body tells of some pieces of a word."""
 
     word: np.dtype
@@ -116,7 +110,7 @@ class Section(NamedTuple):
     data: memoryview
 
 
-def unpack_section(layout: Layout, section: Section, before: Look | None = None) -> dict[int, Block]:
+def unpack_section(layout: Layout, section: PatchSection, before: Look | None = None) -> dict[int, Block]:
     """Return what changed in those pieces of a section in which something did. Errors: ``PayloadError``.
 
     What was packed with words before the change can only be read with them.
@@ -136,16 +130,16 @@ class Sections:
 
     def __init__(self, layout: Layout, kind: int) -> None:
         self._steps = self._parse(_pieces(layout), kind)
-        self._found: Section | None = None
+        self._found: PatchSection | None = None
         self.at, self.wanted = 0, next(self._steps)
 
-    def take(self, data: bytes | bytearray | memoryview) -> Section | None:
+    def take(self, data: bytes | bytearray | memoryview) -> PatchSection | None:
         """Read the bytes that were wanted; return the section that they were, if they were one."""
         self.at, self._found = self.at + self.wanted, None
         self.wanted = self._steps.send(memoryview(data).toreadonly())
         return self._found
 
-    def through(self, body: bytes | memoryview) -> Iterator[Section]:
+    def through(self, body: bytes | memoryview) -> Iterator[PatchSection]:
         """Yield the sections of the whole ``body`` that were not taken yet."""
         view = memoryview(body)
         while self.wanted:
@@ -170,7 +164,7 @@ class Sections:
                 what = f"a section of {nbytes} bytes for {n} pieces of {itemsize}-byte words"
                 require(fits, PayloadError, f"{what} does not fit the state")
                 data = yield nbytes
-                self._found = Section(word, own[done : done + n], data)
+                self._found = PatchSection(word, own[done : done + n], data)
                 done, count = done + n, count - 1
         require(not count, PayloadError, f"{count} sections too many in the body of a patch")
         yield 0

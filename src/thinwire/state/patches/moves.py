@@ -92,7 +92,7 @@ class Reading:
         found, self._found = self._found, []  # whoever has them lets go of them
         return found
 
-    def _note(self, section: body.Section) -> None:
+    def _note(self, section: body.PatchSection) -> None:
         words, made = self._words, list[Move]()
         changes = body.unpack_section(words.layout, section, lambda i, start, stop: words[i][start:stop])
         for i, block in changes.items():

@@ -7,7 +7,7 @@ from time import monotonic
 
 from thinwire.engines.sync.push import protocol
 from thinwire.engines.sync.push.protocol import DOWN, MAGIC, NOTHING, PROTOCOL, Ask, Hello, LayoutIs
-from thinwire.links.hub.events import Kind
+from thinwire.links.hub.events import EventKind
 from thinwire.links.hub.spoke import Spoke
 from thinwire.state.layout import MAX_NBYTES, Layout
 from thinwire.types import InputError, LinkError, PayloadError, require
@@ -34,9 +34,9 @@ def ask(
     try:
         while (left := ends - monotonic()) > 0:
             event = spoke.recv(left)
-            if event is not None and event.kind is Kind.JOINED:
+            if event is not None and event.kind is EventKind.JOINED:
                 spoke.send(Hello(MAGIC, PROTOCOL, 1, NOTHING, NOTHING, 0, 0, 0, 0, 0, 0, 0).pack())
-            elif event is not None and event.kind is Kind.DATA:
+            elif event is not None and event.kind is EventKind.DATA:
                 found = _offer(protocol.unpack(event.data, DOWN), spoke.peer, max_nbytes)
                 if found is not None:
                     return found

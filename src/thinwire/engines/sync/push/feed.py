@@ -28,7 +28,7 @@ from thinwire.engines.sync.push.protocol import (
     Same,
 )
 from thinwire.engines.sync.push.serving import CHECK_SHARE, Order, Serving, Transfer
-from thinwire.links.hub.events import Event, Kind
+from thinwire.links.hub.events import Event, EventKind
 from thinwire.links.hub.hub import Hub
 from thinwire.links.inbox import renewed
 from thinwire.state.history import History
@@ -61,7 +61,7 @@ class FollowerStatus:
 
 
 @dataclass
-class _Follower:
+class _FollowerState:
     session: int
     claim: tuple[int, int] = (0, 0)  # version and hash that it said it holds
     told: bool = False  # whether it holds what is offered: it was told, or it does not
@@ -96,7 +96,7 @@ class Feed:
         self._json = history.layout.to_json()
         self._digest = bytes.fromhex(history.layout.digest)
         self._making = Making(history, self._stir)
-        self._followers: dict[bytes, _Follower] = {}
+        self._followers: dict[bytes, _FollowerState] = {}
         self._ungreeted: dict[bytes, float] = {}  # who is there and has said nothing, since when
         self._moves, self._moved_at = float(MOVES), monotonic()
         self._parked: OrderedDict[Draft, float] = OrderedDict()
@@ -216,12 +216,12 @@ class Feed:
             self._hub.send(peer, Ask(PROTOCOL).pack())
 
     def _take(self, event: Event) -> None:
-        if event.kind is Kind.JOINED:
+        if event.kind is EventKind.JOINED:
             self._ungreeted[event.peer] = monotonic()
-        elif event.kind is Kind.LOST:
+        elif event.kind is EventKind.LOST:
             self._ungreeted.pop(event.peer, None)
             self._part(self._followers.pop(event.peer, None))
-        elif event.kind is Kind.DATA:
+        elif event.kind is EventKind.DATA:
             try:
                 self._hear(event.peer, protocol.unpack(event.data, UP))
             except LinkError:  # the hub's own
@@ -260,7 +260,7 @@ class Feed:
         self._count_on(hello)
         newest, known = self.newest, hello.layout == self._digest
         self._hub.send(peer, self._layout(hello.session, newest.number, known).pack())
-        follower = self._followers[peer] = _Follower(hello.session)
+        follower = self._followers[peer] = _FollowerState(hello.session)
         if not known:
             return  # it greets again once it has looked at the layout
         follower.claim = hello.version, hello.hash
@@ -268,7 +268,7 @@ class Feed:
         follower.serving.hello(held, self._resumed(hello), now, hello.version)
         self._tell_same(peer, follower)
 
-    def _tell_same(self, peer: bytes, follower: _Follower) -> None:
+    def _tell_same(self, peer: bytes, follower: _FollowerState) -> None:
         """Tell a follower where it holds what is offered; nothing before anything is."""
         offers, newest, held = self._offers, self.newest, follower.serving.held
         follower.told = offers and held <= newest.number  # else it holds what is about to be the newest
@@ -306,7 +306,7 @@ class Feed:
         starts = not draft.base or draft.base_hash == hello.hash
         return (draft, hello.part) if starts and draft.version > hello.version else None
 
-    def _part(self, follower: _Follower | None) -> None:
+    def _part(self, follower: _FollowerState | None) -> None:
         """Keep what was being sent to a follower for a while: it may come back with the first part of it.
 
         Also what was sent to its end: the last of it may still have been on its way.
@@ -317,7 +317,7 @@ class Feed:
         while len(self._parked) > PARKED:
             self._parked.popitem(last=False)
 
-    def _serve(self, peer: bytes, follower: _Follower) -> None:
+    def _serve(self, peer: bytes, follower: _FollowerState) -> None:
         serving, now, newest = follower.serving, monotonic(), self.newest.number  # before what is known of it
         while self._parked and next(iter(self._parked.values())) < now:
             self._parked.popitem(last=False)

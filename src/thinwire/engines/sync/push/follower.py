@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from thinwire.engines.sync.mirror import Mirror
 from thinwire.engines.sync.push.reception import Reception
-from thinwire.engines.sync.push.relay import Relay
+from thinwire.engines.sync.push.relay import StateRelay
 from thinwire.engines.sync.using import PATIENCE, TIMEOUT, Using
 from thinwire.links.hub.spoke import Spoke
 from thinwire.links.hub.station import SILENCE
@@ -42,7 +42,7 @@ class Arrival:
 
 
 @dataclass(frozen=True)
-class Following:
+class FollowingStatus:
     """Where a follower stands.
 
     ``version`` is the number of the version in use, ``held`` of the newest one here, ``age`` the seconds
@@ -118,7 +118,7 @@ class Follower(Using):
         own: Any = {"silence": silence, "max_nbytes": max_nbytes, "congestion": congestion, "name": name}
         own |= {"base": base, "into": into, "state": self._state}
         own |= {"failed": self._fail}  # of which all that this end sees is a line that breaks
-        self.relay = None if relay is None else Relay(host, port, relay, token, **own)
+        self.relay = None if relay is None else StateRelay(host, port, relay, token, **own)
         if self.relay is not None:  # so the link to the publisher carries one copy
             host, port = _reachable(self.relay.host), self.relay.port
         try:
@@ -185,11 +185,11 @@ class Follower(Using):
         return time.time() if clock.trip is None else monotonic() + clock.ahead
 
     @property
-    def status(self) -> Following:
+    def status(self) -> FollowingStatus:
         replica, newest = self._mirror.replica, self._newest
         nbytes, trip, rate, doubt = self._link()
         whole = replica.layout.nbytes * self._patches if replica is not None else 0
-        return Following(
+        return FollowingStatus(
             version=replica.version if replica is not None else 0,
             held=newest.number,
             age=max(0.0, self.clock - newest.published) if newest.published else None,

@@ -23,7 +23,7 @@ YOUNG = 10.0  # seconds that a keyframe is given to whoever joins: then a fresh 
 FORGET = 0.5  # weight of the newest measurement in the mean times that a patch takes
 
 
-class _Job:
+class _DraftJob:
     """A draft that is made: ``begun`` when there is some of it to send, ``whole`` when there is all.
 
     ``sent``: somebody waits for it who will send it; else it is made to see how large it is.
@@ -50,7 +50,7 @@ class Making:
         self._keyframes = ThreadPoolExecutor(1, thread_name_prefix="keyframes")
         self._kept: weakref.WeakValueDictionary[tuple[int, int], Draft] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
-        self._jobs: dict[int, _Job] = {}  # by base: followers at one version share the work
+        self._jobs: dict[int, _DraftJob] = {}  # by base: followers at one version share the work
         self._keyframe: weakref.ref[Draft] | None = None  # made last, while somebody uses it
         self._keyframe_at = 0.0
         self._trial: Draft | None = None  # made to see how large it is; it may be sent yet
@@ -72,7 +72,7 @@ class Making:
         base = order.base if self._history.knows(order.base) else 0
         found = self._under_way(base, order) or (None if base else self._lately(order.above))
         if found is None:
-            job = self._jobs[base] = _Job(base, not order.compare)
+            job = self._jobs[base] = _DraftJob(base, not order.compare)
             (self._patches if base else self._keyframes).submit(self._make, job)
             found = job.whole if order.compare else job.begun
         found.add_done_callback(lambda _: self._ready())  # at once where it is there already
@@ -120,7 +120,7 @@ class Making:
         for pool in (self._patches, self._keyframes):
             pool.shutdown()
 
-    def _make(self, job: _Job) -> None:
+    def _make(self, job: _DraftJob) -> None:
         try:
             job.whole.set_result(self._made(job))
         except Exception as e:
@@ -131,7 +131,7 @@ class Making:
             job.whole.set_exception(e)
         self._ready()
 
-    def _made(self, job: _Job) -> Draft:
+    def _made(self, job: _DraftJob) -> Draft:
         self._go_on()
         job.began = monotonic()
         patch = self._history.patch(job.base or None, job.sent, lambda draft: self._more(job, draft))
@@ -148,7 +148,7 @@ class Making:
             self.lead += FORGET * (job.lead(draft.nbytes) - self.lead)
         return draft
 
-    def _more(self, job: _Job, draft: Draft) -> None:
+    def _more(self, job: _DraftJob, draft: Draft) -> None:
         """Let those who wait for a draft begin with it, or go on."""
         self._go_on()
         job.grown.append((monotonic(), draft.nbytes))

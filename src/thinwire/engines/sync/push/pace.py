@@ -28,7 +28,7 @@ MAX_WINDOW = 1 << 24  # bytes
 
 
 @dataclass(frozen=True)
-class _Sent:
+class _SentChunk:
     total: int  # bytes sent, this chunk included
     at: float
     delivered: int  # bytes acknowledged when it left
@@ -56,7 +56,7 @@ class Pace:
         self._trips: deque[tuple[float, float]] = deque()  # when, and round trips, rising
         self._alone_at = math.inf  # when one was measured last that had no queue before it
         self._delivered_at = self._first_at = -math.inf
-        self._sent: deque[_Sent] = deque()
+        self._sent: deque[_SentChunk] = deque()
         self._rates: deque[tuple[int, float]] = deque()  # round and rate, rates falling
         self._round, self._round_ends = 0, 0
         self._plateau, self._steady = 0.0, 0
@@ -105,7 +105,7 @@ class Pace:
         self.total += nbytes
         full = self.flight + self.chunk >= self.window
         self._sent.append(
-            _Sent(self.total, now, self.delivered, self._delivered_at, self._first_at, full, alone)
+            _SentChunk(self.total, now, self.delivered, self._delivered_at, self._first_at, full, alone)
         )
 
     def acked(self, total: int, now: float) -> None:
@@ -134,7 +134,7 @@ class Pace:
             return 0.0
         return (nbytes + self.flight) / self.rate - (self.trip or 0.0) if self.rate else math.inf
 
-    def _tripped(self, chunk: _Sent, now: float) -> None:
+    def _tripped(self, chunk: _SentChunk, now: float) -> None:
         trip = now - chunk.at
         if chunk.alone:
             self._alone_at, self._probing = now, False
@@ -146,7 +146,7 @@ class Pace:
         while now - self._trips[0][0] > STALE and len(self._trips) > 1:
             self._trips.popleft()
 
-    def _rated(self, chunk: _Sent, now: float) -> None:
+    def _rated(self, chunk: _SentChunk, now: float) -> None:
         # acknowledgements may come in bursts: no faster than the chunks had left
         took = max(now - chunk.delivered_at, chunk.at - chunk.first_at, 1e-6)
         rate = (self.delivered - chunk.delivered) / took

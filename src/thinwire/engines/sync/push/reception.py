@@ -31,7 +31,7 @@ from thinwire.engines.sync.push.protocol import (
     Same,
 )
 from thinwire.engines.sync.push.target import Target
-from thinwire.links.hub.events import Event, Kind
+from thinwire.links.hub.events import Event, EventKind
 from thinwire.links.hub.spoke import Spoke
 from thinwire.links.inbox import renewed
 from thinwire.state.layout import MAX_NBYTES, Layout, TooLarge
@@ -176,12 +176,12 @@ class Reception:
         return min(TURN, max(0.0, left)) if self._hello_due and left > 0 else TURN
 
     def _take(self, event: Event) -> None:
-        if event.kind is Kind.JOINED:
+        if event.kind is EventKind.JOINED:
             self._hello_due, self._hello_at, self.reached = True, 0.0, True
             self._first, self._patience = self._session + 1, ANSWER
-        elif event.kind is Kind.LOST:
+        elif event.kind is EventKind.LOST:
             self._set_aside()
-        elif event.kind is Kind.DATA:
+        elif event.kind is EventKind.DATA:
             try:
                 self._hear(protocol.unpack(event.data, DOWN))
             except TooLarge:  # and will be the next time

@@ -28,7 +28,7 @@ from thinwire.state.patches.patch import Patch, Version
 from thinwire.types import LinkError, PayloadError
 
 
-class Relay:
+class StateRelay:
     """Follow the publisher, or another relay, at ``host``:``port``, and serve at ``listen``.
 
     Memory: one copy of the state and the log of its changes. Versions keep their numbers, times are by the
@@ -230,7 +230,7 @@ class Relay:
             self._feed.close()
         self._hub.close()
 
-    def __enter__(self) -> Relay:
+    def __enter__(self) -> StateRelay:
         return self
 
     def __exit__(
