@@ -6,7 +6,10 @@ import statistics
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from thinwire.lab.following.record import Log, Record
+from thinwire.lab.following.cards import saving
+from thinwire.lab.following.record import StateRecord, VersionMetrics
+from thinwire.lab.records.build import build
+from thinwire.lab.records.runs import Run
 
 Rows = Iterator[list[str]]
 Table = Callable[[list[str], Rows], str]
@@ -170,18 +173,19 @@ def feeds(found: dict[str, Any], table: Table) -> str:
 
 def followed(found: dict[str, Any], table: Table) -> str:
     """Return what came to each follower of the state demo, and how old it was."""
-    known = {key: found[key] for key in ("plan", "network", "started", "nbytes", "published", "trained")}
-    record = Record(followers={name: Log(**log) for name, log in found["followers"].items()}, **known)
+    lines = [build(VersionMetrics, line, "a version") for line in found["metrics"]]
+    run = Run("followed", StateRecord.from_dict(found["record"], "the state demo's record"), lines)
+    record = run.record
 
     def rows() -> Rows:
-        for name, log in record.followers.items():
+        for log in record.followers.values():
             sizes, ages = ([a[key] for a in log.arrivals] for key in ("nbytes", "age"))
             yield [
                 log.role,
                 str(len(sizes)),
                 _size(statistics.median(sizes)),
                 _size(log.wire_bytes),
-                f"{record.saving(name):.0f}×",
+                f"{saving(run, log):.0f}×",
                 f"{_time(statistics.median(ages))} / {_time(max(ages))}",
                 _yes(log.finished["digest"] == record.trained["digest"]),
             ]
@@ -189,7 +193,7 @@ def followed(found: dict[str, Any], table: Table) -> str:
     head = ["follower", "versions that came", "a patch, median", "received, with all headers",
             "against each version whole", "age at arrival: median / worst",
             "ended with the trainer's bits"]  # fmt: skip
-    published = f"{record.steps} versions, {record.plan['steps']} at each of the two rates"
+    published = f"{len(lines)} versions, {record.config['steps']} at each of the two rates"
     return f"{table(head, rows())}\n\nPublished were {published}; what merged on the way came as one."
 
 

@@ -65,23 +65,24 @@ def state(given: dict[str, Any]) -> None:
     must end with the trainer's bits. About four minutes on two cores. Ends with a table and OUT/report.html.
     """
     config = StateConfig.from_dict(given)
+    from thinwire.lab.following import cards
     from thinwire.lab.following.board import Board
     from thinwire.lab.following.demo import run
-    from thinwire.lab.following.page import headline, write_report
     from thinwire.lab.machine.files import check_out
+    from thinwire.lab.report.page import write_report
 
     out = Path(config.out)
     check_out(out)
     (out / REPORT).unlink(missing_ok=True)  # of an earlier demo, which must not pass for this one's
     board = Board(config.quiet or config.json)
     try:
-        record = run(config, board.update)
+        played = run(config, board.update)
     finally:
         board.close()
-    report = write_report(record, out / REPORT)
+    report = write_report([played], out / REPORT, cards)
     if config.json:
-        print_json(record.to_dict())
+        print_json(played.record.to_dict())
     else:
-        tell(f"{headline(record)}\nreport: {report}")
-    if not record.identical:
+        tell(f"{cards.headline([played])}\nreport: {report}")
+    if not played.record.identical:
         raise ThinwireError("a follower did not end with the publisher's bits; see the report")

@@ -29,6 +29,7 @@ ENGINES = {
     "pipeline": Engine(
         ("thinwire.lab.train.record.schema", "TrainRecord"), "thinwire.lab.train.record.cards"
     ),
+    "state": Engine(("thinwire.lab.following.record", "StateRecord"), "thinwire.lab.following.cards"),
 }
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,17 +19,22 @@ from typer.testing import CliRunner
 from thinwire.cli.terminal.app import app
 from thinwire.lab.data.corpus import Corpus
 from thinwire.lab.data.documents import Document
+from thinwire.lab.engines import load_runs
+from thinwire.lab.following import cards
 from thinwire.lab.following import demo as state_demo
 from thinwire.lab.following.board import Board, rows
 from thinwire.lab.following.config import StateConfig
 from thinwire.lab.following.demo import LATE, TRAINER, WRITER
 from thinwire.lab.following.gate import Gate
 from thinwire.lab.following.job import Tuning, base_model, digest
-from thinwire.lab.following.page import headline, report_html
-from thinwire.lab.following.record import Log, Record
+from thinwire.lab.following.record import FollowerLog, StateRecord
+from thinwire.lab.following.recorder import StateRecorder
 from thinwire.lab.models.source import resolve_model
 from thinwire.lab.models.tokenizer import trained_bpe
 from thinwire.lab.ranks.worker import CONFIG
+from thinwire.lab.records.runs import Run
+from thinwire.lab.records.schema import LinkInfo, RecipeText
+from thinwire.lab.report.page import report_html
 from thinwire.types import InputError, ThinwireError
 
 LONG = 90.0  # seconds; a limit, not an expectation
@@ -77,16 +82,17 @@ def test_both_followers_end_with_the_trainers_bits(model: Path, tmp_path: Path):
     shown = []
     seen = []
 
-    def show(found: Record) -> None:
+    def show(found: StateRecorder) -> None:
         shown.append(len(rows(found)))
         seen.extend(workers(model) if not seen else [])
 
-    record = state_demo.run(plan(model, tmp_path, steps=6), show)
-    assert record.identical
+    run = state_demo.run(plan(model, tmp_path, steps=6), show)
+    record = run.record
+    assert (record.status, record.identical) == ("done", True)
     assert seen or sys.platform != "linux"
     assert set(shown) == {3}
-    assert [v["version"] for v in record.published] == list(range(2, 14))
-    assert {v["rate"] for v in record.published} == {1e-6, 1e-5}
+    assert [v.version for v in run.metrics] == list(range(2, 14))
+    assert {v.rate for v in run.metrics} == {1e-6, 1e-5}
     for log in record.followers.values():
         versions = [a["version"] for a in log.arrivals]
         assert versions == sorted(set(versions))
@@ -95,10 +101,13 @@ def test_both_followers_end_with_the_trainers_bits(model: Path, tmp_path: Path):
         assert all(a["nbytes"] < record.nbytes for a in log.arrivals)  # the base never travels
     assert len(record.followers[WRITER].cut) == 2
     assert record.followers[WRITER].texts
-    assert json.loads((tmp_path / "state.json").read_text())["identical"]
-    page = report_html(record)
+    assert load_runs([tmp_path]) == [run]
+    came = sum(log.wire_bytes for log in record.followers.values())
+    assert (record.totals["versions"], record.bytes["changes"]) == (12, came)
+    assert 0 < record.bits_per_value["changes"] < 16
+    page = report_html([run], cards)
     assert "bit-identical at the end" in page
-    assert "not an emulated network" in page
+    assert "an emulated network could not be had: it was not asked for" in page
     assert not re.search(r"""(src|href)=["']?http""", page)
     if sys.platform == "linux":
         assert not workers(model)
@@ -108,13 +117,13 @@ def test_both_followers_end_with_the_trainers_bits(model: Path, tmp_path: Path):
 def test_a_process_that_dies_ends_the_demo_with_its_words(model: Path, tmp_path: Path):
     with pytest.raises(ThinwireError, match=r"trainer process: .*2 samples|blocks"):
         state_demo.run(plan(model, tmp_path, seq=16, batch=10_000), lambda r: None)
-    assert not (tmp_path / "state.json").exists()
+    assert load_runs([tmp_path])[0].record.status == "failed"
     if sys.platform == "linux":
         assert not workers(model)
 
 
 def test_an_interrupt_leaves_nothing_running(model: Path, tmp_path: Path):
-    def interrupt(record: Record) -> None:
+    def interrupt(found: StateRecorder) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -205,52 +214,65 @@ def test_a_gate_has_a_rate_and_a_delay_and_can_be_shut():
         server.close()
 
 
-def record() -> Record:
-    """A short record of the throttled kind."""
-    found = Record(
-        {"steps": 2, "rates": [1e-6, 1e-5], "model": "m", "data": "d", "batch": 1, "seq": 8, "prompt": "P <"},
-        {"kind": "throttled", "link": "10mbit,30ms", "note": "<none> here"},
-        {WRITER: Log("writes", joined=0.0), LATE: Log("late")},
-        started=100.0,
-        nbytes=1000,
-        numel=500,
-    )
+@pytest.fixture
+def recorder(tmp_path: Path) -> Iterator[StateRecorder]:
+    """Yield the recorder of a short demo of the throttled kind."""
+    config = {"steps": 2, "rates": [1e-6, 1e-5], "model": "m", "data": "d", "prompt": "P <"}
+    config |= {"batch": 1, "seq": 8}
+    followers = {WRITER: FollowerLog("writes", joined=0.0), LATE: FollowerLog("late")}
+    record = StateRecord(RecipeText("cast"), config=config, nbytes=1000, numel=500, followers=followers)
+    record.link, record.notes = LinkInfo("10mbit,30ms"), ["<none> here"]
+    found = StateRecorder(tmp_path, record)
+    found._began = 100.0
     for i in range(2, 6):
         found.hear(TRAINER, {"kind": "published", "at": 100.0 + i, "version": i, "step": i - 1,
-                             "loss": 1.0, "rate": 1e-6 if i < 4 else 1e-5, "changed": 5, "sent": 10,
-                             "publishing": 0.1})  # fmt: skip
+                             "loss": 1.0, "rate": 1e-6 if i < 4 else 1e-5, "changed": 5,
+                             "sent": 10 * i, "training": 0.5, "publishing": 0.1})  # fmt: skip
         found.hear(WRITER, {"kind": "arrived", "at": 101.0 + i, "version": i, "age": 0.5, "nbytes": 10 * i,
                             "seconds": 0.1, "when": 100.5 + i})  # fmt: skip
     found.hear(WRITER, {"kind": "wrote", "at": 104.0, "version": 3, "step": 2, "text": "a <b>", "seconds": 1})
     found.hear(WRITER, {"kind": "status", "at": 105.0, "held": 5, "nbytes": 200, "age": 0.5, "pause": 0.001,
                         "connected": True})  # fmt: skip
-    return found
+    yield found
+    found.close("done")
 
 
-def test_ages_grow_and_fall():
-    xs, ys = record().ages(WRITER)
+def test_ages_grow_and_fall(recorder: StateRecorder):
+    xs, ys = recorder.record.ages(WRITER)
     assert ys == pytest.approx([0.5, 1.5, 0.5, 1.5, 0.5, 1.5, 0.5])
     assert xs == sorted(xs)
 
 
-def test_a_report_says_what_is_wrong():
-    found = record()
-    page = report_html(found)
+def test_a_report_says_what_is_wrong(recorder: StateRecorder):
+    run = Run("cast", recorder.record, recorder.published)
+    page = report_html([run], cards)
     assert "That is a fault" in page
     assert "a &lt;b&gt;" in page
     assert "&lt;none&gt; here" in page
-    assert "40× fewer at 1e-06, 22× fewer at 1e-05" in headline(found)
-    found.hear(TRAINER, {"kind": "trained", "at": 107.0, "version": 5, "digest": "ab" * 32})
+    assert "40× fewer at 1e-06, 22× fewer at 1e-05" in cards.headline([run])
+    recorder.hear(TRAINER, {"kind": "trained", "at": 107.0, "version": 5, "digest": "ab" * 32})
     for who in (WRITER, LATE):
-        found.hear(who, {"kind": "finished", "at": 108.0, "version": 5, "digest": "ab" * 32, "pause": 0.1})
-    assert found.identical
-    assert "bit-identical at the end" in report_html(found)
+        recorder.hear(who, {"kind": "finished", "at": 108.0, "version": 5, "digest": "ab" * 32, "pause": 0.1})
+    recorder.close("done")
+    assert recorder.record.identical
+    page = report_html([run], cards)
+    assert "bit-identical at the end" in page and "That is a fault" not in page
+    recorder.record.link.emulator = {"valid": False}
+    assert "This machine was busy" in report_html([run], cards)
 
 
-def test_the_board_says_a_line_now_and_then(capsys: pytest.CaptureFixture[str]):
+def test_counts_are_of_what_came_to_those_who_followed(recorder: StateRecorder):
+    recorder.close("done")
+    record = recorder.record
+    assert (record.totals["versions"], record.bytes["changes"]) == (4, 200)  # the late one never came
+    assert record.bytes["raw_changes"] == 4 * 500 * 4
+    assert record.bits_per_value["changes"] == 8 * 200 / (500 * 4)
+
+
+def test_the_board_says_a_line_now_and_then(recorder: StateRecorder, capsys: pytest.CaptureFixture[str]):
     board = Board()
-    board.update(record())
-    board.update(record())
+    board.update(recorder)
+    board.update(recorder)
     board.close()
     line = capsys.readouterr().err
     assert line.count("\n") == 1

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from thinwire.lab.following.record import Log, Record
+from thinwire.lab.following.record import FollowerLog, StateRecord
+from thinwire.lab.following.recorder import StateRecorder
 from thinwire.lab.records.display import Display
 from thinwire.lab.records.progress import megabytes
 
@@ -21,24 +22,26 @@ def seconds(x: float | None) -> str:
     return DASH if x is None else f"{x * 1e3:.0f} ms" if x < 1 else f"{x:.1f} s"
 
 
-def rows(record: Record) -> list[list[str]]:
+def rows(recorder: StateRecorder) -> list[list[str]]:
     """Return the table: the trainer, then its followers."""
-    last = record.published[-1] if record.published else {}
-    share = f"{last['changed'] / record.numel:.2%} of weights moved" if last and record.numel else DASH
-    found = [["trainer", _training(record, last), str(last.get("version", 1)), DASH, share, DASH,
-              f"sent {megabytes(last['sent'])}" if last else DASH, DASH,
-              seconds(last.get("publishing"))]]  # fmt: skip
-    return found + [_row(record, name, log) for name, log in record.followers.items()]
+    record, last = recorder.record, recorder.published[-1] if recorder.published else None
+    share = f"{last.changed / record.numel:.2%} of weights moved" if last and record.numel else DASH
+    trainer = ["trainer", _training(recorder), str(last.version if last else 1), DASH, share, DASH,
+               f"sent {megabytes(recorder.sent)}" if last else DASH, DASH,
+               seconds(last.publishing_s if last else None)]  # fmt: skip
+    return [trainer, *(_row(record, name, log) for name, log in record.followers.items())]
 
 
-def _training(record: Record, last: dict[str, Any]) -> str:
-    total = record.plan["steps"] * len(record.plan["rates"])
-    if not last:
-        return "loading" if not record.started else "first step"
-    return f"step {last['step']}/{total} at {last['rate']:g}, loss {last['loss']:.3f}"
+def _training(recorder: StateRecorder) -> str:
+    config = recorder.record.config
+    if not recorder.published:
+        return "first step" if recorder.now else "loading"
+    last = recorder.published[-1]
+    total = config["steps"] * len(config["rates"])
+    return f"step {last.step}/{total} at {last.rate:g}, loss {last.loss:.3f}"
 
 
-def _row(record: Record, name: str, log: Log) -> list[str]:
+def _row(record: StateRecord, name: str, log: FollowerLog) -> list[str]:
     if log.joined is None:
         return [name, log.role, *[DASH] * 7]
     s, last = log.status, log.arrivals[-1] if log.arrivals else None
@@ -57,15 +60,15 @@ def _row(record: Record, name: str, log: Log) -> list[str]:
 
 
 class Board(Display):
-    """Show a record as it grows. ``quiet`` shows nothing."""
+    """Show a run as it goes on. ``quiet`` shows nothing."""
 
-    def update(self, record: Record) -> None:
+    def update(self, recorder: StateRecorder) -> None:
         """Show what is new."""
         if self._live is not None:
-            self.draw(_table(record), None)
+            self.draw(_table(recorder), None)
         elif not self.quiet and self.due():
-            text = "; ".join(" ".join(c for c in (r[0], *_plain(r)) if c) for r in rows(record))
-            self.draw(None, f"{record.now:5.0f} s  {text}")
+            text = "; ".join(" ".join(c for c in (r[0], *_plain(r)) if c) for r in rows(recorder))
+            self.draw(None, f"{recorder.now:5.0f} s  {text}")
 
 
 def _plain(row: list[str]) -> list[str]:
@@ -77,15 +80,15 @@ def _plain(row: list[str]) -> list[str]:
     return [f"v{version}", f"age {age}", f"{patch} = {ratio}" if patch != DASH else "", came, link]
 
 
-def _table(record: Record) -> Any:
+def _table(recorder: StateRecorder) -> Any:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     table = Table(*HEAD, box=None, pad_edge=False)
-    for row in rows(record):
+    for row in rows(recorder):
         table.add_row(*row)
-    written = [t for log in record.followers.values() for t in log.texts]
+    written = [t for log in recorder.record.followers.values() for t in log.texts]
     if not written:
         return table
     said = " ".join(written[-1]["text"].split())

@@ -9,6 +9,7 @@ from thinwire.lab.ranks.config import JOB, LINK, RunConfig
 from thinwire.links.profile import Profile
 from thinwire.types import InputError, require
 
+RECIPE = "cast:dtype=bf16"  # how the weights are published
 RATES = (1e-6, 1e-5)  # learning rates, one after the other
 TEXTS = "Texts"
 EVENTS = "What happens when"
@@ -26,7 +27,12 @@ class StateConfig(RunConfig):
     seed: int = option(
         0, JOB, "Seed of the order of the samples, and of loss and jitter.", metavar="N", least=0, most=10**12
     )
-    out: str = option("runs/demo-state", JOB, "Folder for state.json and report.html.", metavar="DIR")
+    out: str = option(
+        "runs/demo-state",
+        JOB,
+        "Folder of the run, which replaces one there.",
+        metavar="DIR",
+    )
     link: str = option("10mbit,30ms", LINK, "Every process's link.", metavar="SHAPE")
     emulate: bool = option(True, LINK, "Emulate the network where that is possible.")
 

@@ -5,21 +5,25 @@ All processes start from the same base, which nobody sends: publisher and follow
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from thinwire.lab.following.config import RATES, StateConfig
-from thinwire.lab.following.record import Log, Record
+from thinwire.lab.following.config import RATES, RECIPE, StateConfig
+from thinwire.lab.following.record import FollowerLog, StateRecord
+from thinwire.lab.following.recorder import StateRecorder
 from thinwire.lab.machine.interrupts import stopped_by_signals
 from thinwire.lab.machine.processes import GRACE
+from thinwire.lab.machine.processor import cores, environment
 from thinwire.lab.models.source import resolve_model
 from thinwire.lab.ranks.places import Emulated, Here, Place
 from thinwire.lab.ranks.supervise import Workers
-from thinwire.replacing import replacing
+from thinwire.lab.records.runs import Run
+from thinwire.lab.records.schema import KERNEL, LinkInfo, RecipeText
+from thinwire.links.profile import Profile
+from thinwire.recipes.state import STATE
 from thinwire.types import InputError, LinkError
 
 PROGRAM = "thinwire.lab.following.worker:run_rank"
@@ -28,15 +32,15 @@ SILENCE = 240.0  # seconds without a word from anybody
 TURN = 0.25
 TRAINER, WRITER, LATE = NAMES = ("trainer", "writer", "late")  # by rank
 ROLES = {WRITER: "generates text; cut off for a while", LATE: "joins late"}
-KEPT_TIME = ("valid", "lateness", "lateness_limit", "cpu_share", "load")
-Show = Callable[[Record], None]
+THROTTLED = "a throttled TCP proxy inside each follower: headers and losses cost nothing"
+Show = Callable[[StateRecorder], None]
 
 
 class Demo:
     """What happens in one demo, among ``workers``."""
 
-    def __init__(self, config: StateConfig, workers: Workers, record: Record, show: Show) -> None:
-        self.config, self.record = config, record
+    def __init__(self, config: StateConfig, workers: Workers, recorder: StateRecorder, show: Show) -> None:
+        self.config, self.recorder, self.record = config, recorder, recorder.record
         self._workers, self._show = workers, show
         self._address = ""  # of the publisher: its port and token
 
@@ -48,7 +52,7 @@ class Demo:
         self.record.nbytes, self.record.numel = said["nbytes"], said["numel"]
         self._join(WRITER)
         self._until("following", WRITER, READY)
-        self.record.started = time.time()
+        self.recorder.begin()
         self.record.followers[WRITER].joined = 0.0
         self._order(TRAINER, "go")
         self._train()
@@ -58,7 +62,6 @@ class Demo:
         for name in (WRITER, LATE):
             if self.record.followers[name].finished is None:
                 self._until("finished", name, READY)
-        self.record.seconds = self.record.now
         for name in NAMES:
             self._order(name, "stop")
         self._workers.wait(GRACE)
@@ -73,21 +76,21 @@ class Demo:
         ]
         while self.record.trained is None:
             self._hear(SILENCE)
-            while moments and self.record.steps >= moments[0][0] * config.total:
+            while moments and len(self.recorder.published) >= moments[0][0] * config.total:
                 moments.pop(0)[1]()
         for _, missed in moments:
             missed()
 
-    def _cut(self, log: Log) -> None:
-        log.cut = [self.record.now]
+    def _cut(self, log: FollowerLog) -> None:
+        log.cut = [self.recorder.now]
         self._order(WRITER, "cut")
 
-    def _restore(self, log: Log) -> None:
-        log.cut.append(self.record.now)
+    def _restore(self, log: FollowerLog) -> None:
+        log.cut.append(self.recorder.now)
         self._order(WRITER, "restore")
 
     def _join(self, name: str) -> None:
-        self.record.followers[name].joined = self.record.now
+        self.record.followers[name].joined = self.recorder.now
         self._start(name)
         self._order(name, f"follow {self._address}")
 
@@ -109,45 +112,57 @@ class Demo:
         """Wait for the next thing that anybody says, and note it."""
         end = time.monotonic() + timeout
         while time.monotonic() < end:
-            self._show(self.record)
+            self._show(self.recorder)
             heard = self._workers.hear(TURN)
             if heard is not None:
                 name, message = NAMES[heard[0]], heard[1]
-                self.record.hear(name, message)
+                self.recorder.hear(name, message)
                 return name, message
         raise LinkError(f"no process said anything for {timeout:g} s; start the demo again")
 
 
-def run(config: StateConfig, show: Show) -> Record:
-    """Play the demo, calling ``show`` several times a second, and return its record, also in its folder.
+def run(config: StateConfig, show: Show) -> Run[StateRecord]:
+    """Play the demo, calling ``show`` several times a second, and return its run; its record is in ``out``.
 
     Errors: ``InputError`` for a model or link that cannot be; what a process said that failed.
     """
     resolve_model(config.model, None)  # made or refused before anything is started
-    out = Path(config.out)
-    out.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         stack.enter_context(stopped_by_signals())
-        played, place, about = _place(config, stack)
-        plan = config.to_dict() | {"rates": list(RATES)}
-        record = Record(plan, about, {name: Log(role) for name, role in ROLES.items()})
-        with Workers(place, PROGRAM, NAMES) as workers:
-            Demo(played, workers, record, show).run()
-        about |= {k: v for k, v in place.describe().items() if k in KEPT_TIME}
-    with replacing(out / "state.json") as temporary:
-        temporary.write_text(json.dumps(record.to_dict(), indent=1), "utf-8")
+        played, place, why = _place(config, stack)
+        recorder = StateRecorder(Path(config.out), _new_record(config, why))
+        try:
+            with Workers(place, PROGRAM, NAMES) as workers:
+                Demo(played, workers, recorder, show).run()
+            recorder.kept_time(place.describe())
+        except BaseException as e:
+            recorder.close("interrupted" if isinstance(e, KeyboardInterrupt) else "failed", str(e))
+            raise
+        recorder.close("done")
+    return Run(recorder.record.recipe.name, recorder.record, recorder.published)
+
+
+def _new_record(config: StateConfig, why: str | None) -> StateRecord:
+    """Return the record of a demo that begins; ``why``: what an emulated network could not be had for."""
+    recipe, line = STATE.parse(RECIPE), Profile.parse(config.link)
+    record = StateRecord(
+        recipe=RecipeText(recipe.name, recipe.spec),
+        config=config.to_dict() | {"rates": list(RATES)},
+        environment=environment("fp32", cores()),
+        link=LinkInfo(config.link, line.down, line.delay, emulation=THROTTLED if why else KERNEL),
+        followers={name: FollowerLog(role) for name, role in ROLES.items()},
+    )
+    if why:
+        record.notes.append(f"the link is {THROTTLED}; an emulated network could not be had: {why}.")
     return record
 
 
-def _place(config: StateConfig, stack: ExitStack) -> tuple[StateConfig, Place, dict[str, Any]]:
-    """Return an emulated network where one can be had, else this machine's loopback; and what it is."""
-    reason = "it was not asked for"
+def _place(config: StateConfig, stack: ExitStack) -> tuple[StateConfig, Place, str | None]:
+    """Return an emulated network where one can be had, else this machine's loopback and the reason."""
+    why = "it was not asked for"
     if config.emulate:
         try:
-            emulated = stack.enter_context(Emulated(config, check=False))
-            return config, emulated, {"kind": "emulated", "link": config.link, "note": ""}
+            return config, stack.enter_context(Emulated(config, check=False)), None
         except InputError as e:
-            reason = str(e)
-    config = config.replace(emulate=False)
-    about = {"kind": "throttled", "link": config.link, "note": reason}
-    return config, stack.enter_context(Here()), about
+            why = str(e)
+    return config.replace(emulate=False), stack.enter_context(Here()), why

@@ -11,7 +11,7 @@ import torch
 
 from thinwire.engines.sync.push.follower import Follower
 from thinwire.engines.sync.push.publisher import Publisher
-from thinwire.lab.following.config import RATES, StateConfig
+from thinwire.lab.following.config import RATES, RECIPE, StateConfig
 from thinwire.lab.following.gate import Gate
 from thinwire.lab.following.job import Tuning, base_model, digest, weights_of, write_on
 from thinwire.lab.machine.processor import cores
@@ -19,6 +19,7 @@ from thinwire.lab.models.source import resolve_model
 from thinwire.lab.ranks.rendezvous import place
 from thinwire.lab.ranks.worker import await_order, next_order, say
 from thinwire.links.profile import Profile
+from thinwire.recipes.state import STATE, VALUES
 
 PATIENCE = 300.0  # seconds
 EVERY = 0.5  # seconds between two reports
@@ -39,7 +40,8 @@ def train(config: StateConfig) -> None:
     source = resolve_model(config.model, None)
     job = Tuning(source, config.data, RATES[0], config.total, config.batch, config.seq, config.seed)
     token = secrets.token_bytes(16)
-    with Publisher(weights_of(job.model), config.host, 0, token, "state demo", torch.bfloat16) as publisher:
+    options = STATE.parse(RECIPE).schemes[VALUES].options
+    with Publisher(weights_of(job.model), config.host, 0, token, "state demo", **options) as publisher:
         publisher.publish(step=0)
         layout = publisher.history.layout
         say("listening", port=publisher.port, token=token.hex(), nbytes=layout.nbytes, numel=layout.numel)
