@@ -111,29 +111,6 @@ def test_public_names_say_what_they_do() -> None:
     assert ends == []
 
 
-def test_functions_speak_in_the_imperative() -> None:
-    """``Return``, not ``Returns``: a third person or a gerund at the start is a sign of another style."""
-    word = re.compile(r"[A-Z][a-z]+(s|ing)\b")
-    fine = {
-        "Pass",
-        "Process",
-        "Address",
-        "Express",
-        "Access",
-        "Discuss",
-        "Press",
-        "Compress",
-        "Bring",
-        "Focus",
-    }
-    odd = [
-        f"{name}: {first_line(node)}"
-        for name, node in public()
-        if isinstance(node, Function) and (found := word.match(first_line(node))) and found[0] not in fine
-    ]
-    assert odd == []
-
-
 def test_every_public_method_of_the_core_is_explained() -> None:
     """Where a protocol explains a method, once is enough; so are two lines that explain themselves."""
     explained = {"encode", "decode", "nbytes", "layout", "residual", "restore", "advance", "estimate", "peer"}
