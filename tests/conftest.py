@@ -6,6 +6,7 @@ A shell starts a job in the background with SIGINT ignored, and whoever that job
 from __future__ import annotations
 
 import math
+import os
 import random
 import signal
 from collections.abc import Iterator
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from thinwire.engines.sync.push.publisher import Publisher
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
+if "PYTEST_XDIST_WORKER" in os.environ:  # several processes share the cores: threads would wait for each other
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
