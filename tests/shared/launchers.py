@@ -297,21 +297,22 @@ def _serve() -> None:
 
 
 class Forked(subprocess.Popen):  # type: ignore[type-arg]
-    """A ``python -m thinwire.lab...`` of a command: a fork of it, which has imported all that already."""
+    """A rank's process, where a command starts one: a fork of it, which has imported all that already."""
 
     def _execute_child(self, args: Any, *more: Any) -> None:
-        if list(args[:2]) != [sys.executable, "-m"] or not args[2].startswith("thinwire.lab."):
+        if list(args[:2]) != [sys.executable, "-m"] or not args[2].endswith(".worker"):
             super()._execute_child(args, *more)  # type: ignore[misc]
             return
         named = dict(zip(list(inspect.signature(super()._execute_child).parameters)[1:], more, strict=True))  # type: ignore[misc]
-        ours = [named[n] for n in ("p2cread", "c2pwrite", "errwrite")]
+        streams = [named[n] for n in ("p2cread", "c2pwrite", "errwrite")]
         sys.stdout.flush()
         self.pid = os.fork()
         if self.pid == 0:
-            _run_module(args[2:], ours, named)
+            _run_module(args[2:], streams, named)
         self._child_created = True
-        for fd in {fd for fd in ours if fd >= 0}:
-            os.close(fd)
+        for fd, end in zip(streams, ("p2cwrite", "c2pread", "errread"), strict=True):
+            if named[end] >= 0:  # a pipe, not a file of whoever starts it
+                os.close(fd)
 
 
 def _run_module(args: Any, streams: list[int], named: dict[str, Any]) -> None:
