@@ -31,8 +31,21 @@ if TYPE_CHECKING:
     from thinwire.engines.sync.push.publisher import Publisher
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
-if "PYTEST_XDIST_WORKER" in os.environ:  # several processes share the cores: threads would wait for each other
+if (
+    "PYTEST_XDIST_WORKER" in os.environ
+):  # several processes share the cores: threads would wait for each other
     torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put what takes long first: at the end no worker is to have a long file of its own."""
+    long = ("lab", "cli", "engines", "links")
+
+    def place(item: pytest.Item) -> int:
+        folder = item.path.relative_to(Path(__file__).parent).parts[0]
+        return long.index(folder) if folder in long else len(long)
+
+    items.sort(key=place)
 
 
 @pytest.fixture(autouse=True)

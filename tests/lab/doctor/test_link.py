@@ -26,6 +26,8 @@ from thinwire.links.greeting import SIGNATURE
 from thinwire.links.mesh import connect_mesh
 from thinwire.types import AuthError, InputError, LinkError
 
+pytestmark = pytest.mark.serial
+
 
 def _refused_port() -> int:
     with socket.create_server((HERE, 0)) as s:

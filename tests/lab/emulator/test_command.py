@@ -27,6 +27,8 @@ from thinwire.lab.ranks.commands import run_ranks
 from thinwire.lab.ranks.supervise import LATE
 from thinwire.types import InputError, MeasurementError
 
+pytestmark = pytest.mark.serial
+
 
 def test_the_command_runs_once_a_rank_and_everything_is_recorded() -> None:
     program = "echo rank $RANK of $WORLD_SIZE at $MASTER_ADDR:$MASTER_PORT"
