@@ -13,7 +13,6 @@ import os
 import resource
 import runpy
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +23,8 @@ from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from waiting import free_port as free_port
 
 PATIENCE = 150.0  # seconds; the machine may be busy with other things
 ABSENT = (
@@ -179,11 +180,6 @@ def rank_environment(rank: int, world: int, port: int) -> dict[str, Any]:
         "MASTER_PORT": port,
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as s:
-        return int(s.getsockname()[1])
 
 
 def metrics(out: Path) -> list[dict[str, Any]]:

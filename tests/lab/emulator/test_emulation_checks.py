@@ -31,8 +31,6 @@ from thinwire.links.shape import LinkShape
 from thinwire.links.trace import Trace, TraceRow
 from thinwire.types import InputError, MeasurementError
 
-pytestmark = pytest.mark.serial
-
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -18,8 +18,6 @@ from thinwire.lab.records.writer import RUN, write_json
 from thinwire.lab.train import resume
 from thinwire.lab.train.config import TrainConfig
 
-pytestmark = pytest.mark.serial
-
 GOOD = LinkInfo("10mbit", emulation=KERNEL, lateness_s=1e-4, emulator={"valid": True})
 
 

@@ -31,8 +31,6 @@ from thinwire.lab.emulator.lateness import PacketLateness
 from thinwire.lab.emulator.path import Count, LineCounts, RankCounts
 from thinwire.lab.ranks import places
 
-pytestmark = pytest.mark.serial
-
 LATE, IN_TIME = (
     PacketLateness(100, 0.05, 0.06, 0.07, 0.05, 3, 3),
     PacketLateness(100, 1e-4, 1e-3, 2e-3, 2e-4, 3, 0),

@@ -7,8 +7,6 @@ import sys
 import pytest
 from emulated import emulate, lacking
 
-pytestmark = pytest.mark.serial
-
 CODE = """
 import os
 import torch.distributed as dist

@@ -80,7 +80,7 @@ def test_a_cut_a_stall_and_corruption_change_nothing(job: list[Any], whole: dict
         ranks = warm().ranks(tmp_path, *job, "--out", out, each=lambda rank: () if rank else route)
         try:
             reached(out, 5, *ranks)
-            before = proxy.connections
+            before, booked = proxy.connections, len(metrics(out))
             proxy.cut()
             time.sleep(CUT)
             proxy.restore()
@@ -97,7 +97,8 @@ def test_a_cut_a_stall_and_corruption_change_nothing(job: list[Any], whole: dict
         finally:
             stop(*ranks)
     found = record(out)
-    assert sum(m["seconds"] > 0.8 * CUT for m in metrics(out)) == 1  # the cut was in a step
+    slow = [m["seconds"] > 0.8 * CUT for m in metrics(out)[booked : booked + 2]]
+    assert sum(slow) == 1  # the cut was in a step; on a busy machine the faults after it may last as long
     assert found["loss"] == whole["thinwire"]["loss"]
     assert [m["step"] for m in metrics(out)] == list(range(1, STEPS + 1))
 
