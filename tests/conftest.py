@@ -48,6 +48,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=place)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each file to one worker, all that want the one emulated network to the same: others would wait."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Files(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return "emulation" if "lab/emulator/" in file or "test_auto.py" in file else file
+
+    return Files(config, log)
+
+
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     """Begin each test with the same random numbers, whichever ran before it.
