@@ -69,7 +69,7 @@ def test_a_listener_serves_one_peer_after_another_and_survives_bad_ones() -> Non
         )
         bad.close()
         assert next(line for line in lines if line.startswith("listening"))
-        assert dial(HERE, port, TOKEN, seconds=2.0).out.rate > 0  # in less, a busy machine may count nothing
+        assert dial(HERE, port, TOKEN, seconds=2.0).out.rate > 0  # in less, a busy one counts nothing
         process.send_signal(signal.SIGINT)
         assert process.wait(LONG) == 0
         assert "stopped listening" in "".join(lines)
