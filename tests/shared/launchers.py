@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -330,6 +331,7 @@ def _run_module(args: Any, streams: list[int], named: dict[str, Any]) -> None:
         os.environ.clear()
         os.environ.update(named["env"])
         sys.argv = [*args]
+        warnings.filterwarnings("ignore", ".* found in sys.modules", RuntimeWarning)  # it was imported before
         runpy.run_module(args[0], run_name="__main__", alter_sys=True)
         code = 0
     except SystemExit as e:
