@@ -27,7 +27,8 @@ demo: setup  ## Fine-tune SmolLM2-135M over a 10 Mbit/s link three ways; report 
 	$(BIN)/thinwire demo
 
 test: setup  ## Run the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not serial" -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m serial
 
 check: setup  ## Lint, formatting, types
 	$(BIN)/ruff check .

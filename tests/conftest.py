@@ -6,6 +6,7 @@ A shell starts a job in the background with SIGINT ignored, and whoever that job
 from __future__ import annotations
 
 import math
+import os
 import random
 import signal
 from collections.abc import Iterator
@@ -30,6 +31,34 @@ if TYPE_CHECKING:
     from thinwire.engines.sync.push.publisher import Publisher
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
+if (
+    "PYTEST_XDIST_WORKER" in os.environ
+):  # several processes share the cores: threads would wait for each other
+    torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put what takes long first: at the end no worker is to have a long file of its own."""
+    long = ("lab", "cli", "engines", "links")
+
+    def place(item: pytest.Item) -> int:
+        folder = item.path.relative_to(Path(__file__).parent).parts[0]
+        return long.index(folder) if folder in long else len(long)
+
+    items.sort(key=place)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each file to one worker, all that want the one emulated network to the same: others would wait."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Files(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return "emulation" if "lab/emulator/" in file or "test_auto.py" in file else file
+
+    return Files(config, log)
 
 
 @pytest.fixture(autouse=True)

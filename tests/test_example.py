@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from waiting import free_port
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "examples" / "own_loop.py"
@@ -22,11 +22,6 @@ def code_lines(text: str) -> list[str]:
 
 def test_it_is_short() -> None:
     assert len(code_lines(SCRIPT.read_text())) <= 20
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as s:
-        return int(s.getsockname()[1])
 
 
 def run(folder: Path, world: int = 2) -> list[str]:

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import product
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,7 +17,7 @@ from thinwire.channels.channel import Receiver, Scheme, Sender
 from thinwire.channels.disk import DiskStore
 from thinwire.channels.memory import Delta, Memory
 from thinwire.channels.references import TensorStore
-from thinwire.codecs import Codec, Entropy, Sink, Uniform, roundtrip
+from thinwire.codecs import Entropy, Sink, Uniform, roundtrip
 from thinwire.types import Payload
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -54,18 +49,18 @@ def test_the_make_believe_device_refuses_what_a_gpu_would() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("codec", CODECS, ids=repr)
-def test_a_codec_stays_on_its_device_and_decodes_to_the_same_bits(codec: Codec, device: torch.device) -> None:
-    if device == DEVICE and any(name in repr(codec) for name in ("TileAdaptive", "RandomK")):
-        pytest.skip("uses what the make-believe device cannot do (see other_device)")
-    for shape in SHAPES:
-        with on(device):
-            x = tensor(shape).to(device)
-            payload, x_hat = roundtrip(codec, x)
-            again = codec.decode(payload)
-            assert all(is_on(t, device) for t in (*payload.parts, x_hat, again))
-            here = codec.decode(Payload(payload.spec, tuple(p.cpu() for p in payload.parts)))
-            assert torch.equal(x_hat.cpu(), here) and torch.equal(again.cpu(), here)
+def test_codecs_stay_on_their_device_and_decode_to_the_same_bits(device: torch.device) -> None:
+    for codec in CODECS:
+        if device == DEVICE and any(name in repr(codec) for name in ("TileAdaptive", "RandomK")):
+            continue  # uses what the make-believe device cannot do (see other_device)
+        for shape in [(2, 7, 33)] if device == DEVICE else SHAPES:
+            with on(device):
+                x = tensor(shape).to(device)
+                payload, x_hat = roundtrip(codec, x)
+                again = codec.decode(payload)
+                assert all(is_on(t, device) for t in (*payload.parts, x_hat, again)), codec
+                here = codec.decode(Payload(payload.spec, tuple(p.cpu() for p in payload.parts)))
+                assert torch.equal(x_hat.cpu(), here) and torch.equal(again.cpu(), here), codec
 
 
 def frames(device: torch.device) -> Iterator[tuple[Tensor, list[int]]]:
@@ -77,12 +72,11 @@ def frames(device: torch.device) -> Iterator[tuple[Tensor, list[int]]]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("codec", [Uniform(bits=3), Sink(Entropy(Uniform(bits=2)))], ids=repr)
 @pytest.mark.parametrize("memory", [m for m in MEMORIES if m.mirrored], ids=repr)
-def test_references_agree_across_devices(memory: Memory, codec: Codec, device: torch.device) -> None:
+def test_references_agree_across_devices(memory: Memory, device: torch.device) -> None:
     """A sender there and receivers on both sides: outputs and states equal to the last bit."""
-    if isinstance(codec, Sink):
-        pytest.importorskip("zstandard")
+    pytest.importorskip("zstandard")
+    codec = Sink(Entropy(Uniform(bits=2)))
     sender, near, far = Sender(Scheme(codec, memory, codec, INT8)), Receiver(), Receiver()
     for x, ids in frames(device):
         with on(device):
@@ -110,36 +104,3 @@ def test_references_come_back_to_the_device(kind: str, device: torch.device) -> 
             assert is_on(x_hat, device)
             assert torch.equal(plain.decode(wire.unpack(wire.pack(packet))), x_hat.cpu())
         store.close()
-
-
-def test_both_copies_are_counted_alike() -> None:
-    """What codecs are held against: the same bytes copied twice must come out as the same speed."""
-    pytest.importorskip("zstandard")
-    from bench.gpu import kernels
-
-    row = kernels.measure((1, 512, 1024), torch.device("cpu"), 9, compiled=False, large=1 << 21)[0]
-    assert row["copy_card_gb_s"] == pytest.approx(row["copy_tensor_gb_s"], rel=0.6)
-
-
-def test_the_gpu_benchmark_runs_on_the_cpu(tmp_path: Path) -> None:
-    """With tiny shapes: nothing measured, but every line of it tried."""
-    pytest.importorskip("zstandard")
-    pytest.importorskip("transformers")
-    from bench.links import FIXED
-
-    out, options = tmp_path / "gpu.json", "--no-compile --rounds 1 --steps 1 --links none 100mbit"
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.gpu.run", "--smoke", *options.split(), "--out", str(out)],
-        cwd=Path(__file__).parents[1],
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr
-    record = json.loads(out.read_text())
-    assert record["device"] == "cpu, smoke run"
-    assert all(row["eager_encode_gb_s"] >= 0 and row["copy_card_gb_s"] > 0 for row in record["kernels"])
-    ran = {(row["link"], row["recipe"]) for row in record["two_stages"]}
-    assert ran == set(product(("none", "100mbit"), FIXED)) and all(
-        row["tokens_per_second"] > 0 for row in record["two_stages"]
-    )

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from each import each
 from packets import INT8, MEMORIES
 
 from thinwire import codecs
@@ -49,8 +50,8 @@ def test_every_memory_is_tested():
     assert {type(m) for m in MEMORIES} == set(memory.REGISTRY.values())
 
 
-@pytest.mark.parametrize("held_as", [Raw(), Cast("float16"), INT8], ids=repr)
-@pytest.mark.parametrize("mem", MEMORIES, ids=repr)
+@each("held_as", [Raw(), Cast("float16"), INT8])
+@each("mem", MEMORIES)
 def test_the_receiver_outputs_what_the_sender_says(mem, held_as):
     sender = Sender(Scheme(Uniform(bits=4, group=16), mem, Uniform(bits=4, group=16), held_as))
     receiver = Receiver()
@@ -60,8 +61,8 @@ def test_the_receiver_outputs_what_the_sender_says(mem, held_as):
         assert [e.key for e in packet.entries] == ids
 
 
-@pytest.mark.parametrize("shape", [(3, 5, 32), (3, 32), (3,)])
-@pytest.mark.parametrize("mem", MEMORIES, ids=repr)
+@each("shape", [(3, 5, 32), (3, 32), (3,)])
+@each("mem", MEMORIES)
 def test_a_memory_knows_the_shape_of_its_state(mem, shape):
     x = torch.randn(shape)
     state = mem.advance(x, None, x)
@@ -85,7 +86,7 @@ def test_a_first_encode_under_error_feedback_imports_nothing():
     assert (run.returncode, run.stdout.strip()) == (0, ""), run.stderr
 
 
-@pytest.mark.parametrize("mem", MEMORIES, ids=repr)
+@each("mem", MEMORIES)
 def test_specs_read_back(mem):
     scheme = Scheme(Uniform(bits=3), mem, Cast("bfloat16"), INT8)
     assert memory.parse_memory(repr(mem)) == mem
@@ -204,7 +205,7 @@ def test_a_delta_without_a_reference_is_a_desync(pair):
         Receiver().decode(sender.encode(torch.randn(1, 4, 32), [5])[0])
 
 
-@pytest.mark.parametrize("mem", MEMORIES, ids=repr)
+@each("mem", MEMORIES)
 def test_a_checkpoint_of_both_ends_goes_on_as_if_nothing_happened(mem):
     scheme = Scheme(Uniform(bits=3, group=16), mem, INT8, INT8)
     sender, receiver, frames = Sender(scheme), Receiver(), list(walk(steps=8))
@@ -242,8 +243,8 @@ def test_wrong_arguments():
         Delta("token")
 
 
-@pytest.mark.parametrize("mem", [Delta(), SecondOrderDelta(0.25), RunningMean(), ErrorFeedback()], ids=repr)
-@pytest.mark.parametrize("codec", [Uniform(bits=4, group=16), Raw()], ids=repr)
+@each("mem", [Delta(), SecondOrderDelta(0.25), RunningMean(), ErrorFeedback()])
+@each("codec", [Uniform(bits=4, group=16), Raw()])
 def test_a_sample_of_another_shape_is_refused_until_its_key_is_reset(mem, codec):
     sender, receiver = Sender(Scheme(codec, mem, codec, INT8)), Receiver()
     receiver.decode(sender.encode(torch.randn(2, 5, 4), [1, 2])[0])
@@ -259,8 +260,8 @@ def test_a_sample_of_another_shape_is_refused_until_its_key_is_reset(mem, codec)
         assert torch.equal(receiver.decode(over_the_wire(packet)), x_hat)
 
 
-@pytest.mark.parametrize("mode", [None, Mode.KEYFRAME])
-@pytest.mark.parametrize("mem", [m for m in MEMORIES if m.mirrored], ids=repr)
+@each("mode", [None, Mode.KEYFRAME])
+@each("mem", [m for m in MEMORIES if m.mirrored])
 def test_a_first_visit_in_bfloat16_is_exact_in_its_own_two_bytes(mem, mode):
     sender, receiver = Sender(Scheme(Uniform(bits=4), mem)), Receiver()
     x = torch.randn(2, 4, 32).bfloat16()
@@ -276,9 +277,9 @@ def test_a_visit_that_keeps_no_values_fits_any_shape():
     assert [sender.encode(torch.randn(1, n, 8), [1])[1].shape[1] for n in (3, 5)] == [3, 5]
 
 
-@pytest.mark.parametrize("value", [float("inf"), -float("inf"), float("nan")])
-@pytest.mark.parametrize("codec", [Raw(), Cast("bfloat16"), RandomK(1.0), Uniform(bits=4)], ids=repr)
-@pytest.mark.parametrize("mem", [Delta(), SecondOrderDelta(0.25), RunningMean(), ErrorFeedback()], ids=repr)
+@each("value", [float("inf"), -float("inf"), float("nan")])
+@each("codec", [Raw(), Cast("bfloat16"), RandomK(1.0), Uniform(bits=4)])
+@each("mem", [Delta(), SecondOrderDelta(0.25), RunningMean(), ErrorFeedback()])
 def test_what_is_not_finite_spoils_no_reference(mem, codec, value):
     sender, receiver = Sender(Scheme(codec, mem, codec)), Receiver()
     good, bad = torch.randn(1, 2, 4), torch.full((1, 2, 4), value)
@@ -290,7 +291,7 @@ def test_what_is_not_finite_spoils_no_reference(mem, codec, value):
         assert x_hat.isfinite().all()
 
 
-@pytest.mark.parametrize("mem", [FirstVisit(), NoMemory()], ids=repr)
+@each("mem", [FirstVisit(), NoMemory()])
 def test_what_is_not_finite_passes_where_it_spoils_nothing(mem):
     sender, receiver = Sender(Scheme(memory=mem)), Receiver()
     for value in (float("inf"), 2.0, 2.0):
@@ -308,9 +309,7 @@ def test_codecs_that_look_at_every_value_need_no_second_look():
     )
 
 
-@pytest.mark.parametrize(
-    "x", [torch.tensor(1.0), torch.ones(1, dtype=torch.bool), torch.ones(1, dtype=torch.complex64)]
-)
+@each("x", [torch.tensor(1.0), torch.ones(1, dtype=torch.bool), torch.ones(1, dtype=torch.complex64)])
 def test_a_tensor_that_no_packet_describes_is_one_sentence(x):
     with pytest.raises(InputError, match="cannot be sent"):
         Sender().encode(x, [1])
@@ -368,8 +367,8 @@ def test_the_default_device_changes_nothing():
         assert over_the_wire(packet).sections[0].payload.parts[0].device.type == "cpu"
 
 
-@pytest.mark.parametrize("mem", [m for m in MEMORIES if m != NoMemory()], ids=repr)
-@pytest.mark.parametrize("turned", [False, True])
+@each("mem", [m for m in MEMORIES if m != NoMemory()])
+@each("turned", [False, True])
 def test_what_is_done_to_the_output_changes_neither_packet_nor_reference(mem, turned):
     sender, receiver = Sender(Scheme(memory=mem)), Receiver()
     for step in range(3):
@@ -383,8 +382,8 @@ def test_what_is_done_to_the_output_changes_neither_packet_nor_reference(mem, tu
         decoded.zero_()
 
 
-@pytest.mark.parametrize("mem", MEMORIES, ids=repr)
-@pytest.mark.parametrize("shape", [(2, 0), (2, 3, 0), (2, 0, 3)])
+@each("mem", MEMORIES)
+@each("shape", [(2, 0), (2, 3, 0), (2, 0, 3)])
 def test_every_memory_takes_samples_of_nothing(mem, shape):
     sender, receiver = Sender(Scheme(memory=mem)), Receiver()
     for _ in range(2):

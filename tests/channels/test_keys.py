@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from each import each
 from packets import INT8
 
 from thinwire.channels import wire
@@ -11,7 +12,7 @@ from thinwire.codecs import Raw, Uniform
 from thinwire.types import DesyncError, InputError, Mode, PayloadError
 
 
-@pytest.mark.parametrize(
+@each(
     ("keys", "message"),
     [
         ([1.2, 1.7], r"sample ids are whole numbers, got \[1\.2, 1\.7\]"),

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from codec_examples import CODECS
+from each import each
 from packets import INT8, SHAPE, every_kind, resigned, sequence, signed
 
 from thinwire.channels import wire
@@ -50,14 +51,14 @@ def test_every_kind_of_packet_reads_back() -> None:
         assert wire.unpack(bytearray(data)).entries == wire.unpack(memoryview(data)).entries == packet.entries
 
 
-@pytest.mark.parametrize("codec", CODECS, ids=repr)
+@each("codec", CODECS)
 def test_every_codec_in_a_delta_decodes_to_what_the_sender_says(codec: object) -> None:
     receiver = Receiver()
     for packet, x_hat in sequence(Delta(), codec):  # type: ignore[arg-type]
         assert torch.equal(receiver.decode(wire.unpack(wire.pack(packet))), x_hat)
 
 
-@pytest.mark.parametrize("dtype", wire.DTYPES, ids=str)
+@each("dtype", wire.DTYPES)
 def test_every_dtype_goes_through(dtype: torch.dtype) -> None:
     x = torch.arange(12).reshape(3, 4).to(dtype)
     packet, _ = Sender().encode(x, [1, 2, 3])
@@ -74,7 +75,7 @@ def test_an_unpacked_packet_does_not_hold_on_to_the_bytes() -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
-@pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.json")), ids=lambda p: p.stem)
+@each("path", sorted(GOLDEN.glob("*.json")))
 def test_golden_bytes_are_written_and_read_as_they_were(path: Path) -> None:
     """Version 1 of the format, for good: a change of these bytes needs a new version number."""
     record = json.loads(path.read_text())
@@ -152,7 +153,7 @@ WRONG: dict[str, Callable[[], bytes]] = {
 }
 
 
-@pytest.mark.parametrize("message", WRONG)
+@each("message", WRONG)
 def test_a_wrong_field_is_refused_by_name(message: str) -> None:
     assert wire.unpack(signed(body())).spec == TensorSpec((2, 3))
     with pytest.raises(PayloadError, match=message.replace("(", r"\(")):
@@ -245,7 +246,7 @@ def test_damage_without_a_new_check_sum_never_gets_past_it() -> None:
         assert resigned(data) == data
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "Uniform(bits=4",

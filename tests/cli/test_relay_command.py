@@ -21,9 +21,7 @@ from thinwire.links.relay.handshake import relay_pass
 
 def relay_process(place: Path, *arguments: Any, **more: Any) -> tuple[Any, int]:
     """Start ``thinwire relay`` and return it and its port."""
-    command = cold(
-        place, sys.executable, "-m", "thinwire", "relay", "--host", "127.0.0.1", *arguments, **more
-    )
+    command = warm().start(place, "relay", "--host", "127.0.0.1", *arguments, **more)
     until(lambda: "relay listens at" in command.err or command.poll() is not None, "the relay", LONG)
     assert command.poll() is None, command.err
     line = next(line for line in command.err.splitlines() if "listens at" in line)

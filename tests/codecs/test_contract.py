@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from codec_examples import CODECS, DTYPES, EXAMPLES, SHAPES, tensor
+from each import each
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +18,7 @@ from thinwire.codecs.base import FixedRate, roundtrip
 from thinwire.types import Payload, PayloadError, TensorSpec
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-by_codec = pytest.mark.parametrize("codec", CODECS, ids=repr)
+by_codec = each("codec", CODECS)
 
 
 def same(a: Payload, b: Payload) -> bool:
@@ -100,13 +101,13 @@ def test_zeros_and_extremes_survive(codec: Codec) -> None:
             assert y.abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+@each("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_a_cast_to_float16_ends_at_its_largest_value(dtype: torch.dtype) -> None:
     x = torch.tensor([1e5, -7e4, 65520.0, float("inf"), 3.0], dtype=dtype)
     assert Cast("float16").encode(x).parts[0].tolist() == [65504.0, -65504.0, 65504.0, 65504.0, 3.0]
 
 
-@by_codec
+@pytest.mark.parametrize("codec", CODECS, ids=repr)
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_damaged_payloads_are_payload_errors_or_tensors(codec: Codec, data: st.DataObject) -> None:
@@ -144,7 +145,7 @@ def test_a_hostile_spec_allocates_nothing(codec: Codec) -> None:
             codec.decode(Payload(TensorSpec(shape), payload.parts))
 
 
-@pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.json")), ids=lambda p: p.stem)
+@each("path", sorted(GOLDEN.glob("*.json")))
 def test_golden_bytes_decode_as_they_did(path: Path) -> None:
     record = json.loads(path.read_text())
     codec = parse_codec(record["codec"])

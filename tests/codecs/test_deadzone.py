@@ -7,6 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from each import each
 
 from thinwire.channels.channel import Receiver, Scheme, Sender
 from thinwire.channels.memory import Delta
@@ -41,7 +42,7 @@ def cost(codec: Codec, x: torch.Tensor) -> tuple[float, float]:
     return 8 * payload.nbytes / x.numel(), float((codec.decode(payload) - x).norm() / x.norm())
 
 
-@pytest.mark.parametrize("offset", [0.0, 0.25, 0.4, 0.5])
+@each("offset", [0.0, 0.25, 0.4, 0.5])
 def test_levels_are_those_of_the_rule(offset: float) -> None:
     x = laplacian(64, 33)
     payload = DeadZone(0.7, offset).encode(x)
@@ -62,7 +63,7 @@ def test_at_equal_bits_it_errs_less_than_group_scales() -> None:
         assert error_ours < 0.97 * error
 
 
-@pytest.mark.parametrize("bits", [1.0, 1.4, 2.4, 3.0, 5.0])
+@each("bits", [1.0, 1.4, 2.4, 3.0, 5.0])
 def test_a_step_for_so_many_bits_takes_them(bits: float) -> None:
     spent, _ = cost(Entropy(DeadZone(step_for(bits))), laplacian(4, 128, 256))
     assert bits < spent < 1.06 * bits + 0.1
@@ -86,7 +87,7 @@ def repeated(codec: Codec, value: float, runs: int = 4000) -> torch.Tensor:
     return torch.stack(found)
 
 
-@pytest.mark.parametrize("value", [0.0, 0.3, -0.55, 1.2])
+@each("value", [0.0, 0.3, -0.55, 1.2])
 def test_dither_makes_it_unbiased_with_a_uniform_quantisers_error(value: float) -> None:
     step = 1.5
     found = repeated(DeadZone(step, 0.5, "one", dither=True), value)
@@ -123,7 +124,7 @@ def test_a_key_of_noise_must_be_there() -> None:
             codec.decode(Payload(payload.spec, (*parts, *wrong)))
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@each("value", [float("nan"), float("inf"), -float("inf")])
 def test_what_is_not_finite_is_refused(value: float) -> None:
     x = laplacian(4, 8)
     x[1, 2] = value
@@ -139,7 +140,7 @@ def test_large_levels_must_be_as_many_as_the_codes_say() -> None:
             DeadZone(0.5).decode(Payload(payload.spec, (codes, wrong, step)))
 
 
-@pytest.mark.parametrize(
+@each(
     ("make", "message"),
     [
         (lambda: DeadZone(step=0.0), "step=0.0 is not above"),
@@ -156,7 +157,7 @@ def test_wrong_settings_are_one_sentence(make: object, message: str) -> None:
         make()  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("wrap", [lambda c: c, Entropy])
+@each("wrap", [lambda c: c, Entropy])
 def test_the_unit_of_the_tensor_keeps_the_error_and_saves_bits(wrap: type) -> None:
     """Residuals a tenth and ten times as large as before: the same error for fewer and for more bits."""
     x = laplacian(2, 64, 96)
@@ -174,9 +175,7 @@ def test_the_unit_of_the_tensor_keeps_the_error_and_saves_bits(wrap: type) -> No
     assert bits["tensor", 0.1] < 0.7 * bits["message", 0.1] < bits["tensor", 10.0]
 
 
-@pytest.mark.parametrize(
-    "wrap", [Hadamard, ChannelMean, Sink, lambda c: TopK(1.0, c), lambda c: HardThreshold(0.0, c)]
-)
+@each("wrap", [Hadamard, ChannelMean, Sink, lambda c: TopK(1.0, c), lambda c: HardThreshold(0.0, c)])
 def test_the_unit_of_the_tensor_holds_inside_other_codecs(wrap: Callable[[Codec], Codec]) -> None:
     """Residuals a hundredth as large as the tensor, in steps of its own size: nothing is left to send."""
     x = laplacian(2, 64, 96)
@@ -209,9 +208,9 @@ def test_a_tensor_that_becomes_zero_is_told() -> None:
     assert x_hat.abs().max() < 0.001 * x.abs().max()
 
 
-@pytest.mark.parametrize("x", [torch.tensor([0.5, -2.0, 0.0]), torch.zeros(3), torch.tensor([3e38, 0.0])])
-@pytest.mark.parametrize("step", [2.0, 1e39, 1e300])
-@pytest.mark.parametrize("unit", UNITS)
+@each("x", [torch.tensor([0.5, -2.0, 0.0]), torch.zeros(3), torch.tensor([3e38, 0.0])])
+@each("step", [2.0, 1e39, 1e300])
+@each("unit", UNITS)
 def test_no_step_is_too_large(x: torch.Tensor, step: float, unit: str) -> None:
     with native.without():
         expected = DeadZone(step, unit=unit).tuned(x).encode(x)
@@ -222,10 +221,10 @@ def test_no_step_is_too_large(x: torch.Tensor, step: float, unit: str) -> None:
     assert codec.decode(payload).isfinite().all()
 
 
-@pytest.mark.parametrize("compiled_passes", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("offset", [0.4, 0.5])
-@pytest.mark.parametrize("dither", [False, True])
+@each("compiled_passes", [True, False])
+@each("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@each("offset", [0.4, 0.5])
+@each("dither", [False, True])
 def test_the_largest_values_stay_finite(
     compiled_passes: bool, dtype: torch.dtype, offset: float, dither: bool
 ) -> None:

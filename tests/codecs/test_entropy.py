@@ -8,6 +8,7 @@ import pytest
 import torch
 import zstandard
 from codec_examples import tensor
+from each import each
 
 from thinwire.codecs import Entropy, HardThreshold, Raw, Uniform, entropy
 from thinwire.types import InputError, MissingExtra, Payload, PayloadError, TensorSpec
@@ -19,7 +20,7 @@ def bits_of_entropy(codes: torch.Tensor) -> float:
     return float(-(p * p.log2()).sum())
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@each("bits", [2, 3, 4, 8])
 def test_gaussian_codes_come_near_their_entropy(bits: int) -> None:
     x = torch.randn((256, 1024), generator=torch.Generator().manual_seed(0))
     inner = Uniform(bits=bits)
@@ -29,7 +30,7 @@ def test_gaussian_codes_come_near_their_entropy(bits: int) -> None:
     assert torch.equal(Entropy(inner).decode(payload), inner.decode(inner.encode(x)))
 
 
-@pytest.mark.parametrize("bits", range(1, 9))
+@each("bits", range(1, 9))
 def test_noise_costs_one_byte_a_part_at_most(bits: int) -> None:
     g = torch.Generator().manual_seed(0)
     top = Uniform(bits=bits).top
@@ -61,7 +62,7 @@ def frame_of(size: int) -> torch.Tensor:
     return torch.frombuffer(bytearray(b"\x80" + frame), dtype=torch.uint8)
 
 
-@pytest.mark.parametrize("size", [0, 255, 257, 1 << 20, 1 << 28])
+@each("size", [0, 255, 257, 1 << 20, 1 << 28])
 def test_a_frame_of_another_size_than_expected_is_refused(size: int) -> None:
     codec = Entropy(Uniform(bits=4, group=512))
     payload = codec.encode(torch.zeros(512))
@@ -95,7 +96,7 @@ def test_bytes_after_the_frame_are_refused() -> None:
         codec.decode(Payload(payload.spec, (longer, payload.parts[1])))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64])
+@each("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64])
 def test_raw_parts_of_any_dtype_come_back(dtype: torch.dtype) -> None:
     x = tensor((20, 30)).to(dtype)
     assert torch.equal(Entropy(Raw()).decode(Entropy(Raw()).encode(x)), x)
@@ -115,7 +116,7 @@ def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
         Entropy(Uniform()).encode(torch.ones(4))
 
 
-@pytest.mark.parametrize("level", [0, 20, -1])
+@each("level", [0, 20, -1])
 def test_levels_out_of_range_are_refused(level: int) -> None:
     with pytest.raises(InputError, match=f"level={level}"):
         Entropy(Uniform(), level=level)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from codec_examples import CODECS, tensor
+from each import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -96,7 +97,7 @@ def test_codes_and_scales_are_torchs(
     assert equal(values, expected_values) and equal(codec.decode(payload), values) and equal(decoded, values)
 
 
-@pytest.mark.parametrize("wrong", [0.0, -1.0, 2.0**-101, 2.0**121, float("inf"), float("nan")])
+@each("wrong", [0.0, -1.0, 2.0**-101, 2.0**121, float("inf"), float("nan")])
 def test_scales_that_nobody_writes_are_refused_as_without(wrong: float) -> None:
     codec = Uniform(bits=8)
     codes, stored = codec.encode(drawn(0, 200, 3.0)).parts
@@ -117,7 +118,7 @@ def test_any_codes_of_a_stranger_stand_for_what_torch_makes_of_them() -> None:
     assert values.min() == -64.0 and values.max() == 63.5
 
 
-@pytest.mark.parametrize("wrong", [float("inf"), float("-inf"), float("nan")])
+@each("wrong", [float("inf"), float("-inf"), float("nan")])
 def test_values_that_are_none_are_refused_as_without(wrong: float) -> None:
     x = drawn(0, 200, 3.0)
     x[150] = wrong
@@ -179,7 +180,7 @@ def test_any_levels_of_a_stranger_become_what_torch_makes_of_them() -> None:
     assert values.min() == -0.5 * 2**15 and values.max() == 0.5 * (2**15 - 1)
 
 
-@pytest.mark.parametrize("change", [-2, -1, 1, 2])
+@each("change", [-2, -1, 1, 2])
 def test_another_number_of_large_levels_is_refused_as_without(change: int) -> None:
     codec = DeadZone(step=0.5)
     payload = codec.encode(drawn(0, 5000, 3.0))
@@ -225,8 +226,8 @@ def alike(codec: Codec, x: Tensor, expected: list[Tensor]) -> bool:
     return all(equal(a, b) for a, b in zip(outcome(codec, x), expected, strict=True))
 
 
-@pytest.mark.parametrize("compiled_passes", [True, False])
-@pytest.mark.parametrize("codec", CODECS, ids=repr)
+@each("compiled_passes", [True, False])
+@each("codec", CODECS)
 def test_the_default_device_changes_nothing(codec: Codec, compiled_passes: bool) -> None:
     x = tensor((4, 6, 80))
     with nullcontext() if compiled_passes else native.without():
@@ -237,8 +238,8 @@ def test_the_default_device_changes_nothing(codec: Codec, compiled_passes: bool)
         assert alike(codec, x, expected), "what was made on that device is kept"
 
 
-@pytest.mark.parametrize("compiled_passes", [True, False])
-@pytest.mark.parametrize("codec", CODECS, ids=repr)
+@each("compiled_passes", [True, False])
+@each("codec", CODECS)
 def test_the_default_dtype_changes_nothing(codec: Codec, compiled_passes: bool) -> None:
     x = tensor((4, 6, 80))
     with nullcontext() if compiled_passes else native.without():

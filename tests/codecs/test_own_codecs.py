@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from each import each
 
 from thinwire import codecs
 from thinwire.channels import memory, wire
@@ -88,7 +89,7 @@ class Odd:
         return 0
 
 
-@pytest.mark.parametrize(
+@each(
     ("parts", "words"),
     [
         ((torch.ones(3, dtype=torch.bool),), "a part of torch.bool and 1 dimensions"),

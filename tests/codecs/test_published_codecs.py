@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from each import each
 
 from thinwire.codecs import FixedPoint, TileAdaptive, Uniform
 from thinwire.codecs.kernels.bits import unpack
@@ -71,7 +72,7 @@ def test_a_turned_tile_errs_by_no_more_than_its_transform_allows():
     assert (err <= payload.parts[2].float() * 64 * 0.5001).all()
 
 
-@pytest.mark.parametrize("outlier", [1.0, 30.0, 1e6])
+@each("outlier", [1.0, 30.0, 1e6])
 def test_tiles_decode_to_integers_times_the_scale_rounded_once(outlier):
     """So no order of summation, fused operation or matmul precision can change a bit."""
     codec, x = TileAdaptive(threshold=1.0), activations(outlier=outlier)
@@ -107,14 +108,14 @@ def test_zeros_stay_zero_in_a_tile_with_an_offset_range():
     assert (TileAdaptive(threshold=1e9).decode(TileAdaptive(threshold=1e9).encode(x))[x == 0] == 0).all()
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 100), (5, 7), (3, 1), (9,)])
+@each("shape", [(2, 3, 100), (5, 7), (3, 1), (9,)])
 def test_rows_that_are_no_whole_number_of_tiles(shape):
     x = activations((4, 256))[:1].repeat(64, 1).flatten()[: torch.Size(shape).numel()].reshape(shape)
     assert error(TileAdaptive(tile=16, high=8, low=8), x) < 0.02
 
 
-@pytest.mark.parametrize("codec", [TileAdaptive(), FixedPoint()], ids=repr)
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@each("codec", [TileAdaptive(), FixedPoint()])
+@each("bad", [float("nan"), float("inf"), -float("inf")])
 def test_a_value_that_is_no_number_is_refused(codec, bad):
     x = activations()
     x[1, 2, 3] = bad
@@ -130,8 +131,8 @@ def test_a_mask_of_another_number_of_low_tiles_is_refused():
         TileAdaptive().decode(Payload(payload.spec, tuple(parts)))
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4, 8])
-@pytest.mark.parametrize("scale_dtype", ["float16", "bfloat16"])
+@each("bits", [2, 3, 4, 8])
+@each("scale_dtype", ["float16", "bfloat16"])
 def test_fixed_point_is_the_formula_of_the_released_code(bits, scale_dtype):
     x = torch.randn(3, 50, 64, generator=torch.Generator().manual_seed(1))
     peaks = 2.0 ** torch.arange(64).remainder(9).float()  # exact in every format, so the formula is too
@@ -150,7 +151,7 @@ def test_fixed_point_keeps_gradients_of_any_size():
     assert FixedPoint(8).encode(g).nbytes == g.numel() + 2 * 32
 
 
-@pytest.mark.parametrize(
+@each(
     "make",
     [
         lambda: TileAdaptive(tile=48),

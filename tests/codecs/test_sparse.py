@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from codec_examples import tensor
+from each import each
 
 from thinwire.codecs import HardThreshold, RandomK, Raw, TopK, Uniform
 from thinwire.types import InputError, Payload, PayloadError, TensorSpec
@@ -23,7 +24,7 @@ def test_at_least_one_value_is_kept() -> None:
     assert TopK(ratio=1e-6).decode(TopK(ratio=1e-6).encode(torch.tensor([1.0, 5.0]))).tolist() == [0.0, 5.0]
 
 
-@pytest.mark.parametrize("ratio, dtype", [(0.01, torch.int32), (0.04, torch.uint8), (0.5, torch.uint8)])
+@each("ratio, dtype", [(0.01, torch.int32), (0.04, torch.uint8), (0.5, torch.uint8)])
 def test_indices_travel_in_the_smaller_form(ratio: float, dtype: torch.dtype) -> None:
     x = tensor((100, 321))
     index = TopK(ratio=ratio).encode(x).parts[0]
@@ -57,10 +58,8 @@ def test_hard_threshold_makes_no_zero_of_a_nan() -> None:
         HardThreshold(threshold=1.0, values=Uniform(bits=4)).encode(x)
 
 
-@pytest.mark.parametrize(
-    "index", [[-1, 3], [3, 3], [5, 2], [0, 10], [2**31 - 1, 2**31 - 1], [-(2**31), 0]], ids=str
-)
-@pytest.mark.parametrize("codec", [TopK(ratio=0.2), HardThreshold(threshold=0.5)], ids=repr)
+@each("index", [[-1, 3], [3, 3], [5, 2], [0, 10], [2**31 - 1, 2**31 - 1], [-(2**31), 0]])
+@each("codec", [TopK(ratio=0.2), HardThreshold(threshold=0.5)])
 def test_indices_out_of_order_or_bounds_are_refused(codec: TopK | HardThreshold, index: list[int]) -> None:
     n = 10 if isinstance(codec, HardThreshold) else 1000
     if isinstance(codec, TopK):
@@ -112,7 +111,7 @@ def test_unbiased_random_k_has_the_right_mean_and_reaches_every_value() -> None:
     assert ((total / calls - 1)[:-1].abs() < 5 * (3 / calls) ** 0.5).all()
 
 
-@pytest.mark.parametrize("ratio", [0.0, -0.1, 1.1, float("nan")])
+@each("ratio", [0.0, -0.1, 1.1, float("nan")])
 def test_wrong_ratios_are_refused(ratio: float) -> None:
     for codec in (TopK, RandomK):
         with pytest.raises(InputError, match="ratio="):

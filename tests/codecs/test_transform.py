@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from codec_examples import tensor
+from each import each
 
 from thinwire.codecs import Cast, ChannelMean, Codec, Entropy, Hadamard, HardThreshold, Raw, Sink, Uniform
 from thinwire.types import InputError
@@ -14,7 +15,7 @@ def error(codec: Codec, x: torch.Tensor) -> float:
     return float((codec.decode(codec.encode(x)) - x).norm() / x.norm())
 
 
-@pytest.mark.parametrize("block", [2, 4, 32, 256])
+@each("block", [2, 4, 32, 256])
 def test_hadamard_is_the_hadamard_matrix(block: int) -> None:
     h = torch.ones(1, 1)
     while len(h) < block:
@@ -57,7 +58,7 @@ def test_sink_gives_the_first_position_its_own_codec() -> None:
     assert torch.equal(y[:, 1:], rest.decode(rest.encode(x[:, 1:])))
 
 
-@pytest.mark.parametrize("positions", [1, 3, 7, 9])
+@each("positions", [1, 3, 7, 9])
 def test_sink_of_any_number_of_positions(positions: int) -> None:
     x = tensor((2, 7, 3, 16))
     codec = Sink(Uniform(bits=2), first=Raw(), positions=positions)
@@ -71,13 +72,13 @@ def test_sink_needs_a_fixed_rate_for_the_first() -> None:
             Sink(Uniform(), first=first)
 
 
-@pytest.mark.parametrize("block", [0, 1, 3, 48, 8192])
+@each("block", [0, 1, 3, 48, 8192])
 def test_hadamard_blocks_are_powers_of_two(block: int) -> None:
     with pytest.raises(InputError, match=f"block={block}"):
         Hadamard(Uniform(), block=block)
 
 
-@pytest.mark.parametrize("codec", [Hadamard, ChannelMean, Sink, Entropy])
+@each("codec", [Hadamard, ChannelMean, Sink, Entropy])
 def test_inner_must_be_a_codec(codec: type) -> None:
     with pytest.raises(InputError, match="not a codec"):
         codec(3)

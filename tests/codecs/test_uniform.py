@@ -9,6 +9,7 @@ from itertools import product
 import pytest
 import torch
 from codec_examples import tensor
+from each import each
 
 from thinwire.codecs import Hadamard, Uniform
 from thinwire.codecs.kernels import scales, scratch
@@ -26,8 +27,8 @@ def step_of_each(codec: Uniform, x: torch.Tensor) -> torch.Tensor:
     return g.gather(wide).reshape(x.shape)
 
 
-@pytest.mark.parametrize("shared, dtype", list(product(SHARED, scales.FORMATS)))
-@pytest.mark.parametrize("bits", range(2, 9))
+@each("shared, dtype", list(product(SHARED, scales.FORMATS)))
+@each("bits", range(2, 9))
 def test_nearest_errs_by_at_most_half_a_scale(bits: int, shared: str, dtype: str) -> None:
     codec = Uniform(bits=bits, scale=shared, group=16, scale_dtype=dtype)
     for shape in [(4, 10, 40), (3, 64), (50,)]:
@@ -38,15 +39,15 @@ def test_nearest_errs_by_at_most_half_a_scale(bits: int, shared: str, dtype: str
         assert (y.abs() <= codec.top * step).all()
 
 
-@pytest.mark.parametrize("bits", range(2, 9))
+@each("bits", range(2, 9))
 def test_stochastic_errs_by_less_than_a_scale(bits: int) -> None:
     codec = Uniform(bits=bits, rounding="stochastic")
     x = tensor((64, 96))
     assert ((codec.decode(codec.encode(x)) - x).abs() <= step_of_each(codec, x) * (1 + 1e-4)).all()
 
 
-@pytest.mark.parametrize("dtype", scales.FORMATS)
-@pytest.mark.parametrize("bits", range(1, 9))
+@each("dtype", scales.FORMATS)
+@each("bits", range(1, 9))
 def test_fused_and_separate_arithmetic_agree(bits: int, dtype: str) -> None:
     """The products are exact in float32, so a fused multiply-add moves a reference to the same bits."""
     g = torch.Generator().manual_seed(bits)
@@ -62,7 +63,7 @@ def test_fused_and_separate_arithmetic_agree(bits: int, dtype: str) -> None:
     assert torch.equal(reference + y, fused)
 
 
-@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+@each("bits", [1, 2, 4, 8])
 def test_stochastic_rounding_is_unbiased_over_calls(bits: int) -> None:
     codec = Uniform(bits=bits, scale="tensor", rounding="stochastic")
     g = torch.Generator().manual_seed(0)
@@ -119,7 +120,7 @@ def test_scales_are_shared_as_asked() -> None:
     assert counts == {"tensor": 2 * 3 * 64, "channel": 6, "token": 64, "group": 32}
 
 
-@pytest.mark.parametrize("bits", [1, 2, 5])
+@each("bits", [1, 2, 5])
 def test_the_short_group_at_a_row_s_end_is_coded_by_itself(bits: int) -> None:
     x = tensor((5, 70))
     x[:, 64:] *= 100
@@ -145,8 +146,8 @@ def test_levels_are_symmetric_and_extremes_do_not_clip() -> None:
         assert ((seen / peak - 1).abs() <= max(2**-7, 0.5 / codec.top)).all()
 
 
-@pytest.mark.parametrize("magnitude", [1e-12, 1e-7, 1e-3, 1e4, 1e20])
-@pytest.mark.parametrize("dtype", ["bfloat16", "e5m3"])
+@each("magnitude", [1e-12, 1e-7, 1e-3, 1e4, 1e20])
+@each("dtype", ["bfloat16", "e5m3"])
 def test_tiny_gradients_and_huge_activations_keep_their_precision(magnitude: float, dtype: str) -> None:
     x = tensor((16, 64)) * magnitude
     codec = Uniform(bits=8, scale_dtype=dtype)
@@ -162,16 +163,16 @@ def test_saturation_is_at_top_times_the_largest_scale() -> None:
     assert Uniform(bits=2).decode(Uniform(bits=2).encode(half)).tolist() == half.tolist()
 
 
-@pytest.mark.parametrize("clip", [0.5, 0.9])
+@each("clip", [0.5, 0.9])
 def test_clip_saturates_outliers_and_sharpens_the_rest(clip: float) -> None:
     x = torch.linspace(-1, 1, 32)
     y = Uniform(bits=3, clip=clip).decode(Uniform(bits=3, clip=clip).encode(x))
     assert clip <= y.max() <= clip * (1 + 2**-7) and y.min() == -y.max()
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("shared", SHARED)
-@pytest.mark.parametrize("bits", [1, 2, 8])
+@each("bad", [math.nan, math.inf, -math.inf])
+@each("shared", SHARED)
+@each("bits", [1, 2, 8])
 def test_non_finite_input_is_refused(bad: float, shared: str, bits: int) -> None:
     for rounding in ("nearest", "stochastic"):
         x = tensor((3, 50))
@@ -180,8 +181,8 @@ def test_non_finite_input_is_refused(bad: float, shared: str, bits: int) -> None
             Uniform(bits=bits, scale=shared, rounding=rounding).encode(x)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0, 0.0])
+@each("dtype", ["bfloat16", "float16"])
+@each("bad", [math.nan, math.inf, -1.0, 0.0])
 def test_scales_no_encoder_writes_are_refused(bad: float, dtype: str) -> None:
     codec = Uniform(scale_dtype=dtype)
     payload = codec.encode(tensor((4, 64)))
@@ -191,7 +192,7 @@ def test_scales_no_encoder_writes_are_refused(bad: float, dtype: str) -> None:
         codec.decode(Payload(payload.spec, (payload.parts[0], stored)))
 
 
-@pytest.mark.parametrize("name", scales.FORMATS)
+@each("name", scales.FORMATS)
 def test_stored_scales_round_up_by_at_most_one_step(name: str) -> None:
     f = scales.FORMATS[name]
     low = 2.0**-13
@@ -208,7 +209,7 @@ def test_e5m3_holds_a_scale_in_one_byte() -> None:
     assert Uniform(bits=4).nbytes(spec) == 8 * 32 + 32
 
 
-@pytest.mark.parametrize(
+@each(
     "wrong",
     [
         {"bits": 0},
@@ -220,7 +221,6 @@ def test_e5m3_holds_a_scale_in_one_byte() -> None:
         {"rounding": "up"},
         {"scale_dtype": "float64"},
     ],
-    ids=str,
 )
 def test_wrong_options_name_the_value(wrong: dict[str, object]) -> None:
     (name, value), *_ = wrong.items()

@@ -13,6 +13,7 @@ from time import monotonic, sleep
 from typing import Any
 
 import pytest
+from each import each
 
 from thinwire.links import Link, LinkEstimate, LinkShape, Mailbox, Metered, Reliable, Shaped, loopback_pair
 from thinwire.links.pair.estimate import Estimator
@@ -126,11 +127,9 @@ def _when(looks: Looks, true: Callable[[float], bool], after: float) -> float:
     return next(now for now, seen in looks if now > after and seen.rate and true(seen.rate)) - after
 
 
-@pytest.mark.parametrize("delay", [0.005, 0.15])
-@pytest.mark.parametrize(
-    "mbit, size", [(1.4, 2_000), (10, 20_000), (100, 100_000), (100, 300_000), (500, 300_000)]
-)
-@pytest.mark.parametrize("pause", [0.05, 1.0])
+@each("delay", [0.005, 0.15])
+@each("mbit, size", [(1.4, 2_000), (10, 20_000), (100, 100_000), (100, 300_000), (500, 300_000)])
+@each("pause", [0.05, 1.0])
 def test_a_steady_link_is_measured(mbit: float, size: int, delay: float, pause: float) -> None:
     gap = size / (mbit * MBIT) + pause
     ratios = _ratios(simulate(lambda now: mbit * MBIT, size, gap, delay=delay), mbit * MBIT)
@@ -139,9 +138,8 @@ def test_a_steady_link_is_measured(mbit: float, size: int, delay: float, pause: 
     assert ratios[count // 2] == pytest.approx(1.0, abs=0.08)
 
 
-@pytest.mark.parametrize(
-    ("mbit", "size"),
-    [(1.4, 20_000), (10, 20_000), (10, 60_000), (200, 16_000), (200, 20_000), (200, 40_000)],
+@each(
+    ("mbit", "size"), [(1.4, 20_000), (10, 20_000), (10, 60_000), (200, 16_000), (200, 20_000), (200, 40_000)]
 )
 def test_what_a_window_holds_back_is_not_taken_for_the_line(mbit: float, size: int) -> None:
     """A message a second: each begins with a window that is shut, which makes the line look slow."""
@@ -215,7 +213,7 @@ def test_a_saturated_link_is_measured() -> None:
     assert 0.95 <= ratios[0] <= ratios[-1] <= 1.05
 
 
-@pytest.mark.parametrize("size", [200, 2_000, 20_000])
+@each("size", [200, 2_000, 20_000])
 def test_messages_too_small_for_the_link_bound_it_from_below(size: int) -> None:
     looks = simulate(lambda now: 1000 * MBIT, size, 0.05, stalls=0.0)
     late = [seen for now, seen in looks if now > 3]
@@ -223,9 +221,9 @@ def test_messages_too_small_for_the_link_bound_it_from_below(size: int) -> None:
     assert max(seen.age or 0.0 for seen in late) < 3.0
 
 
-@pytest.mark.parametrize("delay", [0.005, 0.15])
-@pytest.mark.parametrize("size", [20_000, 100_000, 300_000])
-@pytest.mark.parametrize("gap", [0.2, 1.0])
+@each("delay", [0.005, 0.15])
+@each("size", [20_000, 100_000, 300_000])
+@each("gap", [0.2, 1.0])
 def test_a_fall_and_a_rise_are_followed_within_a_few_messages(size: int, gap: float, delay: float) -> None:
     looks = simulate(lambda now: (20 if 10 <= now < 20 else 500) * MBIT, size, gap, 30.0, delay)
     patience = 3 * gap + 2 * delay + size / (20 * MBIT) + 0.1
@@ -235,7 +233,7 @@ def test_a_fall_and_a_rise_are_followed_within_a_few_messages(size: int, gap: fl
     assert all(seen.rate == pytest.approx(20 * MBIT, rel=0.2) for seen in between)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@each("seed", range(3))
 def test_stalled_threads_do_not_move_the_estimate(seed: int) -> None:
     looks = simulate(lambda now: 50 * MBIT, 60_000, 0.1, stalls=0.08, seed=seed)  # each 9.6 ms of line time
     ratios = _ratios(looks, 50 * MBIT)
@@ -321,7 +319,7 @@ def _mailboxes(shape: LinkShape) -> Iterator[tuple[Reliable, Mailbox, Mailbox, M
             box.close(2.0)
 
 
-@pytest.mark.parametrize("text", ["200kbit,10ms", "2mbit,30ms", "50mbit,5ms"])
+@each("text", ["200kbit,10ms", "2mbit,30ms", "50mbit,5ms"])
 def test_a_probe_measures_an_idle_link_within_its_bounds(text: str) -> None:
     shape = LinkShape.parse(text)
     with _mailboxes(shape) as (_, box, other, meter, _):

@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from each import each
 
 from tests.policies.test_policies import after, both, rungs, steady
 from thinwire.links.tcp.idle import FIRST_WINDOW, Line, idle_seconds
@@ -28,7 +29,7 @@ def seconds(line: Line, now: float, nbytes: float, first: float = WIDE) -> float
     return line.send(now, nbytes / RATE, TRIP, first) - now
 
 
-@pytest.mark.parametrize(("windows", "waits"), [(1, 0), (1.01, 1), (3, 1), (3.01, 2), (7, 2), (15.1, 4)])
+@each(("windows", "waits"), [(1, 0), (1.01, 1), (3, 1), (3.01, 2), (7, 2), (15.1, 4)])
 def test_a_message_waits_a_round_trip_for_each_doubling(windows: float, waits: int) -> None:
     """Ten segments, twenty, forty: what was sent before counts as line time of the round."""
     sent = (2**waits - 1) * WIDE
@@ -122,7 +123,7 @@ def test_where_nothing_pauses_a_restart_is_no_matter() -> None:
         assert rungs(steady(auto(), there)) == rungs(steady(auto(), sites))
 
 
-@pytest.mark.parametrize("schedule", ["eager1f1b", "gpipe", "1f1b"])
+@each("schedule", ["eager1f1b", "gpipe", "1f1b"])
 def test_bits_and_rates_that_waver_change_next_to_nothing(schedule: str) -> None:
     """The margin is one to the window too: a message just within it would fall out of it again."""
     rng, policy = random.Random(4), auto(schedule)

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
+from each import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +18,7 @@ HEADER = ",".join(COLUMNS)
 STEP = Trace((TraceRow(0, 1e6, 2e6, 0.01), TraceRow(1, 1e5, 2e5, 0.03, 0.5)), period=2.0, name="step")
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "profile"),
     [
         ("none", Profile()),
@@ -56,7 +57,7 @@ def test_a_profile_s_text_reads_back(
     )
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "part"),
     [
         ("", "''"),
@@ -87,7 +88,7 @@ def test_a_bad_profile_names_the_part(text: str, part: str) -> None:
     assert "\n" not in str(e.value)
 
 
-@pytest.mark.parametrize("name", ["", "nowhere", "no/such.csv", "x" * 5000, "a\0b"])
+@each("name", ["", "nowhere", "no/such.csv", "x" * 5000, "a\0b"])
 def test_a_missing_trace_names_those_there_are(name: str) -> None:
     with pytest.raises(InputError, match="shipped traces campus-busy, drop, home-uplink, lte, satellite"):
         Profile.parse(f"trace:{name}")
@@ -115,7 +116,7 @@ def test_profiles_by_rank() -> None:
     assert one_way(slow, fast) == pytest.approx(0.0225)
 
 
-@pytest.mark.parametrize(
+@each(
     ("texts", "words"),
     [
         (["1mbit", "2mbit"], "second one for all ranks"),

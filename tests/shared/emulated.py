@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
-from launchers import environment
+from launchers import cold, warm
 
 from thinwire.lab.emulator.session import Emulation
 from thinwire.lab.emulator.syscalls import INSTEAD
@@ -48,12 +50,15 @@ def emulation(*links: str, ranks: int = 2, refused: str = "never", **options: An
 
 def emulate(*arguments: str, before: Sequence[str] = (), **more: Any) -> subprocess.CompletedProcess[str]:
     """Run ``thinwire emulate`` to its end, or skip the test where that is not possible at all."""
-    command = [*before, sys.executable, "-m", "thinwire", "emulate", *arguments]
     end = time.monotonic() + TURN
     while True:
-        run = subprocess.run(
-            command, capture_output=True, text=True, timeout=120, check=False, env=environment(**more)
-        )
+        with tempfile.TemporaryDirectory() as place:
+            if before:
+                command = cold(Path(place), *before, sys.executable, "-m", "thinwire", "emulate", *arguments)
+            else:
+                command = warm().start(Path(place), "emulate", *arguments, **more)
+            code = command.wait()
+            run = subprocess.CompletedProcess(arguments, code, command.out, command.err)
         if BUSY not in run.stderr or time.monotonic() > end:
             break
         time.sleep(0.5)

@@ -7,20 +7,25 @@ copy of itself for each command. Run as a program, this file is that process.
 from __future__ import annotations
 
 import atexit
+import inspect
 import json
 import os
 import resource
+import runpy
 import signal
-import socket
 import subprocess
 import sys
 import time
+import traceback
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from waiting import free_port as free_port
 
 PATIENCE = 150.0  # seconds; the machine may be busy with other things
 ABSENT = (
@@ -178,11 +183,6 @@ def rank_environment(rank: int, world: int, port: int) -> dict[str, Any]:
     }
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as s:
-        return int(s.getsockname()[1])
-
-
 def metrics(out: Path) -> list[dict[str, Any]]:
     """Return the whole lines of ``metrics.jsonl`` so far."""
     file = out / "metrics.jsonl"
@@ -293,6 +293,54 @@ def _serve() -> None:
         _reply(pid)
 
 
+class Forked(subprocess.Popen):  # type: ignore[type-arg]
+    """A rank's process, where a command starts one: a fork of it, which has imported all that already."""
+
+    def _execute_child(self, args: Any, *more: Any) -> None:
+        if list(args[:2]) != [sys.executable, "-m"] or not args[2].endswith(".worker"):
+            super()._execute_child(args, *more)  # type: ignore[misc]
+            return
+        named = dict(zip(list(inspect.signature(super()._execute_child).parameters)[1:], more, strict=True))  # type: ignore[misc]
+        streams = [named[n] for n in ("p2cread", "c2pwrite", "errwrite")]
+        sys.stdout.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _run_module(args[2:], streams, named)
+        self._child_created = True
+        for fd, end in zip(streams, ("p2cwrite", "c2pread", "errread"), strict=True):
+            if named[end] >= 0:  # a pipe, not a file of whoever starts it
+                os.close(fd)
+
+
+def _run_module(args: Any, streams: list[int], named: dict[str, Any]) -> None:
+    """Be ``python -m ARGS`` from here on."""
+    code: Any = 1
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        if named["start_new_session"]:
+            os.setsid()
+        moved = [os.dup(fd if fd >= 0 else n) for n, fd in enumerate(streams)]
+        for n, fd in enumerate(moved):
+            os.dup2(fd, n)
+        last = 2
+        for fd in sorted(named["pass_fds"]):
+            os.closerange(last + 1, fd)
+            last = fd
+        os.closerange(last + 1, 1 << 16)
+        os.environ.clear()
+        os.environ.update(named["env"])
+        sys.argv = [*args]
+        warnings.filterwarnings("ignore", ".* found in sys.modules", RuntimeWarning)  # it was imported before
+        runpy.run_module(args[0], run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as e:
+        code = e.code or 0
+    except BaseException:
+        traceback.print_exc()
+    os._exit(code if isinstance(code, int) else 1)
+
+
 def _reply(value: Any) -> None:
     sys.stdout.write(json.dumps(value) + "\n")
     sys.stdout.flush()
@@ -300,8 +348,6 @@ def _reply(value: Any) -> None:
 
 def _become(arguments: list[str], place: str, environment: dict[str, str], largest_file: int | None) -> None:
     """Be ``thinwire ARGUMENTS`` from here on."""
-    import traceback
-
     from thinwire.cli import main
 
     os.setsid()
@@ -311,6 +357,7 @@ def _become(arguments: list[str], place: str, environment: dict[str, str], large
     streams = [os.open(f"{place}/{n}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC) for n in ("stdout", "stderr")]
     for target, fd in enumerate((null, *streams)):
         os.dup2(fd, target)
+    subprocess.Popen = Forked  # type: ignore[misc]
     if largest_file is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, resource.RLIM_INFINITY))
     code: Any = 1

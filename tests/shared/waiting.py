@@ -10,7 +10,8 @@ from time import monotonic, sleep
 
 HOST = "127.0.0.1"
 LONG = 60.0  # seconds; a limit, not an expectation
-PORTS = iter(range(20_000 + os.getpid() % 10_000, 32_000))
+WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 4
+PORTS = iter(range(20_000 + 3000 * WORKER + os.getpid() % 2000, 23_000 + 3000 * WORKER))  # each its own
 
 
 def until(done: Callable[[], object], what: object = "in vain", timeout: float = LONG) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import zstandard
+from each import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -108,7 +109,7 @@ def test_what_was_packed_comes_out(
         assert np.array_equal(diffs, expected.diffs)
 
 
-@pytest.mark.parametrize("rate, steps", [(1e-7, 8), (1e-6, 1), (1e-6, 16), (1e-5, 1)])
+@each("rate, steps", [(1e-7, 8), (1e-6, 1), (1e-6, 16), (1e-5, 1)])
 def test_words_come_out_as_an_optimiser_left_them(rate: float, steps: int) -> None:
     before, after = optimised(rate, steps)
     half = before.size // 2
@@ -123,7 +124,7 @@ def test_words_come_out_as_an_optimiser_left_them(rate: float, steps: int) -> No
     assert np.array_equal(words, after)
 
 
-@pytest.mark.parametrize("share", [0.002, 0.02, 0.1, 0.3])
+@each("share", [0.002, 0.02, 0.1, 0.3])
 def test_bytes_are_near_the_entropy_of_gaps_and_differences(share: float) -> None:
     rng = np.random.default_rng(7)
     block = random_block(rng, 1 << 22, share, SHORT, 0.6)
@@ -139,7 +140,7 @@ def test_wide_differences_are_near_their_entropy() -> None:
     assert len(body) < 1.05 * entropy(diffs)
 
 
-@pytest.mark.parametrize("rate, steps", [(1e-6, 1), (1e-6, 16), (1e-5, 1), (1e-5, 4), (5e-5, 1), (5e-5, 4)])
+@each("rate, steps", [(1e-6, 1), (1e-6, 16), (1e-5, 1), (1e-5, 4), (5e-5, 1), (5e-5, 4)])
 def test_bytes_are_at_least_ten_per_cent_fewer_than_others(rate: float, steps: int) -> None:
     before, after = optimised(rate, steps)
     block = difference(before, after)
@@ -154,7 +155,7 @@ def test_bytes_are_at_least_ten_per_cent_fewer_than_others(rate: float, steps: i
     assert classed < 0.9 * plain if 8 * block.moved < block.numel else classed == plain
 
 
-@pytest.mark.parametrize("every, numel", [(9000, 1 << 22), (7, 1 << 14), (100, 1 << 14)])
+@each("every, numel", [(9000, 1 << 22), (7, 1 << 14), (100, 1 << 14)])
 def test_words_are_not_looked_at_where_that_is_no_gain(every: int, numel: int) -> None:
     """Too few changes for the time it takes, too many for it, and too few to learn from."""
     at = np.arange(0, numel, every, dtype=np.int32)
@@ -234,7 +235,7 @@ def sample_bodies() -> list[tuple[bytes, list[int], np.dtype, Array | None]]:
     return [*found, (body, [1 << 15], SHORT, before)]
 
 
-@pytest.mark.parametrize("body, numels, word, before", sample_bodies())
+@each("body, numels, word, before", sample_bodies())
 def test_damaged_bytes_are_refused_or_stay_in_bounds(
     body: bytes, numels: list[int], word: np.dtype, before: Array | None
 ) -> None:
@@ -285,7 +286,7 @@ def jump(words: bytes) -> bytes:
     return uvarint(len(words)) + words
 
 
-@pytest.mark.parametrize(
+@each(
     "body, reason",
     [
         (b"\x80\0\0\0" + uvarint(2 * HUGE) + frame(HUGE), "changes 50000000 of 100"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from each import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -27,10 +28,10 @@ def tensor(seed: int, numel: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return x.nan_to_num().to(dtype) if not dtype.is_floating_point else x.to(dtype)
 
 
-@pytest.mark.parametrize("held", DTYPES)
-@pytest.mark.parametrize("source", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("whole", [False, True])
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.2, 1.0])
+@each("held", DTYPES)
+@each("source", [torch.float32, torch.bfloat16, torch.float64])
+@each("whole", [False, True])
+@each("share", [0.0, 0.01, 0.2, 1.0])
 def test_words_become_the_cast_tensor(
     held: torch.dtype, source: torch.dtype, whole: bool, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,7 +140,7 @@ def test_a_lossy_tensor_is_first_taken_piece_by_piece(monkeypatch: pytest.Monkey
     assert taken == [64] * 15 + [40], "a slot of 2**31 elements has positions that no int32 holds"
 
 
-@pytest.mark.parametrize("bound", [0.0, -1.0, float("nan"), float("inf"), 1e-300])
+@each("bound", [0.0, -1.0, float("nan"), float("inf"), 1e-300])
 def test_bounds_out_of_range_are_refused(bound: float) -> None:
     with pytest.raises(InputError, match="wte: a bound of"):
         settle(torch.zeros(3), np.zeros(3, dtype=np.int32), bound, "wte")

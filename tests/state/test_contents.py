@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import states
 import torch
+from each import each
 from histories import follower, published
 from replicas import advance
 
@@ -82,8 +83,8 @@ def test_what_somebody_wrote_to_is_not_saved(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["held"]
 
 
-@pytest.mark.parametrize("swaps", [False, True])
-@pytest.mark.parametrize("every", [1, 3, 8])
+@each("swaps", [False, True])
+@each("every", [1, 3, 8])
 def test_what_somebody_wrote_to_shows_in_time_and_a_keyframe_mends_it(every, swaps):
     history, state = published(budget=1 << 20)
     replica = Replica(history.layout, check_every=every)
@@ -151,7 +152,7 @@ def published_at(when):
     return history, state
 
 
-@pytest.mark.parametrize("text", ["\x1b[2J", "a\x07", "\r", "\u202e", "\x9b1m", "\ud800", "a\0"])
+@each("text", ["\x1b[2J", "a\x07", "\r", "\u202e", "\x9b1m", "\ud800", "a\0"])
 def test_meta_data_cannot_move_a_terminal_s_cursor(text):
     for meta in ({"a": text}, {text: 1}):
         with pytest.raises(InputError, match="plain text"):

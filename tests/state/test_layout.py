@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import states
 import torch
+from each import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,7 +30,7 @@ def test_a_layout_reads_back():
     assert layout.nbytes == 2 * (520 + 97 + 15 + 1) + 8 * 7 + 11 + 9
 
 
-@pytest.mark.parametrize("dtype", WORDS)
+@each("dtype", WORDS)
 def test_every_dtype_is_kept_as_integers_of_its_size(dtype):
     slot = Slot("x", (3,), dtype)
     assert slot.word.kind == "i" and slot.word.itemsize == dtype.itemsize
@@ -54,11 +55,7 @@ def test_slots_begin_at_whole_vectors():
             assert words.slot(i).ctypes.data % layouts.ALIGNED == 0
 
 
-@pytest.mark.parametrize(
-    "other",
-    [{"names": 1}, {"dtype": torch.float16}, {"bounds": None}, {"bounds": {"lossy": 0.02}}],
-    ids=lambda o: next(iter(o)),
-)
+@each("other", [{"names": 1}, {"dtype": torch.float16}, {"bounds": None}, {"bounds": {"lossy": 0.02}}])
 def test_the_digest_tells_layouts_apart(other):
     state = states.tensors()
     if other.pop("names", None):
@@ -76,7 +73,7 @@ def test_a_bound_is_of_the_tensor_whichever_of_its_names_it_is_given_by():
         assert [slot.bound for slot in layout.slots] == [0.5] and layout.aliases == (("b", "a"),)
 
 
-@pytest.mark.parametrize(
+@each(
     ("state", "kwargs", "match"),
     [
         ({"x": [1.0]}, {}, "x: .* list"),
@@ -114,7 +111,7 @@ def hostile(**changes):
     return json.dumps(json.loads(states.layout().to_json()) | changes).encode()
 
 
-@pytest.mark.parametrize(
+@each(
     "data",
     [
         b"",
@@ -209,7 +206,7 @@ def test_the_hash_is_the_sum_it_says():
     assert content.whole(words, 9) == expected and int(a) == rows[0]
 
 
-@pytest.mark.parametrize("dtype", [np.int8, np.int16, np.int32, np.int64])
+@each("dtype", [np.int8, np.int16, np.int32, np.int64])
 def test_small_accidents_show(dtype):
     """A flipped bit, two flipped signs, exchanged words, words that moved by one, exchanged pieces."""
     g = np.random.default_rng(0)
@@ -257,17 +254,13 @@ def test_a_patch_with_any_byte_changed_is_a_payload_error(at, by):
         Patch.unpack(data)
 
 
-@pytest.mark.parametrize("n", range(len(PATCH.pack())))
+@each("n", range(len(PATCH.pack())))
 def test_a_patch_cut_short_is_a_payload_error(n):
     with pytest.raises(PayloadError):
         Patch.unpack(PATCH.pack()[:n])
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"base": 7}, {"base": 8}, {"version": 1 << 60}, {"base": 0}, {"published": math.inf}],
-    ids=str,
-)
+@each("change", [{"base": 7}, {"base": 8}, {"version": 1 << 60}, {"base": 0}, {"published": math.inf}])
 def test_a_patch_that_cannot_be_is_a_payload_error(change):
     with pytest.raises(PayloadError):
         Patch.unpack(Patch(**(PATCH.__dict__ | change)).pack())
@@ -278,9 +271,7 @@ def test_a_patch_over_the_limit_is_a_payload_error():
         Patch.unpack(PATCH.pack(), max_nbytes=10)
 
 
-@pytest.mark.parametrize(
-    "meta", [{"a": math.nan}, {"a": None}, {"a": [1]}, {1: 2}, {"a": "x" * (1 << 16)}, [1], {"a": {}}]
-)
+@each("meta", [{"a": math.nan}, {"a": None}, {"a": [1]}, {1: 2}, {"a": "x" * (1 << 16)}, [1], {"a": {}}])
 def test_meta_data_are_small_and_plain(meta):
     with pytest.raises(InputError):
         check_meta(meta)

@@ -4,6 +4,7 @@ import shutil
 
 import numpy as np
 import pytest
+from each import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -121,8 +122,8 @@ def test_a_sample_unlike_the_rest_does_not_decide(monkeypatch, first):
     assert compare._compared(new, old, 0, compare._Room(old)).moved == np.count_nonzero(new)
 
 
-@pytest.mark.parametrize("share", [0.05, 0.3, 0.9])
-@pytest.mark.parametrize("jump", [False, True])
+@each("share", [0.05, 0.3, 0.9])
+@each("jump", [False, True])
 def test_blocks_with_a_difference_for_every_element_are_the_same_bytes(share, jump):
     old, new, _ = drawn(7, 20_000, np.dtype(np.int16), share)
     diffs = np.random.default_rng(1).integers(-9000, 9000, old.size).astype(np.int16) if jump else new - old
@@ -294,7 +295,7 @@ def test_wrong_arguments_reach_no_memory():
         native.marked(words, np.zeros(2, np.int32))
 
 
-@pytest.mark.parametrize("wrong", [-1, 1])
+@each("wrong", [-1, 1])
 def test_what_somebody_writes_to_meanwhile_reaches_no_other_memory(wrong):
     old, new, at = drawn(0, 1000, np.dtype(np.int16), 0.2)
     assert (native.compared(new, old, 0, at.size + wrong) is None) == (wrong < 0)

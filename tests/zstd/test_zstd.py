@@ -9,6 +9,7 @@ import threading
 import numpy as np
 import pytest
 import zstandard
+from each import each
 
 from thinwire import zstd
 from thinwire.types import MissingExtra, PayloadError
@@ -47,8 +48,8 @@ def test_the_library_is_of_this_source() -> None:
     assert literals.there(), "kernels.c changed: .venv/bin/python setup.py build_ext --inplace"
 
 
-@pytest.mark.parametrize("n", SIZES)
-@pytest.mark.parametrize("kinds", [1, 2, 3, 17, 129, 256])
+@each("n", SIZES)
+@each("kinds", [1, 2, 3, 17, 129, 256])
 def test_literals_are_read_by_zstandard_itself(n: int, kinds: int) -> None:
     for seed, evenness in enumerate((0.05, 1.0, 10.0)):
         data = noise(n, kinds, evenness, seed)
@@ -61,7 +62,7 @@ def test_literals_are_read_by_zstandard_itself(n: int, kinds: int) -> None:
         assert zstandard.ZstdDecompressor().decompress(frame) == data.tobytes()
 
 
-@pytest.mark.parametrize(("kinds", "evenness"), [(16, 2.0), (40, 0.3), (81, 2.0), (200, 1.0)])
+@each(("kinds", "evenness"), [(16, 2.0), (40, 0.3), (81, 2.0), (200, 1.0)])
 def test_literals_come_near_the_entropy(kinds: int, evenness: float) -> None:
     data = noise(100_000, kinds, evenness, kinds)
     frame = literals.frame(data)
@@ -78,7 +79,7 @@ def test_codes_are_at_most_eleven_bits_long() -> None:
         assert zstandard.ZstdDecompressor().decompress(frame) == part.tobytes()
 
 
-@pytest.mark.parametrize(
+@each(
     "counts",
     [
         [50] * 16,  # all weights alike: the coder of weights cannot tell their number
@@ -140,8 +141,8 @@ def test_a_frame_that_has_no_room_is_none() -> None:
     assert literals.frame(data[: literals.LEAST - 1]) is None
 
 
-@pytest.mark.parametrize("n", [0, 1, 10, 63, 64, 1000, 40_000, 300_000])
-@pytest.mark.parametrize("level", [1, 3])
+@each("n", [0, 1, 10, 63, 64, 1000, 40_000, 300_000])
+@each("level", [1, 3])
 def test_the_smaller_of_both_ways_is_taken(n: int, level: int) -> None:
     far = np.resize(noise(24_000, 30, 1.0, 1), n)  # what repeats lies far apart
     for data in (noise(n, 9, 0.3, n), np.zeros(n, np.uint8), np.resize(noise(777, 200, 10.0, 1), n), far):
@@ -181,7 +182,7 @@ def test_threads_have_coders_of_their_own() -> None:
     assert found == dict.fromkeys(range(4), True)
 
 
-@pytest.mark.parametrize("what", [b"", b"no frame at all", b"\x28\xb5\x2f\xfd\x20"])
+@each("what", [b"", b"no frame at all", b"\x28\xb5\x2f\xfd\x20"])
 def test_what_is_no_frame_is_a_payload_error(what: bytes) -> None:
     with pytest.raises(PayloadError):
         if zstd.content_size(what) >= 0:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from each import each
 from following import small
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,7 +25,7 @@ from thinwire.types import AuthError, PayloadError
 TOKENS = [None, b"token"]
 
 
-@pytest.mark.parametrize("token", TOKENS)
+@each("token", TOKENS)
 def test_a_manifest_reads_back(token):
     proof = Proof(token)
     for known in (example(), example(meta={"step": 3, "loss": 0.1})):
@@ -76,7 +77,7 @@ HOSTILE += [("lease", "1"), ("digest", 3), ("layout", {}), ("check", "0" * 64), 
 HOSTILE += [("format", "thinwire-shelf/2"), ("versions", [asdict(v) for v in example().versions[::-1]])]
 
 
-@pytest.mark.parametrize(("field", "value"), HOSTILE, ids=lambda x: str(x)[:40])
+@each(("field", "value"), HOSTILE)
 def test_nonsense_in_a_manifest_is_a_payload_error(field, value):
     """Its hash made to fit: whoever writes the manifest can do that where there is no token."""
     proof = Proof(None)
@@ -97,7 +98,7 @@ def test_bytes_that_are_no_manifest_are_a_payload_error(data):
         unpack(data, Proof(None), "here")
 
 
-@pytest.mark.parametrize("data", [b"[" * 100_000, b"9" * 10_000, b'{"a":' * 50_000, b"null", b"\xff"])
+@each("data", [b"[" * 100_000, b"9" * 10_000, b'{"a":' * 50_000, b"null", b"\xff"])
 def test_deep_and_long_json_is_a_payload_error(data):
     with pytest.raises(PayloadError):
         unpack(data, Proof(None), "here")

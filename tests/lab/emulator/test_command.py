@@ -28,6 +28,7 @@ from thinwire.lab.ranks.supervise import LATE
 from thinwire.types import InputError, MeasurementError
 
 
+@pytest.mark.serial
 def test_the_command_runs_once_a_rank_and_everything_is_recorded() -> None:
     program = "echo rank $RANK of $WORLD_SIZE at $MASTER_ADDR:$MASTER_PORT"
     run = emulate("--link", "50mbit,4ms", "--json", "--", "sh", "-c", program)
@@ -114,6 +115,7 @@ def test_without_permission_one_sentence() -> None:
     assert "lets neither this user nor a user namespace make networks" in sentence
 
 
+@pytest.mark.serial
 def test_it_works_in_a_user_namespace() -> None:
     root_only()
     fewer = ["setpriv", "--bounding-set=-sys_admin,-net_admin"]

@@ -21,6 +21,8 @@ from thinwire.lab.emulator.session import Emulation
 from thinwire.links.shape import MTU, SEGMENT
 from thinwire.types import InputError, MeasurementError
 
+pytestmark = pytest.mark.serial
+
 # What iperf3 and ping find; the whole grid is bench/emulator.py's.
 
 

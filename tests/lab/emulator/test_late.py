@@ -145,6 +145,8 @@ def workers(launcher: int) -> list[int]:
         try:
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
             variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            if not any(v.startswith(b"RANK=") for v in variables):
+                continue  # not begun
         except OSError:  # gone meanwhile
             continue
         if b"-m\0thinwire.lab.ranks.worker\0thinwire.lab.train.run:run_rank\0" in command:

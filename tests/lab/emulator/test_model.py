@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Self
 
 import pytest
+from each import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -306,7 +307,7 @@ def test_jitter_does_not_reorder_a_pair() -> None:
     assert len({due for due, *_ in got}) < 400  # many came right behind a late one
 
 
-@pytest.mark.parametrize("loss", [0.001, 0.02, 0.5])
+@each("loss", [0.001, 0.02, 0.5])
 def test_each_segment_is_lost_by_itself_as_often_as_asked(loss: float) -> None:
     net = network([Profile(loss=loss)] * 2, seed=1)
     lost, packets = 0, 4000

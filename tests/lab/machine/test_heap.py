@@ -15,7 +15,7 @@ from thinwire.lab.machine import heap
 # some turns until what is free has merged.
 FAULTS = """
 import resource, sys
-from thinwire.lab.heap import keep_freed
+from thinwire.lab.machine.heap import keep_freed
 if "keep" in sys.argv:
     assert keep_freed()
 import torch

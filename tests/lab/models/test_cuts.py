@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from each import each
 from launchers import record, warm
 from texts import write_text
 
@@ -63,7 +64,7 @@ def test_explicit_cut():
     assert cut_layers(costs, 3, "1,2,3") == [range(1), range(1, 3), range(3, 6)]
 
 
-@pytest.mark.parametrize(
+@each(
     ("stages", "cuts", "words"),
     [
         (2, "4,3", "2 parts with 7 layers.*2 stages share 6"),
@@ -125,7 +126,7 @@ def seconds(machines, cut):
     return max(stage_costs(costs, cut)[k] for k, costs in enumerate(machines))
 
 
-@pytest.mark.parametrize("factors", [(1, 3), (3, 1), (1, 2, 1, 4), (5, 1, 1, 1)])
+@each("factors", [(1, 3), (3, 1), (1, 2, 1, 4), (5, 1, 1, 1)])
 def test_a_cut_for_unequal_machines_is_the_best_of_all(factors):
     n, stages = 9, len(factors)
     costs = LayerCosts((3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0, 6.0, 5.0), head=6.0)
@@ -142,7 +143,7 @@ def test_a_cut_for_unequal_machines_is_the_best_of_all(factors):
     )
 
 
-@pytest.mark.parametrize("factors", [(1, 1), (2, 1), (4, 1)])
+@each("factors", [(1, 1), (2, 1), (4, 1)])
 def test_interleaved_stages_are_cut_by_what_their_rank_carries(factors):
     n, stages, ranks = 9, 4, 2
     costs = LayerCosts((3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0, 6.0, 5.0), head=6.0)

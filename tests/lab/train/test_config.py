@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from each import each
 
 from thinwire.lab.ranks.places import place_of
 from thinwire.lab.train.config import TrainConfig
@@ -107,7 +108,7 @@ def test_unknown_keys_name_the_nearest():
         TrainConfig.from_dict({"xyzzy": 1})
 
 
-@pytest.mark.parametrize("text", ["{", "[1]", "3"])
+@each("text", ["{", "[1]", "3"])
 def test_json_that_is_no_configuration(text):
     with pytest.raises(InputError, match="the configuration is"):
         TrainConfig.from_json(text)

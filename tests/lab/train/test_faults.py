@@ -80,7 +80,7 @@ def test_a_cut_a_stall_and_corruption_change_nothing(job: list[Any], whole: dict
         ranks = warm().ranks(tmp_path, *job, "--out", out, each=lambda rank: () if rank else route)
         try:
             reached(out, 5, *ranks)
-            before = proxy.connections
+            before, booked = proxy.connections, len(metrics(out))
             proxy.cut()
             time.sleep(CUT)
             proxy.restore()
@@ -97,7 +97,8 @@ def test_a_cut_a_stall_and_corruption_change_nothing(job: list[Any], whole: dict
         finally:
             stop(*ranks)
     found = record(out)
-    assert sum(m["seconds"] > 0.8 * CUT for m in metrics(out)) == 1  # the cut was in a step
+    slow = [m["seconds"] > 0.8 * CUT for m in metrics(out)[booked : booked + 2]]
+    assert sum(slow) == 1  # the cut was in a step; on a busy machine the faults after it may last as long
     assert found["loss"] == whole["thinwire"]["loss"]
     assert [m["step"] for m in metrics(out)] == list(range(1, STEPS + 1))
 
@@ -155,16 +156,17 @@ def test_a_rank_that_freezes_while_others_evaluate_is_named(job: list[Any], tmp_
 
 
 def test_a_machine_too_busy_for_the_link_is_no_measurement(job: list[Any], tmp_path: Path):
-    """A rank that is stopped for seconds delivers late, as one that gets no processor; the model is kept."""
+    """A rank stopped again and again delivers late, as one that gets no processor; the model is kept."""
     out = tmp_path / "out"
     shape = ("--recipe", "fp32", "--steps", 9, "--link", "2mbit,20ms")
     ranks = warm().ranks(tmp_path, *job, *shape, "--out", out, "--save-model")
     try:
-        for step in (2, 4):
-            reached(out, step, *ranks)
+        reached(out, 2, *ranks)
+        for _ in range(8):  # some of them while it sends
             ranks[0].signal(signal.SIGSTOP)
-            time.sleep(4.0)
+            time.sleep(0.7)
             ranks[0].signal(signal.SIGCONT)
+            time.sleep(0.3)
         assert [r.wait() for r in ranks] == [4, 4]
         assert "ms late on average" in sentence(ranks[0])
     finally:
