@@ -23,6 +23,21 @@ LLAMA = {
 GPT2 = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 64, "pad_token_id": 2}
 # What depends on a layer's number must survive the cut: kinds of attention, GPT-2's per-layer scale.
 KINDS = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
+SLIDING = {**LLAMA, "head_dim": 8, "sliding_window": 5, "layer_types": KINDS}
+EXPERTS = {**LLAMA, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
+LATENT = {
+    "num_key_value_heads": 4,
+    "n_routed_experts": 4,
+    "first_k_dense_replace": 1,
+    "n_group": 2,
+    "topk_group": 1,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+}
+PLAIN = {name: value for name, value in LLAMA.items() if name != "num_key_value_heads"}
 CONFIGS = {
     "llama": ("LlamaConfig", LLAMA),
     "mistral": ("MistralConfig", {**LLAMA, "sliding_window": 8}),
@@ -34,16 +49,44 @@ CONFIGS = {
     "olmo2": ("Olmo2Config", LLAMA),
     "smollm3": ("SmolLM3Config", {**LLAMA, "no_rope_layer_interval": 2}),
     "gpt2": ("GPT2Config", {**GPT2, "scale_attn_by_inverse_layer_idx": True}),
+    "gemma": ("GemmaConfig", {**LLAMA, "head_dim": 8}),
+    "gemma2": ("Gemma2Config", {**SLIDING, "final_logit_softcapping": 3.0, "attn_logit_softcapping": 2.0}),
+    "gemma3_text": ("Gemma3TextConfig", {**SLIDING, "final_logit_softcapping": 3.0}),
+    "phi3": ("Phi3Config", {**LLAMA, "sliding_window": 5}),
+    "phi": ("PhiConfig", PLAIN),
+    "granite": (
+        "GraniteConfig",
+        {**LLAMA, "embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0},
+    ),
+    "olmo3": ("Olmo3Config", SLIDING),
+    "cohere": ("CohereConfig", {**LLAMA, "logit_scale": 0.5, "use_qk_norm": True}),
+    "cohere2": ("Cohere2Config", {**SLIDING, "logit_scale": 0.5}),
+    "starcoder2": ("Starcoder2Config", {**LLAMA, "sliding_window": 5}),
+    "gpt_neox": ("GPTNeoXConfig", {**PLAIN, "use_parallel_residual": False}),
+    "glm4": ("Glm4Config", {**LLAMA, "head_dim": 8}),
+    "exaone4": ("Exaone4Config", SLIDING),
+    "apertus": ("ApertusConfig", LLAMA),
+    "mixtral": ("MixtralConfig", {**LLAMA, "num_local_experts": 4, "sliding_window": 5}),
+    "qwen3_moe": ("Qwen3MoeConfig", {**EXPERTS, "num_experts": 4, "mlp_only_layers": [1]}),
+    "deepseek_v3": ("DeepseekV3Config", EXPERTS | LATENT),
+    "gpt_oss": ("GptOssConfig", {**SLIDING, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "opt": (
+        "OPTConfig",
+        {**PLAIN, "ffn_dim": 48, "word_embed_proj_dim": 16, "dropout": 0.0},
+    ),
+    "falcon": ("FalconConfig", {**PLAIN, "alibi": True, "new_decoder_architecture": False}),
+    "bloom": ("BloomConfig", {**PLAIN, "n_head": 4}),
 }
 
 
 def make_config(kind, tied=False):
     name, fields = CONFIGS[kind]
-    no_dropout = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0} if kind == "gpt2" else {}
     # Unequal weights everywhere: a wide spread makes a misplaced tensor visible in the logits.
-    return getattr(transformers, name)(
-        **fields, **no_dropout, tie_word_embeddings=tied, initializer_range=0.2
-    )
+    config = getattr(transformers, name)(**fields, tie_word_embeddings=tied, initializer_range=0.2)
+    for field in (*models.DROPOUTS, *models.ATTENTION_DROPOUTS):
+        if hasattr(config, field):
+            setattr(config, field, 0.0)
+    return config
 
 
 def save_unsplit(config, folder):

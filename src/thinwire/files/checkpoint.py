@@ -65,18 +65,29 @@ def files_of(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     require(path.is_dir(), InputError, f"{path} is not there; give a safetensors file or a model's folder")
-    if (path / SINGLE).is_file():  # as from_pretrained: saving one file leaves an old index where it is
+    if (path / SINGLE).is_file():
         return [path / SINGLE]
-    index = path / INDEX
-    if index.is_file():
-        try:
-            named = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
-            return [path / Path(name).name for name in sorted(named)]
-        except WRONG_VALUES as e:
-            raise InputError(f"{index} is not a safetensors index; save the model again") from e
+    named = weight_map(path)
+    if named is not None:
+        return [path / Path(name).name for name in sorted(set(named.values()))]
     found = sorted(path.glob(f"*{SUFFIX}"))
     require(bool(found), InputError, f"{path} has no safetensors file; save the model with save_pretrained")
     return found
+
+
+def weight_map(folder: Path) -> dict[str, str] | None:
+    """Return tensor -> file by the index of a folder; None without one, or beside a single file.
+
+    That one counts, as for ``from_pretrained``: saving one file leaves an old index where it is.
+    Errors: ``InputError``.
+    """
+    index = folder / INDEX
+    if (folder / SINGLE).is_file() or not index.is_file():
+        return None
+    try:
+        return {str(k): str(v) for k, v in json.loads(index.read_text("utf-8"))["weight_map"].items()}
+    except WRONG_VALUES as e:
+        raise InputError(f"{index} is not a safetensors index; save or fetch the model again") from e
 
 
 def read_checkpoint(path: Path) -> dict[str, Tensor]:

@@ -146,6 +146,7 @@ def test_broken_weights_are_refused(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"garbage" * 10)
     with pytest.raises(InputError, match="cannot read weights"):
         Weights(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
     (tmp_path / "model.safetensors.index.json").write_text("[1, 2]")
     with pytest.raises(InputError, match="not a safetensors index"):
         Weights(tmp_path)

@@ -14,8 +14,9 @@ from launchers import record, sentence, warm
 from safetensors.torch import load_file, save_file
 from texts import write_text
 
+from thinwire.files.checkpoint import INDEX, SINGLE
 from thinwire.lab.models.source import ModelSource
-from thinwire.lab.models.weights import INDEX, SINGLE, Weights
+from thinwire.lab.models.weights import Weights
 
 TENSORS = {
     "wide": torch.arange(300 * 500, dtype=torch.float32).view(300, 500),

@@ -15,9 +15,8 @@ import torch
 from launchers import Command, metrics, record, sentence, until, warm
 from texts import write_text
 
-from thinwire.files.checkpoint import read_checkpoint
+from thinwire.files.checkpoint import INDEX, read_checkpoint
 from thinwire.lab.models.folder import put_in_place, shard_name
-from thinwire.lab.models.weights import INDEX
 from thinwire.lab.train import export
 
 

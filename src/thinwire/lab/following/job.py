@@ -47,6 +47,7 @@ class Tuning:
         self.model = base_model(source, torch.float32)
         wanted = ENOUGH * steps * batch * seq
         self._blocks = pack(tokenise(source.tokenizer, *load_corpus(data).train, limit=wanted), seq)
+        source.check_tokens(self._blocks)
         self._order = iter(Batches(len(self._blocks), batch, steps=steps, seed=seed, seq=seq))
         self._optimiser = torch.optim.AdamW(self.model.parameters(), lr=rate)
 

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from thinwire.lab.data.loss import next_token_loss
 from thinwire.lab.models.families import family_of, meta_model
 from thinwire.lab.models.lora import add_adapters
-from thinwire.lab.models.split import ModelStage, probe
+from thinwire.lab.models.split import probe
+from thinwire.lab.models.stage import ModelStage
 from thinwire.types import InputError, require
 
 LEAST, SPAN = 3, 0.5  # times, and seconds: how often a piece of work is timed
@@ -31,18 +32,21 @@ class LayerCosts:
 
 
 def counted_costs(config: Any) -> LayerCosts:
-    """Return multiplications a token: the parameters of each layer and of the head."""
-    family = family_of(config)
-    model = meta_model(config)
-    layers = getattr(getattr(model, family.base), family.layers)
-    return LayerCosts(tuple(float(_numel(layer)) for layer in layers), float(_numel(model.lm_head)))
+    """Return multiplications a token: the parameters it meets of each layer and of the head."""
+    family, model = family_of(config), meta_model(config)
+    head = sum(_numel(getattr(model, name)) for name in family.heads(model))
+    few = getattr(config, "num_experts_per_tok", None) or 1
+
+    def met(layer: nn.Module) -> float:  # of experts, stacked as [E, out, in], a token meets a few
+        return sum(p.numel() * (few / len(p) if p.dim() == 3 else 1.0) for p in layer.parameters())
+
+    return LayerCosts(tuple(met(layer) for layer in family.layers_of(model)), float(head))
 
 
 def embedding_numel(config: Any) -> int:
     """Return the parameters of the embedding, that of positions included."""
     family = family_of(config)
-    base = getattr(meta_model(config), family.base)
-    return sum(_numel(getattr(base, name)) for name in (family.embed, family.position) if name)
+    return sum(map(_numel, family.parts(family.base_of(meta_model(config)), family.before).values()))
 
 
 def _numel(module: nn.Module) -> int:

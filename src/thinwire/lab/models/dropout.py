@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from thinwire.lab.models.split import ModelStage
+from thinwire.lab.models.stage import ModelStage
 from thinwire.types import InputError, ThinwireError, require
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from thinwire.lab.models.families import family_of, import_transformers, meta_model
+from thinwire.files.checkpoint import INDEX
+from thinwire.lab.models.families import as_saved, family_of, import_transformers, meta_model
 from thinwire.lab.models.lora import adapter_config, adapters, merged
 from thinwire.lab.models.source import ModelSource
-from thinwire.lab.models.split import ModelStage
-from thinwire.lab.models.weights import INDEX
+from thinwire.lab.models.stage import ModelStage
 from thinwire.replacing import PART, replacing
 from thinwire.types import InputError, MissingExtra, require
 
@@ -43,7 +43,7 @@ def save_stage(stage: ModelStage, folder: Path, rank: int, world: int, dtype: st
     The file appears complete or not at all. ``InputError`` where the disk is full or the folder cannot be
     written.
     """
-    return _write(_cast(merged(stage), dtype), folder / shard_name(rank, world))
+    return _write(as_saved(stage.model, _cast(merged(stage), dtype)), folder / shard_name(rank, world))
 
 
 def save_adapters(stage: ModelStage, folder: Path, rank: int, world: int, dtype: str = "fp32") -> Path:
@@ -121,7 +121,8 @@ def finish_adapters(folder: Path, source: ModelSource, rank: int, world: int) ->
         _write(whole, folder / ADAPTERS)
         for shard in shards:
             (folder / shard).unlink()
-        config = adapter_config(family_of(source.config), rank, base=source.base)
+        layers = family_of(source.config).layers_of(meta_model(source.config))
+        config = adapter_config(layers, source.config, rank, base=source.base)
         config.inference_mode = True
         config.save_pretrained(folder)
     except OSError as e:

@@ -6,10 +6,9 @@ import importlib.util
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from thinwire.lab.models.families import Family
-from thinwire.lab.models.split import ModelStage
+from thinwire.lab.models.stage import ModelStage
 from thinwire.lab.models.weights import seeded
 from thinwire.types import MissingExtra
 
@@ -24,22 +23,29 @@ def require_peft() -> None:
         raise MissingExtra("--lora needs peft; run pip install 'thinwire[lora]'")
 
 
-def adapter_config(family: Family, rank: int, dropout: float = 0.0, base: str | None = None) -> Any:
+def adapter_config(
+    layers: nn.Module, config: Any, rank: int, dropout: float = 0.0, base: str | None = None
+) -> Any:
     """Return peft's configuration: adapters on every linear layer of attention and MLP, alpha twice the rank.
 
     LoRA: Hu et al. 2021, arXiv 2106.09685; on all linear layers as in QLoRA, arXiv 2305.14314 [second-hand].
-    ``base`` names the model that the adapters belong to.
+    ``base`` names the model that the adapters belong to. In models with experts only attention gets some:
+    peft takes the names of their MLPs for those of the experts, which are no linear layers.
     """
     from peft import LoraConfig
+    from transformers.pytorch_utils import Conv1D  # GPT-2's linear layers, with weights stored as [in, out]
 
+    linears = {n: m for n, m in layers.named_modules() if isinstance(m, (nn.Linear, Conv1D))}
+    if getattr(config, "num_experts_per_tok", None):
+        linears = {name: m for name, m in linears.items() if "att" in name}
     return LoraConfig(
         task_type="CAUSAL_LM",
         base_model_name_or_path=base,
         r=rank,
         lora_alpha=SCALE * rank,
         lora_dropout=dropout,
-        target_modules=list(family.linears),
-        fan_in_fan_out=family.fan_in_fan_out,
+        target_modules=list(dict.fromkeys(name.rpartition(".")[2] for name in linears)),
+        fan_in_fan_out=any(isinstance(m, Conv1D) for m in linears.values()),
     )
 
 
@@ -51,8 +57,9 @@ def add_adapters(stage: ModelStage, rank: int, seed: int, dropout: float = 0.0) 
     """
     from peft import inject_adapter_in_model
 
+    config = adapter_config(stage.family.layers_of(stage.model), stage.model.config, rank, dropout)
     with torch.random.fork_rng(devices=[]):
-        inject_adapter_in_model(adapter_config(stage.family, rank, dropout), stage.model)
+        inject_adapter_in_model(config, stage.model)
     for name, layer in _adapted(stage).items():
         with seeded(seed, f"adapter {stage.original_name(name)}"):
             layer.reset_lora_parameters(ADAPTER, init_lora_weights=True)
@@ -61,11 +68,11 @@ def add_adapters(stage: ModelStage, rank: int, seed: int, dropout: float = 0.0) 
 def merged(stage: ModelStage) -> dict[str, Tensor]:
     """Return the stage's tensors under their original names, what adapters add included.
 
-    The stage stays as it is. Without adapters these are its parameters.
+    The stage stays as it is. Without adapters these are its own.
     """
     layers = _adapted(stage)
     whole = {}
-    for name, parameter in stage.named_parameters():
+    for name, parameter in stage.tensors().items():
         if ".lora_" in name:
             continue
         bare, value = name.replace(".base_layer.", "."), parameter.detach()

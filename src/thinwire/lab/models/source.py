@@ -11,11 +11,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+
 from thinwire.lab.data.corpus import Corpus
-from thinwire.lab.models.families import family_of, import_transformers
+from thinwire.lab.models.families import Conversion, family_of, import_transformers, meta_model
 from thinwire.lab.models.smollm import smollm_folder
 from thinwire.lab.models.tokenizer import LAB_VOCAB, packaged_gpt2, trained_bpe
-from thinwire.lab.models.weights import Weights
+from thinwire.lab.models.trial import check_split
+from thinwire.lab.models.weights import Stored, Weights
 from thinwire.lab.options import nearest
 from thinwire.types import InputError, require
 
@@ -23,9 +27,10 @@ GPT2_SHAPES = {"gpt2": (12, 768, 12), "gpt2-medium": (24, 1024, 16), "gpt2-xl": 
 SMOLLM = "smollm2-135m"
 PRESETS = (SMOLLM, "gpt2-lab", *GPT2_SHAPES)
 HUB_TIMEOUT = 10.0  # seconds
-DROPOUTS = ("resid_pdrop", "embd_pdrop", "hidden_dropout", "dropout")
-# The attention kernels draw these masks inside, where they cannot be made equal from visit to visit.
-ATTENTION_DROPOUTS = ("attn_pdrop", "attention_dropout")
+DROPOUTS = ("resid_pdrop", "embd_pdrop", "hidden_dropout", "dropout", "residual_dropout", "embedding_dropout")
+# The attention kernels draw these masks inside, where they cannot be made equal from visit to visit; of
+# whole layers and of routers other things are drawn than masks.
+ATTENTION_DROPOUTS = ("attn_pdrop", "attention_dropout", "layerdrop", "router_jitter_noise")
 # What a config says of the files it came from, not of the model.
 TOLD = {"transformers_version", "architectures", "dtype", "torch_dtype", "use_cache"}
 TEXT_FILES = ["*.json", "*.jinja", "*.txt", "*.model"]
@@ -68,6 +73,16 @@ class ModelSource:
     def dropout(self) -> float:
         """Largest dropout rate of the config, that of attention probabilities left out."""
         return max((_rate(self.config, field) for field in DROPOUTS), default=0.0)
+
+    def check_tokens(self, ids: Tensor) -> None:
+        """Raise ``InputError`` where the embedding lacks one of the tokens that ``tokenise`` made."""
+        size, highest = self.config.vocab_size, int(torch.where(ids < 0, ~ids, ids).max())
+        if highest >= size:
+            token = self.tokenizer.convert_ids_to_tokens(highest)
+            raise InputError(
+                f"the text has token {token!r}, number {highest} of the tokenizer, but the vocabulary of "
+                f" {self.name} has {size}; give the model its own tokenizer, or resize_token_embeddings"
+            )
 
     @property
     def max_seq(self) -> int:
@@ -174,9 +189,12 @@ def _pretrained(name: str, init: str | None) -> ModelSource:
         folder = _download(name, weights=init != "random")
     config = _config(folder, name)
     weights = None if init == "random" else folder
-    if weights is not None:
-        Weights(weights)  # a folder without usable ones is refused here, before any rank starts
-    return ModelSource(name, family_of(config).name, config, _tokenizer(folder), weights)
+    notes: tuple[str, ...] = ()
+    family = family_of(config).name
+    check_split(_dropping(config, 0.0))
+    if weights is not None:  # a folder without usable ones is refused here, before any rank starts
+        notes = Stored(Weights(weights), Conversion(meta_model(config)), config).check()
+    return ModelSource(name, family, config, _tokenizer(folder), weights, notes)
 
 
 def _config(folder: Path, name: str) -> Any:
@@ -253,21 +271,33 @@ def _with_dropout(source: ModelSource, dropout: float | None) -> ModelSource:
         InputError,
         f"dropout {dropout} is not in [0, 1); use 0 for none",
     )
-    config = copy.deepcopy(source.config)
-    for field in (f for f in (*DROPOUTS, *ATTENTION_DROPOUTS) if hasattr(config, f)):
-        if field in ATTENTION_DROPOUTS:
-            setattr(config, field, 0.0)
-        elif dropout is not None:
-            setattr(config, field, dropout)
-    source = replace(source, config=config)
+    source = replace(source, config=_dropping(source.config, dropout))
     rate = source.dropout if dropout is None else dropout
     if not rate:
         return source
+    if source.dropout:
+        drops = any(isinstance(m, nn.Dropout) and m.p for m in meta_model(source.config).modules())
+        require(
+            drops,
+            InputError,
+            f"models of type {source.family!r} drop where no masks can be drawn by sample; use --dropout 0",
+        )
     note = (
         f"dropout {rate:g} is drawn by sample, with the same mask at each visit, so that deltas stay small; "
         "attention probabilities are not dropped"
     )
     return replace(source, notes=(*source.notes, note))
+
+
+def _dropping(config: Any, dropout: float | None) -> Any:
+    """Return a copy of ``config`` with these dropout rates, its own if None; that of attention is 0."""
+    config = copy.deepcopy(config)
+    for field in (f for f in (*DROPOUTS, *ATTENTION_DROPOUTS) if hasattr(config, f)):
+        if field in ATTENTION_DROPOUTS:
+            setattr(config, field, 0.0)
+        elif dropout is not None:
+            setattr(config, field, dropout)
+    return config
 
 
 def _rate(config: Any, field: str) -> float:

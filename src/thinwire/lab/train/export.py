@@ -20,7 +20,7 @@ from thinwire.lab.models.folder import (
     save_stage,
     shard_name,
 )
-from thinwire.lab.models.split import ModelStage
+from thinwire.lab.models.stage import ModelStage
 from thinwire.lab.ranks.telemetry import Telemetry
 from thinwire.lab.ranks.world import World
 from thinwire.lab.train.job import Job

@@ -90,6 +90,7 @@ def prepare(config: TrainConfig) -> Job:
     )
     train = pack(_tokens(source.tokenizer, corpus, "train"), config.seq)
     heldout = pack(_tokens(source.tokenizer, corpus, "heldout"), config.seq)
+    source.check_tokens(torch.cat((train.flatten(), heldout.flatten())))
     batches = Batches(len(train), config.batch, config.planned_steps, config.epochs, config.seed, config.seq)
     if config.eval_samples:
         require(

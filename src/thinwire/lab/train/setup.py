@@ -17,7 +17,8 @@ from thinwire.engines.pipeline.stage import CompressedStage, ScheduleEager1F1B
 from thinwire.lab.machine.processor import cores, pick_dtype
 from thinwire.lab.models.dropout import seed_dropout
 from thinwire.lab.models.lora import add_adapters
-from thinwire.lab.models.split import ModelStage, build_stage
+from thinwire.lab.models.split import build_stage
+from thinwire.lab.models.stage import ModelStage
 from thinwire.lab.ranks.rendezvous import explained, meet, place, telling
 from thinwire.lab.ranks.world import World
 from thinwire.lab.train.job import Job
