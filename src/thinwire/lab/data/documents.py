@@ -87,7 +87,7 @@ def read_text(path: Path) -> str:
         text = (unpack(data) if unpack else data).decode("utf-8-sig")
     except UnicodeDecodeError as e:
         raise InputError(f"{path} is not UTF-8 text; convert it, or give another file") from e
-    except (OSError, EOFError, ValueError, lzma.LZMAError, zlib.error) as e:
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as e:
         raise InputError(f"{path} cannot be unpacked ({e}); it is cut off or damaged, fetch it anew") from e
     require("\0" not in text, InputError, f"{path} is a binary file; give a UTF-8 text")
     require(bool(text.strip()), InputError, f"{path} is empty; give a file with text in it")
@@ -105,7 +105,7 @@ def _unzstd(data: bytes) -> bytes:
         try:
             parts.append(frame.decompress(data))
         except zstandard.ZstdError as e:
-            raise ValueError(e) from e
+            raise OSError(e) from e
         if not frame.eof:
             raise EOFError("it ends within a frame")
         data = frame.unused_data
