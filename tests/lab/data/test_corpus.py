@@ -206,11 +206,11 @@ def test_what_is_hidden_in_a_folder_is_passed_over_and_counted(tmp_path):
     corpus = load_corpus(str(place))
     text = text_of(corpus.train + corpus.heldout)
     assert set(text.split()) == {"a.txt", "sub/b.txt"}
-    assert corpus.notes == (f"left out of data '{place}': 6 hidden or a program's",)
+    assert corpus.notes == (f"left out of data '{place}': files that are hidden or a program's own (6)",)
     for name in ("a.txt", "sub/b.txt"):
         (place / name).unlink()
     with pytest.raises(
-        InputError, match=r"no text file .* that is not hidden or a program's, but 6 that are"
+        InputError, match=r"no text file .* but 6 that are hidden or a program's own; add one"
     ):
         load_corpus(str(place))
 
@@ -225,7 +225,7 @@ def test_copies_of_a_file_are_one_text_so_that_none_is_held_out_and_trained_on(t
     (tmp_path / "x.txt.xz").write_bytes(lzma.compress(text.encode()))
     corpus = load_corpus(str(tmp_path))
     assert text_of(corpus.train + corpus.heldout) == text + "another\n" * 50
-    assert corpus.notes == (f"left out of data '{tmp_path}': 3 copies of other files",)
+    assert corpus.notes == (f"left out of data '{tmp_path}': copies of other files (3)",)
 
 
 def test_a_held_out_line_that_is_trained_on_too_is_left_out(tmp_path):
@@ -234,7 +234,7 @@ def test_a_held_out_line_that_is_trained_on_too_is_left_out(tmp_path):
     corpus = load_corpus(name)
     assert [d.text for d in corpus.train] == documents[:36]  # which are as they were given
     assert [d.text for d in corpus.heldout] == ["the last", "the last "]
-    assert corpus.notes == (f"left out of data '{name}': 2 held-out texts that are trained on too",)
+    assert corpus.notes == (f"left out of data '{name}': held-out texts that are trained on too (2)",)
     _write_lines(tmp_path / "a.jsonl", *({"text": "the same"} for _ in range(40)))
     with pytest.raises(
         InputError, match="could hold out is trained on too; give each text once, and --epochs"
@@ -248,7 +248,7 @@ def test_a_run_says_what_of_a_folder_it_left_out(tmp_path, cache_folder):
             "".join(f"line {i} of a text about nothing at all\n" for i in range(900))
         )
     told = prepare(TrainConfig(model="gpt2-lab", seq=16, eval_samples=0, data=str(tmp_path))).notes
-    assert f"left out of data '{tmp_path}': 1 hidden or a program's" in told
+    assert f"left out of data '{tmp_path}': files that are hidden or a program's own (1)" in told
 
 
 def test_a_file_that_is_one_json_value_is_not_taken_for_a_text(tmp_path):

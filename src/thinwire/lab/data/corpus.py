@@ -65,11 +65,11 @@ def load_corpus(name: str, field: str = FIELD, prompt: str = "") -> Corpus:
     corpus = _split(name, [document for part in parts for document in part], source)
     heldout = _untrained(corpus)
     left_out = {
-        "hidden or a program's": hidden,
+        "files that are hidden or a program's own": hidden,
         "copies of other files": len(files) - len(parts),
         "held-out texts that are trained on too": len(corpus.heldout) - len(heldout),
     }
-    told = ", ".join(f"{n} {what}" for what, n in left_out.items() if n)
+    told = ", ".join(f"{what} ({n})" for what, n in left_out.items() if n)
     return replace(corpus, heldout=heldout, notes=(f"left out of data {name!r}: {told}",) if told else ())
 
 
@@ -125,7 +125,7 @@ def _files(name: str, path: Path) -> tuple[list[Path], int]:
     texts = sorted(p for p in path.rglob("*") if unpacked(p).suffix in SUFFIXES and p.is_file())
     files = [p for p in texts if not any(map(_is_foreign, p.relative_to(path).parts))]
     known = ", ".join(sorted(SUFFIXES))
-    hidden = f" that is not hidden or a program's, but {len(texts)} that are" if texts else ""
+    hidden = f" but {len(texts)} that are hidden or a program's own" if texts else ""
     require(bool(files), InputError, f"folder {name!r} holds no text file ({known}){hidden}; add one")
     return files, len(texts) - len(files)
 
