@@ -1,16 +1,19 @@
 """Texts, packing and the order of samples."""
 
 import copy
+import gzip
 import io
 import json
 import lzma
 import re
+import sys
 import tarfile
 from collections import Counter
 
 import pytest
 import tokenizers
 import torch
+import zstandard
 from each import each
 from safetensors import SafetensorError
 
@@ -21,11 +24,12 @@ from thinwire.lab.data.documents import Document
 from thinwire.lab.data.packing import pack
 from thinwire.lab.machine import cache
 from thinwire.lab.models import fetch
+from thinwire.lab.models.encoder import Encoder
 from thinwire.lab.models.tokenizer import END, tokenise, trained_bpe
 from thinwire.lab.train import job
 from thinwire.lab.train.config import TrainConfig
 from thinwire.lab.train.job import prepare
-from thinwire.types import InputError
+from thinwire.types import InputError, MissingExtra
 
 PLAY = "ACT {n}\n\nKING.\nSpeak, line {n} of many, and speak again.\n\n\n\n\nTHE END\n"
 
@@ -147,6 +151,107 @@ def test_compressed_files_count_as_what_they_are(tmp_path):
     assert [d.text for d in corpus.train + corpus.heldout] == [*(f"line {i}" for i in range(20)), "a text"]
 
 
+def zstd(data):
+    """Compress to two frames, of which the first does not say how much it holds."""
+    stream = zstandard.ZstdCompressor().compressobj()
+    head = stream.compress(data[:50]) + stream.flush()
+    return head + zstandard.ZstdCompressor().compress(data[50:])
+
+
+PACKERS = {".gz": lambda data: gzip.compress(data[:50]) + gzip.compress(data[50:]), ".zst": zstd}
+PACKERS[".xz"] = lzma.compress
+
+
+@pytest.mark.parametrize("suffix", PACKERS)
+def test_packed_json_lines_are_read_whole_or_not_at_all(tmp_path, suffix):
+    lines = "".join(json.dumps({"text": f"line {i}"}) + "\n" for i in range(20)).encode()
+    packed, file = PACKERS[suffix](lines), tmp_path / f"a.jsonl{suffix}"
+    for name in (file, tmp_path):
+        file.write_bytes(packed)
+        corpus = load_corpus(str(name))
+        assert [d.text for d in corpus.train + corpus.heldout] == [f"line {i}" for i in range(20)]
+    for damaged in (packed[:-9], b"a text"):
+        file.write_bytes(damaged)
+        with pytest.raises(
+            InputError, match=rf"a\.jsonl\{suffix} cannot be unpacked .*fetch it anew"
+        ) as error:
+            load_corpus(str(file))
+        assert "\n" not in str(error.value)
+    file.write_bytes(PACKERS[suffix](b"\xff" + lines))
+    with pytest.raises(InputError, match="is not UTF-8 text"):
+        load_corpus(str(file))
+
+
+def test_zst_without_its_package_names_the_extra(tmp_path, monkeypatch):
+    (tmp_path / "a.jsonl.zst").write_bytes(zstd(b"{}"))
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'thinwire\[entropy\]'"):
+        load_corpus(str(tmp_path / "a.jsonl.zst"))
+
+
+HIDDEN = (
+    ".ipynb_checkpoints/a-checkpoint.txt",
+    ".git/description.txt",
+    "sub/.cache/deep/c.txt",
+    ".draft.txt",
+    "__MACOSX/._a.txt",
+    "node_modules/x/README.md",
+)
+
+
+def test_what_is_hidden_in_a_folder_is_passed_over_and_counted(tmp_path):
+    place = tmp_path / ".hidden" / "texts"  # what is hidden above the folder that was named does not count
+    for name in ("a.txt", "sub/b.txt", *HIDDEN):
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text(f"{name} " * 100)
+    corpus = load_corpus(str(place))
+    text = text_of(corpus.train + corpus.heldout)
+    assert set(text.split()) == {"a.txt", "sub/b.txt"}
+    assert corpus.notes == (f"left out of data '{place}': files that are hidden or a program's own (6)",)
+    for name in ("a.txt", "sub/b.txt"):
+        (place / name).unlink()
+    with pytest.raises(
+        InputError, match=r"no text file .* but 6 that are hidden or a program's own; add one"
+    ):
+        load_corpus(str(place))
+
+
+def test_copies_of_a_file_are_one_text_so_that_none_is_held_out_and_trained_on(tmp_path):
+    """Whatever their names, packing and line ends are."""
+    text = "".join(f"line {i}\n" for i in range(100))
+    for name in ("a.txt", "b.txt", "z/a.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text if name != "b.txt" else "another\n" * 50)
+    (tmp_path / "y.txt").write_bytes(text.replace("\n", "  \r\n").encode())
+    (tmp_path / "x.txt.xz").write_bytes(lzma.compress(text.encode()))
+    corpus = load_corpus(str(tmp_path))
+    assert text_of(corpus.train + corpus.heldout) == text + "another\n" * 50
+    assert corpus.notes == (f"left out of data '{tmp_path}': copies of other files (3)",)
+
+
+def test_a_held_out_line_that_is_trained_on_too_is_left_out(tmp_path):
+    documents = [*(f"document {i}" for i in range(36)), "document 3", "the last", "the last ", "document  7"]
+    name = _write_lines(tmp_path / "a.jsonl", *({"text": d} for d in documents))
+    corpus = load_corpus(name)
+    assert [d.text for d in corpus.train] == documents[:36]  # which are as they were given
+    assert [d.text for d in corpus.heldout] == ["the last", "the last "]
+    assert corpus.notes == (f"left out of data '{name}': held-out texts that are trained on too (2)",)
+    _write_lines(tmp_path / "a.jsonl", *({"text": "the same"} for _ in range(40)))
+    with pytest.raises(
+        InputError, match="could hold out is trained on too; give each text once, and --epochs"
+    ):
+        load_corpus(name)
+
+
+def test_a_run_says_what_of_a_folder_it_left_out(tmp_path, cache_folder):
+    for name in ("a.txt", ".b.txt"):
+        (tmp_path / name).write_text(
+            "".join(f"line {i} of a text about nothing at all\n" for i in range(900))
+        )
+    told = prepare(TrainConfig(model="gpt2-lab", seq=16, eval_samples=0, data=str(tmp_path))).notes
+    assert f"left out of data '{tmp_path}': files that are hidden or a program's own (1)" in told
+
+
 def test_a_file_that_is_one_json_value_is_not_taken_for_a_text(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps([{"text": "a"}] * 50))
     with pytest.raises(InputError, match=r"a\.json is JSON; write one object a line"):
@@ -191,7 +296,7 @@ def test_tokens_are_kept_for_how_a_text_is_split_not_for_the_vocabulary_alone(ca
     corpus = Corpus("t", (Document("one two three\n" * 9),), (), "test")
     tokenizer, other = small_tokenizer(), copy.deepcopy(small_tokenizer())
     other.backend_tokenizer.normalizer = tokenizers.normalizers.Replace("two", "one")
-    before, after = (job._tokens(t, corpus, "train") for t in (tokenizer, other))
+    before, after = (job._tokens(Encoder(t), corpus, "train") for t in (tokenizer, other))
     assert "two" in tokenizer.decode(before.tolist()) and "two" not in tokenizer.decode(after.tolist())
 
 
@@ -202,7 +307,7 @@ def test_a_cache_that_takes_no_file_is_one_sentence(cache_folder, monkeypatch):
     corpus, tokenizer = Corpus("t", (Document("one two three\n" * 9),), (), "test"), small_tokenizer()
     monkeypatch.setattr("safetensors.torch.save_file", full)
     with pytest.raises(InputError, match=r"cannot write .*No space left .*free space or set THINWIRE_CACHE"):
-        job._tokens(tokenizer, corpus, "train")
+        job._tokens(Encoder(tokenizer), corpus, "train")
     with pytest.raises(InputError, match="free space"), cache.new_folder(cache_folder / "model"):
         full()
     assert not list(cache_folder.glob("*model*"))

@@ -4,12 +4,14 @@ import json
 
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 
 from thinwire.lab.data.corpus import Corpus, load_corpus
 from thinwire.lab.data.documents import Document
 from thinwire.lab.data.loss import BatchLoss, next_token_loss
 from thinwire.lab.data.packing import UNLEARNT, inputs, pack, targets
 from thinwire.lab.models.tokenizer import END, tokenise, trained_bpe
+from thinwire.lab.train import job
 from thinwire.lab.train.config import TrainConfig
 from thinwire.lab.train.job import prepare
 from thinwire.types import InputError
@@ -105,3 +107,24 @@ def test_a_run_says_how_much_it_learns(tmp_path, monkeypatch):
     assert 0.3 < share < 0.9
     assert f"losses are over {share:.0%} of the tokens" in " ".join(job.notes)
     assert not any("prompts" in note for note in prepare(TrainConfig(**fixed)).notes)
+
+
+def test_a_run_begins_texts_as_its_tokenizer_does_or_not_as_it_is_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("THINWIRE_CACHE", str(tmp_path / "cache"))
+    resolve = job.resolve_model
+
+    def with_begin(*args):
+        source = resolve(*args)
+        end = source.tokenizer.eos_token_id
+        begin = TemplateProcessing(f"{END} $A", special_tokens=[(END, end)])
+        source.tokenizer.backend_tokenizer.post_processor = begin
+        return source
+
+    monkeypatch.setattr(job, "resolve_model", with_begin)
+    name = write(tmp_path / "a.jsonl", *map(asked, range(300)))
+    fixed = {"model": "gpt2-lab", "seq": 16, "eval_samples": 0, "data": name}
+    fields = {"text_field": "say", "prompt_field": "ask"}
+    counts = [
+        int((inputs(prepare(TrainConfig(**fixed, **fields, bos=b)).train) == 0).sum()) for b in (True, False)
+    ]
+    assert 1.9 < counts[0] / counts[1] < 2.1  # END closes each text, and begins the next one where it is to

@@ -18,6 +18,7 @@ from tiny_models import (
 
 from thinwire.lab.data.loss import next_token_loss
 from thinwire.lab.models.folder import finish_model, save_stage, shard_name
+from thinwire.lab.models.source import resolve_model
 from thinwire.lab.models.split import build_stage
 from thinwire.types import InputError
 
@@ -185,3 +186,25 @@ def test_gradients_reach_both_ends():
 
 
 # Names
+
+
+@pytest.mark.parametrize("init", [None, "random"])
+def test_the_vocabulary_that_other_programs_read_stays_with_the_model(init, tmp_path, tiny_tokenizer):
+    base, out = tmp_path / "base", tmp_path / "out"
+    save_unsplit(make_config("llama"), base)
+    tiny_tokenizer.save_pretrained(base)
+    (base / "tokenizer.model").write_bytes(b"of sentencepiece")
+    source = resolve_model(str(base), init)
+    save_stage(build_stage(source, even(4, 1), 0), out, 0, 1)
+    finish_model(out, source, 1)
+    assert (out / "tokenizer.model").read_bytes() == b"of sentencepiece"
+
+
+def test_no_vocabulary_is_taken_from_the_folder_one_works_in(tmp_path, tiny_tokenizer, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tokenizer.model").write_bytes(b"of another model")
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=tiny_tokenizer.backend_tokenizer)
+    source = make_source(make_config("llama"), None, tokenizer)
+    save_stage(build_stage(source, even(4, 1), 0), tmp_path / "out", 0, 1)
+    finish_model(tmp_path / "out", source, 1)
+    assert not (tmp_path / "out" / "tokenizer.model").exists()

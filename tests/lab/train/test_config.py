@@ -154,3 +154,8 @@ def test_warnings():
     assert TrainConfig().warnings() == []
     assert "random weights" in TrainConfig(model="gpt2-lab", lora=4).warnings()[0]
     assert TrainConfig(lora=4).warnings() == [] and TrainConfig(lora=4).learning_rate == 2e-4
+
+
+def test_how_documents_begin_is_alike_on_all_ranks_and_after_a_resume():
+    assert TrainConfig().bos and "bos" in TrainConfig.names(alike=True)
+    assert "bos" not in TrainConfig.names(free=True)

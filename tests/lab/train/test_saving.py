@@ -124,7 +124,12 @@ def test_files_in_place_are_the_new_ones_and_those_of_others(tmp_path: Path):
     for name in ("templates/chat.jinja", shard_name(0, 2), shard_name(1, 2), INDEX):
         (part / name).parent.mkdir(parents=True, exist_ok=True)
         (part / name).write_text("new")
-    gone = (shard_name(2, 3), "generation_config.json", "chat_template.jinja")  # would be another model's
+    gone = (
+        shard_name(2, 3),
+        "generation_config.json",
+        "chat_template.jinja",
+        "tokenizer.model",
+    )  # would be another model's
     for name in ("readme.md", "templates/mine.jinja", shard_name(0, 2), INDEX, *gone):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("old")

@@ -6,7 +6,7 @@ import hashlib
 import importlib.util
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -20,16 +20,18 @@ HELDOUT = 0.1  # share of a text without a validation file of its own
 NEAR = 0.05  # share of a text by which its held-out part may be larger or smaller, to be whole documents
 FIELD = "text"
 SUFFIXES = frozenset({".txt", ".text", ".md", ".rst", RECORDS})
+FOREIGN = frozenset({"__MACOSX", "node_modules", "lost+found"})  # folders that programs make for themselves
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents in two parts; ``source`` says in words where they came from."""
+    """Documents in two parts; ``source`` says in words where they came from, ``notes`` what was left out."""
 
     name: str
     train: tuple[Document, ...]
     heldout: tuple[Document, ...]
     source: str
+    notes: tuple[str, ...] = ()
 
     def digest(self, part: str = "train") -> str:
         """Return the content hash of one part, ``train`` or ``heldout``, for caches."""
@@ -48,17 +50,48 @@ def load_corpus(name: str, field: str = FIELD, prompt: str = "") -> Corpus:
     A file is a document, but for one of JSON lines: there each line is an object, its ``field`` a document,
     and its field ``prompt``, if one is named, what stands before that. The held-out part is about the last
     tenth, so it shares no sentence with the training part; wikitext-2 has a validation file of its own.
+    Of a folder, what is hidden or a program's own is passed over, and copies of files; so are copies, in the
+    held-out part, of what is trained on. Notes say how many.
     ``InputError`` for an unknown name, a missing, empty or binary file, a line without the fields, or fields
     where nothing has any.
     """
     path = Path(name).expanduser()
-    files = [] if name in NAMES else _files(name, path)
+    files, hidden = ([], 0) if name in NAMES else _files(name, path)
     _check_fields(name, files, field, prompt)
     if name in NAMES:
         return _shakespeare() if name == "shakespeare" else _wikitext()
-    documents = [document for p in files for document in read_documents(p, field, prompt)]
-    source = f"folder {path.name}, {len(files)} files" if path.is_dir() else f"file {path.name}"
-    return _split(name, documents, source)
+    parts = _different(read_documents(p, field, prompt) for p in files)
+    source = f"folder {path.name}, {len(parts)} files" if path.is_dir() else f"file {path.name}"
+    corpus = _split(name, [document for part in parts for document in part], source)
+    heldout = _untrained(corpus)
+    left_out = {
+        "files that are hidden or a program's own": hidden,
+        "copies of other files": len(files) - len(parts),
+        "held-out texts that are trained on too": len(corpus.heldout) - len(heldout),
+    }
+    told = ", ".join(f"{what} ({n})" for what, n in left_out.items() if n)
+    return replace(corpus, heldout=heldout, notes=(f"left out of data {name!r}: {told}",) if told else ())
+
+
+def _different(files: Iterable[list[Document]]) -> list[list[Document]]:
+    """Return the documents of each file that is no copy of one before it."""
+    parts: dict[bytes, list[Document]] = {}
+    for documents in files:
+        parts.setdefault(b"".join(document.digest() for document in documents), documents)
+    return list(parts.values())
+
+
+def _untrained(corpus: Corpus) -> tuple[Document, ...]:
+    """Return the held-out documents that are not in the training part too."""
+    trained = {document.digest() for document in corpus.train}
+    kept = tuple(document for document in corpus.heldout if document.digest() not in trained)
+    require(
+        bool(kept),
+        InputError,
+        f"all that data {corpus.name!r} could hold out is trained on too; give each text once, "
+        "and --epochs to repeat them",
+    )
+    return kept
 
 
 def _check_fields(name: str, files: Sequence[Path], field: str, prompt: str) -> None:
@@ -79,7 +112,8 @@ def _check_fields(name: str, files: Sequence[Path], field: str, prompt: str) -> 
     )
 
 
-def _files(name: str, path: Path) -> list[Path]:
+def _files(name: str, path: Path) -> tuple[list[Path], int]:
+    """Return the files to read, and how many more there are that are no part of the data."""
     if not path.is_dir():
         require(
             path.exists(),
@@ -87,11 +121,17 @@ def _files(name: str, path: Path) -> list[Path]:
             f"data {name!r} is neither a known name ({', '.join(NAMES)}) nor an existing file or folder; "
             "check the spelling or give the path of a UTF-8 text",
         )
-        return [path]
-    files = sorted(p for p in path.rglob("*") if unpacked(p).suffix in SUFFIXES and p.is_file())
+        return [path], 0
+    texts = sorted(p for p in path.rglob("*") if unpacked(p).suffix in SUFFIXES and p.is_file())
+    files = [p for p in texts if not any(map(_is_foreign, p.relative_to(path).parts))]
     known = ", ".join(sorted(SUFFIXES))
-    require(bool(files), InputError, f"folder {name!r} holds no text file ({known}); add one")
-    return files
+    hidden = f" but {len(texts)} that are hidden or a program's own" if texts else ""
+    require(bool(files), InputError, f"folder {name!r} holds no text file ({known}){hidden}; add one")
+    return files, len(texts) - len(files)
+
+
+def _is_foreign(name: str) -> bool:
+    return name.startswith(".") or name in FOREIGN
 
 
 def _split(name: str, documents: Sequence[Document], source: str) -> Corpus:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import json
 import lzma
-from collections.abc import Iterator
+import string
+import zlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from thinwire.types import InputError, require
+from thinwire.types import InputError, MissingExtra, require
 
 RECORDS = ".jsonl"  # a document a line
-PACKED = ".xz"
+ZSTD_WINDOW = 1 << 31  # the largest that the format has
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,13 @@ class Document:
         """Return the characters of both."""
         return len(self.prompt) + len(self.text)
 
+    def digest(self) -> bytes:
+        """Return a digest that copies share, whatever their blanks and line ends are."""
+        found = hashlib.blake2b(digest_size=16)
+        for text in (self.prompt, "\0", self.text):
+            found.update(text.encode().translate(None, string.whitespace.encode()))
+        return found.digest()
+
 
 def unpacked(path: Path) -> Path:
     """Return a file's name, in lower case, without the suffix of its compression.
@@ -33,7 +44,8 @@ def unpacked(path: Path) -> Path:
     >>> unpacked(Path("A.TXT.xz")).name
     'a.txt'
     """
-    return Path(path.name.lower().removesuffix(PACKED))
+    name = Path(path.name.lower())
+    return name.with_suffix("") if name.suffix in UNPACKERS else name
 
 
 def has_records(path: Path) -> bool:
@@ -62,18 +74,49 @@ def read_documents(path: Path, field: str, prompt: str = "") -> list[Document]:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a UTF-8 file, ``.xz`` unpacked; ``InputError`` unless there is text in it."""
+    """Return the text of a UTF-8 file, unpacked by its suffix; ``InputError`` unless there is text in it.
+
+    ``MissingExtra`` for ``.zst`` without zstandard.
+    """
     try:
         data = path.read_bytes()
-        data = lzma.decompress(data) if path.suffix.lower() == PACKED else data
-        text = data.decode("utf-8-sig")
     except OSError as e:
         raise InputError(f"cannot read {path} ({e.strerror}); check the path and its permissions") from e
-    except (UnicodeDecodeError, lzma.LZMAError) as e:
+    unpack = UNPACKERS.get(path.suffix.lower())
+    try:
+        text = (unpack(data) if unpack else data).decode("utf-8-sig")
+    except UnicodeDecodeError as e:
         raise InputError(f"{path} is not UTF-8 text; convert it, or give another file") from e
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as e:
+        raise InputError(f"{path} cannot be unpacked ({e}); it is cut off or damaged, fetch it anew") from e
     require("\0" not in text, InputError, f"{path} is a binary file; give a UTF-8 text")
     require(bool(text.strip()), InputError, f"{path} is empty; give a file with text in it")
     return _unix(text)
+
+
+def _unzstd(data: bytes) -> bytes:
+    try:
+        import zstandard
+    except ImportError as e:
+        raise MissingExtra("reading .zst needs zstandard; run pip install 'thinwire[entropy]'") from e
+    parts = []
+    while data:  # a file may hold several frames
+        frame = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW).decompressobj()
+        try:
+            parts.append(frame.decompress(data))
+        except zstandard.ZstdError as e:
+            raise OSError(e) from e
+        if not frame.eof:
+            raise EOFError("it ends within a frame")
+        data = frame.unused_data
+    return b"".join(parts)
+
+
+UNPACKERS: dict[str, Callable[[bytes], bytes]] = {
+    ".xz": lzma.decompress,
+    ".gz": gzip.decompress,
+    ".zst": _unzstd,
+}
 
 
 def _records(path: Path, content: str, field: str) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -8,6 +8,7 @@ import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +24,9 @@ from thinwire.types import InputError, MissingExtra, require
 SHARDS = "model-*-of-*.safetensors"
 ADAPTERS = "adapter_model.safetensors"
 GENERATION = "generation_config.json"
-OURS = (GENERATION, "chat_template.jinja")  # what a model may have or not, and would be wrong for another
+VOCABULARIES = ("tokenizer.model", "tekken.json")  # for other programs: transformers does not write them
+# What a model may have or not, and would be wrong for another.
+OURS = (GENERATION, "chat_template.jinja", *VOCABULARIES)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -79,7 +82,7 @@ def finish_model(folder: Path, source: ModelSource, world: int, dtype: str = "fp
     try:
         _write_index(folder, world)
         _write_config(folder, source, dtype)
-        source.tokenizer.save_pretrained(folder)
+        _write_tokenizer(folder, source.tokenizer)
     except OSError as e:
         raise InputError(
             f"cannot write {folder} ({e.strerror or e}); free space or give another --out"
@@ -174,6 +177,14 @@ def remove_adapters(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
     with suppress(OSError):  # there is none, or the user keeps something there
         folder.rmdir()
+
+
+def _write_tokenizer(folder: Path, tokenizer: Any) -> None:
+    tokenizer.save_pretrained(folder)
+    own = tokenizer.name_or_path  # empty where it was made in memory
+    for file in (Path(own) / name for name in VOCABULARIES if own):
+        if file.is_file():
+            shutil.copyfile(file, folder / file.name)
 
 
 def _write_config(folder: Path, source: ModelSource, dtype: str) -> None:

@@ -51,6 +51,9 @@ class TrainFields(RunConfig):
     prompt_field: str = option(
         "", JOB, "Where in a JSON line is what stands before its text and is not learnt.", metavar="NAME"
     )
+    bos: bool = option(
+        True, JOB, "Begin documents and prompts with what the tokenizer puts before a prompt, if anything."
+    )
     seq: int = option(128, JOB, "Tokens in a sample.", metavar="TOKENS", least=2)
     out: str = option(
         "runs/train",

@@ -6,7 +6,6 @@ import hashlib
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,10 +15,10 @@ from thinwire.lab.data.corpus import Corpus, load_corpus
 from thinwire.lab.data.packing import pack
 from thinwire.lab.machine.cache import cache_folder, writing
 from thinwire.lab.models.cuts import counted_costs, cut_layers
+from thinwire.lab.models.encoder import Encoder
 from thinwire.lab.models.folder import check_unread
 from thinwire.lab.models.lora import require_peft
 from thinwire.lab.models.source import ModelSource, resolve_model
-from thinwire.lab.models.tokenizer import tokenise
 from thinwire.lab.train.checks import MEASURED
 from thinwire.lab.train.config import TrainConfig
 from thinwire.links.shape import LinkShape
@@ -88,8 +87,9 @@ def prepare(config: TrainConfig) -> Job:
         None if config.cut == MEASURED else config.cut,
         config.ranks,
     )
-    train = pack(_tokens(source.tokenizer, corpus, "train"), config.seq)
-    heldout = pack(_tokens(source.tokenizer, corpus, "heldout"), config.seq)
+    encoder = Encoder(source.tokenizer, config.bos)
+    train = pack(_tokens(encoder, corpus, "train"), config.seq)
+    heldout = pack(_tokens(encoder, corpus, "heldout"), config.seq)
     source.check_tokens(torch.cat((train.flatten(), heldout.flatten())))
     batches = Batches(len(train), config.batch, config.planned_steps, config.epochs, config.seed, config.seq)
     if config.eval_samples:
@@ -104,7 +104,7 @@ def prepare(config: TrainConfig) -> Job:
         InputError,
         f"--warmup is {config.warmup} steps, more than the run's {len(batches)}; lower it",
     )
-    notes = (*config.warnings(), *source.notes, *_of_prompts(train))
+    notes = (*config.warnings(), *corpus.notes, *source.notes, *_of_prompts(train))
     return Job(config, recipe, shape, source, cut, train, heldout, batches, notes)
 
 
@@ -160,20 +160,16 @@ def _corpus(name: str, field: str, prompt: str) -> Corpus:
     return load_corpus(name, field, prompt)
 
 
-def _tokens(tokenizer: Any, corpus: Corpus, part: str) -> Tensor:
+def _tokens(encoder: Encoder, corpus: Corpus, part: str) -> Tensor:
     """Return the token ids of one part of a corpus, kept in the cache folder: tokenising costs seconds."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    rules = backend.to_str() if backend is not None else repr(sorted(tokenizer.get_vocab().items()))
-    vocabulary = hashlib.blake2b(rules.encode()).hexdigest()
     documents = getattr(corpus, part)
-    end = f":{tokenizer.eos_token_id}" if len(documents) > 1 else ""
-    name = hashlib.blake2b(f"{corpus.digest(part)}:{vocabulary}{end}".encode()).hexdigest()[:32]
+    name = hashlib.blake2b(f"{corpus.digest(part)}:{encoder.digest}".encode()).hexdigest()[:32]
     file = cache_folder() / "tokens" / f"{name}.safetensors"
     from safetensors.torch import load_file, save_file
 
     if file.is_file():
         return load_file(file)["tokens"].to(torch.int64)
-    tokens = tokenise(tokenizer, *documents)
+    tokens = encoder.tokens(*documents)
     with writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as temporary:
