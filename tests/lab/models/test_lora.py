@@ -36,6 +36,8 @@ KINDS = ["llama", "gpt2"]
 class NoTokenizer:
     """What is saved beside a model here: nothing."""
 
+    name_or_path = ""  # as of a tokenizer that was made in memory
+
     def save_pretrained(self, folder):
         return ()
 
