@@ -50,8 +50,7 @@ def load_run(path: str | Path) -> RunRecord:
 
     Errors: ``InputError`` where it is missing, broken or not a run record.
     """
-    file = Path(path)
-    file = file / writer.RUN if file.is_dir() or file.suffix != ".json" else file
+    file = writer.run_file(path)
     return read_record(writer.read_json(file), str(file))
 
 

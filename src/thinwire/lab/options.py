@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import json
 import math
+import operator
 import tomllib
 import types
 import typing
@@ -20,6 +21,12 @@ from typing import Any, Self
 from thinwire.types import InputError
 
 WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+BOUNDS = {
+    "least": ("at least", operator.ge),
+    "most": ("at most", operator.le),
+    "above": ("above", operator.gt),
+    "below": ("below", operator.lt),
+}  # of numbers: in words, and whether a value keeps them
 COUNTED = 10**9  # more than any run has, and small enough for every count that is made of it
 
 
@@ -193,12 +200,7 @@ def _check_value(name: str, value: Any, f: dataclasses.Field[Any]) -> None:
         raise InputError(f"{name} {value!r} is unknown{hint}")
     if isinstance(value, str) and not value.strip() and f.default != "":
         raise InputError(f"{name} is empty; give a value or leave the option out")
-    for bound, words, fits in (
-        ("least", "at least", value.__class__.__ge__),
-        ("most", "at most", value.__class__.__le__),
-        ("above", "above", value.__class__.__gt__),
-        ("below", "below", value.__class__.__lt__),
-    ):
+    for bound, (words, fits) in BOUNDS.items():
         limit = limits[bound]
-        if limit is not None and not fits(value, type(value)(limit)):
+        if limit is not None and not fits(value, limit):
             raise InputError(f"{name} is {value}; it must be {words} {limit}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from thinwire.lab.following.record import FollowerLog, StateRecord
+from thinwire.lab.following.record import STREAM, FollowerLog, StateRecord
 from thinwire.lab.following.recorder import StateRecorder
 from thinwire.lab.records.display import Display
 from thinwire.lab.records.progress import megabytes
@@ -27,7 +27,7 @@ def rows(recorder: StateRecorder) -> list[list[str]]:
     record, last = recorder.record, recorder.published[-1] if recorder.published else None
     share = f"{last.changed / record.numel:.2%} of weights moved" if last and record.numel else DASH
     trainer = ["trainer", _training(recorder), str(last.version if last else 1), DASH, share, DASH,
-               f"sent {megabytes(recorder.sent)}" if last else DASH, DASH,
+               f"sent {megabytes(record.bytes[STREAM])}" if last else DASH, DASH,
                seconds(last.publishing_s if last else None)]  # fmt: skip
     return [trainer, *(_row(record, name, log) for name, log in record.followers.items())]
 

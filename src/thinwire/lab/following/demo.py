@@ -18,11 +18,10 @@ from thinwire.lab.machine.interrupts import stopped_by_signals
 from thinwire.lab.machine.processes import GRACE
 from thinwire.lab.machine.processor import cores, environment
 from thinwire.lab.models.source import resolve_model
-from thinwire.lab.ranks.places import Emulated, Here, Place
+from thinwire.lab.ranks.places import Emulated, Here, Place, link_of
 from thinwire.lab.ranks.supervise import Workers
 from thinwire.lab.records.runs import Run
-from thinwire.lab.records.schema import KERNEL, LinkInfo, RecipeText
-from thinwire.links.profile import Profile
+from thinwire.lab.records.schema import LinkInfo, RecipeText, status_of
 from thinwire.recipes.state import STATE
 from thinwire.types import InputError, LinkError
 
@@ -130,29 +129,31 @@ def run(config: StateConfig, show: Show) -> Run[StateRecord]:
     with ExitStack() as stack:
         stack.enter_context(stopped_by_signals())
         played, place, why = _place(config, stack)
-        recorder = StateRecorder(Path(config.out), _new_record(config, why))
+        recorder = StateRecorder(Path(config.out), _new_record(config, link_of(played), why))
         try:
             with Workers(place, PROGRAM, NAMES) as workers:
                 Demo(played, workers, recorder, show).run()
-            recorder.kept_time(place.describe())
+            if played.emulate:
+                recorder.record.link.keep_time(place.describe())
         except BaseException as e:
-            recorder.close("interrupted" if isinstance(e, KeyboardInterrupt) else "failed", str(e))
+            recorder.close(status_of(e), str(e))
             raise
         recorder.close("done")
     return Run(recorder.record.recipe.name, recorder.record, recorder.published)
 
 
-def _new_record(config: StateConfig, why: str | None) -> StateRecord:
+def _new_record(config: StateConfig, link: LinkInfo, why: str | None) -> StateRecord:
     """Return the record of a demo that begins; ``why``: what an emulated network could not be had for."""
-    recipe, line = STATE.parse(RECIPE), Profile.parse(config.link)
+    recipe = STATE.parse(RECIPE)
     record = StateRecord(
         recipe=RecipeText(recipe.name, recipe.spec),
         config=config.to_dict() | {"rates": list(RATES)},
         environment=environment("fp32", cores()),
-        link=LinkInfo(config.link, line.down, line.delay, emulation=THROTTLED if why else KERNEL),
+        link=link,
         followers={name: FollowerLog(role) for name, role in ROLES.items()},
     )
     if why:
+        link.emulation = THROTTLED
         record.notes.append(f"the link is {THROTTLED}; an emulated network could not be had: {why}.")
     return record
 

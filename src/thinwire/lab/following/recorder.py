@@ -21,7 +21,6 @@ class StateRecorder:
         self.record, self.published = record, list[VersionMetrics]()
         self._writer = RunWriter(out, record)
         self._began = 0.0  # seconds since the epoch
-        self.sent = 0  # bytes, by the publisher to all
 
     def begin(self) -> None:
         """Let time begin: the training does."""
@@ -53,7 +52,7 @@ class StateRecorder:
             log.finished = words | {"at": at}
 
     def _version(self, words: Mapping[str, Any], at: float) -> None:
-        sent, self.sent = words["sent"] - self.sent, words["sent"]
+        sent = words["sent"] - self.record.bytes[STREAM]  # which the lines before add up to
         following = sum(log.joined is not None for log in self.record.followers.values())
         bits = 8 * sent / (self.record.numel * following) if following and sent else None
         before = self.published[-1].at if self.published else 0.0
@@ -68,12 +67,6 @@ class StateRecorder:
         )
         self.published.append(line)
         self._writer.add(line)
-
-    def kept_time(self, network: Mapping[str, Any]) -> None:
-        """Note what an emulated network was, and how it kept time."""
-        if network:
-            self.record.link.emulator = dict(network)
-            self.record.link.lateness_s = network["lateness"]["mean"]
 
     def close(self, status: str, why: str = "") -> None:
         """Write the final record, with what came to the followers in all."""

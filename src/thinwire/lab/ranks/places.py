@@ -18,9 +18,10 @@ import torch.distributed as dist
 from thinwire.lab.emulator import lift
 from thinwire.lab.ranks.config import RunConfig
 from thinwire.lab.ranks.worker import CONFIG
-from thinwire.lab.records.schema import RunRecord
+from thinwire.lab.records.schema import EMULATED, INVALID, KERNEL, LinkInfo, RunRecord
 from thinwire.lab.records.writer import RUN, load_run, write_json
 from thinwire.links.profile import profiles
+from thinwire.links.shape import LinkShape
 from thinwire.links.tcp import congestion
 from thinwire.types import MeasurementError
 
@@ -50,6 +51,18 @@ class Place(ExitStack):
 def place_of(config: RunConfig) -> Place:
     """Return where the ranks of ``config`` are to live."""
     return Emulated(config) if config.emulate else Here()
+
+
+def link_of(config: RunConfig) -> LinkInfo:
+    """Return what a record says of the link that ``config`` asks for, before anything is measured."""
+    if config.emulate:
+        first, *others = profiles(config.link.split(";"), config.ranks)
+        alike = all(p == first for p in others) and first.up == first.down
+        known = (first.up, first.delay) if alike else (None, None)
+        return LinkInfo(config.link, *known, emulation=KERNEL)
+    shape = LinkShape.parse(config.link)
+    emulation = "none" if shape.is_none else EMULATED
+    return LinkInfo(config.link, shape.rate, shape.delay or None, emulation=emulation)
 
 
 class Here(Place):
@@ -108,11 +121,10 @@ class Emulated(Place):
     def book(self, out: Path) -> None:
         record = load_run(out, RunRecord)
         try:
-            record.link.emulator = self.describe()
-            record.link.lateness_s = self._net.lateness().mean
+            record.link.keep_time(self.describe())
             self._net.verdict()
         except MeasurementError as e:
-            record.status = "invalid"
+            record.status = INVALID
             record.notes.append(str(e))
             raise
         finally:

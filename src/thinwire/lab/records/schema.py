@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self
 
 from thinwire.lab.options import Options
 from thinwire.lab.records.build import build
-from thinwire.types import InputError
+from thinwire.types import InputError, MeasurementError
 
 SCHEMA, FIRST = "thinwire-run/2", "thinwire-run/1"
 EMULATED = "in-process shaper: no TCP dynamics"
@@ -60,6 +60,10 @@ class LinkInfo:
         "the emulator",
         make=dict,
     )
+
+    def keep_time(self, network: dict[str, Any]) -> None:
+        """Note what an emulated network was and how it kept time, as it describes itself."""
+        self.emulator, self.lateness_s = network, network["lateness"]["mean"]
 
 
 @dataclass
@@ -231,6 +235,13 @@ class RunRecord:
         names = {f.name for f in dataclasses.fields(cls)}
         record.sections = {key: value for key, value in values.items() if key not in names}
         return record
+
+
+def status_of(error: BaseException) -> str:
+    """Return the status of a run that an error ended."""
+    if isinstance(error, MeasurementError):
+        return INVALID
+    return "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
 
 
 def upgraded(values: Any) -> Any:

@@ -101,9 +101,14 @@ def load_run(path: str | Path, kind: type[Record]) -> Record:
     Any record reads as a ``RunRecord``. Errors: ``InputError`` where it is missing, broken or of another
     kind.
     """
-    file = Path(path)
-    file = file / RUN if file.is_dir() or file.suffix != ".json" else file
+    file = run_file(path)
     return kind.from_dict(read_json(file), str(file))
+
+
+def run_file(path: str | Path) -> Path:
+    """Return where a run's record is, given that file or its folder."""
+    file = Path(path)
+    return file / RUN if file.is_dir() or file.suffix != ".json" else file
 
 
 def read_json(file: Path) -> Any:

@@ -14,6 +14,7 @@ from thinwire.lab.machine.network import check_own
 from thinwire.lab.ranks.places import Place, place_of
 from thinwire.lab.ranks.rendezvous import place, under_torchrun
 from thinwire.lab.ranks.supervise import Workers
+from thinwire.lab.records.schema import status_of
 from thinwire.lab.records.writer import METRICS, RUN, load_run, read_metrics, write_json
 from thinwire.lab.train.config import TrainConfig
 from thinwire.lab.train.job import Job, prepare
@@ -123,12 +124,6 @@ def _again(out: Path, ranks: int) -> str:
     return "start again" if step is None else f"start again, with --resume from the checkpoint of step {step}"
 
 
-def _status(error: BaseException) -> str:
-    if isinstance(error, MeasurementError):
-        return "invalid"
-    return "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-
-
 def _close_record(out: Path, error: BaseException, started: float, place: Place) -> None:
     """Mark this run's record where its rank could not, or did not know why it had to stop."""
     why = str(error) or "interrupted"
@@ -141,7 +136,7 @@ def _close_record(out: Path, error: BaseException, started: float, place: Place)
                 if (out / METRICS).stat().st_mtime >= started:  # else those steps are of the part before
                     record.recount(read_metrics(out, StepMetrics))
         if record.status in ("running", "interrupted"):  # rank 0 knows no more than that it was to stop
-            record.status = _status(error)
+            record.status = status_of(error)
         if why not in record.notes:
             record.notes.append(why)
         with suppress(ThinwireError):  # the network is gone, as the error says

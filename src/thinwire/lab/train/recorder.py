@@ -7,14 +7,12 @@ from typing import Any
 
 from thinwire.lab.machine.processor import environment, peak_rss_bytes
 from thinwire.lab.ranks.linkwatch import LinkWatch, added
+from thinwire.lab.ranks.places import link_of
 from thinwire.lab.ranks.telemetry import WAYS, StepReport
 from thinwire.lab.ranks.world import World
 from thinwire.lab.records.progress import Progress
 from thinwire.lab.records.schema import (
-    EMULATED,
     INVALID,
-    KERNEL,
-    LinkInfo,
     LinkMetrics,
     RecipeText,
     WireCounts,
@@ -33,7 +31,6 @@ from thinwire.lab.train.record.schema import (
 )
 from thinwire.lab.train.resume import bytes_saving, doubts, inherited
 from thinwire.lab.train.setup import pick_threads
-from thinwire.links.profile import profiles
 
 LABELS = (*WAYS, "control", "evaluation")
 SHARES = tuple(f"{part}_s" for part in PARTS)
@@ -227,19 +224,8 @@ def _new_record(job: Job) -> TrainRecord:
         recipe=RecipeText(job.config.recipe, job.recipe.spec),
         config=job.config.to_dict(),
         environment=environment(job.config.dtype, pick_threads(job.config)),
-        link=_link(job),
+        link=link_of(job.config),
     )
-
-
-def _link(job: Job) -> LinkInfo:
-    config, shape = job.config, job.shape
-    if config.emulate:
-        first, *others = profiles(config.link.split(";"), config.ranks)
-        alike = all(p == first for p in others) and first.up == first.down
-        known = (first.up, first.delay) if alike else (None, None)
-        return LinkInfo(config.link, *known, emulation=KERNEL)
-    emulation = "none" if shape.is_none else EMULATED
-    return LinkInfo(config.link, shape.rate, shape.delay or None, emulation=emulation)
 
 
 def record_bytes(totals: list[dict[str, Any]]) -> dict[str, int]:
