@@ -81,7 +81,7 @@ class ModelSource:
             token = self.tokenizer.convert_ids_to_tokens(highest)
             raise InputError(
                 f"the text has token {token!r}, number {highest} of the tokenizer, but the vocabulary of "
-                f" {self.name} has {size}; give the model its own tokenizer, or resize_token_embeddings"
+                f"{self.name} has {size}; give the model its own tokenizer, or resize_token_embeddings"
             )
 
     @property
