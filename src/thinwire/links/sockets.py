@@ -7,7 +7,9 @@ import socket
 
 import zmq
 
+from thinwire.links.address import parse_address
 from thinwire.links.metered import CURVE_OVERHEAD
+from thinwire.links.names import needs_ipv6, resolve
 from thinwire.links.security import ZAP_ENDPOINT, is_loopback, secure_binder
 from thinwire.links.tcp import congestion
 from thinwire.types import InputError, require
@@ -22,17 +24,17 @@ for _e in (*DIALS, *REFUSED):
 PROBES = 8, 4, 3  # seconds of an idle connection, seconds between two questions, how many stay unanswered
 STALL = 120.0  # seconds without room at the other end, or without an answer from it, until TCP gives it up
 HANDSHAKE = 10.0  # seconds for a connection to prove itself; until then a stranger's holds a descriptor
+LOOKUP = 3.0  # seconds for a name's addresses before a dial, which is then made anew until they are known
 DESCRIPTORS = 1 << 13  # that this process may have once it listens, where the system allows so many
 
 
-def open_socket(kind: int, host: str, max_message: int, queued: int) -> zmq.Socket[bytes]:
+def open_socket(kind: int, max_message: int, queued: int) -> zmq.Socket[bytes]:
     """Return a socket that takes frames of at most ``max_message`` bytes and queues ``queued`` messages."""
     sock = zmq.Context().socket(kind)  # a context each: ZAP and shutdown stay this link's own matter
     sock.linger = 0
     # a larger frame breaks the connection before memory is taken for it
     sock.maxmsgsize = max_message + CURVE_OVERHEAD
     sock.sndhwm = queued
-    sock.ipv6 = ":" in host
     sock.setsockopt(zmq.TCP_MAXRT, int(STALL * 1000))  # long: a peer that reads slowly, or not now, lives
     sock.setsockopt(zmq.TCP_KEEPALIVE, 1)
     for option, value in zip(
@@ -66,7 +68,9 @@ def listen(
         zap.bind(ZAP_ENDPOINT)
         secure_binder(sock, token)
     try:
-        sock.bind(endpoint(_own_address(host), port or "*"))
+        own = _own_address(host)
+        sock.ipv6 = ":" in own
+        sock.bind(endpoint(own, port or "*"))
     except (zmq.ZMQError, InputError) as e:
         sock.context.destroy(linger=0)
         if isinstance(e, InputError):
@@ -82,10 +86,10 @@ def _own_address(host: str) -> str:
     """Return what ZeroMQ can listen at: it looks up no names there, but knows those of interfaces."""
     if ":" in host or host in interface_names():
         return host
-    try:
-        found = socket.gethostbyname(host)
-    except OSError:
+    infos = resolve(host)
+    if not infos:
         return host  # of which ZeroMQ says what is wrong
+    found = infos[0][4][0]
     here = is_loopback(found) and not is_loopback(host)  # as Debian has it of a machine's own name
     require(not here, InputError, f"{host} is {found} here, where no other machine comes; give an address")
     return found
@@ -107,11 +111,23 @@ def _make_room() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def dial_again(sock: zmq.Socket[bytes], address: str) -> None:
-    """Give a DEALER a fresh connection to ``address``."""
+def dial(sock: zmq.Socket[bytes], address: str) -> bool:
+    """Let a DEALER connect to ``address``; return whether its host is known.
+
+    libzmq looks the name up for each attempt, but for IPv4 addresses alone, or IPv6 ones, as it was told
+    before. So while the host is not known, who dials must do so anew now and then.
+    """
+    infos = resolve(parse_address(address.removeprefix("tcp://"))[0], timeout=LOOKUP)
+    sock.ipv6 = needs_ipv6(infos)
+    sock.connect(address)
+    return bool(infos)
+
+
+def dial_again(sock: zmq.Socket[bytes], address: str) -> bool:
+    """Give a DEALER a fresh connection to ``address``; return as ``dial``."""
     with contextlib.suppress(zmq.ZMQError):  # libzmq has given the endpoint up already
         sock.disconnect(address)
-    sock.connect(address)
+    return dial(sock, address)
 
 
 class Bell:

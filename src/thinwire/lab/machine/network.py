@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 import socket
 import struct
-import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -13,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from thinwire.links.greeting import mechanism, read_greeting
+from thinwire.links.names import resolve
 from thinwire.links.sockets import interface_names
 from thinwire.types import AuthError, InputError, LinkError, require
 
-RESOLVE, CONNECT, GREET = 10.0, 5.0, 3.0  # seconds
+CONNECT, GREET = 5.0, 3.0  # seconds
 REOPEN = 0.5  # seconds
 IDLE = "tcp_slow_start_after_idle"
 SETTINGS = ("tcp_congestion_control", IDLE, "tcp_wmem", "tcp_rmem")
@@ -40,7 +40,7 @@ def interfaces() -> list[Interface]:
     found = [Interface(name, at) for name in interface_names() if (at := _ipv4(name))]
     found += _ipv6()
     if not found:  # not Linux
-        infos = _resolve(socket.gethostname(), 0)
+        infos = resolve(socket.gethostname(), 0)
         found = [Interface("?", str(info[4][0])) for info in infos]
     return [i for i in dict.fromkeys(found) if not _inner(i.address)]
 
@@ -74,7 +74,7 @@ def _ipv6() -> list[Interface]:
 
 def way_out(host: str, port: int) -> Interface | None:
     """Return the interface and address that packets to ``host`` leave by; None where there is no route."""
-    for family, _, _, _, address in _resolve(host, port):
+    for family, _, _, _, address in resolve(host, port):
         with socket.socket(family, socket.SOCK_DGRAM) as s:
             try:
                 s.connect(address)  # sends nothing
@@ -117,7 +117,7 @@ def check_own(host: str) -> None:
     host = host.strip("[]")
     if host in interface_names():
         return
-    infos, remedy = _resolve(host, 0), "give an address of this machine"
+    infos, remedy = resolve(host, 0), "give an address of this machine"
     require(bool(infos), InputError, f"--host {host}: this name cannot be resolved; {remedy}")
     family, kind, _, _, address = infos[0]
     with socket.socket(family, kind) as s:
@@ -133,11 +133,9 @@ def check_listener(host: str, port: int, has_token: bool, command: str = "doctor
     Takes 27 s at most. Errors, ``LinkError`` all: the name is unknown, no route, no answer, nothing listens,
     something else listens; ``AuthError`` where one end has a token and the other has none.
     """
-    infos, at = _resolve(host, port), f"{host}:{port}"
+    infos, at = resolve(host, port), f"{host}:{port}"
     if not infos:
-        raise LinkError(
-            f"the name {host!r} cannot be resolved to an IPv4 address; check its spelling, or give one"
-        )
+        raise LinkError(f"the name {host!r} cannot be resolved; check its spelling, or give an address")
     try:
         named = mechanism(_greeting(*infos[0][4][:2]))
     except OSError as e:
@@ -180,26 +178,3 @@ def _blocked(error: OSError, host: str, at: str, command: str) -> str:
     if isinstance(error, ConnectionResetError):
         return f"something at {at} ends the connection at once; see what listens there, and at firewalls"
     return f"there is no way to {at}: {error.strerror or error}; check the address and the routes{leave}"
-
-
-_Info = tuple[int, int, int, str, tuple[str, int]]
-
-
-def _resolve(host: str, port: int) -> list[_Info]:
-    """Return ``getaddrinfo``'s answer; empty for an unknown name, or when none came in time.
-
-    Of a name the IPv4 addresses, as links take it (``links.sockets.open_socket``).
-    """
-    found: list[_Info] = []
-    family = socket.AF_UNSPEC if ":" in host else socket.AF_INET
-
-    def ask() -> None:
-        try:
-            found.extend(socket.getaddrinfo(host, port, family, socket.SOCK_STREAM))  # type: ignore[arg-type]
-        except (OSError, UnicodeError):
-            pass
-
-    asking = threading.Thread(target=ask, daemon=True)  # it has no deadline of its own
-    asking.start()
-    asking.join(RESOLVE)
-    return list(found)

@@ -106,7 +106,7 @@ class Hub(Station):
         check_host(host, token)
         check_silence(silence)
         chosen = congestion.resolve(control)
-        sock = station_socket(zmq.ROUTER, host, max_message, sends=LARGE)
+        sock = station_socket(zmq.ROUTER, max_message, sends=LARGE)
         zap, port = listen(sock, host, port, token, chosen)
         return cls(sock, host, port, token, zap, silence, clock)
 

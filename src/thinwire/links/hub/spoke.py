@@ -32,7 +32,7 @@ from thinwire.links.metered import Traffic, wire_bytes
 from thinwire.links.pair.pump import MECHANISM_MISMATCH, REDIAL, REFUSALS
 from thinwire.links.pair.reliable import LIVELY
 from thinwire.links.security import REMEDY, check_host, secure_connector
-from thinwire.links.sockets import DIALS, REFUSED, WATCHED, dial_again, endpoint
+from thinwire.links.sockets import DIALS, REFUSED, WATCHED, dial, dial_again, endpoint
 from thinwire.links.tcp import info as tcp_info
 from thinwire.links.tcp.info import SocketPlace
 from thinwire.types import AuthError, InputError
@@ -67,7 +67,8 @@ class Spoke(Station):
         self._redial_at: float | None = None  # libzmq does not dial again after every kind of failure
         self._sent, self._received = Traffic(), Traffic()
         super().__init__(sock, WATCHED, f"the way to {self.peer}", silence)
-        sock.connect(self._endpoint)  # after the monitor, which would miss the first handshake otherwise
+        # after the monitor, which would miss the first handshake otherwise
+        self._known = dial(sock, self._endpoint)  # the host has an address
         self._thread.start()
 
     @classmethod
@@ -89,7 +90,7 @@ class Spoke(Station):
         """
         check_host(host, token)
         check_silence(silence)
-        sock = station_socket(zmq.DEALER, host, max_message, takes=LARGE)
+        sock = station_socket(zmq.DEALER, max_message, takes=LARGE)
         sock.routing_id = b"s" + secrets.token_bytes(IDENTITY - 1)  # a zero byte first is ZeroMQ's own
         sock.immediate = True  # nothing is queued for a connection that is not there
         sock.reconnect_ivl, sock.reconnect_ivl_max = 100, 1000  # ms
@@ -128,7 +129,10 @@ class Spoke(Station):
 
     def _noticed(self, kind: int, value: int) -> None:
         if kind in DIALS:
-            self._redial_at = None if kind == _Event.CONNECTED else monotonic() + REDIAL + CONNECT
+            if kind == _Event.CONNECTED:
+                self._redial_at = None
+            elif self._known or self._redial_at is None:
+                self._redial_at = monotonic() + REDIAL + CONNECT
             # the value of that event is the connection's descriptor
             self._place = tcp_info.place_of(value) if kind == _Event.CONNECTED else None
             self._came = None
@@ -223,7 +227,7 @@ class Spoke(Station):
 
     def _redial(self, now: float) -> None:
         self._redial_at = now + REDIAL + CONNECT
-        dial_again(self._sock, self._endpoint)
+        self._known = dial_again(self._sock, self._endpoint)
 
     def _lost(self, why: bytes) -> None:
         with self._lock:

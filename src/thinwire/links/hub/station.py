@@ -151,13 +151,13 @@ class Station:
 
 
 def station_socket(
-    kind: int, host: str, max_message: int, sends: int = QUEUED, takes: int = QUEUED
+    kind: int, max_message: int, sends: int = QUEUED, takes: int = QUEUED
 ) -> zmq.Socket[bytes]:
     """Return a socket that takes messages of at most ``max_message`` bytes, besides their kind.
 
     ``sends`` and ``takes``: how many of them libzmq queues for a peer, and from one.
     """
-    sock = open_socket(kind, host, max_message + 1, sends)
+    sock = open_socket(kind, max_message + 1, sends)
     sock.rcvhwm = takes
     sock.handshake_ivl = int(SILENCE * 1000)
     return sock

@@ -14,7 +14,7 @@ from thinwire.links.address import parse_address
 from thinwire.links.greeting import asks_for_token
 from thinwire.links.inbox import Inbox, failed, pending, renewed
 from thinwire.links.security import REMEDY, answer_zap
-from thinwire.links.sockets import DIALS, REFUSED, WATCHED, Bell, dial_again
+from thinwire.links.sockets import DIALS, REFUSED, WATCHED, Bell, dial, dial_again
 from thinwire.links.tcp import congestion
 from thinwire.types import AuthError, LinkError
 
@@ -53,8 +53,8 @@ class Pump:
         self.peer, self.inbox = peer, Inbox()
         self._sock, self._name, self._endpoint, self._zap, self._token = sock, name, endpoint, zap, token
         self._monitor = sock.get_monitor_socket(WATCHED)
-        if endpoint is not None:  # after the monitor, which would miss the first handshake otherwise
-            sock.connect(endpoint)
+        # after the monitor, which would miss the first handshake otherwise
+        self._known = endpoint is None or dial(sock, endpoint)  # the host has an address
         self._address = [name] if endpoint is None else []  # a ROUTER's first frame; it stays off the wire
         self._lock = threading.Lock()
         self._outbox: deque[tuple[bytes, Future[None]]] = deque()
@@ -175,7 +175,10 @@ class Pump:
             event = recv_monitor_message(self._monitor)
             kind, value = event["event"], event["value"]
             if kind in DIALS:
-                self._redial_at = None if kind == _Event.CONNECTED else monotonic() + REDIAL + 3.0
+                if kind == _Event.CONNECTED:
+                    self._redial_at = None
+                elif self._known or self._redial_at is None:
+                    self._redial_at = monotonic() + REDIAL + 3.0
                 if kind == _Event.CONNECTED and self._port:  # the value is the connection's descriptor
                     congestion.at_descriptor(value, self._port, self._control)
             elif kind == _Event.HANDSHAKE_SUCCEEDED and self._endpoint is not None:
@@ -228,7 +231,7 @@ class Pump:
     def _dial(self) -> None:
         self._redial_now, self._redial_at = False, monotonic() + REDIAL
         if self._endpoint is not None:
-            dial_again(self._sock, self._endpoint)
+            self._known = dial_again(self._sock, self._endpoint)
 
     def _fail(self, error: LinkError) -> None:
         with self._lock:

@@ -62,7 +62,7 @@ class ZmqLink:
         """
         check_host(host, token)
         chosen = congestion.resolve(control)
-        sock = open_socket(zmq.ROUTER, host, max_message, HIGH_WATER)
+        sock = open_socket(zmq.ROUTER, max_message, HIGH_WATER)
         zap, port = listen(sock, host, port, token, chosen, handover)
         who = f"{peer} ({via or f'{host}:{port}'})"
         pump = Pump(sock, name, who, zap=zap, token=token, connect_timeout=connect_timeout)
@@ -89,7 +89,7 @@ class ZmqLink:
         """
         check_host(host, token)
         chosen = congestion.resolve(control)
-        sock = open_socket(zmq.DEALER, host, max_message, HIGH_WATER)
+        sock = open_socket(zmq.DEALER, max_message, HIGH_WATER)
         sock.routing_id = name
         sock.reconnect_ivl, sock.reconnect_ivl_max = 100, 1000  # ms
         sock.connect_timeout = 3000  # ms

@@ -117,13 +117,17 @@ async def open_stream(host: str, port: int, timeout: float, control: str | None 
 
 
 async def serve_streams(host: str, port: int, arrived: Callable[[Stream], None]) -> asyncio.Server:
-    """Listen at ``host`` and call ``arrived`` with each new connection."""
+    """Listen at ``host`` and call ``arrived`` with each new connection; ``::`` takes IPv4 ones too."""
 
     def protocol() -> asyncio.StreamReaderProtocol:
         reader = _EndNotingReader()
         return asyncio.StreamReaderProtocol(reader, lambda _, writer: arrived(Stream(reader, writer)))
 
-    return await asyncio.get_running_loop().create_server(protocol, host, port)
+    loop, host = asyncio.get_running_loop(), host.strip("[]")
+    if host == "::" and socket.has_dualstack_ipv6():  # of which asyncio's own takes IPv6 alone
+        both = socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)
+        return await loop.create_server(protocol, sock=both)
+    return await loop.create_server(protocol, host, port)
 
 
 def reason(error: Exception) -> str:
