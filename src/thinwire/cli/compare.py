@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ from thinwire.cli.terminal.options import is_leader, with_config
 from thinwire.cli.terminal.output import print_json, print_runs, tell
 from thinwire.lab.engines import load_run, load_runs, show_of
 from thinwire.lab.ranks.rendezvous import under_torchrun
+from thinwire.lab.records.holding import holding
 from thinwire.lab.records.runs import slug
 from thinwire.lab.records.writer import COMPARE, write_json
 from thinwire.lab.report.page import write_report
@@ -59,10 +61,18 @@ def run_all(configs: list[TrainConfig], out: Path) -> None:
     What may go on from checkpoints leaves both files of the part before until it has its own.
     Errors: the failing run's, with its recipe named; what finished before stays readable.
     """
+    leading = is_leader(configs[0])
+    with holding(out) if leading else nullcontext():
+        records = _run_each(configs, out, leading)
+        if leading:
+            _finish(configs[0], out, records)
+
+
+def _run_each(configs: list[TrainConfig], out: Path, leading: bool) -> list[dict[str, Any]]:
+    """Run every configuration and return the records of the runs, none where another rank leads."""
     from thinwire.lab.train.launch import launch
 
     records: list[dict[str, Any]] = []
-    leading = is_leader(configs[0])
     if leading and not _goes_on(configs):
         for stale in (COMPARE, REPORT):  # of an earlier comparison, which must not pass for this one's
             (out / stale).unlink(missing_ok=True)
@@ -77,8 +87,7 @@ def run_all(configs: list[TrainConfig], out: Path) -> None:
         if leading:
             records.append(load_run(folder).to_dict())
             write_json(out / COMPARE, records)
-    if leading:
-        _finish(configs[0], out, records)
+    return records
 
 
 def _kept(configs: list[TrainConfig]) -> list[bool]:

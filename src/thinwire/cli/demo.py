@@ -68,18 +68,18 @@ def state(given: dict[str, Any]) -> None:
     from thinwire.lab.following import cards
     from thinwire.lab.following.board import Board
     from thinwire.lab.following.demo import run
-    from thinwire.lab.machine.files import check_out
+    from thinwire.lab.records.holding import holding
     from thinwire.lab.report.page import write_report
 
     out = Path(config.out)
-    check_out(out)
-    (out / REPORT).unlink(missing_ok=True)  # of an earlier demo, which must not pass for this one's
-    board = Board(config.quiet or config.json)
-    try:
-        played = run(config, board.update)
-    finally:
-        board.close()
-    report = write_report([played], out / REPORT, cards)
+    with holding(out):
+        (out / REPORT).unlink(missing_ok=True)  # of an earlier demo, which must not pass for this one's
+        board = Board(config.quiet or config.json)
+        try:
+            played = run(config, board.update)
+        finally:
+            board.close()
+        report = write_report([played], out / REPORT, cards)
     if config.json:
         print_json(played.record.to_dict())
     else:

@@ -14,6 +14,7 @@ from thinwire.lab.machine.network import check_own
 from thinwire.lab.ranks.places import Place, place_of
 from thinwire.lab.ranks.rendezvous import place, under_torchrun
 from thinwire.lab.ranks.supervise import Workers
+from thinwire.lab.records.holding import holding
 from thinwire.lab.records.schema import status_of
 from thinwire.lab.records.writer import METRICS, RUN, load_run, read_metrics, write_json
 from thinwire.lab.train.config import TrainConfig
@@ -56,15 +57,29 @@ def launch(config: TrainConfig) -> Path:
             "--emulate starts all ranks itself, but RANK is set; leave torchrun out, or --emulate",
         )
         _check_reach(config)
-        if os.environ["RANK"] == "0" or config.save_model or config.lora or config.checkpoint_every:
-            check_out(config.out)  # or what was trained could not be kept
-        from thinwire.lab.train.run import run_rank
-
-        run_rank(config)
-        if os.environ["RANK"] == "0":  # whose record it is
-            _check_inherited(config)
+        _run_one(config)
         return Path(config.out)
-    check_out(config.out)
+    with holding(config.out):
+        _run_all(config)
+    return Path(config.out)
+
+
+def _run_one(config: TrainConfig) -> None:
+    """Run this process's rank, which somebody else started; the record is rank 0's."""
+    from thinwire.lab.train.run import run_rank
+
+    with ExitStack() as stack:
+        if os.environ["RANK"] == "0":
+            stack.enter_context(holding(config.out))
+        elif config.save_model or config.lora or config.checkpoint_every:
+            check_out(config.out)  # or what was trained could not be kept
+        run_rank(config)
+        if os.environ["RANK"] == "0":
+            _check_inherited(config)
+
+
+def _run_all(config: TrainConfig) -> None:
+    """Start all ranks and wait for their end."""
     if not config.emulate and config.relay is None:
         check_own(config.host)
     _check_resume(prepare(config))
@@ -82,7 +97,6 @@ def launch(config: TrainConfig) -> Path:
             raise
         place.book(out)
     _check_inherited(config)
-    return out
 
 
 def _enter(stack: ExitStack, config: TrainConfig) -> Place:
