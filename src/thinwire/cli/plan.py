@@ -31,6 +31,7 @@ USED = (
     "data",
     "text_field",
     "prompt_field",
+    "bos",
     "seq",
     "batch",
     "microbatches",
@@ -40,7 +41,13 @@ USED = (
     "threads",
 )
 TRIED = ("1f1b", "eager1f1b", "gpipe")  # the least memory first
-MORE = ("init", "lora", "text_field", "prompt_field")  # printed where they are not what they are by default
+MORE = (
+    "init",
+    "lora",
+    "text_field",
+    "prompt_field",
+    "bos",
+)  # printed where they are not what they are by default
 DEFAULTS = {f.name: f.default for f in dataclasses.fields(TrainConfig)}
 HELPS = {
     "schedule": "The one to plan with: 1f1b, eager1f1b or gpipe. Without it all three are tried.",
@@ -186,6 +193,13 @@ def _tell_spared(fewer: Mapping[str, Proposal], best: Proposal) -> None:
         tell(f"without {name} a step takes {seconds:.3g} s, {less:.0%} less; take it out of the file")
 
 
+def _option(name: str, value: object) -> list[str]:
+    """Return an option as it is given; a switch has no value."""
+    if isinstance(value, bool):
+        return [flag(name) if value else flag(f"no_{name}")]
+    return [flag(name), str(value)]
+
+
 def start_lines(proposal: Proposal, config: TrainConfig, file: MachinesFile) -> list[str]:
     """Return the command of each rank, in order; a machine without an address is left to be filled in."""
     addresses = {m.name: m.address or f"ADDRESS_OF_{m.name}" for m in file.machines}
@@ -203,7 +217,7 @@ def start_lines(proposal: Proposal, config: TrainConfig, file: MachinesFile) -> 
         "dtype": config.dtype,
     }
     options |= {name: value for name in MORE if (value := getattr(config, name)) != DEFAULTS[name]}
-    words = [str(word) for name, value in options.items() for word in (flag(name), value)]
+    words = [word for name, value in options.items() for word in _option(name, value)]
     start = ["torchrun", "--nnodes", str(n), "--nproc-per-node", "1", "--master-addr", first]
     start += ["--master-port", "29500"]
     train = ["-m", "thinwire", "train", *words]

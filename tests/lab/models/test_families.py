@@ -11,11 +11,16 @@ from tiny_models import CONFIGS, IDS, even, make_config, make_source, run, save_
 
 from thinwire.files.checkpoint import INDEX, SINGLE, read_checkpoint
 from thinwire.lab.data.loss import next_token_loss
+from thinwire.lab.following import demo
+from thinwire.lab.following.config import StateConfig
+from thinwire.lab.models import source as sources
 from thinwire.lab.models.folder import finish_model, save_stage
 from thinwire.lab.models.lora import add_adapters, merged
 from thinwire.lab.models.source import model_config, resolve_model
 from thinwire.lab.models.split import build_stage
 from thinwire.lab.models.trial import check_split
+from thinwire.lab.train import launch
+from thinwire.lab.train import run as rank
 from thinwire.lab.train.config import TrainConfig
 from thinwire.lab.train.job import prepare
 from thinwire.types import InputError
@@ -197,6 +202,35 @@ def test_a_token_without_an_embedding_is_refused_before_anything_starts(folder, 
         InputError, match=f"token '{last}', number {vocabulary} of .* vocabulary of .* has {vocabulary};"
     ):
         prepare(config.replace(data=str(other)))
+
+
+def test_whether_a_model_can_be_split_is_tried_once_a_run(folder, tmp_path, monkeypatch):
+    class Reached(Exception):
+        """What would start, or join, the ranks."""
+
+    def reached(*_):
+        raise Reached
+
+    tried = []
+    monkeypatch.setattr(sources, "check_split", tried.append)
+    for module, name in ((launch, "_check_resume"), (rank, "join"), (demo, "_place")):
+        monkeypatch.setattr(module, name, reached)
+    made, text = folder(), write_text(tmp_path / "text.txt")
+    own = {"model": str(made), "data": str(text), "out": str(tmp_path / "out")}
+    config = TrainConfig(**own, seq=16, batch=4, eval_samples=0)
+
+    def times(begin):
+        tried.clear()
+        with pytest.raises(Reached):
+            begin()
+        return len(tried)
+
+    assert times(lambda: launch.launch(config)) == 1
+    assert times(lambda: rank.run_rank(config)) == 0  # as the launcher starts it
+    assert times(lambda: demo.run(StateConfig(**own), print)) == 0  # which splits nothing
+    for name, value in {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    assert times(lambda: launch.launch(config)) == 1  # where nobody did before
 
 
 # What else depends on a family

@@ -72,7 +72,7 @@ def test_a_machine_s_name_is_printed_as_it_is(tmp_path: Path) -> None:
 
 def test_the_command_lines_carry_all_that_was_planned_with(tmp_path: Path) -> None:
     lora = MACHINES.replace("update", "lora = 8\nupdate")
-    options = (*GPT2, "--lora", "8", "--dtype", "bf16", "--prompt-field", "ask", "--data", "my texts/")
+    options = (*GPT2, "--lora", "8", "--dtype", "bf16", "--prompt-field", "ask", "--no-bos", "--data", "")
     (tmp_path / "my texts").mkdir()
     write_text(tmp_path / "my texts" / "a.txt")
     file = written(tmp_path, lora.replace('"desk"', '"my desk"') + LINK.replace("desk", "my desk"))
@@ -83,7 +83,7 @@ def test_the_command_lines_carry_all_that_was_planned_with(tmp_path: Path) -> No
     for words in starts:
         given = dict(pairwise(words))
         assert (given["--lora"], given["--dtype"], given["--prompt-field"]) == ("8", "bf16", "ask")
-        assert given["--data"] == f"{tmp_path}/my texts"
+        assert given["--data"] == f"{tmp_path}/my texts" and words.count("--no-bos") == 1
     hosts = {words[words.index("--host") + 1] for words in starts}
     assert hosts == {"ADDRESS_OF_my desk", "ADDRESS_OF_attic"}
 
@@ -94,7 +94,7 @@ def test_each_rank_gets_the_threads_it_was_measured_with(tmp_path: Path) -> None
     assert code == 0, err
     starts = [shlex.split(line) for line in out.splitlines() if line.startswith("torchrun")]
     given = {words[words.index("--host") + 1]: words[words.index("--threads") + 1] for words in starts}
-    assert given == {"ADDRESS_OF_desk": "3", "ADDRESS_OF_attic": "1"}
+    assert given == {"ADDRESS_OF_desk": "3", "ADDRESS_OF_attic": "1"} and "bos" not in out
     code, out, err = plan(str(written(tmp_path, MACHINES + LINK)), *GPT2)
     assert code == 0 and "--threads" not in out, err
 

@@ -125,7 +125,7 @@ def run(config: StateConfig, show: Show) -> Run[StateRecord]:
 
     Errors: ``InputError`` for a model or link that cannot be; what a process said that failed.
     """
-    resolve_model(config.model, None)  # made or refused before anything is started
+    resolve_model(config.model, None, trial=False)  # made or refused before anything is started
     with ExitStack() as stack:
         stack.enter_context(stopped_by_signals())
         played, place, why = _place(config, stack)

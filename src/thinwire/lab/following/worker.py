@@ -37,7 +37,7 @@ def run_rank(config: StateConfig) -> None:
 def train(config: StateConfig) -> None:
     """Fine-tune at each rate in turn, and publish after every step; version 1 is the base."""
     torch.set_num_threads(config.threads or max(1, cores()))
-    source = resolve_model(config.model, None)
+    source = resolve_model(config.model, None, trial=False)
     job = Tuning(source, config.data, RATES[0], config.total, config.batch, config.seq, config.seed)
     token = secrets.token_bytes(16)
     options = STATE.parse(RECIPE).schemes[VALUES].options
@@ -66,7 +66,7 @@ class Following:
     def __init__(self, config: StateConfig, writes: bool) -> None:
         torch.set_num_threads(1)
         self._config, self._writes = config, writes
-        source = resolve_model(config.model, None)
+        source = resolve_model(config.model, None, trial=False)
         self._tokenizer, self._model = source.tokenizer, base_model(source, torch.bfloat16)
         port, token = await_order("follow", PATIENCE)
         self._gate = Gate(os.environ["MASTER_ADDR"], int(port), *throttle(config))

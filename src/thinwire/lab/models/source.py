@@ -91,15 +91,20 @@ class ModelSource:
 
 
 def resolve_model(
-    name: str, init: str | None, corpus: Corpus | None = None, dropout: float | None = 0.0
+    name: str,
+    init: str | None,
+    corpus: Corpus | None = None,
+    dropout: float | None = 0.0,
+    trial: bool = True,
 ) -> ModelSource:
     """Return the source of a preset, a local Hugging Face folder or a hub name.
 
     ``init`` is ``"random"`` or None: pretrained weights, or an error where there are none, never silently
     random (``gpt2-lab`` has no pretrained weights and always starts from random ones). ``corpus`` is needed
     where a tokenizer is trained on the data. ``dropout`` replaces every dropout rate of the config, None
-    keeps the config's own; that of attention probabilities is always 0. ``InputError`` names what is missing
-    and the remedy.
+    keeps the config's own; that of attention probabilities is always 0. ``trial``: try first whether stages
+    are the model, which a run does once and need not where nothing is split. ``InputError`` names what is
+    missing and the remedy.
     """
     require(
         init in (None, "random"), InputError, f"init {init!r} is unknown; leave it out or use --init random"
@@ -109,7 +114,7 @@ def resolve_model(
     elif name in GPT2_SHAPES and init == "random":
         source = _gpt2_random(name, corpus)
     else:
-        source = _pretrained(name, init)
+        source = _pretrained(name, init, trial)
     return _with_dropout(source, dropout)
 
 
@@ -121,7 +126,7 @@ def model_config(name: str, init: str | None) -> Any:
     if name == "gpt2-lab" or (name in GPT2_SHAPES and init == "random"):
         source = ModelSource(name, "gpt2", _gpt2_named(name), None, None)
     else:
-        source = _pretrained(name, init)
+        source = _pretrained(name, init, trial=True)
     return _with_dropout(source, 0.0).config
 
 
@@ -178,7 +183,7 @@ def _try(make: Callable[[], Any]) -> Any | None:
         return None
 
 
-def _pretrained(name: str, init: str | None) -> ModelSource:
+def _pretrained(name: str, init: str | None, trial: bool) -> ModelSource:
     """Return the source for a folder: SmolLM2's converted one, a local one or one downloaded from the hub."""
     local = Path(name).expanduser()
     if name == SMOLLM:
@@ -191,7 +196,8 @@ def _pretrained(name: str, init: str | None) -> ModelSource:
     weights = None if init == "random" else folder
     notes: tuple[str, ...] = ()
     family = family_of(config).name
-    check_split(_dropping(config, 0.0))
+    if trial:
+        check_split(_dropping(config, 0.0))
     if weights is not None:  # a folder without usable ones is refused here, before any rank starts
         notes = Stored(Weights(weights), Conversion(meta_model(config)), config).check()
     return ModelSource(name, family, config, _tokenizer(folder), weights, notes)

@@ -68,13 +68,16 @@ class Job:
         return tuple(b[: min(wanted, len(b) // batch * batch)] for b in (self.heldout, seen))  # type: ignore[return-value]
 
 
-def prepare(config: TrainConfig) -> Job:
-    """Resolve a configuration; ``InputError`` for whatever does not fit, before anything is started."""
+def prepare(config: TrainConfig, trial: bool = True) -> Job:
+    """Resolve a configuration; ``InputError`` for whatever does not fit, before anything is started.
+
+    ``trial``: try first whether the model can be split, which whoever starts the ranks did for them.
+    """
     recipe = parse_recipe(config.recipe)
     shape = LinkShape() if config.emulate else LinkShape.parse(config.link)
     corpus = _corpus(config.data, config.text_field, config.prompt_field)
     _check_saved(config)
-    source = resolve_model(config.model, config.init, corpus, config.dropout)
+    source = resolve_model(config.model, config.init, corpus, config.dropout, trial)
     require(
         config.seq <= source.max_seq,
         InputError,

@@ -73,7 +73,7 @@ def _run_one(config: TrainConfig) -> None:
             stack.enter_context(holding(config.out))
         elif config.save_model or config.lora or config.checkpoint_every:
             check_out(config.out)  # or what was trained could not be kept
-        run_rank(config)
+        run_rank(config, trial=True)
         if os.environ["RANK"] == "0":
             _check_inherited(config)
 

@@ -38,14 +38,15 @@ MIN_LATENESS = 0.01  # seconds; a scheduler's turn on a busy machine
 # Options that a resumed run may change, but not one rank alone.
 
 
-def run_rank(config: TrainConfig) -> None:
+def run_rank(config: TrainConfig, trial: bool = False) -> None:
     """Run this process's rank of ``config``; the environment says which (torchrun's variables).
 
+    ``trial``: as of ``prepare``, where nobody has prepared this run before.
     Errors: ``ThinwireError`` of any kind; whatever happens, rank 0 leaves a readable record.
     """
     keep_freed()
     torch.set_num_threads(pick_threads(config))
-    job = prepare(config)
+    job = prepare(config, trial)
     torch.manual_seed(config.seed)
     world = join(job)
     # From here on, since there is nobody to tell before; and what torch does to meet hears no handler.
