@@ -325,6 +325,14 @@ def test_nobody_there_is_a_link_lost(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert "no state is published there yet; check the path" in told and "Errno" not in told
 
 
+@pytest.mark.parametrize("once", [("--once",), ()], ids=["once", "on"])
+def test_a_publisher_is_no_web_server(published, monkeypatch: pytest.MonkeyPatch, once: tuple[str, ...]):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    _, _, at = published
+    result = invoke("follow", f"http://{at}", *once)
+    assert result.exit_code == 2 and f"follow it as {at}, without http://" in one_sentence(result.stderr)
+
+
 def test_a_publisher_without_a_version_is_told_from_none_at_all(tmp_path: Path):
     with Publisher(weights()) as publisher:
         at = f"127.0.0.1:{publisher.port}"

@@ -5,19 +5,23 @@ from __future__ import annotations
 import errno
 import http.server
 import os
+import re
 import threading
 from base64 import b64encode
+from contextlib import closing
 from email.utils import formatdate
 from time import sleep, time
 from typing import ClassVar
 
 import pytest
 from each import each
+from waiting import free_port
 
 from thinwire.files.folder import PlainFolder, open_folder
 from thinwire.files.place import refusal, shown
 from thinwire.files.remote_folder import RemoteFolder
 from thinwire.files.web_folder import WebFolder
+from thinwire.links.hub.hub import Hub
 from thinwire.types import InputError, PayloadError
 
 
@@ -108,6 +112,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         self.logins.append(self.headers.get("Authorization"))
         answers = {
             "/boom": self.boom,
+            "http://store.example/boom": self.boom,  # as a proxy is asked
             "/short": self.short,
             "/endless": self.endless,
             "/dribble": self.dribble,
@@ -202,6 +207,35 @@ def test_what_goes_wrong_on_the_web_is_bounded_and_named(web):
         web.read("endless", 100_000)
     with pytest.raises(OSError, match="cannot be reached"):
         WebFolder("http://127.0.0.1:1").read("state.json", 10)
+
+
+@pytest.mark.parametrize(("scheme", "user"), [("http", "me:secret@"), ("https", "")])
+def test_a_proxy_of_the_environment_is_named(web, monkeypatch, scheme, user):
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    at = f"127.0.0.1:{free_port()}"
+    monkeypatch.setenv(f"{scheme}_proxy", f"http://{user}{at}")
+    by = f"the way there is by the proxy http://{at}, as {scheme}_proxy says: mend that, or put store.example"
+    with pytest.raises(OSError, match="store.example/a cannot be reached: .*refused; " + re.escape(by)):
+        WebFolder(f"{scheme}://store.example/a").read("state.json", 10)
+    monkeypatch.setenv(f"{scheme}_proxy", web.where)
+    with pytest.raises(OSError, match=f"(answered 503|501).* the way there is by the proxy {web.where}, as"):
+        WebFolder(f"{scheme}://store.example").read("boom", 10)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with pytest.raises(OSError, match=r"answered 503 [^;]*$"):
+        web.read("boom", 10)
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+@pytest.mark.parametrize("token", [None, b"a shared secret"])
+def test_a_publisher_s_port_is_no_web_server(monkeypatch, scheme, token):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with closing(Hub.bind(token=token)) as hub:
+        where = f"{scheme}://127.0.0.1:{hub.port}"
+        with pytest.raises(
+            InputError, match=f"^{where} is no web server, .* as 127.0.0.1:{hub.port}, without"
+        ):
+            WebFolder(where).read("state.json", 10)
 
 
 def test_headers_that_never_end_hold_nobody_up(web):

@@ -4,28 +4,45 @@ from __future__ import annotations
 
 import io
 import socket
+import ssl
 import urllib.error
 import urllib.request
 from base64 import b64encode
+from contextlib import suppress
 from email.utils import parsedate_to_datetime
-from http.client import HTTPConnection, HTTPException, HTTPMessage, HTTPResponse, HTTPSConnection
+from http.client import (
+    BadStatusLine,
+    HTTPConnection,
+    HTTPException,
+    HTTPMessage,
+    HTTPResponse,
+    HTTPSConnection,
+)
 from time import monotonic
 from typing import Any
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from thinwire.files.place import check_size, shown
+from thinwire.files.proxy import way
 from thinwire.types import WRONG_VALUES, InputError, PayloadError
 
 TIMEOUT = 30.0  # seconds without a byte
 SLOWEST = 1e3  # bytes/s on average, headers and all, below which a server only keeps its reader busy
 PIECE = 1 << 16  # bytes read at once
+SHOWN = 40  # bytes of an answer that is not HTTP
 GONE, UNCHANGED = (404, 410), 304
 MAX_TAG = 256  # characters
+PORTS = {"http": 80, "https": 443}
+HTTP, LINK = b"H", b"\xff"  # what a web server's answer begins with, and what a publisher's greeting does
+GREETING = 2.0  # seconds for it
 REST = 2.0  # seconds that a file has not changed before its tag stands for its contents
 
 
 class _Steady(io.RawIOBase):
-    """What comes from a socket, as long as it does not come too slowly; ``TimeoutError`` then."""
+    """What comes from a socket, as long as it does not come too slowly; ``TimeoutError`` then.
+
+    Anything but HTTP ends at its first byte, as it may have no first line to wait for.
+    """
 
     def __init__(self, source: io.BufferedReader, patience: float) -> None:
         self._source, self._patience = source, patience
@@ -39,6 +56,8 @@ class _Steady(io.RawIOBase):
         if took > self._patience + self._nbytes / SLOWEST:
             raise TimeoutError(f"{self._nbytes} bytes came in {took:.0f} s; the server is too slow")
         count = self._source.readinto1(buffer)
+        if count and not self._nbytes and bytes(buffer[:1]) != HTTP:
+            raise BadStatusLine(bytes(buffer[: min(count, SHOWN)]).decode("latin-1"))
         self._nbytes += count
         return count
 
@@ -70,6 +89,13 @@ class _PlainHandler(urllib.request.HTTPHandler):
 class _SecureHandler(urllib.request.HTTPSHandler):
     def https_open(self, req: urllib.request.Request) -> HTTPResponse:
         return self.do_open(_Secure, req)
+
+
+def _greets(host: str, port: int) -> bool:
+    """Return whether whoever listens there begins before it is asked, as a publisher does."""
+    with suppress(OSError), socket.create_connection((host, port), GREETING) as sock:
+        return sock.recv(1) == LINK
+    return False
 
 
 def _login(parts: SplitResult) -> str:
@@ -120,11 +146,29 @@ class WebFolder:
             with e:
                 return self._answer(name, e)
         except urllib.error.URLError as e:
-            raise OSError(f"{self.where} cannot be reached: {e.reason}") from e
+            if isinstance(e.reason, ConnectionError | ssl.SSLError):
+                self._check_web(e)
+            raise OSError(f"{self.where} cannot be reached: {e.reason}{way(self._base)}") from e
         except TimeoutError as e:
             raise OSError(f"{self.where}/{name}: {e}") from e
+        except ConnectionError as e:
+            self._check_web(e)
+            raise OSError(f"{self.where} broke off at {name} ({e.strerror or e}){way(self._base)}") from e
         except (HTTPException, ValueError) as e:
+            self._check_web(e)
             raise OSError(f"{self.where} did not answer in HTTP for {name}: {e!r}") from e
+
+    def _check_web(self, error: Exception) -> None:
+        """Raise ``InputError`` where a publisher's port answers: asked in HTTP, it greets or breaks off."""
+        parts = urlsplit(self._base)
+        port = parts.port or PORTS[parts.scheme]
+        if way(self._base) or not _greets(parts.hostname or "", port):
+            return
+        address = parts.netloc if parts.port else f"{parts.netloc}:{port}"
+        raise InputError(
+            f"{self.where} is no web server, but the port of a publisher or of its relay; "
+            f"follow it as {address}, without {parts.scheme}://"
+        ) from error
 
     def _body(self, response: HTTPResponse, limit: int, where: str) -> bytes:
         """Return the body, a piece at a time, so that no length the server claims is allocated."""
@@ -152,7 +196,8 @@ class WebFolder:
             return self._last[name][1]
         if error.code in GONE:
             raise FileNotFoundError(f"{self.where} has no {name}") from error
-        raise OSError(f"{self.where} answered {error.code} {error.reason} for {name}") from error
+        told = f"{self.where} answered {error.code} {error.reason} for {name}{way(self._base)}"
+        raise OSError(told) from error
 
     def write(self, name: str, data: bytes) -> None:
         raise InputError(f"{self.where} can only be read; publish to the folder that the server shows")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from time import monotonic
 from types import SimpleNamespace
@@ -145,6 +146,19 @@ def test_a_reader_of_nothing_waits_and_names_the_store(tmp_path):
         with pytest.raises(InputError, match="nothing has come from"):
             reader.apply_to(Model())
         assert reader.status.error and reader.status.age is None
+
+
+def test_a_server_that_says_nothing_is_not_waited_for_once_given_up(monkeypatch):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        began = time.monotonic()
+        where = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with (
+            pytest.raises(LinkError, match=rf"no sign of the publisher at {where} for 0.1 s"),
+            ShelfReader(where, patience=0.1, **FAST) as reader,
+        ):
+            list(reader)
+        assert time.monotonic() - began < 20  # less than the silence that a server is granted
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,12 @@ def test_hub_name_without_a_hub_names_the_remedy(monkeypatch, tmp_path):
         resolve_model("nobody/nothing-of-that-name", None, CORPUS)
     with pytest.raises(InputError, match="check the spelling"):
         resolve_model("a/b/c/d", None, CORPUS)
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:1")
+    monkeypatch.setenv("no_proxy", "")
+    with pytest.raises(
+        InputError, match=r"local folder; the way there is by the proxy http://127\.0\.0\.1:1, as"
+    ):
+        resolve_model("nobody/nothing-of-that-name", None, CORPUS)
 
 
 @pytest.mark.parametrize("init", [None, "random"])

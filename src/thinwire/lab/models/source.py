@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from thinwire.files.proxy import way
 from thinwire.lab.data.corpus import Corpus
 from thinwire.lab.models.families import Conversion, family_of, import_transformers, meta_model
 from thinwire.lab.models.smollm import smollm_folder
@@ -233,7 +234,7 @@ def _tokenizer(folder: Path) -> Any:
 def _download(name: str, weights: bool) -> Path:
     """Return the hub's copy of ``name`` in the hub's own cache, downloaded if need be."""
     import_transformers()
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HFValidationError
 
     patterns = TEXT_FILES + (WEIGHT_FILES if weights else [])
@@ -251,7 +252,7 @@ def _download(name: str, weights: bool) -> Path:
         )
         raise InputError(
             f"model {name!r} is no folder here and could not be fetched from the Hugging Face "
-            f"hub{meant}; check name and network, {remedy}"
+            f"hub{meant}; check name and network, {remedy}{way(constants.ENDPOINT)}"
         ) from e
 
 

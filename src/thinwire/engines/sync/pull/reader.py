@@ -25,6 +25,7 @@ from thinwire.types import AuthError, InputError, LinkError, ThinwireError, requ
 
 POLL = 2.0  # seconds between two looks at the manifest
 SIGNS = 8  # of the publisher, the last ones, by which its clock is judged: either clock may be set
+MOMENT = 1.0  # seconds for a look to end that nobody waits for any more
 SLOWEST = 30.0  # seconds between two looks, where the store cannot be reached
 
 
@@ -186,7 +187,8 @@ class ShelfReader(Using):
         with self._turn:
             ended, self._closing = self._closing, True
             self._turn.notify_all()
-        self._thread.join(TIMEOUT)
+        # who is silent for longer than anybody waits may stay so until a timeout of its store's
+        self._thread.join(MOMENT if self.silence > self._patience else TIMEOUT)
         if self._state is not None and not ended and self.held.hash:
             self.save()
 
