@@ -21,10 +21,12 @@ from thinwire.links.mesh import EVERYWHERE
 from thinwire.links.security import is_loopback, read_token
 from thinwire.links.tcp import congestion as control
 from thinwire.recipes.state import DTYPES
+from thinwire.state.binding import WRAPPED
 from thinwire.types import InputError, require
 
 MAX_SECONDS = 86_400.0  # of --rest and --wait
 HERE = "ADDRESS_OF_THIS_MACHINE"  # where none is known
+NAMER = "a wrapper such as DistributedDataParallel"
 PUSH, PULL = "For followers that connect", "For followers that fetch"
 File = Annotated[
     Path,
@@ -130,6 +132,8 @@ def publish(
                     outlets.keep(store)
             live = stack.enter_context(Live(lambda: _line(outlets), quiet))
             live.note(_title(outlets))
+            if all(slot.name.startswith(WRAPPED) for slot in outlets.history.layout.slots):
+                live.note(f"note: all names begin with {WRAPPED!r}, as {NAMER} has them; save its .module")
             outlets.publish()
             live.tick()
             if once:

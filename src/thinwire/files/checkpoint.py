@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from thinwire.files.lfs import HEAD, MEANING, check_fetched
 from thinwire.replacing import replacing, sweep
 from thinwire.state.layout import METADATA, MOST_NBYTES
 from thinwire.state.words import imprint
@@ -84,6 +85,7 @@ def weight_map(folder: Path) -> dict[str, str] | None:
     index = folder / INDEX
     if (folder / SINGLE).is_file() or not index.is_file():
         return None
+    check_fetched([index])
     try:
         return {str(k): str(v) for k, v in json.loads(index.read_text("utf-8"))["weight_map"].items()}
     except WRONG_VALUES as e:
@@ -114,6 +116,7 @@ def read_header(
     if not whole and bytes(data[:4]).startswith((b"PK\x03\x04", b"\x80\x02")):  # a zip, a pickle
         advice = "a file of torch.save, which is not read; save it with safetensors.torch.save_file"
         raise PayloadError(advice)
+    require(bytes(data[: len(HEAD)]) != HEAD, PayloadError, MEANING)
     require(
         whole, PayloadError, f"a header of {length} bytes in a file of {size}: not safetensors, or cut short"
     )
