@@ -248,3 +248,9 @@ def test_publishing_within_a_bound_that_cannot_be_kept_ends_in_a_sentence(tmp_pa
     result = invoke(*publish, "--store", tmp_path / "a", "--bound", "1e-4")
     assert result.exit_code == 2 and "torch.bfloat16 cannot hold within a bound of 0.0001" in result.stderr
     assert invoke(*publish, "--store", tmp_path / "b", "--bound", "1e-2").exit_code == 0
+
+
+def test_names_of_a_wrapper_are_said_to_be_that(tmp_path: Path):
+    write_checkpoint(tmp_path / "m.safetensors", {f"module.{name}": x for name, x in weights().items()}, {})
+    result = invoke("publish", tmp_path / "m.safetensors", "--store", tmp_path / "store", "--once")
+    assert result.exit_code == 0 and "note: all names begin with 'module.'" in result.stderr

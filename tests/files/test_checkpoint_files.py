@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from commanded import same, weights
+from texts import POINTER
 
-from thinwire.files.checkpoint import read_checkpoint, read_header, write_checkpoint
+from thinwire.files.checkpoint import INDEX, read_checkpoint, read_header, write_checkpoint
+from thinwire.files.notes import read_notes
 from thinwire.types import InputError, PayloadError
 
 pytestmark = pytest.mark.timeout(300)
@@ -64,6 +66,15 @@ def test_notes_of_any_name_leave_the_format_s_own(tmp_path: Path):
     write_checkpoint(file, weights(), {"format": "v3", "step": "1"})
     data = file.read_bytes()
     assert read_header(data, len(data))[1] == {"format": "pt", "step": "1"}
+
+
+def test_a_git_lfs_pointer_is_called_that(tmp_path: Path):
+    file = tmp_path / "m.safetensors"
+    for name in (file, tmp_path / INDEX):
+        name.write_text(POINTER)
+    for read, path in ((read_checkpoint, file), (read_notes, file), (read_checkpoint, tmp_path)):
+        with pytest.raises(InputError, match=r"a Git-LFS pointer, not the file itself; .*'git lfs pull'"):
+            read(path)
 
 
 @pytest.mark.parametrize("zipped", [True, False])

@@ -11,7 +11,7 @@ from wired import Gone, Wired
 
 from thinwire.files.folder import open_folder
 from thinwire.files.place import Folder
-from thinwire.types import MissingExtra
+from thinwire.types import InputError, MissingExtra
 
 pytest.importorskip("zstandard")
 
@@ -22,7 +22,6 @@ pytest.importorskip("zstandard")
         ("info", lambda folder: folder.read("state.json", 10), "read"),
         ("cat_file", lambda folder: folder.read("state.json", 10), "read"),
         ("pipe_file", lambda folder: folder.write("state.json", b"new"), "written"),
-        ("makedirs", lambda folder: folder.write("state.json", b"new"), "written"),
         ("rm_file", lambda folder: folder.delete("state.json"), "cleared"),
         ("ls", lambda folder: folder.sizes("patches"), "listed"),
     ],
@@ -75,6 +74,16 @@ def test_an_answer_of_the_store_ends_no_connection(url: str, error: Exception) -
     Wired.outage.clear()
     folder.write("state.json", b"old")
     assert folder.read("state.json", 10) == b"old" and len(Wired.made) == 1
+
+
+def test_a_bucket_that_was_never_there_is_a_wrong_name_and_one_that_was_may_come_back(url: str) -> None:
+    Wired.outage["info"] = FileNotFoundError("The specified bucket does not exist")
+    folder = open_folder(url)
+    with pytest.raises(InputError, match="the bucket 'store' does not exist"):
+        folder.read("state.json", 10)
+    folder.write("state.json", b"old")
+    with pytest.raises(FileNotFoundError):
+        folder.read("state.json", 10)
 
 
 def test_nobody_is_given_a_connection_that_ended(url: str) -> None:

@@ -85,7 +85,7 @@ def test_a_pipe_under_a_files_name_holds_nobody_up(tmp_path):
         PlainFolder(tmp_path).read("state.json", 10)
 
 
-@each("url", ["nope://a/b", "s3://key:secret@bucket/a"])
+@each("url", ["nope://a/b", "gs://key:secret@bucket/a"])
 def test_a_store_that_nothing_reads_is_refused_without_its_password(url):
     with pytest.raises(InputError) as e:
         open_folder(url, no_such_option=1)

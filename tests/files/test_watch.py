@@ -103,6 +103,40 @@ def test_a_single_file_counts_before_the_index_that_an_earlier_checkpoint_left(t
     assert Watch(tmp_path).first().keys() == {"w"}
 
 
+def test_of_a_trainer_s_folder_the_newest_whole_checkpoint_counts(tmp_path: Path):
+    def write(step: int, *names: str) -> Path:
+        (folder := tmp_path / f"checkpoint-{step}").mkdir(exist_ok=True)
+        for name in names:
+            write_checkpoint(folder / name, {name: torch.full((1,), float(step))}, {})
+        return folder
+
+    def taken() -> dict[str, float] | None:
+        found = watch.take() if watch.changed() else None
+        return found and {name: float(x) for name, x in found.items()}
+
+    shards = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    watch = Watch(tmp_path, rest=0.01)
+    with pytest.raises(InputError, match="has no safetensors file"):
+        watch.await_files(0.0)
+    write(20, "adapter_model.safetensors")
+    write(100, "model.safetensors")
+    write(99, "model.safetensors")
+    (tmp_path / "checkpoint-200").mkdir()
+    assert watch.first() == {"model.safetensors": torch.tensor([100.0])}
+    before = watch.stamp()
+    index = write(300, shards[0]) / INDEX
+    assert watch.stamp() == before
+    write(300, shards[1])
+    index.write_text('{"weight_map"')
+    assert watch.stamp() == before
+    index.write_text(json.dumps({"weight_map": {name: name for name in shards}}))
+    until(lambda: taken() == dict.fromkeys(shards, 300.0), "both")
+    shutil.rmtree(index.parent)
+    until(lambda: taken() == {"model.safetensors": 100.0}, "the one before")
+    write_checkpoint(tmp_path / "model.safetensors", {"last": torch.tensor([301.0])}, {})
+    until(lambda: taken() == {"last": 301.0}, "the model at the end")
+
+
 @pytest.mark.parametrize(
     ("spoil", "told"),
     [

@@ -25,6 +25,7 @@ WORDS = [
     "hears",
     "tree",
 ]
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4665\nsize 12345\n"  # Git LFS's
 
 
 def write_text(file: Path, lines: int = 3000) -> Path:

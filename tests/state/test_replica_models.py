@@ -70,6 +70,11 @@ def test_a_model_that_does_not_fit_is_told_which_tensor():
         bound(state | {"own": torch.zeros(2, dtype=torch.float16)}, Model())
     with pytest.raises(InputError, match="other is in the state but not in the model"):
         bound(state | {"other": torch.zeros(2)}, Model())
+    wrapped = {f"module.{name}": x for name, x in state.items()}
+    with pytest.raises(InputError, match=r"'module\.' is a wrapper's, .*; publish its \.module"):
+        bound(wrapped, Model())
+    with pytest.raises(InputError, match=r"'module\.' in the model is a wrapper's, .*; bind its \.module"):
+        bound(state, torch.nn.ModuleDict({"module": Model()}))
     with pytest.raises(InputError, match=r"head.weight is tied in the model to embed.weight"):
         bound(Untied().state_dict(), Model())
     bound(state, Untied())

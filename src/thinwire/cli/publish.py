@@ -21,14 +21,16 @@ from thinwire.links.mesh import EVERYWHERE
 from thinwire.links.security import is_loopback, read_token
 from thinwire.links.tcp import congestion as control
 from thinwire.recipes.state import DTYPES
+from thinwire.state.binding import WRAPPED
 from thinwire.types import InputError, require
 
 MAX_SECONDS = 86_400.0  # of --rest and --wait
 HERE = "ADDRESS_OF_THIS_MACHINE"  # where none is known
+NAMER = "a wrapper such as DistributedDataParallel"
 PUSH, PULL = "For followers that connect", "For followers that fetch"
 File = Annotated[
     Path,
-    typer.Argument(metavar="FILE", help="A safetensors file, or the folder of a model that has some."),
+    typer.Argument(metavar="FILE", help="A safetensors file, a model's folder, or a Trainer's output_dir."),
 ]
 Dtype = Annotated[
     str | None, typer.Option(metavar="bf16|fp16|fp32", help="Cast floats to what followers use.")
@@ -97,9 +99,10 @@ def publish(
 ) -> None:
     """Make a checkpoint available to followers, and each change of it a version, until Ctrl-C.
 
-    FILE is read when its size and time have rested: see --rest. Followers connect to --host and --port, or
-    fetch from --store, a path or any URL that fsspec writes to; both can be given. With a token links are
-    encrypted, and files in a store are signed.
+    FILE is read when its size and time have rested: see --rest. In a Trainer's output_dir it is the newest
+    checkpoint, until there is a model. Followers connect to --host and --port, or fetch from --store, a path
+    or any URL that fsspec writes to; both can be given. With a token links are encrypted, and files in a
+    store are signed.
 
     [bold]Examples[/bold]
 
@@ -221,7 +224,10 @@ def _title(outlets: Outlets) -> str:
     if outlets.pull is not None:
         ways.append(f"'thinwire follow {outlets.pull.where}'")
     about = f"{len(layout.slots)} tensors, {megabytes(layout.nbytes)}"
-    return f"publishing {outlets.name!r}: {about}; {' or '.join(ways)}"
+    told = f"publishing {outlets.name!r}: {about}; {' or '.join(ways)}"
+    if all(slot.name.startswith(WRAPPED) for slot in layout.slots):
+        told += f"\nnote: all names begin with {WRAPPED!r}, as {NAMER} has them; save its .module"
+    return told
 
 
 def _hosts(host: str) -> list[str]:

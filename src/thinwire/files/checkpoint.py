@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from thinwire.files.lfs import HEAD, MEANING, check_fetched
 from thinwire.replacing import replacing, sweep
 from thinwire.state.layout import METADATA, MOST_NBYTES
 from thinwire.state.words import imprint
@@ -26,6 +28,7 @@ from thinwire.types import WRONG_VALUES, InputError, PayloadError, require
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 SUFFIX = ".safetensors"
+STEP, SHARD = re.compile(r"checkpoint-(\d+)"), "-of-"  # how a Trainer calls its folders, and parts of a model
 HASH, IMPRINT = "thinwire.hash", "thinwire.imprint"  # notes: of a version, and of what the file holds
 MAX_HEADER = 100_000_000  # bytes; the format's own limit
 KINDS = {
@@ -60,11 +63,13 @@ class TensorEntry(NamedTuple):
 def files_of(path: Path) -> list[Path]:
     """Return the safetensors files of a checkpoint: a file, or a folder as transformers and peft write it.
 
+    Of a Trainer's folder of checkpoints, those of the newest.
     Errors: ``InputError`` where there is none.
     """
     if path.is_file():
         return [path]
     require(path.is_dir(), InputError, f"{path} is not there; give a safetensors file or a model's folder")
+    path = folder_of(path)
     if (path / SINGLE).is_file():
         return [path / SINGLE]
     named = weight_map(path)
@@ -73,6 +78,29 @@ def files_of(path: Path) -> list[Path]:
     found = sorted(path.glob(f"*{SUFFIX}"))
     require(bool(found), InputError, f"{path} has no safetensors file; save the model with save_pretrained")
     return found
+
+
+def folder_of(path: Path) -> Path:
+    """Return where the model of a folder is: there, or in the last whole ``checkpoint-N`` of a Trainer's.
+
+    A model of the folder's own counts first, as for ``from_pretrained``.
+    """
+    if not path.is_dir() or (path / INDEX).is_file() or any(path.glob(f"*{SUFFIX}")):
+        return path
+    steps = {int(found[1]): file for file in path.iterdir() if (found := STEP.fullmatch(file.name))}
+    return next((steps[n] for n in sorted(steps, reverse=True) if _is_whole(steps[n])), path)
+
+
+def _is_whole(folder: Path) -> bool:
+    """Return whether all files of a checkpoint are there: an index is written after what it names."""
+    try:
+        named = weight_map(folder)
+    except InputError:  # it is just being written
+        return False
+    if named is not None:
+        return all((folder / Path(name).name).is_file() for name in named.values())
+    alone = (folder / SINGLE).is_file()
+    return alone or any(SHARD not in file.name for file in folder.glob(f"*{SUFFIX}"))
 
 
 def weight_map(folder: Path) -> dict[str, str] | None:
@@ -84,6 +112,7 @@ def weight_map(folder: Path) -> dict[str, str] | None:
     index = folder / INDEX
     if (folder / SINGLE).is_file() or not index.is_file():
         return None
+    check_fetched([index])
     try:
         return {str(k): str(v) for k, v in json.loads(index.read_text("utf-8"))["weight_map"].items()}
     except WRONG_VALUES as e:
@@ -114,6 +143,7 @@ def read_header(
     if not whole and bytes(data[:4]).startswith((b"PK\x03\x04", b"\x80\x02")):  # a zip, a pickle
         advice = "a file of torch.save, which is not read; save it with safetensors.torch.save_file"
         raise PayloadError(advice)
+    require(bytes(data[: len(HEAD)]) != HEAD, PayloadError, MEANING)
     require(
         whole, PayloadError, f"a header of {length} bytes in a file of {size}: not safetensors, or cut short"
     )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import posixpath
+import re
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 from thinwire.files.place import check_size, shown
@@ -17,6 +19,11 @@ from thinwire.types import InputError, MissingExtra, PayloadError
 # Stores where one put makes a whole object or none. Elsewhere a file grows as it is written, so it is
 # written under another name and moved.
 ONE_PUT = {"memory", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "tos", "r2", "hf"}
+# How such a store says that what would hold its objects is not there. It has no folders, and to make some
+# would make that: few may, and a misspelt name is none to make.
+NO_BUCKET = re.compile(r"(bucket|container) does not exist|NoSuchBucket|ContainerNotFound", re.IGNORECASE)
+# Whoever reads a store looks again, so its library need not try for minutes before it says what is wrong.
+BRIEF = {"connect_timeout": 10, "retries": {"mode": "standard", "total_max_attempts": 2}}
 SFTP = {"sftp", "ssh"}
 IDLE = 60.0  # seconds after which nobody relies on a connection: servers and routers end what is idle
 # What is said of a file by a store that can be reached.
@@ -48,6 +55,8 @@ class RemoteFolder:
         self._turn = threading.Lock()
         self._free = [(system, time.monotonic())]  # since when; the one that was used last is the last
         self._one_put = bool(_protocols(system) & ONE_PUT)
+        self._has_folders = not (_protocols(system) | {_schemes(url)[-1]}) & ONE_PUT
+        self._answered = False
 
     def read(self, name: str, limit: int) -> bytes:
         path = self._path(name)
@@ -63,20 +72,21 @@ class RemoteFolder:
     def write(self, name: str, data: bytes) -> None:
         path = self._path(name)
         with self._lent("written") as system:
-            system.makedirs(posixpath.dirname(path), exist_ok=True)
+            if self._has_folders:
+                system.makedirs(posixpath.dirname(path), exist_ok=True)
             if self._one_put:
                 system.pipe_file(path, data)
             else:
                 self._move_in(system, path, data)
 
     def delete(self, name: str) -> None:
-        with self._lent("cleared") as system, suppress(FileNotFoundError):
+        with suppress(FileNotFoundError), self._lent("cleared") as system:
             system.rm_file(self._path(name))
 
     def sizes(self, folder: str) -> dict[str, int | None]:
         path = self._path(folder)
         found: list[dict[str, Any]] = []
-        with self._lent("listed") as system, suppress(FileNotFoundError):
+        with suppress(FileNotFoundError), self._lent("listed") as system:
             system.invalidate_cache(path)
             found = system.ls(path, detail=True)
         return {posixpath.join(folder, posixpath.basename(f["name"].rstrip("/"))): _size(f) for f in found}
@@ -128,9 +138,10 @@ class RemoteFolder:
         try:
             system = self._taken()
             yield system
+            good = self._answered = True
+        except ANSWERS as e:
             good = True
-        except ANSWERS:
-            good = True
+            self._check_bucket(e)
             raise
         except OSError:
             raise
@@ -139,6 +150,15 @@ class RemoteFolder:
         finally:
             if system is not None:
                 self._give_back(system, good)
+
+    def _check_bucket(self, error: Exception) -> None:
+        """Raise ``InputError`` where the bucket was never there; one that was may come back."""
+        missing = NO_BUCKET.search(f"{error} {error.__cause__}")
+        if missing and not self._answered:
+            bucket = urlsplit(self.where.rpartition("::")[2]).netloc
+            told = f"the bucket {bucket!r} does not exist, so nothing is at {self.where}"
+            raise InputError(f"{told}; check the name, or make the bucket first") from error
+        self._answered = self._answered or not missing
 
     def _taken(self) -> Any:
         """Return a file system that no other thread has, unless all may share one."""
@@ -204,14 +224,25 @@ def _open(url: str, where: str, options: dict[str, Any]) -> tuple[Any, str]:
         raise InputError(f"cannot open the store {where} ({e}); check the URL and its options") from e
 
 
+def _schemes(url: str) -> list[str]:
+    """Return what each link of a chain is called, or what a URL alone is."""
+    first, *links = url.split("::")
+    return [first.partition("://")[0], *(link.partition("://")[0] for link in links if "://" in link)]
+
+
+def _settled(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of one link: a file system of its own, which soon says that nothing answers it."""
+    brief = {"config_kwargs": BRIEF | options.get("config_kwargs", {})} if name in ("s3", "s3a") else {}
+    return options | brief | {"skip_instance_cache": True}
+
+
 def _connect(url: str, options: dict[str, Any]) -> tuple[Any, str]:
     """Return a file system that nobody else uses, as its connection may end, and the path in it."""
     import fsspec
 
-    own = {"skip_instance_cache": True}
-    links = [link.partition("://")[0] for link in url.split("::")[1:] if "://" in link]
-    own |= {name: options.get(name, {}) | own for name in links}
-    system, root = fsspec.core.url_to_fs(url, **options | own)
+    first, *links = _schemes(url)
+    own = {name: _settled(name, options.get(name, {})) for name in links}
+    system, root = fsspec.core.url_to_fs(url, **_settled(first, options) | own)
     # Not by an option: file systems that know no listings, such as SFTP's, take it for one of the connection.
     with suppress(AttributeError):
         system.dircache.use_listings_cache = False

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from thinwire.files.checkpoint import INDEX, SUFFIX, files_of, read_checkpoint
+from thinwire.files.checkpoint import INDEX, SUFFIX, files_of, folder_of, read_checkpoint
 from thinwire.types import InputError, require
 
 REST = 0.5  # seconds without a change after which a file counts as written
@@ -43,8 +43,9 @@ class Watch:
     def stamp(self) -> Stamp:
         """Return what tells one state of the files from another; empty where they are not there."""
         try:
-            files = files_of(self.path)
-            files += [index] if (index := self.path / INDEX).is_file() else []
+            folder = folder_of(self.path)
+            files = files_of(folder)
+            files += [index] if (index := folder / INDEX).is_file() else []
             found = [(file.name, file.stat()) for file in files]
         except (OSError, InputError):
             return ()
@@ -53,7 +54,7 @@ class Watch:
     def _parts(self) -> Stamp:
         """Return the same of files in a folder that are still to get their names, as rsync calls them."""
         try:
-            entries = sorted(os.scandir(self.path), key=lambda entry: entry.name)
+            entries = sorted(os.scandir(folder_of(self.path)), key=lambda entry: entry.name)
             return _stamp([(e.name, e.stat()) for e in entries if f"{SUFFIX}." in e.name and e.is_file()])
         except OSError:  # it is a file, or one has just gone
             return ()

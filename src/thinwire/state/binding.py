@@ -15,6 +15,7 @@ from thinwire.state.view import View
 from thinwire.types import InputError, require
 
 COMPILED = "_orig_mod."  # in the names of what torch.compile has wrapped
+WRAPPED = "module."  # before those of what torch's DistributedDataParallel has
 
 
 def owned(model: nn.Module) -> dict[str, Tensor]:
@@ -49,7 +50,7 @@ def bind(layout: Layout, model: nn.Module) -> list[tuple[Tensor, int]]:
             continue
         slot = layout.slots[index]
         require(
-            name in owned, InputError, f"{name} is in the state but not in the model; bind the model it is of"
+            name in owned, InputError, f"{name} is in the state but not in the model; {_other(name, owned)}"
         )
         x = owned[name]
         _check_placed(name, x)
@@ -68,6 +69,15 @@ def bind(layout: Layout, model: nn.Module) -> list[tuple[Tensor, int]]:
             "or publish a model that ties it too",
         )
     return list(found.values())
+
+
+def _other(name: str, owned: Container[str]) -> str:
+    """Return what to do where the model lacks ``name``: one of the two may be in a wrapper."""
+    if name.removeprefix(WRAPPED) in owned:
+        return f"{WRAPPED!r} is a wrapper's, such as DistributedDataParallel's; publish its .module"
+    if WRAPPED + name in owned:
+        return f"{WRAPPED!r} in the model is a wrapper's, such as DistributedDataParallel's; bind its .module"
+    return "bind the model it is of"
 
 
 def _remedy(alike: bool, dtype: torch.dtype) -> str:

@@ -16,6 +16,7 @@ import torch
 import zstandard
 from each import each
 from safetensors import SafetensorError
+from texts import POINTER
 
 from thinwire.lab.data import corpus as data
 from thinwire.lab.data.batches import Batches
@@ -84,6 +85,7 @@ def test_folder_is_read_in_a_fixed_order_and_skips_other_files(tmp_path):
         (b"\x00\x01\x02text", "binary"),
         (b"caf\xe9 latin-1", "UTF-8"),
         (b"x", "characters"),
+        (POINTER.encode(), "Git-LFS pointer.*git lfs pull"),
     ],
 )
 def test_bad_files_are_refused_in_one_sentence(tmp_path, content, words):

@@ -167,6 +167,10 @@ Q = "model.layers.1.self_attn.q_proj.weight"
         (lambda held: held | {Q + "_scale_inv": torch.ones(1)}, f"'{Q}_scale_inv' .* no place .*: scaled"),
         (lambda held: held | {Q.replace("weight", "qzeros"): torch.ones(1)}, "qzeros' .*: scaled or packed"),
         (lambda held: {name: t for name, t in held.items() if name != Q}, f"lack tensor '{Q}'"),
+        (
+            lambda held: {f"module.{n}": t for n, t in held.items()},
+            r"all names .*'module\.'.*save its \.module",
+        ),
     ],
 )
 def test_weights_that_cannot_be_trained_as_they_are_are_refused(folder, change, words):

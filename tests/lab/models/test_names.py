@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from texts import POINTER
 from tiny_models import (
     IDS,
     even,
@@ -136,6 +137,27 @@ def test_a_tokenizer_that_cannot_be_read_is_refused(tmp_path, tiny_tokenizer):
     (tmp_path / "tokenizer.json").write_text("version https://git-lfs.example/spec/v1\nsize 2104556\n")
     with pytest.raises(InputError, match=r"no tokenizer could be read .*tokenizer\.json"):
         resolve_model(str(tmp_path), None, None)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_a_git_lfs_pointer_is_called_that(tmp_path, tiny_tokenizer, name):
+    save_unsplit(make_config("llama"), tmp_path)
+    tiny_tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "other.safetensors").write_text(POINTER)  # which is not read
+    resolve_model(str(tmp_path), None, None)
+    (tmp_path / name).write_text(POINTER)
+    with pytest.raises(InputError, match=rf"{name} is a Git-LFS pointer.*git lfs pull"):
+        resolve_model(str(tmp_path), None, None)
+
+
+def test_an_adapter_is_no_base(tmp_path):
+    (tmp_path / "adapter_model.safetensors").touch()
+    for content, base in (('{"base_model_name_or_path": "some/base"}', "some/base"), ("{", "its base")):
+        (tmp_path / "adapter_config.json").write_text(content)
+        with pytest.raises(
+            InputError, match=f"is an adapter, not a model; give {base}, or .*merge_and_unload"
+        ):
+            resolve_model(str(tmp_path), None, None)
 
 
 def test_broken_weights_are_refused(tmp_path):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from thinwire.files.lfs import HEAD, MEANING
 from thinwire.types import InputError, MissingExtra, require
 
 RECORDS = ".jsonl"  # a document a line
@@ -82,6 +83,7 @@ def read_text(path: Path) -> str:
         data = path.read_bytes()
     except OSError as e:
         raise InputError(f"cannot read {path} ({e.strerror}); check the path and its permissions") from e
+    require(not data.startswith(HEAD), InputError, f"{path} is {MEANING}")
     unpack = UNPACKERS.get(path.suffix.lower())
     try:
         text = (unpack(data) if unpack else data).decode("utf-8-sig")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from thinwire.files.checkpoint import INDEX
+from thinwire.files.lfs import is_pointer
 from thinwire.lab.models.families import as_saved, family_of, import_transformers, meta_model
 from thinwire.lab.models.lora import adapter_config, adapters, merged
 from thinwire.lab.models.source import ModelSource
@@ -183,7 +184,7 @@ def _write_tokenizer(folder: Path, tokenizer: Any) -> None:
     tokenizer.save_pretrained(folder)
     own = tokenizer.name_or_path  # empty where it was made in memory
     for file in (Path(own) / name for name in VOCABULARIES if own):
-        if file.is_file():
+        if file.is_file() and not is_pointer(file):
             shutil.copyfile(file, folder / file.name)
 
 

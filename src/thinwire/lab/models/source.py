@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from thinwire.files.lfs import check_fetched
 from thinwire.files.proxy import way
 from thinwire.lab.data.corpus import Corpus
 from thinwire.lab.models.families import Conversion, family_of, import_transformers, meta_model
@@ -22,7 +23,7 @@ from thinwire.lab.models.tokenizer import LAB_VOCAB, packaged_gpt2, trained_bpe
 from thinwire.lab.models.trial import check_split
 from thinwire.lab.models.weights import Stored, Weights
 from thinwire.lab.options import nearest
-from thinwire.types import InputError, require
+from thinwire.types import WRONG_VALUES, InputError, require
 
 GPT2_SHAPES = {"gpt2": (12, 768, 12), "gpt2-medium": (24, 1024, 16), "gpt2-xl": (48, 1600, 25)}
 SMOLLM = "smollm2-135m"
@@ -193,6 +194,7 @@ def _pretrained(name: str, init: str | None, trial: bool) -> ModelSource:
         folder = local
     else:
         folder = _download(name, weights=init != "random")
+    _check_whole(folder, name)
     config = _config(folder, name)
     weights = None if init == "random" else folder
     notes: tuple[str, ...] = ()
@@ -204,6 +206,21 @@ def _pretrained(name: str, init: str | None, trial: bool) -> ModelSource:
     return ModelSource(name, family, config, _tokenizer(folder), weights, notes)
 
 
+def _check_whole(folder: Path, name: str) -> None:
+    """Raise ``InputError`` for an adapter, which ``from_pretrained`` would put onto its base."""
+    file = folder / "adapter_config.json"
+    if not file.is_file():
+        return
+    try:
+        base = json.loads(file.read_text("utf-8"))["base_model_name_or_path"]
+    except WRONG_VALUES:
+        base = "its base"
+    raise InputError(
+        f"model {name!r} is an adapter, not a model; give {base}, or a folder with both merged: peft's "
+        "merge_and_unload(), then save_pretrained"
+    )
+
+
 def _config(folder: Path, name: str) -> Any:
     transformers = import_transformers()
     from huggingface_hub.errors import StrictDataclassError  # of a config whose fields contradict each other
@@ -211,6 +228,7 @@ def _config(folder: Path, name: str) -> Any:
     try:
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError, KeyError, StrictDataclassError) as e:
+        check_fetched([folder / "config.json"])
         why = " ".join(str(e).split())[:200]
         raise InputError(
             f"model {name!r} has no readable config.json in {folder} ({why}); give a Hugging Face folder"
@@ -228,6 +246,7 @@ def _tokenizer(folder: Path) -> Any:
     try:
         return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as e:  # the library that reads tokenizer.json raises no narrower one
+        check_fetched(file for pattern in TEXT_FILES for file in sorted(folder.glob(pattern)))
         raise InputError(f"no tokenizer could be read from {folder}; put its tokenizer.json there") from e
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.files.checkpoint import SINGLE, weight_map
+from thinwire.files.lfs import check_fetched
 from thinwire.lab.models.families import Conversion
+from thinwire.state.binding import WRAPPED
 from thinwire.types import InputError, MissingExtra, require
 
 PIECE = 1 << 14  # bytes
@@ -40,7 +42,7 @@ class Weights:
     def read(self, name: str) -> Tensor:
         """Return a copy of one tensor as float32."""
         if name not in self.files:
-            raise InputError(_lacking(self.folder, name))
+            raise InputError(_lacking(self.folder, name, self.files))
         with self._open(self.files[name]) as file:
             tensor: Tensor = file.get_tensor(name)
         # A copy: a parameter that shares the mapped file would be paged in and out with it.
@@ -86,6 +88,7 @@ class Weights:
         try:
             return safe_open(self.folder / name, framework="pt")
         except (OSError, SafetensorError) as e:
+            check_fetched([self.folder / name])
             raise InputError(f"cannot read weights {self.folder / name} ({e}); fetch the model again") from e
 
 
@@ -124,7 +127,7 @@ class Stored:
         kinds = self.weights.kinds()
         for target, parameter in self.conversion.names.items():
             for name, _ in self._parts.get(self._source(target), [(target, None)]):
-                require(name in kinds, InputError, _lacking(self.weights.folder, name))
+                require(name in kinds, InputError, _lacking(self.weights.folder, name, kinds))
                 trainable = kinds[name] in TRAINABLE or not parameter.is_floating_point()
                 require(trainable, InputError, _unfit(self.weights.folder, name, f"is {kinds[name]}"))
         for name in self.unexpected:
@@ -154,7 +157,12 @@ def _in_order(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
-def _lacking(folder: Path, name: str) -> str:
+def _lacking(folder: Path, name: str, names: Iterable[str]) -> str:
+    if all(other.startswith(WRAPPED) for other in names):
+        return (
+            f"all names in {folder} begin with {WRAPPED!r}: it is the state of a wrapper such as "
+            "DistributedDataParallel; save its .module with save_pretrained"
+        )
     return f"the weights in {folder} lack tensor {name!r}; fetch the model again"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +28,7 @@ POLL = 2.0  # seconds between two looks at the manifest
 SIGNS = 8  # of the publisher, the last ones, by which its clock is judged: either clock may be set
 MOMENT = 1.0  # seconds for a look to end that nobody waits for any more
 SLOWEST = 30.0  # seconds between two looks, where the store cannot be reached
+ANSWERS = 10.0  # seconds after which a store that does not answer is said not to
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,7 @@ class ShelfReader(Using):
         self._left = False  # the publisher said goodbye, and its last version is here
         self._landed = 0  # versions that came
         self._error: ThinwireError | None = None  # of the last look
+        self._asked = math.inf  # when the look began that is under way
         self._fatal: Exception | None = None
         self._sign, self._signed_at = (0.0, ""), time.monotonic()  # the publisher's last; when it was seen
         # By how much its clock is ahead of this steady one, in s: at least, as signs come late.
@@ -128,7 +131,7 @@ class ShelfReader(Using):
 
     @property
     def status(self) -> ReaderStatus:
-        fetching, error = self._fetching, self._fatal or self._error
+        fetching, error = self._fetching, self._fatal or self._trouble()
         replica = fetching.replica
         whole = replica.layout.nbytes * self._landed if replica is not None else 0
         published = self.held.published
@@ -179,8 +182,7 @@ class ShelfReader(Using):
     @property
     def silence(self) -> float:
         """Seconds since a sign of the publisher or a file of its store, less what a file may take."""
-        last = max(self._signed_at, self._fetching.read_at)
-        return time.monotonic() - last - self._fetching.reading / SLOW
+        return self._since(self._signed_at)
 
     def close(self) -> None:
         """Stop looking; with ``state``, save the copy. Safe to call twice."""
@@ -188,7 +190,8 @@ class ShelfReader(Using):
             ended, self._closing = self._closing, True
             self._turn.notify_all()
         # who is silent for longer than anybody waits may stay so until a timeout of its store's
-        self._thread.join(MOMENT if self.silence > self._patience else TIMEOUT)
+        silent = self.silence > self._patience
+        self._thread.join(MOMENT if silent else min(TIMEOUT, self._patience))
         if self._state is not None and not ended and self.held.hash:
             self.save()
 
@@ -203,8 +206,21 @@ class ShelfReader(Using):
         if error is not None:
             raise renewed(error) if isinstance(error, ThinwireError) else error
 
+    def _since(self, sign: float) -> float:
+        last = max(sign, self._fetching.read_at)
+        return time.monotonic() - last - self._fetching.reading / SLOW
+
+    def _trouble(self) -> ThinwireError | None:
+        """Return what went wrong at the last look, or that the one under way gets no answer."""
+        silent = self._since(self._asked)
+        if silent < min(ANSWERS, self._patience / 2):
+            return self._error
+        told = f"{self.where} has not answered for {silent:.3g} s; check the network"
+        return LinkError(f"{told}, and the endpoint if one is set")
+
     def _reason(self) -> str:
-        return f": {self._error}" if self._error else ""
+        error = self._trouble()
+        return f": {error}" if error else ""
 
     def _at_end(self) -> bool:
         return self._left or self._closing
@@ -233,12 +249,14 @@ class ShelfReader(Using):
             return self._turn.wait_for(lambda: self._closing or self._fatal is not None, pause)
 
     def _look(self) -> None:
+        self._asked = time.monotonic()
         try:
             self._mirror.prepare()  # a swap may have come since the last look
             self._fetching.look(self._land)
             self._error = None
             self._left = self._fetching.manifest is not None and self._fetching.manifest.lease <= 0
         finally:
+            self._asked = math.inf
             manifest = self._fetching.manifest
             if manifest is not None and (manifest.written, manifest.instance) != self._sign:
                 self._sign, self._signed_at = (manifest.written, manifest.instance), time.monotonic()
