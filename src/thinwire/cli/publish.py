@@ -99,10 +99,9 @@ def publish(
 ) -> None:
     """Make a checkpoint available to followers, and each change of it a version, until Ctrl-C.
 
-    FILE is read when its size and time have rested: see --rest. In a Trainer's output_dir it is the newest
-    checkpoint, until there is a model. Followers connect to --host and --port, or fetch from --store, a path
-    or any URL that fsspec writes to; both can be given. With a token links are encrypted, and files in a
-    store are signed.
+    FILE is read when its size and time have rested: see --rest. Of a Trainer's output_dir it is the newest
+    checkpoint. Followers connect to --host and --port, or fetch from --store, a path or any URL that fsspec
+    writes to; both can be given. With a token links are encrypted, and files in a store are signed.
 
     [bold]Examples[/bold]
 
