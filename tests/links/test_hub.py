@@ -263,7 +263,7 @@ def test_a_link_that_fails_inside_does_not_say_that_this_end_closed_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hub = Hub.bind()
-    monkeypatch.setattr(hub, "_check", lambda now, excused: 1 // 0)
+    monkeypatch.setattr(hub, "_check_silence", lambda now, excused: 1 // 0)
     with pytest.raises(LinkError, match="failed: ZeroDivisionError"):
         hub.recv(LONG)
         hub.recv(LONG)

@@ -254,7 +254,7 @@ def test_a_link_that_fails_inside_says_why_and_not_that_this_end_closed_it(
     with pair() as (a, b):
         b.send(b"x")
         assert a.recv().result(LONG) == b"x"
-        monkeypatch.setattr(a._pump, "_check_connection", lambda: 1 // 0)
+        monkeypatch.setattr(a._pump, "_check", lambda: 1 // 0)
         with pytest.raises(
             LinkError, match=r"^the link to rank 1 \(127.0.0.1:\d+\) failed: ZeroDivisionError"
         ):

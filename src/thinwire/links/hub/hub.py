@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any
 
 import zmq
 
@@ -19,7 +18,6 @@ from thinwire.links.hub.events import Event, EventKind
 from thinwire.links.hub.station import (
     ALIVE_BYTE,
     ANSWER,
-    BURST,
     BYE,
     BYE_BYTE,
     DATA,
@@ -35,7 +33,8 @@ from thinwire.links.hub.station import (
     station_socket,
 )
 from thinwire.links.metered import Traffic, wire_bytes
-from thinwire.links.security import answer_zap, check_host
+from thinwire.links.polled import BURST
+from thinwire.links.security import check_host
 from thinwire.links.sockets import REFUSED, listen
 from thinwire.links.tcp import congestion
 
@@ -74,12 +73,13 @@ class Hub(Station):
     ) -> None:
         self.host, self.port, self.secure = host, port, token is not None
         self.refused = 0  # connections that broke off before they were let in
-        self._token, self._zap_socket, self._clock = token, zap, clock
+        self._clock = clock
         self._peers: dict[bytes, _SpokeState] = {}
         self._queued = 0  # bytes that wait for all peers
         self._reassured = 0.0  # when the peers were told last that this end lives, though it does not read
         self._gone = (Traffic(), Traffic())  # sent and received, of peers that are no more
-        super().__init__(sock, REFUSED[0] | REFUSED[1] | REFUSED[2], f"the hub at {host}:{port}", silence)
+        watched = REFUSED[0] | REFUSED[1] | REFUSED[2]
+        super().__init__(sock, watched, f"the hub at {host}:{port}", silence, zap=zap, token=token)
         self._thread.start()
 
     @classmethod
@@ -160,13 +160,6 @@ class Hub(Station):
 
     # the thread
 
-    def _zap(self) -> zmq.Socket[bytes] | None:
-        return self._zap_socket
-
-    def _answer(self, ready: dict[Any, int]) -> None:
-        if self._zap_socket is not None and self._zap_socket in ready and self._token is not None:
-            answer_zap(self._zap_socket, self._token)
-
     def _noticed(self, kind: int, value: int) -> None:
         self.refused += 1  # a hub must not die because a stranger knocks
 
@@ -244,7 +237,7 @@ class Hub(Station):
                 self._peers[name].sent += Traffic(1, wire_bytes(len(data), self.secure))
         return True
 
-    def _check(self, now: float, excused: bool) -> None:
+    def _check_silence(self, now: float, excused: bool) -> None:
         if excused:
             with self._lock:
                 for p in self._peers.values():

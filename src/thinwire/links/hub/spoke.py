@@ -13,7 +13,6 @@ from thinwire.links.hub.clock import PeerClock
 from thinwire.links.hub.events import Event, EventKind
 from thinwire.links.hub.station import (
     ANSWER,
-    BURST,
     BYE,
     BYE_BYTE,
     DATA,
@@ -29,15 +28,14 @@ from thinwire.links.hub.station import (
     station_socket,
 )
 from thinwire.links.metered import Traffic, wire_bytes
-from thinwire.links.pair.pump import MECHANISM_MISMATCH, REDIAL, REFUSALS
 from thinwire.links.pair.reliable import LIVELY
+from thinwire.links.polled import BURST, CONNECT, REFUSALS, is_certain
 from thinwire.links.security import REMEDY, check_host, secure_connector
-from thinwire.links.sockets import DIALS, REFUSED, WATCHED, dial, dial_again, endpoint
+from thinwire.links.sockets import DIALS, REFUSED, WATCHED, endpoint
 from thinwire.links.tcp import info as tcp_info
 from thinwire.links.tcp.info import SocketPlace
 from thinwire.types import AuthError, InputError
 
-CONNECT = 3.0  # seconds that one attempt to connect may take
 MAX_MESSAGE = (1 << 24) + (1 << 12)  # bytes: the largest layout and what goes along; chunks have 2^18 at most
 MAX_QUEUE = 1024  # messages to the hub that wait; what is over it is refused
 
@@ -57,18 +55,15 @@ class Spoke(Station):
         self.secure = secure
         self.refused = 0  # handshakes in a row that failed, though somebody there asks for a token
         self._proved = False  # the hub has taken this token once: whatever breaks off later, it is not that
-        self._endpoint, self._address = endpoint(host, port), (host, port)
+        self._address = host, port
         self._outbox: deque[bytes] = deque()
         self._there = False
         self.heard = monotonic()  # when the hub gave its last sign of life
         self._patient_from, self._pinged = self.heard, 0.0
         self._place: SocketPlace | None = None  # the connection's, which is there or being made
         self._came: int | None = None  # bytes over it by the ping before, where the kernel tells
-        self._redial_at: float | None = None  # libzmq does not dial again after every kind of failure
         self._sent, self._received = Traffic(), Traffic()
-        super().__init__(sock, WATCHED, f"the way to {self.peer}", silence)
-        # after the monitor, which would miss the first handshake otherwise
-        self._known = dial(sock, self._endpoint)  # the host has an address
+        super().__init__(sock, WATCHED, f"the way to {self.peer}", silence, endpoint=endpoint(host, port))
         self._thread.start()
 
     @classmethod
@@ -128,11 +123,8 @@ class Spoke(Station):
         return bool(self._outbox)
 
     def _noticed(self, kind: int, value: int) -> None:
+        self._plan_redial(kind, monotonic())
         if kind in DIALS:
-            if kind == _Event.CONNECTED:
-                self._redial_at = None
-            elif self._known or self._redial_at is None:
-                self._redial_at = monotonic() + REDIAL + CONNECT
             # the value of that event is the connection's descriptor
             self._place = tcp_info.place_of(value) if kind == _Event.CONNECTED else None
             self._came = None
@@ -145,13 +137,10 @@ class Spoke(Station):
             self._lost(b"the connection broke")
         elif kind in REFUSED and not self._proved:
             self._refuse(kind, value)
-        if kind == _Event.DISCONNECTED or kind in REFUSED:
-            self._redial_at = monotonic() + REDIAL
 
     def _refuse(self, kind: int, value: int) -> None:
         """Blame the token where the hub said so, or breaks off again and again though it greets."""
-        mismatch = kind == _Event.HANDSHAKE_FAILED_PROTOCOL and value == MECHANISM_MISMATCH
-        certain = kind == _Event.HANDSHAKE_FAILED_AUTH or mismatch
+        certain = is_certain(kind, value)
         if self.secure and not certain:
             self.refused = self.refused + 1 if asks_for_token(*self._address) else 0
         if certain or self.refused >= REFUSALS:
@@ -200,7 +189,7 @@ class Spoke(Station):
         self._sent += Traffic(1, wire_bytes(len(data), self.secure))
         return True
 
-    def _check(self, now: float, excused: bool) -> None:
+    def _check_silence(self, now: float, excused: bool) -> None:
         if excused:
             self._patient_from = now
         if now - max(self.heard, self._patient_from) > self._silence:
@@ -224,10 +213,6 @@ class Spoke(Station):
     def _ping(self, now: float) -> None:
         self._pinged = now
         self._put(STAMP.pack(PING, now))
-
-    def _redial(self, now: float) -> None:
-        self._redial_at = now + REDIAL + CONNECT
-        self._known = dial_again(self._sock, self._endpoint)
 
     def _lost(self, why: bytes) -> None:
         with self._lock:

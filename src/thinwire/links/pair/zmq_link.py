@@ -13,6 +13,7 @@ import zmq
 
 from thinwire.links.base import Data, LinkEstimate
 from thinwire.links.pair.pump import Pump
+from thinwire.links.polled import CONNECT
 from thinwire.links.security import check_host, secure_connector
 from thinwire.links.sockets import endpoint, listen, open_socket
 from thinwire.links.tcp import congestion
@@ -92,7 +93,7 @@ class ZmqLink:
         sock = open_socket(zmq.DEALER, max_message, HIGH_WATER)
         sock.routing_id = name
         sock.reconnect_ivl, sock.reconnect_ivl_max = 100, 1000  # ms
-        sock.connect_timeout = 3000  # ms
+        sock.connect_timeout = int(CONNECT * 1000)
         if token is not None:
             secure_connector(sock, token)
         address = endpoint(host, port)
