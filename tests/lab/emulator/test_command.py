@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 from emulated import BUSY, TURN, emulate, emulation
 from emulated_lines import trip
-from launchers import Command, children, cold, until
+from launchers import Command, children, until, warm
 from typer.testing import CliRunner
 
 from thinwire.cli.terminal.app import app
@@ -197,10 +196,10 @@ def test_pipes_that_stay_open_are_waited_for_together() -> None:
 def start_and_wait(place: Path) -> tuple[Command, str]:
     """Start ``thinwire emulate`` with a command that leaves others behind; return it and its mark."""
     program = "setsid sleep 1234 & exec sleep 1234"
-    command = [sys.executable, "-m", "thinwire", "emulate", "--link", "100mbit,1ms", "--no-check"]
+    command = ["emulate", "--link", "100mbit,1ms", "--no-check"]
     end = time.monotonic() + TURN
     while True:
-        p = cold(place, *command, "--", "sh", "-c", program)
+        p = warm().start(place, *command, "--", "sh", "-c", program)
         mark = orphans.mark(p.pid)
         until(lambda: p.poll() is not None or len(marked(mark)) == 5, "the ranks to run")  # noqa: B023
         if p.poll() is None:
