@@ -21,7 +21,7 @@ MISMATCH = 0x11000002  # ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH: one end has
 
 
 class PolledSocket:
-    """A socket and its thread; the base of ``Pump``, ``Hub`` and ``Spoke``, which start it.
+    """A socket and its thread; the base of ``ZmqLink``, ``Hub`` and ``Spoke``, which start it.
 
     ``watched``: events of the socket that ``_noticed`` is told of. ``where``: what errors call it.
     ``endpoint``: to connect to. ``zap``: what ZeroMQ asks about ``token``. The socket's context belongs to
