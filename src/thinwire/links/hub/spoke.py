@@ -9,24 +9,9 @@ from time import monotonic
 import zmq
 
 from thinwire.links.greeting import asks_for_token
+from thinwire.links.hub import station
 from thinwire.links.hub.clock import PeerClock
 from thinwire.links.hub.events import Event, EventKind
-from thinwire.links.hub.station import (
-    ANSWER,
-    BYE,
-    BYE_BYTE,
-    DATA,
-    DATA_BYTE,
-    IDENTITY,
-    LARGE,
-    PING,
-    PONG,
-    SILENCE,
-    STAMP,
-    Station,
-    check_silence,
-    station_socket,
-)
 from thinwire.links.metered import Traffic, wire_bytes
 from thinwire.links.pair.reliable import LIVELY
 from thinwire.links.polled import BURST, CONNECT, REFUSALS, is_certain
@@ -42,7 +27,7 @@ MAX_QUEUE = 1024  # messages to the hub that wait; what is over it is refused
 _Event = zmq.Event
 
 
-class Spoke(Station):
+class Spoke(station.Station):
     """Talk to one hub; made by ``connect``. ``JOINED`` comes with every new connection, the first included.
 
     What was sent over a connection that then broke may be lost: whoever is told ``JOINED`` says afresh what
@@ -73,7 +58,7 @@ class Spoke(Station):
         port: int,
         *,
         token: bytes | None = None,
-        silence: float = SILENCE,
+        silence: float = station.SILENCE,
         max_message: int = MAX_MESSAGE,
     ) -> Spoke:
         """Dial a hub; returns at once, and goes on dialling until ``close``.
@@ -84,9 +69,10 @@ class Spoke(Station):
         the hub does not hold this token, but not after it once did.
         """
         check_host(host, token)
-        check_silence(silence)
-        sock = station_socket(zmq.DEALER, max_message, takes=LARGE)
-        sock.routing_id = b"s" + secrets.token_bytes(IDENTITY - 1)  # a zero byte first is ZeroMQ's own
+        station.check_silence(silence)
+        sock = station.station_socket(zmq.DEALER, max_message, takes=station.LARGE)
+        rest = secrets.token_bytes(station.IDENTITY - 1)
+        sock.routing_id = b"s" + rest  # a zero byte first is ZeroMQ's own
         sock.immediate = True  # nothing is queued for a connection that is not there
         sock.reconnect_ivl, sock.reconnect_ivl_max = 100, 1000  # ms
         sock.connect_timeout = int(CONNECT * 1000)
@@ -113,7 +99,7 @@ class Spoke(Station):
         with self._lock:
             if not self._there or len(self._outbox) >= MAX_QUEUE or self._linger is not None:
                 return False
-            self._outbox.append(DATA_BYTE + data)
+            self._outbox.append(station.DATA_BYTE + data)
         self._bell.ring()
         return True
 
@@ -161,12 +147,12 @@ class Spoke(Station):
 
     def _take(self, data: bytes) -> None:
         kind = data[0]
-        if kind == DATA:
+        if kind == station.DATA:
             self._events.put(Event(EventKind.DATA, b"", data[1:]))
-        elif kind == PONG and len(data) == ANSWER.size:
-            _, sent, theirs = ANSWER.unpack(data)
+        elif kind == station.PONG and len(data) == station.ANSWER.size:
+            _, sent, theirs = station.ANSWER.unpack(data)
             self.clock.add(sent, theirs, monotonic())
-        elif kind == BYE:
+        elif kind == station.BYE:
             self._lost(b"it left")
 
     def _flush(self) -> None:
@@ -212,7 +198,7 @@ class Spoke(Station):
 
     def _ping(self, now: float) -> None:
         self._pinged = now
-        self._put(STAMP.pack(PING, now))
+        self._put(station.STAMP.pack(station.PING, now))
 
     def _lost(self, why: bytes) -> None:
         with self._lock:
@@ -223,4 +209,4 @@ class Spoke(Station):
 
     def _farewell(self) -> None:
         if self._there:
-            self._put(BYE_BYTE)
+            self._put(station.BYE_BYTE)
