@@ -288,7 +288,7 @@ def test_a_slow_link_is_not_sent_twice_and_is_measured() -> None:
         assert seen.rtt is not None and 0.04 <= seen.rtt < 0.4
         assert seen.rate == pytest.approx(250e3, rel=0.3)
         assert seen.age is not None and seen.age < LONG
-        assert a.smoothed_rtt is not None and a.smoothed_rtt >= seen.rtt
+        assert a._estimator.smoothed is not None and a._estimator.smoothed >= seen.rtt
 
 
 @pytest.mark.skipif(not tcp_info.supported(), reason="the kernel's counts are Linux's")
