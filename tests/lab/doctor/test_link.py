@@ -13,11 +13,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from commanded import invoke
 from listeners import HERE, LONG, TOKEN, knocking, listening, listening_process
 from torch.distributed import HashStore
-from typer.testing import CliRunner
 
-from thinwire.cli.terminal.app import app
 from thinwire.lab.doctor import linktest
 from thinwire.lab.doctor.linktest import dial, listen
 from thinwire.lab.machine import network
@@ -234,10 +233,9 @@ def test_an_address_off_loopback_needs_a_token() -> None:
 def test_one_sentence_and_the_exit_code(
     options: list[str], code: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("THINWIRE_TOKEN", raising=False)
     (tmp_path / "TOKEN").write_bytes(TOKEN)
     monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(app, ["doctor", *options])
+    result = invoke("doctor", *options)
     last = result.stderr.strip().splitlines()[-1]
     assert result.exit_code == code
     assert words in last and last.startswith("thinwire: ")
