@@ -41,7 +41,7 @@ class PolledSocket:
         self._sock, self._where, self._endpoint, self._zap, self._token = sock, where, endpoint, zap, token
         self._monitor = sock.get_monitor_socket(watched)
         # after the monitor, which would miss the first handshake otherwise
-        self._known = endpoint is None or dial(sock, endpoint)  # the host has an address
+        self._resolved = endpoint is None or dial(sock, endpoint)  # the host has an address
         self._bell = Bell()
         self._lock = threading.Lock()
         self.error: LinkError | None = None
@@ -99,7 +99,7 @@ class PolledSocket:
         if kind == zmq.Event.CONNECTED:
             self._redial_at = None
         elif kind in DIALS:
-            if self._known or self._redial_at is None:
+            if self._resolved or self._redial_at is None:
                 self._redial_at = now + REDIAL + CONNECT
         elif kind == zmq.Event.DISCONNECTED or kind in REFUSED:
             self._redial_at = now + REDIAL
@@ -107,7 +107,7 @@ class PolledSocket:
     def _redial(self, now: float) -> None:
         self._redial_at = now + REDIAL
         if self._endpoint is not None:
-            self._known = dial_again(self._sock, self._endpoint)
+            self._resolved = dial_again(self._sock, self._endpoint)
 
     def _fail(self, error: LinkError) -> None:
         """Let the thread end with ``error``, and tell whoever waits; the first error stays."""
