@@ -27,14 +27,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.cells import check_words, keep
+from bench.runs import trained
 from thinwire.lab.emulator import lift
 from thinwire.lab.emulator.session import Emulation
 from thinwire.lab.records.runs import slug
 from thinwire.lab.records.schema import upgraded_unit
-from thinwire.lab.records.writer import load_run, read_metrics
-from thinwire.lab.train.config import TrainConfig
-from thinwire.lab.train.launch import launch
-from thinwire.lab.train.record.schema import StepMetrics, TrainRecord
 from thinwire.links.profile import profiles
 from thinwire.types import MeasurementError
 
@@ -98,13 +95,9 @@ def timing(model: str, link: str) -> None:
 
 def run(kind: str, model: str, place: str, recipe: str, **options: Any) -> None:
     """Run one recipe from the first step to the last; keep its record and its steps under ``place``."""
-    with tempfile.TemporaryDirectory() as out:
-        config = TrainConfig(**(JOBS[model] | COMMON | {"recipe": recipe, "out": out} | options))
-        record = load_run(launch(config), TrainRecord).to_dict()
-        lines = read_metrics(out, StepMetrics)
-        steps = [vars(m) | {"links": [vars(k) for k in m.links or ()]} for m in lines]
-    record["config"]["out"] = "runs/links"
-    keep(cell_file(kind, model, place, recipe), {"record": record, "steps": steps})
+    record, lines = trained(JOBS[model] | COMMON | {"recipe": recipe} | options, "runs/links")
+    steps = [vars(m) | {"links": [vars(k) for k in m.links or ()]} for m in lines]
+    keep(cell_file(kind, model, place, recipe), {"record": record.to_dict(), "steps": steps})
 
 
 def cells() -> Iterator[tuple[str, str, str, str]]:

@@ -10,12 +10,13 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bench import pages_finetuning, pages_links, pages_plan, pages_record, pages_state
+from bench.tables import Rows, table, tabled
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results"
@@ -34,7 +35,6 @@ PAGES = (
     "docs/run-record.md",
 )
 MARK = re.compile(r"<!-- table:([a-z-]+) -->\n.*?<!-- end -->", re.DOTALL)
-Rows = Iterator[list[str]]
 
 
 def results(name: str) -> Any:
@@ -48,115 +48,94 @@ def results(name: str) -> Any:
     return json.loads(file.read_text("utf-8")) if file.exists() else None
 
 
-def table(head: list[str], rows: Rows) -> str:
-    """Return a Markdown table, numbers to the right."""
-    body = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([f"| {' | '.join(head)} |", f"|---|{'---:|' * (len(head) - 1)}", *body])
-
-
 def percent(x: float) -> str:
     return f"{100 * x:+.2f} %"
 
 
-def demo(runs: list[dict[str, Any]]) -> str:
+@tabled("recipe", "sent", "fewer", "bits a value, fw + bw", "a step", "faster", "held-out loss")
+def demo(runs: list[dict[str, Any]]) -> Rows:
     """The runs of the demo side by side."""
     base = runs[0]
 
-    def rows() -> Rows:
-        for r in runs:
-            sent = sum(r["bytes"][k] for k in ("forward", "backward", "control"))
-            all_fp32 = sum(base["bytes"][k] for k in ("forward", "backward", "control"))
-            step, slowest = (x["totals"]["seconds"] / x["totals"]["steps"] for x in (r, base))
-            bits = r["bits_per_value"]
-            yield [
-                f"`{r['recipe']['name']}`",
-                f"{sent / 1e6:.2f} MB",
-                f"{all_fp32 / sent:.1f}×",
-                f"{bits['forward'] + bits['backward']:.1f}",
-                f"{step:.2f} s",
-                f"{slowest / step:.2f}×",
-                f"{r['loss']['eval_first']:.3f} → {r['loss']['eval_final']:.3f}",
-            ]
-
-    head = ["recipe", "sent", "fewer", "bits a value, fw + bw", "a step", "faster", "held-out loss"]
-    return table(head, rows())
+    for r in runs:
+        sent = sum(r["bytes"][k] for k in ("forward", "backward", "control"))
+        all_fp32 = sum(base["bytes"][k] for k in ("forward", "backward", "control"))
+        step, slowest = (x["totals"]["seconds"] / x["totals"]["steps"] for x in (r, base))
+        bits = r["bits_per_value"]
+        yield [
+            f"`{r['recipe']['name']}`",
+            f"{sent / 1e6:.2f} MB",
+            f"{all_fp32 / sent:.1f}×",
+            f"{bits['forward'] + bits['backward']:.1f}",
+            f"{step:.2f} s",
+            f"{slowest / step:.2f}×",
+            f"{r['loss']['eval_first']:.3f} → {r['loss']['eval_final']:.3f}",
+        ]
 
 
-def quality(found: dict[str, Any]) -> str:
+@tabled("recipe", "processor", "learning rate", "bits fw + bw", "held-out", "against fp32",
+        "of fp32's gain", "train slice", "against fp32", "within bounds")  # fmt: skip
+def quality(found: dict[str, Any]) -> Rows:
     """Every recipe against fp32: bits, losses, the three bounds."""
-
-    def rows() -> Rows:
-        for r in found["recipes"]:
-            c, losses = r["check"], r["losses"]
-            yield [
-                f"`{r['recipe']}`",
-                r["cpu"].split("(")[0].split()[0],
-                f"{r['learning_rate']:g}",
-                f"{r['bits']:.2f}",
-                f"{losses['eval_final']:.4f}",
-                percent(c["heldout"]),
-                percent(c["of_gain"]),
-                f"{losses['train_eval_final']:.4f}",
-                percent(c["train_slice"]),
-                "yes" if c["met"] else "no",
-            ]
-        c = found["frozen"]
-        yield ["frozen model (control)", "", "", "0", "", *map(percent, (c["heldout"], c["of_gain"])), "",
-               percent(c["train_slice"]), "yes" if c["met"] else "no"]  # fmt: skip
-
-    head = ["recipe", "processor", "learning rate", "bits fw + bw", "held-out", "against fp32",
-            "of fp32's gain", "train slice", "against fp32", "within bounds"]  # fmt: skip
-    return table(head, rows())
+    for r in found["recipes"]:
+        c, losses = r["check"], r["losses"]
+        yield [
+            f"`{r['recipe']}`",
+            r["cpu"].split("(")[0].split()[0],
+            f"{r['learning_rate']:g}",
+            f"{r['bits']:.2f}",
+            f"{losses['eval_final']:.4f}",
+            percent(c["heldout"]),
+            percent(c["of_gain"]),
+            f"{losses['train_eval_final']:.4f}",
+            percent(c["train_slice"]),
+            "yes" if c["met"] else "no",
+        ]
+    c = found["frozen"]
+    yield ["frozen model (control)", "", "", "0", "", *map(percent, (c["heldout"], c["of_gain"])), "",
+           percent(c["train_slice"]), "yes" if c["met"] else "no"]  # fmt: skip
 
 
-def student(found: dict[str, Any]) -> str:
+@tabled("recipe", "sent", "fewer bytes than fp32", "median step", "faster", "train loss, last 10 steps",
+        "held-out loss")  # fmt: skip
+def student(found: dict[str, Any]) -> Rows:
     """The student paper's comparison, as measured here."""
     base = found["rows"][0]
 
-    def rows() -> Rows:
-        for r in found["rows"]:
-            yield [
-                f"`{r['recipe']}`",
-                f"{r['bytes'] / 1e6:.1f} MB",
-                f"{100 * (1 - r['bytes'] / r['raw_bytes']):.1f} %",
-                f"{r['median_step_s']:.3f} s",
-                f"{base['median_step_s'] / r['median_step_s']:.2f}×",
-                f"{r['train_loss_last10']:.4f}",
-                f"{r['eval_first']:.3f} → {r['eval_final']:.4f}",
-            ]
-
-    head = ["recipe", "sent", "fewer bytes than fp32", "median step", "faster", "train loss, last 10 steps",
-            "held-out loss"]  # fmt: skip
-    return table(head, rows())
+    for r in found["rows"]:
+        yield [
+            f"`{r['recipe']}`",
+            f"{r['bytes'] / 1e6:.1f} MB",
+            f"{100 * (1 - r['bytes'] / r['raw_bytes']):.1f} %",
+            f"{r['median_step_s']:.3f} s",
+            f"{base['median_step_s'] / r['median_step_s']:.2f}×",
+            f"{r['train_loss_last10']:.4f}",
+            f"{r['eval_first']:.3f} → {r['eval_final']:.4f}",
+        ]
 
 
-def deltas(found: dict[str, Any]) -> str:
+@tabled("of", "memory", "residual's energy", "error, 2 bits", "4 bits", "8 bits")
+def deltas(found: dict[str, Any]) -> Rows:
     """What each memory leaves to send, and the error at equal bits."""
-
-    def rows() -> Rows:
-        for r in found["rows"]:
-            yield [
-                r["of"],
-                r["memory"],
-                f"{r['energy']:.4f}",
-                *(f"{r['error'][b]:.4f}" for b in ("2", "4", "8")),
-            ]
-
-    return table(["of", "memory", "residual's energy", "error, 2 bits", "4 bits", "8 bits"], rows())
+    for r in found["rows"]:
+        yield [
+            r["of"],
+            r["memory"],
+            f"{r['energy']:.4f}",
+            *(f"{r['error'][b]:.4f}" for b in ("2", "4", "8")),
+        ]
 
 
-def unbiased(found: dict[str, Any]) -> str:
+@tabled("recipe", "bits forward", "backward", "held-out against fp32", "train slice")
+def unbiased(found: dict[str, Any]) -> Rows:
     """What coarser gradients cost, with a bias and without: above fp32 of the same seed."""
 
     def above(r: dict[str, Any], name: str) -> str:
         return f"{100 * r[name]:+.2f} ± {100 * r[name + '_error']:.2f} %"
 
-    def rows() -> Rows:
-        for r in found["recipes"]:
-            bits = (f"{r['bits_' + way]:.2f}" for way in ("forward", "backward"))
-            yield [f"`{r['recipe']}`", *bits, above(r, "heldout"), above(r, "train_slice")]
-
-    return table(["recipe", "bits forward", "backward", "held-out against fp32", "train slice"], rows())
+    for r in found["recipes"]:
+        bits = (f"{r['bits_' + way]:.2f}" for way in ("forward", "backward"))
+        yield [f"`{r['recipe']}`", *bits, above(r, "heldout"), above(r, "train_slice")]
 
 
 def codecs(found: dict[str, Any]) -> str:
@@ -166,13 +145,16 @@ def codecs(found: dict[str, Any]) -> str:
 
     smallest = min(r["input_bytes"] for r in found["rows"])
 
-    def rows() -> Rows:
-        for r in found["rows"]:
-            if r["input_bytes"] == smallest:
-                speeds = (r[f"{k}_gb_s"] for k in ("encode", "decode", "both"))
-                share = f"{r['share_of_memcpy']:.1%}"
-                yield [f"`{r['codec']}`", f"{r['bits_per_value']:.2f}", *(f"{s:.2f}" for s in speeds), share]
-
+    rows = [
+        [
+            f"`{r['codec']}`",
+            f"{r['bits_per_value']:.2f}",
+            *(f"{r[f'{k}_gb_s']:.2f}" for k in ("encode", "decode", "both")),
+            f"{r['share_of_memcpy']:.1%}",
+        ]
+        for r in found["rows"]
+        if r["input_bytes"] == smallest
+    ]
     measured = {r["codec"] for r in found["rows"]}
     missing = [n for n in (*(repr(parse_codec(c)) for c in CODECS), *CHANNELS_OF) if n not in measured]
     machine = found["machine"]
@@ -180,7 +162,7 @@ def codecs(found: dict[str, Any]) -> str:
     if missing:
         note += f" Not measured yet: {', '.join(f'`{n}`' for n in missing)}."
     head = ["codec", "bits a value", "encode, GB/s", "decode, GB/s", "both, GB/s", "both, share of a copy's"]
-    return f"{table(head, rows())}\n\n{note}"
+    return f"{table(head, rows)}\n\n{note}"
 
 
 def emulator(found: dict[str, Any]) -> str:
@@ -215,13 +197,12 @@ def emulator(found: dict[str, Any]) -> str:
     return f"{table(['link, one way', 'headers leave', *heads], rows())}\n\n{note}."
 
 
-def of_study(draw: Callable[[Any, Callable[[list[str], Rows], str]], str]) -> Callable[[Any], str]:
-    """Return a table of a study in cells as one of this page's; an unfinished study says so."""
+def of_study(draw: Callable[[Any], str]) -> Callable[[Any], str]:
+    """Return the table of a study in cells; an unfinished study says so."""
 
     def drawn(found: Any) -> str:
         missing = len(found["missing"])
-        note = f"\n\n*{missing} cells of this study are not measured yet.*" if missing else ""
-        return draw(found, table) + note
+        return draw(found) + (f"\n\n*{missing} cells of this study are not measured yet.*" if missing else "")
 
     return drawn
 
@@ -234,23 +215,23 @@ TABLES: dict[str, Callable[[Any], str]] = {
     "unbiased": unbiased,
     "codecs": codecs,
     "emulator": emulator,
-    "links-gpt": of_study(pages_links.matrix("gpt2-lab")),
-    "links-smollm": of_study(pages_links.matrix("smollm2-135m")),
-    "links-gpt-all": of_study(pages_links.details("gpt2-lab")),
-    "links-smollm-all": of_study(pages_links.details("smollm2-135m")),
+    "links-gpt": of_study(partial(pages_links.matrix, "gpt2-lab")),
+    "links-smollm": of_study(partial(pages_links.matrix, "smollm2-135m")),
+    "links-gpt-all": of_study(partial(pages_links.details, "gpt2-lab")),
+    "links-smollm-all": of_study(partial(pages_links.details, "smollm2-135m")),
     "links-goals": of_study(pages_links.goals),
     "links-verdicts": of_study(pages_links.verdicts),
-    "links-rounds": of_study(pages_links.in_rounds("slow")),
-    "links-rounds-fast": of_study(pages_links.in_rounds("fast")),
-    "links-rounds-deep": of_study(pages_links.in_rounds("deep")),
-    "links-rounds-elsewhere": of_study(pages_links.in_rounds("elsewhere")),
-    "links-rounds-behind": of_study(pages_links.in_rounds("behind")),
+    "links-rounds": of_study(partial(pages_links.in_rounds, "slow")),
+    "links-rounds-fast": of_study(partial(pages_links.in_rounds, "fast")),
+    "links-rounds-deep": of_study(partial(pages_links.in_rounds, "deep")),
+    "links-rounds-elsewhere": of_study(partial(pages_links.in_rounds, "elsewhere")),
+    "links-rounds-behind": of_study(partial(pages_links.in_rounds, "behind")),
     "links-verified": of_study(pages_links.verified),
     "links-predictions": of_study(pages_links.predictions),
     **{name: of_study(draw) for name, draw in (pages_plan.TABLES | pages_state.TABLES).items()},
     **dict.fromkeys(pages_record.TABLES, lambda draw: draw()),
-    "followed": partial(pages_state.followed, table=table),
-    **{name: partial(draw, table=table) for name, draw in pages_finetuning.TABLES.items()},
+    "followed": pages_state.followed,
+    **pages_finetuning.TABLES,
 }
 
 

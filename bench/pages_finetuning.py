@@ -2,51 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
-Rows = Iterator[list[str]]
-Table = Callable[[list[str], Rows], str]
+from bench.tables import Rows, tabled
+
 MASKS = {"none": "none", "by sample": "{:g}, by sample", "drawn anew": "{:g}, drawn anew at each visit"}
 CHANGED = {"masks": "other dropout masks", "prefix": "another prefix of {} tokens"}
 
 
-def adapters(found: Any, table: Table) -> str:
+@tabled("trained", "values", "rate", "loss by pass", "delta's share of the energy, second pass", "third")
+def adapters(found: Any) -> Rows:
     """What is trained, how fast it learns, and what a later visit has to send."""
-
-    def rows() -> Rows:
-        for r in found["adapters"]:
-            losses = ", ".join(f"{x:.2f}" for x in r["loss"])
-            trained = f"adapters, rank {r['rank']}" if r["rank"] else "all weights"
-            values = f"{r['values'] / 1e6:.1f} million"
-            rate = f"{r['rate']:.0e}".replace("e-0", "e-")
-            yield [trained, values, rate, losses, *(f"{100 * x:.2f} %" for x in r["share"])]
-
-    head = ["trained", "values", "rate", "loss by pass", "delta's share of the energy, second pass", "third"]
-    return table(head, rows())
+    for r in found["adapters"]:
+        losses = ", ".join(f"{x:.2f}" for x in r["loss"])
+        trained = f"adapters, rank {r['rank']}" if r["rank"] else "all weights"
+        values = f"{r['values'] / 1e6:.1f} million"
+        rate = f"{r['rate']:.0e}".replace("e-0", "e-")
+        yield [trained, values, rate, losses, *(f"{100 * x:.2f} %" for x in r["share"])]
 
 
-def dropout(found: Any, table: Table) -> str:
+@tabled("dropout", "second pass", "third")
+def dropout(found: Any) -> Rows:
     """What dropout makes of a delta."""
-
-    def rows() -> Rows:
-        for r in found["dropout"]:
-            yield [MASKS[r["masks"]].format(r["rate"]), *map(ranged, r["share"])]
-
-    return table(["dropout", "second pass", "third"], rows())
+    for r in found["dropout"]:
+        yield [MASKS[r["masks"]].format(r["rate"]), *map(ranged, r["share"])]
 
 
-def same_weights(found: Any, table: Table) -> str:
+@tabled("changed", "share of the energy, all tokens", "median token", "new sinks, tokens")
+def same_weights(found: Any) -> Rows:
     """What destroys a delta even where no weight has changed."""
     half = found["jobs"]["smollm2-135m"]["seq"] // 2
 
-    def rows() -> Rows:
-        for r in found["same_weights"]:
-            least, largest = (f"{r['sinks'][of]:.0f}" for of in ("least", "largest"))
-            sinks = least if least == largest else f"{least} to {largest}"
-            yield [CHANGED[r["changed"]].format(half), *(ranged(r[of]) for of in ("all", "median")), sinks]
-
-    return table(["changed", "share of the energy, all tokens", "median token", "new sinks, tokens"], rows())
+    for r in found["same_weights"]:
+        least, largest = (f"{r['sinks'][of]:.0f}" for of in ("least", "largest"))
+        sinks = least if least == largest else f"{least} to {largest}"
+        yield [CHANGED[r["changed"]].format(half), *(ranged(r[of]) for of in ("all", "median")), sinks]
 
 
 def ranged(x: dict[str, float]) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
-Rows = Iterator[list[str]]
-Table = Callable[[list[str], Rows], str]
+from bench.tables import Rows, table, tabled
+
 DASH = "–"
 
 
@@ -30,123 +29,96 @@ def _times(x: float | None) -> str:
     return DASH if x is None else f"{x:.1f}×" if x < 9.95 else f"{x:.0f}×"
 
 
-def matrix(model: str) -> Callable[[dict[str, Any], Table], str]:
+def matrix(model: str, found: dict[str, Any]) -> str:
     """Return the table of shares, those made in rounds where there are any: recipes down, links across."""
+    cells = _cells(found, model)
 
-    def share(cell: dict[str, Any]) -> float | None:
-        return cell.get("share_in_rounds") or cell.get("share")
+    def share(recipe: str, link: str) -> str:
+        cell = cells.get((recipe, link), {})
+        return percent(cell.get("share_in_rounds") or cell.get("share"))
 
-    def draw(found: dict[str, Any], table: Table) -> str:
-        cells = _cells(found, model)
-        recipes = list(dict.fromkeys(recipe for recipe, _ in cells))
-
-        def rows() -> Rows:
-            for recipe in recipes:
-                shares = [share(cells.get((recipe, link), {})) for link in found["links"]]
-                yield [f"`{recipe}`", *map(percent, shares)]
-
-        return table(["recipe", *found["links"]], rows())
-
-    return draw
+    recipes = dict.fromkeys(recipe for recipe, _ in cells)
+    rows = ([f"`{recipe}`", *(share(recipe, link) for link in found["links"])] for recipe in recipes)
+    return table(["recipe", *found["links"]], rows)
 
 
-def details(model: str) -> Callable[[dict[str, Any], Table], str]:
+@tabled("recipe", "link", "how", "tokens/s", "share, first pass", "share", "communication / compute",
+        "MB", "first pass, s", "three passes, s", "held-out loss", "fp32's loss")  # fmt: skip
+def details(model: str, found: dict[str, Any]) -> Rows:
     """Return one row a cell, with everything measured."""
-
-    def draw(found: dict[str, Any], table: Table) -> str:
-        def rows() -> Rows:
-            for (recipe, link), r in _cells(found, model).items():
-                ratio = r["communication_to_compute"]
-                yield [
-                    f"`{recipe}`",
-                    link,
-                    r["how"],
-                    f"{r['tokens_s']:.0f}",
-                    percent(r["share_first"]),
-                    percent(r["share"]),
-                    DASH if ratio is None else f"{ratio:.2f}",
-                    f"{r['bytes'] / 1e6:.1f}",
-                    f"{r['seconds_one_epoch']:.0f}",
-                    f"{r['seconds']:.0f}",
-                    DASH if r["eval_final"] is None else f"{r['eval_final']:.3f}",
-                    {True: "yes", False: "no", None: DASH}[r["same_loss"]],
-                ]
-
-        head = ["recipe", "link", "how", "tokens/s", "share, first pass", "share", "communication / compute",
-                "MB", "first pass, s", "three passes, s", "held-out loss", "fp32's loss"]  # fmt: skip
-        return table(head, rows())
-
-    return draw
+    for (recipe, link), r in _cells(found, model).items():
+        ratio = r["communication_to_compute"]
+        yield [
+            f"`{recipe}`",
+            link,
+            r["how"],
+            f"{r['tokens_s']:.0f}",
+            percent(r["share_first"]),
+            percent(r["share"]),
+            DASH if ratio is None else f"{ratio:.2f}",
+            f"{r['bytes'] / 1e6:.1f}",
+            f"{r['seconds_one_epoch']:.0f}",
+            f"{r['seconds']:.0f}",
+            DASH if r["eval_final"] is None else f"{r['eval_final']:.3f}",
+            {True: "yes", False: "no", None: DASH}[r["same_loss"]],
+        ]
 
 
-def goals(found: dict[str, Any], table: Table) -> str:
+@tabled("model", "link", "fp32 keeps", "auto, first step", "first pass", "all", "bound", "of the bound",
+        "sooner than AQ-SGD, one pass", "to the loss", "than TAH-Quant", "than direct, 4 bits",
+        "than thinwire", "auto reaches the loss")  # fmt: skip
+def goals(found: dict[str, Any]) -> Rows:
     """Return ``auto`` against its bound and against the published recipes."""
-
-    def rows() -> Rows:
-        for g in found["goals"]:
-            versus = g["faster_than"]
-            aqsgd = versus.get("aqsgd:fw=4,bw=8", {})
-            yield [
-                g["model"],
-                g["link"],
-                percent(g["fp32_keeps"]),
-                percent(g["share_step_one"]),
-                percent(g["share_first"]),
-                percent(g["share"]),
-                percent(g["bound"]),
-                percent(g["of_bound"]),
-                _times(aqsgd.get("one_epoch")),
-                _times(aqsgd.get("epochs")),
-                _times(versus.get("tahquant", {}).get("epochs")),
-                _times(versus.get("direct:bits=4", {}).get("epochs")),
-                _times(versus.get("thinwire", {}).get("epochs")),
-                {True: "yes", False: "no", None: DASH}[g["same_loss"]],
-            ]
-
-    head = ["model", "link", "fp32 keeps", "auto, first step", "first pass", "all", "bound", "of the bound",
-            "sooner than AQ-SGD, one pass", "to the loss", "than TAH-Quant", "than direct, 4 bits",
-            "than thinwire", "auto reaches the loss"]  # fmt: skip
-    return table(head, rows())
+    for g in found["goals"]:
+        versus = g["faster_than"]
+        aqsgd = versus.get("aqsgd:fw=4,bw=8", {})
+        yield [
+            g["model"],
+            g["link"],
+            percent(g["fp32_keeps"]),
+            percent(g["share_step_one"]),
+            percent(g["share_first"]),
+            percent(g["share"]),
+            percent(g["bound"]),
+            percent(g["of_bound"]),
+            _times(aqsgd.get("one_epoch")),
+            _times(aqsgd.get("epochs")),
+            _times(versus.get("tahquant", {}).get("epochs")),
+            _times(versus.get("direct:bits=4", {}).get("epochs")),
+            _times(versus.get("thinwire", {}).get("epochs")),
+            {True: "yes", False: "no", None: DASH}[g["same_loss"]],
+        ]
 
 
-def verdicts(found: dict[str, Any], table: Table) -> str:
+@tabled("auto's", "model", "link", "wanted", "found", "met")
+def verdicts(found: dict[str, Any]) -> Rows:
     """Return each goal in each cell that it is about, and whether it is met."""
-
-    def rows() -> Rows:
-        for v in found["verdicts"]:
-            write = _tenths if v["goal"].startswith("share") else _hundredths
-            met = {True: "yes", False: "**no**", None: "too close to tell"}[v["met"]]
-            yield [v["goal"], v["model"], v["link"], write(v["wanted"]), write(v["found"]), met]
-
-    return table(["auto's", "model", "link", "wanted", "found", "met"], rows())
+    for v in found["verdicts"]:
+        write = _tenths if v["goal"].startswith("share") else _hundredths
+        met = {True: "yes", False: "**no**", None: "too close to tell"}[v["met"]]
+        yield [v["goal"], v["model"], v["link"], write(v["wanted"]), write(v["found"]), met]
 
 
-def in_rounds(study: str) -> Callable[[dict[str, Any], Table], str]:
+@tabled("link", "recipe", "TCP", "MB", "first step, ms", "one pass, s", "three passes, s",
+        "auto sooner, one pass", "three passes", "held-out loss")  # fmt: skip
+def in_rounds(study: str, found: dict[str, Any]) -> Rows:
     """Return a study's runs made in rounds: seconds of each round, and how much sooner ``auto`` was."""
 
     def each(values: list[float], text: str) -> str:
         return " / ".join(format(v, text) for v in values)
 
-    def draw(found: dict[str, Any], table: Table) -> str:
-        def rows() -> Rows:
-            for r in (r for r in found["rounds"] if r["study"] == study):
-                yield [
-                    r["link"],
-                    f"`{r['recipe']}`",
-                    r["congestion"],
-                    f"{r['bytes'] / 1e6:.1f}",
-                    each([1e3 * v for v in r["step_one"]], ".0f"),
-                    each(r["one_epoch"], ".1f"),
-                    each(r["epochs"], ".1f"),
-                    *(_hundredths(r["sooner"].get(k)) for k in ("one_epoch", "epochs")),
-                    DASH if r["eval_final"] is None else each(r["eval_final"], ".3f"),
-                ]
-
-        head = ["link", "recipe", "TCP", "MB", "first step, ms", "one pass, s", "three passes, s",
-                "auto sooner, one pass", "three passes", "held-out loss"]  # fmt: skip
-        return table(head, rows())
-
-    return draw
+    for r in (r for r in found["rounds"] if r["study"] == study):
+        yield [
+            r["link"],
+            f"`{r['recipe']}`",
+            r["congestion"],
+            f"{r['bytes'] / 1e6:.1f}",
+            each([1e3 * v for v in r["step_one"]], ".0f"),
+            each(r["one_epoch"], ".1f"),
+            each(r["epochs"], ".1f"),
+            *(_hundredths(r["sooner"].get(k)) for k in ("one_epoch", "epochs")),
+            DASH if r["eval_final"] is None else each(r["eval_final"], ".3f"),
+        ]
 
 
 def relay(found: dict[str, Any]) -> str:
@@ -155,32 +127,25 @@ def relay(found: dict[str, Any]) -> str:
     return f"between {percent(least)} and {percent(most)}"
 
 
-def predictions(found: dict[str, Any], table: Table) -> str:
+@tabled("recipe", "model", "link", "a step took", "predicted", "of it")
+def predictions(found: dict[str, Any]) -> Rows:
     """Return what the replay says of runs that were made, beside what they took."""
-
-    def rows() -> Rows:
-        for p in found["predictions"]:
-            seconds = (f"{1e3 * p[k]:.0f} ms" for k in ("measured", "predicted"))
-            yield [
-                f"`{p['recipe']}`",
-                p["model"],
-                p["link"],
-                *seconds,
-                percent(p["predicted"] / p["measured"]),
-            ]
-
-    return table(["recipe", "model", "link", "a step took", "predicted", "of it"], rows())
+    for p in found["predictions"]:
+        seconds = (f"{1e3 * p[k]:.0f} ms" for k in ("measured", "predicted"))
+        yield [
+            f"`{p['recipe']}`",
+            p["model"],
+            p["link"],
+            *seconds,
+            percent(p["predicted"] / p["measured"]),
+        ]
 
 
-def verified(found: dict[str, Any], table: Table) -> str:
+@tabled("recipe", "model", "link", "share, product", "share, end to end", "C of the session",
+        "C of runs end to end")  # fmt: skip
+def verified(found: dict[str, Any]) -> Rows:
     """Return the cells that were also run from the first step to the last."""
-
-    def rows() -> Rows:
-        for v in found["verified"]:
-            shares = percent(v["product"]), percent(v["whole"])
-            steps = (f"{1e3 * c:.0f} ms" for c in v["c"])
-            yield [f"`{v['recipe']}`", v["model"], v["link"], *shares, *steps]
-
-    head = ["recipe", "model", "link", "share, product", "share, end to end", "C of the session",
-            "C of runs end to end"]  # fmt: skip
-    return table(head, rows())
+    for v in found["verified"]:
+        shares = percent(v["product"]), percent(v["whole"])
+        steps = (f"{1e3 * c:.0f} ms" for c in v["c"])
+        yield [f"`{v['recipe']}`", v["model"], v["link"], *shares, *steps]

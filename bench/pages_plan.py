@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from bench.pages_links import percent
+from bench.tables import Rows, table, tabled
 
-Rows = Iterator[list[str]]
-Table = Callable[[list[str], Rows], str]
 NEAR = 0.10  # of what a step took: a prediction within it is called right
 BIT = 0.05  # bits a value: below, what was foretold and what was sent are the same number
 
@@ -26,7 +25,7 @@ def _bits(foretold: list[float], found: list[float]) -> str:
     return ", ".join(map(one, foretold, found))
 
 
-def steps(found: dict[str, Any], table: Table) -> str:
+def steps(found: dict[str, Any]) -> str:
     """Return each run beside its plan, and in a sentence how many plans were right."""
 
     def rows() -> Rows:
@@ -47,17 +46,13 @@ def steps(found: dict[str, Any], table: Table) -> str:
     return f"{table(head, rows())}\n\n{words}."
 
 
-def choices(found: dict[str, Any], table: Table) -> str:
+@tabled("link", "model", "proposed", "fastest run", "the proposed one's step is longer by", "within 4 %")
+def choices(found: dict[str, Any]) -> Rows:
     """Return the recipe proposed for each link beside the one that was fastest."""
-
-    def rows() -> Rows:
-        for c in found["choices"]:
-            words = "yes" if c["good"] else "**no**"
-            names = (f"`{c[k]}`" for k in ("proposed", "fastest"))
-            yield [c["link"], c["model"], *names, percent(c["behind"]), words]
-
-    head = ["link", "model", "proposed", "fastest run", "the proposed one's step is longer by", "within 4 %"]
-    return table(head, rows())
+    for c in found["choices"]:
+        words = "yes" if c["good"] else "**no**"
+        names = (f"`{c[k]}`" for k in ("proposed", "fastest"))
+        yield [c["link"], c["model"], *names, percent(c["behind"]), words]
 
 
-TABLES: dict[str, Callable[[Any, Table], str]] = {"plan": steps, "plan-choices": choices}
+TABLES: dict[str, Callable[[Any], str]] = {"plan": steps, "plan-choices": choices}

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
+from bench.tables import Rows, table, tabled
 from thinwire.lab.following.cards import saving
 from thinwire.lab.following.record import StateRecord, VersionMetrics
 from thinwire.lab.records.build import build
 from thinwire.lab.records.runs import Run
 
-Rows = Iterator[list[str]]
-Table = Callable[[list[str], Rows], str]
 OURS, PLAIN = "thinwire", "thinwire, numpy"
 DASH = "–"
 
@@ -29,41 +28,36 @@ def _yes(ok: bool) -> str:
     return "yes" if ok else "no"
 
 
-def ratios(found: dict[str, Any], table: Table) -> str:
+@tabled("learning rate", "steps a version", "changed", "thinwire", "against bf16 whole", "best other",
+        "against bf16 whole", "fewer bytes than it", "goals met")  # fmt: skip
+def ratios(found: dict[str, Any]) -> Rows:
     """Return bytes a version against bf16 whole and the best of the others."""
-
-    def rows() -> Rows:
-        for r in found["coding"]:
-            mine, best = r["ways"][OURS], r["ways"][r["best_other"]]
-            yield [
-                f"{r['rate']:g}",
-                str(r["every"]),
-                f"{r['changed']:.2%}",
-                _size(mine["bytes"]),
-                f"{mine['ratio']:.0f}×",
-                f"{_size(best['bytes'])} ({r['best_other']})",
-                f"{best['ratio']:.0f}×",
-                f"{r['fewer']:.1%}",
-                _yes(r["met"]["ratio"] and r["met"]["fewer"]),
-            ]
-
-    head = ["learning rate", "steps a version", "changed", "thinwire", "against bf16 whole", "best other",
-            "against bf16 whole", "fewer bytes than it", "goals met"]  # fmt: skip
-    return table(head, rows())
+    for r in found["coding"]:
+        mine, best = r["ways"][OURS], r["ways"][r["best_other"]]
+        yield [
+            f"{r['rate']:g}",
+            str(r["every"]),
+            f"{r['changed']:.2%}",
+            _size(mine["bytes"]),
+            f"{mine['ratio']:.0f}×",
+            f"{_size(best['bytes'])} ({r['best_other']})",
+            f"{best['ratio']:.0f}×",
+            f"{r['fewer']:.1%}",
+            _yes(r["met"]["ratio"] and r["met"]["fewer"]),
+        ]
 
 
-def ways(found: dict[str, Any], table: Table) -> str:
+def ways(found: dict[str, Any]) -> str:
     """Return bytes a version of every way."""
     names = [name for r in found["coding"][:1] for name in r["ways"] if name != PLAIN]
+    rows = (
+        [f"{r['rate']:g}", str(r["every"]), *(_size(r["ways"][n]["bytes"]) for n in names)]
+        for r in found["coding"]
+    )
+    return table(["learning rate", "steps a version", *names], rows)
 
-    def rows() -> Rows:
-        for r in found["coding"]:
-            yield [f"{r['rate']:g}", str(r["every"]), *(_size(r["ways"][n]["bytes"]) for n in names)]
 
-    return table(["learning rate", "steps a version", *names], rows())
-
-
-def speeds(found: dict[str, Any], table: Table) -> str:
+def speeds(found: dict[str, Any]) -> str:
     """Return GB/s of bf16 input a core, whole path, and the pause."""
     others = (PLAIN, "xor zstd-1", "pulse zstd-1")
 
@@ -89,38 +83,34 @@ def speeds(found: dict[str, Any], table: Table) -> str:
     return table(head, rows())
 
 
-def ages(found: dict[str, Any], table: Table) -> str:
+@tabled("link, 30 ms", "TCP", "learning rate", "steps a version", "a version every",
+        "published → arrived", "patch", "its transfer T", "encoding", "after its last byte",
+        "age at arrival: median / worst", "within T + round trip + both", "within 2T + round trip",
+        "note")  # fmt: skip
+def ages(found: dict[str, Any]) -> Rows:
     """Return the age of versions at their arrival over slow links."""
-
-    def rows() -> Rows:
-        for a in found["age"]:
-            s = a["summary"]
-            note = "" if a["valid"] else "the machine was late"
-            yield [
-                f"{a['mbit']} Mbit/s",
-                a["control"],
-                f"{a['rate']:g}",
-                str(a["stride"]),
-                f"{_time(s['published_every'])} ({s['times_the_link']:.1f}× the link)",
-                f"{s['published']} → {s['arrived']}",
-                _size(s["bytes"]),
-                _time(s["transfer"]),
-                _time(s["encode"]),
-                _time(s["apply"]),
-                f"{_time(s['age']['median'])} / {_time(s['age']['worst'])}",
-                f"{s['within_first']:.0%}, worst {s['worst_of_first']:.2f}×",
-                f"{s['within_second']:.0%}, worst {s['worst_of_second']:.2f}×",
-                note,
-            ]
-
-    head = ["link, 30 ms", "TCP", "learning rate", "steps a version", "a version every",
-            "published → arrived", "patch", "its transfer T", "encoding",
-            "after its last byte", "age at arrival: median / worst", "within T + round trip + both",
-            "within 2T + round trip", "note"]  # fmt: skip
-    return table(head, rows())
+    for a in found["age"]:
+        s = a["summary"]
+        note = "" if a["valid"] else "the machine was late"
+        yield [
+            f"{a['mbit']} Mbit/s",
+            a["control"],
+            f"{a['rate']:g}",
+            str(a["stride"]),
+            f"{_time(s['published_every'])} ({s['times_the_link']:.1f}× the link)",
+            f"{s['published']} → {s['arrived']}",
+            _size(s["bytes"]),
+            _time(s["transfer"]),
+            _time(s["encode"]),
+            _time(s["apply"]),
+            f"{_time(s['age']['median'])} / {_time(s['age']['worst'])}",
+            f"{s['within_first']:.0%}, worst {s['worst_of_first']:.2f}×",
+            f"{s['within_second']:.0%}, worst {s['worst_of_second']:.2f}×",
+            note,
+        ]
 
 
-def beside(found: dict[str, Any], table: Table) -> str:
+def beside(found: dict[str, Any]) -> str:
     """Return the age of versions that do not wait for each other, ours and the others', over bbr."""
     sent = [row | {k: o[k] for k in ("mbit", "rate", "valid")} for o in found["others"] for row in o["rows"]]
     names = list(dict.fromkeys(row["way"] for row in sent))
@@ -147,31 +137,28 @@ def _late(valid: bool) -> str:
     return "" if valid else " (the machine was late)"
 
 
-def feeds(found: dict[str, Any], table: Table) -> str:
+@tabled("followers", "publisher's uplink, a version", "against one follower", "versions each got",
+        "all bit-identical")  # fmt: skip
+def feeds(found: dict[str, Any]) -> Rows:
     """Return what leaves the publisher for one follower and for many."""
     names = {"one": "one follower", "relay": "eight behind one relay", "direct": "eight, each on its own"}
     base = next((f["uplink_bytes"] / f["versions"] for f in found["feed"] if f["kind"] == "one"), None)
 
-    def rows() -> Rows:
-        for f in found["feed"]:
-            each = f["uplink_bytes"] / f["versions"]
-            first = f["kind"] != "relay"  # who has no base gets the first version too, as a keyframe
-            arrived = f"{min(f['arrived'])} to {max(f['arrived'])} of {f['versions'] + first}"
-            times = DASH if base is None else f"{each / base:.2f}×"
-            yield [
-                names[f["kind"]] + _late(f["network"]["valid"]),
-                _size(each),
-                times,
-                arrived,
-                _yes(f["identical"]),
-            ]
-
-    head = ["followers", "publisher's uplink, a version", "against one follower", "versions each got",
-            "all bit-identical"]  # fmt: skip
-    return table(head, rows())
+    for f in found["feed"]:
+        each = f["uplink_bytes"] / f["versions"]
+        first = f["kind"] != "relay"  # who has no base gets the first version too, as a keyframe
+        arrived = f"{min(f['arrived'])} to {max(f['arrived'])} of {f['versions'] + first}"
+        times = DASH if base is None else f"{each / base:.2f}×"
+        yield [
+            names[f["kind"]] + _late(f["network"]["valid"]),
+            _size(each),
+            times,
+            arrived,
+            _yes(f["identical"]),
+        ]
 
 
-def followed(found: dict[str, Any], table: Table) -> str:
+def followed(found: dict[str, Any]) -> str:
     """Return what came to each follower of the state demo, and how old it was."""
     lines = [build(VersionMetrics, line, "a version") for line in found["metrics"]]
     run = Run("followed", StateRecord.from_dict(found["record"], "the state demo's record"), lines)
@@ -197,7 +184,7 @@ def followed(found: dict[str, Any], table: Table) -> str:
     return f"{table(head, rows())}\n\nPublished were {published}; what merged on the way came as one."
 
 
-TABLES: dict[str, Callable[[dict[str, Any], Table], str]] = {
+TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "state-ratios": ratios,
     "state-ways": ways,
     "state-speeds": speeds,

@@ -17,18 +17,15 @@ import json
 import shutil
 import statistics
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from bench.cells import keep
+from bench.runs import trained
 from bench.unbiased import FLOOR
 from thinwire.lab.machine.processor import environment
 from thinwire.lab.records.runs import slug
-from thinwire.lab.records.writer import load_run, write_json
-from thinwire.lab.train.config import TrainConfig
-from thinwire.lab.train.launch import launch
-from thinwire.lab.train.record.schema import TrainRecord
+from thinwire.lab.records.writer import write_json
 from thinwire.recipes.pipeline import parse_recipe
 
 RESULTS = Path(__file__).parent / "results"
@@ -73,11 +70,8 @@ def cell(recipe: str, rate: float, seed: int, where: str = "") -> dict[str, Any]
     file = cell_file(recipe, rate, seed, where)
     if not file.exists() or json.loads(file.read_text())["recipe"]["spec"] != parse_recipe(recipe).spec:
         print(f"{file.stem} ...", file=sys.stderr, flush=True)
-        with tempfile.TemporaryDirectory() as out:
-            job = JOB | {"recipe": recipe, "lr": rate, "seed": seed, "out": out, "quiet": True}
-            record = load_run(launch(TrainConfig(**job)), TrainRecord).to_dict()
-        record["config"]["out"] = "runs/quality"
-        keep(file, record)
+        job = JOB | {"recipe": recipe, "lr": rate, "seed": seed}
+        keep(file, trained(job, "runs/quality")[0].to_dict())
     found: dict[str, Any] = json.loads(file.read_text())
     return found
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,11 +21,8 @@ from typing import Any
 
 from bench.cells import keep
 from bench.links import AUTO, COMMON, JOBS, LINKS, RESULTS, make_missing
+from bench.runs import trained
 from thinwire.lab.records.runs import slug
-from thinwire.lab.records.writer import load_run, read_metrics
-from thinwire.lab.train.config import TrainConfig
-from thinwire.lab.train.launch import launch
-from thinwire.lab.train.record.schema import StepMetrics, TrainRecord
 
 CELLS = RESULTS / "rounds"
 MODEL = "gpt2-lab"
@@ -127,10 +123,8 @@ def measure(study: Study, number: int, way: Way) -> None:
     """Make one run and keep what counts of it; ``MeasurementError`` where the machine was too busy."""
     link, recipe, control = way
     brief = {"steps": study.brief[recipe]} if study.is_brief(way) else {}
-    with tempfile.TemporaryDirectory() as out:
-        own = {"emulate": True, "link": PLACES[link], "congestion": control, "eval_samples": 32}
-        config = TrainConfig(**(study.job | own | brief | {"recipe": recipe, "out": out}))
-        record, steps = load_run(launch(config), TrainRecord), read_metrics(out, StepMetrics)
+    own = {"emulate": True, "link": PLACES[link], "congestion": control, "eval_samples": 32}
+    record, steps = trained(study.job | own | brief | {"recipe": recipe})
     found = {
         "started": record.started,
         "environment": record.environment,

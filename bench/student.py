@@ -11,17 +11,14 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from bench.cells import keep
+from bench.runs import trained
 from thinwire.lab.records.runs import slug
-from thinwire.lab.records.writer import load_run, read_metrics, write_json
-from thinwire.lab.train.config import TrainConfig
-from thinwire.lab.train.launch import launch
-from thinwire.lab.train.record.schema import StepMetrics, TrainRecord
+from thinwire.lab.records.writer import write_json
 
 RESULTS = Path(__file__).parent / "results"
 RECIPES = ("fp32", "step-delta", "direct:bits=8")
@@ -50,11 +47,7 @@ def run(recipe: str) -> dict[str, Any]:
     file = RESULTS / "student" / f"{slug(recipe)}.json"
     if not file.exists():
         print(f"{recipe} ...", file=sys.stderr, flush=True)
-        with tempfile.TemporaryDirectory() as out:
-            launch(TrainConfig(**JOB, recipe=recipe, out=out, quiet=True))
-            record = load_run(out, TrainRecord).to_dict()
-        record["config"]["out"] = "runs/student"
-        keep(file, record)
+        keep(file, trained(JOB | {"recipe": recipe}, "runs/student")[0].to_dict())
     found: dict[str, Any] = json.loads(file.read_text())
     return found
 
@@ -67,18 +60,9 @@ def times() -> dict[str, list[float]]:
         for turn in range(ROUNDS):
             for recipe in RECIPES:
                 print(f"timing {recipe}, round {turn + 1} ...", file=sys.stderr, flush=True)
-                with tempfile.TemporaryDirectory() as out:
-                    job = JOB | {
-                        "steps": TIMED_STEPS,
-                        "warmup": 0,
-                        "eval_samples": 0,
-                        "recipe": recipe,
-                        "out": out,
-                    }
-                    launch(TrainConfig(**job, quiet=True))
-                    found[recipe].append(
-                        median(m.seconds for m in read_metrics(out, StepMetrics)[WARM_STEPS:])
-                    )
+                brief = {"steps": TIMED_STEPS, "warmup": 0, "eval_samples": 0, "recipe": recipe}
+                _, steps = trained(JOB | brief)
+                found[recipe].append(median(m.seconds for m in steps[WARM_STEPS:]))
         keep(file, found)
     timed: dict[str, list[float]] = json.loads(file.read_text())
     return timed

@@ -9,7 +9,6 @@ not shaped. Writes ``bench/results/unbiased.json``; stopped, it goes on after it
 from __future__ import annotations
 
 import statistics
-import tempfile
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,8 @@ from typing import Any
 import torch
 
 from bench.cells import Cells
+from bench.runs import trained
 from thinwire.lab.machine.processor import environment
-from thinwire.lab.records.writer import load_run
-from thinwire.lab.train.config import TrainConfig
-from thinwire.lab.train.launch import launch
-from thinwire.lab.train.record.schema import TrainRecord
 from thinwire.recipes.pipeline import parse_recipe
 
 RESULTS = Path(__file__).parent / "results" / "unbiased.json"
@@ -53,10 +49,8 @@ LOSSES = {"heldout": "eval_final", "train_slice": "train_eval_final"}
 
 def run(recipe: str, seed: int) -> dict[str, float]:
     """Return the final losses of one run, and the bits a value it sent each way."""
-    with tempfile.TemporaryDirectory() as out:
-        options = {"recipe": recipe, "seed": seed, "out": out, "quiet": True}
-        config = TrainConfig(**(JOB | options | {"tensorboard": False, "save_model": False}))
-        record = load_run(launch(config), TrainRecord).to_dict()
+    options = {"recipe": recipe, "seed": seed, "tensorboard": False, "save_model": False}
+    record = trained(JOB | options)[0].to_dict()
     losses = {name: record["loss"][key] for name, key in LOSSES.items()}
     return losses | {way: record["bits_per_value"][way] for way in ("forward", "backward")}
 

@@ -100,6 +100,10 @@ def test_import_alone_loads_nothing() -> None:
     assert not found & {*OPTIONAL, "torch", "numpy", "zmq"}
 
 
+def test_links_and_the_emulator_s_relay_need_no_torch() -> None:
+    assert "torch" not in imported("import thinwire.links, thinwire.lab.emulator.relay")
+
+
 def test_sender_and_receiver_in_five_lines() -> None:
     recipe = thinwire.parse_recipe("direct:bits=8")
     sender, receiver = thinwire.Sender(recipe.schemes["forward"]), thinwire.Receiver()

@@ -20,10 +20,12 @@ import enum
 import math
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:  # links and the emulator's relay know errors alone, and start without torch
+    import torch
+    from torch import Tensor
 
 
 class ThinwireError(Exception):
@@ -85,6 +87,12 @@ class Mode(enum.IntEnum):
     DELTA = 2  # is added to the reference and moves it
 
 
+def _float32() -> torch.dtype:
+    import torch
+
+    return torch.float32
+
+
 @dataclass(frozen=True)
 class TensorSpec:
     """Shape and dtype of a tensor.
@@ -94,7 +102,7 @@ class TensorSpec:
     """
 
     shape: tuple[int, ...]
-    dtype: torch.dtype = torch.float32
+    dtype: torch.dtype = field(default_factory=_float32)
 
     @classmethod
     def of(cls, x: Tensor) -> TensorSpec:

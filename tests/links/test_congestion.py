@@ -48,7 +48,8 @@ def control_of(sock: socket.socket) -> str:
 
 def controls(port: int) -> set[tuple[bool, str]]:
     """Return, for each end at ``port``, whether it is the listener's, and its control."""
-    return {(i.local[1] == port, i.congestion) for i in tcp_info.connections(port) or ()}
+    ours = (i for i in map(tcp_info.read_at, tcp_info.sockets()) if i and port in (i.local[1], i.remote[1]))
+    return {(i.local[1] == port, i.congestion) for i in ours}
 
 
 def refuse(number: int) -> type[socket.socket]:

@@ -6,18 +6,18 @@ import errno
 import gc
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from time import monotonic, sleep
 
 import pytest
 from tcp_proxy import DOWN, UP, TcpProxy
+from waiting import LONG, until
 
 from thinwire.links import Metered, ZmqLink
 from thinwire.links.tcp import info as tcp_info
 from thinwire.links.tcp.counts import KernelCounts, KernelTotals
 
-LONG = 30.0
 needs_linux = pytest.mark.skipif(not tcp_info.supported(), reason="the kernel's counters are Linux's")
 
 
@@ -31,13 +31,6 @@ def _connection() -> Iterator[tuple[socket.socket, socket.socket, int]]:
             yield near, far, port
 
 
-def _until(true: Callable[[], bool]) -> None:
-    end = monotonic() + LONG
-    while not true() and monotonic() < end:
-        sleep(0.01)
-    assert true()
-
-
 def _read(counts: KernelCounts) -> KernelTotals:
     totals = counts.read()
     assert totals is not None
@@ -49,7 +42,7 @@ def test_each_end_counts_its_own_connection() -> None:
     with _connection() as (near, _, port):
         mine, theirs = KernelCounts(port, local=False), KernelCounts(port, local=True)
         near.sendall(bytes(50_000))
-        _until(lambda: _read(theirs).received == 50_000)
+        until(lambda: _read(theirs).received == 50_000)
         a, b = _read(mine), _read(theirs)
         assert (a.sent, a.received, a.connections) == (50_000, 0, 1)
         assert (b.sent, b.received) == (0, 50_000)
@@ -58,7 +51,7 @@ def test_each_end_counts_its_own_connection() -> None:
         assert a.rtt is not None and a.min_rtt is not None and 0 <= a.min_rtt <= a.rtt + 1
         assert a.congestion and a.congestion.isalnum()
         near.sendall(b"more")
-        _until(lambda: _read(theirs).received == 50_004)
+        until(lambda: _read(theirs).received == 50_004)
         assert (_read(mine) - a).sent == 4 and (_read(mine) - a).connections == 0
 
 
@@ -84,7 +77,7 @@ def test_the_counts_equal_a_proxys_and_add_up_over_reconnects() -> None:
             for connection in (1, 2, 3):
                 other.send(bytes(300_000))
                 assert len(binder.recv().result(LONG)) == 300_000
-                _until(lambda: _read(counts).sent == proxy.counts[UP])  # the proxy has read all of it
+                until(lambda: _read(counts).sent == proxy.counts[UP])  # the proxy has read all of it
                 assert _read(counts).received == proxy.counts[DOWN]
                 assert _read(counts).connections == connection == proxy.connections
                 assert other.snapshot().sent_bytes <= _read(counts).sent <= 1.01 * other.snapshot().sent_bytes
@@ -92,7 +85,7 @@ def test_the_counts_equal_a_proxys_and_add_up_over_reconnects() -> None:
                     proxy.cut()
                     sleep(0.1)
                     proxy.restore()
-                    _until(lambda n=connection: proxy.connections == n + 1)  # type: ignore[misc]
+                    until(lambda n=connection: proxy.connections == n + 1)  # type: ignore[misc]
 
 
 @needs_linux
@@ -194,7 +187,7 @@ def test_a_system_that_tells_too_little_has_no_counts_rather_than_zeros(
 ) -> None:
     monkeypatch.setattr(tcp_info, "MIN_LENGTH", 1000)  # more than any kernel has
     counts = KernelCounts(7000, local=True)
-    assert not counts.supported and counts.read() is None and tcp_info.connections() is None
+    assert not counts.supported and counts.read() is None
     assert tcp_info.visible()  # a congestion control can be set all the same
 
 

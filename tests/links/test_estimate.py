@@ -113,6 +113,11 @@ def simulate(
     return looks
 
 
+def told(e: Estimator, nbytes: int, at: float, arrived: float, now: float) -> None:
+    """Tell of bytes that left at one moment."""
+    e.delivered(Acked(nbytes, at, at), ticks(arrived), now)
+
+
 def steadily(rate: float) -> Callable[[float], float]:
     return lambda now: rate
 
@@ -162,14 +167,9 @@ def test_a_probe_outlives_what_a_shut_window_says() -> None:
     e = Estimator(restarts=True)
     e.round_trip(0.0, ticks(0.05), 0.1)
     for i in range(3):
-        e.delivered(
-            Acked(500_000, 1.0 + i / 10, 1.0 + i / 10), ticks(1.07 + i / 10), 1.12 + i / 10
-        )  # 25 MB/s
+        told(e, 500_000, 1.0 + i / 10, 1.07 + i / 10, 1.12 + i / 10)  # 25 MB/s
     for i in range(30):
-        at = 3.0 + i
-        e.delivered(
-            Acked(20_000, at, at), ticks(at + 0.151), at + 0.2
-        )  # a round trip more than the line takes
+        told(e, 20_000, 3.0 + i, 3.151 + i, 3.2 + i)  # a round trip more than the line takes
     seen = e.estimate(33.0)
     assert seen.rate == pytest.approx(25e6, rel=0.02) and not seen.lower_bound
     assert seen.age == pytest.approx(0.8)  # it is what that rate and a shut window make: news of the rate too
@@ -180,13 +180,11 @@ def test_a_window_that_is_half_open_is_not_taken_for_the_line_either() -> None:
     e, line, seen = Estimator(restarts=True), Line(), []
     e.round_trip(0.0, ticks(0.05), 0.1)
     for i in range(3):
-        e.delivered(
-            Acked(500_000, 1.0 + i / 10, 1.0 + i / 10), ticks(1.07 + i / 10), 1.12 + i / 10
-        )  # 25 MB/s
+        told(e, 500_000, 1.0 + i / 10, 1.07 + i / 10, 1.12 + i / 10)  # 25 MB/s
     for i in range(60):
         at = 3.0 + 2 * (i // 2) + 0.5 * (i % 2)
         took = line.send(at, 295e3 / 25e6, 0.1, FIRST_WINDOW / 25e6) - at
-        e.delivered(Acked(295_000, at, at), ticks(at + took + 0.05), at + took + 0.1)
+        told(e, 295_000, at, at + took + 0.05, at + took + 0.1)
         seen.append(e.estimate(at + took + 0.1).rate or 0.0)
     assert min(seen) == pytest.approx(25e6, rel=0.02)
 
@@ -195,7 +193,7 @@ def test_what_waits_for_a_window_is_not_called_stalled() -> None:
     for restarts in (False, True):
         e = Estimator(restarts=restarts)
         e.round_trip(0.0, ticks(0.15), 0.3)
-        e.delivered(Acked(500_000, 1.0, 1.0), ticks(1.17), 1.32)  # 25 MB/s
+        told(e, 500_000, 1.0, 1.17, 1.32)  # 25 MB/s
         seen = e.estimate(3.1, oldest=(131_072, 2.0))  # three round trips to open it, and one
         assert (seen.rate == pytest.approx(25e6, rel=0.02)) is restarts
 
@@ -269,11 +267,11 @@ def test_an_estimate_says_how_old_it_is_and_yields_to_a_newer_one() -> None:
     e.round_trip(0.0, ticks(0.5), 1.0)  # half a second each way, equal clocks
     assert e.estimate(1.5) == LinkEstimate(None, 1.0, 0.5)
     for i in range(6):
-        e.delivered(Acked(10_000, 2.0 + i, 2.0 + i), ticks(2.6 + i), 3.1 + i)
+        told(e, 10_000, 2.0 + i, 2.6 + i, 3.1 + i)
     seen = e.estimate(9.1)
     assert (seen.rate, seen.rtt, seen.age) == pytest.approx((1e5, 1.0, 1.0), rel=1e-3)
     assert e.estimate(68.1).age == pytest.approx(60.0)
-    e.delivered(Acked(10_000, 100.0, 100.0), ticks(100.7), 101.2)  # alone, but the others are a minute older
+    told(e, 10_000, 100.0, 100.7, 101.2)  # alone, but the others are a minute older
     assert e.estimate(101.2).rate == pytest.approx(5e4, rel=1e-3)
     e.delivered(Acked(10_000, clean=False), ticks(102.0), 103.0)  # sent again: no measurement
     assert e.estimate(103.0).rate == pytest.approx(5e4, rel=1e-3)
@@ -282,16 +280,14 @@ def test_an_estimate_says_how_old_it_is_and_yields_to_a_newer_one() -> None:
 def test_small_messages_do_not_wipe_out_what_a_large_one_told() -> None:
     e = Estimator()
     e.round_trip(0.0, ticks(0.5), 1.0)
-    e.delivered(Acked(1_000_000, 2.0, 2.0), ticks(2.6), 3.1)  # 10 MB/s
+    told(e, 1_000_000, 2.0, 2.6, 3.1)  # 10 MB/s
     for i in range(200):
-        e.delivered(
-            Acked(2_000, 4 + i / 10, 4 + i / 10), ticks(4.5003 + i / 10), 5 + i / 10
-        )  # at least 1 MB/s
+        told(e, 2_000, 4 + i / 10, 4.5003 + i / 10, 5 + i / 10)  # at least 1 MB/s
     seen = e.estimate(26.0)
     assert seen.rate == pytest.approx(10e6, rel=1e-3) and not seen.lower_bound
     assert seen.age == pytest.approx(22.9)
     for i in range(2):
-        e.delivered(Acked(60_000, 30.0 + i, 30.0 + i), ticks(30.501 + i), 31.1 + i)  # at least 30 MB/s
+        told(e, 60_000, 30.0 + i, 30.501 + i, 31.1 + i)  # at least 30 MB/s
     seen = e.estimate(33.0)
     assert seen.rate == pytest.approx(30e6) and seen.lower_bound
 

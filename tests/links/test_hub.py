@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import random
 import socket
 import threading
-from contextlib import suppress
 from pathlib import Path
 from time import monotonic, sleep
 
 import pytest
 import zmq
 from hubs import await_event, hub, spoke
+from strangers import descriptors, throw
 from waiting import HOST, LONG, until
 
 from thinwire.links.hub.events import Event, EventKind, Events
@@ -173,25 +172,12 @@ def test_two_hubs_on_one_port_and_addresses_off_loopback() -> None:
         Spoke.connect("192.0.2.1", 4567)
 
 
-def _throw(port: int, blobs: list[bytes]) -> None:
-    for blob in blobs:
-        with socket.create_connection(("127.0.0.1", port), timeout=LONG) as s, suppress(OSError):
-            s.sendall(blob)
-            s.settimeout(0.05)
-            s.recv(64)
-
-
 def test_strangers_and_hostile_bytes_do_not_disturb_the_hub() -> None:
-    rng = random.Random(0)
-    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
-    ready = b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
-    huge = b"\x02" + (1 << 62).to_bytes(8, "big") + b"x" * 100
-    blobs = [rng.randbytes(rng.randrange(1, 3000)) for _ in range(5)]
     with hub() as h, spoke(h.port) as s, zmq.Context() as context:
         await_event(s, EventKind.JOINED)
         s.send(b"before")
         assert await_event(h, EventKind.DATA).data == b"before"
-        _throw(h.port, [*blobs, greeting, greeting + ready + huge])
+        throw(h.port, 5)
         with context.socket(zmq.DEALER) as stranger:
             stranger.linger = 1000
             stranger.connect(f"tcp://127.0.0.1:{h.port}")  # a name of ZeroMQ's making: not 16 bytes
@@ -233,10 +219,6 @@ def test_recv_ends_by_wake_by_deadline_and_by_close() -> None:
         assert not h.send(b"s" * 16, b"late")
 
 
-def _descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts descriptors in /proc")
 def test_close_leaves_no_thread_and_no_descriptor() -> None:
     def once() -> None:
@@ -244,11 +226,11 @@ def test_close_leaves_no_thread_and_no_descriptor() -> None:
             await_event(s, EventKind.JOINED)
 
     once()  # whatever is made once and kept
-    threads, before = set(threading.enumerate()), _descriptors()
+    threads, before = set(threading.enumerate()), descriptors()
     for _ in range(3):
         once()
     until(lambda: set(threading.enumerate()) <= threads)
-    until(lambda: _descriptors() <= before)
+    until(lambda: descriptors() <= before)
 
 
 @pytest.mark.parametrize("silence", [0.0, -1.0, float("nan")])
@@ -263,7 +245,7 @@ def test_a_link_that_fails_inside_does_not_say_that_this_end_closed_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hub = Hub.bind()
-    monkeypatch.setattr(hub, "_check", lambda now, excused: 1 // 0)
+    monkeypatch.setattr(hub, "_check_silence", lambda now, excused: 1 // 0)
     with pytest.raises(LinkError, match="failed: ZeroDivisionError"):
         hub.recv(LONG)
         hub.recv(LONG)

@@ -13,7 +13,7 @@ from waiting import LONG, until
 
 from thinwire.links.greeting import SIGNATURE, asks_for_token
 from thinwire.links.hub.events import EventKind
-from thinwire.links.pair.pump import REFUSALS
+from thinwire.links.polled import REFUSALS
 from thinwire.types import AuthError
 
 

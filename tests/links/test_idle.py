@@ -131,7 +131,7 @@ def test_bits_and_rates_that_waver_change_next_to_nothing(schedule: str) -> None
         rate, changes, held = 10 ** (5 + k / 3), -1, list[int]()
         sites = both(rate, 2.0, TRIP, restarts=True)
         plans = policy.choose(sites)
-        for _ in range(200):
+        for _ in range(100):
             sites = [
                 replace(
                     s,

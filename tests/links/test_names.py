@@ -11,8 +11,7 @@ import zmq
 from waiting import LONG, until
 
 from thinwire.lab.machine.network import check_listener, check_own, way_out
-from thinwire.links import ZmqLink, sockets
-from thinwire.links.hub import spoke
+from thinwire.links import ZmqLink, polled, sockets
 from thinwire.links.hub.hub import Hub
 from thinwire.links.hub.spoke import Spoke
 from thinwire.links.names import needs_ipv6, resolve
@@ -103,10 +102,8 @@ def test_all_addresses_of_both_kinds_are_those_of_publisher_and_relay(near: str)
 
 def test_who_is_not_known_yet_is_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    for module in (spoke, sockets):
-        monkeypatch.setattr(module, "dial_again", _noting(asked, sockets.dial_again))
-    monkeypatch.setattr(spoke, "REDIAL", 0.1)
-    monkeypatch.setattr(spoke, "CONNECT", 0.1)
+    monkeypatch.setattr(polled, "dial_again", _noting(asked, polled.dial_again))
+    monkeypatch.setattr(polled, "REDIAL", 0.1)
     dialled = Spoke.connect("nobody.invalid", 7, token=TOKEN)
     try:
         until(lambda: len(asked) > 2)

@@ -97,7 +97,7 @@ def test_an_operator_with_the_pass_admits_the_ranks_and_cannot_stand_in_for_one(
         with pytest.raises(InputError, match="pass of a relay, not the token"):
             connect_mesh(0, 2, None, token=secret, relay=at)
         with ThreadPoolExecutor(1) as pool:
-            victim = pool.submit(connect_mesh, 0, 2, None, token=TOKEN, relay=at, connect_timeout=4.0)
+            victim = pool.submit(connect_mesh, 0, 2, None, token=TOKEN, relay=at, connect_timeout=2.5)
             name = handshake.pair_name(TOKEN, "", 0, 1)
             request = Request(Role.DIAL, name, bytes(handshake.INSTANCE))
             tunnel = Tunnel(Route.parse(at), handshake.access_key(secret), request, "the victim")
@@ -141,20 +141,20 @@ def test_an_impostor_of_a_relay_is_an_auth_error() -> None:
 def test_a_relay_that_is_not_there_and_a_rank_that_does_not_come_are_told_apart() -> None:
     nobody = free_port()
     with pytest.raises(LinkError, match=rf"relay 127\.0\.0\.1:{nobody} cannot be reached: .*refused"):
-        connect_mesh(0, 2, None, token=TOKEN, relay=f"127.0.0.1:{nobody}", connect_timeout=1.0)
+        connect_mesh(0, 2, None, token=TOKEN, relay=f"127.0.0.1:{nobody}", connect_timeout=0.5)
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
         pytest.raises(LinkError, match="no thinwire relay"),
     ):
         at = f"127.0.0.1:{silent.getsockname()[1]}"
-        connect_mesh(1, 2, None, token=TOKEN, relay=at, connect_timeout=1.0)
+        connect_mesh(1, 2, None, token=TOKEN, relay=at, connect_timeout=0.5)
     with Running() as relay:
         for rank in range(2):
             with pytest.raises(
                 LinkError,
-                match=rf"rank {1 - rank} \(relay 127\.0\.0\.1:{relay.port}\) did not .* within 1\.5 s",
+                match=rf"rank {1 - rank} \(relay 127\.0\.0\.1:{relay.port}\) did not .* within 0\.8 s",
             ):
-                connect_mesh(rank, 2, None, token=TOKEN, relay=f"127.0.0.1:{relay.port}", connect_timeout=1.5)
+                connect_mesh(rank, 2, None, token=TOKEN, relay=f"127.0.0.1:{relay.port}", connect_timeout=0.8)
 
 
 @pytest.mark.parametrize("relay", ["", "host:x", "host:70000", ":7000", "a b:7000", "/run"])

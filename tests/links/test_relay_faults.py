@@ -32,13 +32,13 @@ def test_a_cut_and_a_stall_on_the_way_to_the_relay_heal() -> None:
         a, b = ranks[0][1].mailbox, ranks[1][0].mailbox
         a.send(b"during", b"1" * 100_000, "forward")
         b.send(b"during", b"2" * 100_000, "backward")
-        time.sleep(1.0)
+        time.sleep(0.5)
         proxy.restore()
         assert b.get(b"during", LONG, "during") == b"1" * 100_000
         assert a.get(b"during", LONG, "during") == b"2" * 100_000
         assert proxy.connections > first
         proxy.stall()
-        time.sleep(2.0)
+        time.sleep(1.0)
         proxy.resume()
         exchange(ranks, tag=b"after")
 
@@ -47,7 +47,7 @@ def test_a_relay_that_comes_back_at_its_address_heals() -> None:
     with Running() as relay, mesh(relay) as ranks:
         exchange(ranks)
         relay.stop()
-        time.sleep(1.0)
+        time.sleep(0.5)
         with Running(port=relay.port):
             exchange(ranks, tag=b"after")
             for peer in (ranks[0][1], ranks[1][0]):
@@ -80,13 +80,13 @@ def test_a_tunnel_whose_thread_hangs_is_named(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_relay_that_is_gone_is_named_within_the_deadline() -> None:
-    with Running() as relay, mesh(relay, deadline=3.0) as ranks:
+    with Running() as relay, mesh(relay, deadline=2.0) as ranks:
         exchange(ranks)
         relay.stop()
         start = time.monotonic()
         for peer in (ranks[0][1], ranks[1][0]):
             with pytest.raises(
-                LinkError, match=rf"relay 127\.0\.0\.1:{relay.port}\) has not answered for 3 s"
+                LinkError, match=rf"relay 127\.0\.0\.1:{relay.port}\) has not answered for 2 s"
             ):
                 peer.mailbox.get(b"never", LONG, "never")
         assert time.monotonic() - start < 20
@@ -108,7 +108,7 @@ def test_a_second_run_of_the_same_name_is_refused_and_the_first_goes_on() -> Non
             with pytest.raises(
                 LinkError, match=r"another process has this rank's place .*--relay HOST:PORT/NAME"
             ):
-                connect_mesh(rank, 2, None, token=TOKEN, relay=f"127.0.0.1:{relay.port}", connect_timeout=1.5)
+                connect_mesh(rank, 2, None, token=TOKEN, relay=f"127.0.0.1:{relay.port}", connect_timeout=0.8)
         exchange(ranks)
         assert ranks[0][1].reliable.resent == 0
 

@@ -7,11 +7,12 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import wait
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import zmq
+from strangers import GREETING, READY, descriptors, throw
 
 from thinwire.links import ZmqLink, read_token, sockets
 from thinwire.types import AuthError, InputError, LinkError
@@ -45,7 +46,7 @@ def test_messages_arrive_in_order_both_ways(token: bytes | None) -> None:
 
 @pytest.mark.parametrize(
     ("token", "other", "timeout"),
-    [(b"right", b"wrong", 3.0), (b"right", None, 1.5), (None, b"token", 3.0)],
+    [(b"right", b"wrong", 2.0), (b"right", None, 1.5), (None, b"token", 2.0)],
     ids=["wrong", "none", "extra"],
 )
 def test_without_the_right_token_nothing_is_read_and_both_sides_say_so(
@@ -114,31 +115,13 @@ def test_a_port_in_use_is_an_input_error() -> None:
             ZmqLink.bind(b"n", port=port)
 
 
-def _throw(port: int, blobs: list[bytes]) -> None:
-    for blob in blobs:
-        with socket.create_connection(("127.0.0.1", port), timeout=LONG) as s, suppress(OSError):
-            s.sendall(blob)
-            s.settimeout(0.05)
-            s.recv(64)
-
-
 @pytest.mark.parametrize("token", [None, b"t"])
 def test_hostile_bytes_at_the_port_do_not_disturb_the_link(token: bytes | None) -> None:
-    rng = random.Random(0)
-    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
-    ready = b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
-    huge = b"\x02" + (1 << 62).to_bytes(8, "big") + b"x" * 100
-    blobs = [rng.randbytes(rng.randrange(1, 3000)) for _ in range(10)]
-    blobs += [
-        greeting,
-        greeting + rng.randbytes(500),
-        greeting + ready + huge,
-        greeting + ready + b"\x00\x03abc",
-    ]
     with pair(token, token) as (a, b):
         b.send(b"before")
         assert a.recv().result(LONG) == b"before"
-        _throw(a.port, blobs)
+        noise = random.Random(0).randbytes(500)
+        throw(a.port, 10, GREETING + noise, GREETING + READY + b"\x00\x03abc")
         a.send(b"down")
         b.send(b"after")
         assert b.recv().result(LONG) == b"down"
@@ -203,17 +186,13 @@ def test_a_message_over_the_limit_is_refused_by_the_sender_and_a_frame_by_the_re
     a.close()
 
 
-def _descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts descriptors in /proc")
 @pytest.mark.parametrize("token", [None, b"t"])
 def test_close_leaves_no_thread_and_no_descriptor(token: bytes | None) -> None:
     with pair(token, token) as (a, b):  # whatever is made once and kept
         b.send(b"x")
         a.recv().result(LONG)
-    threads, before = threading.active_count(), _descriptors()
+    threads, before = threading.active_count(), descriptors()
     for _ in range(3):
         with pair(token, token) as (a, b):
             b.send(b"x")
@@ -223,7 +202,7 @@ def test_close_leaves_no_thread_and_no_descriptor(token: bytes | None) -> None:
             waiting.result(0)
         a.close()  # twice is safe
     assert threading.active_count() == threads
-    assert _descriptors() == before
+    assert descriptors() == before
 
 
 def test_token_from_file_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +233,7 @@ def test_a_link_that_fails_inside_says_why_and_not_that_this_end_closed_it(
     with pair() as (a, b):
         b.send(b"x")
         assert a.recv().result(LONG) == b"x"
-        monkeypatch.setattr(a._pump, "_check_connection", lambda: 1 // 0)
+        monkeypatch.setattr(a, "_check", lambda: 1 // 0)
         with pytest.raises(
             LinkError, match=r"^the link to rank 1 \(127.0.0.1:\d+\) failed: ZeroDivisionError"
         ):

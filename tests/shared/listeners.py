@@ -10,19 +10,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from queue import Queue
 
+from waiting import HOST as HERE
+from waiting import LONG
+
 from thinwire.lab.doctor import linktest
 from thinwire.lab.doctor.linktest import LinkTest, MeasuredWay, TestedMachine, listen
 from thinwire.links import LinkShape, Peer, ZmqLink
 
-LONG = 60.0
-
-
 TOKEN = b"a token of the tests"
-
-
-HERE = "127.0.0.1"
-
-
 COMMAND = [sys.executable, "-m", "thinwire", "doctor"]
 
 

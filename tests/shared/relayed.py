@@ -9,13 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+from waiting import LONG
+
 from thinwire.links import Peer, connect_mesh
 from thinwire.links.relay.server import RelayServer
 
 TOKEN = b"a shared secret, long and random"
-
-
-LONG = 60.0
 
 
 class Running:

@@ -7,10 +7,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from commanded import invoke
 from listeners import HERE, LONG, TOKEN, link_test, listening
-from typer.testing import CliRunner
 
-from thinwire.cli.terminal.app import app
 from thinwire.lab.doctor.advice import advice
 from thinwire.lab.doctor.linktest import LinkTest, MeasuredWay
 from thinwire.lab.machine import network
@@ -20,11 +19,10 @@ from thinwire.links.shape import MTU, SEGMENT
 
 
 @pytest.mark.parametrize("as_json", [True, False])
-def test_the_findings_as_words_and_as_json(as_json: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("THINWIRE_TOKEN", TOKEN.decode())
+def test_the_findings_as_words_and_as_json(as_json: bool) -> None:
     with listening() as (port, _, served):
         options = ["--peer", f"{HERE}:{port}", "--seconds", "0.5", *(["--json"] if as_json else [])]
-        result = CliRunner().invoke(app, ["doctor", *options])
+        result = invoke("doctor", *options, THINWIRE_TOKEN=TOKEN.decode())
         assert result.exit_code == 0, result.stderr
         served.result(LONG)
     if as_json:

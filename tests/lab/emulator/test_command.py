@@ -7,24 +7,22 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
+from commanded import invoke as thinwire
 from emulated import BUSY, TURN, emulate, emulation
 from emulated_lines import trip
-from launchers import Command, children, cold, until
-from typer.testing import CliRunner
+from launchers import Command, children, until, warm
 
-from thinwire.cli.terminal.app import app
 from thinwire.lab.emulator import orphans
 from thinwire.lab.emulator.session import Emulation
 from thinwire.lab.emulator.syscalls import INSTEAD
 from thinwire.lab.ranks.commands import run_ranks
 from thinwire.lab.ranks.supervise import LATE
+from thinwire.links.profile import Profile
 from thinwire.types import InputError, MeasurementError
 
 
@@ -82,11 +80,6 @@ def test_an_unknown_congestion_control_is_one_sentence() -> None:
         pass
 
 
-def thinwire(*arguments: str) -> Any:
-    """Run the program within this process."""
-    return CliRunner(env={"NO_COLOR": "1", "TERM": "dumb"}).invoke(app, list(arguments))
-
-
 def root_only() -> None:
     if os.geteuid() or shutil.which("setpriv") is None or shutil.which("unshare") is None:
         pytest.skip("needs root, setpriv and unshare to take permissions away")
@@ -134,15 +127,9 @@ def test_two_at_once_are_refused() -> None:
     with (
         emulation("100mbit,1ms"),
         pytest.raises(InputError, match=rf"{BUSY} \(process \d+\)"),
-        Emulation([net_profile()] * 2),
+        Emulation([Profile.parse("100mbit")] * 2),
     ):
         pass
-
-
-def net_profile():
-    from thinwire.links.profile import Profile
-
-    return Profile.parse("100mbit")
 
 
 # A machine that does not keep time, and processes that are killed.
@@ -197,10 +184,10 @@ def test_pipes_that_stay_open_are_waited_for_together() -> None:
 def start_and_wait(place: Path) -> tuple[Command, str]:
     """Start ``thinwire emulate`` with a command that leaves others behind; return it and its mark."""
     program = "setsid sleep 1234 & exec sleep 1234"
-    command = [sys.executable, "-m", "thinwire", "emulate", "--link", "100mbit,1ms", "--no-check"]
+    command = ["emulate", "--link", "100mbit,1ms", "--no-check"]
     end = time.monotonic() + TURN
     while True:
-        p = cold(place, *command, "--", "sh", "-c", program)
+        p = warm().start(place, *command, "--", "sh", "-c", program)
         mark = orphans.mark(p.pid)
         until(lambda: p.poll() is not None or len(marked(mark)) == 5, "the ranks to run")  # noqa: B023
         if p.poll() is None:

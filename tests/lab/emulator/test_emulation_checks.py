@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commanded import invoke as thinwire
 from emulated import BUSY, TURN, emulation, lacking
 from emulation_runs import EMULATE, SMALL
 from launchers import children, record
 from run_records import write_run
 from texts import write_text
 
-from tests.lab.emulator.test_late import LATE, RANK, StandIn, thinwire
+from tests.lab.emulator.test_late import LATE, RANK, StandIn
 from thinwire.lab.doctor import diagnosis
 from thinwire.lab.emulator import namespaces, session
 from thinwire.lab.emulator.namespaces import RankNamespace

@@ -16,16 +16,18 @@ from emulated import emulation
 from emulated_lines import RECEIVER, SENDER, STREAM_IN, STREAM_OUT, trip
 from launchers import until
 
+from thinwire.lab.emulator import check
 from thinwire.lab.emulator.check import DELAY_LIMIT, RATE_LIMIT, check_network
 from thinwire.lab.emulator.session import Emulation
 from thinwire.links.shape import MTU, SEGMENT
 from thinwire.types import InputError, MeasurementError
 
-pytestmark = pytest.mark.serial
+serial = pytest.mark.serial
 
 # What iperf3 and ping find; the whole grid is bench/emulator.py's.
 
 
+@serial
 @pytest.mark.parametrize(
     ("mbit", "delay_ms", "congestion"), [(10, 50, "cubic"), (100, 5, "bbr"), (500, 5, "cubic")]
 )
@@ -36,8 +38,8 @@ def test_iperf_and_ping_find_what_was_asked_for(mbit: int, delay_ms: int, conges
             pytest.skip(f"{program} is not installed")
     for _ in range(3):
         with emulation(f"{mbit}mbit,{delay_ms}ms", congestion=congestion) as net:
-            trip = bench.round_trip(net)
-            found = bench.goodput(net, seconds=4)
+            trip = bench.round_trip(net, count=5)
+            found = bench.goodput(net, seconds=3)
         if net.describe()["valid"]:
             break
     else:
@@ -47,13 +49,15 @@ def test_iperf_and_ping_find_what_was_asked_for(mbit: int, delay_ms: int, conges
     assert found["rate"] == pytest.approx(asked, rel=RATE_LIMIT)
     assert trip == pytest.approx(2e-3 * delay_ms, abs=DELAY_LIMIT)
     up = net.counters()[0].up
-    assert up.passed.nbytes + up.dropped.nbytes > found["rate"] * 3  # headers and the warm-up on top
+    assert up.passed.nbytes + up.dropped.nbytes > found["rate"] * 2  # headers and the warm-up on top
 
 
-def test_the_check_sees_a_wrong_rate_and_a_wrong_delay() -> None:
+@serial
+def test_the_check_sees_a_wrong_rate_and_a_wrong_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     with emulation("20mbit,5ms") as net:
         good = net.check()
         assert good.congestion == "cubic" and len(good.links) == 1
+        monkeypatch.setattr(check, "PATIENCE", 1.0)  # no longer for what never comes right
         for wrong, words in (
             (replaced(net, 1.06, 0.0), "TCP carries"),
             (replaced(net, 1.0, 3e-3), "round trip"),
@@ -72,6 +76,7 @@ def replaced(net: Emulation, rate: float, delay: float) -> list:
     ]
 
 
+@serial
 def test_unlimited_and_unequal_networks_are_checked_too() -> None:
     with emulation("none", "2=30mbit,10ms", ranks=3) as net:
         links = {(c.source, c.destination): c for c in net.check().links}
@@ -81,6 +86,7 @@ def test_unlimited_and_unequal_networks_are_checked_too() -> None:
     assert links[2, 0].rate_found == pytest.approx(30 * 125e3 * SEGMENT / MTU, rel=RATE_LIMIT)
 
 
+@serial
 def test_lost_packets_are_lost_and_counted() -> None:
     sent = 2000
     with emulation("100mbit,loss=5%", seed=3) as net:
@@ -105,7 +111,7 @@ def underway(net: Emulation) -> int:
 
 def test_of_what_tcp_sends_in_one_piece_single_segments_are_lost() -> None:
     """Over 1 Gbit/s there are up to 44 in one: were they lost together, ten times as many would be."""
-    megabytes = "60"
+    megabytes = "40"
     with emulation("1gbit,2ms,loss=0.5%", seed=3) as net:
         pipe = {"stdout": subprocess.PIPE, "text": True}
         receiver = net.popen(1, [sys.executable, "-c", STREAM_IN, megabytes], **pipe)
@@ -116,7 +122,7 @@ def test_of_what_tcp_sends_in_one_piece_single_segments_are_lost() -> None:
         until(lambda: underway(net) == 0, "the last of it to arrive")
         up = net.counters()[0].up
     assert up.passed.segments > 1.2 * up.passed.packets
-    assert up.lost.segments == pytest.approx(0.005 * up.passed.segments, rel=0.3)
+    assert up.lost.segments == pytest.approx(0.005 * up.passed.segments, rel=0.35)
 
 
 def test_a_rank_sees_its_network_and_its_place_in_it() -> None:
@@ -143,22 +149,23 @@ def test_a_rank_sees_its_network_and_its_place_in_it() -> None:
     assert net.describe()["counters"] == about["counters"]  # readable after the end
 
 
+@serial
 def test_a_trace_begins_anew_at_every_restart(tmp_path: Path) -> None:
-    """A trace of 20 ms for 3 s, then of 100 ms; restarts always find its first row."""
+    """A trace of 20 ms for 2 s, then of 100 ms; restarts always find its first row."""
     file = tmp_path / "step.csv"
-    file.write_text("seconds,up_mbit,down_mbit,delay_ms\n0,100,100,10\n3,100,100,50\n6,100,100,50\n")
+    file.write_text("seconds,up_mbit,down_mbit,delay_ms\n0,100,100,10\n2,100,100,50\n6,100,100,50\n")
     with emulation(f"trace:{file}") as net:
         for _ in range(2):
             net.restart()
             assert trip(net) == pytest.approx(0.02, abs=0.015)
-        until(lambda: net.state()["seconds"] > 3.2, "the trace's second row")
+        until(lambda: net.state()["seconds"] > 2.2, "the trace's second row")
         assert trip(net) == pytest.approx(0.1, abs=0.025)
         before = net.state()
         net.rewind()
         trip(net)  # behind the end of the connection before, which is under way and not overtaken
         assert trip(net) == pytest.approx(0.02, abs=0.015)
         after = net.describe()
-        assert before["trace_began"] == 0 and after["trace_began"] > 3.2
+        assert before["trace_began"] == 0 and after["trace_began"] > 2.2
         passed = [s["counters"][0]["up"]["passed"]["packets"] for s in (before, after)]
         assert 0 < passed[0] < passed[1]  # counters go on
 

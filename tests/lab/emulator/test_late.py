@@ -19,13 +19,12 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import pytest
+from commanded import invoke as thinwire
 from emulated import BUSY, TURN, lacking
 from launchers import Command, children, gone, reached, record, sentence, until, warm
 from run_records import write_run
 from texts import write_text
-from typer.testing import CliRunner
 
-from thinwire.cli.terminal.app import app
 from thinwire.lab.emulator import session
 from thinwire.lab.emulator.lateness import PacketLateness
 from thinwire.lab.emulator.path import Count, LineCounts, RankCounts
@@ -79,11 +78,6 @@ def late(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> boo
     monkeypatch.setattr(StandIn, "late", LATE if request.param else IN_TIME)
     monkeypatch.setattr(session, "Emulation", StandIn)
     return bool(request.param)
-
-
-def thinwire(*arguments: Any) -> Any:
-    """Run the program within this process."""
-    return CliRunner(env={"NO_COLOR": "1", "TERM": "dumb"}).invoke(app, [str(a) for a in arguments])
 
 
 def test_the_command_says_so(late: bool) -> None:

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from commanded import invoke
 from machine_files import ATTIC, LINK, everywhere, written
 from texts import write_text
-from typer.testing import CliRunner
 
-from thinwire.cli.terminal.app import app
 from thinwire.lab.models import cuts as cuts_module
 from thinwire.lab.planning import speed
 from thinwire.lab.planning.machines_file import Entry, MachinesFile, Measured, read_machines
@@ -24,8 +23,7 @@ from thinwire.policies.pipeline.plan import Way
 
 
 def plan(*arguments: str) -> tuple[int, str, str]:
-    environment = {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "160"}
-    result = CliRunner(env=environment).invoke(app, ["plan", *arguments])
+    result = invoke("plan", *arguments, COLUMNS="160")
     return result.exit_code, result.stdout, result.stderr
 
 

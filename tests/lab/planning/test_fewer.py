@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from commanded import invoke
 
-from thinwire.cli.terminal.app import app
 from thinwire.lab.data import corpus as data
 from thinwire.lab.models.source import model_config
 from thinwire.lab.planning.machines_file import Measured
@@ -26,7 +25,7 @@ def planned(folder: Path, attic: str) -> str:
     machines = "".join(Measured("gpt2-lab", 32, 0.01, 0.05, 0.001, 0.0001).toml(n) + "\n" for n in names)
     links = link("desk", "shed", "1gbit,1ms") + link("desk", "attic", attic) + link("shed", "attic", attic)
     file.write_text(machines + links)
-    result = CliRunner(env={"NO_COLOR": "1", "TERM": "dumb"}).invoke(app, ["plan", str(file), *JOB])
+    result = invoke("plan", file, *JOB)
     assert result.exit_code == 0, result.stderr
     return result.stderr
 
@@ -42,9 +41,7 @@ def test_a_plan_needs_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_help_says_that_schedules_are_tried() -> None:
-    shown = " ".join(
-        CliRunner(env={"NO_COLOR": "1", "TERM": "dumb"}).invoke(app, ["plan", "--help"]).stdout.split()
-    )
+    shown = " ".join(invoke("plan", "--help").stdout.split())
     assert "Without it all three" in shown and "[default: eager1f1b]" not in shown
 
 

@@ -43,10 +43,6 @@ class Page(html.parser.HTMLParser):
             if name == "id":
                 self.ids.append(value or "")
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        self.handle_endtag(tag)
-
     def handle_endtag(self, tag: str) -> None:
         assert self.open and self.open.pop() == tag
 

@@ -15,35 +15,20 @@ import subprocess
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from thinwire.types import LinkError, ThinwireError
+
+if TYPE_CHECKING:
+    from thinwire.lab.emulator.session import Emulation
 
 CONTROL = "THINWIRE_EMULATOR"  # environment variable: the number of the rank's end of the socket
 LIFT, LOWER, REWIND, DONE = b"+", b"-", b"0", b"k"
 DEADLINE = 30.0  # seconds
 
 
-class EmulatedNetwork(Protocol):
-    """An emulation (``session.Emulation``)."""
-
-    def popen(
-        self, rank: int, argv: Sequence[str], env: Mapping[str, str] | None = None, **options: Any
-    ) -> subprocess.Popen[Any]:
-        """Start a command in a rank's namespace."""
-        ...
-
-    def lift(self, by: int) -> None:
-        """Count ``by`` more ranks that want the shape off; it is back on at none."""
-        ...
-
-    def rewind(self) -> None:
-        """Let traces begin again from their first row."""
-        ...
-
-
 def start(
-    net: EmulatedNetwork, rank: int, argv: Sequence[str], env: Mapping[str, str], **options: Any
+    net: Emulation, rank: int, argv: Sequence[str], env: Mapping[str, str], **options: Any
 ) -> subprocess.Popen[Any]:
     """Start a command in a rank's namespace that may use ``lifted``; ``options`` are ``Popen``'s."""
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -54,7 +39,7 @@ def start(
     return process
 
 
-def _serve(control: socket.socket, net: EmulatedNetwork) -> None:
+def _serve(control: socket.socket, net: Emulation) -> None:
     """Answer one rank's requests until it is gone."""
     wanted = 0
     try:

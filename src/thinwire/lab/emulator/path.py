@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from itertools import chain
 from random import Random
@@ -28,7 +28,7 @@ Cut = Callable[[Any, int, int], tuple[Any, int]]
 ROUNDING = 0.5  # bytes; a queue's content is a time multiplied by a rate
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Count:
     """How much went one way."""
 
@@ -37,6 +37,12 @@ class Count:
     packets: int = 0
     segments: int = 0
     nbytes: int = 0  # on the wire, headers of every segment included
+
+    def add(self, segments: int, nbytes: int) -> None:
+        """Count one packet more."""
+        self.packets += 1
+        self.segments += segments
+        self.nbytes += nbytes
 
 
 @dataclass(frozen=True)
@@ -56,28 +62,13 @@ class RankCounts:
     down: LineCounts
 
 
-class _PacketTally:
-    __slots__ = ("nbytes", "packets", "segments")
-
-    def __init__(self) -> None:
-        self.packets = self.segments = self.nbytes = 0
-
-    def add(self, segments: int, nbytes: int) -> None:
-        self.packets += 1
-        self.segments += segments
-        self.nbytes += nbytes
-
-    def frozen(self) -> Count:
-        return Count(self.packets, self.segments, self.nbytes)
-
-
 class _LineQueue:
     """A serialiser behind a queue."""
 
     def __init__(self, rate: Rate, limit: float) -> None:
         self.rate, self.limit = rate, limit
         self.free = -math.inf  # when all it holds has left
-        self.passed, self.dropped, self.lost = _PacketTally(), _PacketTally(), _PacketTally()
+        self.passed, self.dropped, self.lost = Count(), Count(), Count()
 
     def finish(self, head: float, tail: float, nbytes: int) -> float:
         """Return when a packet has left whose bytes come from ``head`` to ``tail``; infinity: dropped."""
@@ -91,7 +82,7 @@ class _LineQueue:
         return end
 
     def counts(self) -> LineCounts:
-        return LineCounts(self.passed.frozen(), self.dropped.frozen(), self.lost.frozen())
+        return LineCounts(*(replace(count) for count in (self.passed, self.dropped, self.lost)))
 
 
 class _Propagation:

@@ -11,31 +11,14 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any
 
 import zmq
 
+from thinwire.links.hub import station
 from thinwire.links.hub.events import Event, EventKind
-from thinwire.links.hub.station import (
-    ALIVE_BYTE,
-    ANSWER,
-    BURST,
-    BYE,
-    BYE_BYTE,
-    DATA,
-    DATA_BYTE,
-    IDENTITY,
-    LARGE,
-    PING,
-    PONG,
-    SILENCE,
-    STAMP,
-    Station,
-    check_silence,
-    station_socket,
-)
 from thinwire.links.metered import Traffic, wire_bytes
-from thinwire.links.security import answer_zap, check_host
+from thinwire.links.polled import BURST
+from thinwire.links.security import check_host
 from thinwire.links.sockets import REFUSED, listen
 from thinwire.links.tcp import congestion
 
@@ -56,7 +39,7 @@ class _SpokeState:
     received: Traffic = field(default_factory=Traffic)
 
 
-class Hub(Station):
+class Hub(station.Station):
     """Talk to many spokes over one port; made by ``bind``.
 
     With a token only its holders are heard, and messages are encrypted; without one it stays on loopback.
@@ -74,12 +57,13 @@ class Hub(Station):
     ) -> None:
         self.host, self.port, self.secure = host, port, token is not None
         self.refused = 0  # connections that broke off before they were let in
-        self._token, self._zap_socket, self._clock = token, zap, clock
+        self._clock = clock
         self._peers: dict[bytes, _SpokeState] = {}
         self._queued = 0  # bytes that wait for all peers
         self._reassured = 0.0  # when the peers were told last that this end lives, though it does not read
         self._gone = (Traffic(), Traffic())  # sent and received, of peers that are no more
-        super().__init__(sock, REFUSED[0] | REFUSED[1] | REFUSED[2], f"the hub at {host}:{port}", silence)
+        watched = REFUSED[0] | REFUSED[1] | REFUSED[2]
+        super().__init__(sock, watched, f"the hub at {host}:{port}", silence, zap=zap, token=token)
         self._thread.start()
 
     @classmethod
@@ -89,7 +73,7 @@ class Hub(Station):
         port: int = 0,
         *,
         token: bytes | None = None,
-        silence: float = SILENCE,
+        silence: float = station.SILENCE,
         clock: Callable[[], float] = time.time,
         max_message: int = MAX_REQUEST,
         control: str = congestion.AUTO,
@@ -104,9 +88,9 @@ class Hub(Station):
         control that cannot be had.
         """
         check_host(host, token)
-        check_silence(silence)
+        station.check_silence(silence)
         chosen = congestion.resolve(control)
-        sock = station_socket(zmq.ROUTER, max_message, sends=LARGE)
+        sock = station.station_socket(zmq.ROUTER, max_message, sends=station.LARGE)
         zap, port = listen(sock, host, port, token, chosen)
         return cls(sock, host, port, token, zap, silence, clock)
 
@@ -129,7 +113,7 @@ class Hub(Station):
             most = MAX_QUEUE if self._queued < MAX_QUEUED else min(FAIR, MAX_QUEUE)
             if found is None or found.queued + len(data) > most or self._linger is not None:
                 return False
-            found.queue.append(DATA_BYTE + data)
+            found.queue.append(station.DATA_BYTE + data)
             found.queued += len(data) + 1
             self._queued += len(data) + 1
         self._bell.ring()
@@ -160,13 +144,6 @@ class Hub(Station):
 
     # the thread
 
-    def _zap(self) -> zmq.Socket[bytes] | None:
-        return self._zap_socket
-
-    def _answer(self, ready: dict[Any, int]) -> None:
-        if self._zap_socket is not None and self._zap_socket in ready and self._token is not None:
-            answer_zap(self._zap_socket, self._token)
-
     def _noticed(self, kind: int, value: int) -> None:
         self.refused += 1  # a hub must not die because a stranger knocks
 
@@ -182,7 +159,7 @@ class Hub(Station):
                 frames = self._sock.recv_multipart(zmq.DONTWAIT, copy=False)
             except zmq.Again:
                 return
-            if len(frames) != 2 or len(frames[0].buffer) != IDENTITY or not len(frames[1].buffer):
+            if len(frames) != 2 or len(frames[0].buffer) != station.IDENTITY or not len(frames[1].buffer):
                 continue  # no spoke of ours
             name, data = frames[0].bytes, frames[1].bytes
             if self._known(name, frames[1], len(data)):
@@ -205,11 +182,11 @@ class Hub(Station):
 
     def _take(self, name: bytes, data: bytes) -> None:
         kind = data[0]
-        if kind == DATA:
+        if kind == station.DATA:
             self._events.put(Event(EventKind.DATA, name, data[1:]))
-        elif kind == PING and len(data) == STAMP.size:
-            self._put(name, ANSWER.pack(PONG, STAMP.unpack(data)[1], self._clock()))
-        elif kind == BYE:
+        elif kind == station.PING and len(data) == station.STAMP.size:
+            self._put(name, station.ANSWER.pack(station.PONG, station.STAMP.unpack(data)[1], self._clock()))
+        elif kind == station.BYE:
             self._lose(name, b"it left")
 
     def _flush(self) -> None:
@@ -244,7 +221,7 @@ class Hub(Station):
                 self._peers[name].sent += Traffic(1, wire_bytes(len(data), self.secure))
         return True
 
-    def _check(self, now: float, excused: bool) -> None:
+    def _check_silence(self, now: float, excused: bool) -> None:
         if excused:
             with self._lock:
                 for p in self._peers.values():
@@ -260,7 +237,7 @@ class Hub(Station):
         if now - self._reassured >= self._heartbeat:
             self._reassured = now
             for name in self.peers:
-                self._put(name, ALIVE_BYTE)
+                self._put(name, station.ALIVE_BYTE)
 
     def _lose(self, name: bytes, why: bytes) -> None:
         self.forget(name)
@@ -268,7 +245,7 @@ class Hub(Station):
 
     def _farewell(self) -> None:
         for name in self.peers:
-            self._put(name, BYE_BYTE)
+            self._put(name, station.BYE_BYTE)
 
 
 def _address(frame: zmq.Frame) -> str:

@@ -9,42 +9,25 @@ from time import monotonic
 import zmq
 
 from thinwire.links.greeting import asks_for_token
+from thinwire.links.hub import station
 from thinwire.links.hub.clock import PeerClock
 from thinwire.links.hub.events import Event, EventKind
-from thinwire.links.hub.station import (
-    ANSWER,
-    BURST,
-    BYE,
-    BYE_BYTE,
-    DATA,
-    DATA_BYTE,
-    IDENTITY,
-    LARGE,
-    PING,
-    PONG,
-    SILENCE,
-    STAMP,
-    Station,
-    check_silence,
-    station_socket,
-)
 from thinwire.links.metered import Traffic, wire_bytes
-from thinwire.links.pair.pump import MECHANISM_MISMATCH, REDIAL, REFUSALS
 from thinwire.links.pair.reliable import LIVELY
+from thinwire.links.polled import BURST, CONNECT, REFUSALS, is_certain
 from thinwire.links.security import REMEDY, check_host, secure_connector
-from thinwire.links.sockets import DIALS, REFUSED, WATCHED, dial, dial_again, endpoint
+from thinwire.links.sockets import DIALS, REFUSED, WATCHED, endpoint
 from thinwire.links.tcp import info as tcp_info
 from thinwire.links.tcp.info import SocketPlace
 from thinwire.types import AuthError, InputError
 
-CONNECT = 3.0  # seconds that one attempt to connect may take
 MAX_MESSAGE = (1 << 24) + (1 << 12)  # bytes: the largest layout and what goes along; chunks have 2^18 at most
 MAX_QUEUE = 1024  # messages to the hub that wait; what is over it is refused
 
 _Event = zmq.Event
 
 
-class Spoke(Station):
+class Spoke(station.Station):
     """Talk to one hub; made by ``connect``. ``JOINED`` comes with every new connection, the first included.
 
     What was sent over a connection that then broke may be lost: whoever is told ``JOINED`` says afresh what
@@ -57,18 +40,15 @@ class Spoke(Station):
         self.secure = secure
         self.refused = 0  # handshakes in a row that failed, though somebody there asks for a token
         self._proved = False  # the hub has taken this token once: whatever breaks off later, it is not that
-        self._endpoint, self._address = endpoint(host, port), (host, port)
+        self._address = host, port
         self._outbox: deque[bytes] = deque()
         self._there = False
         self.heard = monotonic()  # when the hub gave its last sign of life
         self._patient_from, self._pinged = self.heard, 0.0
         self._place: SocketPlace | None = None  # the connection's, which is there or being made
         self._came: int | None = None  # bytes over it by the ping before, where the kernel tells
-        self._redial_at: float | None = None  # libzmq does not dial again after every kind of failure
         self._sent, self._received = Traffic(), Traffic()
-        super().__init__(sock, WATCHED, f"the way to {self.peer}", silence)
-        # after the monitor, which would miss the first handshake otherwise
-        self._known = dial(sock, self._endpoint)  # the host has an address
+        super().__init__(sock, WATCHED, f"the way to {self.peer}", silence, endpoint=endpoint(host, port))
         self._thread.start()
 
     @classmethod
@@ -78,7 +58,7 @@ class Spoke(Station):
         port: int,
         *,
         token: bytes | None = None,
-        silence: float = SILENCE,
+        silence: float = station.SILENCE,
         max_message: int = MAX_MESSAGE,
     ) -> Spoke:
         """Dial a hub; returns at once, and goes on dialling until ``close``.
@@ -89,9 +69,10 @@ class Spoke(Station):
         the hub does not hold this token, but not after it once did.
         """
         check_host(host, token)
-        check_silence(silence)
-        sock = station_socket(zmq.DEALER, max_message, takes=LARGE)
-        sock.routing_id = b"s" + secrets.token_bytes(IDENTITY - 1)  # a zero byte first is ZeroMQ's own
+        station.check_silence(silence)
+        sock = station.station_socket(zmq.DEALER, max_message, takes=station.LARGE)
+        rest = secrets.token_bytes(station.IDENTITY - 1)
+        sock.routing_id = b"s" + rest  # a zero byte first is ZeroMQ's own
         sock.immediate = True  # nothing is queued for a connection that is not there
         sock.reconnect_ivl, sock.reconnect_ivl_max = 100, 1000  # ms
         sock.connect_timeout = int(CONNECT * 1000)
@@ -118,7 +99,7 @@ class Spoke(Station):
         with self._lock:
             if not self._there or len(self._outbox) >= MAX_QUEUE or self._linger is not None:
                 return False
-            self._outbox.append(DATA_BYTE + data)
+            self._outbox.append(station.DATA_BYTE + data)
         self._bell.ring()
         return True
 
@@ -128,11 +109,8 @@ class Spoke(Station):
         return bool(self._outbox)
 
     def _noticed(self, kind: int, value: int) -> None:
+        self._plan_redial(kind, monotonic())
         if kind in DIALS:
-            if kind == _Event.CONNECTED:
-                self._redial_at = None
-            elif self._known or self._redial_at is None:
-                self._redial_at = monotonic() + REDIAL + CONNECT
             # the value of that event is the connection's descriptor
             self._place = tcp_info.place_of(value) if kind == _Event.CONNECTED else None
             self._came = None
@@ -145,13 +123,10 @@ class Spoke(Station):
             self._lost(b"the connection broke")
         elif kind in REFUSED and not self._proved:
             self._refuse(kind, value)
-        if kind == _Event.DISCONNECTED or kind in REFUSED:
-            self._redial_at = monotonic() + REDIAL
 
     def _refuse(self, kind: int, value: int) -> None:
         """Blame the token where the hub said so, or breaks off again and again though it greets."""
-        mismatch = kind == _Event.HANDSHAKE_FAILED_PROTOCOL and value == MECHANISM_MISMATCH
-        certain = kind == _Event.HANDSHAKE_FAILED_AUTH or mismatch
+        certain = is_certain(kind, value)
         if self.secure and not certain:
             self.refused = self.refused + 1 if asks_for_token(*self._address) else 0
         if certain or self.refused >= REFUSALS:
@@ -172,12 +147,12 @@ class Spoke(Station):
 
     def _take(self, data: bytes) -> None:
         kind = data[0]
-        if kind == DATA:
+        if kind == station.DATA:
             self._events.put(Event(EventKind.DATA, b"", data[1:]))
-        elif kind == PONG and len(data) == ANSWER.size:
-            _, sent, theirs = ANSWER.unpack(data)
+        elif kind == station.PONG and len(data) == station.ANSWER.size:
+            _, sent, theirs = station.ANSWER.unpack(data)
             self.clock.add(sent, theirs, monotonic())
-        elif kind == BYE:
+        elif kind == station.BYE:
             self._lost(b"it left")
 
     def _flush(self) -> None:
@@ -200,7 +175,7 @@ class Spoke(Station):
         self._sent += Traffic(1, wire_bytes(len(data), self.secure))
         return True
 
-    def _check(self, now: float, excused: bool) -> None:
+    def _check_silence(self, now: float, excused: bool) -> None:
         if excused:
             self._patient_from = now
         if now - max(self.heard, self._patient_from) > self._silence:
@@ -223,11 +198,7 @@ class Spoke(Station):
 
     def _ping(self, now: float) -> None:
         self._pinged = now
-        self._put(STAMP.pack(PING, now))
-
-    def _redial(self, now: float) -> None:
-        self._redial_at = now + REDIAL + CONNECT
-        self._known = dial_again(self._sock, self._endpoint)
+        self._put(station.STAMP.pack(station.PING, now))
 
     def _lost(self, why: bytes) -> None:
         with self._lock:
@@ -238,4 +209,4 @@ class Spoke(Station):
 
     def _farewell(self) -> None:
         if self._there:
-            self._put(BYE_BYTE)
+            self._put(station.BYE_BYTE)

@@ -99,11 +99,6 @@ class Reliable:
         """Segments that arrived more than once."""
         return self._in.repeated
 
-    @property
-    def smoothed_rtt(self) -> float | None:
-        """Smoothed round trip in seconds, queues included."""
-        return self._estimator.smoothed
-
     def wait_alive(self, timeout: float) -> None:
         """Wait for the peer's first sign of life; ``LinkError`` after ``timeout`` seconds or on a failure."""
         if not self._alive.wait(timeout):

@@ -7,32 +7,61 @@ repairs that.
 
 from __future__ import annotations
 
+from collections import deque
 from concurrent.futures import Future
+from time import monotonic
+from typing import Any, Self
 
 import zmq
 
 from thinwire.links.base import Data, LinkEstimate
-from thinwire.links.pair.pump import Pump
-from thinwire.links.security import check_host, secure_connector
-from thinwire.links.sockets import endpoint, listen, open_socket
+from thinwire.links.greeting import asks_for_token
+from thinwire.links.inbox import Inbox, failed, pending, renewed
+from thinwire.links.polled import BURST, CONNECT, IDLE, REFUSALS, PolledSocket, is_certain
+from thinwire.links.security import REMEDY, check_host, secure_connector
+from thinwire.links.sockets import REFUSED, WATCHED, endpoint, listen, open_socket
 from thinwire.links.tcp import congestion
-from thinwire.types import InputError, LinkError
+from thinwire.types import AuthError, InputError, LinkError
 
 MAX_MESSAGE = 1 << 26  # bytes
 HIGH_WATER = 256  # messages that libzmq queues; more wait in this process
+BLOCKED = 2  # milliseconds before a message that found no room is offered again
+
+_Event = zmq.Event
 
 
-class ZmqLink:
+class ZmqLink(PolledSocket):
     """Messages to one peer over TCP; made by ``bind`` or ``connect``.
 
     A send is done when ZeroMQ has taken the message. Without a token any process of this machine that knows
     the name can connect; with one, only the holder of the token can, and messages are encrypted.
     """
 
-    def __init__(self, pump: Pump, host: str, port: int, secure: bool, max_message: int, binds: bool) -> None:
-        self._pump = pump
-        self.binds = binds  # the port is this end's own
-        self.host, self.port, self.secure, self.max_message = host, port, secure, max_message
+    def __init__(
+        self,
+        sock: zmq.Socket[bytes],
+        name: bytes,
+        peer: str,
+        at: tuple[str, int],
+        token: bytes | None,
+        connect_timeout: float,
+        max_message: int,
+        control: str | None = None,
+        **more: Any,
+    ) -> None:
+        super().__init__(sock, WATCHED, f"the link to {peer}", token=token, **more)
+        self.peer, self.secure, self.max_message = peer, token is not None, max_message
+        self.host, self.port = at
+        self.binds = self._endpoint is None  # the port is this end's own
+        self.connected = False  # whether the peer was there at least once
+        self.refused = 0  # handshakes that failed
+        self._name, self._inbox = name, Inbox()
+        self._outbox: deque[tuple[bytes, Future[None]]] = deque()
+        self._about_token = self.secure and not self.binds  # whether a token is the likely reason
+        self._patience, self._give_up = connect_timeout, monotonic() + connect_timeout
+        self._redial_now = False
+        self._control = control  # of the connections that it makes
+        self._thread.start()
 
     @classmethod
     def bind(
@@ -48,7 +77,7 @@ class ZmqLink:
         max_message: int = MAX_MESSAGE,
         control: str = congestion.AUTO,
         handover: bool = True,
-    ) -> ZmqLink:
+    ) -> Self:
         """Listen at ``host`` for the one peer that calls itself ``name``; port 0 takes a free one.
 
         ``via``: what errors say in place of the address, where that leads to a tunnel. ``control``: TCP's
@@ -65,8 +94,7 @@ class ZmqLink:
         sock = open_socket(zmq.ROUTER, max_message, HIGH_WATER)
         zap, port = listen(sock, host, port, token, chosen, handover)
         who = f"{peer} ({via or f'{host}:{port}'})"
-        pump = Pump(sock, name, who, zap=zap, token=token, connect_timeout=connect_timeout)
-        return cls(pump, host, port, token is not None, max_message, binds=True)
+        return cls(sock, name, who, (host, port), token, connect_timeout, max_message, zap=zap)
 
     @classmethod
     def connect(
@@ -81,7 +109,7 @@ class ZmqLink:
         connect_timeout: float = 60.0,
         max_message: int = MAX_MESSAGE,
         control: str = congestion.AUTO,
-    ) -> ZmqLink:
+    ) -> Self:
         """Connect as ``name`` to a binder; returns at once, the connection is made in the background.
 
         Errors: ``InputError`` for an address off loopback without a token; the link fails with ``LinkError``
@@ -92,55 +120,140 @@ class ZmqLink:
         sock = open_socket(zmq.DEALER, max_message, HIGH_WATER)
         sock.routing_id = name
         sock.reconnect_ivl, sock.reconnect_ivl_max = 100, 1000  # ms
-        sock.connect_timeout = 3000  # ms
+        sock.connect_timeout = int(CONNECT * 1000)
         if token is not None:
             secure_connector(sock, token)
-        address = endpoint(host, port)
-        who = f"{peer} ({via or f'{host}:{port}'})"
+        who, limits = f"{peer} ({via or f'{host}:{port}'})", (connect_timeout, max_message)
         try:
-            pump = Pump(
-                sock,
-                name,
-                who,
-                endpoint=address,
-                token=token,
-                connect_timeout=connect_timeout,
-                control=chosen,
-            )
+            return cls(sock, name, who, (host, port), token, *limits, chosen, endpoint=endpoint(host, port))
         except zmq.ZMQError as e:
             sock.context.destroy(linger=0)
             raise InputError(f"cannot connect to {host}:{port}: {e.strerror}; check the address") from e
-        return cls(pump, host, port, token is not None, max_message, binds=False)
-
-    @property
-    def peer(self) -> str:
-        return self._pump.peer
-
-    @property
-    def connected(self) -> bool:
-        """Whether the peer was there at least once."""
-        return self._pump.connected.is_set()
 
     def send(self, data: Data, label: str = "control") -> Future[None]:
         if len(data) > self.max_message:
             raise InputError(
                 f"a message of {len(data)} bytes is over the link's limit of {self.max_message}; split it"
             )
-        return self._pump.send(bytes(data))
+        future = pending()
+        with self._lock:
+            if self.error is not None:
+                return failed(self.error)
+            self._outbox.append((bytes(data), future))
+            first = len(self._outbox) == 1
+        if first:
+            self._bell.ring()
+        return future
 
     def recv(self) -> Future[bytes]:
-        return self._pump.inbox.get()
+        return self._inbox.get()
 
     def estimate(self) -> LinkEstimate:
         return LinkEstimate()
 
     def redial(self) -> None:
         """Drop the connection and make a new one, where this end is the connecting one."""
-        self._pump.redial()
+        self._redial_now = True
+        self._bell.ring()
 
     def fail(self, error: LinkError) -> None:
         """Give the link up: whoever waits or comes later gets ``error``."""
-        self._pump.fail(error)
+        with self._lock:
+            self.error = self.error or error
+        self._bell.ring()
 
     def close(self, timeout: float = 5.0) -> None:
-        self._pump.close(timeout)
+        super().close(timeout)
+
+    # the thread
+
+    def _pause(self) -> int:
+        if not self._outbox:
+            return IDLE
+        return BLOCKED if self.connected else 10 * BLOCKED
+
+    def _receive(self) -> None:
+        for _ in range(BURST):
+            try:
+                frames = self._sock.recv_multipart(zmq.DONTWAIT)
+            except zmq.Again:
+                return
+            if frames[:-1] != ([self._name] if self.binds else []):
+                continue  # not our peer
+            self.connected = True
+            self._inbox.put(frames[-1])
+
+    def _flush(self) -> None:
+        for _ in range(BURST):
+            with self._lock:
+                if not self._outbox:
+                    return
+                data, future = self._outbox[0]
+            try:
+                self._sock.send_multipart([self._name, data] if self.binds else [data], zmq.DONTWAIT)
+            except zmq.ZMQError as e:
+                if e.errno in (zmq.EAGAIN, zmq.EHOSTUNREACH):
+                    return  # no room, or the peer is not connected now
+                raise
+            with self._lock:
+                self._outbox.popleft()
+            future.set_result(None)
+
+    def _waiting(self) -> bool:
+        return bool(self._outbox)
+
+    def _noticed(self, kind: int, value: int) -> None:
+        self._plan_redial(kind, monotonic())
+        if kind == _Event.CONNECTED:  # the value is the connection's descriptor
+            congestion.at_descriptor(value, self.port, self._control)
+        elif kind == _Event.HANDSHAKE_SUCCEEDED and not self.binds:
+            self.connected = True
+        elif kind in REFUSED:
+            self._refuse(kind, value)
+
+    def _refuse(self, kind: int, value: int) -> None:
+        self.refused += 1
+        certain = is_certain(kind, value)
+        # who just connects to a binder and closes, as port scans and health checks do, has shown no token
+        shown = self._token is not None and kind != _Event.HANDSHAKE_FAILED_NO_DETAIL
+        self._about_token = self._about_token or certain or shown
+        if self.binds or self.connected:
+            return  # a binder must not die because a stranger knocks
+        if self._token and not certain and not asks_for_token(self.host, self.port):
+            self.refused = 0  # just something on the way that accepts and breaks off
+        if certain or (self._token and self.refused >= REFUSALS):
+            self._fail(
+                AuthError(f"{self.peer} refused this rank's token: {REMEDY} to the same text on each rank")
+            )
+
+    def _check(self) -> None:
+        now = monotonic()
+        if not self.binds and (self._redial_now or (self._redial_at and now > self._redial_at)):
+            self._redial_now = False
+            self._redial(now)
+        if self.connected or now < self._give_up:
+            return
+        if self.refused and self._about_token:
+            self._fail(
+                AuthError(
+                    f"nobody with the right token connected as {self.peer} within {self._patience:g} s, and "
+                    f"{self.refused} connections were refused: {REMEDY}, the same on each rank"
+                )
+            )
+        text = f"{self.peer} did not connect within {self._patience:g} s"
+        if self.refused:
+            there = f" without a token; if that was it, {REMEDY} there"
+            why = there if self._token else f": {REMEDY} if the other ranks have one"
+            text += f", and {self.refused} connections broke off{why}"
+        self._fail(LinkError(text))
+
+    def _fail(self, error: LinkError) -> None:
+        with self._lock:
+            self.error = self.error or error
+            outbox, self._outbox = self._outbox, deque()
+        for _, future in outbox:
+            future.set_exception(renewed(self.error))
+        self._inbox.fail(self.error)
+
+    def _lingers(self, left: float) -> float:
+        return max(0.0, left) if self._linger is not None and self.connected else 0.0

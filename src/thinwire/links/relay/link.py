@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from time import monotonic
-from typing import Any
+from typing import Any, Self
 
 from thinwire.links.address import Route
-from thinwire.links.base import Data, LinkEstimate
 from thinwire.links.pair.zmq_link import ZmqLink
 from thinwire.links.relay.handshake import Request, Role, access_key, is_pass, pair_name
 from thinwire.links.relay.tunnel import LOOPBACK, Tunnel
@@ -18,38 +16,22 @@ from thinwire.links.tcp.info import TcpInfo
 from thinwire.types import InputError, require
 
 
-class RelayedLink:
+class RelayedLink(ZmqLink):
     """A ``ZmqLink`` and the tunnel under it, closed together."""
 
-    def __init__(self, link: ZmqLink, tunnel: Tunnel) -> None:
-        self._link, self._tunnel = link, tunnel
-        self.secure = link.secure
-        tunnel.lost.add_done_callback(lambda lost: link.fail(lost.result()))
-
-    @property
-    def peer(self) -> str:
-        return self._link.peer
+    def over(self, tunnel: Tunnel) -> Self:
+        """Return this link, which from now on is the tunnel's."""
+        self._tunnel = tunnel
+        tunnel.lost.add_done_callback(lambda lost: self.fail(lost.result()))
+        return self
 
     def kernel_counts(self) -> KernelCounts:
         """Return the counters of the connections to the relay; ZeroMQ's own only lead to the tunnel."""
         return _TunnelCounts(self._tunnel)
 
-    def send(self, data: Data, label: str = "control") -> Future[None]:
-        return self._link.send(data, label)
-
-    def recv(self) -> Future[bytes]:
-        return self._link.recv()
-
-    def estimate(self) -> LinkEstimate:
-        return self._link.estimate()
-
-    def redial(self) -> None:
-        """Drop the connection and make a new one, where this end is the connecting one."""
-        self._link.redial()
-
     def close(self, timeout: float = 5.0) -> None:
         end = monotonic() + timeout
-        self._link.close(timeout)
+        super().close(timeout)
         self._tunnel.close(max(0.5, end - monotonic()))
 
 
@@ -111,12 +93,13 @@ def relayed_link(
     if rank == high:
         tunnel = Tunnel(route, key, request, who, timeout=connect_timeout, control=chosen, end=end)
         tunnel.wait()
-        return RelayedLink(ZmqLink.connect(name.hex().encode(), LOOPBACK, tunnel.port, **options), tunnel)
-    link = ZmqLink.bind(name.hex().encode(), LOOPBACK, **options)
+        return RelayedLink.connect(name.hex().encode(), LOOPBACK, tunnel.port, **options).over(tunnel)
+    link = RelayedLink.bind(name.hex().encode(), LOOPBACK, **options)
     tunnel = Tunnel(route, key, request, who, link.port, connect_timeout, chosen, end)
+    link.over(tunnel)
     try:
         tunnel.wait()
     except BaseException:
         link.close(0.0)
         raise
-    return RelayedLink(link, tunnel)
+    return link

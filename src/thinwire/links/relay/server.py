@@ -17,23 +17,8 @@ from ipaddress import IPv6Address, IPv6Network
 from time import monotonic
 from typing import Any
 
-from thinwire.links.relay.handshake import (
-    ANYBODY,
-    ASKING,
-    CALL,
-    GO,
-    MAGIC,
-    NONCE,
-    PING,
-    PONG,
-    Answer,
-    Request,
-    Role,
-    Verdict,
-    access_key,
-    answer,
-    asked,
-)
+from thinwire.links.relay import handshake
+from thinwire.links.relay.handshake import Answer, Request, Role, Verdict
 from thinwire.links.relay.stream import Stream, reason, serve_streams, splice
 from thinwire.links.tcp import congestion
 from thinwire.types import InputError, PayloadError
@@ -117,7 +102,7 @@ class RelayServer:
         say: Callable[[str], object] = len,
     ) -> None:
         self.counts = RelayCounts()
-        self._key = access_key(secret)
+        self._key = handshake.access_key(secret)
         self._max, self._say = max_connections, say
         self._tasks: set[asyncio.Task[None]] = set()  # one a connection; each is in one of the next two
         self._knocking: dict[asyncio.Task[None], str] = {}  # and whence, in order of arrival
@@ -178,17 +163,17 @@ class RelayServer:
             await self._admit(stream)
 
     async def _admit(self, stream: Stream) -> None:
-        hello = MAGIC + secrets.token_bytes(NONCE)
+        hello = handshake.MAGIC + secrets.token_bytes(handshake.NONCE)
         try:
             await stream.put(hello, HANDSHAKE)
-            asking = await stream.take(ASKING, HANDSHAKE)
-            request = asked(self._key, hello, asking)
+            asking = await stream.take(handshake.ASKING, HANDSHAKE)
+            request = handshake.asked(self._key, hello, asking)
         except (OSError, PayloadError):
             self.counts.strangers += 1
             return
 
         async def reply(said: Answer) -> None:
-            await stream.put(answer(self._key, hello, asking, said), HANDSHAKE)
+            await stream.put(handshake.answer(self._key, hello, asking, said), HANDSHAKE)
 
         if request is None:
             self.counts.refused += 1
@@ -233,16 +218,16 @@ class RelayServer:
         news: set[asyncio.Future[Any]] = {listener.call, listener.stream.ended}
         await asyncio.wait(news, timeout=HEARTBEAT, return_when=asyncio.FIRST_COMPLETED)
         if not listener.call.done():
-            await listener.stream.put(PING, SILENCE)
-            if await listener.stream.take(1, SILENCE) != PONG:
+            await listener.stream.put(handshake.PING, SILENCE)
+            if await listener.stream.take(1, SILENCE) != handshake.PONG:
                 raise ConnectionAbortedError("a listener that does not keep to the protocol")
 
     async def _ring(self, listener: _Listener, call: _Call) -> None:
         """Tell a listener who is calling, and the caller its answer; the caller's coroutine does the rest."""
-        await listener.stream.put(CALL + call.instance, SILENCE)
+        await listener.stream.put(handshake.CALL + call.instance, SILENCE)
         said = await listener.stream.take(1, SILENCE)
         call.settle(said)
-        if said == GO:
+        if said == handshake.GO:
             await call.over.wait()
 
     async def _dial(self, stream: Stream, request: Request, reply: Reply) -> None:
@@ -250,7 +235,7 @@ class RelayServer:
         if listener is None:
             await reply(Answer(Verdict.ABSENT))
             return
-        if request.partner not in (ANYBODY, listener.instance):
+        if request.partner not in (handshake.ANYBODY, listener.instance):
             await reply(Answer(Verdict.TAKEN))  # of a run that broke off: this listener is of the next one
             return
         del self._listeners[request.name]
@@ -258,7 +243,7 @@ class RelayServer:
         listener.call.set_result(call)
         try:
             said = await call.answer
-            if said != GO:
+            if said != handshake.GO:
                 await reply(Answer(Verdict.ABSENT if said == LOST else Verdict.TAKEN))
                 return
             await reply(Answer(Verdict.MATCHED, listener.instance))

@@ -18,24 +18,8 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from thinwire.links.address import Route
-from thinwire.links.relay.handshake import (
-    ANSWER,
-    ANYBODY,
-    BUSY,
-    CALL,
-    GO,
-    HELLO,
-    INSTANCE,
-    MAGIC,
-    NONCE,
-    PING,
-    PONG,
-    Request,
-    Role,
-    Verdict,
-    answered,
-    ask,
-)
+from thinwire.links.relay import handshake
+from thinwire.links.relay.handshake import Request, Role, Verdict
 from thinwire.links.relay.stream import Stream, open_stream, reason, serve_streams, splice
 from thinwire.types import AuthError, LinkError
 
@@ -150,13 +134,13 @@ class Tunnel:
     async def _called(self, far: Stream) -> bool:
         """Answer pings until the relay puts the other rank through; return whether it is the right one."""
         try:
-            while (word := await far.take(1, QUIET)) == PING:
-                await far.put(PONG, CONNECT)
-            if word != CALL:
+            while (word := await far.take(1, QUIET)) == handshake.PING:
+                await far.put(handshake.PONG, CONNECT)
+            if word != handshake.CALL:
                 return False
-            instance = await far.take(INSTANCE, CONNECT)
+            instance = await far.take(handshake.INSTANCE, CONNECT)
             good = self._know(instance)
-            await far.put(GO if good else BUSY, CONNECT)
+            await far.put(handshake.GO if good else handshake.BUSY, CONNECT)
             return good
         except asyncio.CancelledError:
             far.close()
@@ -164,7 +148,7 @@ class Tunnel:
 
     def _know(self, instance: bytes) -> bool:
         """Return whether the other end is the one instance that this one talks to: the first that came."""
-        if self._request.partner == ANYBODY:
+        if self._request.partner == handshake.ANYBODY:
             self._request = replace(self._request, partner=instance)
         return self._request.partner == instance
 
@@ -248,18 +232,18 @@ class Tunnel:
         except (OSError, UnicodeError) as e:
             raise LinkError(f"the {self.route} cannot be reached: {reason(e)}; is it running?") from e
         try:
-            hello = await stream.take(HELLO, self._patience(CONNECT))
-            if not hello.startswith(MAGIC):
+            hello = await stream.take(handshake.HELLO, self._patience(CONNECT))
+            if not hello.startswith(handshake.MAGIC):
                 raise ConnectionAbortedError
-            asking = ask(self._key, hello, secrets.token_bytes(NONCE), self._request)
+            asking = handshake.ask(self._key, hello, secrets.token_bytes(handshake.NONCE), self._request)
             await stream.put(asking, CONNECT)
             try:
-                data = await stream.take(ANSWER, self._patience(MATCH))
+                data = await stream.take(handshake.ANSWER, self._patience(MATCH))
             except TimeoutError:
                 if self._request.role is Role.DIAL:
                     return Verdict.ABSENT, stream
                 raise
-            said = answered(self._key, hello, asking, data)
+            said = handshake.answered(self._key, hello, asking, data)
         except OSError as e:
             stream.close()
             raise LinkError(f"the {self.route} broke off or is no thinwire relay; check the address") from e

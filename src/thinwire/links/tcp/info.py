@@ -72,7 +72,7 @@ def visible() -> bool:
 
 
 def supported() -> bool:
-    """Return whether this system has what ``connections`` needs: the sockets, and all of their counters."""
+    """Return whether this system tells of its sockets, and all of their counters."""
     try:
         return visible() and _told() >= MIN_LENGTH
     except OSError:  # no descriptor is free now, so this is not the last word
@@ -117,17 +117,6 @@ def read(sock: socket.socket) -> TcpInfo | None:
         headers=(IPV4 if ipv4 else IPV6) + TCP + (TIME_STAMP if raw[5] & TIME_STAMPS else 0),
         congestion=control.split(b"\0")[0].decode("ascii", "replace"),
     )
-
-
-def connections(port: int | None = None) -> list[TcpInfo] | None:
-    """Return this process's TCP connections, or None where unsupported.
-
-    ``port``: only those with it at either end.
-    """
-    if not supported():
-        return None
-    found = [info for place in sockets() if (info := read_at(place)) is not None]
-    return [i for i in found if port is None or port in (i.local[1], i.remote[1])]
 
 
 def sockets() -> list[SocketPlace]:
