@@ -11,12 +11,13 @@ import torch
 import typer
 
 from thinwire.cli.terminal.live import Live, warned
-from thinwire.cli.terminal.places import PORT, Address, Congestion, TokenFile, check_port, check_state
+from thinwire.cli.terminal.places import PORT, Address, Congestion, TokenFile, check_state
 from thinwire.engines.sync.outlets import Outlets
 from thinwire.files.watch import LOOK, PART_REST, REST, Watch
 from thinwire.lab.machine.interrupts import stopped_by_signals
 from thinwire.lab.machine.network import interfaces
 from thinwire.lab.records.progress import megabytes
+from thinwire.links.address import check_port
 from thinwire.links.mesh import EVERYWHERE
 from thinwire.links.security import is_loopback, read_token
 from thinwire.links.tcp import congestion as control
@@ -110,7 +111,7 @@ def publish(
     token = read_token(token_file)
     port = PORT if port is None and store is None else port
     if port is not None:
-        check_port(port)
+        check_port(port, "--port")
     saved = port is not None or state is None
     require(saved, InputError, "--state is for --port; a store is what its publisher needs")
     state = check_state(state)

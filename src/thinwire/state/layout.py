@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from thinwire.state.kinds import check_dense
 from thinwire.types import WRONG_VALUES, InputError, PayloadError, require
 
 Array = npt.NDArray[Any]
@@ -261,10 +262,9 @@ def _check_name(name: object) -> None:
     require(name != METADATA, InputError, f"{name} is no tensor's name in safetensors files; rename it")
 
 
-def _memory(name: str, x: object) -> object:
+def _memory(name: str, x: Tensor) -> object:
     """Return what two names of one tensor share."""
-    if not isinstance(x, Tensor) or x.layout != torch.strided or x.is_meta:
-        raise InputError(f"{name}: a state is made of dense tensors that hold values, not of {_kind(x)}")
+    check_dense(name, x)
     place = x.data_ptr()
     return (x.device, place, x.dtype, tuple(x.shape), x.stride()) if place and x.numel() else name
 
@@ -287,10 +287,6 @@ def _no_tensor(unknown: Iterable[object], tensors: Iterable[object]) -> str:
     shown = difflib.get_close_matches(str(wrong), known, SHOWN) or known[:SHOWN]
     more = f" and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
     return f"bounds name {wrong!r}, which is no tensor here; there are {', '.join(shown)}{more}"
-
-
-def _kind(x: object) -> str:
-    return f"a tensor of {x.layout} on {x.device}" if isinstance(x, Tensor) else type(x).__name__
 
 
 def _slot(

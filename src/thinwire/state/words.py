@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from thinwire.state import content, intake
+from thinwire.state.kinds import check_dense
 from thinwire.state.layout import ALIGNED, WORDS, Layout, Slot
 from thinwire.types import InputError, require
 
@@ -106,7 +107,8 @@ def _same(x: Tensor, y: Tensor) -> bool:
 
 
 def check_fits(slot: Slot, x: Tensor) -> None:
-    """Raise ``InputError`` unless ``x`` has the slot's shape and can be cast to its dtype."""
+    """Raise ``InputError`` unless ``x`` has the slot's shape, can be cast to its dtype and is dense."""
+    check_dense(slot.name, x)
     if x.shape != slot.shape:  # not by require: names of dtypes take longer than all the rest
         raise InputError(f"{slot.name}: shape {tuple(x.shape)}, expected {slot.shape}")
     if x.dtype != slot.dtype and not (x.is_floating_point() and slot.dtype.is_floating_point):

@@ -15,6 +15,7 @@ from typing import Any
 
 import zmq
 
+from thinwire.links.address import check_port
 from thinwire.links.hub.events import Event, EventKind
 from thinwire.links.hub.station import (
     ALIVE_BYTE,
@@ -104,6 +105,7 @@ class Hub(Station):
         control that cannot be had.
         """
         check_host(host, token)
+        check_port(port)
         check_silence(silence)
         chosen = congestion.resolve(control)
         sock = station_socket(zmq.ROUTER, host, max_message, sends=LARGE)

@@ -8,6 +8,7 @@ from time import monotonic
 
 import zmq
 
+from thinwire.links.address import check_port
 from thinwire.links.greeting import asks_for_token
 from thinwire.links.hub.clock import PeerClock
 from thinwire.links.hub.events import Event, EventKind
@@ -88,6 +89,7 @@ class Spoke(Station):
         the hub does not hold this token, but not after it once did.
         """
         check_host(host, token)
+        check_port(port)
         check_silence(silence)
         sock = station_socket(zmq.DEALER, host, max_message, takes=LARGE)
         sock.routing_id = b"s" + secrets.token_bytes(IDENTITY - 1)  # a zero byte first is ZeroMQ's own

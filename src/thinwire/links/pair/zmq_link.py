@@ -11,6 +11,7 @@ from concurrent.futures import Future
 
 import zmq
 
+from thinwire.links.address import check_port
 from thinwire.links.base import Data, LinkEstimate
 from thinwire.links.pair.pump import Pump
 from thinwire.links.security import check_host, secure_connector
@@ -61,6 +62,7 @@ class ZmqLink:
         only holders of a wrong token did.
         """
         check_host(host, token)
+        check_port(port)
         chosen = congestion.resolve(control)
         sock = open_socket(zmq.ROUTER, host, max_message, HIGH_WATER)
         zap, port = listen(sock, host, port, token, chosen, handover)
@@ -88,6 +90,7 @@ class ZmqLink:
         when there is no connection within ``connect_timeout`` seconds, ``AuthError`` when the token is wrong.
         """
         check_host(host, token)
+        check_port(port)
         chosen = congestion.resolve(control)
         sock = open_socket(zmq.DEALER, host, max_message, HIGH_WATER)
         sock.routing_id = name
