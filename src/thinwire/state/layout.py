@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,9 @@ from thinwire.state.kinds import check_dense
 from thinwire.types import WRONG_VALUES, InputError, PayloadError, require
 
 Array = npt.NDArray[Any]
+Given = TypeVar("Given")
+Dtypes = Mapping[str, torch.dtype] | torch.dtype | None  # by name, or for all floats
+Bounds = Mapping[str, float] | float | None
 
 WORDS: dict[torch.dtype, np.dtype] = {
     torch.bfloat16: np.dtype(np.int16),
@@ -142,22 +145,21 @@ class Layout:
     def of(
         cls,
         tensors: Mapping[str, Tensor],
-        dtype: torch.dtype | None = None,
-        bounds: Mapping[str, float] | float | None = None,
+        dtype: Dtypes = None,
+        bounds: Bounds = None,
     ) -> Layout:
         """Return the layout of ``tensors`` as followers will use them: floats as ``dtype``, if given.
 
-        ``bounds`` names the tensors that may be off by so much, or is one bound for all floats. Names of one
-        and the same memory are kept once. Errors: ``InputError`` for what cannot be followed.
+        ``dtype`` may name the tensors that are cast, each with its own. ``bounds`` names the tensors that may
+        be off by so much, or is one bound for all floats. Names of one and the same memory are kept once.
+        Errors: ``InputError`` for what cannot be followed.
         """
         slots: list[Slot] = []
         aliases: list[tuple[str, str]] = []
         seen: dict[object, str] = {}
-        unknown = set(bounds) - set(tensors) if isinstance(bounds, Mapping) else set()
-        if unknown:  # not by require: the message takes longer than all the rest
-            raise InputError(_no_tensor(unknown, tensors))
         first = {name: seen.setdefault(_memory(name, x), name) for name, x in tensors.items()}
-        bounds = _untied(bounds, first) if isinstance(bounds, Mapping) else bounds
+        bounds = _untied(bounds, first, "bounds") if isinstance(bounds, Mapping) else bounds
+        dtype = _untied(dtype, first, "dtype") if isinstance(dtype, Mapping) else dtype
         for name, x in tensors.items():
             if first[name] != name:
                 aliases.append((name, first[name]))
@@ -269,32 +271,34 @@ def _memory(name: str, x: Tensor) -> object:
     return (x.device, place, x.dtype, tuple(x.shape), x.stride()) if place and x.numel() else name
 
 
-def _untied(bounds: Mapping[str, float], first: Mapping[str, str]) -> dict[str, float]:
-    """Return the bounds by the first name of each tensor, whichever of its names they were given by."""
-    found: dict[str, float] = {}
+def _untied(by_name: Mapping[str, Given], first: Mapping[str, str], what: str) -> dict[str, Given]:
+    """Return ``by_name`` by the first name of each tensor, whichever of its names was given."""
+    unknown = set(by_name) - set(first)
+    if unknown:  # not by require: the message takes longer than all the rest
+        raise InputError(_no_tensor(unknown, first, what))
+    found: dict[str, Given] = {}
     given: dict[str, str] = {}
-    for name, bound in bounds.items():
+    for name, value in by_name.items():
         other = given.setdefault(first[name], name)
-        same = found.setdefault(first[name], bound) == bound
+        same = found.setdefault(first[name], value) == value
         require(
-            same, InputError, f"{name} and {other} are one tensor, and bounds gives it two; leave one out"
+            same, InputError, f"{name} and {other} are one tensor, and {what} gives it two; leave one out"
         )
     return found
 
 
-def _no_tensor(unknown: Iterable[object], tensors: Iterable[object]) -> str:
+def _no_tensor(unknown: Iterable[object], tensors: Iterable[object], what: str) -> str:
     wrong, known = min(unknown, key=str), [str(name) for name in tensors]  # keys may be anything
     shown = difflib.get_close_matches(str(wrong), known, SHOWN) or known[:SHOWN]
+    verb = "name" if what.endswith("s") else "names"
     more = f" and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
-    return f"bounds name {wrong!r}, which is no tensor here; there are {', '.join(shown)}{more}"
+    return f"{what} {verb} {wrong!r}, which is no tensor here; there are {', '.join(shown)}{more}"
 
 
-def _slot(
-    name: str, x: Tensor, dtype: torch.dtype | None, bounds: Mapping[str, float] | float | None
-) -> Slot:
-    if isinstance(bounds, Mapping):
-        bound = bounds.get(name)
-    else:
-        bound = bounds if x.is_floating_point() else None
-    used = dtype if dtype is not None and x.is_floating_point() else x.dtype
-    return Slot(name, tuple(x.shape), used, None if bound is None else float(bound))
+def _slot(name: str, x: Tensor, dtype: Dtypes, bounds: Bounds) -> Slot:
+    floats = x.is_floating_point()
+    bound = bounds.get(name) if isinstance(bounds, Mapping) else bounds if floats else None
+    used = dtype.get(name) if isinstance(dtype, Mapping) else dtype if floats else None
+    castable = floats or used in (None, x.dtype)
+    require(castable, InputError, f"{name} is {x.dtype}, which is not cast: leave it out of dtype")
+    return Slot(name, tuple(x.shape), used or x.dtype, None if bound is None else float(bound))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from thinwire.engines.sync.pull.look import resume
@@ -16,7 +14,7 @@ from thinwire.engines.sync.using import SLOW
 from thinwire.files.watch import LOOK
 from thinwire.links.tcp.congestion import AUTO
 from thinwire.state.history import History
-from thinwire.state.layout import Layout
+from thinwire.state.layout import Bounds, Dtypes, Layout
 from thinwire.state.patches.patch import Version
 from thinwire.types import InputError, LinkError, require
 
@@ -35,8 +33,8 @@ class Outlets:
     def __init__(
         self,
         tensors: dict[str, Tensor],
-        dtype: torch.dtype | None = None,
-        bounds: Mapping[str, float] | float | None = None,
+        dtype: Dtypes = None,
+        bounds: Bounds = None,
         name: str = "state",
         token: bytes | None = None,
     ) -> None:

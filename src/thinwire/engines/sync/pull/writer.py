@@ -13,8 +13,6 @@ from types import TracebackType
 from typing import Any
 from uuid import uuid4
 
-import torch
-
 from thinwire.engines.sync.pull.claim import LONGEST
 from thinwire.engines.sync.pull.keeping import Keeping
 from thinwire.engines.sync.pull.look import resume
@@ -27,7 +25,7 @@ from thinwire.files.place import refusal
 from thinwire.links.inbox import renewed
 from thinwire.state.code.stream import check_coder
 from thinwire.state.history import History
-from thinwire.state.layout import Layout
+from thinwire.state.layout import Bounds, Dtypes, Layout
 from thinwire.state.patches.patch import Version
 from thinwire.types import InputError, LinkError, ThinwireError, require
 
@@ -116,8 +114,8 @@ class ShelfWriter:
         url: str | Path,
         source: Source,
         *,
-        dtype: torch.dtype | None = None,
-        bounds: Mapping[str, float] | float | None = None,
+        dtype: Dtypes = None,
+        bounds: Bounds = None,
         names: Names | None = None,
         **options: Any,
     ) -> ShelfWriter:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from time import monotonic, sleep
 from types import TracebackType
-
-import torch
 
 from thinwire.engines.sync.push.feed import Feed, FollowerStatus, check_name
 from thinwire.engines.sync.source import Names, Source, check_text, notes_of, tensors_of
@@ -17,7 +14,7 @@ from thinwire.links.hub.station import SILENCE
 from thinwire.links.tcp.congestion import AUTO
 from thinwire.state.code.stream import check_coder
 from thinwire.state.history import History
-from thinwire.state.layout import Layout
+from thinwire.state.layout import Bounds, Dtypes, Layout
 from thinwire.state.patches.patch import Version
 from thinwire.types import InputError, LinkError, require
 
@@ -31,7 +28,7 @@ class Publisher:
     - ``host``, ``port``: the address to listen at; port 0 takes a free one. Off loopback a ``token`` is
       needed, and only its holders can follow.
     - ``name``: the name of the state.
-    - ``dtype``: casts floats to the dtype that followers use.
+    - ``dtype``: casts floats to the dtype that followers use, or the named tensors, each to its own.
     - ``bounds``: lets the named tensors, or all floats, be off by so much in their own units. The rounding to
       ``dtype`` comes on top, at most as much again.
     - ``names``: a function from a tensor's name to the name it is published by; None leaves the tensor out.
@@ -62,8 +59,8 @@ class Publisher:
         port: int = 0,
         token: bytes | None = None,
         name: str = "state",
-        dtype: torch.dtype | None = None,
-        bounds: Mapping[str, float] | float | None = None,
+        dtype: Dtypes = None,
+        bounds: Bounds = None,
         *,
         names: Names | None = None,
         state: str | Path | None = None,
