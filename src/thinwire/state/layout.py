@@ -40,7 +40,12 @@ WORDS: dict[torch.dtype, np.dtype] = {
     torch.uint16: np.dtype(np.int16),
     torch.uint8: np.dtype(np.int8),
     torch.bool: np.dtype(np.int8),
+    torch.float8_e8m0fnu: np.dtype(np.int8),
+    torch.float8_e4m3fnuz: np.dtype(np.int8),
+    torch.float8_e5m2fnuz: np.dtype(np.int8),
+    torch.float4_e2m1fn_x2: np.dtype(np.int8),  # two values an element
 }
+BITS = frozenset(list(WORDS)[-4:])  # scales, and weights that go with them: carried as they are, never cast
 DTYPES = {str(d).removeprefix("torch."): d for d in WORDS}
 GRID = np.dtype(np.int32)  # a lossy tensor's words: multiples of its bound
 PIECE = 1 << 22  # elements a piece: the longest run of words that is compared, coded and logged at once
@@ -85,7 +90,7 @@ class Slot:
         nbytes = math.prod(max(1, d) for d in self.shape) * 8  # empty tensors could claim any other size
         require(nbytes < MOST_NBYTES, InputError, f"{self.name}: {self.shape} is too large")
         if self.bound is not None:
-            floats, ok = self.dtype.is_floating_point, LEAST_BOUND <= self.bound <= MOST_BOUND
+            floats, ok = takes_casts(self.dtype), LEAST_BOUND <= self.bound <= MOST_BOUND
             require(floats, InputError, f"{self.name} is {self.dtype}, which takes no bound: it needs floats")
             limits = f"{LEAST_BOUND:.3g} to {MOST_BOUND:.3g}"
             require(ok, InputError, f"{self.name}: bound={self.bound} is not in {limits}; give another")
@@ -295,10 +300,17 @@ def _no_tensor(unknown: Iterable[object], tensors: Iterable[object], what: str) 
     return f"{what} {verb} {wrong!r}, which is no tensor here; there are {', '.join(shown)}{more}"
 
 
+def takes_casts(dtype: torch.dtype) -> bool:
+    """Return whether values are what matters in a dtype, so that it may be cast and bounded."""
+    return dtype.is_floating_point and dtype not in BITS
+
+
 def _slot(name: str, x: Tensor, dtype: Dtypes, bounds: Bounds) -> Slot:
-    floats = x.is_floating_point()
+    floats = takes_casts(x.dtype)
     bound = bounds.get(name) if isinstance(bounds, Mapping) else bounds if floats else None
     used = dtype.get(name) if isinstance(dtype, Mapping) else dtype if floats else None
     castable = floats or used in (None, x.dtype)
     require(castable, InputError, f"{name} is {x.dtype}, which is not cast: leave it out of dtype")
+    cast_to_bits = used in BITS and used != x.dtype
+    require(not cast_to_bits, InputError, f"{name} cannot be cast to {used}, which is carried as bits only")
     return Slot(name, tuple(x.shape), used or x.dtype, None if bound is None else float(bound))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thinwire.state import content, intake
 from thinwire.state.kinds import check_dense
-from thinwire.state.layout import ALIGNED, WORDS, Layout, Slot
+from thinwire.state.layout import ALIGNED, WORDS, Layout, Slot, takes_casts
 from thinwire.types import InputError, require
 
 
@@ -103,7 +103,9 @@ def named(layout: Layout, tensors: Mapping[str, Tensor]) -> list[Tensor]:
 
 def _same(x: Tensor, y: Tensor) -> bool:
     alike = x.shape == y.shape and x.dtype == y.dtype
-    return alike and (x.data_ptr() == y.data_ptr() or torch.equal(x.cpu(), y.cpu()))
+    if not alike or x.data_ptr() == y.data_ptr():
+        return alike
+    return np.array_equal(*(_bits(z.detach().cpu()) for z in (x, y)))
 
 
 def check_fits(slot: Slot, x: Tensor) -> None:
@@ -111,5 +113,5 @@ def check_fits(slot: Slot, x: Tensor) -> None:
     check_dense(slot.name, x)
     if x.shape != slot.shape:  # not by require: names of dtypes take longer than all the rest
         raise InputError(f"{slot.name}: shape {tuple(x.shape)}, expected {slot.shape}")
-    if x.dtype != slot.dtype and not (x.is_floating_point() and slot.dtype.is_floating_point):
+    if x.dtype != slot.dtype and not (takes_casts(x.dtype) and takes_casts(slot.dtype)):
         raise InputError(f"{slot.name}: {x.dtype} cannot stand for {slot.dtype}")
