@@ -50,6 +50,10 @@ Bound = Annotated[
         "What --dtype rounds comes on top, and must not be more.",
     ),
 ]
+Strict = Annotated[
+    bool,
+    typer.Option("--strict", help="Refuse what --dtype makes infinite or cuts off, instead of a note."),
+]
 Host = Annotated[str, typer.Option(help="Address to listen at.", rich_help_panel=PUSH)]
 Port = Annotated[
     int | None,
@@ -92,6 +96,7 @@ def publish(
     file: File,
     dtype: Dtype = None,
     bound: Bound = None,
+    strict: Strict = False,
     host: Host = "127.0.0.1",
     port: Port = None,
     token_file: TokenFile = None,
@@ -126,7 +131,7 @@ def publish(
             _await(watch, wait)
             _check_apart(file, state)
             tensors = watch.first()
-            outlets = Outlets(tensors, _by_name(dtypes, tensors), bounds, name, token)
+            outlets = Outlets(tensors, _by_name(dtypes, tensors), bounds, name, token, strict)
             stack.callback(outlets.close)
             if port is not None:
                 outlets.listen(host, port, state, congestion)
@@ -135,7 +140,8 @@ def publish(
                     outlets.keep(store)
             live = stack.enter_context(Live(lambda: _line(outlets), quiet))
             live.note(_title(outlets))
-            outlets.publish()
+            with warned(live.note):  # of casts that overflow
+                outlets.publish()
             live.tick()
             if once:
                 outlets.finish()
@@ -191,7 +197,8 @@ def _follow_file(watch: Watch, outlets: Outlets, live: Live) -> None:
             found = watch.take()
             if found is None:
                 continue
-            outlets.replace(found, watch.path)
+            with warned(live.note):
+                outlets.replace(found, watch.path)
         except (InputError, OSError) as e:  # a later one may be whole again
             live.note(f"note: {e}; version {outlets.newest.number} stays the newest")
             continue

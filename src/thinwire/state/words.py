@@ -76,11 +76,11 @@ def _zeros(n: int, word: np.dtype) -> np.ndarray:
     return raw[start : start + n * word.itemsize].view(word)
 
 
-def filled(layout: Layout, tensors: list[Tensor]) -> Words:
+def filled(layout: Layout, tensors: list[Tensor], look: intake.Look | None = None) -> Words:
     """Return the words of the tensors of all slots. Errors: ``InputError`` for NaN in a lossy one."""
     words = Words(layout)
     for i, (slot, x) in enumerate(zip(layout.slots, tensors, strict=True)):
-        intake.fill(slot, x, words.slot(i))
+        intake.fill(slot, x, words.slot(i), look)
     return words
 
 
@@ -105,7 +105,8 @@ def _same(x: Tensor, y: Tensor) -> bool:
     alike = x.shape == y.shape and x.dtype == y.dtype
     if not alike or x.data_ptr() == y.data_ptr():
         return alike
-    return np.array_equal(*(_bits(z.detach().cpu()) for z in (x, y)))
+    ours, theirs = (_bits(z.detach().cpu()) for z in (x, y))
+    return np.array_equal(ours, theirs)
 
 
 def check_fits(slot: Slot, x: Tensor) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -37,8 +38,9 @@ class Outlets:
         bounds: Bounds = None,
         name: str = "state",
         token: bytes | None = None,
+        strict: bool = False,
     ) -> None:
-        self._tensors, self._kind = tensors, (dtype, bounds)
+        self._tensors, self._kind, self._strict = tensors, (dtype, bounds), strict
         self.name, self._token = name, token
         self.push: Publisher | None = None
         self.pull: ShelfWriter | None = None
@@ -54,12 +56,14 @@ class Outlets:
             return self.push.history
         if self._own is None:
             self._own = History(Layout.of(self._tensors, *self._kind))
+            self._own.overflows.strict = self._strict
         return self._own
 
     def listen(self, host: str, port: int, state: Path | None = None, congestion: str = AUTO) -> None:
         """Let followers connect; go on from the file ``state`` if it is there."""
         at = host, port, self._token, self.name
-        self.push = Publisher(self._tensors, *at, *self._kind, state=state, congestion=congestion)
+        known: Any = {"state": state, "congestion": congestion, "strict": self._strict}
+        self.push = Publisher(self._tensors, *at, *self._kind, **known)
         self._state = state
 
     def save(self) -> InputError | None:

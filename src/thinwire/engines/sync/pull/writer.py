@@ -117,14 +117,16 @@ class ShelfWriter:
         dtype: Dtypes = None,
         bounds: Bounds = None,
         names: Names | None = None,
+        strict: bool = False,
         **options: Any,
     ) -> ShelfWriter:
         """Return a writer with a history of its own, of a module's or a mapping's tensors, for ``publish``.
 
-        ``dtype``, ``bounds`` and ``names`` are those of ``Publisher``, ``options`` those of the class. It
-        first reads the state in the store, so that its readers need a patch and no keyframe.
+        ``dtype``, ``bounds``, ``names`` and ``strict`` are those of ``Publisher``, ``options`` those of the
+        class. It first reads the state in the store, so that its readers need a patch and no keyframe.
         """
         history = History(Layout.of(tensors_of(source, names), dtype, bounds))
+        history.overflows.strict = strict
         store = options.get("token"), options.get("name", "state"), options.get("options")
         resume(history, url, *store)
         writer = cls(url, history, **options)

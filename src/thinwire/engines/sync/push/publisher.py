@@ -31,6 +31,8 @@ class Publisher:
     - ``dtype``: casts floats to the dtype that followers use, or the named tensors, each to its own.
     - ``bounds``: lets the named tensors, or all floats, be off by so much in their own units. The rounding to
       ``dtype`` comes on top, at most as much again.
+    - ``strict``: refuses a version in which values are too large for ``dtype``, instead of a warning that
+      names the tensor and how many they are.
     - ``names``: a function from a tensor's name to the name it is published by; None leaves the tensor out.
     - ``state``: a file to go on from if it exists. ``save`` and ``close`` write it. Followers that have the
       version in it need no keyframe.
@@ -63,6 +65,7 @@ class Publisher:
         bounds: Bounds = None,
         *,
         names: Names | None = None,
+        strict: bool = False,
         state: str | Path | None = None,
         budget: int | None = None,
         silence: float = SILENCE,
@@ -70,7 +73,9 @@ class Publisher:
     ) -> None:
         check_coder()
         self.source, self._names, self._state = source, names, None if state is None else Path(state)
-        self.history = _history(self._state, Layout.of(tensors_of(source, names), dtype, bounds), budget)
+        layout = Layout.of(tensors_of(source, names), dtype, bounds)
+        self.history = _history(self._state, layout, budget)
+        self.history.overflows.strict = strict
         check_text(name)
         check_name(name)
         hub = Hub.bind(host, port, token=token, silence=silence, control=congestion)
