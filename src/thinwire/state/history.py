@@ -122,7 +122,7 @@ class History:
         return self._advance(Version(self._newest.number + 1, now, when, meta, _count(made)), made)
 
     def _whole(self, made: list[Move], step: Callable[[], Version]) -> Version:
-        """Return what ``step`` does; after an error or a Ctrl-C all is as it was, also what ``made`` names."""
+        """Return what ``step`` does; after an error or a Ctrl-C all is as it was, what ``made`` names too."""
         with self._lock:
             words, pasts, log = self._words, self._pasts, self._log.known()
             known = self._newest, self._known, self._cache, self._latest

@@ -48,6 +48,7 @@ class Publisher:
 
     At the end of a ``with`` block, unless by an error, it waits until all followers have the newest version.
 
+    >>> import torch
     >>> publisher = Publisher({"w": torch.zeros(4)})
     >>> publisher.publish(step=10).number
     1
