@@ -241,6 +241,23 @@ def test_a_checkpoint_that_nobody_writes_is_waited_for_no_longer_than_asked(tmp_
     assert not (tmp_path / "store").exists()
 
 
+def test_tensors_are_cast_by_name(tmp_path: Path) -> None:
+    file, store = tmp_path / "m.safetensors", tmp_path / "store"
+    names = ("a.weight", "a.norm.weight", "b.norm.weight", "router")
+    write_checkpoint(file, {name: torch.linspace(0, 1, 9) for name in names}, {})
+    publish = ("publish", file, "--once", "--store")
+    asked = ("--dtype", "bf16", "--dtype", "*.norm.*=fp32", "--dtype", "router=fp16")
+    assert invoke(*publish, store, *asked).exit_code == 0
+    out = tmp_path / "out.safetensors"
+    assert invoke("follow", store, "--out", out, "--once").exit_code == 0
+    dtypes = [x.dtype for x in map(read_checkpoint(out).get, names) if x is not None]
+    assert dtypes == [torch.bfloat16, torch.float32, torch.float32, torch.float16]
+    result = invoke(*publish, tmp_path / "other", "--dtype", "norm=fp32")
+    assert result.exit_code == 2 and "dtype names 'norm', which is no tensor here" in result.stderr
+    result = invoke(*publish, tmp_path / "other", "--dtype", "router=int4")
+    assert result.exit_code == 2 and "it must be one of bf16, fp16, fp32, or NAME= and" in result.stderr
+
+
 def test_publishing_within_a_bound_that_cannot_be_kept_ends_in_a_sentence(tmp_path: Path) -> None:
     file = tmp_path / "m.safetensors"
     write_checkpoint(file, {"w": torch.linspace(-0.5, 0.5, 300)}, {})

@@ -65,12 +65,20 @@ def test_the_digest_tells_layouts_apart(other):
 
 
 ONE = torch.zeros(3)
+HALF = torch.float16
 
 
 def test_a_bound_is_of_the_tensor_whichever_of_its_names_it_is_given_by():
     for bounds in ({"a": 0.5}, {"b": 0.5}, {"a": 0.5, "b": 0.5}):
         layout = Layout.of({"a": ONE, "b": ONE}, bounds=bounds)
         assert [slot.bound for slot in layout.slots] == [0.5] and layout.aliases == (("b", "a"),)
+
+
+def test_a_dtype_is_of_the_tensor_whichever_of_its_names_it_is_given_by():
+    state = {"a": ONE, "b": ONE, "norm": torch.zeros(2), "steps": torch.zeros(2, dtype=torch.int8)}
+    for name in ("a", "b"):
+        layout = Layout.of(state, {name: HALF})
+        assert [slot.dtype for slot in layout.slots] == [HALF, torch.float32, torch.int8]
 
 
 @each(
@@ -89,6 +97,10 @@ def test_a_bound_is_of_the_tensor_whichever_of_its_names_it_is_given_by():
         ({1: torch.zeros(2)}, {}, "1 is no name"),
         ({"x": torch.zeros(2)}, {"bounds": {1: 1.0, "y": 1.0}}, "bounds name 1, .*there are x"),
         ({1: torch.zeros(2)}, {"bounds": {"y": 1.0}}, "bounds name 'y', .*there are 1"),
+        ({"a": ONE, "b": ONE}, {"dtype": {"a": HALF, "b": ONE.dtype}}, "b and a are .* dtype gives it two"),
+        ({"x": torch.zeros(2)}, {"dtype": {"y": HALF}}, "dtype names 'y', .*there are x"),
+        ({"x": torch.zeros(2)}, {"dtype": {"x": torch.complex64}}, "complex64 cannot be followed"),
+        ({"x": torch.zeros(2, dtype=torch.int8)}, {"dtype": {"x": HALF}}, "int8, which is not cast"),
         ({"x": torch.zeros(2)}, {"bounds": 0.0}, "bound=0.0"),
         ({"x": torch.zeros(2)}, {"bounds": math.nan}, "bound=nan"),
         ({"x": torch.zeros(2, dtype=torch.int8)}, {"bounds": {"x": 1.0}}, "needs floats"),

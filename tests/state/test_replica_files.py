@@ -1,6 +1,7 @@
 """A replica saved to a file and gone on from."""
 
 import contextlib
+import math
 import os
 
 import numpy as np
@@ -8,7 +9,11 @@ import pytest
 import states
 import torch
 from replicas import advance, pair
+from safetensors import safe_open
 
+from thinwire.files.checkpoint import read_checkpoint, write_checkpoint
+from thinwire.state.history import History
+from thinwire.state.layout import BITS, Layout
 from thinwire.state.replica import Replica
 from thinwire.types import InputError
 
@@ -66,3 +71,40 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
     assert path.read_bytes() == good and [p.name for p in tmp_path.iterdir()] == ["state"]
     with pytest.raises(InputError, match="cannot save a state to"):
         replica.save(tmp_path / "no" / "folder")
+
+
+def test_types_of_which_only_the_bits_matter_are_followed_and_saved(tmp_path):
+    def bits(shift):
+        raw = (torch.arange(256).reshape(16, 16) + shift).to(torch.uint8)
+        return {str(dtype): raw.view(dtype) for dtype in (*BITS, torch.float8_e4m3fn, torch.float8_e5m2)}
+
+    write_checkpoint(tmp_path / "weights.safetensors", bits(0), {})
+    state = read_checkpoint(tmp_path / "weights.safetensors")
+    assert states.same(state, bits(0)) and len(BITS) == 4
+    with safe_open(tmp_path / "weights.safetensors", "pt") as file:  # the packed ones are told one by one
+        assert file.get_slice("torch.float4_e2m1fn_x2").get_shape() == [16, 32]
+    scales = {name: x for name, x in state.items() if x.dtype in BITS}
+    layout = Layout.of(scales | {"w": torch.ones(2)}, torch.bfloat16, 1.0)
+    assert {(s.dtype, s.bound) for s in layout.slots} == {(d, None) for d in BITS} | {(torch.bfloat16, 1.0)}
+    history = History(Layout.of(state))
+    history.publish(state)
+    replica = Replica(history.layout)
+    replica.apply(history.patch())
+    history.publish(bits(1))
+    replica.apply(history.patch(1))
+    replica.save(tmp_path / "state")
+    back = Replica.load(tmp_path / "state")
+    back.swap()
+    assert states.same(back.tensors(), bits(1))
+    with pytest.raises(InputError, match=r"float32 cannot stand for torch\.float8_e8m0fnu"):
+        history.publish(state | {"torch.float8_e8m0fnu": torch.ones(16, 16)})
+    with pytest.raises(InputError, match=r"x cannot be cast to torch\.float8_e8m0fnu, which is"):
+        Layout.of({"x": torch.ones(2)}, torch.float8_e8m0fnu)
+
+
+def test_a_tie_is_one_of_bits():
+    x = torch.tensor([1.0, math.nan]).to(torch.float8_e4m3fn)
+    layout = Layout.of({"a": x, "b": x})
+    assert layout.aliases and History(layout).publish({"a": x, "b": x.clone()}).number == 1
+    with pytest.raises(InputError, match="b was tied to a and now differs"):
+        History(layout).publish({"a": x, "b": x.float().flip(0).to(x.dtype)})

@@ -17,7 +17,7 @@ from thinwire.lab.doctor.linktest import PORT, SECONDS, LinkTest, MeasuredWay, d
 from thinwire.lab.machine.interrupts import stopped_by_signals
 from thinwire.lab.machine.network import Interface, interfaces, way_out
 from thinwire.lab.records.progress import megabytes
-from thinwire.links.address import MAX_PORT, parse_address
+from thinwire.links.address import check_port, parse_address
 from thinwire.links.mesh import EVERYWHERE
 from thinwire.links.security import check_host, is_loopback, read_token
 from thinwire.types import InputError, require
@@ -80,7 +80,7 @@ def doctor(
     )
     _check_used(ctx, LISTEN if listening else PEER if peer is not None else None)
     if listening:
-        require(0 <= port < MAX_PORT, InputError, f"--port is {port}; it must be 0 to {MAX_PORT - 1}")
+        check_port(port, "--port")
         _listen(host, port, read_token(token_file), once)
     elif peer is not None:
         require(0.5 <= seconds <= 15, InputError, f"--seconds is {seconds:g}; it must be 0.5 to 15")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,19 +10,22 @@ from typing import Annotated
 
 import torch
 import typer
+from torch import Tensor
 
 from thinwire.cli.terminal.live import Live, warned
-from thinwire.cli.terminal.places import PORT, Address, Congestion, TokenFile, check_port, check_state
+from thinwire.cli.terminal.places import PORT, Address, Congestion, TokenFile, check_state
 from thinwire.engines.sync.outlets import Outlets
 from thinwire.files.watch import LOOK, PART_REST, REST, Watch
 from thinwire.lab.machine.interrupts import stopped_by_signals
 from thinwire.lab.machine.network import interfaces
 from thinwire.lab.records.progress import megabytes
+from thinwire.links.address import check_port
 from thinwire.links.mesh import EVERYWHERE
 from thinwire.links.security import is_loopback, read_token
 from thinwire.links.tcp import congestion as control
 from thinwire.recipes.state import DTYPES
 from thinwire.state.binding import WRAPPED
+from thinwire.state.layout import Dtypes
 from thinwire.types import InputError, require
 
 MAX_SECONDS = 86_400.0  # of --rest and --wait
@@ -33,7 +37,12 @@ File = Annotated[
     typer.Argument(metavar="FILE", help="A safetensors file, a model's folder, or a Trainer's output_dir."),
 ]
 Dtype = Annotated[
-    str | None, typer.Option(metavar="bf16|fp16|fp32", help="Cast floats to what followers use.")
+    list[str] | None,
+    typer.Option(
+        metavar="[NAME=]bf16|fp16|fp32",
+        help="Cast floats, or those called NAME (* stands for any text), to what followers use; again for "
+        "another name, which counts before what is for all.",
+    ),
 ]
 Bound = Annotated[
     list[str] | None,
@@ -42,6 +51,10 @@ Bound = Annotated[
         help="Let floats, or the tensor NAME, be off by so much in their own units; again for another name. "
         "What --dtype rounds comes on top, and must not be more.",
     ),
+]
+Strict = Annotated[
+    bool,
+    typer.Option("--strict", help="Refuse what --dtype makes infinite or cuts off, instead of a note."),
 ]
 Host = Annotated[str, typer.Option(help="Address to listen at.", rich_help_panel=PUSH)]
 Port = Annotated[
@@ -85,6 +98,7 @@ def publish(
     file: File,
     dtype: Dtype = None,
     bound: Bound = None,
+    strict: Strict = False,
     host: Host = "127.0.0.1",
     port: Port = None,
     token_file: TokenFile = None,
@@ -110,20 +124,16 @@ def publish(
     thinwire publish out/ --dtype bf16 --host 0.0.0.0 --token-file secret --store s3://bucket/policy
     """
     token = read_token(token_file)
-    port = PORT if port is None and store is None else port
-    if port is not None:
-        check_port(port)
-    saved = port is not None or state is None
-    require(saved, InputError, "--state is for --port; a store is what its publisher needs")
-    state = check_state(state)
-    kind, bounds = _dtype(dtype), parse_bounds(bound or [])
+    port, state = _port(port, store, state), check_state(state)
+    dtypes, bounds = parse_dtypes(dtype or []), parse_bounds(bound or [])
     watch = _watch(file, rest, wait)
     with ExitStack() as stack:
         stack.enter_context(stopped_by_signals())
         try:
             _await(watch, wait)
             _check_apart(file, state)
-            outlets = Outlets(watch.first(), kind, bounds, name, token)
+            tensors = watch.first()
+            outlets = Outlets(tensors, _by_name(dtypes, tensors), bounds, name, token, strict)
             stack.callback(outlets.close)
             if port is not None:
                 outlets.listen(host, port, state, congestion)
@@ -132,7 +142,8 @@ def publish(
                     outlets.keep(store)
             live = stack.enter_context(Live(lambda: _line(outlets), quiet))
             live.note(_title(outlets))
-            outlets.publish()
+            with warned(live.note):  # of casts that overflow
+                outlets.publish()
             live.tick()
             if once:
                 outlets.finish()
@@ -141,6 +152,16 @@ def publish(
         except KeyboardInterrupt:  # how it is meant to end
             if once:
                 raise
+
+
+def _port(port: int | None, store: str | None, state: Path | None) -> int | None:
+    """Return the port to listen at; None where there is only a store."""
+    port = PORT if port is None and store is None else port
+    if port is not None:
+        check_port(port, "--port")
+    saved = port is not None or state is None
+    require(saved, InputError, "--state is for --port; a store is what its publisher needs")
+    return port
 
 
 def _watch(file: Path, rest: float | None, wait: float) -> Watch:
@@ -178,7 +199,8 @@ def _follow_file(watch: Watch, outlets: Outlets, live: Live) -> None:
             found = watch.take()
             if found is None:
                 continue
-            outlets.replace(found, watch.path)
+            with warned(live.note):
+                outlets.replace(found, watch.path)
         except (InputError, OSError) as e:  # a later one may be whole again
             live.note(f"note: {e}; version {outlets.newest.number} stays the newest")
             continue
@@ -186,13 +208,30 @@ def _follow_file(watch: Watch, outlets: Outlets, live: Live) -> None:
         live.tick()
 
 
-def _dtype(name: str | None) -> torch.dtype | None:
-    require(
-        name is None or name in DTYPES,
-        InputError,
-        f"--dtype is {name!r}; it must be one of {', '.join(DTYPES)}",
-    )
-    return None if name is None else DTYPES[name]
+def parse_dtypes(texts: list[str]) -> dict[str, torch.dtype]:
+    """Return what --dtype says by name, that for all floats under an empty one. Errors: ``InputError``.
+
+    >>> parse_dtypes(["bf16", "*norm*=fp32"])
+    {'': torch.bfloat16, '*norm*': torch.float32}
+    """
+    found = {}
+    for text in texts:
+        name, _, kind = text.rpartition("=")
+        told = f"--dtype is {text!r}; it must be one of {', '.join(DTYPES)}"
+        require(kind in DTYPES, InputError, f"{told}, or NAME= and one of them" if name else told)
+        found[name] = DTYPES[kind]
+    return found
+
+
+def _by_name(dtypes: dict[str, torch.dtype], tensors: dict[str, Tensor]) -> Dtypes:
+    """Return the dtype of each tensor that is cast, or the one for all floats; names may be patterns."""
+    every = dtypes.pop("", None)
+    if not dtypes:
+        return every
+    found = {name: every for name, x in tensors.items() if x.is_floating_point()} if every else {}
+    for pattern, dtype in dtypes.items():
+        found |= dict.fromkeys(fnmatch.filter(tensors, pattern) or [pattern], dtype)
+    return found
 
 
 def parse_bounds(texts: list[str]) -> dict[str, float] | float | None:

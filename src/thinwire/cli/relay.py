@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from thinwire.cli.terminal.output import tell
-from thinwire.links.address import MAX_PORT, RELAY_PORT
+from thinwire.links.address import RELAY_PORT, check_port
 from thinwire.links.relay.handshake import is_pass, relay_pass
 from thinwire.links.relay.server import MAX_CONNECTIONS, RelayServer
 from thinwire.links.security import REMEDY, read_token
@@ -53,7 +53,7 @@ def relay(
         require(not is_pass(secret), InputError, "this is a pass already; give the token it is to be made of")
         sys.stdout.write(relay_pass(secret) + "\n")
         return
-    require(0 <= port < MAX_PORT, InputError, f"--port is {port}; it must be at least 0 and below {MAX_PORT}")
+    check_port(port, "--port")
     require(max_connections >= 3, InputError, f"--max-connections is {max_connections}; a pair takes 3")
     if not is_pass(secret):
         tell("note: this relay holds the ranks' token; if others run this machine, use --show-pass")

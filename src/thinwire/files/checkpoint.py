@@ -47,7 +47,12 @@ KINDS = {
     "U16": torch.uint16,
     "U8": torch.uint8,
     "BOOL": torch.bool,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+    "F4": torch.float4_e2m1fn_x2,
 }
+PACKED = "F4"  # torch counts two of its values as one, the file each
 NAMES = {dtype: name for name, dtype in KINDS.items()}
 
 
@@ -160,6 +165,8 @@ def _entry(name: str, fields: Any, size: int) -> TensorEntry:
     kind, shape, (start, stop) = fields["dtype"], tuple(fields["shape"]), fields["data_offsets"]
     require(kind in KINDS, PayloadError, f"{name:.99} is {kind!s:.20}, which cannot be followed; cast it")
     whole = all(type(n) is int and n >= 0 for n in (*shape, start, stop))
+    if whole and kind == PACKED and shape:
+        whole, shape = shape[-1] % 2 == 0, (*shape[:-1], shape[-1] // 2)
     fits = whole and start <= stop <= size and stop - start == math.prod(shape) * KINDS[kind].itemsize
     fits = fits and math.prod(max(1, n) for n in shape) < MOST_NBYTES  # torch cannot make every empty one
     require(fits, PayloadError, f"{name:.99} is not where the header says: the file is cut short or damaged")
@@ -201,7 +208,9 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[s
     for name in ordered:
         x = tensors[name]
         stop = at + x.numel() * x.element_size()
-        fields[name] = {"dtype": NAMES[x.dtype], "shape": list(x.shape), "data_offsets": [at, stop]}
+        kind, shape = NAMES[x.dtype], list(x.shape)
+        shape[-1:] = [2 * n if kind == PACKED else n for n in shape[-1:]]
+        fields[name] = {"dtype": kind, "shape": shape, "data_offsets": [at, stop]}
         at = stop
     header = json.dumps(fields, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)

@@ -28,6 +28,11 @@ def parse_address(text: str) -> tuple[str, int | None]:
     return host.strip("[]"), int(port)
 
 
+def check_port(port: int, name: str = "port") -> None:
+    """Raise ``InputError`` for what is no TCP port and not 0; ZeroMQ would take its last 16 bits."""
+    require(0 <= port < MAX_PORT, InputError, f"{name} is {port}; it must be at least 0 and below {MAX_PORT}")
+
+
 @dataclass(frozen=True)
 class Route:
     """Where a relay is, and the name that keeps this run apart from others through it with the same token.

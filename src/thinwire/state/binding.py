@@ -8,8 +8,8 @@ from itertools import chain
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
+from thinwire.state import kinds
 from thinwire.state.layout import Layout
 from thinwire.state.view import View
 from thinwire.types import InputError, require
@@ -26,21 +26,15 @@ def owned(model: nn.Module) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for name, x in model.state_dict(keep_vars=True).items():
         if isinstance(x, Tensor):
-            check_shaped(name, x)
+            kinds.check_shaped(name, x)
             found[name.replace(COMPILED, "")] = x.detach()
     return found
-
-
-def check_shaped(name: str, x: Tensor) -> None:
-    """Raise ``InputError`` for a parameter or buffer whose shape torch does not know yet."""
-    if is_lazy(x):
-        raise InputError(f"{name} is lazy and has no shape yet; run one batch through the model first")
 
 
 def bind(layout: Layout, model: nn.Module) -> list[tuple[Tensor, int]]:
     """Return each parameter and buffer of ``model`` that the layout names, and its slot.
 
-    Errors: ``InputError`` naming the first that is missing, of another shape or dtype, or on no device.
+    Errors: ``InputError`` naming the first that is missing, of another shape, dtype or kind, or on no device.
     """
     owned = dict(_members(model))
     found: dict[int, tuple[Tensor, int]] = {}
@@ -53,7 +47,7 @@ def bind(layout: Layout, model: nn.Module) -> list[tuple[Tensor, int]]:
             name in owned, InputError, f"{name} is in the state but not in the model; {_other(name, owned)}"
         )
         x = owned[name]
-        _check_placed(name, x)
+        kinds.check_settable(name, x)
         got, want = (tuple(x.shape), x.dtype), (slot.shape, slot.dtype)
         require(
             got == want,
@@ -86,12 +80,6 @@ def _remedy(alike: bool, dtype: torch.dtype) -> str:
     return "bind the model it is of"
 
 
-def _check_placed(name: str, x: Tensor) -> None:
-    check_shaped(name, x)
-    if x.is_meta:
-        raise InputError(f"{name} is on the meta device; give the model memory first: to_empty(device=...)")
-
-
 class Members:
     """The tensors of a state that a model had: it is to be bound anew where one was replaced since."""
 
@@ -121,34 +109,55 @@ class Bound:
 
     def __init__(self) -> None:
         self._found: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # by id: the tensor, and its slot
+        self._unproved: set[int] = set()  # of these it was not seen yet whether they take values
         self._cut_short = False  # a copy failed, so that others are missing too
 
     def add(self, found: list[tuple[Tensor, int]]) -> None:
         """Take in what ``bind`` found, again if need be."""
         self._found = {i: (x, slot) for i, (x, slot) in self._found.items() if x() is not None}
         self._found |= {id(x): (weakref.ref(x), slot) for x, slot in found}
+        self._unproved |= {id(x) for x, _ in found}
 
     def point(self, view: View, touched: Container[int] | None = None) -> None:
         """Let each parameter share the memory of its slot, or copy that to where it lives.
 
         Slots that are not among those ``touched`` are there already; None: any may have changed. Buffers are
-        always copied: a model may write to its own, as batch norm does.
+        always copied: a model may write to its own, as batch norm does. What is new is compared with its
+        slot. Errors: ``InputError`` naming one that holds something else.
         """
         touched, self._cut_short = None if self._cut_short else touched, True
+        unproved, self._unproved = self._unproved, set()
         for tensor, index in self._found.values():
             x, values = tensor(), view.slots[index]
             if x is None:
                 continue
             own = not isinstance(x, nn.Parameter)
-            if x.device == values.device:
-                x.data = _cloned(values) if own else values
+            if x.device == values.device and not kinds.is_sharded(x):
+                x.data = values = _cloned(values) if own else values
             elif own or touched is None or index in touched:
                 _copy(x, values)
+            if id(x) in unproved and not _holds(x, values):
+                raise kinds.unsettable(view.words.layout.slots[index].name, kinds.article(x))
         self._cut_short = False
 
 
 def _copy(x: Tensor, values: Tensor) -> None:
-    x.data.copy_(values, non_blocking=True)
+    if kinds.is_sharded(x):
+        shard, part = kinds.shards(x, values)
+        shard.copy_(part)
+    else:
+        x.data.copy_(values, non_blocking=True)
+
+
+def _holds(x: Tensor, values: Tensor) -> bool:
+    """Return whether ``x`` has the memory of ``values``, or a copy of them; a shard of its own part."""
+    sharded = kinds.is_sharded(x)
+    if x.device == values.device and not sharded:
+        return x.data_ptr() == values.data_ptr() and x.stride() == values.stride()
+    x, values = kinds.shards(x, values) if sharded else (x.detach(), values)
+    if x.shape != values.shape or x.dtype != values.dtype:
+        return False
+    return torch.equal(*(y.contiguous().reshape(-1).view(torch.uint8) for y in (x, values.to(x.device))))
 
 
 def _cloned(values: Tensor) -> Tensor:

@@ -39,6 +39,7 @@ class Changes(NamedTuple):
     moved: int
 
 
+Look = Callable[[Tensor, Array], object]
 Keep = Callable[[Changes], object]  # told what changed while a failure, or a Ctrl-C, still undoes it
 
 
@@ -65,12 +66,13 @@ def changed(
     name: str = "a tensor",
     whole: bool = False,
     keep: Keep | None = None,
+    look: Look | None = None,
 ) -> Changes:
     """Cast ``new`` to ``dtype``, bring ``words`` (of as many elements) up to it, and return what changed.
 
     Bits decide: NaN equals itself, and zero differs from minus zero. With ``whole``, all old words come
     back without positions where that takes less memory. ``name`` is for errors. ``keep`` is told what
-    changed before anything can come between.
+    changed before anything can come between, ``look`` each piece that was cast, and its words.
 
     >>> words = np.zeros(3, dtype=np.int16)
     >>> changed(torch.tensor([0.0, 1.0, 0.0]), words, torch.bfloat16).positions.tolist(), words.tolist()
@@ -83,7 +85,10 @@ def changed(
 
     def cast(piece: Tensor, _: Array) -> Array:
         ready = piece.dtype == dtype and piece.is_cpu
-        return words_of(piece if ready else buffer[: piece.numel()].copy_(piece))
+        found = words_of(piece if ready else buffer[: piece.numel()].copy_(piece))
+        if look is not None and not ready:
+            look(piece, found)
+        return found
 
     return replace(new, words, cast, name, whole, keep)
 

@@ -17,6 +17,7 @@ from thinwire.state import content, intake, saved
 from thinwire.state.compare import Changes
 from thinwire.state.layout import MAX_NBYTES, Layout
 from thinwire.state.log import ChangeLog, LogEntry, logged, merge
+from thinwire.state.overflow import Overflows
 from thinwire.state.past import Past
 from thinwire.state.patches import body, moves
 from thinwire.state.patches.draft import Draft, More, drafted
@@ -38,7 +39,7 @@ class History:
     which takes as long as the state is large, and a patch are made beside each other. ``budget`` bounds the
     log in bytes (default: a quarter of the state); with versions in use (``keep``) it may take eight times
     that. ``start`` is the number after which versions are counted: a publisher that starts again gives its
-    last.
+    last. Where a cast overflows, ``publish`` warns, or refuses it with ``overflows.strict``.
 
     >>> import torch
     >>> layout = Layout.of({"w": torch.zeros(4)})
@@ -50,7 +51,7 @@ class History:
     def __init__(self, layout: Layout, budget: int | None = None, start: int = 0) -> None:
         require(0 <= start < MAX_VERSION - 1, InputError, f"start={start} is no version number")
         self.layout = layout
-        self._words = Words(layout)
+        self._words, self.overflows = Words(layout), Overflows()
         self._log = ChangeLog(layout, layout.nbytes // 4 if budget is None else budget, self._in_use)
         self._users: list[Callable[[], Iterable[int]]] = []
         self._patches, self._keyframes = Lane(), Lane()
@@ -113,16 +114,15 @@ class History:
         return self._whole(made, lambda: self._bring_up(found, made, when, kept))
 
     def _bring_up(self, found: list[Tensor], made: list[Move], when: float, meta: Meta) -> Version:
+        self.overflows.begin()
         if not self._newest.number:
             return self._first(found, when, meta)
         now = content.add(self._newest.hash, self._take(found, made))
+        self.overflows.tell(self.layout.slots)
         return self._advance(Version(self._newest.number + 1, now, when, meta, _count(made)), made)
 
     def _whole(self, made: list[Move], step: Callable[[], Version]) -> Version:
-        """Return what ``step`` does; after an error, or a Ctrl-C, all is as it was.
-
-        The live words too: ``made`` tells what the step may have changed in them.
-        """
+        """Return what ``step`` does; after an error or a Ctrl-C all is as it was, what ``made`` names too."""
         with self._lock:
             words, pasts, log = self._words, self._pasts, self._log.known()
             known = self._newest, self._known, self._cache, self._latest
@@ -136,7 +136,8 @@ class History:
                 raise
 
     def _first(self, found: list[Tensor], when: float, meta: Meta) -> Version:
-        self._words = filled(self.layout, found)
+        self._words = filled(self.layout, found, self.overflows.look)
+        self.overflows.tell(self.layout.slots)
         return self._settle(Version(self._start + 1, self._words.hash(), when, meta, self.layout.numel))
 
     def _settle(self, version: Version) -> Version:
@@ -150,13 +151,13 @@ class History:
 
         Returns by how much the hash moves.
         """
-        step, flat, last = 0, None, -1
+        step, flat, last, look = 0, None, -1, self.overflows.look
         for i, piece in enumerate(self.layout.blocks()):
             slot = self.layout.slots[piece.slot]
             if piece.slot != last or flat is None:
-                flat, last = intake.flat(slot, found[piece.slot]), piece.slot
+                flat, last = intake.flat(slot, found[piece.slot], look), piece.slot
             words, known = self._overwrite(i), len(made)
-            intake.take(slot, flat[piece.start : piece.stop], words, partial(_note, made, i))
+            intake.take(slot, flat[piece.start : piece.stop], words, partial(_note, made, i), look)
             step += moves.hash_of(made[known:])  # while the words are in a cache
         return step
 

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from thinwire.state.compare import Changes, Keep, changed, words_of
 from thinwire.state.grid import settle
-from thinwire.state.layout import PIECE, Slot
+from thinwire.state.layout import PIECE, Array, Slot
+
+Look = Callable[[Slot, Tensor, Array], object]  # told of values that were cast, and of their words
 
 
-def fill(slot: Slot, x: Tensor, words: np.ndarray) -> None:
+def fill(slot: Slot, x: Tensor, words: np.ndarray, look: Look | None = None) -> None:
     """Write ``x`` into ``words`` [numel], which are zeros. Errors: ``InputError`` for NaN in a lossy one."""
     if slot.bound is None:
         words[...] = words_of(_plain(x).to("cpu", slot.dtype).contiguous())
+        if look is not None:
+            look(slot, x, words)
         return
     values = flat(slot, x)
     for at in range(0, words.size, PIECE):  # positions, which nobody wants here, are int32
@@ -22,7 +29,9 @@ def fill(slot: Slot, x: Tensor, words: np.ndarray) -> None:
         settle(values[some], words[some], slot.bound, slot.name, dtype=slot.dtype)
 
 
-def take(slot: Slot, x: Tensor, words: np.ndarray, keep: Keep | None = None) -> Changes:
+def take(
+    slot: Slot, x: Tensor, words: np.ndarray, keep: Keep | None = None, look: Look | None = None
+) -> Changes:
     """Bring ``words`` [n] up to ``x`` [n] and return what changed.
 
     Where much of it did, all old words come without positions. ``keep`` as in ``changed``.
@@ -30,15 +39,18 @@ def take(slot: Slot, x: Tensor, words: np.ndarray, keep: Keep | None = None) -> 
     Errors: ``InputError`` for NaN in a lossy tensor, and then no word has changed.
     """
     if slot.bound is None:
-        return changed(x, words, slot.dtype, slot.name, whole=True, keep=keep)
+        seen = None if look is None else partial(look, slot)
+        return changed(x, words, slot.dtype, slot.name, whole=True, keep=keep, look=seen)
     return settle(x, words, slot.bound, slot.name, whole=True, dtype=slot.dtype, keep=keep)
 
 
-def flat(slot: Slot, x: Tensor) -> Tensor:
+def flat(slot: Slot, x: Tensor, look: Look | None = None) -> Tensor:
     """Return the values of ``x`` in this machine's memory, 1-D; from another device they come cast."""
     x = _plain(x)
     if x.device.type != "cpu":
-        x = (x.to(slot.dtype) if slot.bound is None else x.float()).cpu()
+        there, x = x, (x.to(slot.dtype) if slot.bound is None else x.float()).cpu()
+        if look is not None and slot.bound is None:
+            look(slot, there, words_of(x.contiguous()))
     return x.contiguous().reshape(-1)
 
 

@@ -9,16 +9,20 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from thinwire.state.kinds import check_dense
 from thinwire.types import WRONG_VALUES, InputError, PayloadError, require
 
 Array = npt.NDArray[Any]
+Given = TypeVar("Given")
+Dtypes = Mapping[str, torch.dtype] | torch.dtype | None  # by name, or for all floats
+Bounds = Mapping[str, float] | float | None
 
 WORDS: dict[torch.dtype, np.dtype] = {
     torch.bfloat16: np.dtype(np.int16),
@@ -36,7 +40,12 @@ WORDS: dict[torch.dtype, np.dtype] = {
     torch.uint16: np.dtype(np.int16),
     torch.uint8: np.dtype(np.int8),
     torch.bool: np.dtype(np.int8),
+    torch.float8_e8m0fnu: np.dtype(np.int8),
+    torch.float8_e4m3fnuz: np.dtype(np.int8),
+    torch.float8_e5m2fnuz: np.dtype(np.int8),
+    torch.float4_e2m1fn_x2: np.dtype(np.int8),  # two values an element
 }
+BITS = frozenset(list(WORDS)[-4:])  # scales, and weights that go with them: carried as they are, never cast
 DTYPES = {str(d).removeprefix("torch."): d for d in WORDS}
 GRID = np.dtype(np.int32)  # a lossy tensor's words: multiples of its bound
 PIECE = 1 << 22  # elements a piece: the longest run of words that is compared, coded and logged at once
@@ -81,7 +90,7 @@ class Slot:
         nbytes = math.prod(max(1, d) for d in self.shape) * 8  # empty tensors could claim any other size
         require(nbytes < MOST_NBYTES, InputError, f"{self.name}: {self.shape} is too large")
         if self.bound is not None:
-            floats, ok = self.dtype.is_floating_point, LEAST_BOUND <= self.bound <= MOST_BOUND
+            floats, ok = takes_casts(self.dtype), LEAST_BOUND <= self.bound <= MOST_BOUND
             require(floats, InputError, f"{self.name} is {self.dtype}, which takes no bound: it needs floats")
             limits = f"{LEAST_BOUND:.3g} to {MOST_BOUND:.3g}"
             require(ok, InputError, f"{self.name}: bound={self.bound} is not in {limits}; give another")
@@ -141,22 +150,21 @@ class Layout:
     def of(
         cls,
         tensors: Mapping[str, Tensor],
-        dtype: torch.dtype | None = None,
-        bounds: Mapping[str, float] | float | None = None,
+        dtype: Dtypes = None,
+        bounds: Bounds = None,
     ) -> Layout:
         """Return the layout of ``tensors`` as followers will use them: floats as ``dtype``, if given.
 
-        ``bounds`` names the tensors that may be off by so much, or is one bound for all floats. Names of one
-        and the same memory are kept once. Errors: ``InputError`` for what cannot be followed.
+        ``dtype`` may name the tensors that are cast, each with its own. ``bounds`` names the tensors that may
+        be off by so much, or is one bound for all floats. Names of one and the same memory are kept once.
+        Errors: ``InputError`` for what cannot be followed.
         """
         slots: list[Slot] = []
         aliases: list[tuple[str, str]] = []
         seen: dict[object, str] = {}
-        unknown = set(bounds) - set(tensors) if isinstance(bounds, Mapping) else set()
-        if unknown:  # not by require: the message takes longer than all the rest
-            raise InputError(_no_tensor(unknown, tensors))
         first = {name: seen.setdefault(_memory(name, x), name) for name, x in tensors.items()}
-        bounds = _untied(bounds, first) if isinstance(bounds, Mapping) else bounds
+        bounds = _untied(bounds, first, "bounds") if isinstance(bounds, Mapping) else bounds
+        dtype = _untied(dtype, first, "dtype") if isinstance(dtype, Mapping) else dtype
         for name, x in tensors.items():
             if first[name] != name:
                 aliases.append((name, first[name]))
@@ -261,44 +269,48 @@ def _check_name(name: object) -> None:
     require(name != METADATA, InputError, f"{name} is no tensor's name in safetensors files; rename it")
 
 
-def _memory(name: str, x: object) -> object:
+def _memory(name: str, x: Tensor) -> object:
     """Return what two names of one tensor share."""
-    if not isinstance(x, Tensor) or x.layout != torch.strided or x.is_meta:
-        raise InputError(f"{name}: a state is made of dense tensors that hold values, not of {_kind(x)}")
+    check_dense(name, x)
     place = x.data_ptr()
     return (x.device, place, x.dtype, tuple(x.shape), x.stride()) if place and x.numel() else name
 
 
-def _untied(bounds: Mapping[str, float], first: Mapping[str, str]) -> dict[str, float]:
-    """Return the bounds by the first name of each tensor, whichever of its names they were given by."""
-    found: dict[str, float] = {}
+def _untied(by_name: Mapping[str, Given], first: Mapping[str, str], what: str) -> dict[str, Given]:
+    """Return ``by_name`` by the first name of each tensor, whichever of its names was given."""
+    unknown = set(by_name) - set(first)
+    if unknown:  # not by require: the message takes longer than all the rest
+        raise InputError(_no_tensor(unknown, first, what))
+    found: dict[str, Given] = {}
     given: dict[str, str] = {}
-    for name, bound in bounds.items():
+    for name, value in by_name.items():
         other = given.setdefault(first[name], name)
-        same = found.setdefault(first[name], bound) == bound
+        same = found.setdefault(first[name], value) == value
         require(
-            same, InputError, f"{name} and {other} are one tensor, and bounds gives it two; leave one out"
+            same, InputError, f"{name} and {other} are one tensor, and {what} gives it two; leave one out"
         )
     return found
 
 
-def _no_tensor(unknown: Iterable[object], tensors: Iterable[object]) -> str:
+def _no_tensor(unknown: Iterable[object], tensors: Iterable[object], what: str) -> str:
     wrong, known = min(unknown, key=str), [str(name) for name in tensors]  # keys may be anything
     shown = difflib.get_close_matches(str(wrong), known, SHOWN) or known[:SHOWN]
+    verb = "name" if what.endswith("s") else "names"
     more = f" and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
-    return f"bounds name {wrong!r}, which is no tensor here; there are {', '.join(shown)}{more}"
+    return f"{what} {verb} {wrong!r}, which is no tensor here; there are {', '.join(shown)}{more}"
 
 
-def _kind(x: object) -> str:
-    return f"a tensor of {x.layout} on {x.device}" if isinstance(x, Tensor) else type(x).__name__
+def takes_casts(dtype: torch.dtype) -> bool:
+    """Return whether values are what matters in a dtype, so that it may be cast and bounded."""
+    return dtype.is_floating_point and dtype not in BITS
 
 
-def _slot(
-    name: str, x: Tensor, dtype: torch.dtype | None, bounds: Mapping[str, float] | float | None
-) -> Slot:
-    if isinstance(bounds, Mapping):
-        bound = bounds.get(name)
-    else:
-        bound = bounds if x.is_floating_point() else None
-    used = dtype if dtype is not None and x.is_floating_point() else x.dtype
-    return Slot(name, tuple(x.shape), used, None if bound is None else float(bound))
+def _slot(name: str, x: Tensor, dtype: Dtypes, bounds: Bounds) -> Slot:
+    floats = takes_casts(x.dtype)
+    bound = bounds.get(name) if isinstance(bounds, Mapping) else bounds if floats else None
+    used = dtype.get(name) if isinstance(dtype, Mapping) else dtype if floats else None
+    castable = floats or used in (None, x.dtype)
+    require(castable, InputError, f"{name} is {x.dtype}, which is not cast: leave it out of dtype")
+    cast_to_bits = used in BITS and used != x.dtype
+    require(not cast_to_bits, InputError, f"{name} cannot be cast to {used}, which is carried as bits only")
+    return Slot(name, tuple(x.shape), used or x.dtype, None if bound is None else float(bound))

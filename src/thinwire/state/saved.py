@@ -1,6 +1,7 @@
 """A state as a safetensors file, written whole or not at all; version and layout are in its metadata.
 
-A lossy tensor is saved as the integers that hold it. Aliases are in the layout, not in the file twice.
+A lossy tensor is saved as the integers that hold it, as is one of a dtype that not every safetensors reads.
+Aliases are in the layout, not in the file twice.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from thinwire.replacing import replacing, sweep
-from thinwire.state.layout import MAX_NBYTES, Layout
+from thinwire.state.layout import BITS, MAX_NBYTES, Layout
 from thinwire.state.patches.patch import MAX_VERSION, Version, check_meta, is_time
 from thinwire.state.words import Words
 from thinwire.types import WRONG_VALUES, InputError, MissingExtra, PayloadError, require
@@ -83,10 +84,10 @@ def _read(file: Any, max_nbytes: int) -> tuple[Words, Version]:
 
 
 def _tensor(words: Words, index: int) -> Tensor:
-    """Return the words of a slot as they are saved: as its dtype, or as the integers of its grid."""
+    """Return the words of a slot as they are saved: as its dtype, or as integers."""
     slot = words.layout.slots[index]
     flat = torch.from_numpy(words.slot(index))
-    return (flat.view(slot.dtype) if slot.bound is None else flat).view(slot.shape)
+    return (flat if slot.bound or slot.dtype in BITS else flat.view(slot.dtype)).view(slot.shape)
 
 
 def _safetensors() -> ModuleType:

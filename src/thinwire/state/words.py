@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from thinwire.state import content, intake
-from thinwire.state.layout import ALIGNED, WORDS, Layout, Slot
+from thinwire.state.kinds import check_dense
+from thinwire.state.layout import ALIGNED, WORDS, Layout, Slot, takes_casts
 from thinwire.types import InputError, require
 
 
@@ -75,11 +76,11 @@ def _zeros(n: int, word: np.dtype) -> np.ndarray:
     return raw[start : start + n * word.itemsize].view(word)
 
 
-def filled(layout: Layout, tensors: list[Tensor]) -> Words:
+def filled(layout: Layout, tensors: list[Tensor], look: intake.Look | None = None) -> Words:
     """Return the words of the tensors of all slots. Errors: ``InputError`` for NaN in a lossy one."""
     words = Words(layout)
     for i, (slot, x) in enumerate(zip(layout.slots, tensors, strict=True)):
-        intake.fill(slot, x, words.slot(i))
+        intake.fill(slot, x, words.slot(i), look)
     return words
 
 
@@ -102,12 +103,16 @@ def named(layout: Layout, tensors: Mapping[str, Tensor]) -> list[Tensor]:
 
 def _same(x: Tensor, y: Tensor) -> bool:
     alike = x.shape == y.shape and x.dtype == y.dtype
-    return alike and (x.data_ptr() == y.data_ptr() or torch.equal(x.cpu(), y.cpu()))
+    if not alike or x.data_ptr() == y.data_ptr():
+        return alike
+    ours, theirs = (_bits(z.detach().cpu()) for z in (x, y))
+    return np.array_equal(ours, theirs)
 
 
 def check_fits(slot: Slot, x: Tensor) -> None:
-    """Raise ``InputError`` unless ``x`` has the slot's shape and can be cast to its dtype."""
+    """Raise ``InputError`` unless ``x`` has the slot's shape, can be cast to its dtype and is dense."""
+    check_dense(slot.name, x)
     if x.shape != slot.shape:  # not by require: names of dtypes take longer than all the rest
         raise InputError(f"{slot.name}: shape {tuple(x.shape)}, expected {slot.shape}")
-    if x.dtype != slot.dtype and not (x.is_floating_point() and slot.dtype.is_floating_point):
+    if x.dtype != slot.dtype and not (takes_casts(x.dtype) and takes_casts(slot.dtype)):
         raise InputError(f"{slot.name}: {x.dtype} cannot stand for {slot.dtype}")

@@ -43,11 +43,14 @@ def printable(text: str) -> str:
 
 
 @contextmanager
-def warned() -> Iterator[None]:
-    """Print what the library warns of inside the block as plain lines, without places in the code."""
+def warned(tell: Callable[[str], object] | None = None) -> Iterator[None]:
+    """Print, or ``tell``, what the library warns of inside the block, without places in the code."""
 
     def show(message: Warning | str, *_: object, **__: object) -> None:
-        sys.stderr.write(f"{printable(str(message))}\n")
+        if tell is not None:
+            tell(f"note: {message}")
+        else:
+            sys.stderr.write(f"{printable(str(message))}\n")
 
     with warnings.catch_warnings():
         warnings.simplefilter("always")

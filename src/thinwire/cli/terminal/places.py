@@ -13,7 +13,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from thinwire.links.address import MAX_PORT, parse_address
+from thinwire.links.address import parse_address
 from thinwire.links.tcp import congestion
 from thinwire.state.layout import MAX_NBYTES, TooLarge
 from thinwire.types import InputError, MissingExtra, PayloadError, require
@@ -127,8 +127,3 @@ def check_state(path: Path | None) -> Path | None:
     if path is not None and find_spec("safetensors") is None:
         raise MissingExtra("--state needs safetensors: pip install 'thinwire[store]'")
     return target
-
-
-def check_port(port: int) -> None:
-    """Raise ``InputError`` for what is no TCP port."""
-    require(0 <= port < MAX_PORT, InputError, f"--port is {port}; it must be at least 0 and below {MAX_PORT}")

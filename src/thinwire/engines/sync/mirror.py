@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
-from thinwire.state import binding
+from thinwire.state import binding, kinds
 from thinwire.state.layout import MAX_NBYTES, Layout
 from thinwire.state.patches.moves import Reading
 from thinwire.state.patches.patch import Patch, Version
@@ -43,6 +43,10 @@ class Mirror:
         check_every: int = CHECK_EVERY,
     ) -> None:
         check_interval(check_every)
+        for what, given, kind in (("into", into, nn.Module), ("base", base, Mapping)):
+            fits = given is None or isinstance(given, kind)
+            told = f"{what} is a {type(given).__name__}; give a {kind.__name__.lower()}"
+            require(fits, InputError, f"{told}, or leave it out")
         self._check_every = check_every
         self._into, self.max_nbytes, self._base = into, max_nbytes, base
         self._shown: WeakKeyDictionary[nn.Module, Shown] = WeakKeyDictionary()
@@ -79,6 +83,7 @@ class Mirror:
         Return whether contents are others than when ``model`` was shown last, or its tensors are. Errors:
         ``InputError`` naming the first tensor that does not fit.
         """
+        kinds.reshard(model)
         before = self._shown.get(model)
         if before is None or not before.members.same(model):
             replica.bind(model)
@@ -130,7 +135,8 @@ def begin(
 ) -> bool:
     """Let ``start`` hold the tensors of ``base``, else the weights of ``into``; return whether it does.
 
-    A model's own weights that no bound can hold are none. Errors: ``InputError`` naming what does not fit.
+    A model's own weights that no bound can hold are none, and so are shards. Errors: ``InputError`` naming
+    what does not fit.
     """
     if into is not None:
         binding.bind(layout, into)  # whether it fits; no more than that

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from thinwire.engines.sync.pull.look import resume
@@ -16,7 +15,7 @@ from thinwire.engines.sync.using import SLOW
 from thinwire.files.watch import LOOK
 from thinwire.links.tcp.congestion import AUTO
 from thinwire.state.history import History
-from thinwire.state.layout import Layout
+from thinwire.state.layout import Bounds, Dtypes, Layout
 from thinwire.state.patches.patch import Version
 from thinwire.types import InputError, LinkError, require
 
@@ -35,12 +34,13 @@ class Outlets:
     def __init__(
         self,
         tensors: dict[str, Tensor],
-        dtype: torch.dtype | None = None,
-        bounds: Mapping[str, float] | float | None = None,
+        dtype: Dtypes = None,
+        bounds: Bounds = None,
         name: str = "state",
         token: bytes | None = None,
+        strict: bool = False,
     ) -> None:
-        self._tensors, self._kind = tensors, (dtype, bounds)
+        self._tensors, self._kind, self._strict = tensors, (dtype, bounds), strict
         self.name, self._token = name, token
         self.push: Publisher | None = None
         self.pull: ShelfWriter | None = None
@@ -56,12 +56,14 @@ class Outlets:
             return self.push.history
         if self._own is None:
             self._own = History(Layout.of(self._tensors, *self._kind))
+            self._own.overflows.strict = self._strict
         return self._own
 
     def listen(self, host: str, port: int, state: Path | None = None, congestion: str = AUTO) -> None:
         """Let followers connect; go on from the file ``state`` if it is there."""
         at = host, port, self._token, self.name
-        self.push = Publisher(self._tensors, *at, *self._kind, state=state, congestion=congestion)
+        known: Any = {"state": state, "congestion": congestion, "strict": self._strict}
+        self.push = Publisher(self._tensors, *at, *self._kind, **known)
         self._state = state
 
     def save(self) -> InputError | None:

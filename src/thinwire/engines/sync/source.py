@@ -20,7 +20,7 @@ def tensors_of(source: Source, names: Names | None = None) -> Mapping[str, Tenso
 
     What a module keeps besides tensors is left out, and what torch.compile adds to names. ``names`` makes
     the name of a tensor's own, None for one to leave out. Errors: ``InputError`` where two tensors get one
-    name, none is left, or one has no shape yet.
+    name, none is left, one has no shape yet, or the source is anything else.
 
     >>> import torch
     >>> layers = {"base.w": torch.zeros(1), "lora.w": torch.ones(1)}
@@ -31,6 +31,9 @@ def tensors_of(source: Source, names: Names | None = None) -> Mapping[str, Tenso
         found: Mapping[str, Tensor] = owned(source)
     else:
         found = source
+        known = isinstance(source, Mapping)
+        told = "a module or a mapping of names to tensors is published, not a"
+        require(known, InputError, f"{told} {type(source).__name__}; give a model or its state_dict()")
     if names is None:
         return found
     chosen: dict[str, Tensor] = {}

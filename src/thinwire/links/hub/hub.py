@@ -14,6 +14,7 @@ from time import monotonic
 
 import zmq
 
+from thinwire.links.address import check_port
 from thinwire.links.hub import station
 from thinwire.links.hub.events import Event, EventKind
 from thinwire.links.metered import Traffic, wire_bytes
@@ -88,6 +89,7 @@ class Hub(station.Station):
         control that cannot be had.
         """
         check_host(host, token)
+        check_port(port)
         station.check_silence(silence)
         chosen = congestion.resolve(control)
         sock = station.station_socket(zmq.ROUTER, max_message, sends=station.LARGE)

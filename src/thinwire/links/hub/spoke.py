@@ -8,6 +8,7 @@ from time import monotonic
 
 import zmq
 
+from thinwire.links.address import check_port
 from thinwire.links.greeting import asks_for_token
 from thinwire.links.hub import station
 from thinwire.links.hub.clock import PeerClock
@@ -69,6 +70,7 @@ class Spoke(station.Station):
         the hub does not hold this token, but not after it once did.
         """
         check_host(host, token)
+        check_port(port)
         station.check_silence(silence)
         sock = station.station_socket(zmq.DEALER, max_message, takes=station.LARGE)
         rest = secrets.token_bytes(station.IDENTITY - 1)

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import zmq
 
+from thinwire.links.address import check_port
 from thinwire.links.base import Data, LinkEstimate
 from thinwire.links.greeting import asks_for_token
 from thinwire.links.inbox import Inbox, failed, pending, renewed
@@ -90,6 +91,7 @@ class ZmqLink(PolledSocket):
         only holders of a wrong token did.
         """
         check_host(host, token)
+        check_port(port)
         chosen = congestion.resolve(control)
         sock = open_socket(zmq.ROUTER, max_message, HIGH_WATER)
         zap, port = listen(sock, host, port, token, chosen, handover)
@@ -116,6 +118,7 @@ class ZmqLink(PolledSocket):
         when there is no connection within ``connect_timeout`` seconds, ``AuthError`` when the token is wrong.
         """
         check_host(host, token)
+        check_port(port)
         chosen = congestion.resolve(control)
         sock = open_socket(zmq.DEALER, max_message, HIGH_WATER)
         sock.routing_id = name

@@ -13,8 +13,6 @@ from types import TracebackType
 from typing import Any
 from uuid import uuid4
 
-import torch
-
 from thinwire.engines.sync.pull.claim import LONGEST
 from thinwire.engines.sync.pull.keeping import Keeping
 from thinwire.engines.sync.pull.look import resume
@@ -27,7 +25,7 @@ from thinwire.files.place import refusal
 from thinwire.links.inbox import renewed
 from thinwire.state.code.stream import check_coder
 from thinwire.state.history import History
-from thinwire.state.layout import Layout
+from thinwire.state.layout import Bounds, Dtypes, Layout
 from thinwire.state.patches.patch import Version
 from thinwire.types import InputError, LinkError, ThinwireError, require
 
@@ -116,17 +114,19 @@ class ShelfWriter:
         url: str | Path,
         source: Source,
         *,
-        dtype: torch.dtype | None = None,
-        bounds: Mapping[str, float] | float | None = None,
+        dtype: Dtypes = None,
+        bounds: Bounds = None,
         names: Names | None = None,
+        strict: bool = False,
         **options: Any,
     ) -> ShelfWriter:
         """Return a writer with a history of its own, of a module's or a mapping's tensors, for ``publish``.
 
-        ``dtype``, ``bounds`` and ``names`` are those of ``Publisher``, ``options`` those of the class. It
-        first reads the state in the store, so that its readers need a patch and no keyframe.
+        ``dtype``, ``bounds``, ``names`` and ``strict`` are those of ``Publisher``, ``options`` those of the
+        class. It first reads the state in the store, so that its readers need a patch and no keyframe.
         """
         history = History(Layout.of(tensors_of(source, names), dtype, bounds))
+        history.overflows.strict = strict
         store = options.get("token"), options.get("name", "state"), options.get("options")
         resume(history, url, *store)
         writer = cls(url, history, **options)

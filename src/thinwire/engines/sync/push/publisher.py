@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from time import monotonic, sleep
 from types import TracebackType
-
-import torch
 
 from thinwire.engines.sync.push.feed import Feed, FollowerStatus, check_name
 from thinwire.engines.sync.source import Names, Source, check_text, notes_of, tensors_of
@@ -17,7 +14,7 @@ from thinwire.links.hub.station import SILENCE
 from thinwire.links.tcp.congestion import AUTO
 from thinwire.state.code.stream import check_coder
 from thinwire.state.history import History
-from thinwire.state.layout import Layout
+from thinwire.state.layout import Bounds, Dtypes, Layout
 from thinwire.state.patches.patch import Version
 from thinwire.types import InputError, LinkError, require
 
@@ -31,9 +28,11 @@ class Publisher:
     - ``host``, ``port``: the address to listen at; port 0 takes a free one. Off loopback a ``token`` is
       needed, and only its holders can follow.
     - ``name``: the name of the state.
-    - ``dtype``: casts floats to the dtype that followers use.
+    - ``dtype``: casts floats to the dtype that followers use, or the named tensors, each to its own.
     - ``bounds``: lets the named tensors, or all floats, be off by so much in their own units. The rounding to
       ``dtype`` comes on top, at most as much again.
+    - ``strict``: refuses a version in which values are too large for ``dtype``, instead of a warning that
+      names the tensor and how many they are.
     - ``names``: a function from a tensor's name to the name it is published by; None leaves the tensor out.
     - ``state``: a file to go on from if it exists. ``save`` and ``close`` write it. Followers that have the
       version in it need no keyframe.
@@ -49,6 +48,7 @@ class Publisher:
 
     At the end of a ``with`` block, unless by an error, it waits until all followers have the newest version.
 
+    >>> import torch
     >>> publisher = Publisher({"w": torch.zeros(4)})
     >>> publisher.publish(step=10).number
     1
@@ -62,10 +62,11 @@ class Publisher:
         port: int = 0,
         token: bytes | None = None,
         name: str = "state",
-        dtype: torch.dtype | None = None,
-        bounds: Mapping[str, float] | float | None = None,
+        dtype: Dtypes = None,
+        bounds: Bounds = None,
         *,
         names: Names | None = None,
+        strict: bool = False,
         state: str | Path | None = None,
         budget: int | None = None,
         silence: float = SILENCE,
@@ -73,7 +74,9 @@ class Publisher:
     ) -> None:
         check_coder()
         self.source, self._names, self._state = source, names, None if state is None else Path(state)
-        self.history = _history(self._state, Layout.of(tensors_of(source, names), dtype, bounds), budget)
+        layout = Layout.of(tensors_of(source, names), dtype, bounds)
+        self.history = _history(self._state, layout, budget)
+        self.history.overflows.strict = strict
         check_text(name)
         check_name(name)
         hub = Hub.bind(host, port, token=token, silence=silence, control=congestion)
