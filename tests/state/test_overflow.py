@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from thinwire.state.history import History
-from thinwire.state.layout import Layout
+from thinwire.state.layout import WORDS, Layout, takes_casts
 from thinwire.types import InputError
 
 WIDE = torch.tensor([1e6, 7e4, 1.0, -1e6, float("inf"), float("nan")])
@@ -55,3 +55,15 @@ def test_strict_refuses_them_and_the_newest_version_stays() -> None:
     assert made.newest == before
     made.publish(good | {"b": torch.zeros(2)})
     assert made.newest.number == before.number + 1
+
+
+def test_every_cast_to_a_narrower_dtype_is_looked_at() -> None:
+    floats = [d for d in WORDS if takes_casts(d)]
+    for source in floats:
+        for target in floats:
+            for sign in (1.0, -1.0):
+                least = torch.tensor([sign * torch.finfo(target).max * 1.5]).double().to(source)
+                fits = not least.double().isfinite().all() or least.double().abs() < torch.finfo(target).max
+                for x in (least, least.repeat(70)):  # short ones, and such as vectors are used for
+                    notes = told(History(Layout.of({"w": x}, target)), {"w": x})
+                    assert len(notes) == (0 if fits or source == target else 1), (source, target)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from thinwire.state.layout import Array, Slot
+from thinwire.state.layout import WORDS, Array, Slot, takes_casts
 from thinwire.types import InputError
 
 
@@ -25,15 +26,15 @@ class Overflows:
         """Count from here."""
         self._found.clear()
 
-    def look(self, slot: Slot, x: Tensor, _words: Array) -> None:
-        """Count the values of ``x`` that the slot's dtype cannot hold."""
-        if x.dtype == slot.dtype or not (
-            x.is_floating_point() and slot.dtype.is_floating_point and x.numel()
-        ):
+    def look(self, slot: Slot, x: Tensor, words: Array) -> None:
+        """Count the values of ``x`` that the slot's dtype cannot hold; ``words`` are what became of it."""
+        if x.dtype == slot.dtype or not words.size or not (takes_casts(x.dtype) and takes_casts(slot.dtype)):
+            return
+        narrower = torch.finfo(x.dtype).max > torch.finfo(slot.dtype).max
+        if not narrower or not _reach_end(words, slot.dtype):
             return
         limit = largest(slot.dtype)
-        if torch.finfo(x.dtype).max < limit or bool((sizes := x.detach().abs()).amax() < limit):
-            return
+        sizes = (x.detach().float() if x.dtype.itemsize == 1 else x.detach()).abs()
         if many := int(((sizes >= limit) & sizes.isfinite()).sum()):
             self._found[slot.name] = self._found.get(slot.name, 0) + many
 
@@ -48,9 +49,27 @@ class Overflows:
             if self.strict:
                 raise InputError(f"{text}; publish it in a wider dtype, or scale it")
             self._told.add(slot.name)
-            warnings.warn(f"{text}: followers get infinity, NaN or the largest number", stacklevel=4)
+            warnings.warn(f"{text}: followers get infinity, NaN or the largest number", stacklevel=8)
 
 
+def _reach_end(words: Array, dtype: torch.dtype) -> bool:
+    """Return whether a word is the largest finite value or beyond, of either sign.
+
+    Words are narrow and in a cache: to look at the values that were cast takes several times as long.
+    """
+    end = _end(dtype)
+    sign = 1 << (8 * words.itemsize - 1)
+    return int(words.max()) >= end or int(words.view(f"u{words.itemsize}").max()) >= end + sign
+
+
+@lru_cache
+def _end(dtype: torch.dtype) -> int:
+    """Return the bits of the largest finite value; those of infinity and NaN are above."""
+    value = torch.tensor([torch.finfo(dtype).max], dtype=torch.float64, device="cpu").to(dtype)
+    return int(value.view(torch.uint8).numpy().view(WORDS[dtype])[0])
+
+
+@lru_cache
 def largest(dtype: torch.dtype) -> float:
     """Return the least magnitude that rounds to more than ``dtype`` can hold.
 
