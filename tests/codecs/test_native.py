@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from thinwire import compiled
-from thinwire.codecs import Codec, DeadZone, Uniform, roundtrip, tiles
+from thinwire.codecs import Codec, DeadZone, RankOne, Uniform, roundtrip, tiles
 from thinwire.codecs.kernels import bits, native, noise, scratch
 from thinwire.state import native as state_native
 from thinwire.types import InputError, Payload, PayloadError, TensorSpec
@@ -89,6 +89,29 @@ def test_codes_and_scales_are_torchs(
     x = (drawn(seed, torch.Size(shape).numel(), 30.0) * size).to(dtype).reshape(shape)
     x = x.nan_to_num(posinf=6e4, neginf=-6e4)
     codec = Uniform(bits, how[0], clip=how[1])
+    payload, values = roundtrip(codec, x)
+    with native.without():
+        expected, expected_values = roundtrip(codec, x)
+        decoded = codec.decode(payload)
+    assert all(equal(a, b) for a, b in zip(payload.parts, expected.parts, strict=True))
+    assert equal(values, expected_values) and equal(codec.decode(payload), values) and equal(decoded, values)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([(1, 7), (5, 33), (2, 3, 96), (40, 1), (2, 2050, 3), (1, 3, 4099), (3, 5, 2, 20)]),
+    st.sampled_from([2.0**-149, 1e-38, 2.0**-100, 1.0, 1e30, 2.0**120]),
+    st.sampled_from([1, 2]),
+    st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+)
+def test_scales_of_rows_and_columns_and_their_levels_are_torchs(
+    seed: int, shape: tuple[int, ...], size: float, bits: int, dtype: torch.dtype
+) -> None:
+    x = (drawn(seed, torch.Size(shape).numel(), 1000.0) * size).to(dtype).reshape(shape)
+    x = x.nan_to_num(posinf=6e4, neginf=-6e4)
+    x[-1] *= seed % 3 / 4096  # zeros of either sign, or a sample or row that is far smaller
+    codec = RankOne(bits)
     payload, values = roundtrip(codec, x)
     with native.without():
         expected, expected_values = roundtrip(codec, x)

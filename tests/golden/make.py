@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
+sys.path.insert(0, str(HERE.parent / "shared"))
 
 from codec_examples import CODECS, tensor  # noqa: E402
 

@@ -14,7 +14,9 @@ from thinwire.codecs import (
     FixedPoint,
     Hadamard,
     HardThreshold,
+    LowRank,
     RandomK,
+    RankOne,
     Raw,
     Sink,
     TileAdaptive,
@@ -81,6 +83,8 @@ EXAMPLES: dict[str, list[Codec]] = {
         TileAdaptive(tile=16, high=8, low=2, share=0.5),
         TileAdaptive(tile=4, share=0.0, threshold=1.0),
     ],
+    "RankOne": [RankOne(), RankOne(bits=2)],
+    "LowRank": [LowRank(), LowRank(rank=2)],
 }
 
 CODECS = [codec for examples in EXAMPLES.values() for codec in examples]

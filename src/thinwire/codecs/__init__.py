@@ -10,6 +10,8 @@ from thinwire.codecs.deadzone import DeadZone
 from thinwire.codecs.entropy import Entropy
 from thinwire.codecs.fixpoint import FixedPoint
 from thinwire.codecs.inner import fixed_layout, is_finite, is_fixed_rate, tuned
+from thinwire.codecs.lowrank import LowRank
+from thinwire.codecs.rankone import RankOne
 from thinwire.codecs.raw import Cast, Raw
 from thinwire.codecs.sparse import HardThreshold, RandomK, TopK
 from thinwire.codecs.tiles import TileAdaptive
@@ -31,6 +33,8 @@ _CODECS: tuple[type, ...] = (
     Entropy,
     FixedPoint,
     TileAdaptive,
+    RankOne,
+    LowRank,
 )
 REGISTRY: dict[str, type] = {c.__name__: c for c in _CODECS}
 
@@ -66,7 +70,9 @@ __all__ = [
     "Hadamard",
     "HardThreshold",
     "Layout",
+    "LowRank",
     "RandomK",
+    "RankOne",
     "Raw",
     "Sink",
     "TileAdaptive",

@@ -16,6 +16,19 @@ from thinwire.types import TensorSpec
 SHARED_BY = ("tensor", "channel", "token", "group")
 
 
+def matrices(spec: TensorSpec) -> tuple[int, int, int]:
+    """Return a tensor's number of matrices, their rows and their width, the length of its last dimension.
+
+    A sample is a matrix; but one of a tensor of two dimensions or fewer is a row of the only one. All three
+    are 0 where the tensor is empty.
+    """
+    if not spec.numel:
+        return 0, 0, 0
+    width = spec.shape[-1] if spec.shape else 1
+    count = spec.shape[0] if len(spec.shape) > 2 else 1
+    return count, spec.numel // (count * width), width
+
+
 @dataclass(frozen=True)
 class Grid:
     """A tensor as [rows, width], where each row, each column or the whole has one scale.

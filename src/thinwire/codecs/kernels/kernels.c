@@ -1,4 +1,4 @@
-/* The passes of DeadZone and of Uniform over all values of a tensor, each in one go; native.py calls them.
+/* The passes of DeadZone, of Uniform and of RankOne over all values of a tensor, each in one go; native.py calls them.
 
    Where no compiler was at hand, torch does the same in a dozen passes, to the same bits: so multiplications
    and additions must not be fused (setup.py says so to the compiler).
@@ -184,4 +184,79 @@ FAST int64_t tw_dequantised(const uint8_t *restrict codes, size_t rows, size_t w
         for (size_t j = 0; j < width; j++) values[j] = (float)(int8_t)(uint8_t)(codes[j] - top) * step;
     }
     return (int64_t)rows;
+}
+
+/* Sums of magnitudes over rows and over columns of each matrix of rows by width: whole numbers, of the largest
+   magnitude's power of two times 2^-20, with what is below one cut off; so no order of summation tells. Add to by_row
+   and by_column, and write the biased exponent of that power. Return how many matrices are done: fewer than there are
+   where one holds a NaN or an infinity. */
+FAST int64_t tw_magnitudes(const float *restrict x, size_t matrices, size_t rows, size_t width,
+                           int32_t *restrict exponents, int64_t *restrict by_row, int64_t *restrict by_column)
+{
+    for (size_t s = 0; s < matrices; s++, x += rows * width, by_row += rows, by_column += width) {
+        int32_t peak = 0; /* magnitudes are ordered as their bits are */
+        for (size_t i = 0; i < rows * width; i++) {
+            const int32_t size = as_bits(x[i]) & INT32_MAX;
+            peak = size > peak ? size : peak;
+        }
+        if (peak >= 0x7F800000) return (int64_t)s;
+        exponents[s] = peak >> 23 > 27 ? peak >> 23 : 27; /* what is below 2^-100 counts for nothing */
+        const float unit = as_float((274 - exponents[s]) << 23);
+        /* a number has at most 21 bits, so the sum of CHUNK of them has 32 */
+        for (size_t top = 0; top < rows; top += CHUNK)
+            for (size_t left = 0; left < width; left += CHUNK) {
+                const size_t high = rows - top < CHUNK ? rows - top : CHUNK;
+                const size_t wide = width - left < CHUNK ? width - left : CHUNK;
+                uint32_t column[CHUNK] = {0};
+                for (size_t r = top; r < top + high; r++) {
+                    const float *from = x + r * width + left;
+                    uint32_t sum = 0;
+                    for (size_t j = 0; j < wide; j++) {
+                        const uint32_t size = (uint32_t)(int32_t)(as_float(as_bits(from[j]) & INT32_MAX) * unit);
+                        column[j] += size;
+                        sum += size;
+                    }
+                    by_row[r] += sum;
+                }
+                for (size_t j = 0; j < wide; j++) by_column[left + j] += column[j];
+            }
+    }
+    return (int64_t)matrices;
+}
+
+/* Codes of values that are about a row's scale times a column's: with one bit, 1 for those without a sign; with two, 0
+   to 3 from the lowest level up, the outer ones from edge times the scales on. */
+FAST int64_t tw_levelled(const float *restrict x, size_t matrices, size_t rows, size_t width,
+                         const float *restrict row, const float *restrict column, float edge, uint8_t *restrict codes)
+{
+    for (size_t r = 0; r < matrices * rows; r++, x += width, codes += width) {
+        const float *scale = column + r / rows * width, far = row[r] * edge;
+        if (edge == 0)
+            for (size_t j = 0; j < width; j++) codes[j] = (uint8_t)(as_bits(x[j]) >= 0);
+        else
+            for (size_t j = 0; j < width; j++) {
+                const int32_t bits = as_bits(x[j]), large = (bits & INT32_MAX) >= as_bits(far * scale[j]);
+                codes[j] = (uint8_t)(bits >= 0 ? 2 + large : 1 - large);
+            }
+    }
+    return 0;
+}
+
+/* What tw_levelled's codes stand for, where the levels of its positive codes are inner and, with two bits, outer. */
+FAST int64_t tw_scaled(const uint8_t *restrict codes, size_t matrices, size_t rows, size_t width,
+                       const float *restrict row, const float *restrict column, int32_t bits, float inner, float outer,
+                       float *restrict values)
+{
+    for (size_t r = 0; r < matrices * rows; r++, codes += width, values += width) {
+        const float *scale = column + r / rows * width, near = row[r] * inner, far = row[r] * outer;
+        if (bits == 1)
+            for (size_t j = 0; j < width; j++)
+                values[j] = as_float((int32_t)((uint32_t)(codes[j] ^ 1) << 31 | (uint32_t)as_bits(near * scale[j])));
+        else
+            for (size_t j = 0; j < width; j++) {
+                const float size = (codes[j] == 0 || codes[j] == 3 ? far : near) * scale[j];
+                values[j] = codes[j] >= 2 ? size : -size;
+            }
+    }
+    return 0;
 }

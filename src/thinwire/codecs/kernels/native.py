@@ -18,7 +18,10 @@ from thinwire import compiled
 from thinwire.codecs.kernels.bits import packed_nbytes
 from thinwire.types import InputError
 
-_NAMES = "levels", "pack", "halves", "values", "dithered", "quantised", "dequantised"
+_NAMES = (
+    *("levels", "pack", "halves", "values", "dithered", "quantised", "dequantised"),
+    *("magnitudes", "levelled", "scaled"),
+)
 _FUNCTIONS = compiled.functions(Path(__file__).parent, _NAMES)
 _CPU = torch.device("cpu")
 
@@ -105,6 +108,47 @@ def dequantised(codes: Tensor, scales: Tensor, bounds: tuple[float, float], top:
     floats = map(ctypes.c_float, bounds)
     done = _FUNCTIONS["dequantised"](*given, *floats, ctypes.c_int32(top), _address(found))
     return found.view(codes.shape) if done == len(codes) else None
+
+
+def magnitudes(x: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Return sums of the magnitudes in rows and columns of float32 [matrices, rows, width], and exponents.
+
+    int64 [matrices, rows], int64 [matrices, width], int32 [matrices]; a unit is 2**(exponent - 147). None
+    unless all values are finite.
+    """
+    by_row, by_column = (torch.zeros((len(x), n), dtype=torch.int64, device=_CPU) for n in x.shape[1:])
+    exponents = _room(len(x), torch.int32)
+    given = _at(x, torch.float32), *map(ctypes.c_size_t, x.shape)
+    done = _FUNCTIONS["magnitudes"](*given, *map(_address, (exponents, by_row, by_column)))
+    return (by_row, by_column, exponents) if done == len(x) else None
+
+
+def levelled(x: Tensor, row: Tensor, column: Tensor, edge: float) -> Tensor:
+    """Return the codes of float32 [matrices, rows, width] under its scales: one bit each where ``edge`` is 0.
+
+    uint8, as ``x``; ``row`` is float32 [matrices, rows], ``column`` float32 [matrices, width].
+    """
+    codes = _room(x.numel(), torch.uint8)
+    scales = _scales(x, row, column)
+    given = _at(x, torch.float32), *map(ctypes.c_size_t, x.shape), *scales, ctypes.c_float(edge)
+    _FUNCTIONS["levelled"](*given, _address(codes))
+    return codes.view(x.shape)
+
+
+def scaled(codes: Tensor, row: Tensor, column: Tensor, levels: tuple[float, ...]) -> Tensor:
+    """Return what ``levelled``'s codes stand for, float32, as ``codes``; ``levels`` are the positive ones."""
+    found = _room(codes.numel(), torch.float32)
+    given = _at(codes, torch.uint8), *map(ctypes.c_size_t, codes.shape), *_scales(codes, row, column)
+    floats = map(ctypes.c_float, (levels[0], levels[-1]))
+    _FUNCTIONS["scaled"](*given, ctypes.c_int32(len(levels)), *floats, _address(found))
+    return found.view(codes.shape)
+
+
+def _scales(x: Tensor, row: Tensor, column: Tensor) -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
+    matrices, rows, width = x.shape
+    if row.shape != (matrices, rows) or column.shape != (matrices, width):
+        raise InputError(f"scales {tuple(row.shape)} and {tuple(column.shape)} for {tuple(x.shape)}")
+    return _at(row, torch.float32), _at(column, torch.float32)
 
 
 def _room(n: int, dtype: torch.dtype) -> Tensor:

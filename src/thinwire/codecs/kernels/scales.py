@@ -86,5 +86,10 @@ def stored_numel(n: int, name: str) -> int:
     return n + 1 if name == "e5m3" and n else n
 
 
+def powers_of_two(exponents: Tensor) -> Tensor:
+    """Return 2**exponents, float32, of exponents in -126..127: exact, which a device's ``pow`` may not be."""
+    return ((exponents.to(torch.int32) + 127) << 23).view(torch.float32)
+
+
 def _ticks(power_of_two: float) -> int:
     return (127 + int(math.log2(power_of_two))) * 8

@@ -1,0 +1,150 @@
+"""One or two bits a value, times a scale of its row and one of its column: the residuals of attention.
+
+The parts: the codes, packed as in ``thinwire.codecs.kernels.bits``, in the tensor's order; the rows' scales;
+the columns' scales, both bfloat16 and matrix after matrix. A code counts the levels from the lowest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from thinwire.codecs.base import Layout, check_layout, layout_nbytes
+from thinwire.codecs.kernels import native, scales
+from thinwire.codecs.kernels.bits import pack, packed_nbytes, unpack
+from thinwire.codecs.kernels.grid import matrices
+from thinwire.spec import Spec
+from thinwire.types import InputError, Payload, PayloadError, TensorSpec, require
+
+# Smallest and largest scale: a product of two is no denormal, and finite also times the largest level.
+_ROWS, _COLUMNS = (2.0**-100, 2.0**100), (2.0**-24, 2.0**24)
+_LEVELS = {1: (1.0,), 2: (9 / 16, 15 / 8)}  # of a Gaussian, in mean magnitudes; a few bits each
+_EDGE = {1: 0.0, 2: 5 / 4}  # from where on a value has the outer level
+_PLACES = 20  # bits of the largest magnitude below its first, which the sums of magnitudes count
+
+
+@dataclass(frozen=True, repr=False)
+class RankOne(Spec):
+    """Code each value as a level of ``bits`` bits times a scale of its row and a scale of its column.
+
+    With 1 bit the levels are -1 and 1, with 2 bits -15/8, -9/16, 9/16 and 15/8. A row is the values along the
+    last dimension, a column those of one index of it within a sample; in a tensor of two dimensions or fewer,
+    each sample is a row and the columns go over all of them. A row's scale is the mean magnitude of its
+    values, a column's is that of its own over that of all: the magnitudes as a matrix of rank one.
+
+    A scale has 8 significant bits, so every product is exact in float32, and a sum that a device fuses with
+    it comes to the same. Magnitudes count in the means as far as they reach 2**-20 of the sample's largest.
+
+    Source: the 1-bit and 2-bit codes of CompactFusion (arXiv 2507.17511). Any shape, any float dtype
+    (computed in float32). Errors: ``InputError`` for a NaN or an infinity.
+
+    >>> x = torch.tensor([[1.0, -4.0], [-2.0, 8.0]])
+    >>> codec = RankOne()
+    >>> codec.decode(codec.encode(x)).round(decimals=1)
+    tensor([[ 1., -4.],
+            [-2.,  8.]])
+    """
+
+    bits: int = 1
+    finite = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.bits in _LEVELS, InputError, f"bits={self.bits} is not 1 or 2")
+
+    def encode(self, x: Tensor) -> Payload:
+        codes, rows, columns = self._coded(x)
+        return self._payload(TensorSpec.of(x), codes, rows, columns)
+
+    def roundtrip(self, x: Tensor) -> tuple[Payload, Tensor]:
+        spec, coded = TensorSpec.of(x), self._coded(x)
+        return self._payload(spec, *coded), self._values(*coded, spec)
+
+    def decode(self, payload: Payload) -> Tensor:
+        spec = payload.spec
+        check_layout(payload, self.layout(spec))
+        packed, row, column = payload.parts
+        count, rows, width = matrices(spec)
+        _check("row", row, _ROWS)
+        _check("column", column, _COLUMNS)
+        codes = unpack(packed, self.bits, spec.numel).reshape(count, rows, width)
+        return self._values(codes, row.reshape(count, rows), column.reshape(count, width), spec)
+
+    def layout(self, spec: TensorSpec) -> Layout:
+        count, rows, width = matrices(spec)
+        codes = (torch.uint8, packed_nbytes(spec.numel, self.bits))
+        return codes, (torch.bfloat16, count * rows), (torch.bfloat16, count * width)
+
+    def nbytes(self, spec: TensorSpec) -> int:
+        return layout_nbytes(self.layout(spec))
+
+    def _payload(self, spec: TensorSpec, codes: Tensor, row: Tensor, column: Tensor) -> Payload:
+        return Payload(spec, (pack(codes.flatten(), self.bits), row.flatten(), column.flatten()))
+
+    def _coded(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the codes of ``x``, uint8 [matrices, rows, width], and the scales, bfloat16."""
+        values = x.detach().to(torch.float32).contiguous().reshape(matrices(TensorSpec.of(x)))
+        compiled = native.there(values)
+        sums = native.magnitudes(values) if compiled else None
+        row, column = _scales(*(sums or _magnitudes(values)))  # the latter says what is wrong
+        scale, edge = (row.to(torch.float32), column.to(torch.float32)), _EDGE[self.bits]
+        codes = native.levelled(values, *scale, edge) if compiled else _levelled(values, *scale, edge)
+        return codes, row, column
+
+    def _values(self, codes: Tensor, row: Tensor, column: Tensor, spec: TensorSpec) -> Tensor:
+        scale, levels = (row.to(torch.float32), column.to(torch.float32)), _LEVELS[self.bits]
+        compiled = native.there(codes, *scale)
+        x = native.scaled(codes, *scale, levels) if compiled else _scaled(codes, *scale, levels)
+        if spec.dtype == torch.float16:
+            x.clamp_(-65504.0, 65504.0)
+        return x.to(spec.dtype).reshape(spec.shape)
+
+
+def _magnitudes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what ``native.magnitudes`` does: sums of whole numbers, so no order of summation tells."""
+    if not x.numel():
+        return x.new_zeros((0, 0), dtype=torch.int64), x.new_zeros((0, 0)), x.new_zeros(0)
+    peaks = (x.view(torch.int32) & 0x7FFFFFFF).amax((1, 2))  # magnitudes are ordered as their bits are
+    if int(peaks.amax()) >= 0x7F800000:
+        raise InputError("a NaN or infinite value cannot be quantised; look for the overflow that made it")
+    exponents = (peaks >> 23).clamp_min(27)  # what is below 2**-100 counts for nothing
+    unit = scales.powers_of_two(127 + _PLACES - exponents)
+    numbers = x.abs().mul_(unit[:, None, None]).to(torch.int32)
+    return numbers.sum(2), numbers.sum(1), exponents
+
+
+def _scales(by_row: Tensor, by_column: Tensor, exponents: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the scales of rows and columns, bfloat16, rounded up."""
+    total = by_row.sum(1, keepdim=True).clamp_min_(1).to(torch.float64)
+    row = by_row.to(torch.float64) / max(1, by_column.shape[1])
+    row *= scales.powers_of_two(exponents[:, None] - 127 - _PLACES)
+    column = by_column.to(torch.float64) * by_column.shape[1] / total
+    return _stored(row, _ROWS), _stored(column, _COLUMNS)
+
+
+def _stored(scale: Tensor, bounds: tuple[float, float]) -> Tensor:
+    return scales.store(scale.to(torch.float32).clamp_(*bounds), "bfloat16")
+
+
+def _check(name: str, stored: Tensor, bounds: tuple[float, float]) -> None:
+    if stored.numel():
+        low, high = torch.aminmax(stored.to(torch.float32))
+        if not bool((low >= bounds[0]) & (high <= bounds[1])):  # false for NaN too
+            raise PayloadError(f"a {name}'s scale lies outside {bounds[0]:g}..{bounds[1]:g}")
+
+
+def _levelled(x: Tensor, row: Tensor, column: Tensor, edge: float) -> Tensor:
+    positive = (x.view(torch.int32) >= 0).to(torch.uint8)
+    if not edge:
+        return positive
+    large = x.abs() >= row[:, :, None] * edge * column[:, None, :]
+    return torch.where(positive == 1, large + 2, 1 - large.to(torch.uint8)).to(torch.uint8)
+
+
+def _scaled(codes: Tensor, row: Tensor, column: Tensor, levels: tuple[float, ...]) -> Tensor:
+    outer = (codes == 0) | (codes == 2 * len(levels) - 1)
+    values = outer.to(torch.float32).mul_(levels[-1] - levels[0]).add_(levels[0])
+    values.mul_((codes >= len(levels)).to(torch.float32).mul_(2).sub_(1))
+    return values.mul_(row[:, :, None]).mul_(column[:, None, :])
