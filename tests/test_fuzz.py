@@ -265,6 +265,8 @@ def bombs() -> list[tuple[str, bytes, int]]:
     big, flat, small = (1, 1 << 16, 1 << 14), (1, 1 << 24), 1 << 24
     direct: list[tuple[str, list[tuple[int, bytes]], tuple[int, ...], int]] = [
         ("TopK(ratio=1e-9)", [(7, bytes(4)), (0, bytes(4))], big, small),
+        ("ChunkTopK(ratio=1e-9)", [(4, bytes(8)), (0, bytes(4))], big, small),
+        ("InTurn(every=1000000000)", [(0, bytes(8))], big, small),
         ("Entropy(Raw())", [(4, frame)], (1, 1000), small),
         ("Entropy(Raw())", [(4, claim)], (1, 1000), small),
         ("Entropy(Uniform())", [(4, claim), (4, claim)], (1, 1000), small),

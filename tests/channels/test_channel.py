@@ -17,10 +17,12 @@ from thinwire.channels.references import TensorStore
 from thinwire.codecs import (
     Cast,
     ChannelMean,
+    ChunkTopK,
     DeadZone,
     Entropy,
     FixedPoint,
     Hadamard,
+    InTurn,
     RandomK,
     Raw,
     Sink,
@@ -133,6 +135,46 @@ def test_error_feedback_sends_everything_in_the_end():
         total, sent = total + x, sent + sender.encode(x, [7])[1]
     state = sender.state_dict()["7.0"].reshape(1, 4, 32)
     assert torch.allclose(total, sent + state, atol=1e-4)
+
+
+def test_error_feedback_with_decay_forgets_as_it_says():
+    sender, dropped = Sender(Scheme(Uniform(bits=2, group=16), ErrorFeedback(decay=0.75))), 0.0
+    for i in range(5):
+        x = torch.randn(1, 4, 32, generator=torch.Generator().manual_seed(i))
+        wanted = x + 0.75 * dropped
+        dropped = wanted - sender.encode(x, [7])[1]
+        assert torch.allclose(sender.state_dict()["7.0"].reshape(1, 4, 32), dropped, atol=1e-5)
+
+
+@each("decay", [-0.1, 1.1, float("nan")])
+def test_a_decay_that_would_grow_is_refused(decay):
+    with pytest.raises(InputError, match="decay"):
+        ErrorFeedback(decay=decay)
+
+
+@each("value", [float("inf"), -float("inf"), float("nan")])
+@each("at", [0, 63, 999])
+@each(
+    "codec",
+    [ChunkTopK(0.02, 64), TopK(0.01, Uniform(bits=8)), InTurn(10, 3), RandomK(0.1), DeadZone(), Raw()],
+)
+def test_what_is_not_finite_leaves_every_residual_as_it_was(codec, at, value):
+    """One value of one row, which a sparse codec may not even send; the other rows are refused with it."""
+    sender, again = (Sender(Scheme(codec, ErrorFeedback(decay=0.9))) for _ in range(2))
+    frames = [torch.randn(3, 1000) for _ in range(3)]
+    for end in (sender, again):
+        end.encode(frames[0], [1, 2, 3])
+    before = sender.state_dict()
+    bad = torch.randn(3, 1000)
+    bad[1, at] = value
+    for keys in ([1, 2, 3], [1, 2, 4], [4, 2, 1]):
+        with pytest.raises(InputError, match="a NaN or infinite value cannot be"):
+            sender.encode(bad, keys)
+    after = sender.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    for x in frames[1:]:
+        assert torch.equal(sender.encode(x, [1, 2, 4])[1], again.encode(x, [1, 2, 4])[1])
 
 
 def test_first_visits_and_revisits_share_a_frame():

@@ -85,6 +85,14 @@ def test_views_with_strides_are_coded_as_their_values(codec: Codec) -> None:
 
 
 @by_codec
+def test_a_single_value_of_a_row_is_coded_as_any_other(codec: Codec) -> None:
+    """Its stride says nothing, and a view of it as bytes is refused all the same."""
+    x = tensor((1, 30))
+    for view in (x[:, 3], x[0, ::50]):
+        assert same(codec.encode(view), codec.encode(view.clone(memory_format=torch.contiguous_format)))
+
+
+@by_codec
 def test_the_printed_spec_reads_back(codec: Codec) -> None:
     again = parse_codec(repr(codec))
     assert again == codec

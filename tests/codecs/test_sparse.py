@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 import pytest
 import torch
 from codec_examples import tensor
 from each import each
 
-from thinwire.codecs import HardThreshold, RandomK, Raw, TopK, Uniform
+from thinwire.codecs import ChunkTopK, HardThreshold, InTurn, RandomK, Raw, TopK, Uniform
+from thinwire.codecs.kernels.bits import pack
 from thinwire.types import InputError, Payload, PayloadError, TensorSpec
 
 
@@ -111,9 +115,87 @@ def test_unbiased_random_k_has_the_right_mean_and_reaches_every_value() -> None:
     assert ((total / calls - 1)[:-1].abs() < 5 * (3 / calls) ** 0.5).all()
 
 
+@each(
+    "chunk, ratio", [(4096, 0.01), (4096, 1e-6), (64, 0.05), (100, 0.1), (24, 0.3), (2, 0.5), (65536, 0.02)]
+)
+@each("n", [1, 99, 4096, 20_011])
+def test_chunk_topk_keeps_the_largest_of_each_run(chunk: int, ratio: float, n: int) -> None:
+    x, codec = tensor((n,)), ChunkTopK(ratio=ratio, chunk=chunk)
+    y = codec.decode(codec.encode(x))
+    for run, kept in zip(x.split(chunk), y.split(chunk), strict=True):
+        k = min(len(run), max(1, round(ratio * min(chunk, len(run)))))
+        chosen = run.abs().topk(k).indices
+        assert torch.equal(kept, torch.zeros_like(run).index_copy_(0, chosen, run[chosen]))
+
+
+def test_chunk_topk_takes_at_most_21_bits_a_kept_value_of_8_bits() -> None:
+    spec, kept = TensorSpec((4096 * 100,)), 41 * 100
+    for values in (Uniform(bits=8), Uniform(bits=8, group=64)):
+        assert 20 < 8 * ChunkTopK(ratio=0.01, values=values).nbytes(spec) / kept <= 21
+
+
+def test_positions_beyond_their_run_or_out_of_order_are_refused() -> None:
+    codec, spec = ChunkTopK(ratio=0.2, chunk=10), TensorSpec((13,))
+    for at, good in (([0, 9, 2], True), ([9, 0, 2], False), ([3, 3, 2], False), ([0, 9, 3], False)):
+        payload = Payload(spec, (pack(torch.tensor(at, dtype=torch.uint8), 4), torch.ones(3)))
+        if good:
+            assert codec.decode(payload).nonzero().flatten().tolist() == [0, 9, 12]
+        else:
+            with pytest.raises(PayloadError, match="not increasing"):
+                codec.decode(payload)
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    start = time.thread_time()
+    work()
+    return time.thread_time() - start
+
+
+@pytest.mark.serial
+def test_to_choose_by_runs_is_several_times_as_fast() -> None:
+    x = torch.randn(5_000_000)
+    slow, fast = TopK(0.01, Uniform(bits=8)), ChunkTopK(0.01, values=Uniform(bits=8))
+    times = [[_seconds(lambda c=c: c.encode(x)) for c in (slow, fast)] for _ in range(4)]
+    assert min(t[0] for t in times) > 2 * min(t[1] for t in times)  # 4 to 5 times on an idle machine
+
+
+def test_in_turn_every_value_has_its_turn_and_no_index_travels() -> None:
+    x, total = tensor((1003,)), torch.zeros(1003)
+    for step in range(10):
+        codec = InTurn(every=10, at=step)
+        payload = codec.encode(x)
+        assert payload.nbytes == 4 * (101 if step < 3 else 100)
+        total += codec.decode(payload)
+    assert torch.equal(total, x)
+
+
+def test_cocktail_is_a_composition_of_less_than_a_fifth_of_a_bit_a_value() -> None:
+    """A tenth in turn, of these the largest fifth: .1 bits of mask, .02 x 4 of values, .02 / 8 of scales."""
+    x = torch.randn(1_280_000, generator=torch.Generator().manual_seed(0))
+    codec = InTurn(every=10, at=7, values=TopK(ratio=0.2, values=Uniform(bits=4, group=128)))
+    payload = codec.encode(x)
+    assert payload.nbytes == codec.nbytes(payload.spec)
+    assert 8 * payload.nbytes / x.numel() == pytest.approx(0.1825, abs=1e-4)
+    y, turn = codec.decode(payload), x[7::10]
+    assert torch.equal(y.nonzero().flatten() % 10, torch.full((25_600,), 7))  # none is coded as zero
+    assert turn[y[7::10] != 0].abs().min() >= turn[y[7::10] == 0].abs().max()
+
+
+@each("options", [{"every": 0}, {"every": 3, "at": 3}, {"every": 3, "at": -1}, {"every": 3, "values": "Raw"}])
+def test_a_turn_that_never_comes_is_refused(options: dict[str, object]) -> None:
+    with pytest.raises(InputError, match=r"every=|at=|not a codec"):
+        InTurn(**options)  # type: ignore[arg-type]
+
+
+@each("chunk", [0, 1, 65537])
+def test_wrong_lengths_of_runs_are_refused(chunk: int) -> None:
+    with pytest.raises(InputError, match="chunk="):
+        ChunkTopK(0.1, chunk)
+
+
 @each("ratio", [0.0, -0.1, 1.1, float("nan")])
 def test_wrong_ratios_are_refused(ratio: float) -> None:
-    for codec in (TopK, RandomK):
+    for codec in (TopK, RandomK, ChunkTopK):
         with pytest.raises(InputError, match="ratio="):
             codec(ratio=ratio)
 

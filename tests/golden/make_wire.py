@@ -25,6 +25,10 @@ SCHEMES = {
     "second-order": "Scheme(Uniform(bits=2), memory=SecondOrderDelta(decay=0.25), references=Cast())",
     "running-mean": "Scheme(Uniform(bits=4), memory=RunningMean())",
     "error-feedback": "Scheme(TopK(ratio=0.1), memory=ErrorFeedback())",
+    "error-feedback-by-runs": "Scheme(ChunkTopK(ratio=0.1, chunk=32, values=Uniform(bits=8)),"
+    " memory=ErrorFeedback(decay=0.75))",
+    "in-turn": "Scheme(InTurn(every=10, at=3, values=TopK(ratio=0.2, values=Uniform(group=128))),"
+    " memory=ErrorFeedback(key='step'))",
     "first-visit": "Scheme(Uniform(scale_dtype='e5m3'), memory=FirstVisit(),"
     " keyframe=Cast(dtype='bfloat16'))",
     "sink": "Scheme(Uniform(bits=2), memory=Delta(), keyframe=Sink(ChannelMean(Uniform())),"

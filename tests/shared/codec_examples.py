@@ -8,12 +8,14 @@ from torch import Tensor
 from thinwire.codecs import (
     Cast,
     ChannelMean,
+    ChunkTopK,
     Codec,
     DeadZone,
     Entropy,
     FixedPoint,
     Hadamard,
     HardThreshold,
+    InTurn,
     LowRank,
     RandomK,
     RankOne,
@@ -47,6 +49,13 @@ EXAMPLES: dict[str, list[Codec]] = {
         DeadZone(step=0.3, offset=0.5, unit="tensor", dither=True),
     ],
     "TopK": [TopK(ratio=0.01), TopK(ratio=0.3, values=Uniform(bits=8)), TopK(ratio=1.0, values=Cast())],
+    "ChunkTopK": [
+        ChunkTopK(ratio=0.01),
+        ChunkTopK(ratio=0.3, chunk=20, values=Uniform(bits=8)),
+        ChunkTopK(ratio=0.04, chunk=32, values=Uniform(bits=2)),
+        ChunkTopK(ratio=1.0, chunk=300, values=Cast()),
+    ],
+    "InTurn": [InTurn(every=10, at=3, values=TopK(ratio=0.2, values=Uniform(group=128))), InTurn(every=3)],
     "RandomK": [
         RandomK(ratio=0.05),
         RandomK(ratio=0.4, seed=2, values=Uniform(bits=4)),

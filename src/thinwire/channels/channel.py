@@ -182,6 +182,7 @@ class Sender(ChannelEnd):
         self._check_shapes(x, keys, held)
         sections: list[Section] = []
         outputs: list[tuple[list[int], Tensor]] = []
+        states: list[tuple[list[int], Tensor | None]] = []  # kept once all rows are coded, or none of them
         for first in (True, False):
             rows = [i for i, k in enumerate(held) if self._is_new(k) is first]
             if not rows:
@@ -196,9 +197,11 @@ class Sender(ChannelEnd):
             state = mem.advance(x_hat, s, y)
             if state is not None and not is_finite(chosen):  # type: ignore[arg-type]  # it is frozen
                 check_finite(x_hat if mem.shared else state)  # a mean hides what it is of
-            self._save([held[i] for i in rows], state)
+            states.append(([held[i] for i in rows], state))
             outputs.append((rows, x_hat))
             sections.append(Section(mode, repr(chosen), payload))
+        for kept in states:
+            self._save(*kept)
         for k in dict.fromkeys(held):
             self._versions[k] = self._versions.get(k, 0) + 1
         self._stale.difference_update(held)

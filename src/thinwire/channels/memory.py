@@ -187,17 +187,23 @@ class RunningMean(Spec):
 
 @dataclass(frozen=True, repr=False)
 class ErrorFeedback(_ByKey):
-    """Add what the codec dropped last time to the next message of the key; the receiver holds nothing.
+    """Add ``decay`` times what the codec dropped so far to the next message; the receiver holds nothing.
 
-    Source: error feedback as in 1-bit SGD (Seide et al., 2014) and EF-SGD (arXiv 1901.09847).
+    Source: error feedback as in 1-bit SGD (Seide et al., 2014) and EF-SGD (arXiv 1901.09847); with a decay
+    below 1 as in SparseLoCo (arXiv 2508.15706) [second-hand].
     """
 
     key: str = "sample"
+    decay: float = 1.0
     mirrored = False
     _kept = "errors are"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.decay <= 1, InputError, f"decay {self.decay} is not between 0 and 1")
+
     def residual(self, x: Tensor, s: Tensor | None) -> Tensor:
-        return x if s is None else x + s
+        return x if s is None else torch.add(x, s, alpha=self.decay)
 
     def advance(self, x_hat: Tensor, s: Tensor | None, y: Tensor | None = None) -> Tensor | None:
         return None if y is None else y - x_hat

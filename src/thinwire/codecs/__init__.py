@@ -6,6 +6,7 @@ from functools import lru_cache
 
 from thinwire import spec
 from thinwire.codecs.base import Codec, FixedRate, Layout, check_layout, layout_nbytes, roundtrip
+from thinwire.codecs.chunks import ChunkTopK
 from thinwire.codecs.deadzone import DeadZone
 from thinwire.codecs.entropy import Entropy
 from thinwire.codecs.fixpoint import FixedPoint
@@ -13,7 +14,7 @@ from thinwire.codecs.inner import fixed_layout, is_finite, is_fixed_rate, tuned
 from thinwire.codecs.lowrank import LowRank
 from thinwire.codecs.rankone import RankOne
 from thinwire.codecs.raw import Cast, Raw
-from thinwire.codecs.sparse import HardThreshold, RandomK, TopK
+from thinwire.codecs.sparse import HardThreshold, InTurn, RandomK, TopK
 from thinwire.codecs.tiles import TileAdaptive
 from thinwire.codecs.transform import ChannelMean, Hadamard, Sink
 from thinwire.codecs.uniform import Uniform
@@ -25,6 +26,8 @@ _CODECS: tuple[type, ...] = (
     Uniform,
     DeadZone,
     TopK,
+    ChunkTopK,
+    InTurn,
     RandomK,
     HardThreshold,
     Hadamard,
@@ -62,6 +65,7 @@ __all__ = [
     "REGISTRY",
     "Cast",
     "ChannelMean",
+    "ChunkTopK",
     "Codec",
     "DeadZone",
     "Entropy",
@@ -69,6 +73,7 @@ __all__ = [
     "FixedRate",
     "Hadamard",
     "HardThreshold",
+    "InTurn",
     "Layout",
     "LowRank",
     "RandomK",

@@ -72,6 +72,15 @@ def _is_up_to_date(kind: type, name: str) -> bool:
     return places[0] is not None and all(k is None or places[0] <= k for k in places)
 
 
+def in_a_row(x: Tensor) -> Tensor:
+    """Return the values of ``x`` in a row of stride 1, which alone can be seen as bytes.
+
+    A single value may have another, and torch still calls it contiguous.
+    """
+    flat = x.detach().contiguous().flatten()
+    return flat.as_strided(flat.shape, (1,))
+
+
 def layout_nbytes(layout: Layout) -> int:
     """Return the bytes of parts laid out so."""
     return sum(dtype.itemsize * n for dtype, n in layout)

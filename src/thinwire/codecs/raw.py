@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.codecs.base import Layout, check_layout, layout_nbytes
+from thinwire.codecs.base import Layout, check_layout, in_a_row, layout_nbytes
 from thinwire.spec import Spec
 from thinwire.types import InputError, Payload, TensorSpec, require
 
@@ -24,7 +24,7 @@ class Raw(Spec):
     """
 
     def encode(self, x: Tensor) -> Payload:
-        return Payload(TensorSpec.of(x), (x.detach().contiguous().flatten(),))
+        return Payload(TensorSpec.of(x), (in_a_row(x),))
 
     def decode(self, payload: Payload) -> Tensor:
         check_layout(payload, self.layout(payload.spec))
@@ -53,7 +53,7 @@ class Cast(Spec):
         require(self.dtype in CASTS, InputError, f"dtype {self.dtype!r} is not one of {', '.join(CASTS)}")
 
     def encode(self, x: Tensor) -> Payload:
-        y = x.detach().contiguous().flatten()
+        y = in_a_row(x)
         target = CASTS[self.dtype]
         if target is torch.float16 and y.dtype != target:
             top = torch.finfo(target).max

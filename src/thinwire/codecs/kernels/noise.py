@@ -10,6 +10,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from thinwire.codecs.base import in_a_row
 from thinwire.codecs.kernels import native
 
 TABLE = 1 << 16
@@ -34,7 +35,7 @@ def mix_int(z: int) -> int:
 
 def fingerprint(x: Tensor, seed: int = 0) -> int:
     """Return a 64-bit hash of ``seed`` and the bits of ``x`` (float32), whatever the order of summation."""
-    words = x.reshape(-1).contiguous().view(torch.int32)  # some views reshape to another that has strides
+    words = in_a_row(x).view(torch.int32)
     if words.storage_offset() % 2:  # a wider view must start on its own boundary
         words = words.clone()
     even = words.numel() // 2 * 2

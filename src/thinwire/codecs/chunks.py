@@ -1,0 +1,132 @@
+"""The largest values of each run of a tensor, by their positions in the run.
+
+A position takes as few bits as the run's length does: first go the low eight bits of all, then the others of
+all, both packed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from thinwire.codecs.base import Codec, Layout
+from thinwire.codecs.inner import fixed_layout, head, tuned
+from thinwire.codecs.kept import check_kept, flattened, increasing, kept_count, kept_values, scattered, vector
+from thinwire.codecs.kernels.bits import pack, packed_nbytes, unpack
+from thinwire.codecs.raw import Raw
+from thinwire.spec import Spec
+from thinwire.types import InputError, Payload, TensorSpec, require
+
+MAX_CHUNK = 2**16
+_COLUMN = 8  # values of a run that are looked at together first: fewer or more take longer [measured]
+
+
+@dataclass(frozen=True, repr=False)
+class ChunkTopK(Spec):
+    """Keep the largest magnitudes of each run of ``chunk`` values: ``ratio`` of them, at least one.
+
+    ``values`` codes them; the last run may be shorter. To choose takes a fraction of the time that ``TopK``
+    takes, and a position 12 bits in runs of 4096 values, not 32. Use it with error feedback. Source:
+    SparseLoCo (arXiv 2508.15706), which chooses by runs [second-hand].
+
+    >>> import torch
+    >>> codec = ChunkTopK(ratio=0.5, chunk=4)
+    >>> codec.decode(codec.encode(torch.tensor([1.0, -4.0, 0.5, 3.0, 0.1, 0.2])))
+    tensor([ 0.0000, -4.0000,  0.0000,  3.0000,  0.0000,  0.2000])
+    """
+
+    ratio: float
+    chunk: int = 4096
+    values: Codec = Raw()  # noqa: RUF009 -- frozen
+    finite = False  # what is not kept is not looked at
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_kept(self.ratio, self.values)
+        good = 2 <= self.chunk <= MAX_CHUNK
+        require(good, InputError, f"chunk={self.chunk} is not in 2..{MAX_CHUNK}; give the length of a run")
+
+    def tuned(self, x: Tensor) -> ChunkTopK:
+        """Return the codec for residuals of ``x``."""
+        return replace(self, values=tuned(self.values, x))
+
+    def encode(self, x: Tensor) -> Payload:
+        flat = flattened(x)
+        chunk, k, _ = self._runs(flat.numel())
+        whole = flat.numel() // chunk * chunk
+        rest = flat[whole:].abs()
+        last = rest.topk(kept_count(self.ratio, rest.numel()), sorted=False).indices
+        first = _largest(flat[:whole].view(-1, chunk), k)
+        at = torch.cat([first.sort(1).values.flatten(), last.sort().values])
+        kept = self.values.encode(flat[at + _starts(at, chunk, k)])
+        return Payload(TensorSpec.of(x), (_pack_positions(at, _width(chunk)), *kept.parts))
+
+    def decode(self, payload: Payload) -> Tensor:
+        n = payload.spec.numel
+        chunk, k, count = self._runs(n)
+        width = _width(chunk)
+        at = _positions(head(payload, torch.uint8, _positions_nbytes(count, width)), width, count)
+        index = increasing(at + _starts(at, chunk, k), n)
+        return scattered(payload.spec, index, kept_values(payload, count, self.values))
+
+    def layout(self, spec: TensorSpec) -> Layout:
+        chunk, _, count = self._runs(spec.numel)
+        positions = (torch.uint8, _positions_nbytes(count, _width(chunk)))
+        return positions, *fixed_layout(self.values, vector(count, spec))
+
+    def nbytes(self, spec: TensorSpec) -> int:
+        chunk, _, count = self._runs(spec.numel)
+        return _positions_nbytes(count, _width(chunk)) + self.values.nbytes(vector(count, spec))
+
+    def _runs(self, n: int) -> tuple[int, int, int]:
+        """Return the length of a run, how many values of each are kept, and of all ``n``."""
+        chunk = max(1, min(self.chunk, n))
+        k = kept_count(self.ratio, chunk)
+        return chunk, k, n // chunk * k + kept_count(self.ratio, n % chunk)
+
+
+def _largest(runs: Tensor, k: int) -> Tensor:
+    """Return where the ``k`` largest magnitudes of each row are, in any order: int64 [rows, k].
+
+    They lie in the ``k`` columns with the largest maxima, if a row is cut into ``_COLUMN`` rows of columns.
+    """
+    rows, chunk = runs.shape
+    columns = chunk // _COLUMN
+    if chunk % _COLUMN or 2 * k > columns:  # then most columns would be looked at again
+        return runs.abs().topk(k, dim=1, sorted=False).indices
+    stacked = runs.view(rows, _COLUMN, columns)
+    best = stacked.abs().amax(1).topk(k, dim=1, sorted=False).indices
+    sizes = stacked.gather(2, best[:, None].expand(rows, _COLUMN, k)).abs_().view(rows, _COLUMN * k)
+    found = sizes.topk(k, dim=1, sorted=False).indices
+    return found.div(k, rounding_mode="floor").mul_(columns).add_(best.gather(1, found % k))
+
+
+def _starts(at: Tensor, chunk: int, k: int) -> Tensor:
+    """Return where the run of each position begins: ``k`` positions are of the first, as many of the next."""
+    order = torch.arange(at.numel(), dtype=torch.int64, device=at.device)
+    return order.div_(max(1, k), rounding_mode="floor").mul_(chunk)
+
+
+def _width(chunk: int) -> int:
+    """Return the bits of a position in a run."""
+    return max(1, (chunk - 1).bit_length())
+
+
+def _positions_nbytes(count: int, width: int) -> int:
+    low = min(8, width)
+    return packed_nbytes(count, low) + (packed_nbytes(count, width - low) if width > low else 0)
+
+
+def _pack_positions(at: Tensor, width: int) -> Tensor:
+    low = min(8, width)
+    packed = pack((at & 255).to(torch.uint8), low)
+    return torch.cat([packed, pack((at >> 8).to(torch.uint8), width - low)]) if width > low else packed
+
+
+def _positions(part: Tensor, width: int, count: int) -> Tensor:
+    low = min(8, width)
+    edge = packed_nbytes(count, low)
+    at = unpack(part[:edge], low, count).to(torch.int64)
+    return at + (unpack(part[edge:], width - low, count).to(torch.int64) << 8) if width > low else at
