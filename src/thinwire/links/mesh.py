@@ -95,6 +95,22 @@ class Peer:
         """Measure the idle link to this peer with at most ``nbytes`` and about ``seconds`` of line time."""
         return probes.probe(self.mailbox, self.reliable, nbytes, seconds)
 
+    @property
+    def restarts(self) -> bool:
+        """Whether the TCP that carries the link is known to shut its window in pauses."""
+        tcp = self.kernel.read()
+        if tcp is None or not self.shaped.shape.is_none:  # what is shaped in this process is slow above TCP
+            return False
+        return congestion.restarts(tcp.congestion)
+
+    def measure(self) -> LinkEstimate:
+        """Probe the idle link, and let the live estimate know how its TCP behaves; some seconds at most.
+
+        After it the estimate is the line's also where messages are too small to fill TCP's window.
+        """
+        self.reliable.expect_restarts(self.restarts)
+        return probes.measure(self.mailbox, self.reliable)
+
     @contextmanager
     def lifted(self) -> Iterator[None]:
         """Send to this peer at full speed inside the block: for traffic outside the experiment."""

@@ -144,7 +144,10 @@ class RateMeter:
             return
         since = self._bursts.index(new[0])
         level, lower = _level(self._bursts[:since]), _quantile(new).rate
-        faster = any(b.floor and b.contradicts(lower) > 0 for b in self._bursts[since:])
+        # on a line that is slow, none of the size would have been too fast to be measured
+        least = min(b.nbytes for b in new)
+        whole = [b for b in self._bursts[since:] if b.floor and not b.paused and b.nbytes >= least]
+        faster = whole or any(b.floor and b.contradicts(lower) > 0 for b in self._bursts[since:])
         if level is not None and not faster and all(b.contradicts(level.rate) < 0 for b in new):
             del self._bursts[:since]
 

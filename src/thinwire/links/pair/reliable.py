@@ -139,6 +139,11 @@ class Reliable:
         """Segments that arrived and that were acknowledged, in order, heartbeats left out."""
         return self._in.got, self._out.acknowledged
 
+    @property
+    def restarts(self) -> bool:
+        """Whether the TCP below is said to shut its window in pauses."""
+        return self._estimator.restarts
+
     def expect_restarts(self, restarts: bool) -> None:
         """Say whether the TCP below shuts its window in pauses: what that costs is not the line's."""
         with self._lock:

@@ -31,7 +31,7 @@ PONG = struct.Struct("<QI")  # the clock of the ping that is answered; this end'
 NACK = struct.Struct("<II")  # repair round asked for, newest round seen answered; then ranges
 RANGE = struct.Struct("<II")  # first number, count
 
-LABELS = ("control", "forward", "backward", "evaluation", "state", "other", "saving")
+LABELS = ("control", "forward", "backward", "evaluation", "state", "other", "saving", "exchange")
 OTHER = "other"
 
 

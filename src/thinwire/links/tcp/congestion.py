@@ -22,6 +22,8 @@ from thinwire.types import InputError, require
 
 AUTO, SYSTEM = "auto", "system"
 PREFERRED = "bbr"
+KEEPING = ("bbr",)  # controls that set a rate of their own, and keep it in pauses
+IDLE = "tcp_slow_start_after_idle"
 EMULATED = "THINWIRE_EMULATION"  # set in an emulator's namespaces: what was asked of it holds there
 MEANING = f"TCP's congestion control: a name, {SYSTEM} for this machine's, {AUTO} for bbr where allowed."
 REMEDY = (
@@ -56,6 +58,11 @@ def resolve(choice: str) -> str | None:
     refusal = _refusal(choice)
     require(refusal is None, InputError, refusal or "")
     return choice
+
+
+def restarts(control: str | None) -> bool:
+    """Return whether connections with ``control`` are known to begin slowly again after a pause here."""
+    return control not in (None, *KEEPING) and _listed(IDLE) == ["1"]
 
 
 def at_port(port: int, control: str | None) -> None:

@@ -1,0 +1,41 @@
+"""Each participant's message straight to every peer of the mesh: one one-way delay, whatever their number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from thinwire.exchange.posts import Posts
+from thinwire.links.base import Data
+from thinwire.links.mesh import Peer
+
+
+class MeshExchange:
+    """An ``Exchange`` over links of ``connect_mesh``, whose threads send and receive.
+
+    - ``ranks``: the participants, such as the replicas of one stage; all ranks of the mesh if None.
+    - ``name``: the same on all participants, another for each exchange of a mesh.
+    """
+
+    capacity = None
+
+    def __init__(
+        self, rank: int, peers: Mapping[int, Peer], ranks: Iterable[int] | None = None, name: str = "gather"
+    ) -> None:
+        self._posts = Posts(rank, peers, ranks, name)
+        self.rank, self.ranks = rank, self._posts.ranks
+
+    def post(self, step: int, payload: Data) -> int:
+        body = bytes(payload)  # once for all peers
+        for peer in self._posts.peers.values():
+            self._posts.send(peer, "message", step, body)
+        return len(body)
+
+    def collect(self, step: int, deadline: float) -> dict[int, bytes]:
+        peers = self._posts.peers.items()
+        return {r: self._posts.get(p, "message", step, deadline, "the message") for r, p in peers}
+
+    def drain(self, deadline: float) -> None:
+        self._posts.drain(deadline)
+
+    def close(self, timeout: float = 5.0) -> None:
+        self._posts.close(timeout)
