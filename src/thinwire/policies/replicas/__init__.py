@@ -1,0 +1,1 @@
+"""Policies of replicas: how often, how late and how small they exchange."""
