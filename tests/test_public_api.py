@@ -56,6 +56,7 @@ PUBLIC = [
     "parse_recipe",
     "publish_callback",
     "read_token",
+    "replicate",
 ]
 
 

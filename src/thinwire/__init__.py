@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from thinwire.engines.sync.push.follower import Follower
     from thinwire.engines.sync.push.publisher import Publisher
     from thinwire.links import LinkShape, connect_mesh, read_token
+    from thinwire.recipes.hook import replicate
     from thinwire.recipes.pipeline import Recipe, parse_recipe
     from thinwire.state.patches.patch import Version
     from thinwire.types import (
@@ -43,6 +44,7 @@ _HOMES = {
     "engines.sync.pull.reader": ("ShelfReader",),
     "engines.sync.pull.writer": ("ShelfWriter",),
     "links": ("LinkShape", "connect_mesh", "read_token"),
+    "recipes.hook": ("replicate",),
     "recipes.pipeline": ("Recipe", "parse_recipe"),
     "state.patches.patch": ("Version",),
     "types": (
@@ -84,6 +86,7 @@ __all__ = [
     "parse_recipe",
     "publish_callback",
     "read_token",
+    "replicate",
 ]
 
 
