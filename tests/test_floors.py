@@ -17,7 +17,7 @@ ROOT = "thinwire"
 F0 = {"types", "spec", "replacing", "compiled"}
 F1 = F0 | {"codecs", "zstd"}
 F2 = F1 | {"channels"}
-F3 = F2 | {"links", "state", "files", "policies"}
+F3 = F2 | {"links", "exchange", "state", "files", "policies"}
 F4 = F3 | {"engines", "assets", "recipes"}
 # In order: each may import those before it.
 LAB = ["options", "machine", "records", "report", "data", "models", "emulator", "ranks", "train"]
@@ -31,11 +31,13 @@ ALLOWED: dict[str, set[str]] = {
     "codecs": F1,
     "channels": F2,
     "links": {"types", "links"},
+    "exchange": {"types", "links", "exchange"},
     "state": F1 | {"state"},
     "files": F0 | {"state", "files"},
     "policies": F1 | {"links.tcp.idle", "policies"},
     "engines": set(),
     "engines.pipeline": F2 | {"links", "policies", "engines.pipeline"},
+    "engines.replicas": F2 | {"links", "exchange", "policies", "engines.replicas"},
     "engines.sync": F0 | {"links", "state", "files", "engines.sync"},
     "assets": F2 | {"links", "policies", "assets"},
     "recipes": F3 | {"engines", "assets", "recipes"},

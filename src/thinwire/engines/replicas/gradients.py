@@ -1,0 +1,112 @@
+"""Exchange the gradient of each step: at once, or by a delay line beside the compute of later steps."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from thinwire.codecs import Raw
+from thinwire.engines.replicas.coder import Coder
+from thinwire.engines.replicas.mail import Mail, NotFinite
+from thinwire.engines.replicas.replicator import Apply, Replicator
+from thinwire.engines.replicas.table import Table
+from thinwire.engines.replicas.tally import Tally
+from thinwire.exchange import Reduction
+
+
+class SummedGradients(Replicator):
+    """Average each step's gradients as they are, in ``dtype``, before the step is taken."""
+
+    tells = False
+
+    def __init__(
+        self, table: Table, reduction: Reduction, tally: Tally, dtype: torch.dtype, deadline: float
+    ) -> None:
+        super().__init__(tally)
+        self._table, self._reduction, self._dtype, self._deadline = table, reduction, dtype, deadline
+
+    def step(self, apply: Apply) -> None:
+        flat = self._table.gradients()
+        own = flat.view(-1)[: self._table.numel].to(self._dtype)
+        start, many = perf_counter(), len(self._reduction.ranks)
+        self._reduction.post(self._steps, own)
+        total = self._reduction.collect(self._steps, self._deadline)
+        self.tally.wait_s += perf_counter() - start
+        self.tally.nbytes += 2 * (many - 1) * own.nbytes // many
+        self.tally.exchanges += 1
+        self._steps += 1
+        flat.view(-1)[: self._table.numel] = total.float().div_(many)
+        self._table.put_gradients(flat)
+        apply()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"steps": torch.tensor(self._steps)}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self._steps = int(state["steps"])
+
+    def close(self) -> None:
+        self._reduction.close()
+
+
+class DelayedGradients(Replicator):
+    """Code each step's gradient, and apply the mean of all replicas' some steps later.
+
+    The plan's staleness may move: to fewer steps, and two means are applied in one step; to more, and a step
+    passes in which nothing is. ``exact``: steps at the start whose gradients go as they are.
+    ``skips``: where a replica's gradient was not finite, all apply infinity, by which a gradient scaler skips
+    the step; else ``NotFinite`` is raised.
+    """
+
+    def __init__(self, table: Table, coder: Coder, mail: Mail, exact: int = 0, skips: bool = False) -> None:
+        super().__init__(mail.tally, [mail])
+        self._table, self._coder, self._only, self._exact, self._skips = table, coder, mail, exact, skips
+        self._held: deque[Tensor] = deque()  # means that came before they are due
+
+    def step(self, apply: Apply) -> None:
+        mail = self._only
+        with self._timed():
+            flat = self._table.gradients()
+            finite = bool(flat.isfinite().all())
+            codec = Raw() if self._steps < self._exact else mail.pilot.codec
+            mail.post(self._coder.encode(flat, codec) if finite else [], finite)
+            self._steps += 1
+            while len(self._held) + len(mail) > mail.pilot.staleness:
+                self._land(apply)
+
+    def drain(self, apply: Apply) -> None:
+        while self._held or len(self._only):
+            self._land(apply)
+        self._pause()
+
+    def hold(self) -> None:
+        while len(self._only):
+            self._held.append(self._mean())
+
+    def _land(self, apply: Apply) -> None:
+        self._table.put_gradients(self._held.popleft() if self._held else self._mean())
+        self._apply(apply)
+
+    def _mean(self) -> Tensor:
+        try:
+            return self._coder.mean(self._only.oldest())
+        except NotFinite:
+            if not self._skips:
+                raise
+            return torch.full(self._table.shape, math.inf)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        state = {"steps": torch.tensor(self._steps), "held": torch.tensor(len(self._held))}
+        for k, mean in enumerate(self._held):
+            state |= self._table.named(mean, f"held{k}.")
+        return state | self._coder.state_dict(self._table)
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self._steps = self._only.number = int(state["steps"])
+        self._held = deque(self._table.flat(state, f"held{k}.") for k in range(int(state["held"])))
+        self._coder.load_state_dict(self._table, state)

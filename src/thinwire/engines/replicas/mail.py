@@ -1,0 +1,69 @@
+"""Messages of one exchange after another: posted at once, read in the order in which they were posted."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from time import perf_counter
+
+from thinwire.engines.replicas.message import Message
+from thinwire.engines.replicas.pilot import Pilot
+from thinwire.engines.replicas.tally import Tally
+from thinwire.exchange import Exchange
+from thinwire.types import ThinwireError
+
+Packets = Sequence[bytes | memoryview]
+
+
+class NotFinite(ThinwireError):
+    """A replica has values that are no finite numbers. The text names its rank."""
+
+
+class Mail:
+    """Send this replica's messages to all others, and read everybody's, this replica's own among them.
+
+    ``deadline``: seconds without any data after which a wait for a rank fails.
+    """
+
+    def __init__(self, exchange: Exchange, pilot: Pilot, tally: Tally, deadline: float) -> None:
+        self.pilot, self.tally = pilot, tally
+        self.number = 0  # messages posted
+        self._exchange, self._deadline = exchange, deadline
+        self._own: deque[bytes] = deque()  # those under way, oldest first
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self._exchange.rank
+
+    def __len__(self) -> int:
+        return len(self._own)
+
+    def post(self, packets: Sequence[bytes], finite: bool = True) -> None:
+        """Send the packets; values that are not ``finite`` are not sent, but that they are not is."""
+        data = self.pilot.head(packets if finite else (), finite).pack()
+        self._exchange.post(self.number, data)
+        self._own.append(data)
+        self.number += 1
+        self.tally.nbytes += len(data) * (len(self._exchange.ranks) - 1)
+        self.tally.exchanges += 1
+
+    def oldest(self) -> dict[int, Packets]:
+        """Return what each rank posted in the oldest message under way, and take over the plan in it.
+
+        Errors: ``LinkError`` naming a rank; ``NotFinite`` on every rank for values that are not finite.
+        """
+        number, start = self.number - len(self._own), perf_counter()
+        received = self._exchange.collect(number, self._deadline)
+        self.tally.wait_s += perf_counter() - start
+        received[self._exchange.rank] = self._own.popleft()
+        messages = {rank: Message.unpack(data) for rank, data in sorted(received.items())}
+        self.pilot.heard(messages)
+        for rank, message in messages.items():
+            if not message.finite:
+                raise NotFinite(f"what rank {rank} has to send is not finite (exchange {number + 1})")
+        return {rank: message.packets for rank, message in messages.items()}
+
+    def close(self) -> None:
+        """Wait a little for what is under way, and send nothing more."""
+        self._exchange.close()

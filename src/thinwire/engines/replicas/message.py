@@ -1,0 +1,59 @@
+"""The message of one exchange: a small head, then packets that describe themselves. Little-endian::
+
+version u8 (1), state u8 (0: values follow; 1: the sender's values are not finite), packets u16
+what rank 0 plans: staleness u16, local steps u16 (others repeat what holds)
+what the sender measured, NaN where it did not yet: seconds of compute a step and of coding an exchange,
+bytes/s of its uplink, seconds of one way, f32 each
+each packet: length u32, bytes as ``channels/wire.py`` has them
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from thinwire.types import ByteCursor, PayloadError, require
+
+VERSION = 1
+HEAD = struct.Struct("<BBHHH4f")
+LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a replica knows of its own speed: seconds a step and a coding, bytes/s and seconds of its link."""
+
+    compute: float = math.nan
+    coding: float = math.nan
+    rate: float = math.nan
+    delay: float = math.nan
+
+
+@dataclass(frozen=True)
+class Message:
+    """What one replica tells the others in one exchange."""
+
+    staleness: int
+    local_steps: int
+    measured: Measured
+    packets: Sequence[bytes | memoryview] = ()
+    finite: bool = True
+
+    def pack(self) -> bytes:
+        """Return the message as bytes."""
+        m = self.measured
+        counts = len(self.packets), self.staleness, self.local_steps
+        head = HEAD.pack(VERSION, not self.finite, *counts, m.compute, m.coding, m.rate, m.delay)
+        return b"".join([head, *(part for p in self.packets for part in (LENGTH.pack(len(p)), p))])
+
+    @classmethod
+    def unpack(cls, data: bytes | memoryview) -> Message:
+        """Read what ``pack`` wrote; ``PayloadError`` for anything else."""
+        cursor = ByteCursor(data, "the message of an exchange")
+        version, state, count, staleness, local_steps, *measured = cursor.unpack(HEAD)
+        require(version == VERSION and state < 2, PayloadError, "an exchange's message of another version")
+        packets = [cursor.take(*cursor.unpack(LENGTH)) for _ in range(count)]
+        cursor.close()
+        return cls(staleness, local_steps, Measured(*measured), packets, not state)
