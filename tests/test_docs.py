@@ -86,13 +86,17 @@ def test_commands_in_the_docs_have_only_real_options() -> None:
 
 def test_recipes_in_the_docs_are_read() -> None:
     from thinwire.recipes.pipeline import parse_recipe
+    from thinwire.recipes.replicas import parse_replica_recipe
 
     for _, line in commands():
         if (found := re.search(r"--recipe (\S+)", line)) is not None:
             parse_recipe(found[1])
+        if (found := re.search(r"--replica-recipe (\S+)", line)) is not None:
+            parse_replica_recipe(found[1])
         if "thinwire compare" in line:
+            parse = parse_replica_recipe if "--replicas" in line else parse_recipe
             for word in line.partition("compare ")[2].partition(" --")[0].split():
-                parse_recipe(word)
+                parse(word)
 
 
 def test_the_example_of_the_wire_format_is_real() -> None:

@@ -91,8 +91,13 @@ def test_every_option_reaches_the_configuration(
         "auto_resume": True, "host": "127.0.0.2", "port": 5000, "advertise": "127.0.0.3",
         "token_file": str(tmp_path / "token"), "deadline": 30.0, "threads": 1,
         "tensorboard": False, "quiet": True, "json": True, "emulate": True, "congestion": "bbr",
-        "references": "disk", "lora": 8, "relay": "127.0.0.1:7000", "overlap": False,
+        "optimizer": "sgd:momentum=0.5", "references": "disk", "lora": 8, "relay": "127.0.0.1:7000",
+        "overlap": False, "replicas": 2, "replica_recipe": "topk:ratio=0.5", "until_loss": 2.5,
     }  # fmt: skip
+    one = {"stages": 1, "microbatches": 1}
+    needs = {"until_loss": {"eval_every": 4}, "replicas": one, "replica_recipe": one | {"replicas": 2}}.get(
+        name, {}
+    )
     value = values[name]
     (tmp_path / "token").write_text("a long enough shared token")
     if name == "relay":  # what goes through it is always encrypted
@@ -100,10 +105,11 @@ def test_every_option_reaches_the_configuration(
     spelled = (
         [flag(name) if value else flag(name).replace("--", "--no-", 1)] if isinstance(value, bool) else None
     )
-    result = invoke("train", "--out", str(tmp_path / "run"), *(spelled or [flag(name), str(value)]))
+    more = {"until_loss": ["--eval-every", "4"], "replica_recipe": ["--replicas", "2"]}.get(name, [])
+    result = invoke("train", "--out", str(tmp_path / "run"), *(spelled or [flag(name), str(value)]), *more)
     assert result.exit_code == 0, result.output
     assert getattr(launches[0], name) == value != getattr(TrainConfig(), name)
-    default = TrainConfig().to_dict() | {"out": str(tmp_path / "run"), name: value}
+    default = TrainConfig().to_dict() | {"out": str(tmp_path / "run"), name: value} | needs
     assert launches[0].to_dict() == default
 
 
@@ -324,10 +330,11 @@ def test_a_path_that_cannot_be_written(tmp_path: Path):
 
 def test_recipes_lists_the_registry():
     from thinwire.recipes.pipeline import PIPELINE
+    from thinwire.recipes.replicas import REPLICAS
     from thinwire.recipes.state import STATE
 
     rows, text = json.loads(invoke("recipes", "--json").stdout), invoke("recipes").stdout
-    listed = [(r.engine, name) for r in (PIPELINE, STATE) for name in r.entries]
+    listed = [(r.engine, name) for r in (PIPELINE, REPLICAS, STATE) for name in r.entries]
     assert [(r["engine"], r["name"]) for r in rows] == listed
     assert all(r["summary"] and r["source"] for r in rows)
     assert text.startswith("pipeline ─") and "\nstate ─" in text

@@ -30,6 +30,7 @@ MEMORIES: list[Memory] = [
     SecondOrderDelta(0.25),
     RunningMean(),
     ErrorFeedback(),
+    ErrorFeedback(decay=0.5),
     FirstVisit(),
 ]
 INT8 = Uniform(bits=8, group=16)

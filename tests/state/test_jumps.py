@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 from histories import follower
-from replicas import LONG
 
+from replicas import LONG
 from thinwire.engines.sync.pull.reader import ShelfReader
 from thinwire.engines.sync.pull.writer import ShelfWriter
 from thinwire.engines.sync.push.follower import Follower

@@ -1,7 +1,11 @@
-"""``thinwire compare``: several recipes, one after another, on the same seed and data order."""
+"""``thinwire compare``: several recipes, one after another, on the same seed and data order.
+
+A recipe is one of stages; of replicas where there is one stage; ``Q/R``, both, where there are more of each.
+"""
 
 from __future__ import annotations
 
+import os
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +21,7 @@ from thinwire.lab.records.runs import slug
 from thinwire.lab.records.writer import COMPARE, write_json
 from thinwire.lab.report.page import write_report
 from thinwire.lab.train.config import TrainConfig
+from thinwire.lab.train.fields import EVALUATION
 from thinwire.types import InputError, ThinwireError
 
 REPORT = "report.html"
@@ -26,8 +31,22 @@ Recipes = Annotated[
 ]
 
 
-@with_config(TrainConfig, defaults={"out": "runs/compare"}, without=("recipe",))
-def compare(recipes: Recipes, given: dict[str, Any]) -> None:
+Reach = Annotated[
+    int | None,
+    typer.Option(
+        metavar="STEPS",
+        help="The first recipe takes --steps; each later one runs on until its held-out loss is at or under "
+        "the one that the first ended with, for so many steps at most.",
+        rich_help_panel=EVALUATION,
+        min=1,
+    ),
+]
+
+
+@with_config(
+    TrainConfig, defaults={"out": "runs/compare"}, without=("recipe", "replica_recipe", "until_loss")
+)
+def compare(recipes: Recipes, given: dict[str, Any], reach: Reach = None) -> None:
     """Run several recipes on the same seed and data order, and show what each costs and wins.
 
     Leaves one folder a recipe in OUT, OUT/compare.json and OUT/report.html.
@@ -35,8 +54,10 @@ def compare(recipes: Recipes, given: dict[str, Any]) -> None:
     [bold]Examples[/bold]
 
     thinwire compare fp32 direct:bits=4 thinwire --model gpt2-lab --link 10mbit,30ms --steps 60 --epochs 3
+
+    thinwire compare allreduce auto --replicas 2 --model gpt2-lab --steps 30 --reach 75 --eval-every 2
     """
-    run_all(configs_of(recipes, given), Path(given["out"]))
+    run_all(configs_of(recipes, given), Path(given["out"]), reach)
 
 
 def configs_of(recipes: list[str], given: dict[str, Any]) -> list[TrainConfig]:
@@ -48,27 +69,63 @@ def configs_of(recipes: list[str], given: dict[str, Any]) -> list[TrainConfig]:
             raise InputError(f"the recipe {names[i]!r} is given twice; name each one once")
     if len(names) < 2:
         raise InputError(f"compare needs two recipes or more, not only {names[0]!r}; add fp32, or use train")
-    base = TrainConfig.from_dict(given | {"recipe": names[0]})
+    base = TrainConfig.from_dict(given)
     return [
-        base.replace(recipe=name, out=str(Path(base.out) / folder))
+        base.replace(**_named_in(base, name), out=str(Path(base.out) / folder))
         for name, folder in zip(names, folders, strict=True)
     ]
 
 
-def run_all(configs: list[TrainConfig], out: Path) -> None:
+def _named_in(base: TrainConfig, name: str) -> dict[str, str]:
+    """Return the options that ``name`` stands for."""
+    if base.replicas == 1:
+        return {"recipe": name}
+    if base.stages == 1:
+        return {"replica_recipe": name}
+    between_stages, slash, between_replicas = name.partition("/")
+    if not slash:
+        raise InputError(
+            f"{name!r} is one recipe, but there are {base.layout}; name one of stages and one of replicas, "
+            "as in thinwire/allreduce"
+        )
+    return {"recipe": between_stages, "replica_recipe": between_replicas}
+
+
+def _check_reach(config: TrainConfig, reach: int) -> None:
+    if under_torchrun(config) and os.environ["WORLD_SIZE"] != os.environ.get("LOCAL_WORLD_SIZE"):
+        raise InputError(
+            f"--reach {reach} needs the first run's record, which other machines lack; leave it out"
+        )
+    if not (config.eval_every and config.eval_samples):
+        raise InputError(f"--reach {reach} looks at evaluations on the way; give --eval-every")
+    if config.epochs or config.lr_schedule != "constant":
+        raise InputError(
+            f"--reach {reach} changes how many steps there are, and with --epochs or --lr-schedule "
+            f"{config.lr_schedule} what a step is; leave them out"
+        )
+
+
+def run_all(configs: list[TrainConfig], out: Path, reach: int | None = None) -> None:
     """Run every configuration, keep ``compare.json`` up to date, then print the table and write the report.
 
+    With ``reach`` each but the first runs until its loss is that of the first, for so many steps at most.
     What may go on from checkpoints leaves both files of the part before until it has its own.
     Errors: the failing run's, with its recipe named; what finished before stays readable.
     """
+    if reach is not None:
+        _check_reach(configs[0], reach)
+        for config in configs[1:]:
+            config.replace(steps=reach)  # refused now, if at all
     leading = is_leader(configs[0])
     with holding(out) if leading else nullcontext():
-        records = _run_each(configs, out, leading)
+        records = _run_each(configs, out, leading, reach)
         if leading:
             _finish(configs[0], out, records)
 
 
-def _run_each(configs: list[TrainConfig], out: Path, leading: bool) -> list[dict[str, Any]]:
+def _run_each(
+    configs: list[TrainConfig], out: Path, leading: bool, reach: int | None
+) -> list[dict[str, Any]]:
     """Run every configuration and return the records of the runs, none where another rank leads."""
     from thinwire.lab.train.launch import launch
 
@@ -78,16 +135,21 @@ def _run_each(configs: list[TrainConfig], out: Path, leading: bool) -> list[dict
             (out / stale).unlink(missing_ok=True)
     for i, config in enumerate(_resumed(configs), 1):
         if leading and not config.quiet:
-            tell(f"[{i}/{len(configs)}] {config.recipe}")
+            tell(f"[{i}/{len(configs)}] {config.recipes}")
         try:
-            folder = launch(config)
+            folder = launch(config if reach is None or i == 1 else _reaching(config, reach, configs[0]))
         except ThinwireError as e:
             hint = f"; thinwire report {out / COMPARE} shows those that finished" if records else ""
-            raise _named(e, config.recipe, f"{len(records)} of {len(configs)}", hint) from e
+            raise _named(e, config.recipes, f"{len(records)} of {len(configs)}", hint) from e
         if leading:
             records.append(load_run(folder).to_dict())
             write_json(out / COMPARE, records)
     return records
+
+
+def _reaching(config: TrainConfig, reach: int, first: TrainConfig) -> TrainConfig:
+    loss = load_run(first.out).loss.eval_final  # type: ignore[attr-defined]
+    return config.replace(steps=reach, until_loss=loss)
 
 
 def _kept(configs: list[TrainConfig]) -> list[bool]:

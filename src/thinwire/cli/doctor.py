@@ -127,8 +127,14 @@ def _dial(peer: str, token: bytes | None, seconds: float, json: bool) -> None:
 def _plain(test: LinkTest) -> dict[str, Any]:
     links = {"out": str(test.shape(test.out)), "back": str(test.shape(test.back))}
     lines = {"out": str(test.line(test.out)), "back": str(test.line(test.back))}
-    more = {"links": links, "lines": lines, "toml": test.fragment(), "advice": advice(test)}
+    more = {"links": links, "lines": lines, "toml": test.fragment(), "advice": _advice(test)}
     return dataclasses.asdict(test) | more
+
+
+def _advice(test: LinkTest) -> list[str]:
+    from thinwire.lab.doctor.paying import coding_seconds, pays  # it needs torch
+
+    return [*advice(test), pays(min(test.out.rate, test.back.rate), coding_seconds())]
 
 
 def _print_link(test: LinkTest, leaves: Interface | None) -> None:
@@ -146,7 +152,7 @@ def _print_link(test: LinkTest, leaves: Interface | None) -> None:
         f"\nround trip {test.rtt * 1e3:.1f} ms at least, {test.median_rtt * 1e3:.1f} ms in the median, "
         f"jitter {test.jitter * 1e3:.1f} ms; packets leave here by {escape(str(leaves or 'an unknown way'))}"
     )
-    for sentence in advice(test):
+    for sentence in _advice(test):
         console.print(f"[dim]→ {escape(sentence)}[/dim]")
     console.print("\nFor thinwire plan:\n")
     console.print(escape(test.fragment()), end="")

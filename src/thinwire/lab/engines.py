@@ -29,6 +29,9 @@ ENGINES = {
     "pipeline": Engine(
         ("thinwire.lab.train.record.schema", "TrainRecord"), "thinwire.lab.train.record.cards"
     ),
+    "replicas": Engine(
+        ("thinwire.lab.train.record.schema", "ReplicasRecord"), "thinwire.lab.train.record.replica_cards"
+    ),
     "state": Engine(("thinwire.lab.following.record", "StateRecord"), "thinwire.lab.following.cards"),
 }
 

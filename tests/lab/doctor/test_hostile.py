@@ -90,6 +90,6 @@ def test_a_message_too_large_for_a_measurement_is_not_kept() -> None:
     with listening() as (port, _, served):
         peer = knocking(port, TOKEN)
         peer.mailbox.send(linktest.HELLO, bytes(linktest.MAX_MESSAGE + 1))
-        with pytest.raises(LinkError, match="larger than the limit of 1048576 bytes"):
+        with pytest.raises(LinkError, match="larger than the limit of 4194304 bytes"):
             served.result(LONG)
         peer.close(0.0)

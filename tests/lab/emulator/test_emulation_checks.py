@@ -231,7 +231,7 @@ def test_the_doctor_sees_that_a_user_namespace_is_given_but_of_no_use(
 ) -> None:
     pytest.importorskip("pyroute2")
     monkeypatch.setattr(diagnosis, "TRIAL", REFUSING + diagnosis.TRIAL)
-    found = diagnosis._emulation()
+    found = diagnosis.emulation()
     assert found.status == diagnosis.LACKS
     assert "does not allow a network in a namespace (Operation not permitted)" in found.finding
     assert "run as root" in found.remedy

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from emulated import BUSY, TURN, lacking
@@ -18,7 +18,9 @@ from thinwire.codecs import Cast, parse_codec
 from thinwire.lab.train import autopilot
 from thinwire.links import LinkShape, ZmqLink
 from thinwire.links.base import LinkEstimate
-from thinwire.links.mesh import stack
+from thinwire.links.mesh import Peer, stack
+from thinwire.links.pair import probe
+from thinwire.links.tcp import congestion
 from thinwire.links.tcp.counts import KernelTotals
 from thinwire.recipes.pipeline import parse_recipe
 
@@ -115,8 +117,8 @@ def test_a_link_too_slow_to_be_probed_is_as_good_as_unknown(monkeypatch: pytest.
     links = ((here, LinkShape(rate=1e3)), (ZmqLink.connect(b"slow", "127.0.0.1", here.port), LinkShape()))
     slow, other = (stack(1, link, shape, 0, 60.0, 60.0) for link, shape in links)
     slow.reliable.wait_alive(60.0)
-    monkeypatch.setattr(autopilot, "PROBE_DEADLINE", 0.5)  # the first train alone takes eight seconds
-    found = autopilot.Autopilot._probe(None, slow)  # type: ignore[arg-type]
+    monkeypatch.setattr(probe, "PATIENCE", 0.5)  # the first train alone takes eight seconds
+    found = slow.measure()
     assert found.rate is None or found.rate < 50e3
     for peer in (slow, other):
         peer.close(0.0)
@@ -125,24 +127,24 @@ def test_a_link_too_slow_to_be_probed_is_as_good_as_unknown(monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("control", "settings", "link", "shuts"),
     [
-        ("cubic", {"tcp_slow_start_after_idle": "1"}, "none", True),
-        ("htcp", {"tcp_slow_start_after_idle": "1"}, "none", True),
-        ("bbr", {"tcp_slow_start_after_idle": "1"}, "none", False),
-        ("cubic", {"tcp_slow_start_after_idle": "0"}, "none", False),
-        ("cubic", {"tcp_slow_start_after_idle": "1"}, "10mbit", False),  # shaped above TCP, in this process
-        ("cubic", {}, "none", False),
-        (None, {"tcp_slow_start_after_idle": "1"}, "none", False),
+        ("cubic", ["1"], "none", True),
+        ("htcp", ["1"], "none", True),
+        ("bbr", ["1"], "none", False),
+        ("cubic", ["0"], "none", False),
+        ("cubic", ["1"], "10mbit", False),  # shaped above TCP, in this process
+        ("cubic", [], "none", False),
+        (None, ["1"], "none", False),
     ],
 )
 def test_whether_a_window_shuts_is_asked_of_the_system(
-    monkeypatch: pytest.MonkeyPatch, control: str | None, settings: dict[str, str], link: str, shuts: bool
+    monkeypatch: pytest.MonkeyPatch, control: str | None, settings: list[str], link: str, shuts: bool
 ) -> None:
-    monkeypatch.setattr(autopilot, "tcp_settings", lambda: settings)
+    monkeypatch.setattr(congestion, "_listed", lambda name: settings)
     kernel = SimpleNamespace(read=lambda: KernelTotals(congestion=control))
     peer = SimpleNamespace(kernel=kernel, shaped=SimpleNamespace(shape=LinkShape.parse(link)))
-    assert autopilot._restarts(peer) is shuts  # type: ignore[arg-type]
+    assert Peer.restarts.fget(peer) is shuts  # type: ignore[attr-defined]
     kernel.read = lambda: None  # no TCP_INFO
-    assert not autopilot._restarts(peer)  # type: ignore[arg-type]
+    assert not Peer.restarts.fget(peer)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("shuts", [True, False])
@@ -150,13 +152,14 @@ def test_a_link_is_told_that_its_window_shuts_before_it_is_measured(
     monkeypatch: pytest.MonkeyPatch, shuts: bool
 ) -> None:
     done: list[Any] = []
-    monkeypatch.setattr(autopilot, "_restarts", lambda peer: shuts)
+    monkeypatch.setattr(Peer, "restarts", shuts)
+    probed = LinkEstimate(rate=1e6, rtt=0.1, age=0.5)
+    monkeypatch.setattr(probe, "measure", lambda *links: done.append("probed") or probed)
+    reliable = SimpleNamespace(expect_restarts=done.append)
+    peer = Peer(1, *[cast(Any, part) for part in (None, reliable, None, None, None)])
     pilot = autopilot.Autopilot.__new__(autopilot.Autopilot)
     pilot._world = SimpleNamespace(rank=0)  # type: ignore[assignment]
-    probed = LinkEstimate(rate=1e6, rtt=0.1, age=0.5)
-    monkeypatch.setattr(pilot, "_probe", lambda peer: done.append("probed") or probed)
-    peer = SimpleNamespace(rank=1, reliable=SimpleNamespace(expect_restarts=done.append))
-    found = pilot._measured(peer)  # type: ignore[arg-type]
+    found = pilot._measured(peer)
     assert done == [shuts, "probed"]
     rates = {"rate_bytes_s": 1e6, "rtt_s": 0.1, "age_s": 0.5, "restarts": shuts}
     assert found == {"source": 0, "destination": 1} | rates

@@ -33,8 +33,9 @@ def test_every_option_has_help_and_panel():
         assert f.metadata["panel"], f.name
 
 
+IMAGES = {"model": "cnn-fashion", "data": "fashion-mnist"}
 WRONG = [
-    ({"stages": 1}, "--stages is 1"),
+    ({"stages": 1}, "--stages 1 "),
     ({"stages": 5, "microbatches": 8}, "--stages is 5"),
     ({"batch": 6}, "--batch 6 does not split into 4"),
     ({"schedule": "zigzag"}, "--schedule 'zigzag'"),
@@ -78,6 +79,17 @@ WRONG = [
     ({"seed": 10**12 + 1}, "--seed is 1000000000001; it must be at most 1000000000000"),
     ({"host": "192.0.2.7"}, "192.0.2.7"),
     ({"token_file": "nowhere.token"}, "nowhere.token"),
+    ({"optimizer": "sdg"}, "--optimizer 'sdg' is unknown; it can be adamw, sgd, or sgd:momentum=M"),
+    ({"optimizer": "adamw:momentum=0.9"}, "--optimizer 'adamw:momentum=0.9' is unknown"),
+    ({"optimizer": "sgd:momentum=1"}, "with M from 0 to below 1"),
+    ({"optimizer": "sgd:momentum=nan"}, "with M from 0 to below 1"),
+    ({"optimizer": "sgd:nesterov=1"}, "--optimizer 'sgd:nesterov=1' is unknown"),
+    ({"optimizer": ""}, "--optimizer is empty"),
+    ({"model": "cnn-fashion"}, "--model cnn-fashion cannot learn --data shakespeare; "),
+    ({"data": "fashion-mnist"}, "--model smollm2-135m cannot learn --data fashion-mnist; "),
+    (IMAGES | {"stages": 2}, "--stages is 2, but --model cnn-fashion is never cut; take --stages 1"),
+    (IMAGES | {"stages": 1, "lora": 4}, "--lora 4 is for language models, not for cnn-fashion"),
+    (IMAGES | {"stages": 1, "text_field": "body"}, "--text-field body is for language models"),
 ]
 
 
@@ -146,6 +158,8 @@ def test_what_follows_from_the_options():
     assert TrainConfig(model="gpt2-lab").learning_rate == 1e-3
     assert TrainConfig(model="gpt2", init="random").learning_rate == 1e-3
     assert TrainConfig(lr=3e-4).learning_rate == 3e-4
+    assert TrainConfig(optimizer="sgd:momentum=0.9").learning_rate == 0.05
+    assert TrainConfig(optimizer="sgd", lr=0.1).learning_rate == 0.1
     assert TrainConfig(stages=3).ranks == 3
     assert TrainConfig(stages=4, schedule="interleaved1f1b").ranks == 2
 

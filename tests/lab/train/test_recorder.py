@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +18,7 @@ from run_records import metrics_of, write_run
 from thinwire.lab.engines import load_run
 from thinwire.lab.ranks.linkwatch import KERNEL_COUNTS, added
 from thinwire.lab.ranks.telemetry import StepReport
+from thinwire.lab.ranks.world import World
 from thinwire.lab.records.tensorboard import ABSENT, EventLog
 from thinwire.lab.records.writer import read_metrics, write_json
 from thinwire.lab.train import autopilot, launch
@@ -25,16 +28,13 @@ from thinwire.lab.train.record.schema import StepMetrics, TrainRecord
 from thinwire.lab.train.recorder import Recorder
 from thinwire.links import LinkShape
 from thinwire.links.tcp.counts import FALLBACK
-from thinwire.recipes.pipeline import parse_recipe
 from thinwire.types import LinkError
 
 
 def recorder(out: Path, **options: Any) -> Recorder:
     config = TrainConfig(model="gpt2-lab", recipe="fp32", out=str(out), **options)
-    job: Any = SimpleNamespace(
-        config=config, recipe=parse_recipe("fp32"), shape=LinkShape(), notes=(), steps=9
-    )
-    world: Any = SimpleNamespace(rank=0, size=2, peers={})
+    job: Any = SimpleNamespace(config=config, spec="fp32", shape=LinkShape(), notes=(), steps=9)
+    world = World(0, 2, {})
     return Recorder(job, world)
 
 
@@ -125,19 +125,34 @@ def test_steps_of_the_part_before_a_resume_are_not_counted(tmp_path: Path, since
     assert (found.status, found.totals["steps"]) == ("failed", steps)
 
 
+def test_accuracies_are_recorded_and_stay_after_a_resume(tmp_path: Path) -> None:
+    first, world = recorder(tmp_path, tensorboard=False, quiet=True), World(0, 1, {})
+    for step, accuracy in ((0, 0.1), (4, 0.5)):
+        first.evaluated(step, 2.0, 1.9, accuracy)
+    totals = first.totals(world)
+    first.close("failed")
+    second = recorder(tmp_path, tensorboard=False, quiet=True, resume=True)
+    second.resumed(5, json.loads(json.dumps(totals)))
+    second.evaluated(9, 1.0, 0.9, 0.8, final=True)
+    second.close("done")
+    loss = load_run(tmp_path).loss
+    assert (loss.accuracy_first, loss.accuracy_final) == (0.1, 0.8)
+    assert [(e.step, e.accuracy) for e in loss.evaluations] == [(4, 0.5)]
+
+
 def test_a_policy_is_told_the_step_that_follows() -> None:
     """A step late as a rule, at once before a checkpoint."""
     told: list[tuple[int, int]] = []
     run: Any = object.__new__(train.TrainingRank)
     run.config = TrainConfig(model="gpt2-lab", checkpoint_every=2)
     batches = SimpleNamespace(starting_at=lambda done: iter([torch.tensor([0])] * 4))
-    run.world, run.job = SimpleNamespace(rank=0), SimpleNamespace(steps=4, batches=batches)
-    run.stepper = SimpleNamespace(step=lambda step, ids, upcoming: StepReport(0, step))
+    run.world, run.job = World(0, 1, {}), SimpleNamespace(steps=4, batches=batches)
+    run.stepper = SimpleNamespace(step=lambda step, *_: StepReport(0, step))
     run.telemetry = SimpleNamespace(report=lambda report: None, reports=lambda report: [report])
     run.autopilot = SimpleNamespace(decide=lambda step, coming, reports: told.append((step, coming)))
-    run.recorder = MagicMock()
+    run.recorder, run.replicator = MagicMock(), None
     run.recorder.step.return_value = 1.0
-    run._last_report, run._save_checkpoint = None, lambda step: None
+    run._reports, run._lag, run._save_checkpoint = deque(), 0, lambda step: None
     run._steps(0)
     assert told == [(1, 3), (2, 3), (3, 5), (4, 5)]
 

@@ -21,6 +21,7 @@ from launchers import Command, cold, free_port, gone, metrics, rank_environment,
 from texts import write_text
 
 from thinwire.lab.models.folder import shard_name
+from thinwire.lab.ranks.world import World
 from thinwire.lab.records.progress import megabytes
 from thinwire.lab.train import run as train
 from thinwire.lab.train.config import TrainConfig
@@ -375,7 +376,7 @@ def test_after_evaluation_without_the_emulated_shape_tcp_begins_anew(
     peer = SimpleNamespace(lifted=contextlib.nullcontext, reliable=reliable)
     monkeypatch.setattr(train, "lifted", lift)
     run = object.__new__(train.TrainingRank)
-    run.world = SimpleNamespace(peers={1: peer})  # type: ignore[assignment]
+    run.world = World(0, 2, {1: peer})  # type: ignore[dict-item]
     run.telemetry = SimpleNamespace(  # type: ignore[assignment]
         agree=lambda *_: events.append("agreed"), redial=lambda: events.append("redialled")
     )

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from thinwire.lab.data.task import language
 from thinwire.lab.models.dropout import SampleDropout, SampleIds
 from thinwire.lab.train.config import TrainConfig
 from thinwire.lab.train.setup import Part
@@ -17,6 +18,7 @@ from thinwire.recipes.pipeline import PIPELINE, parse_recipe
 
 CONFIG = TrainConfig(model="gpt2-lab", batch=4, microbatches=2, seq=8)
 WIDTH, WORDS = 16, 32
+TASK = language(CONFIG.seq, WIDTH, WORDS)
 
 
 def parts() -> dict[int, Part]:
@@ -42,15 +44,31 @@ def step(found: dict[int, Part], optimiser: torch.optim.Optimizer) -> list[torch
     return [p.detach().clone() for part in found.values() for p in part.module.parameters()]
 
 
+def sgd(found: dict[int, Part]) -> torch.optim.SGD:
+    weights = [p for part in found.values() for p in part.module.parameters()]
+    return torch.optim.SGD(weights, lr=0.1, momentum=0.9, weight_decay=0.1, fused=True)
+
+
 @pytest.mark.parametrize("recipe", list(PIPELINE.entries))
 def test_what_follows_is_the_same_to_the_last_bit(recipe: str) -> None:
     cold, warm = parts(), parts()
     plain, touched = adamw(cold), adamw(warm)
     random = torch.get_rng_state()
-    warm_up(warm, touched, CONFIG, WIDTH, parse_recipe(recipe))
+    warm_up(warm, touched, CONFIG, TASK, parse_recipe(recipe))
     assert torch.equal(torch.get_rng_state(), random)
     assert all(p.grad is None for part in warm.values() for p in part.module.parameters())
     assert touched.param_groups[0]["lr"] == 0.1 and len(touched.state) == 5
+    for _ in range(3):
+        for a, b in zip(step(cold, plain), step(warm, touched), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_the_momentum_of_sgd_begins_at_nothing() -> None:
+    """Though weight decay is a part of the gradient, and with it of the momentum."""
+    cold, warm = parts(), parts()
+    plain, touched = sgd(cold), sgd(warm)
+    warm_up(warm, touched, CONFIG, TASK, parse_recipe("fp32"))
+    assert len(touched.state) == 5
     for _ in range(3):
         for a, b in zip(step(cold, plain), step(warm, touched), strict=True):
             assert torch.equal(a, b)
@@ -61,7 +79,7 @@ def test_a_resumed_optimisers_state_is_left_alone() -> None:
     optimiser = adamw(found)
     step(found, optimiser)
     before = copy.deepcopy(optimiser.state_dict())
-    warm_up(found, optimiser, CONFIG, WIDTH, parse_recipe("fp32"))
+    warm_up(found, optimiser, CONFIG, TASK, parse_recipe("fp32"))
     after = optimiser.state_dict()
     assert after["param_groups"] == before["param_groups"]
     for k, state in before["state"].items():
@@ -89,7 +107,7 @@ def test_it_says_that_it_is_at_work() -> None:
     """After each micro-batch that is held besides the one that passes, and each of every part."""
     found, said = parts(), list[int]()
     config = TrainConfig(model="gpt2-lab", batch=4, microbatches=4, seq=8, schedule="gpipe")
-    warm_up(found, adamw(found), config, WIDTH, parse_recipe("fp32"), lambda: said.append(1))
+    warm_up(found, adamw(found), config, TASK, parse_recipe("fp32"), lambda: said.append(1))
     assert len(said) == 2 * 4 - 1 + 2 * 4
 
 
@@ -104,5 +122,5 @@ def test_they_are_held_at_once() -> None:
 
     found[0].module.register_forward_hook(forward)
     config = TrainConfig(model="gpt2-lab", batch=8, microbatches=8, seq=8, schedule="gpipe")
-    warm_up(found, adamw(found), config, WIDTH, parse_recipe("fp32"))
+    warm_up(found, adamw(found), config, TASK, parse_recipe("fp32"))
     assert max(alive) == 7

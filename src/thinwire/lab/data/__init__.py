@@ -1,1 +1,1 @@
-"""Text to samples: corpora, packing, batches, the loss."""
+"""Texts and images to samples: corpora, packing, batches, tasks, the loss."""

@@ -11,14 +11,15 @@ from thinwire.lab.data.packing import UNLEARNT
 def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the mean cross-entropy in nats a token over the targets that are to be learnt.
 
-    ``logits`` [B, L, V], ``targets`` [B, L] already shifted by one. Computed in float32 whatever the dtype of
-    the logits: bfloat16 has too few bits for a sum over the vocabulary.
+    ``logits`` [B, L, V], ``targets`` [B, L] already shifted by one; or [B, V] and [B], of a class a sample.
+    Computed in float32 whatever the dtype of the logits: bfloat16 has too few bits for a sum over the
+    vocabulary.
 
     >>> import torch
     >>> next_token_loss(torch.zeros(1, 3, 4), torch.tensor([[0, 3, UNLEARNT]]))
     tensor(1.3863)
     """
-    return cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=UNLEARNT)
+    return cross_entropy(logits.float().flatten(0, -2), targets.flatten(), ignore_index=UNLEARNT)
 
 
 class BatchLoss:
@@ -37,14 +38,18 @@ class BatchLoss:
     True
     """
 
-    def __init__(self) -> None:
+    def __init__(self, accuracy: bool = False) -> None:
+        self.right = 0  # targets of the batch with the largest logit; counted where ``accuracy`` is asked for
+        self._accuracy = accuracy
         self._usual = 0.0  # targets in a micro-batch, on average
 
     def begin(self, targets: Tensor, microbatches: int) -> None:
         """Name the targets [B, L] of the coming batch."""
-        self._usual = learnt(targets) / microbatches
+        self.right, self._usual = 0, learnt(targets) / microbatches
 
     def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
+        if self._accuracy:
+            self.right += int((logits.argmax(-1) == targets).sum())
         return next_token_loss(logits, targets) * (learnt(targets) / self._usual)
 
 

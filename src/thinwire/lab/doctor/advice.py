@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from thinwire.lab.doctor.linktest import LinkTest, MeasuredWay, TestedMachine
-from thinwire.lab.machine.network import KEEPING, restarts
+from thinwire.lab.machine.network import restarts
 from thinwire.lab.records.progress import megabytes
-from thinwire.links.tcp.congestion import REMEDY
+from thinwire.links.tcp.congestion import KEEPING, REMEDY
 
 FAR = 0.005  # seconds of round trip below which slow start costs little
 LOSSY = 0.01  # share of the bytes sent twice

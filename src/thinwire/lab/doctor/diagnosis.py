@@ -84,7 +84,7 @@ def diagnose() -> list[Check]:
         _passes,
         _encryption,
         _token,
-        _emulation,
+        emulation,
         _tcp,
     )
     checks = [check() for check in single]
@@ -209,7 +209,7 @@ def _token() -> Check:
     return Check("token", OK, f"THINWIRE_TOKEN is not set, so links stay on loopback; {remedy}")
 
 
-def _emulation() -> Check:
+def emulation() -> Check:
     """Try, in a process of its own, what the emulator does first: to make a network, which ends with it."""
     try:
         done = subprocess.run(

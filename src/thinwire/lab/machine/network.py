@@ -14,13 +14,12 @@ from pathlib import Path
 from thinwire.links.greeting import mechanism, read_greeting
 from thinwire.links.names import resolve
 from thinwire.links.sockets import interface_names
+from thinwire.links.tcp.congestion import IDLE, KEEPING
 from thinwire.types import AuthError, InputError, LinkError, require
 
 CONNECT, GREET = 5.0, 3.0  # seconds
 REOPEN = 0.5  # seconds
-IDLE = "tcp_slow_start_after_idle"
 SETTINGS = ("tcp_congestion_control", IDLE, "tcp_wmem", "tcp_rmem")
-KEEPING = ("bbr",)  # congestion controls that set a rate of their own, and keep it in pauses
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 
 

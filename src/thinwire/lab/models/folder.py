@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from thinwire.files.checkpoint import INDEX
 from thinwire.files.lfs import is_pointer
@@ -40,14 +40,18 @@ def shard_name(rank: int, world: int) -> str:
     return f"model-{rank + 1:05d}-of-{world:05d}.safetensors"
 
 
-def save_stage(stage: ModelStage, folder: Path, rank: int, world: int, dtype: str = "fp32") -> Path:
+def save_stage(stage: nn.Module, folder: Path, rank: int, world: int, dtype: str = "fp32") -> Path:
     """Write the stage's parameters under their original names as shard ``rank`` of ``world``; return it.
 
     ``rank`` is the stage's index; adapters are merged in. ``dtype`` is a name of ``DTYPES``.
     The file appears complete or not at all. ``InputError`` where the disk is full or the folder cannot be
     written.
     """
-    return _write(as_saved(stage.model, _cast(merged(stage), dtype)), folder / shard_name(rank, world))
+    if isinstance(stage, ModelStage):
+        tensors = as_saved(stage.model, _cast(merged(stage), dtype))
+    else:
+        tensors = _cast(stage.state_dict(), dtype)
+    return _write(tensors, folder / shard_name(rank, world))
 
 
 def save_adapters(stage: ModelStage, folder: Path, rank: int, world: int, dtype: str = "fp32") -> Path:
@@ -68,10 +72,21 @@ def _write(tensors: dict[str, Tensor], target: Path) -> Path:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with replacing(target) as part:
-            save_file({n: t.cpu().contiguous() for n, t in tensors.items()}, part, metadata={"format": "pt"})
+            save_file(_apart(tensors), part, metadata={"format": "pt"})
     except (OSError, SafetensorError) as e:
         raise InputError(f"cannot write {target} ({e}); free space or give another --out") from e
     return target
+
+
+def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors as files have them: each with values of its own, also where two are one here."""
+    out: dict[str, Tensor] = {}
+    seen = set[int]()
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().cpu().contiguous()
+        out[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
+        seen.add(tensor.data_ptr())
+    return out
 
 
 def finish_model(folder: Path, source: ModelSource, world: int, dtype: str = "fp32") -> None:
@@ -82,8 +97,9 @@ def finish_model(folder: Path, source: ModelSource, world: int, dtype: str = "fp
     """
     try:
         _write_index(folder, world)
-        _write_config(folder, source, dtype)
-        _write_tokenizer(folder, source.tokenizer)
+        if source.tokenizer is not None:  # as every language model has one
+            _write_config(folder, source, dtype)
+            _write_tokenizer(folder, source.tokenizer)
     except OSError as e:
         raise InputError(
             f"cannot write {folder} ({e.strerror or e}); free space or give another --out"

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from thinwire.files.lfs import check_fetched
 from thinwire.files.proxy import way
 from thinwire.lab.data.corpus import Corpus
+from thinwire.lab.models.cnn import CNN, CnnConfig
 from thinwire.lab.models.families import Conversion, family_of, import_transformers, meta_model
 from thinwire.lab.models.smollm import smollm_folder
 from thinwire.lab.models.tokenizer import LAB_VOCAB, packaged_gpt2, trained_bpe
@@ -27,7 +28,7 @@ from thinwire.types import WRONG_VALUES, InputError, require
 
 GPT2_SHAPES = {"gpt2": (12, 768, 12), "gpt2-medium": (24, 1024, 16), "gpt2-xl": (48, 1600, 25)}
 SMOLLM = "smollm2-135m"
-PRESETS = (SMOLLM, "gpt2-lab", *GPT2_SHAPES)
+PRESETS = (SMOLLM, "gpt2-lab", *GPT2_SHAPES, CNN)
 HUB_TIMEOUT = 10.0  # seconds
 DROPOUTS = ("resid_pdrop", "embd_pdrop", "hidden_dropout", "dropout", "residual_dropout", "embedding_dropout")
 # The attention kernels draw these masks inside, where they cannot be made equal from visit to visit; of
@@ -43,7 +44,8 @@ WEIGHT_FILES = ["model*.safetensors"]  # not the second copies some repositories
 class ModelSource:
     """What is needed to build any stage of a model. ``weights`` is None for random initial weights.
 
-    ``config`` and ``tokenizer`` are Hugging Face objects; ``notes`` are sentences the user should see.
+    ``config`` and ``tokenizer`` are Hugging Face objects, for images a ``CnnConfig`` and None; ``notes`` are
+    sentences the user should see.
     """
 
     name: str
@@ -111,6 +113,8 @@ def resolve_model(
     require(
         init in (None, "random"), InputError, f"init {init!r} is unknown; leave it out or use --init random"
     )
+    if name == CNN:
+        return ModelSource(CNN, "cnn", CnnConfig(), None, None)
     if name == "gpt2-lab":
         source = _gpt2_lab(corpus)
     elif name in GPT2_SHAPES and init == "random":

@@ -36,6 +36,11 @@ def build_stage(source: ModelSource, cut: Sequence[range], index: int, seed: int
     return finished(stage)
 
 
+def tie(stage: ModelStage) -> None:
+    """Make head and embedding one matrix again, in a stage that has both, as the whole model had them."""
+    stage.model.get_output_embeddings().weight = stage.model.get_input_embeddings().weight
+
+
 def probe(config: Any, layers: range, last: bool, first: bool = False) -> ModelStage:
     """Return a stage of these layers with random weights, to measure it; only the first has the embedding."""
     stage = cut_out(meta_model(config), layers, first, last)

@@ -25,8 +25,8 @@ class ModelStage(nn.Module):
     It is the model's own class with the other parts taken out, so its masks, rotary angles and attention are
     the library's. What that does to the embedding before the first layer (a factor, a norm, dropout) is for
     the first stage: later ones give their first layer what they received. A model with tied embeddings is
-    untied: the last stage has a copy of the matrix of its own as head, equal at the start. Keeping the two
-    equal would cost an exchange of the matrix in each step (over 100 MB for 49,152 x 576).
+    untied where it is cut: the last stage has a copy of the matrix of its own as head, equal at the start.
+    Keeping the two equal would cost an exchange of the matrix in each step (over 100 MB for 49,152 x 576).
     """
 
     def __init__(self, model: Any, family: Family, layers: range, first: bool, last: bool) -> None:

@@ -63,8 +63,10 @@ def _number(variable: str) -> int:
     return int(text)
 
 
-def meet(config: RunConfig, rank: int, size: int) -> dist.Store:
+def meet(config: RunConfig, rank: int, size: int, replicas: int = 1) -> dist.Store:
     """Return a store that the ranks of this run share, once torch's process group is there too.
+
+    Each of ``replicas`` has a process group of its own, as if it were alone.
 
     With a relay the ranks need no store and get one of their own. Errors: ``LinkError`` after
     ``config.deadline`` seconds in which the others did not come.
@@ -76,7 +78,9 @@ def meet(config: RunConfig, rank: int, size: int) -> dist.Store:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
     # The store of torchrun outlives a run, and with it the addresses of the run before.
     own = dist.PrefixStore(f"thinwire/{next(_runs)}", _store(config, rank, size, wait))
-    dist.init_process_group("gloo", store=own, rank=rank, world_size=size, timeout=wait)
+    replica, place = divmod(rank, size // replicas)
+    group = dist.PrefixStore(f"replica/{replica}", own)
+    dist.init_process_group("gloo", store=group, rank=place, world_size=size // replicas, timeout=wait)
     return own
 
 

@@ -16,11 +16,13 @@ from thinwire.links.mailbox import FILLER
 from thinwire.types import PayloadError
 
 WAYS = (FORWARD, BACKWARD)
+EXCHANGE = "exchange"  # what replicas send each other
+STREAMS = (*WAYS, EXCHANGE)
 
 
 @dataclass
 class StepReport:
-    """One rank's share of a step: seconds by kind, values and bytes by direction, perhaps the loss."""
+    """One rank's share of a step: seconds by kind, values and bytes by stream, perhaps the loss."""
 
     rank: int
     step: int
@@ -29,8 +31,11 @@ class StepReport:
     encode_s: float = 0.0
     decode_s: float = 0.0
     wait_s: float = 0.0
-    values: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WAYS, 0))
-    bytes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WAYS, 0))
+    exchanges: int = 0
+    seconds: float = 0.0  # of the whole step, for this rank's own record
+    ended: float = 0.0  # by this rank's clock
+    values: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STREAMS, 0))
+    bytes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STREAMS, 0))
     links: list[dict[str, Any]] = field(default_factory=list)  # LinkMetrics
 
     def add(self, tally: Tally) -> None:

@@ -1,8 +1,12 @@
-"""A rank's place among the others, and its links to them."""
+"""A rank's place among the others, and its links to them.
+
+Ranks count through the pipeline of replica 0, then that of replica 1, and so on.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch.distributed as dist
 
@@ -16,6 +20,26 @@ class World:
     rank: int
     size: int
     peers: dict[int, Peer]
+    replicas: int = 1
+
+    @property
+    def replica(self) -> int:
+        """The replica that this rank is part of, from 0."""
+        return self.rank // (self.size // self.replicas)
+
+    @cached_property
+    def pipeline(self) -> World:
+        """The ranks of this rank's replica, numbered from 0: those that activations pass through."""
+        size = self.size // self.replicas
+        first = self.replica * size
+        peers = {r - first: peer for r, peer in self.peers.items() if first <= r < first + size}
+        return World(self.rank - first, size, peers)
+
+    @cached_property
+    def partners(self) -> dict[int, Peer]:
+        """The peers that hold the same part of the model, by replica."""
+        size = self.size // self.replicas
+        return {r // size: peer for r, peer in self.peers.items() if r % size == self.rank % size}
 
     def close(self) -> None:
         """Close all links, then leave the process group."""

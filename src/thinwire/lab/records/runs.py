@@ -100,8 +100,13 @@ def _metrics(folder: Path, record: RunRecord) -> list[UnitMetrics]:
 
 
 def unequal(records: Sequence[RunRecord]) -> dict[str, list[str]]:
-    """Return the conditions besides the recipe in which these runs differ, and their values, in order."""
+    """Return the conditions besides the recipe in which these runs differ, and their values, in order.
+
+    Where some ended at a loss that was asked for, how many steps each took is what they are compared by.
+    """
     said = [r.conditions() for r in records]
+    if any(r.config.get("until_loss") is not None for r in records):
+        said = [{key: value for key, value in each.items() if key != "steps"} for each in said]
     keys = dict.fromkeys(key for each in said for key in each)
     values = {key: sorted({each[key] for each in said if key in each}) for key in keys}
     return {key: each for key, each in values.items() if len(each) > 1}

@@ -7,7 +7,6 @@ changed choice travels as a control message; nobody waits for it, because packet
 from __future__ import annotations
 
 import json
-import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,20 +15,15 @@ from typing import Any
 
 from thinwire.codecs import parse_codec
 from thinwire.engines.pipeline.stage import CompressedStage
-from thinwire.lab.machine.network import restarts, tcp_settings
 from thinwire.lab.ranks.telemetry import StepReport, Telemetry
 from thinwire.lab.ranks.world import World
 from thinwire.lab.train.job import Job
 from thinwire.lab.train.record.schema import Decision
-from thinwire.links.base import LinkEstimate
 from thinwire.links.mesh import Peer
 from thinwire.policies.pipeline.site import BACKWARD, FORWARD, Choice, PipelinePolicy, Site
 
 CHANGE = b"P"  # tag of a changed choice
 KEPT = 5  # steps whose compute is remembered: one that was disturbed must not move the choice
-PROBE_DEADLINE = 10.0  # seconds
-PROBES = 5
-PAUSE = 0.1  # seconds
 
 
 def _spelled(choice: Choice) -> dict[str, Any]:
@@ -114,28 +108,14 @@ class Autopilot:
                 changed.append(_decision(step, site, choice))
         return changed
 
-    def _probe(self, peer: Peer) -> LinkEstimate:
-        """Measure one link: once what it carries is delivered, and again where TCP had yet to speed up."""
-        for attempt in range(PROBES):
-            try:
-                found = peer.probe().result(PROBE_DEADLINE)
-            except TimeoutError:  # too slow to be probed: what is known so far, which may be nothing
-                return peer.reliable.estimate()
-            if found.rate is not None and (attempt or not found.lower_bound):
-                break
-            time.sleep(found.rtt or PAUSE)
-        return found
-
     def _rank(self, stage: int) -> int:
         return stage % self._world.size
 
     def _measured(self, peer: Peer) -> dict[str, Any]:
-        shuts = _restarts(peer)
-        peer.reliable.expect_restarts(shuts)
-        found = self._probe(peer)
+        found = peer.measure()
         ends = {"source": self._world.rank, "destination": peer.rank}
         seen = {"rate_bytes_s": found.rate, "rtt_s": found.rtt, "age_s": found.age}
-        return ends | seen | {"restarts": shuts}
+        return ends | seen | {"restarts": peer.restarts}
 
     def _note(self, link: dict[str, Any]) -> None:
         for d in self._directions:
@@ -154,7 +134,7 @@ class Autopilot:
         return Site(
             d.sender,
             d.receiver,
-            values=config.batch * config.seq * self._job.source.config.hidden_size,
+            values=config.batch * self._job.task.values,
             messages=config.microbatches,
             rate=d.estimate.get("rate_bytes_s"),
             rtt=d.estimate.get("rtt_s"),
@@ -183,14 +163,6 @@ class Autopilot:
 
     def _obey(self, said: dict[str, Any]) -> None:
         self._stages[said["stage"]].follow(said["way"], _read(said))
-
-
-def _restarts(peer: Peer) -> bool:
-    """Return whether the TCP that carries a link is known to shut its window in pauses."""
-    tcp = peer.kernel.read()
-    if tcp is None or not peer.shaped.shape.is_none:  # what is shaped in this process is slow above TCP
-        return False
-    return restarts(tcp.congestion, tcp_settings()) is True
 
 
 def _decision(step: int, site: Site, choice: Choice) -> Decision:

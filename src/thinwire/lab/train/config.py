@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from thinwire.lab.train import checks
@@ -30,7 +31,7 @@ class TrainConfig(TrainFields):
 
     def warnings(self) -> list[str]:
         """Return what the user should know before the run, one sentence each."""
-        notes = []
+        notes = list(_of_delays(self))
         if self.lora and (self.init == "random" or self.model == "gpt2-lab"):
             notes.append(
                 "--lora trains adapters alone, and here what they adapt stays at its random weights."
@@ -42,3 +43,19 @@ class TrainConfig(TrainFields):
         elif self.resume and not self.checkpoint_every:
             notes.append("resumed without --checkpoint-every, so this part of the run writes no checkpoint.")
         return notes
+
+
+def _of_delays(config: TrainConfig) -> Iterator[str]:
+    """Yield a sentence where late gradients meet an optimiser that suffers from them."""
+    if config.replicas == 1 or not config.optimizer.startswith("adamw"):
+        return
+    from thinwire.engines.replicas.method import Gradients
+    from thinwire.recipes.replicas import EXCHANGE, parse_replica_recipe
+
+    recipe = parse_replica_recipe(config.replica_recipe)
+    method = recipe.schemes[EXCHANGE]
+    if isinstance(method, Gradients) and (method.staleness or recipe.policy is not None):
+        yield (
+            f"--replica-recipe {config.replica_recipe} applies gradients late, which costs AdamW much; "
+            "recipes of differences, such as auto, do not."
+        )

@@ -7,6 +7,9 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+from torch import nn
 
 from thinwire.engines.pipeline.stage import CompressedStage
 from thinwire.lab.machine.interrupts import held_back
@@ -20,7 +23,6 @@ from thinwire.lab.models.folder import (
     save_stage,
     shard_name,
 )
-from thinwire.lab.models.stage import ModelStage
 from thinwire.lab.ranks.telemetry import Telemetry
 from thinwire.lab.ranks.world import World
 from thinwire.lab.train.job import Job
@@ -101,7 +103,7 @@ def _replacing_folder(folder: Path, world: World, telemetry: Telemetry) -> Itera
 
 def _gather(
     folder: Path,
-    save: Callable[[ModelStage, Path, int, int, str], Path],
+    save: Callable[[Any, Path, int, int, str], Path],
     job: Job,
     world: World,
     stages: list[CompressedStage],
@@ -134,7 +136,7 @@ def _gather(
             _discard(folder)
 
 
-def _module(stage: CompressedStage) -> ModelStage:
+def _module(stage: CompressedStage) -> nn.Module:
     if not isinstance(stage.submod, Autocast):
         raise TypeError(f"stage {stage.stage_index} was not made by build_stages")
     return stage.submod.stage

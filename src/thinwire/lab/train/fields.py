@@ -11,6 +11,19 @@ from thinwire.lab.ranks.config import JOB, OUTPUT, RunConfig
 
 DEFAULT_STEPS = 100
 LORA_RATE = 2e-4  # ten times that of full fine-tuning, as is usual for adapters
+REPLICAS = "Replicas"
+SGD_RATE = 0.05
+UNTRAINED = ("gpt2-lab", "cnn-fashion")  # models that always begin with random weights
+# By model and optimiser, then by recipe: the best of the rates that `make bench-rates` tried.
+REPLICA_RATES: dict[tuple[Any, str], dict[str, float]] = {
+    ("gpt2-lab", "adamw"): {"deco": 5e-4},  # the others' is the model's own
+    ("cnn-fashion", "sgd"): {
+        **dict.fromkeys(("allreduce", "topk", "diloco", "sparseloco", "thinwire", "auto"), 0.4),
+        "cocktail": 0.8,
+        "deco": 0.2,
+        "dd-ef-sgd": 0.2,
+    },
+}
 PIPELINE = "Pipeline"
 OPTIMISATION = "Optimisation"
 EVALUATION = "Evaluation and checkpoints"
@@ -29,7 +42,8 @@ class TrainFields(RunConfig):
     model: str = option(
         "smollm2-135m",
         JOB,
-        "smollm2-135m, gpt2-lab, gpt2, gpt2-medium, gpt2-xl, a local Hugging Face folder, or a hub name.",
+        "smollm2-135m, gpt2-lab, gpt2, gpt2-medium, gpt2-xl, cnn-fashion, a local Hugging Face folder, or a "
+        "hub name.",
         metavar="MODEL",
     )
     init: str | None = option(
@@ -42,7 +56,8 @@ class TrainFields(RunConfig):
     data: str = option(
         "shakespeare",
         JOB,
-        "shakespeare, wikitext-2, a UTF-8 text file, one of JSON lines (.jsonl), or a folder of them.",
+        "shakespeare, wikitext-2, a UTF-8 text file, one of JSON lines (.jsonl), or a folder of them; "
+        "fashion-mnist for cnn-fashion.",
         metavar="DATA",
     )
     text_field: str = option(
@@ -63,7 +78,27 @@ class TrainFields(RunConfig):
         free=True,
     )
 
-    stages: int = option(2, PIPELINE, "Pipeline stages the model is cut into, 2 to 4.", metavar="N")
+    replicas: int = option(
+        1,
+        REPLICAS,
+        "Copies of the model, or of its pipeline; each trains on its share of every batch.",
+        metavar="N",
+        least=1,
+        most=8,
+    )
+    replica_recipe: str = option(
+        "auto",
+        REPLICAS,
+        "What replicas exchange: a name from `thinwire recipes`, parameters as in topk:ratio=0.01.",
+        metavar="NAME[:K=V,...]",
+    )
+
+    stages: int = option(
+        None,
+        PIPELINE,
+        "Pipeline stages the model is cut into, 1 to 4 (default 2; 1 with --replicas).",
+        metavar="N",
+    )
     cut: str | None = option(
         None,
         PIPELINE,
@@ -78,7 +113,12 @@ class TrainFields(RunConfig):
         choices=("eager1f1b", "1f1b", "gpipe", "interleaved1f1b"),
     )
     microbatches: int = option(
-        4, PIPELINE, "Micro-batches a batch is cut into.", metavar="N", least=1, most=2**16 - 1
+        None,
+        PIPELINE,
+        "Micro-batches that a batch, or a replica's share of it, is cut into (default 4; 1 with one stage).",
+        metavar="N",
+        least=1,
+        most=2**16 - 1,
     )
     overlap: bool = option(
         True,
@@ -111,10 +151,16 @@ class TrainFields(RunConfig):
         most=COUNTED,
     )
     batch: int = option(8, OPTIMISATION, "Samples in an optimiser step.", metavar="SAMPLES", least=1)
+    optimizer: str = option(
+        "adamw",
+        OPTIMISATION,
+        "adamw, or sgd, with momentum as in sgd:momentum=0.9.",
+        metavar="NAME[:momentum=M]",
+    )
     lr: float | None = option(
         None,
         OPTIMISATION,
-        "Peak learning rate (default 2e-5; with --lora 2e-4; from random weights 1e-3).",
+        "Peak learning rate (default 2e-5; with --lora 2e-4; from random weights 1e-3; with sgd 0.05).",
         metavar="RATE",
         above=0,
     )
@@ -128,7 +174,13 @@ class TrainFields(RunConfig):
     warmup: int = option(
         0, OPTIMISATION, "Steps of linear warm-up from zero.", metavar="STEPS", least=0, most=COUNTED
     )
-    weight_decay: float = option(0.0, OPTIMISATION, "AdamW's decoupled weight decay.", metavar="X", least=0)
+    weight_decay: float = option(
+        0.0,
+        OPTIMISATION,
+        "Weight decay: AdamW's decoupled one; with sgd a part of the gradient.",
+        metavar="X",
+        least=0,
+    )
     lora: int = option(
         0,
         OPTIMISATION,
@@ -170,6 +222,14 @@ class TrainFields(RunConfig):
         metavar="STEPS",
         least=0,
         most=COUNTED,
+        free=True,
+        alike=True,
+    )
+    until_loss: float | None = option(
+        None,
+        EVALUATION,
+        "End at the first evaluation with a held-out loss at or under this; see --eval-every.",
+        metavar="NATS",
         free=True,
         alike=True,
     )
@@ -222,10 +282,47 @@ class TrainFields(RunConfig):
 
     tensorboard: bool = option(True, OUTPUT, "Write TensorBoard event files beside the records.", free=True)
 
+    def __post_init__(self) -> None:
+        one = isinstance(self.replicas, int) and self.replicas > 1
+        if self.stages is None:  # as the declared type has it from here on
+            object.__setattr__(self, "stages", 1 if one else 2)
+        if self.microbatches is None:
+            object.__setattr__(self, "microbatches", 1 if self.stages == 1 else 4)
+        super().__post_init__()
+
+    @property
+    def processes(self) -> int:
+        """Processes of a replica: one a stage, or one for two stages when they are interleaved."""
+        return self.stages // 2 if self.schedule == "interleaved1f1b" else self.stages
+
     @property
     def ranks(self) -> int:
-        """Processes the run needs: one a stage, or one for two stages when they are interleaved."""
-        return self.stages // 2 if self.schedule == "interleaved1f1b" else self.stages
+        """Processes the run needs."""
+        return self.replicas * self.processes
+
+    @property
+    def samples(self) -> int:
+        """Samples of a step that one replica trains on."""
+        return self.batch // self.replicas
+
+    @property
+    def rows(self) -> int:
+        """Samples in a micro-batch."""
+        return self.samples // self.microbatches
+
+    @property
+    def recipes(self) -> str:
+        """What crosses links, as the user wrote it: between stages, between replicas, or both as ``Q/R``."""
+        both = [self.recipe] if self.stages > 1 else []
+        return "/".join([*both, self.replica_recipe] if self.replicas > 1 else both)
+
+    @property
+    def layout(self) -> str:
+        """Replicas and stages, in words."""
+        stages = f"{self.stages} stages with schedule {self.schedule}"
+        if self.replicas == 1:
+            return stages
+        return f"{self.replicas} replicas" + (f" of {stages}" if self.stages > 1 else "")
 
     @property
     def planned_steps(self) -> int | None:
@@ -238,6 +335,17 @@ def learning_rate(options: Mapping[str, Any]) -> float:
     given: float | None = options.get("lr")
     if given is not None:
         return given
+    if (options.get("replicas") or 1) > 1 and (rate := _replica_rate(options)) is not None:
+        return rate
+    if str(options.get("optimizer")).startswith("sgd"):
+        return SGD_RATE
     if options.get("lora"):
         return LORA_RATE
-    return 1e-3 if options.get("init") == "random" or options.get("model") == "gpt2-lab" else 2e-5
+    return 1e-3 if options.get("init") == "random" or options.get("model") in UNTRAINED else 2e-5
+
+
+def _replica_rate(options: Mapping[str, Any]) -> float | None:
+    """Return the rate that was best for a model, an optimiser and a recipe, if it was searched."""
+    model, optimizer = options.get("model"), str(options.get("optimizer")).partition(":")[0]
+    recipe = str(options.get("replica_recipe")).partition(":")[0]
+    return REPLICA_RATES.get((model, optimizer), {}).get(recipe)

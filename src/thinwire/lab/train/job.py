@@ -12,8 +12,11 @@ from torch import Tensor
 
 from thinwire.lab.data.batches import Batches
 from thinwire.lab.data.corpus import Corpus, load_corpus
+from thinwire.lab.data.images import IMAGES, load_fashion
 from thinwire.lab.data.packing import pack
+from thinwire.lab.data.task import Task, language
 from thinwire.lab.machine.cache import cache_folder, writing
+from thinwire.lab.models.cnn import CNN
 from thinwire.lab.models.cuts import counted_costs, cut_layers
 from thinwire.lab.models.encoder import Encoder
 from thinwire.lab.models.folder import check_unread
@@ -23,22 +26,25 @@ from thinwire.lab.train.checks import MEASURED
 from thinwire.lab.train.config import TrainConfig
 from thinwire.links.shape import LinkShape
 from thinwire.recipes.pipeline import PipelineRecipe, parse_recipe
+from thinwire.recipes.replicas import ReplicaRecipe, parse_replica_recipe
 from thinwire.replacing import replacing
 from thinwire.types import InputError, require
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run, resolved. ``train`` and ``heldout`` are packed blocks [N, seq + 1]; a block's row is its id.
+    """A run, resolved. ``train`` and ``heldout`` are blocks of samples for ``task``; a row is its id.
 
     ``shape`` is for the in-process shaper: none where the network itself is emulated.
     """
 
     config: TrainConfig
     recipe: PipelineRecipe
+    replica_recipe: ReplicaRecipe
     shape: LinkShape
     source: ModelSource
     cut: list[range]
+    task: Task
     train: Tensor
     heldout: Tensor
     batches: Batches
@@ -48,6 +54,12 @@ class Job:
     def steps(self) -> int:
         """Optimiser steps of the whole run."""
         return len(self.batches)
+
+    @property
+    def spec(self) -> str:
+        """What crosses links, printed so that it can be read back: between stages, and between replicas."""
+        both = [self.recipe.spec] if self.config.stages > 1 else []
+        return ", ".join([*both, self.replica_recipe.spec] if self.config.replicas > 1 else both)
 
     @cached_property
     def digest(self) -> str:
@@ -73,10 +85,46 @@ def prepare(config: TrainConfig, trial: bool = True) -> Job:
 
     ``trial``: try first whether the model can be split, which whoever starts the ranks did for them.
     """
-    recipe = parse_recipe(config.recipe)
+    recipe, replica_recipe = parse_recipe(config.recipe), parse_replica_recipe(config.replica_recipe)
     shape = LinkShape() if config.emulate else LinkShape.parse(config.link)
-    corpus = _corpus(config.data, config.text_field, config.prompt_field)
     _check_saved(config)
+    lesson = _images(config) if config.model == CNN else _texts(config, trial)
+    seq = None if config.model == CNN else config.seq
+    batches = Batches(len(lesson.train), config.batch, config.planned_steps, config.epochs, config.seed, seq)
+    require(
+        config.warmup <= len(batches),
+        InputError,
+        f"--warmup is {config.warmup} steps, more than the run's {len(batches)}; lower it",
+    )
+    return Job(config, recipe, replica_recipe, shape, batches=batches, **vars(lesson))
+
+
+@dataclass(frozen=True)
+class _Lesson:
+    """A model and the samples for it, as ``Job`` has them."""
+
+    source: ModelSource
+    cut: list[range]
+    task: Task
+    train: Tensor
+    heldout: Tensor
+    notes: tuple[str, ...]
+
+
+def _images(config: TrainConfig) -> _Lesson:
+    train, heldout = load_fashion()
+    require(
+        config.batch <= len(heldout) or not config.eval_samples,
+        InputError,
+        f"--batch {config.batch} is more than the {len(heldout)} images held out; "
+        "use a smaller one, or --eval-samples 0",
+    )
+    source = resolve_model(config.model, None)
+    return _Lesson(source, [range(1)], IMAGES, train, heldout, tuple(config.warnings()))
+
+
+def _texts(config: TrainConfig, trial: bool) -> _Lesson:
+    corpus = _corpus(config.data, config.text_field, config.prompt_field)
     source = resolve_model(config.model, config.init, corpus, config.dropout, trial)
     require(
         config.seq <= source.max_seq,
@@ -88,27 +136,21 @@ def prepare(config: TrainConfig, trial: bool = True) -> Job:
         counted_costs(source.config),
         config.stages,
         None if config.cut == MEASURED else config.cut,
-        config.ranks,
+        config.processes,
     )
     encoder = Encoder(source.tokenizer, config.bos)
     train = pack(_tokens(encoder, corpus, "train"), config.seq)
     heldout = pack(_tokens(encoder, corpus, "heldout"), config.seq)
     source.check_tokens(torch.cat((train.flatten(), heldout.flatten())))
-    batches = Batches(len(train), config.batch, config.planned_steps, config.epochs, config.seed, config.seq)
-    if config.eval_samples:
-        require(
-            len(heldout) >= config.batch,
-            InputError,
-            f"the held-out text has {len(heldout)} blocks of {config.seq} tokens, a batch is {config.batch}; "
-            "use a longer text, a smaller --batch or --seq, or --eval-samples 0",
-        )
     require(
-        config.warmup <= len(batches),
+        len(heldout) >= config.batch or not config.eval_samples,
         InputError,
-        f"--warmup is {config.warmup} steps, more than the run's {len(batches)}; lower it",
+        f"the held-out text has {len(heldout)} blocks of {config.seq} tokens, a batch is {config.batch}; "
+        "use a longer text, a smaller --batch or --seq, or --eval-samples 0",
     )
+    task = language(config.seq, source.config.hidden_size, source.config.vocab_size)
     notes = (*config.warnings(), *corpus.notes, *source.notes, *_of_prompts(train))
-    return Job(config, recipe, shape, source, cut, train, heldout, batches, notes)
+    return _Lesson(source, cut, task, train, heldout, notes)
 
 
 def _check_saved(config: TrainConfig) -> None:

@@ -32,10 +32,11 @@ def agree_cut(job: Job, world: World) -> Job:
     own = _measure(job, telemetry.working)
     found = telemetry.agree(b"T", [own.layers, own.head], "the times of its layers")
     ranks = [LayerCosts(tuple(layers), head) for layers, head in found]
-    # As the stages are dealt out: every so many to a rank.
-    machines = [ranks[k % world.size] for k in range(job.config.stages)]
-    cut = cut_for(machines, world.size)
-    return _with(job, cut, _note(cut, machines, world.size))
+    # As the stages are dealt out: every so many to a rank. All replicas have the cut of the first.
+    size = world.pipeline.size
+    machines = [ranks[k % size] for k in range(job.config.stages)]
+    cut = cut_for(machines, size)
+    return _with(job, cut, _note(cut, machines, size))
 
 
 def _kept(job: Job, world: World) -> list[int] | None:
@@ -44,7 +45,7 @@ def _kept(job: Job, world: World) -> list[int] | None:
 
 def _measure(job: Job, working: Callable[[], None]) -> LayerCosts:
     config = job.config
-    rows, bf16 = config.batch // config.microbatches, pick_dtype(config.dtype)[0] == "bf16"
+    rows, bf16 = config.rows, pick_dtype(config.dtype)[0] == "bf16"
     return measured_costs(job.source.config, rows, config.seq, lora=config.lora, bf16=bf16, working=working)
 
 

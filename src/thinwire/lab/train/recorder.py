@@ -8,7 +8,7 @@ from typing import Any
 from thinwire.lab.machine.processor import environment, peak_rss_bytes
 from thinwire.lab.ranks.linkwatch import LinkWatch, added
 from thinwire.lab.ranks.places import link_of
-from thinwire.lab.ranks.telemetry import WAYS, StepReport
+from thinwire.lab.ranks.telemetry import EXCHANGE, STREAMS, WAYS, StepReport
 from thinwire.lab.ranks.world import World
 from thinwire.lab.records.progress import Progress
 from thinwire.lab.records.schema import (
@@ -26,13 +26,15 @@ from thinwire.lab.train.record.schema import (
     BoundaryBytes,
     Decision,
     Evaluation,
+    Replicas,
+    ReplicasRecord,
     StepMetrics,
     TrainRecord,
 )
 from thinwire.lab.train.resume import bytes_saving, doubts, inherited
 from thinwire.lab.train.setup import pick_threads
 
-LABELS = (*WAYS, "control", "evaluation")
+LABELS = (*STREAMS, "control", "evaluation")
 SHARES = tuple(f"{part}_s" for part in PARTS)
 
 
@@ -41,7 +43,11 @@ class Recorder:
 
     def __init__(self, job: Job, world: World) -> None:
         self.job, self.world = job, world
-        self.values = dict.fromkeys(WAYS, 0)
+        self.values = dict.fromkeys(STREAMS, 0)
+        self.streams = (*WAYS, EXCHANGE)[0 if job.config.stages > 1 else 2 : 3 if world.replicas > 1 else 2]
+        self.exchanges = 0
+        self._aligned = 0  # steps up to the newest evaluation
+        self._waited = 0.0  # seconds that this rank was ahead of the slowest replica at evaluations
         self.before: dict[str, Any] = {}  # this rank's totals from before a resume
         self._seconds: list[float] = []
         self._owner = world.rank == 0
@@ -50,7 +56,7 @@ class Recorder:
         self.links = LinkWatch(world)
         if self._owner:
             config = job.config
-            self.progress = Progress(job.recipe.name, job.steps, config.quiet)
+            self.progress = Progress(job.config.recipes, job.steps, config.quiet)
             self.record = _new_record(job)
             self._replaces = not config.resume and (Path(config.out) / RUN).exists()
             self.writer = RunWriter(config.out, self.record)
@@ -87,22 +93,26 @@ class Recorder:
     def step(self, reports: list[StepReport], lr: float) -> float:
         """Book one step from every rank's report; return its loss."""
         own = reports[0]
-        loss = next(r.loss for r in reports if r.loss is not None)
+        losses = [r.loss for r in reports if r.loss is not None]  # one a replica, of shares of the batch
+        loss = sum(losses) / len(losses)
         mean = {name: sum(getattr(r, name) for r in reports) / len(reports) for name in SHARES}
-        sent = {way: sum(r.bytes[way] for r in reports) for way in WAYS}
-        values = {way: sum(r.values[way] for r in reports) for way in WAYS}
+        sent = {way: sum(r.bytes[way] for r in reports) for way in self.streams}
+        values = {way: sum(r.values[way] for r in reports) for way in self.streams}
+        self.exchanges += own.exchanges
+        if isinstance(self.record, ReplicasRecord):
+            self.record.replicas.exchanges = int(self.before.get("exchanges", 0)) + self.exchanges
         metrics = StepMetrics(
             step=own.step,
             loss=loss,
-            seconds=self._seconds[-1],
+            seconds=own.seconds,
             **mean,
             bytes=sent,
-            bits={way: 8 * sent[way] / values[way] if values[way] else None for way in WAYS},
+            bits={way: 8 * sent[way] / values[way] if values[way] else None for way in self.streams},
             lr=lr,
             ranks=[{name: getattr(r, name) for name in SHARES} for r in reports],
             links=[LinkMetrics(**link) for r in reports for link in r.links],
         )
-        for way in WAYS:
+        for way in self.streams:
             self.values[way] += values[way]
         self.writer.add(metrics)
         self.events.write(metrics.scalars(), metrics.step)
@@ -115,17 +125,48 @@ class Recorder:
             self.record.decisions += decisions
             self.writer.write()
 
-    def evaluated(self, step: int, heldout: float | None, seen: float | None) -> None:
-        """Book an evaluation after ``step`` steps: the first, the final or one on the way."""
+    def evaluated(
+        self,
+        step: int,
+        heldout: float | None,
+        seen: float | None,
+        accuracy: float | None = None,
+        final: bool = False,
+    ) -> None:
+        """Book an evaluation after ``step`` steps: the first, the ``final`` one or one on the way."""
         loss = self.record.loss
         if step == 0:
-            loss.eval_first, loss.train_eval_first = heldout, seen
-        elif step == self.job.steps:
-            loss.eval_final, loss.train_eval_final = heldout, seen
+            loss.eval_first, loss.train_eval_first, loss.accuracy_first = heldout, seen, accuracy
+        elif final:
+            loss.eval_final, loss.train_eval_final, loss.accuracy_final = heldout, seen, accuracy
         elif heldout is not None and seen is not None:
-            loss.evaluations.append(Evaluation(step, heldout, seen))
-            self.events.write({"loss/heldout": heldout, "loss/train_slice": seen}, step)
+            spent = self.seconds if self.world.replicas > 1 else None
+            loss.evaluations.append(Evaluation(step, heldout, seen, accuracy, spent))
+            values = {"loss/heldout": heldout, "loss/train_slice": seen, "accuracy/heldout": accuracy}
+            self.events.write(values, step)
         self.writer.write()
+
+    def part(self) -> float:
+        """Return the seconds of this rank's steps since the last evaluation."""
+        part, self._aligned = sum(self._seconds[self._aligned :]), len(self._seconds)
+        return part
+
+    def aligned(self, seconds: float) -> None:
+        """Count by how much the slowest replica came later to an evaluation: that is training's time too."""
+        self._waited += seconds
+
+    def ended_early(self) -> None:
+        """Take the newest evaluation for the final one."""
+        if self._owner:
+            loss, last = self.record.loss, self.record.loss.evaluations[-1]
+            loss.eval_final, loss.train_eval_final = last.heldout, last.train
+            loss.accuracy_final = last.accuracy
+            self.writer.write()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of all steps so far."""
+        return float(self.before.get("seconds", 0.0)) + sum(self._seconds) + self._waited
 
     def totals(self, world: World) -> dict[str, Any]:
         """Return this rank's counts from the start of the run, as plain values."""
@@ -144,7 +185,8 @@ class Recorder:
             "sent": sent,
             "boundaries": boundaries,
             "values": self.values,
-            "seconds": sum(self._seconds),
+            "exchanges": self.exchanges,
+            "seconds": sum(self._seconds) + self._waited,
             "rss": peak_rss_bytes(),
             "rtt": self._rtt,
             "wire": self.links.totals(),
@@ -152,6 +194,7 @@ class Recorder:
         if self._owner:
             loss = self.record.loss
             now["eval_first"] = [loss.eval_first, loss.train_eval_first]
+            now["accuracy_first"] = loss.accuracy_first
             now["evaluations"] = [vars(e) for e in loss.evaluations]
             now["decisions"] = [vars(d) for d in self.record.decisions]
         return _sum(self.before, now)
@@ -167,6 +210,7 @@ class Recorder:
         if self._owner:
             loss = self.record.loss
             loss.eval_first, loss.train_eval_first = totals["eval_first"]
+            loss.accuracy_first = totals.get("accuracy_first")
             loss.evaluations = [Evaluation(**e) for e in totals["evaluations"]]
             self.record.decisions = [Decision(**d) for d in totals["decisions"]]
             self.writer.close("running")
@@ -176,6 +220,12 @@ class Recorder:
                 self.note(note)
             self.writer = RunWriter(self.job.config.out, self.record, step)
             self.events.resumed(step)
+
+    def compared(self, equal: bool) -> None:
+        """Book whether all replicas held the same bits at the end."""
+        if self._owner and isinstance(self.record, ReplicasRecord):
+            self.record.replicas.equal = equal
+            self.writer.write()
 
     def emulation(self, lateness: float) -> None:
         """Book how late the shaped links delivered, on average, in seconds."""
@@ -189,8 +239,10 @@ class Recorder:
             return
         record, sent, values = self.record, record_bytes(totals), totals[0]["values"]
         record.bytes |= {name: sent[name] for name in ("control", "evaluation")}
-        for way in WAYS:
+        for way in self.streams:
             record.sent(way, sent[way], values[way])
+        if isinstance(record, ReplicasRecord):
+            record.replicas.exchanges = totals[0]["exchanges"]
         record.boundaries = [
             BoundaryBytes(*name.split(" ", 1), bytes=n)  # type: ignore[misc, arg-type]  # "0-1 forward"
             for name, n in sorted(_merged(t["boundaries"] for t in totals).items())
@@ -220,12 +272,17 @@ class Recorder:
 
 
 def _new_record(job: Job) -> TrainRecord:
-    return TrainRecord(
-        recipe=RecipeText(job.config.recipe, job.recipe.spec),
+    config = job.config
+    kind = ReplicasRecord if config.replicas > 1 else TrainRecord
+    record = kind(
+        recipe=RecipeText(config.recipes, job.spec),
         config=job.config.to_dict(),
         environment=environment(job.config.dtype, pick_threads(job.config)),
         link=link_of(job.config),
     )
+    if isinstance(record, ReplicasRecord):
+        record.replicas = Replicas(config.replicas, config.replica_recipe)
+    return record
 
 
 def record_bytes(totals: list[dict[str, Any]]) -> dict[str, int]:
@@ -249,6 +306,7 @@ def _sum(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
         "sent": _merged([before["sent"], now["sent"]]),
         "boundaries": _merged([before["boundaries"], now["boundaries"]]),
         "values": _merged([before["values"], now["values"]]),
+        "exchanges": before.get("exchanges", 0) + now["exchanges"],
         "seconds": before["seconds"] + now["seconds"],
         "rss": max(before["rss"], now["rss"]),
         "wire": added(before["wire"], now["wire"]),

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from thinwire.channels.references import under
 from thinwire.engines.pipeline.stage import CompressedStage
+from thinwire.engines.replicas.replicator import Replicator
 from thinwire.lab.machine.files import REMEDY
 from thinwire.lab.options import flag
 from thinwire.lab.records.schema import INVALID, RunRecord
@@ -106,13 +107,18 @@ def forget_after(out: Path, rank: int, step: int) -> None:
 
 
 class Checkpoints:
-    """One rank's checkpoints of a job, from its stages and their optimiser and back into them."""
+    """One rank's checkpoints of a job, from its stages, their optimiser and replicator and back into them."""
 
     def __init__(
-        self, job: Job, rank: int, stages: list[CompressedStage], optimiser: torch.optim.Optimizer
+        self,
+        job: Job,
+        rank: int,
+        stages: list[CompressedStage],
+        optimiser: torch.optim.Optimizer,
+        replicator: Replicator | None = None,
     ) -> None:
         self._job, self._rank = job, rank
-        self._stages, self._optimiser = stages, optimiser
+        self._stages, self._optimiser, self._replicator = stages, optimiser, replicator
         self._out = Path(job.config.out)
 
     def save(self, step: int, totals: dict[str, Any]) -> None:
@@ -139,6 +145,8 @@ class Checkpoints:
     def _state(self) -> dict[str, Tensor]:
         state = {f"optimiser.{k}": v for k, v in _optimiser_state(self._optimiser).items()}
         state["rng"] = torch.get_rng_state()
+        if self._replicator is not None:
+            state |= {f"replicas.{k}": x.clone() for k, x in self._replicator.state_dict().items()}
         for i, stage in enumerate(self._stages):
             # Copies, because stages may share storage (tied heads); the file may not.
             state |= {f"stage{i}.{k}": p.detach().clone() for k, p in _trained(stage).items()}
@@ -178,6 +186,8 @@ class Checkpoints:
             stage.submod.load_state_dict(saved, strict=False)
         _load_optimiser(self._optimiser, under(state, "optimiser."))
         torch.set_rng_state(state["rng"])
+        if self._replicator is not None:
+            self._replicator.load_state_dict(under(state, "replicas."))
 
     def _restore_references(self, folder: Path, written: dict[str, int]) -> None:
         def read(name: str) -> Iterator[dict[str, Tensor]]:

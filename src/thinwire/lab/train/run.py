@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import math
 import time
+from collections import deque
 from collections.abc import Iterator
 from itertools import chain, pairwise
 from pathlib import Path
@@ -28,14 +29,15 @@ from thinwire.lab.train.export import export_model
 from thinwire.lab.train.job import Job, prepare
 from thinwire.lab.train.measured_cut import agree_cut
 from thinwire.lab.train.recorder import Recorder
+from thinwire.lab.train.replicating import are_equal, check_alike, check_same, decision, measure_links
 from thinwire.lab.train.setup import build_parts, join, pick_threads
 from thinwire.lab.train.stepper import Stepper, learning_rate, ran_away
 from thinwire.lab.train.warmup import warm_up
-from thinwire.types import InputError, MeasurementError, ThinwireError
+from thinwire.types import InputError, MeasurementError, ThinwireError, require
 
 LATENESS = 0.1  # of the link's delay: mean lateness of its messages above which a run is no measurement
+LAG = 1.0  # seconds that replicas may be ahead of each other's reports: more than a round trip
 MIN_LATENESS = 0.01  # seconds; a scheduler's turn on a busy machine
-# Options that a resumed run may change, but not one rank alone.
 
 
 def run_rank(config: TrainConfig, trial: bool = False) -> None:
@@ -127,12 +129,18 @@ class TrainingRank:
         recorder.phase("loading the model")
         self.telemetry = Telemetry(world, self.config.deadline)
         self._parts = build_parts(job, world)
-        self.stepper = Stepper(job, world, self.telemetry, self._parts)
-        self.stages = self.stepper.stages
-        self.checkpoints = resume.Checkpoints(job, world.rank, self.stages, self.stepper.optimiser)
+        self.stepper = Stepper(job, world, self._parts)
+        self.stages, self.replicator = self.stepper.stages, self.stepper.replicator
+        if self.replicator is not None:
+            check_alike(world, self.telemetry, self.stages)
+        self.checkpoints = resume.Checkpoints(
+            job, world.rank, self.stages, self.stepper.optimiser, self.replicator
+        )
         policy = job.recipe.policy
         self.autopilot = policy and Autopilot(job, policy, world, self.stages, self.telemetry)
-        self._last_report: StepReport | None = None
+        self._reports: deque[StepReport] = deque()  # of steps that are not booked yet
+        self._lag = LAG if self.config.stages == 1 else 0.0
+        self._ended = False  # before the last step, as --until-loss asks for
         self._old_checkpoints = not self.config.resume  # of an earlier run, which may be there
 
     def go(self) -> None:
@@ -140,16 +148,31 @@ class TrainingRank:
         done = self._resume()
         if not done:
             self._evaluate(0)
-        width, working = self.job.source.config.hidden_size, self.telemetry.working
-        warm_up(self._parts, self.stepper.optimiser, self.config, width, self.job.recipe, working)
+        task, working = self.job.task, self.telemetry.working
+        warm_up(self._parts, self.stepper.optimiser, self.config, task, self.job.recipe, working)
         self._take_bearings(done)
+        if self.replicator is not None:
+            check_same(self.world, self.telemetry, self.stages, self.replicator)
+            if self.job.replica_recipe.policy is not None:
+                measure_links(self.world)
         self.telemetry.agree(b"go", 0, "the start of training")
         self.recorder.replace()
         if self.world.rank == 0:
             rewind()  # a trace begins with the first step, however long loading took
         self._steps(done)
-        self._evaluate(self.job.steps)
+        if self._ended:
+            self.recorder.ended_early()
+            if self.replicator is not None:
+                self.replicator.settle()
+        else:
+            self._evaluate(self.job.steps)
         self.recorder.finish(self._final_reports())
+        if self.replicator is not None:
+            equal = are_equal(self.world, self.telemetry, self.stages)
+            self.recorder.compared(equal)
+            require(
+                equal, ThinwireError, "the replicas do not hold the same bits; this is a fault of thinwire's"
+            )
         late = self._lateness()
         if self.config.save_model or self.config.lora:
             self._save()
@@ -161,14 +184,36 @@ class TrainingRank:
             self.recorder.start_step()
             start = time.perf_counter()
             with _diverging(step):
-                report = self.stepper.step(step, ids, upcoming)
+                report = self.stepper.step(step, ids, upcoming, self._rest(step))
             report.links = self.recorder.links.end_step()
             self.telemetry.report(report)
-            self._collect(step + 1)
-            self.recorder.took(time.perf_counter() - start)
-            self._last_report = report
+            self._collect(step + 1, self._lag)
+            report.ended = time.perf_counter()
+            report.seconds = report.ended - start
+            self.recorder.took(report.seconds)
+            self._reports.append(report)
             self._now_and_then(step)
+            if self._reached(step):
+                break
         self._collect(self.job.steps + 1)
+
+    def _reached(self, step: int) -> bool:
+        """Return whether the run may end after ``step``, as rank 0's record says to all."""
+        config, losses = self.config, []
+        if config.until_loss is None or step % config.eval_every:
+            return False
+        if self.world.rank == 0:
+            losses = [e.heldout for e in self.recorder.record.loss.evaluations[-1:]]
+        enough = any(loss is not None and loss <= config.until_loss for loss in losses)
+        self._ended = bool(self.telemetry.spread(b"B", enough, "whether to go on"))
+        return self._ended
+
+    def _rest(self, step: int) -> str:
+        """Return what replicas do behind a step, in its time: what looks at weights needs them equal."""
+        periods = (self.config.eval_every, self.config.checkpoint_every, self.config.save_every)
+        if step == self.job.steps:
+            return "finish"
+        return "drain" if any(every and step % every == 0 for every in periods) else ""
 
     def _now_and_then(self, step: int) -> None:
         every, last = self.config.eval_every, step == self.job.steps
@@ -188,7 +233,10 @@ class TrainingRank:
 
     def _save(self) -> None:
         self.recorder.phase("saving the model" if self.config.save_model else "saving the adapters")
-        export_model(self.job, self.world, self.stages, self.telemetry)
+        if self.world.replica == 0:
+            pipeline = self.world.pipeline
+            with self._shared():
+                export_model(self.job, pipeline, self.stages, Telemetry(pipeline, self.config.deadline))
         self.recorder.saved()
 
     def _save_checkpoint(self, step: int) -> None:
@@ -197,20 +245,28 @@ class TrainingRank:
             self.telemetry.agree(b"D", 0, "the old checkpoints to be gone")  # or one could drop a new folder
         self.checkpoints.save(step, self.recorder.totals(self.world))
 
-    def _collect(self, coming: int) -> None:
-        """On rank 0, book the last step once the others' reports of it are here; ``coming`` starts next.
+    def _collect(self, coming: int, lag: float = 0.0) -> None:
+        """On rank 0, book all steps that ended ``lag`` seconds ago, once the others' reports are here.
 
-        Errors: ``ThinwireError`` where its loss is not finite, which nothing else sees without --grad-clip.
+        ``coming`` starts next. Replicas that exchange now and then do not wait for each other's reports.
         """
-        if self.world.rank == 0 and self._last_report is not None:
-            reports = self.telemetry.reports(self._last_report)
-            lr = learning_rate(self.config, self._last_report.step, self.job.steps)
-            loss = self.recorder.step(reports, lr)
-            if not math.isfinite(loss):
-                raise ThinwireError(ran_away(self.config, "loss", self._last_report.step, loss))
-            if self.autopilot:
-                self.recorder.decided(self.autopilot.decide(self._last_report.step, coming, reports))
-        self._last_report = None
+        now = time.perf_counter()
+        while self._reports and self._reports[0].ended <= now - lag:
+            report = self._reports.popleft()
+            if self.world.rank == 0:
+                self._book(report, coming)
+
+    def _book(self, report: StepReport, coming: int) -> None:
+        """Book a step. Errors: ``ThinwireError`` for a loss that is not finite."""
+        reports = self.telemetry.reports(report)
+        loss = self.recorder.step(reports, learning_rate(self.config, report.step, self.job.steps))
+        if not math.isfinite(loss):
+            raise ThinwireError(ran_away(self.config, "loss", report.step, loss))
+        if self.autopilot:
+            self.recorder.decided(self.autopilot.decide(report.step, coming, reports))
+        if self.replicator is not None:
+            self.recorder.decided([decision(change) for change in self.replicator.changes])
+            self.replicator.changes.clear()
 
     def _take_bearings(self, step: int) -> None:
         """Let the policy, if there is one, measure the links and decide before the next step."""
@@ -220,27 +276,40 @@ class TrainingRank:
                 self.recorder.decided(self.autopilot.decide(step, step + 1))
 
     def _evaluate(self, step: int) -> None:
-        """Evaluate after ``step`` steps, on held-out text and on a slice of what the run trains on."""
+        """Evaluate after ``step`` steps, on held-out samples and on a slice of what the run trains on."""
         if not self.config.eval_samples:
             return
         heldout, seen = self.job.eval_blocks()
-        nbytes = 4 * (len(heldout) + len(seen)) * self.config.seq * self.job.source.config.hidden_size
+        nbytes = 4 * (len(heldout) + len(seen)) * self.job.task.values
         self.recorder.phase(f"evaluating: {megabytes(nbytes)} uncompressed between stages")
         for s in self.stages:
             s.submod.eval()
-        with self._unshaped(), torch.no_grad():
-            losses = [self.stepper.mean_loss(blocks) for blocks in (heldout, seen)]
+        with self._unshaped(), self._shared(), torch.no_grad():
+            sums = [self.stepper.evaluate(blocks) for blocks in (heldout, seen)]
         for s in self.stages:
             s.submod.train()
             s.end()
             s.tally.take()
-        found = self.telemetry.gather(b"E", losses, "the evaluation losses")
+        part = self.recorder.part()
+        found = self.telemetry.gather(b"E", [*sums, part], "the evaluation losses")
         if found:
-            self.recorder.evaluated(step, *found[-1])
+            (loss, right), (seen_loss, _) = (_means([rank[k] for rank in found]) for k in range(2))
+            if self.world.replicas > 1:
+                self.recorder.aligned(max(rank[2] for rank in found) - part)
+            accuracy = right if self.job.task.accuracy else None
+            self.recorder.evaluated(step, loss, seen_loss, accuracy, final=step == self.job.steps)
+
+    def _shared(self) -> contextlib.AbstractContextManager[None]:
+        """Have the parameters in place that all replicas share."""
+        return self.replicator.shared() if self.replicator else contextlib.nullcontext()
 
     @contextlib.contextmanager
     def _unshaped(self) -> Iterator[None]:
         """Let evaluation pass at full speed: it is not part of the run that is measured."""
+        if self.world.pipeline.size == 1:  # nothing crosses links, so they may stay as they are
+            yield
+            self.telemetry.agree(b"U", 0, "the end of the evaluation")
+            return
         self.telemetry.agree(b"O", 0, "the start of the evaluation")  # steps elsewhere keep the shape
         with contextlib.ExitStack() as stack:
             for peer in self.world.peers.values():
@@ -266,6 +335,8 @@ class TrainingRank:
         self.telemetry.agree(b"L", step, "the checkpoint to be loaded")
         resume.forget_after(out, rank, step)
         self.recorder.resumed(step, totals)
+        if self.replicator is not None:
+            self.replicator.changes.clear()  # how it began is in the record already
         return step
 
     def _remove_old_checkpoints(self) -> None:
@@ -291,3 +362,9 @@ class TrainingRank:
 
     def _final_reports(self) -> list[dict[str, Any]] | None:
         return self.telemetry.gather(b"Z", self.recorder.totals(self.world), "the final counts")
+
+
+def _means(sums: list[tuple[float, int, int]]) -> tuple[float | None, float | None]:
+    """Return the mean loss and the share that was right, from sums of both over so many targets."""
+    loss, count, right = (sum(column) for column in zip(*sums, strict=True))
+    return (loss / count, right / count) if count else (None, None)

@@ -15,10 +15,10 @@ from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleIn
 from thinwire.channels.disk import open_store
 from thinwire.engines.pipeline.stage import CompressedStage, ScheduleEager1F1B
 from thinwire.lab.machine.processor import cores, pick_dtype
+from thinwire.lab.models.cnn import CNN, build_cnn
 from thinwire.lab.models.dropout import seed_dropout
 from thinwire.lab.models.lora import add_adapters
-from thinwire.lab.models.split import build_stage
-from thinwire.lab.models.stage import ModelStage
+from thinwire.lab.models.split import build_stage, tie
 from thinwire.lab.ranks.rendezvous import explained, meet, place, telling
 from thinwire.lab.ranks.world import World
 from thinwire.lab.train.job import Job
@@ -35,11 +35,12 @@ def join(job: Job) -> World:
     require(
         size == config.ranks,
         InputError,
-        f"{config.stages} stages with schedule {config.schedule} need {config.ranks} processes, "
-        f"WORLD_SIZE is {size}; change --stages or, under torchrun, --nnodes and --nproc-per-node",
+        f"{config.layout} need {config.ranks} processes, WORLD_SIZE is {size}; "
+        "change --stages or --replicas or, under torchrun, --nnodes and --nproc-per-node",
     )
     with telling(config, rank, size), explained(config, rank):
-        return World(rank, size, _connect(job, rank, size, meet(config, rank, size)))
+        store = meet(config, rank, size, config.replicas)
+        return World(rank, size, _connect(job, rank, size, store), config.replicas)
 
 
 def _connect(job: Job, rank: int, size: int, store: dist.Store) -> dict[int, Peer]:
@@ -75,7 +76,7 @@ def silence(deadline: float) -> float:
 class Autocast(nn.Module):
     """Run a stage's forward pass in bf16 autocast; its hidden states stay float32."""
 
-    def __init__(self, stage: ModelStage, enabled: bool) -> None:
+    def __init__(self, stage: nn.Module, enabled: bool) -> None:
         super().__init__()
         self.stage, self.enabled = stage, enabled
 
@@ -95,24 +96,32 @@ class Part:
 
 def build_parts(job: Job, world: World) -> dict[int, Part]:
     """Return this rank's part of the model by stage: every ``size``-th stage, its tensors alone in memory."""
-    config, parts = job.config, {}
-    for index in range(world.rank, config.stages, world.size):
-        stage = build_stage(job.source, job.cut, index, config.seed)
-        if config.lora:
-            add_adapters(stage, config.lora, config.seed, config.dropout)
-        module = Autocast(stage, pick_dtype(config.dtype)[0] == "bf16")
-        parts[index] = Part(module, seed_dropout(stage, config.seed).set)
+    config, parts, pipeline = job.config, {}, world.pipeline
+    for index in range(pipeline.rank, config.stages, pipeline.size):
+        parts[index] = _build_part(job, index)
     return parts
+
+
+def _build_part(job: Job, index: int) -> Part:
+    config, bf16 = job.config, pick_dtype(job.config.dtype)[0] == "bf16"
+    if config.model == CNN:
+        return Part(Autocast(build_cnn(job.source.config, config.seed), bf16), lambda _ids: None)
+    stage = build_stage(job.source, job.cut, index, config.seed)
+    if config.stages == 1 and job.source.config.tie_word_embeddings:  # both ends of the matrix are here
+        tie(stage)
+    if config.lora:
+        add_adapters(stage, config.lora, config.seed, config.dropout)
+    return Part(Autocast(stage, bf16), seed_dropout(stage, config.seed).set)
 
 
 def build_stages(job: Job, world: World, parts: Mapping[int, Part]) -> list[CompressedStage]:
     """Return the stages that send between the ``parts`` by the job's recipe."""
     config = job.config
     bf16 = pick_dtype(config.dtype)[0] == "bf16"
-    width, rows = job.source.config.hidden_size, config.batch // config.microbatches
-    hidden = torch.empty(rows, config.seq, width, device="meta")
-    tokens = torch.empty(rows, config.seq, dtype=torch.int64, device="meta")
-    logits = torch.empty(rows, config.seq, job.source.config.vocab_size, device="meta")
+    task, rows = job.task, config.rows
+    hidden = torch.empty(rows, *task.hidden, device="meta")
+    given = task.inputs(task.blank(rows)).to("meta")
+    logits = torch.empty(rows, *task.logits, device="meta")
     stages = []
     for index, part in parts.items():
         first, last = index == 0, index == config.stages - 1
@@ -122,11 +131,11 @@ def build_stages(job: Job, world: World, parts: Mapping[int, Part]) -> list[Comp
                 index,
                 config.stages,
                 torch.device("cpu"),
-                input_args=tokens if first else hidden.clone().requires_grad_(),
+                input_args=given if first else hidden.clone().requires_grad_(),
                 output_args=logits.to(torch.bfloat16 if bf16 else torch.float32) if last else hidden,
                 input_grads=None if first else hidden,
                 output_grads=None if last else hidden,
-                peers=world.peers,
+                peers=world.pipeline.peers,
                 recipe=job.recipe,
                 deadline=config.deadline,
                 store=open_store(config.references),

@@ -10,12 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thinwire.engines.replicas.replicator import Replicator
 from thinwire.lab.data.loss import BatchLoss, learnt
-from thinwire.lab.data.packing import inputs, targets
-from thinwire.lab.ranks.telemetry import StepReport, Telemetry, report_of
+from thinwire.lab.ranks.telemetry import EXCHANGE, StepReport, Telemetry, report_of
 from thinwire.lab.ranks.world import World
 from thinwire.lab.train.config import TrainConfig
 from thinwire.lab.train.job import Job
+from thinwire.lab.train.optimiser import make_optimiser
+from thinwire.lab.train.replicating import build_replicator, exchanged, naming
 from thinwire.lab.train.setup import Part, build_schedule, build_stages
 from thinwire.types import ThinwireError, require
 
@@ -30,57 +32,107 @@ class Stepper:
         self,
         job: Job,
         world: World,
-        telemetry: Telemetry,
         parts: Mapping[int, Part],
         optimiser: torch.optim.Optimizer | None = None,
     ) -> None:
-        self.job, self.config, self.world, self.telemetry = job, job.config, world, telemetry
+        self.job, self.config, self.world = job, job.config, world
+        self.pipeline = world.pipeline
+        self._norms = Telemetry(self.pipeline, job.config.deadline)
         self.stages = build_stages(job, world, parts)
-        self.loss = BatchLoss()
+        self.loss = BatchLoss(job.task.accuracy)
         self.schedule = build_schedule(job, self.stages, self.loss)
         self.parameters = [p for s in self.stages for p in s.submod.parameters() if p.requires_grad]
-        self.optimiser = optimiser or torch.optim.AdamW(
-            self.parameters, self.config.learning_rate, weight_decay=self.config.weight_decay, fused=True
-        )
+        self._sent = 0  # bytes of exchanges
+        self.replicator = build_replicator(job, world, self.stages) if world.replicas > 1 else None
+        self.optimiser = optimiser or make_optimiser(self.config, self.parameters)
 
-    def step(self, step: int, ids: Tensor, upcoming: Tensor) -> StepReport:
-        """Do step number ``step`` on the samples ``ids``; ``upcoming`` are those of the step after it."""
-        block = self.job.train[ids]
-        if self.world.rank == 0:
-            self.stages[0].begin(ids, self.config.microbatches, upcoming)
-        loss = self._through(self.schedule.step, block)
-        start = time.perf_counter()
-        waited = self._clip(step)
+    def step(self, step: int, ids: Tensor, upcoming: Tensor, rest: str = "") -> StepReport:
+        """Do step number ``step`` on the samples ``ids``; ``upcoming`` are those of the step after it.
+
+        ``rest``: what a replica does behind it: nothing, ``drain`` or ``finish``, by name.
+        """
+        if self.replicator is not None:
+            self.replicator.begin()
+        block, own = self.job.train[ids], self._share(len(ids))
+        if self.pipeline.rank == 0:
+            self.stages[0].begin(ids[own], self.config.microbatches, upcoming[self._share(len(upcoming))])
+        loss = self._through(self.schedule.step, block[own], block)
+        start, self._waited = time.perf_counter(), 0.0
         self._set_lr(step)
+        if self.replicator is None:
+            self._update(step)
+        else:
+            self._exchange(self.replicator, step, rest)
+        report = report_of(self.world.rank, step, loss, self.stages)
+        coded = 0.0 if self.replicator is None else self._count(self.replicator, report)
+        report.compute_s += time.perf_counter() - start - self._waited - coded
+        report.wait_s += self._waited
+        return report
+
+    def _share(self, samples: int) -> slice:
+        """Return which of a batch's samples this replica trains on."""
+        many = samples // self.world.replicas
+        return slice(self.world.replica * many, (self.world.replica + 1) * many)
+
+    def _exchange(self, replicator: Replicator, step: int, rest: str) -> None:
+        def update() -> None:
+            self._update(step)
+
+        with naming(step):
+            replicator.step(update)
+            if rest:
+                getattr(replicator, rest)(update)
+        self.optimiser.zero_grad(set_to_none=True)
+
+    def _count(self, replicator: Replicator, report: StepReport) -> float:
+        """Add what the exchanges of a step cost, values as of an all-reduce; return the seconds of coding."""
+        tally, others = replicator.tally.take(), self.world.replicas - 1
+        report.values[EXCHANGE] = 2 * others * sum(p.numel() for p in self.parameters) // self.world.replicas
+        sent = exchanged(self.world)
+        report.bytes[EXCHANGE], self._sent = sent - self._sent, sent
+        report.exchanges = tally.exchanges
+        report.encode_s += tally.encode_s
+        report.decode_s += tally.decode_s
+        self._waited += tally.wait_s
+        return tally.encode_s + tally.decode_s
+
+    def _update(self, step: int) -> None:
+        self._waited += self._clip(step)
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
-        report = report_of(self.world.rank, step, loss, self.stages)
-        report.compute_s += time.perf_counter() - start - waited
-        report.wait_s += waited
-        return report
 
     def close(self) -> None:
         """End the stages' threads and free their references."""
         for stage in self.stages:
             stage.close()
 
-    def mean_loss(self, blocks: Tensor) -> float | None:
-        """Return the loss over ``blocks`` by uncompressed passes, on the last rank."""
-        batches = blocks.split(self.config.batch)
-        losses = [self._through(self.schedule.eval, b) for b in batches]
-        known = [(v, learnt(targets(b))) for v, b in zip(losses, batches, strict=True) if v is not None]
-        return sum(v * n for v, n in known) / sum(n for _, n in known) if known else None
+    def evaluate(self, blocks: Tensor) -> tuple[float, int, int]:
+        """Pass this replica's batches of ``blocks`` uncompressed, and return three sums over their targets.
 
-    def _through(self, run: Any, block: Tensor) -> float | None:
-        """Pass one batch [B, L + 1] through the pipeline; return the loss on the last rank.
+        The losses, how many there are, and how many were right; zeros on all ranks but a pipeline's last.
+        """
+        total, count, right = 0.0, 0, 0
+        for block in blocks.split(self.config.samples)[self.world.replica :: self.world.replicas]:
+            loss = self._through(self.schedule.eval, block)
+            if loss is not None:
+                n = learnt(self.job.task.targets(block))
+                total, count, right = total + loss * n, count + n, right + self.loss.right
+        return total, count, right
+
+    def _through(self, run: Any, block: Tensor, batch: Tensor | None = None) -> float | None:
+        """Pass a replica's share of a batch through the pipeline; return the loss on the last rank.
+
+        Losses are by share of the targets of the whole ``batch``, or of these alone.
 
         The logits are nobody's to see: all micro-batches' together would be the largest tensors of a step.
         """
         losses: list[Tensor] = []
-        given = (inputs(block),) if self.world.rank == 0 else ()
-        if self.world.rank == self.world.size - 1:
-            wanted = targets(block)
-            self.loss.begin(wanted, self.config.microbatches)
+        task = self.job.task
+        given = (task.inputs(block),) if self.pipeline.rank == 0 else ()
+        if self.pipeline.rank == self.pipeline.size - 1:
+            wanted = task.targets(block)
+            whole, parts = (wanted, 1) if batch is None else (task.targets(batch), self.world.replicas)
+            self.loss.begin(whole, parts * self.config.microbatches)
             run(*given, target=wanted, losses=losses, return_outputs=False)
         else:
             run(*given, return_outputs=False)
@@ -97,9 +149,12 @@ class Stepper:
         grads = [p.grad for p in self.parameters if p.grad is not None]
         own = torch.nn.utils.get_total_norm(grads).item() if grads else 0.0
         start = time.perf_counter()
-        norm = math.sqrt(self.telemetry.squared_norm(own * own))
+        norm = math.sqrt(self._norms.squared_norm(own * own))
         waited = time.perf_counter() - start
-        require(math.isfinite(norm), ThinwireError, ran_away(self.config, "gradient norm", step, norm))
+        told = self.replicator is not None and self.replicator.tells  # all ranks, and whose it was
+        require(
+            math.isfinite(norm) or told, ThinwireError, ran_away(self.config, "gradient norm", step, norm)
+        )
         if norm > limit:
             torch._foreach_mul_(grads, limit / (norm + 1e-6))
         return waited

@@ -14,6 +14,7 @@ from torch import Tensor
 from thinwire.channels import wire
 from thinwire.channels.channel import Receiver, Scheme, Sender
 from thinwire.lab.data.loss import next_token_loss
+from thinwire.lab.data.task import Task
 from thinwire.lab.train.config import TrainConfig
 from thinwire.lab.train.setup import Part
 from thinwire.policies.pipeline.replay import operations
@@ -24,36 +25,36 @@ def warm_up(
     parts: Mapping[int, Part],
     optimiser: torch.optim.Optimizer,
     config: TrainConfig,
-    width: int,
+    task: Task,
     recipe: PipelineRecipe,
     working: Callable[[], None] = lambda: None,
 ) -> None:
     """Pass a step's micro-batches through this rank's parts, and a step of size 0 through the optimiser.
 
     As many as the schedule has under way at once are held, so that the memory for their activations is there.
-    ``width``: channels of a hidden state. Weights, gradients, the optimiser's state and the generator of
-    random numbers are as before; an optimiser that has a state already, of a run resumed, is left alone.
+    Weights, gradients, the optimiser's state and the generator of random numbers are as before; an optimiser
+    that has a state already, of a run resumed, is left alone.
     ``working`` is called after each micro-batch, which others may be waiting behind.
     """
     with torch.random.fork_rng(devices=[]):
         if not optimiser.state:
             _touch(optimiser)
-        _pass(parts, config, width, working)  # after what stays, so that its memory is what the steps find
+        _pass(parts, config, task, working)  # after what stays, so that its memory is what the steps find
         optimiser.zero_grad(set_to_none=True)
-        for scheme in recipe.schemes.values():
-            _code(scheme, torch.randn(config.batch // config.microbatches, config.seq, width))
+        for scheme in recipe.schemes.values() if config.stages > 1 else ():
+            _code(scheme, torch.randn(config.rows, *task.hidden))
 
 
-def _pass(parts: Mapping[int, Part], config: TrainConfig, width: int, working: Callable[[], None]) -> None:
-    ranks = sorted({index % config.ranks for index in parts})
+def _pass(parts: Mapping[int, Part], config: TrainConfig, task: Task, working: Callable[[], None]) -> None:
+    ranks = sorted({index % config.processes for index in parts})
     stages = [stage for rank in ranks for stage in _held(config, rank)]
     ahead = []
     for stage in stages[1:]:
-        ahead.append(_forward(parts[stage], stage, config, width))
+        ahead.append(_forward(parts[stage], stage, config, task))
         working()
     for index, part in parts.items():
         for _ in range(max(2, config.microbatches)):  # as in a step: where memory lies depends on the order
-            _back(_forward(part, index, config, width))
+            _back(_forward(part, index, config, task))
             working()
     del ahead  # held until here
 
@@ -74,14 +75,14 @@ def _held(config: TrainConfig, rank: int) -> list[int]:
     return most
 
 
-def _forward(part: Part, index: int, config: TrainConfig, width: int) -> Tensor:
-    rows = config.batch // config.microbatches
-    tokens = torch.zeros(rows, config.seq, dtype=torch.int64)
-    x = tokens if index == 0 else torch.zeros(rows, config.seq, width, requires_grad=True)
+def _forward(part: Part, index: int, config: TrainConfig, task: Task) -> Tensor:
+    rows = config.rows
+    block = task.blank(rows)
+    x = task.inputs(block) if index == 0 else torch.zeros(rows, *task.hidden, requires_grad=True)
     part.on_samples(range(rows))
     y: Tensor = part.module(x)
     part.on_samples(())
-    return next_token_loss(y, tokens) if index == config.stages - 1 else y
+    return next_token_loss(y, task.targets(block)) if index == config.stages - 1 else y
 
 
 def _touch(optimiser: torch.optim.Optimizer) -> None:
@@ -95,7 +96,8 @@ def _touch(optimiser: torch.optim.Optimizer) -> None:
     for group, rate in zip(optimiser.param_groups, rates, strict=True):
         group["lr"] = rate
     for state in optimiser.state.values():
-        state["step"].zero_()  # the corrections for the first steps count from there
+        for value in state.values():
+            value.zero_()  # steps, from which corrections count; SGD's weight decay in the momentum
     optimiser.zero_grad(set_to_none=True)
 
 

@@ -31,7 +31,9 @@ def setting(runs: Runs) -> str:
     record = baseline_of(runs).record
     config = record.config
     parts = [f"{config.get('model', 'A model')} on {config.get('data', 'its data')}"]
-    if config.get("stages"):
+    if config.get("replicas", 1) > 1:
+        parts.append(f"{config['replicas']} replicas")
+    if config.get("stages", 1) > 1:
         parts.append(f"{config['stages']} stages ({config.get('schedule', '')})")
     samples = f"{config.get('batch', '?')} × {config.get('seq', '?')} tokens"
     parts.append(f"{record.totals['steps']} steps of {samples}")
@@ -58,18 +60,18 @@ def folds(runs: Runs) -> dict[str, Rows]:
 
 def cards(runs: Runs) -> list[str]:
     """Return the cards of training runs, in order."""
-    stepped, timed = _drawn(runs, lambda run: True), _drawn(runs, lambda run: run.valid)
-    followed = _drawn(timed, plots_link.changed)
+    stepped, timed = drawn(runs, lambda run: True), drawn(runs, lambda run: run.valid)
+    followed = drawn(timed, plots_link.changed)
     parts = legend([(dot(f"--p{i}", box=True), name) for i, name in enumerate(PARTS)])
     figures = [
-        _figure("Loss against steps", "What compression costs in progress.", plots.loss_by_step, runs),
-        _figure("Loss against time", "What it wins on this link.", plots.loss_by_seconds, timed),
-        _figure("Loss against bytes sent", "The same curves, by traffic.", plots.loss_by_bytes, stepped),
-        _figure("Where a step's time goes", "", plots.step_time, timed, parts),
-        _figure("Bytes by boundary and direction", "", plots.boundary_bytes, runs),
-        _figure("The link over time", "Rate as the senders estimated it.", plots_link.bandwidth, followed),
-        _figure("Bits over time", "What was sent a value, everything included.", plots_link.bits, followed),
-        _figure("Waiting over time", "What the link cost.", plots_link.waiting, followed),
+        figure("Loss against steps", "What compression costs in progress.", plots.loss_by_step, runs),
+        figure("Loss against time", "What it wins on this link.", plots.loss_by_seconds, timed),
+        figure("Loss against bytes sent", "The same curves, by traffic.", plots.loss_by_bytes, stepped),
+        figure("Where a step's time goes", "", plots.step_time, timed, parts),
+        figure("Bytes by boundary and direction", "", plots.boundary_bytes, runs),
+        figure("The link over time", "Rate as the senders estimated it.", plots_link.bandwidth, followed),
+        figure("Bits over time", "What was sent a value, everything included.", plots_link.bits, followed),
+        figure("Waiting over time", "What the link cost.", plots_link.waiting, followed),
         memory(runs),
     ]
     return [_table(runs), run_legend(runs), grid(figures)]
@@ -95,7 +97,7 @@ def _table(runs: Runs) -> str:
     )
 
 
-def _drawn(runs: Runs, wanted: Callable[[Run[TrainRecord]], bool]) -> list[Run[TrainRecord]]:
+def drawn(runs: Runs, wanted: Callable[[Run[TrainRecord]], bool]) -> list[Run[TrainRecord]]:
     """Return the runs, without steps those not ``wanted``: in its place, a run has its colour in all figures.
 
     Empty if that leaves nothing to draw.
@@ -104,5 +106,6 @@ def _drawn(runs: Runs, wanted: Callable[[Run[TrainRecord]], bool]) -> list[Run[T
     return kept if any(run.metrics for run in kept) else []
 
 
-def _figure(title: str, text: str, draw: Callable[[Runs], str], runs: Runs, above: str = "") -> str:
+def figure(title: str, text: str, draw: Callable[[Runs], str], runs: Runs, above: str = "") -> str:
+    """Return a card with a figure; nothing where there are no runs to draw."""
     return card(title, text, above + draw(runs)) if runs else ""

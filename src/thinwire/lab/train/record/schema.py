@@ -32,13 +32,16 @@ class Decision:
     """What a policy chose for one direction of one boundary after a step, and why."""
 
     step: int = about("the step after which it was decided; 0: before the first")
-    boundary: str = about("the two stages at its ends: `0-1`")
-    direction: str = about("`forward` or `backward`")
+    boundary: str = about("the two stages at its ends: `0-1`; `replicas` between replicas")
+    direction: str = about("`forward`, `backward` or `exchange`")
     choice: str = about("the codecs, in short")
     bits: float = about("bits a value that it is expected to take")
     reason: str = about("why, with the numbers it came from")
     rate_bytes_s: float | None = about("the link's rate as estimated then, bytes/s", None)
     rtt_s: float | None = about("the link's round trip as estimated then, seconds", None)
+    ratio: float | None = about("between replicas: the share of the values that is sent", None)
+    staleness: int | None = about("between replicas: how many steps later it is applied", None)
+    local_steps: int | None = about("between replicas: steps from one exchange to the next", None)
 
 
 @dataclass
@@ -48,6 +51,10 @@ class Evaluation:
     step: int = about("optimiser steps done by then")
     heldout: float | None = about("loss on held-out text, uncompressed", None)
     train: float | None = about("loss on the fixed slice of the training text, uncompressed", None)
+    accuracy: float | None = about(
+        "share of the held-out images whose class has the largest logit; null for texts", None
+    )
+    seconds: float | None = about("seconds of training until then; between replicas alone", None)
 
 
 @dataclass
@@ -63,6 +70,10 @@ class Loss:
         "loss on a fixed slice of the training text before the first step, uncompressed", None
     )
     train_eval_final: float | None = about("the same after the last step", None)
+    accuracy_first: float | None = about(
+        "share of the held-out images whose class has the largest logit, before the first step", None
+    )
+    accuracy_final: float | None = about("the same after the last step", None)
     evaluations: list[Evaluation] = about(
         "the evaluations on the way (`--eval-every`), one object each", make=list
     )
@@ -106,10 +117,11 @@ class TrainRecord(RunRecord):
 
     METRICS: ClassVar[type[UnitMetrics]] = StepMetrics
     CONFIG: ClassVar[type[Options]] = TrainConfig
+    STREAMS: ClassVar[tuple[str, ...]] = ("forward", "backward")
     KEYS: ClassVar[dict[str, str]] = {
         "totals.seconds": "wall-clock seconds of all steps; loading, evaluation and saving are left out",
         "totals.steps": "optimiser steps done",
-        "totals.tokens": "tokens trained on: steps x batch x seq",
+        "totals.tokens": "tokens trained on: steps x batch x seq; an image counts as one",
         "bytes.forward": "bytes of activations sent on all links",
         "bytes.backward": "bytes of gradients sent on all links",
         "bytes.control": "everything else that training sent: acknowledgements, heartbeats, resends, sums "
@@ -126,7 +138,7 @@ class TrainRecord(RunRecord):
     }
     FREE: ClassVar[frozenset[str]] = RunRecord.FREE | {
         *("resume", "auto_resume", "save_model", "save_dtype", "tensorboard"),
-        *("eval_every", "checkpoint_every", "save_every"),
+        *("eval_every", "checkpoint_every", "save_every", "replica_recipe", "until_loss"),
     }
 
     kind: str = about("`pipeline`", "pipeline")
@@ -138,19 +150,25 @@ class TrainRecord(RunRecord):
     def __post_init__(self) -> None:
         for name in ("control", "evaluation", "saving"):
             self.bytes.setdefault(name, 0)
-        for stream in ("forward", "backward"):
+        for stream in self.STREAMS:
             if stream not in self.bytes:
                 self.sent(stream, 0, 0)
         for name in ("steps", "tokens"):
             self.totals.setdefault(name, 0)
+
+    @property
+    def streams(self) -> list[str]:
+        """The streams of the run, those that sent nothing too."""
+        return [name.removeprefix("raw_") for name in self.bytes if name.startswith("raw_")]
 
     def count(self, done: UnitMetrics) -> None:
         """Add a step that is done."""
         super().count(done)
         if isinstance(done, StepMetrics):
             self.loss.train.append(done.loss)
-            samples = int(self.config.get("batch", 0)) * int(self.config.get("seq", 0))
-            self.totals["tokens"] = done.step * samples
+            images = self.config.get("model") == "cnn-fashion"
+            each = 1 if images else int(self.config.get("seq", 0))
+            self.totals["tokens"] = done.step * int(self.config.get("batch", 0)) * each
 
     def recount(self, done: Any) -> None:
         """Set counts and training losses to those of the steps that are done."""
@@ -161,9 +179,38 @@ class TrainRecord(RunRecord):
         """Return what must be the same; the same value in the same words, however it was asked for."""
         said = super().conditions()
         if "lr" in said:
-            said["lr"] = str(learning_rate(self.config))
+            own = self.config.get("lr") is None and self.config.get("replicas", 1) > 1
+            said["lr"] = "by recipe" if own else str(learning_rate(self.config))
         try:
             said |= {"link": str(LinkShape.parse(said["link"]))} if "link" in said else {}
         except InputError:  # one of an emulated network: two traces of one name need not be the same
             pass
         return said
+
+
+@dataclass
+class Replicas:
+    """The replicas of a run, and what they exchanged."""
+
+    count: int = about("how many there were", 0)
+    recipe: str = about("what they exchanged, as asked for", "")
+    equal: bool | None = about("whether all held the same bits at the end; null before it", None)
+    exchanges: int = about("exchanges that were begun", 0)
+
+
+@dataclass
+class ReplicasRecord(TrainRecord):
+    """The record of a training run of several replicas, each perhaps a pipeline.
+
+    Its stream is ``exchange``; those between stages are there where there are stages.
+    """
+
+    KEYS: ClassVar[dict[str, str]] = TrainRecord.KEYS | {
+        "bytes.exchange": "bytes of gradients or differences that replicas sent, on all links",
+        "bytes.raw_exchange": "what an all-reduce of fp32 gradients at each step would have sent",
+        "bits_per_value.exchange": "bits sent for each value of such an all-reduce",
+    }
+    STREAMS: ClassVar[tuple[str, ...]] = ("exchange",)
+
+    kind: str = about("`replicas`", "replicas")
+    replicas: Replicas = about("the replicas", make=Replicas)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Runs = Sequence[Run[TrainRecord]]
+EXACT = ("fp32", "allreduce", "fp32/allreduce")
 SAME_LOSS = 0.005  # a held-out loss within 0.5 % of the baseline's counts as the same
 NOTHING, PART, WHOLE = range(3)  # what a record shows of its run: an invalid one lacks times alone
 DASH = "–"
@@ -46,8 +47,8 @@ class Row:
 
 
 def sent_bytes(record: TrainRecord) -> int:
-    """Return the bytes training sent: both directions and control traffic, all headers included."""
-    return sum(record.bytes[name] for name in ("forward", "backward", "control"))
+    """Return the bytes training sent: all streams and control traffic, all headers included."""
+    return sum(record.bytes[name] for name in (*record.streams, "control"))
 
 
 def step_seconds(record: TrainRecord) -> float | None:
@@ -57,10 +58,10 @@ def step_seconds(record: TrainRecord) -> float | None:
 
 
 def baseline_of(runs: Runs) -> Run[TrainRecord]:
-    """Return the run the others are measured against: of those that show most, fp32 or else the first."""
+    """Return the run the others are measured against: of those that show most, one exact, or the first."""
     most = max(_shows(r.record) for r in runs)
     able = [r for r in runs if _shows(r.record) == most]
-    return next((r for r in able if r.record.recipe.name == "fp32"), able[0])
+    return next((r for r in able if r.record.recipe.name in EXACT), able[0])
 
 
 def _shows(record: TrainRecord) -> int:
@@ -220,16 +221,17 @@ def cells(row: Row) -> list[str]:
     return [
         named(row),
         megabytes(row.sent),
-        _fixed(row.fewer, 1),
+        fixed(row.fewer, 1),
         _bits(row),
-        _fixed(row.step_seconds, 2),
-        _fixed(row.faster, 2),
-        f"{_fixed(row.eval_first, 3)} → {_fixed(row.eval_final, 3)}",
-        _fixed(row.train_eval_final, 3),
+        fixed(row.step_seconds, 2),
+        fixed(row.faster, 2),
+        f"{fixed(row.eval_first, 3)} → {fixed(row.eval_final, 3)}",
+        fixed(row.train_eval_final, 3),
     ]
 
 
-def _fixed(value: float | None, digits: int) -> str:
+def fixed(value: float | None, digits: int) -> str:
+    """Return a number in words, a dash where it is unknown."""
     return DASH if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
 
 
