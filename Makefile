@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: help demo test check bench bench-stores bench-quality bench-links bench-plan bench-overlap bench-deltas bench-pushed bench-unbiased bench-emulator bench-state bench-student bench-finetuning pages docs setup clean
+.PHONY: help demo test check bench bench-stores bench-quality bench-links bench-plan bench-overlap bench-deltas bench-pushed bench-unbiased bench-emulator bench-state bench-student bench-finetuning bench-replicas bench-rates pages docs setup clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -58,6 +58,12 @@ bench-deltas: setup  ## What each kind of delta is worth on real activations (th
 
 bench-finetuning: setup  ## What adapters, dropout and packing anew do to a delta (a quarter of an hour; goes on where it stopped)
 	$(BIN)/python -m bench.finetuning
+
+bench-replicas: setup  ## Every recipe of replicas over every link, to one loss (three hours; goes on where it stopped)
+	$(BIN)/python -m bench.replicas
+
+bench-rates: setup  ## The learning rate of each recipe of replicas (an hour; goes on where it stopped; needs THINWIRE_DATA)
+	$(BIN)/python -m bench.replica_rates
 
 bench-emulator: setup  ## What iperf3 and ping find across emulated links (ten minutes; goes on where it stopped; needs both)
 	$(BIN)/python -m bench.emulator

@@ -29,6 +29,7 @@ PAGES = (
     "docs/emulator.md",
     "docs/student-paper.md",
     "docs/state.md",
+    "docs/replicas.md",
     "docs/state-results.md",
     "docs/concepts.md",
     "docs/finetuning.md",
@@ -71,6 +72,34 @@ def demo(runs: list[dict[str, Any]]) -> Rows:
             f"{slowest / step:.2f}×",
             f"{r['loss']['eval_first']:.3f} → {r['loss']['eval_final']:.3f}",
         ]
+
+
+@tabled("recipe", "sent a step", "fewer", "a step", "held-out loss", "to the first one's loss", "sooner")
+def reached(runs: list[dict[str, Any]]) -> Rows:
+    """The replicas of the demo: what each sent, and how soon it came to the loss of the first."""
+    target = runs[0]["loss"]["eval_final"]
+    first = _seconds_to(runs[0], target)
+    for r in runs:
+        steps, soon = r["totals"]["steps"], _seconds_to(r, target)
+        sent, base = (
+            (x["bytes"]["exchange"] + x["bytes"]["control"]) / x["totals"]["steps"] for x in (r, runs[0])
+        )
+        yield [
+            f"`{r['recipe']['name']}`",
+            f"{sent / 1e3:,.0f} kB",
+            f"{base / sent:.1f}×",
+            f"{r['totals']['seconds'] / steps:.2f} s",
+            f"{r['loss']['eval_first']:.3f} → {r['loss']['eval_final']:.3f}",
+            f"{soon:.1f} s" if soon else f"not within {steps:.0f} steps",
+            f"{first / soon:.1f}×" if soon and first else "–",
+        ]
+
+
+def _seconds_to(run: dict[str, Any], target: float) -> float | None:
+    """Return the seconds of training to the first evaluation at or under ``target``."""
+    seen = [(e["heldout"], e["seconds"]) for e in run["loss"]["evaluations"]]
+    seen.append((run["loss"]["eval_final"], run["totals"]["seconds"]))
+    return next((seconds for loss, seconds in seen if loss <= target), None)
 
 
 @tabled("recipe", "processor", "learning rate", "bits fw + bw", "held-out", "against fp32",
@@ -209,6 +238,7 @@ def of_study(draw: Callable[[Any], str]) -> Callable[[Any], str]:
 
 TABLES: dict[str, Callable[[Any], str]] = {
     "demo": demo,
+    "reached": reached,
     "quality": quality,
     "student": student,
     "deltas": deltas,

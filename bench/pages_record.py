@@ -96,8 +96,10 @@ def machine() -> str:
 def sections(kind: str) -> str:
     """Return the table of an engine's keys: of the envelope's objects, then its own sections."""
     cls = _record(kind)
-    keys = ((key, "number", meaning) for key, meaning in cls.KEYS.items())
-    return _table(iter([*keys, *_rows(cls, _own(cls, RunRecord))]))
+    base = next(c for c in cls.__mro__[1:] if issubclass(c, RunRecord))
+    told = getattr(base, "KEYS", {})
+    keys = ((key, "number", meaning) for key, meaning in cls.KEYS.items() if key not in told)
+    return _table(iter([*keys, *_rows(cls, _own(cls, base))]))
 
 
 def units(kind: str) -> str:
