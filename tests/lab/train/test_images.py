@@ -35,7 +35,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Job]:
     monkeypatch.setattr(checks, "_pipeline", lambda config: None)
     given: dict[str, Any] = {"model": "cnn-fashion", "data": "fashion-mnist", "stages": 1, "microbatches": 1}
     given |= {"batch": BATCH, "steps": STEPS, "out": str(tmp_path / "out"), "schedule": "gpipe"}
-    return lambda **options: prepare(TrainConfig(**given | {"dtype": "fp32", "recipe": "fp32"} | options))
+    return lambda **options: prepare(TrainConfig(**given | {"dtype": "fp32"} | options))
 
 
 @pytest.fixture
