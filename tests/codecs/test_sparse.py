@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
 import pytest
 import torch
 from codec_examples import tensor
@@ -143,20 +140,6 @@ def test_positions_beyond_their_run_or_out_of_order_are_refused() -> None:
         else:
             with pytest.raises(PayloadError, match="not increasing"):
                 codec.decode(payload)
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    start = time.thread_time()
-    work()
-    return time.thread_time() - start
-
-
-@pytest.mark.serial
-def test_to_choose_by_runs_is_several_times_as_fast() -> None:
-    x = torch.randn(5_000_000)
-    slow, fast = TopK(0.01, Uniform(bits=8)), ChunkTopK(0.01, values=Uniform(bits=8))
-    times = [[_seconds(lambda c=c: c.encode(x)) for c in (slow, fast)] for _ in range(4)]
-    assert min(t[0] for t in times) > 2 * min(t[1] for t in times)  # 4 to 5 times on an idle machine
 
 
 def test_in_turn_every_value_has_its_turn_and_no_index_travels() -> None:
