@@ -44,9 +44,7 @@ class Session:
         optimiser = None
         for name in [*recipes, LIFTED]:
             recipe = parse_recipe("fp32" if name == LIFTED else name)
-            stepper = Stepper(
-                dataclasses.replace(job, recipe=recipe), world, self.telemetry, parts, optimiser
-            )
+            stepper = Stepper(dataclasses.replace(job, recipe=recipe), world, parts, optimiser)
             self.steppers[name], optimiser = stepper, stepper.optimiser
         self.batches = list(job.batches)
 

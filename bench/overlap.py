@@ -48,7 +48,7 @@ def timed(job: Job, world: World) -> list[list[float]]:
     for name in NAMES:
         own = dataclasses.replace(job, config=job.config.replace(overlap=name == "on"))
         optimiser = steppers["off"].optimiser if steppers else None
-        steppers[name] = Stepper(own, world, telemetry, parts, optimiser)
+        steppers[name] = Stepper(own, world, parts, optimiser)
     batches, turns = list(job.batches), []
     for number in range(1 + PAIRS):
         pair = {}
