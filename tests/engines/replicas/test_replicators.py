@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +20,7 @@ from thinwire.engines.replicas.mail import NotFinite
 from thinwire.engines.replicas.method import AllReduce, Differences, Gradients, Method
 from thinwire.engines.replicas.replicate import Plan, replicate
 from thinwire.engines.replicas.replicator import Replicator
+from thinwire.policies.replicas.deco import Deco
 from thinwire.policies.replicas.site import ReplicaChoice, ReplicaSite
 from thinwire.recipes.replicas import EXCHANGE, REPLICAS
 
@@ -325,3 +327,31 @@ def test_a_silent_replica_is_named() -> None:
     student.backward()
     with pytest.raises(Exception, match="rank 1"):
         replicator.step(student.optimiser.step)
+
+
+def test_a_policy_decides_again_when_its_link_has_changed() -> None:
+    """Every five steps, by what the link is then: it gets a hundred times slower after the twelfth."""
+    office, steps = PostOffice(2), 22
+
+    def work(rank: int) -> list[tuple[int, float | None]]:
+        student, rate = Student(rank), [1e5]
+
+        def link() -> tuple[float, float]:
+            return rate[0], 0.001
+
+        network = replace(office.network(rank), link=link)
+        replicator = replicate(Gradients(SPARSE), student.parameters, network, Plan(Deco(every=5)))
+        for step in range(1, steps + 1):
+            rate[0] = 1e5 if step <= 12 else 1e3
+            student.backward()
+            replicator.begin()
+            time.sleep(0.002)  # compute enough to hide something
+            replicator.step(student.optimiser.step)
+        return [(change.step, change.choice.ratio) for change in replicator.changes]
+
+    for changes in on_each(2, work):
+        first, *later = changes
+        before = [ratio for step, ratio in later if step <= 12]
+        after = [ratio for step, ratio in later if step > 12]
+        assert first[0] == 0 and before and after and all(step < 5 or step % 5 == 0 for step, _ in later)
+        assert after[-1] is not None and before[-1] is not None and after[-1] < before[-1]

@@ -22,7 +22,7 @@ Link = Callable[[], tuple[float | None, float | None]]
 
 @dataclass(frozen=True)
 class Change:
-    """A change of the plan: the step after which it was decided, what held before, and what was measured."""
+    """A change of the plan: the step after which it was decided, what was chosen, and what was measured."""
 
     step: int
     choice: ReplicaChoice
@@ -50,12 +50,12 @@ class Pilot:
         self.staleness, self.local_steps = first.staleness, first.local_steps
 
     def decide(self, step: int) -> Change | None:
-        """Choose anew after ``step``, where it is time to."""
+        """Choose anew after ``step``, where it is time to; return what changed."""
         return None
 
 
 class AdaptivePilot(Pilot):
-    """A plan that a policy changes every so many steps.
+    """A plan that a policy is asked for between two exchanges; the policy knows when it is time for another.
 
     ``coded`` makes the codec of a choice; ``link`` returns this rank's uplink, bytes/s, and its one-way
     delay, seconds, as far as known; ``values`` are those of the table.
@@ -71,18 +71,17 @@ class AdaptivePilot(Pilot):
         values: int,
         steps: int,
     ) -> None:
+        super().__init__(0, 1)  # until the policy has chosen, below
         self._policy, self._coded, self._link = policy, coded, link
         self._rank, self._ranks = rank, ranks
         own = ReplicaSite(values, len(ranks), steps=steps)
         self._sites = dict.fromkeys(ranks, own)
         self._compute: deque[float] = deque(maxlen=KEPT)
         self._coding: deque[float] = deque(maxlen=KEPT)
-        self._next = 0
+        self._posted = False  # a message since the last decision
         first = self._choose(0)
-        codec = self.codec
-        super().__init__(first.staleness, first.local_steps)
-        self.codec, self.begun = codec, Change(0, first, own)
-        self._planned = self.staleness, self.local_steps
+        self.staleness, self.local_steps = self._planned = first.staleness, first.local_steps
+        self.begun = Change(0, first, own)
 
     def measured(self, compute: float, coding: float) -> None:
         self._compute.append(compute)
@@ -90,6 +89,7 @@ class AdaptivePilot(Pilot):
             self._coding.append(coding)
 
     def head(self, packets: Sequence[bytes], finite: bool = True) -> Message:
+        self._posted = True
         leads = self._rank == min(self._ranks)
         plan = self._planned if leads else (self.staleness, self.local_steps)
         return Message(*plan, self._measured(), packets, finite)
@@ -109,9 +109,9 @@ class AdaptivePilot(Pilot):
             self._sites[rank] = _told(self._sites[rank], message.measured)
 
     def decide(self, step: int) -> Change | None:
-        if step < self._next:
+        if not self._posted:
             return None
-        self._next = step + self._policy.every
+        self._posted = False
         before = self._sites[self._rank].last
         self._sites[self._rank] = _told(self._sites[self._rank], self._measured())
         choice = self._choose(step)

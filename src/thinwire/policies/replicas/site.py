@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from thinwire.policies.base import Policy
 from thinwire.types import InputError, require
@@ -95,10 +94,5 @@ class ReplicaSite:
         return last is None or last.predicted is None or self.step % every < last.local_steps
 
 
-class ReplicaPolicy(Policy[ReplicaSite, ReplicaChoice], Protocol):
-    """A policy of replicas, asked every so many steps."""
-
-    @property
-    def every(self) -> int:
-        """Steps between two decisions."""
-        ...
+# Asked between two exchanges: it returns what is in use until it is time to change.
+ReplicaPolicy = Policy[ReplicaSite, ReplicaChoice]
