@@ -17,6 +17,9 @@ from typing import Any
 
 from bench import pages_finetuning, pages_links, pages_plan, pages_record, pages_state
 from bench.tables import Rows, table, tabled
+from thinwire.lab.engines import read_record
+from thinwire.lab.records.runs import Run
+from thinwire.lab.train.record import reaching
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results"
@@ -78,9 +81,11 @@ def demo(runs: list[dict[str, Any]]) -> Rows:
 def reached(runs: list[dict[str, Any]]) -> Rows:
     """The replicas of the demo: what each sent, and how soon it came to the loss of the first."""
     target = runs[0]["loss"]["eval_final"]
-    first = _seconds_to(runs[0], target)
-    for r in runs:
-        steps, soon = r["totals"]["steps"], _seconds_to(r, target)
+    found = [reaching.reached(Run("", read_record(r, "reached.json")), target) for r in runs]  # type: ignore[arg-type]
+    seconds = [None if point is None else point.seconds for point in found]
+    first = seconds[0]
+    for r, soon in zip(runs, seconds, strict=True):
+        steps = r["totals"]["steps"]
         sent, base = (
             (x["bytes"]["exchange"] + x["bytes"]["control"]) / x["totals"]["steps"] for x in (r, runs[0])
         )
@@ -93,13 +98,6 @@ def reached(runs: list[dict[str, Any]]) -> Rows:
             f"{soon:.1f} s" if soon else f"not within {steps:.0f} steps",
             f"{first / soon:.1f}×" if soon and first else "–",
         ]
-
-
-def _seconds_to(run: dict[str, Any], target: float) -> float | None:
-    """Return the seconds of training to the first evaluation at or under ``target``."""
-    seen = [(e["heldout"], e["seconds"]) for e in run["loss"]["evaluations"]]
-    seen.append((run["loss"]["eval_final"], run["totals"]["seconds"]))
-    return next((seconds for loss, seconds in seen if loss <= target), None)
 
 
 @tabled("recipe", "processor", "learning rate", "bits fw + bw", "held-out", "against fp32",

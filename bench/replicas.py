@@ -82,11 +82,10 @@ def measure(job: str, link: str, recipe: str, seed: int) -> dict[str, Any]:
         "save_model": False,
         "tensorboard": False,
     }
-    if recipe == "allreduce":
-        options |= {"steps": TIMED, "eval_every": 0, "eval_samples": 0} if slow else {}
-    else:
-        aim = {"until_loss": target(job, seed), "steps": REACH * JOBS[job]["steps"]}
-        options |= {"steps": TIMED, "eval_every": 0, "eval_samples": 0} if slow else aim
+    if slow:
+        options |= {"steps": TIMED, "eval_every": 0, "eval_samples": 0}
+    elif recipe != "allreduce":
+        options |= {"until_loss": target(job, seed), "steps": REACH * JOBS[job]["steps"]}
     record, _ = trained(options)
     steps, spent = record.totals["steps"], record.totals["seconds"]
     found = {"steps": steps, "seconds": spent, "bytes": record.bytes["exchange"], "product": slow}

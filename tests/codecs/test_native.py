@@ -45,6 +45,16 @@ def equal(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
 
 
+def assert_torchs(codec: Codec, x: Tensor) -> None:
+    """Check that the compiled passes of a codec encode, return and decode the bits that torch's do."""
+    payload, values = roundtrip(codec, x)
+    with native.without():
+        expected, expected_values = roundtrip(codec, x)
+        decoded = codec.decode(payload)
+    assert all(equal(a, b) for a, b in zip(payload.parts, expected.parts, strict=True))
+    assert equal(values, expected_values) and equal(codec.decode(payload), values) and equal(decoded, values)
+
+
 def test_the_library_is_of_this_source() -> None:
     assert native.there(), "kernels.c changed: .venv/bin/python setup.py build_ext --inplace"
 
@@ -88,13 +98,7 @@ def test_codes_and_scales_are_torchs(
 ) -> None:
     x = (drawn(seed, torch.Size(shape).numel(), 30.0) * size).to(dtype).reshape(shape)
     x = x.nan_to_num(posinf=6e4, neginf=-6e4)
-    codec = Uniform(bits, how[0], clip=how[1])
-    payload, values = roundtrip(codec, x)
-    with native.without():
-        expected, expected_values = roundtrip(codec, x)
-        decoded = codec.decode(payload)
-    assert all(equal(a, b) for a, b in zip(payload.parts, expected.parts, strict=True))
-    assert equal(values, expected_values) and equal(codec.decode(payload), values) and equal(decoded, values)
+    assert_torchs(Uniform(bits, how[0], clip=how[1]), x)
 
 
 @settings(max_examples=100, deadline=None)
@@ -111,13 +115,7 @@ def test_scales_of_rows_and_columns_and_their_levels_are_torchs(
     x = (drawn(seed, torch.Size(shape).numel(), 1000.0) * size).to(dtype).reshape(shape)
     x = x.nan_to_num(posinf=6e4, neginf=-6e4)
     x[-1] *= seed % 3 / 4096  # zeros of either sign, or a sample or row that is far smaller
-    codec = RankOne(bits)
-    payload, values = roundtrip(codec, x)
-    with native.without():
-        expected, expected_values = roundtrip(codec, x)
-        decoded = codec.decode(payload)
-    assert all(equal(a, b) for a, b in zip(payload.parts, expected.parts, strict=True))
-    assert equal(values, expected_values) and equal(codec.decode(payload), values) and equal(decoded, values)
+    assert_torchs(RankOne(bits), x)
 
 
 @each("wrong", [0.0, -1.0, 2.0**-101, 2.0**121, float("inf"), float("nan")])

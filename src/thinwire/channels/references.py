@@ -181,7 +181,7 @@ class References:
         self.store.close()
 
 
-def under(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def under(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """Return the entries of ``state`` whose names begin with ``prefix``, named without it."""
     return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
 

@@ -16,7 +16,6 @@ from emulated import BUSY, TURN, emulation, lacking
 from emulation_runs import EMULATE, SMALL
 from launchers import children, record
 from run_records import write_run
-from texts import write_text
 
 from tests.lab.emulator.test_late import LATE, RANK, StandIn
 from thinwire.lab.doctor import diagnosis
@@ -31,11 +30,6 @@ from thinwire.links.profile import Profile
 from thinwire.links.shape import LinkShape
 from thinwire.links.trace import Trace, TraceRow
 from thinwire.types import InputError, MeasurementError
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_text(tmp_path_factory.mktemp("data") / "text.txt")
 
 
 def test_the_network_of_a_run_that_failed_is_judged_too(

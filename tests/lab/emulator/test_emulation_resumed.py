@@ -10,7 +10,6 @@ import pytest
 from emulation_runs import SMALL
 from launchers import Command, metrics, record, sentence, warm
 from run_records import write_run
-from texts import write_text
 
 from thinwire.lab.engines import load_run
 from thinwire.lab.records.schema import EMULATED, KERNEL, LinkInfo
@@ -25,11 +24,6 @@ LATER = LinkInfo("10mbit", emulation=KERNEL, emulator={"valid": False})
 
 
 CARRIED = f"{resume.SPOILT}for a reason"
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_text(tmp_path_factory.mktemp("data") / "text.txt")
 
 
 def earlier(

@@ -12,7 +12,6 @@ from typing import Any, cast
 import pytest
 from emulated import BUSY, TURN, lacking
 from launchers import Command, metrics, record, sentence, warm
-from texts import write_text
 
 from thinwire.codecs import Cast, parse_codec
 from thinwire.lab.train import autopilot
@@ -30,11 +29,6 @@ JOB: list[Any] = [
 ]
 PLAIN = {"Raw()", repr(Cast("bfloat16"))}
 KERNEL = "network namespaces: the kernel's TCP over an emulated link"
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_text(tmp_path_factory.mktemp("data") / "text.txt")
 
 
 def train(place: Path, text: Path, *options: Any) -> tuple[Command, Path]:

@@ -10,14 +10,8 @@ import pytest
 import torch
 from launchers import metrics, record, sentence, until, warm
 from safetensors.torch import load_file
-from texts import write_text
 
 STEPS = 6
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_text(tmp_path_factory.mktemp("data") / "text.txt")
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 import torch
 from launchers import Command, cold, free_port, gone, metrics, rank_environment, record, sentence, warm
-from texts import write_text
 
 from thinwire.lab.models.folder import shard_name
 from thinwire.lab.ranks.world import World
@@ -28,11 +27,6 @@ from thinwire.lab.train.config import TrainConfig
 from thinwire.lab.train.export import remove_models
 
 STEPS = 8
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_text(tmp_path_factory.mktemp("data") / "text.txt")
 
 
 @pytest.fixture(scope="module")

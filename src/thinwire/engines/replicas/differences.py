@@ -164,4 +164,4 @@ class LocalSteps(Replicator):
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         self._steps = int(state["steps"])
         for k, fragment in enumerate(self._fragments):
-            fragment.load_state_dict(under(dict(state), f"{k}."))
+            fragment.load_state_dict(under(state, f"{k}."))

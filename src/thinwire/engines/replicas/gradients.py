@@ -33,14 +33,13 @@ class SummedGradients(Replicator):
     def step(self, apply: Apply) -> None:
         flat = self._table.gradients()
         own = flat.view(-1)[: self._table.numel].to(self._dtype)
-        start, many = perf_counter(), len(self._reduction.ranks)
+        start = perf_counter()
         self._reduction.post(self._steps, own)
         total = self._reduction.collect(self._steps, self._deadline)
         self.tally.wait_s += perf_counter() - start
-        self.tally.nbytes += 2 * (many - 1) * own.nbytes // many
         self.tally.exchanges += 1
         self._steps += 1
-        flat.view(-1)[: self._table.numel] = total.float().div_(many)
+        flat.view(-1)[: self._table.numel] = total.float().div_(len(self._reduction.ranks))
         self._table.put_gradients(flat)
         apply()
 

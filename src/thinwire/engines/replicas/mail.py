@@ -45,7 +45,6 @@ class Mail:
         self._exchange.post(self.number, data)
         self._own.append(data)
         self.number += 1
-        self.tally.nbytes += len(data) * (len(self._exchange.ranks) - 1)
         self.tally.exchanges += 1
 
     def oldest(self) -> dict[int, Packets]:

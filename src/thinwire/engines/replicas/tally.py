@@ -1,4 +1,4 @@
-"""What exchanging cost: seconds by kind, values and bytes."""
+"""What exchanging cost: seconds by kind, and how many exchanges there were."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ class Tally:
     encode_s: float = 0.0
     decode_s: float = 0.0
     wait_s: float = 0.0
-    nbytes: int = 0
     exchanges: int = 0
 
     def take(self) -> Tally:

@@ -23,23 +23,28 @@ class World:
     replicas: int = 1
 
     @property
+    def stages(self) -> int:
+        """Ranks of a replica."""
+        return self.size // self.replicas
+
+    @property
     def replica(self) -> int:
         """The replica that this rank is part of, from 0."""
-        return self.rank // (self.size // self.replicas)
+        return self.rank // self.stages
 
     @cached_property
     def pipeline(self) -> World:
         """The ranks of this rank's replica, numbered from 0: those that activations pass through."""
-        size = self.size // self.replicas
-        first = self.replica * size
-        peers = {r - first: peer for r, peer in self.peers.items() if first <= r < first + size}
-        return World(self.rank - first, size, peers)
+        first = self.replica * self.stages
+        peers = {r - first: peer for r, peer in self.peers.items() if 0 <= r - first < self.stages}
+        return World(self.rank - first, self.stages, peers)
 
     @cached_property
     def partners(self) -> dict[int, Peer]:
         """The peers that hold the same part of the model, by replica."""
-        size = self.size // self.replicas
-        return {r // size: peer for r, peer in self.peers.items() if r % size == self.rank % size}
+        return {
+            r // self.stages: peer for r, peer in self.peers.items() if (r - self.rank) % self.stages == 0
+        }
 
     def close(self) -> None:
         """Close all links, then leave the process group."""

@@ -44,7 +44,7 @@ class Recorder:
     def __init__(self, job: Job, world: World) -> None:
         self.job, self.world = job, world
         self.values = dict.fromkeys(STREAMS, 0)
-        self.streams = (*WAYS, EXCHANGE)[0 if job.config.stages > 1 else 2 : 3 if world.replicas > 1 else 2]
+        self.streams = (*(WAYS if job.config.stages > 1 else ()), *([EXCHANGE] if world.replicas > 1 else []))
         self.exchanges = 0
         self._aligned = 0  # steps up to the newest evaluation
         self._waited = 0.0  # seconds that this rank was ahead of the slowest replica at evaluations

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 
 from thinwire.engines.pipeline.stage import CompressedStage
-from thinwire.engines.replicas.mail import NotFinite
 from thinwire.engines.replicas.networks import over_mesh
 from thinwire.engines.replicas.pilot import Change
 from thinwire.engines.replicas.replicate import Plan, replicate
@@ -19,19 +17,15 @@ from thinwire.lab.ranks.telemetry import EXCHANGE, Telemetry
 from thinwire.lab.ranks.world import World
 from thinwire.lab.train.job import Job
 from thinwire.lab.train.record.schema import Decision
-from thinwire.types import InputError, ThinwireError
+from thinwire.lab.train.setup import trained
+from thinwire.types import InputError
 
 REPLICAS = "replicas"  # the boundary at which their decisions are
 
 
-def trained(stages: Sequence[CompressedStage]) -> dict[str, Tensor]:
+def parameters(stages: Sequence[CompressedStage]) -> dict[str, Tensor]:
     """Return what this rank trains by name, in the order of layers."""
-    return {
-        f"{stage.stage_index}.{name}": p
-        for stage in stages
-        for name, p in stage.submod.named_parameters()
-        if p.requires_grad
-    }
+    return {f"{s.stage_index}.{name}": p for s in stages for name, p in trained(s).items()}
 
 
 def build_replicator(job: Job, world: World, stages: Sequence[CompressedStage]) -> Replicator:
@@ -41,7 +35,7 @@ def build_replicator(job: Job, world: World, stages: Sequence[CompressedStage]) 
     network = over_mesh(world.rank, world.peers, ranks, job.config.deadline)
     policy = recipe.policy
     plan = None if policy is None else Plan(policy, job.steps)
-    return replicate(recipe.schemes[EXCHANGE], trained(stages), network, plan)
+    return replicate(recipe.schemes[EXCHANGE], parameters(stages), network, plan)
 
 
 def exchanged(world: World) -> int:
@@ -50,23 +44,14 @@ def exchanged(world: World) -> int:
     return sum(labels[EXCHANGE].nbytes for labels in sent if EXCHANGE in labels)
 
 
-@contextlib.contextmanager
-def naming(step: int) -> Iterator[None]:
-    """Say of values that overflowed in which step it was, and what helps."""
-    try:
-        yield
-    except NotFinite as e:
-        raise ThinwireError(f"step {step}: {e}; lower --lr, or raise --warmup") from e
-
-
 def check_alike(world: World, telemetry: Telemetry, stages: Sequence[CompressedStage]) -> None:
     """Raise ``InputError`` unless all replicas train the same parameters."""
-    mine = {name: list(p.shape) for name, p in trained(stages).items()}
-    digests = telemetry.agree(b"R", Table(trained(stages)).digest, "what it trains")
+    own = parameters(stages)
+    digests = telemetry.agree(b"R", Table(own).digest, "what it trains")
     for rank, digest in enumerate(digests):
         if rank % world.pipeline.size == world.pipeline.rank and digest != digests[world.rank]:
             raise InputError(
-                f"rank {rank} trains other parameters than the {len(mine)} of rank {world.rank}; "
+                f"rank {rank} trains other parameters than the {len(own)} of rank {world.rank}; "
                 "start all replicas with the same model and cut"
             )
 
@@ -93,7 +78,7 @@ def measure_links(world: World) -> None:
 def are_equal(world: World, telemetry: Telemetry, stages: Sequence[CompressedStage]) -> bool:
     """Return whether all replicas hold the same bits."""
     digest = hashlib.blake2b(digest_size=16)
-    for p in trained(stages).values():
+    for p in parameters(stages).values():
         digest.update(p.detach().contiguous().view(-1).numpy().data)
     digests = telemetry.agree(b"H", digest.hexdigest(), "the digest of its parameters")
     size = world.pipeline.size

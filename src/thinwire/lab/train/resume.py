@@ -27,6 +27,7 @@ from thinwire.lab.records.writer import load_run, write_json
 from thinwire.lab.train.config import TrainConfig
 from thinwire.lab.train.fields import learning_rate
 from thinwire.lab.train.job import Job
+from thinwire.lab.train.setup import trained
 from thinwire.replacing import replacing
 from thinwire.types import InputError
 
@@ -149,7 +150,7 @@ class Checkpoints:
             state |= {f"replicas.{k}": x.clone() for k, x in self._replicator.state_dict().items()}
         for i, stage in enumerate(self._stages):
             # Copies, because stages may share storage (tied heads); the file may not.
-            state |= {f"stage{i}.{k}": p.detach().clone() for k, p in _trained(stage).items()}
+            state |= {f"stage{i}.{k}": p.detach().clone() for k, p in trained(stage).items()}
         return {name: tensor.contiguous() for name, tensor in state.items()}
 
     def _write_references(self, folder: Path) -> dict[str, int]:
@@ -177,11 +178,11 @@ class Checkpoints:
 
     def _restore(self, state: dict[str, Tensor]) -> None:
         for i, stage in enumerate(self._stages):
-            saved, trained = under(state, f"stage{i}."), _trained(stage)
-            if saved.keys() != trained.keys():
+            saved, own = under(state, f"stage{i}."), trained(stage)
+            if saved.keys() != own.keys():
                 raise ValueError(
                     f"it holds {len(saved)} trained tensors of stage {stage.stage_index}, "
-                    f"not the {len(trained)} of this run"
+                    f"not the {len(own)} of this run"
                 )
             stage.submod.load_state_dict(saved, strict=False)
         _load_optimiser(self._optimiser, under(state, "optimiser."))
@@ -288,10 +289,6 @@ def _pieces(states: Iterable[dict[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
             piece, nbytes = {}, 0
     if piece:
         yield piece
-
-
-def _trained(stage: CompressedStage) -> dict[str, Tensor]:
-    return {name: p for name, p in stage.submod.named_parameters() if p.requires_grad}
 
 
 def _write_state(state: dict[str, Tensor], file: Path) -> None:

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from thinwire.engines.pipeline.boundary import NotFinite
+from thinwire.engines.pipeline import boundary
+from thinwire.engines.replicas import mail
 from thinwire.lab.emulator.lift import lifted, rewind
 from thinwire.lab.machine.heap import keep_freed
 from thinwire.lab.machine.interrupts import stopped_by_signals
@@ -84,8 +85,10 @@ def _diverging(step: int) -> Iterator[None]:
     """Say of values that overflowed in which step it was, and what helps."""
     try:
         yield
-    except NotFinite as e:
+    except boundary.NotFinite as e:
         raise ThinwireError(f"step {step}: {e}, or lower --lr") from e
+    except mail.NotFinite as e:
+        raise ThinwireError(f"step {step}: {e}; lower --lr, or raise --warmup") from e
 
 
 def same_everywhere(job: Job, world: World) -> None:

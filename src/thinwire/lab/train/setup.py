@@ -114,6 +114,11 @@ def _build_part(job: Job, index: int) -> Part:
     return Part(Autocast(stage, bf16), seed_dropout(stage, config.seed).set)
 
 
+def trained(stage: CompressedStage) -> dict[str, Tensor]:
+    """Return what a stage trains, by name in the order of layers."""
+    return {name: p for name, p in stage.submod.named_parameters() if p.requires_grad}
+
+
 def build_stages(job: Job, world: World, parts: Mapping[int, Part]) -> list[CompressedStage]:
     """Return the stages that send between the ``parts`` by the job's recipe."""
     config = job.config

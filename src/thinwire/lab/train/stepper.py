@@ -17,8 +17,8 @@ from thinwire.lab.ranks.world import World
 from thinwire.lab.train.config import TrainConfig
 from thinwire.lab.train.job import Job
 from thinwire.lab.train.optimiser import make_optimiser
-from thinwire.lab.train.replicating import build_replicator, exchanged, naming
-from thinwire.lab.train.setup import Part, build_schedule, build_stages
+from thinwire.lab.train.replicating import build_replicator, exchanged
+from thinwire.lab.train.setup import Part, build_schedule, build_stages, trained
 from thinwire.types import ThinwireError, require
 
 
@@ -41,7 +41,7 @@ class Stepper:
         self.stages = build_stages(job, world, parts)
         self.loss = BatchLoss(job.task.accuracy)
         self.schedule = build_schedule(job, self.stages, self.loss)
-        self.parameters = [p for s in self.stages for p in s.submod.parameters() if p.requires_grad]
+        self.parameters = [p for stage in self.stages for p in trained(stage).values()]
         self._sent = 0  # bytes of exchanges
         self.replicator = build_replicator(job, world, self.stages) if world.replicas > 1 else None
         self.optimiser = optimiser or make_optimiser(self.config, self.parameters)
@@ -78,10 +78,9 @@ class Stepper:
         def update() -> None:
             self._update(step)
 
-        with naming(step):
-            replicator.step(update)
-            if rest:
-                getattr(replicator, rest)(update)
+        replicator.step(update)
+        if rest:
+            getattr(replicator, rest)(update)
         self.optimiser.zero_grad(set_to_none=True)
 
     def _count(self, replicator: Replicator, report: StepReport) -> float:

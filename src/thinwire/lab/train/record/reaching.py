@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from thinwire.lab.records.progress import megabytes
-from thinwire.lab.records.runs import Run, over
+from thinwire.lab.records.runs import Run
 from thinwire.lab.train.record.schema import TrainRecord
-from thinwire.lab.train.record.summary import DASH, Row, baseline_of, fixed, named, summary_rows
+from thinwire.lab.train.record.summary import DASH, Row, baseline_of, fixed, named, summary_rows, table_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -58,9 +58,8 @@ def headline(runs: Runs) -> str:
     base, rows = baseline_of(runs), summary_rows(runs)
     target = base.record.loss.eval_final
     goal = reached(base, target)
-    other = [(run, p) for run in runs if run is not base and (p := reached(run, target)) is not None]
-    compares = {row.label for row in rows if row.compares}
-    other = [(run, p) for run, p in other if run.label in compares]
+    pairs = [(run, reached(run, target)) for run, row in zip(runs, rows, strict=True) if row.compares]
+    other = [(run, point) for run, point in pairs if run is not base and point is not None]
     if goal is None or not other:
         return _alone(rows[0], runs[0]) if len(runs) == 1 else _missed(base, len(runs) - 1, target)
     ours = next((pair for pair in other if pair[0].record.recipe.name.startswith("auto")), None)
@@ -118,13 +117,8 @@ def cells(runs: Runs) -> list[list[str]]:
 def summary_table(runs: Runs) -> Table:
     """Return the table for a terminal, as a Rich renderable of at most 80 columns for short names."""
     from rich.markup import escape
-    from rich.table import Table
 
-    where = escape(f"over {over([run.record for run in runs])}")
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.caption, table.caption_justify = where, "left"
-    for i, name in enumerate(COLUMNS):
-        table.add_column(name, justify="left" if i == 0 else "right", no_wrap=i > 0, overflow="fold")
+    table = table_of(COLUMNS, runs)
     for row in cells(runs):
         table.add_row(*map(escape, row), style="bold" if row[0].startswith(("auto", "thinwire")) else "")
     return table

@@ -23,16 +23,17 @@ from thinwire.lab.report.drawing import (
 from thinwire.lab.train.record import plots, plots_link
 from thinwire.lab.train.record.cards import drawn, figure, folds, setting, warnings
 from thinwire.lab.train.record.reaching import COLUMNS, Point, Runs, cells, headline, points, summary_table
-from thinwire.lab.train.record.schema import TrainRecord
+from thinwire.lab.train.record.schema import Decision, TrainRecord
 from thinwire.lab.train.record.summary import baseline_of
 
 __all__ = ["cards", "folds", "headline", "setting", "summary_table", "warnings"]
 
 Value = Callable[[Point], float]
-PLANS: dict[str, tuple[str, Callable[[object], float | None]]] = {
-    "staleness": ("steps late", lambda d: getattr(d, "staleness", None)),
-    "local_steps": ("steps from one exchange to the next", lambda d: getattr(d, "local_steps", None)),
-    "bits": ("bits a value and step, as planned", lambda d: getattr(d, "bits", None)),
+Planned = Callable[[Decision], float | None]
+PLANS: dict[str, tuple[str, Planned]] = {
+    "staleness": ("steps late", lambda d: d.staleness),
+    "local_steps": ("steps from one exchange to the next", lambda d: d.local_steps),
+    "bits": ("bits a value and step, as planned", lambda d: d.bits),
 }
 
 
@@ -109,7 +110,7 @@ def _plan(name: str) -> Callable[[Runs], str]:
     return draw
 
 
-def _held(run: Run[TrainRecord], value: Callable[[object], float | None]) -> tuple[list[float], list[float]]:
+def _held(run: Run[TrainRecord], value: Planned) -> tuple[list[float], list[float]]:
     """Return when each decision was made, in seconds, and what it said; the last one holds to the end."""
     times = [0.0, *accumulate(m.seconds for m in run.metrics)]
     said = [(d.step, v) for d in run.record.decisions if (v := value(d)) is not None]

@@ -244,23 +244,29 @@ def _bits(row: Row) -> str:
 def summary_table(runs: Runs) -> Table:
     """Return the table for a terminal, as a Rich renderable of at most 80 columns for short names."""
     from rich.markup import escape
-    from rich.table import Table
 
-    where = escape(f"over {over([run.record for run in runs])}")
-    table = Table(
-        box=None,
-        pad_edge=False,
-        header_style="bold",
-        padding=(0, 2, 0, 0),
-        caption=where,
-        caption_justify="left",
-    )
-    for i, name in enumerate(COLUMNS):
-        header = TWO_LINES.get(name, name)
-        table.add_column(header, justify="left" if i == 0 else "right", no_wrap=i > 0, overflow="fold")
+    table = table_of([TWO_LINES.get(name, name) for name in COLUMNS], runs)
     for row in summary_rows(runs):
         shown = cells(row)
         shown[BITS] = shown[BITS].rsplit(" ", 1)[-1]
         style = "bold" if is_ours(row) and not row.baseline else ""
         table.add_row(*map(escape, shown), style=style)
+    return table
+
+
+def table_of(columns: Sequence[str], runs: Runs) -> Table:
+    """Return an empty table for a terminal: the first column to the left, and below it the links."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(
+        box=None,
+        pad_edge=False,
+        header_style="bold",
+        padding=(0, 2, 0, 0),
+        caption=escape(f"over {over([run.record for run in runs])}"),
+        caption_justify="left",
+    )
+    for i, name in enumerate(columns):
+        table.add_column(name, justify="left" if i == 0 else "right", no_wrap=i > 0, overflow="fold")
     return table
