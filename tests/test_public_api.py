@@ -27,6 +27,7 @@ OPTIONAL = (
     "safetensors",
     "gguf",
     "fsspec",
+    "diffusers",
 )
 MODULES = sorted(m.name for m in pkgutil.walk_packages(thinwire.__path__, "thinwire."))
 
