@@ -54,6 +54,7 @@ PUBLIC = [
     "Version",
     "__version__",
     "connect_mesh",
+    "parallel",
     "parse_recipe",
     "publish_callback",
     "read_token",
