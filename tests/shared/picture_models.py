@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from meshes import Mesh, together
 from torch import Tensor, nn
 
 import thinwire
-from thinwire.engines.diffusion.tally import Tally
+from thinwire.engines.diffusion.parallel import Parallel
 
+T = TypeVar("T")
 Inputs = dict[str, Any]
 
 
@@ -122,14 +123,18 @@ def one_device(model: nn.Module, calls: Sequence[Inputs]) -> list[Tensor]:
 
 
 def on_ranks(
-    ranks: Sequence[Mesh], model: nn.Module, recipe: str, calls: Sequence[Inputs], mode: str = "gather"
-) -> list[tuple[list[Tensor], Tally]]:
-    """Make the calls on every rank, each with a copy of the model, and return outputs and tallies."""
+    ranks: Sequence[Mesh],
+    model: nn.Module,
+    recipe: str,
+    use: Callable[[nn.Module, Parallel], T],
+    **options: Any,
+) -> list[T]:
+    """Call ``use`` on every rank with a parallel copy of the model; return what each call returns."""
 
-    def rank(peers: Mesh) -> tuple[list[Tensor], Tally]:
+    def rank(peers: Mesh) -> T:
         own = copy.deepcopy(model)
-        with thinwire.parallel(own, peers, recipe, mode, deadline=20.0) as found:
-            return one_device(own, calls), found.tally
+        with torch.no_grad(), thinwire.parallel(own, peers, recipe, **options) as found:
+            return use(own, found)
 
     return together([lambda peers=peers: rank(peers) for peers in ranks])
 

@@ -63,11 +63,14 @@ class Layer:
 
     name: str
     session: Session
+    kind: str  # of the processor
+    heard: set[str]  # the kinds that have exchanged something in this pass
 
     def whole(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of a back end that are other on the whole sequence."""
         causal = f"{self.name} attends causally, which its shares cannot; use mode one"
         require(not given.get("is_causal"), InputError, causal)
+        self.heard.add(self.kind)
         mask = given.get("attn_mask")
         key, value, mask = self.session.attend(self.name, given["key"], given["value"], mask)
         return {"key": key, "value": value} | ({} if mask is None else {"attn_mask": mask})
@@ -82,16 +85,17 @@ def attached(model: nn.Module, session: Session) -> Iterator[None]:
     """
     check_host()
     plan, processors = _plan_of(model), _processors_of(model)
+    heard = set[str]()
     with ExitStack() as undo:
         undo.enter_context(_BACKENDS)
         for name, processor in processors.items():
             undo.callback(_restored(processor))
-            setattr(processor, _CONFIG, Layer(name, session))
+            setattr(processor, _CONFIG, Layer(name, session, type(processor).__name__, heard))
         for path, entries in plan.items():
             for module in _modules(model, path):
                 kind = _Split if isinstance(entries, dict) else _Join
                 undo.callback(_hooked(module, kind(session, entries), path))
-        undo.callback(_hooked(model, _Root(session, model), "calls"))
+        undo.callback(_hooked(model, _Root(session, model, heard), "calls"))
         yield
 
 
@@ -123,20 +127,21 @@ def _lacking() -> Iterator[str]:
     for name in ("_backends", "_supported_arg_names"):
         if not isinstance(getattr(registry, name, None), dict):
             yield f"_AttentionBackendRegistry.{name}"
-    if f'"{_CONFIG}": parallel_config' not in inspect.getsource(dispatch.dispatch_attention_fn):
+    if "parallel_config" not in inspect.signature(dispatch.dispatch_attention_fn).parameters:
         yield "dispatch_attention_fn"
     for own, methods in ((hooks.HookRegistry, _REGISTRY), (hooks.StateManager, ("set_context",))):
         yield from (f"{own.__name__}.{m}" for m in methods if not hasattr(own, m))
     known = {n for n in vars(hooks.ModelHook) if not n.startswith("__")}
     yield from (f"ModelHook.{n}" for n in sorted(known) if not hasattr(_Hook, n))
-    for own, fields in (
-        (plans.ContextParallelInput, {"split_dim", "expected_dims", "split_output"}),
-        (plans.ContextParallelOutput, {"gather_dim", "expected_dims"}),
-    ):
-        if set(getattr(own, "__dataclass_fields__", ())) != fields:
-            yield own.__name__
+    for name, fields in _PLANS.items():
+        if set(getattr(getattr(plans, name, None), "__dataclass_fields__", ())) != fields:
+            yield name
 
 
+_PLANS = {
+    "ContextParallelInput": {"split_dim", "expected_dims", "split_output"},
+    "ContextParallelOutput": {"gather_dim", "expected_dims"},
+}
 _REGISTRY = (
     "check_if_exists_or_initialize",
     "register_hook",
@@ -322,9 +327,10 @@ class _Root(_Hook):
 
     _is_stateful = True
 
-    def __init__(self, session: Session, model: nn.Module) -> None:
+    def __init__(self, session: Session, model: nn.Module, heard: set[str]) -> None:
         hooks = _module("hooks.hooks")
         self._session, self._state = session, hooks.StateManager(hooks.BaseState)
+        self._heard = heard
         self._signature = inspect.signature(type(model).forward)
         self._layers = [(n, m) for n, m in model.named_modules() if getattr(m, "processor", None) is not None]
 
@@ -334,6 +340,7 @@ class _Root(_Hook):
 
     def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], Any]:
         self._check(module)
+        self._heard.clear()
         context = self._state._context
         inputs = self._signature.bind_partial(module, *args, **kwargs).arguments
         self._session.begin(
@@ -342,6 +349,9 @@ class _Root(_Hook):
         return args, kwargs
 
     def post_forward(self, module: nn.Module, output: Any) -> Any:
+        deaf = {type(module.processor).__name__ for _, module in self._layers} - self._heard
+        text = f"{min(deaf, default='')} has exchanged nothing, so the picture would be wrong; use mode one"
+        require(not deaf, InputError, text)
         self._session.end()
         return output
 
