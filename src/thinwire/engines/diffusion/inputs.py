@@ -9,6 +9,8 @@ from numbers import Real
 import torch
 from torch import Tensor, nn
 
+from thinwire.codecs.base import in_a_row
+
 SAMPLES = 64  # values of a parameter that its checksum reads
 
 
@@ -60,4 +62,4 @@ def weights_checksum(model: nn.Module) -> int:
 
 
 def _bytes(x: Tensor) -> memoryview:
-    return x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
+    return in_a_row(x).cpu().view(torch.uint8).numpy().data
