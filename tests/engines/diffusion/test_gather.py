@@ -159,3 +159,18 @@ def test_one_processor_may_serve_all_layers(ranks: Meshes) -> None:
     wanted = one_device(model, calls)[0]
     for made in on_ranks(ranks[2], model, "raw", lambda own, _: one_device(own, calls)[0]):
         assert torch.allclose(made, wanted, atol=1e-6)
+
+
+def test_a_compiled_layer_goes_on_as_before(ranks: Meshes) -> None:
+    """The exchange in it is not compiled. One of the ranks is enough: compiling takes a while."""
+    model, calls = flux(), [flux_inputs()]
+    wanted = one_device(model, calls)[0]
+
+    def use(own: nn.Module, found: Parallel) -> Tensor:
+        gather: Any = found._gather
+        if gather._rank == 0:
+            own.single_transformer_blocks[1].attn.compile(backend="eager")
+        return one_device(own, calls)[0]
+
+    for made in on_ranks(ranks[2], model, "raw", use):
+        assert torch.allclose(made, wanted, atol=1e-6)

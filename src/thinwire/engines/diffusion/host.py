@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from functools import wraps
 from importlib import import_module
 from threading import Lock
+from types import SimpleNamespace
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from thinwire.types import InputError, MissingExtra, require
@@ -85,7 +87,7 @@ def attached(model: nn.Module, session: Session) -> Iterator[None]:
     """
     check_host()
     plan, processors = _plan_of(model), _processors_of(model)
-    heard = set[str]()
+    heard, session = set[str](), _uncompiled(session)
     with ExitStack() as undo:
         undo.enter_context(_BACKENDS)
         for name, processor in processors.items():
@@ -97,6 +99,12 @@ def attached(model: nn.Module, session: Session) -> Iterator[None]:
                 undo.callback(_hooked(module, kind(session, entries), path))
         undo.callback(_hooked(model, _Root(session, model, heard), "calls"))
         yield
+
+
+def _uncompiled(session: Session) -> Any:
+    """Return a session that ``torch.compile`` does not look into: nothing in it can be compiled."""
+    names = [name for name in vars(Session) if not name.startswith("_")]
+    return SimpleNamespace(**{name: torch.compiler.disable(getattr(session, name)) for name in names})
 
 
 def version() -> str:
