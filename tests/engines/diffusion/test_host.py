@@ -31,8 +31,9 @@ def test_diffusers_has_what_the_seam_relies_on() -> None:
     ("name", "value", "words"),
     [
         ("diffusers.__version__", "0.43.0", "0.43.0 is not 0.42"),
-        ("diffusers.models.attention_dispatch._AttentionBackendRegistry._backends", None, "._backends"),
+        ("diffusers.models.attention_dispatch._AttentionBackendRegistry._backends", {}, "._backends"),
         ("diffusers.models.attention_dispatch.dispatch_attention_fn", len, "dispatch_attention_fn"),
+        ("diffusers.hooks.hooks.StateManager", None, "StateManager"),
         ("diffusers.hooks.hooks.ModelHook.another", lambda hook: None, "ModelHook.another"),
         ("diffusers.models._modeling_parallel.ContextParallelOutput", object, "ContextParallelOutput"),
     ],

@@ -125,20 +125,24 @@ def check_host() -> None:
     found = version()
     text = f"diffusers {found} is not {TESTED}; pip install 'thinwire[diffusion]' brings one that is"
     require(found.startswith(f"{TESTED}."), InputError, text)
-    lacks = ", ".join(_lacking())
+    try:
+        lacks = ", ".join(_lacking())
+    except (ImportError, AttributeError) as e:  # a module or class that is gone
+        lacks = str(e)
     require(not lacks, InputError, f"diffusers {found} has changed: {lacks} is not as expected; pin 0.42.1")
 
 
 def _lacking() -> Iterator[str]:
     hooks, plans, dispatch = map(_module, ("hooks.hooks", "models._modeling_parallel", _DISPATCH))
     registry = getattr(dispatch, "_AttentionBackendRegistry", None)
-    for name in ("_backends", "_supported_arg_names"):
-        if not isinstance(getattr(registry, name, None), dict):
-            yield f"_AttentionBackendRegistry.{name}"
+    names = getattr(registry, "_supported_arg_names", None) or {"no back end": ()}
+    yield from (f"_AttentionBackendRegistry ({name})" for name in names if _CONFIG not in names[name])
+    if getattr(registry, "_backends", {}).keys() != names.keys():
+        yield "_AttentionBackendRegistry._backends"
     if "parallel_config" not in inspect.signature(dispatch.dispatch_attention_fn).parameters:
         yield "dispatch_attention_fn"
-    for own, methods in ((hooks.HookRegistry, _REGISTRY), (hooks.StateManager, ("set_context",))):
-        yield from (f"{own.__name__}.{m}" for m in methods if not hasattr(own, m))
+    for own, methods in _HOOKS.items():
+        yield from (f"{own}.{m}" for m in methods if not hasattr(getattr(hooks, own, None), m))
     known = {n for n in vars(hooks.ModelHook) if not n.startswith("__")}
     yield from (f"ModelHook.{n}" for n in sorted(known) if not hasattr(_Hook, n))
     for name, fields in _PLANS.items():
@@ -150,12 +154,17 @@ _PLANS = {
     "ContextParallelInput": {"split_dim", "expected_dims", "split_output"},
     "ContextParallelOutput": {"gather_dim", "expected_dims"},
 }
-_REGISTRY = (
-    "check_if_exists_or_initialize",
-    "register_hook",
-    "remove_hook",
-    "invalidate_child_registries_cache",
-)
+_HOOKS = {
+    "HookRegistry": (
+        "check_if_exists_or_initialize",
+        "register_hook",
+        "remove_hook",
+        "invalidate_child_registries_cache",
+    ),
+    "StateManager": ("set_context",),
+    "BaseState": ("reset",),
+    "CacheContext": ("__dataclass_fields__",),
+}
 
 
 def _plan_of(model: nn.Module) -> Mapping[str, Any]:
@@ -226,25 +235,19 @@ class _Backends:
     def _wrap(self) -> None:
         registry = _module(_DISPATCH)._AttentionBackendRegistry
         for name, stock in list(registry._backends.items()):
-            takes = registry._supported_arg_names[name]
             self._undo.callback(registry._backends.__setitem__, name, stock)
-            registry._backends[name] = _whole(stock, _CONFIG in takes)
-            if _CONFIG not in takes:
-                self._undo.callback(takes.discard, _CONFIG)
-                takes.add(_CONFIG)
+            registry._backends[name] = _whole(stock)
 
 
 _BACKENDS = _Backends()
 
 
-def _whole(stock: Callable[..., Any], takes_config: bool) -> Callable[..., Any]:
+def _whole(stock: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(stock)
     def attention(*args: Any, **given: Any) -> Any:
         layer = given.get(_CONFIG)
         if isinstance(layer, Layer):
             given |= {_CONFIG: None, **layer.whole(given)}
-        if not takes_config:
-            given.pop(_CONFIG, None)
         return stock(*args, **given)
 
     return attention
