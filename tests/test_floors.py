@@ -36,6 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "files": F0 | {"state", "files"},
     "policies": F1 | {"links.tcp.idle", "policies"},
     "engines": set(),
+    "engines.diffusion": F2 | {"links", "exchange", "engines.diffusion"},
     "engines.pipeline": F2 | {"links", "policies", "engines.pipeline"},
     "engines.replicas": F2 | {"links", "exchange", "policies", "engines.replicas"},
     "engines.sync": F0 | {"links", "state", "files", "engines.sync"},

@@ -27,6 +27,7 @@ OPTIONAL = (
     "safetensors",
     "gguf",
     "fsspec",
+    "diffusers",
 )
 MODULES = sorted(m.name for m in pkgutil.walk_packages(thinwire.__path__, "thinwire."))
 
@@ -53,6 +54,7 @@ PUBLIC = [
     "Version",
     "__version__",
     "connect_mesh",
+    "parallel",
     "parse_recipe",
     "publish_callback",
     "read_token",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from thinwire.engines.sync.push.follower import Follower
     from thinwire.engines.sync.push.publisher import Publisher
     from thinwire.links import LinkShape, connect_mesh, read_token
+    from thinwire.recipes.diffusion import parallel
     from thinwire.recipes.hook import replicate
     from thinwire.recipes.pipeline import Recipe, parse_recipe
     from thinwire.state.patches.patch import Version
@@ -44,6 +45,7 @@ _HOMES = {
     "engines.sync.pull.reader": ("ShelfReader",),
     "engines.sync.pull.writer": ("ShelfWriter",),
     "links": ("LinkShape", "connect_mesh", "read_token"),
+    "recipes.diffusion": ("parallel",),
     "recipes.hook": ("replicate",),
     "recipes.pipeline": ("Recipe", "parse_recipe"),
     "state.patches.patch": ("Version",),
@@ -83,6 +85,7 @@ __all__ = [
     "Version",
     "__version__",
     "connect_mesh",
+    "parallel",
     "parse_recipe",
     "publish_callback",
     "read_token",

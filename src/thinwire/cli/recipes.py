@@ -22,7 +22,7 @@ def recipes(json: Json = False) -> None:
     """List each engine's recipes: what they send, parameters with their defaults, and where they come from.
 
     Those of the pipeline go after --recipe, those of replicas after --replica-recipe; what those of the state
-    do, publish does by --dtype and --bound.
+    do, publish does by --dtype and --bound. Those of diffusion are for thinwire.parallel in a script.
 
     [bold]Examples[/bold]
 
@@ -30,11 +30,13 @@ def recipes(json: Json = False) -> None:
 
     thinwire compare fp32 aqsgd:fw=4,bw=8 thinwire
     """
+    from thinwire.recipes.diffusion import DIFFUSION
     from thinwire.recipes.pipeline import PIPELINE
     from thinwire.recipes.replicas import REPLICAS
     from thinwire.recipes.state import STATE
 
-    rows = [_plain(r.engine, info) for r in (PIPELINE, REPLICAS, STATE) for info in r.entries.values()]
+    engines = PIPELINE, REPLICAS, STATE, DIFFUSION
+    rows = [_plain(r.engine, info) for r in engines for info in r.entries.values()]
     if json:
         print_json(rows)
         return

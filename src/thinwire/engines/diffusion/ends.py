@@ -1,0 +1,61 @@
+"""Both ends of what one rank sends to all others, and gets from each of them, in one way of coding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from thinwire.channels import wire
+from thinwire.channels.channel import Receiver, Sender
+from thinwire.engines.diffusion.coding import Coding
+from thinwire.types import Mode, Packet, PayloadError, TensorSpec, require
+
+Shape = tuple[int, ...]
+
+
+class Ends:
+    """A sender, and a receiver for each of ``ranks``, which keep the references of one generation."""
+
+    def __init__(self, coding: Coding, ranks: Iterable[int]) -> None:
+        self._coding = coding
+        self._sender = Sender(coding.scheme)
+        self._receivers = {rank: Receiver() for rank in ranks}
+
+    def encode(self, x: Tensor, keys: Sequence[int], step: int) -> tuple[bytes, Tensor]:
+        """Return the packet for ``x`` in a step of the generation, and what the others will decode."""
+        packet, x_hat = self._sender.encode(x, keys, codec=self._coding.codec(step))
+        return wire.pack(packet), x_hat
+
+    def decode(
+        self, rank: int, data: bytes | memoryview, keys: Sequence[int], shapes: Iterable[Shape], to: Tensor
+    ) -> Tensor:
+        """Return the tensor in a packet of ``rank``, of one of these shapes, on the device of ``to``."""
+        packet = _unpacked(data, keys, shapes)
+        spec = TensorSpec(packet.spec.shape)
+        return self._receivers[rank].decode(packet, expect=spec, device=to.device)
+
+
+def pack_mask(mask: Tensor, key: int) -> bytes:
+    """Return the packet for a rank's part of a mask, as it is."""
+    flat = mask.to(torch.uint8) if mask.dtype == torch.bool else mask
+    return wire.pack(Sender().encode(flat.reshape(1, -1), [key], mode=Mode.DIRECT)[0])
+
+
+def unpack_mask(data: bytes | memoryview, like: Tensor, tokens: int, key: int) -> Tensor:
+    """Return another rank's part of a mask, which is ``like`` this one's but for its ``tokens``."""
+    shape = (*like.shape[:-1], tokens)
+    packet = _unpacked(data, [key], [(1, like[..., 0].numel() * tokens)])
+    part = Receiver().decode(packet, expect=TensorSpec(packet.spec.shape), device=like.device)
+    return part.reshape(shape).to(like.dtype)
+
+
+def _unpacked(data: bytes | memoryview, keys: Sequence[int], shapes: Iterable[Shape]) -> Packet:
+    allowed = {TensorSpec(shape) for shape in shapes}
+    most = max(spec.nbytes for spec in allowed) * 2  # a value of float64 takes twice as much
+    packet = wire.unpack(data, max(most, 1))
+    fits = TensorSpec(packet.spec.shape) in allowed
+    require(fits, PayloadError, f"a packet for {packet.spec.shape}, where a share of the tokens is due")
+    require([e.key for e in packet.entries] == list(keys), PayloadError, "a packet for another layer")
+    return packet

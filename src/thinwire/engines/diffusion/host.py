@@ -1,0 +1,375 @@
+"""The seam: all that is asked of diffusers beyond its public names, as tested with version 0.42.1.
+
+A model's ``_cp_plan`` says which inputs of which modules are split and which outputs are joined. Hooks of
+ours do both. The ``_parallel_config`` of an attention processor holds a ``Layer``, which diffusers hands
+to the attention back end; every back end is wrapped so that it first lets the layer fetch the keys and values
+of all ranks, and then goes on as on one device. So every back end serves.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from importlib import import_module
+from threading import Lock
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from thinwire.types import InputError, MissingExtra, require
+
+TESTED = "0.42"
+_CONFIG = "_parallel_config"
+_HOOK = "thinwire {}"
+_DISPATCH = "models.attention_dispatch"
+
+
+class Session(Protocol):
+    """What a model that is taken apart calls, in this order in each of its forward passes."""
+
+    def begin(self, stream: str | None, inputs: Mapping[str, object]) -> None:
+        """Begin a pass with the whole inputs; ``stream`` is the name of ``cache_context``."""
+        ...
+
+    def cut(self, name: str, x: Tensor, dim: int) -> Tensor:
+        """Return this rank's share."""
+        ...
+
+    def attend(
+        self, layer: str, key: Tensor, value: Tensor, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return keys, values and mask of all ranks."""
+        ...
+
+    def join(self, x: Tensor, dim: int) -> Tensor:
+        """Return the output of all ranks."""
+        ...
+
+    def end(self) -> None:
+        """End the pass."""
+        ...
+
+    def reset(self) -> None:
+        """Take the next pass as the first of a picture."""
+        ...
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What stands in a processor in place of diffusers' own parallel configuration."""
+
+    name: str
+    session: Session
+    kind: str  # of the processor
+    heard: set[str]  # the kinds that have exchanged something in this pass
+
+    def whole(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a back end that are other on the whole sequence."""
+        causal = f"{self.name} attends causally, which its shares cannot; use mode one"
+        require(not given.get("is_causal"), InputError, causal)
+        self.heard.add(self.kind)
+        mask = given.get("attn_mask")
+        key, value, mask = self.session.attend(self.name, given["key"], given["value"], mask)
+        return {"key": key, "value": value} | ({} if mask is None else {"attn_mask": mask})
+
+
+@contextmanager
+def attached(model: nn.Module, session: Session) -> Iterator[None]:
+    """Let ``model`` call ``session`` inside the block, and leave it as it was.
+
+    Errors: ``InputError``, one sentence, for a model without a plan, with processors that ignore the seam, or
+    taken apart already; ``MissingExtra`` without diffusers.
+    """
+    check_host()
+    plan, processors = _plan_of(model), _processors_of(model)
+    heard, session = set[str](), _uncompiled(session)
+    with ExitStack() as undo:
+        undo.enter_context(_BACKENDS)
+        for name, processor in processors.items():
+            undo.callback(_restored(processor))
+            setattr(processor, _CONFIG, Layer(name, session, type(processor).__name__, heard))
+        for path, entries in plan.items():
+            for module in _modules(model, path):
+                kind = _Split if isinstance(entries, dict) else _Join
+                undo.callback(_hooked(module, kind(session, entries), path))
+        undo.callback(_hooked(model, _Root(session, model, heard), "calls"))
+        yield
+
+
+def _uncompiled(session: Session) -> Any:
+    """Return a session that ``torch.compile`` does not look into: nothing in it can be compiled."""
+    names = [name for name in vars(Session) if not name.startswith("_")]
+    return SimpleNamespace(**{name: torch.compiler.disable(getattr(session, name)) for name in names})
+
+
+def version() -> str:
+    """Return the version of diffusers. Errors: ``MissingExtra``."""
+    try:
+        import diffusers
+    except ImportError as e:
+        raise MissingExtra("diffusion needs diffusers: pip install 'thinwire[diffusion]'") from e
+    return str(diffusers.__version__)
+
+
+def _module(name: str) -> Any:
+    return import_module(f"diffusers.{name}")
+
+
+def check_host() -> None:
+    """Raise ``InputError`` unless diffusers has all that this file relies on."""
+    found = version()
+    text = f"diffusers {found} is not {TESTED}; pip install 'thinwire[diffusion]' brings one that is"
+    require(found.startswith(f"{TESTED}."), InputError, text)
+    try:
+        lacks = ", ".join(_lacking())
+    except (ImportError, AttributeError) as e:  # a module or class that is gone
+        lacks = str(e)
+    require(not lacks, InputError, f"diffusers {found} has changed: {lacks} is not as expected; pin 0.42.1")
+
+
+def _lacking() -> Iterator[str]:
+    hooks, plans, dispatch = map(_module, ("hooks.hooks", "models._modeling_parallel", _DISPATCH))
+    registry = getattr(dispatch, "_AttentionBackendRegistry", None)
+    names = getattr(registry, "_supported_arg_names", None) or {"no back end": ()}
+    yield from (f"_AttentionBackendRegistry ({name})" for name in names if _CONFIG not in names[name])
+    if getattr(registry, "_backends", {}).keys() != names.keys():
+        yield "_AttentionBackendRegistry._backends"
+    if "parallel_config" not in inspect.signature(dispatch.dispatch_attention_fn).parameters:
+        yield "dispatch_attention_fn"
+    for own, methods in _HOOKS.items():
+        yield from (f"{own}.{m}" for m in methods if not hasattr(getattr(hooks, own, None), m))
+    known = {n for n in vars(hooks.ModelHook) if not n.startswith("__")}
+    yield from (f"ModelHook.{n}" for n in sorted(known) if not hasattr(_Hook, n))
+    for name, fields in _PLANS.items():
+        if set(getattr(getattr(plans, name, None), "__dataclass_fields__", ())) != fields:
+            yield name
+
+
+_PLANS = {
+    "ContextParallelInput": {"split_dim", "expected_dims", "split_output"},
+    "ContextParallelOutput": {"gather_dim", "expected_dims"},
+}
+_HOOKS = {
+    "HookRegistry": (
+        "check_if_exists_or_initialize",
+        "register_hook",
+        "remove_hook",
+        "invalidate_child_registries_cache",
+    ),
+    "StateManager": ("set_context",),
+    "BaseState": ("reset",),
+    "CacheContext": ("__dataclass_fields__",),
+}
+
+
+def _plan_of(model: nn.Module) -> Mapping[str, Any]:
+    kind, plan = type(model).__name__, getattr(model, "_cp_plan", None)
+    text = f"{kind} has no plan for how to split it (_cp_plan); give a transformer of diffusers that has one"
+    require(isinstance(model, nn.Module) and isinstance(plan, Mapping), InputError, text)
+    again = f"{kind} is parallel already; leave that first"
+    require(getattr(model, _CONFIG, None) is None, InputError, again)
+    return plan  # type: ignore[return-value]  # require has checked it
+
+
+def _processors_of(model: nn.Module) -> dict[str, Any]:
+    """Return the attention processors, each once, by the name of the first layer that has it."""
+    found: dict[str, Any] = {}
+    for name, module in model.named_modules():
+        processor = getattr(module, "processor", None)
+        if processor is None:
+            continue
+        text = f"the processor of {name}, {type(processor).__name__}, ignores parallelism; use mode one"
+        require(hasattr(processor, _CONFIG), InputError, text)
+        taken = f"{type(model).__name__} is parallel already; leave that first"
+        require(getattr(processor, _CONFIG) is None, InputError, taken)
+        if all(processor is not other for other in found.values()):
+            found[name] = processor
+    require(bool(found), InputError, f"{type(model).__name__} has no attention processors; use mode one")
+    return found
+
+
+def _restored(processor: Any) -> Callable[[], None]:
+    own = vars(processor).get(_CONFIG, ...)
+
+    def restore() -> None:
+        if own is ...:
+            vars(processor).pop(_CONFIG, None)
+        else:
+            setattr(processor, _CONFIG, own)
+
+    return restore
+
+
+def _modules(model: nn.Module, path: str) -> list[nn.Module]:
+    """Return the modules that a path of a plan names; a star stands for each of a list."""
+    found = [model]
+    for atom in filter(None, path.split(".")):
+        found = [m for one in found for m in (one.children() if atom == "*" else [one.get_submodule(atom)])]
+    return found
+
+
+class _Backends:
+    """The wrapped back ends of the process; entered once for each model, and taken off with the last."""
+
+    def __init__(self) -> None:
+        self._lock, self._users = Lock(), 0
+        self._undo = ExitStack()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._users:
+                self._wrap()
+            self._users += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                self._undo.close()
+
+    def _wrap(self) -> None:
+        registry = _module(_DISPATCH)._AttentionBackendRegistry
+        for name, stock in list(registry._backends.items()):
+            self._undo.callback(registry._backends.__setitem__, name, stock)
+            registry._backends[name] = _whole(stock)
+
+
+_BACKENDS = _Backends()
+
+
+def _whole(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(stock)
+    def attention(*args: Any, **given: Any) -> Any:
+        layer = given.get(_CONFIG)
+        if isinstance(layer, Layer):
+            given |= {_CONFIG: None, **layer.whole(given)}
+        return stock(*args, **given)
+
+    return attention
+
+
+def _hooked(module: nn.Module, hook: _Hook, name: str) -> Callable[[], None]:
+    """Hang a hook on a module; return what takes it off again, and the registry if it is then empty."""
+    own = vars(module).keys() & {"_diffusers_hook", "forward"}
+    registry = _module("hooks.hooks").HookRegistry.check_if_exists_or_initialize(module)
+    registry.register_hook(hook, _HOOK.format(name))
+    registry.invalidate_child_registries_cache()
+
+    def remove() -> None:
+        registry.remove_hook(_HOOK.format(name), recurse=False)
+        registry.invalidate_child_registries_cache()
+        if not registry.hooks:
+            for left in {"_diffusers_hook", "forward"} - own:
+                vars(module).pop(left, None)
+
+    return remove
+
+
+class _Hook:
+    """A ``ModelHook``, not derived from it so that this module can be read without diffusers."""
+
+    _is_stateful = False
+    fn_ref: Any = None
+
+    def initialize_hook(self, module: nn.Module) -> nn.Module:
+        return module
+
+    deinitalize_hook = detach_hook = reset_state = initialize_hook
+
+    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], Any]:
+        return args, kwargs
+
+    def post_forward(self, module: nn.Module, output: Any) -> Any:
+        return output
+
+
+class _Split(_Hook):
+    """Cut the inputs that are named, and the outputs that are numbered, to this rank's share."""
+
+    def __init__(self, session: Session, entries: Mapping[str | int, Any]) -> None:
+        self._session, self._entries = session, entries
+
+    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], Any]:
+        names, given = list(inspect.signature(type(module).forward).parameters)[1:], list(args)
+        for name, entry in self._entries.items():
+            if name in kwargs:
+                kwargs[name] = self._cut(name, kwargs[name], entry)
+            elif name in names[: len(given)]:
+                place = names.index(name)
+                given[place] = self._cut(name, given[place], entry)
+        return tuple(given), kwargs
+
+    def post_forward(self, module: nn.Module, output: Any) -> Any:
+        parts = [output] if isinstance(output, Tensor) else list(output)
+        for i, entry in self._entries.items():
+            if isinstance(i, int):
+                parts[i] = self._cut(f"output {i}", parts[i], entry)
+        return parts[0] if isinstance(output, Tensor) else tuple(parts)
+
+    def _cut(self, name: object, x: Any, entry: Any) -> Any:
+        if isinstance(x, list | tuple):
+            return tuple(self._cut(name, *pair) for pair in zip(x, entry, strict=True))
+        if not isinstance(x, Tensor) or entry.expected_dims not in (None, x.dim()):
+            return x  # as diffusers does: a time for all tokens alike is not split
+        return self._session.cut(str(name), x, entry.split_dim)
+
+
+class _Join(_Hook):
+    """Put the outputs of all ranks together."""
+
+    def __init__(self, session: Session, entries: Any) -> None:
+        self._session = session
+        self._entries = list(entries) if isinstance(entries, list | tuple) else [entries]
+
+    def post_forward(self, module: nn.Module, output: Any) -> Any:
+        parts = [output] if isinstance(output, Tensor) else list(output)
+        pairs = zip(parts, self._entries, strict=True)
+        parts = [x if e is None else self._session.join(x, e.gather_dim) for x, e in pairs]
+        return parts[0] if isinstance(output, Tensor) else tuple(parts)
+
+
+class _Root(_Hook):
+    """Begin and end a call of the model; the state manager is how diffusers tells the stream's name."""
+
+    _is_stateful = True
+
+    def __init__(self, session: Session, model: nn.Module, heard: set[str]) -> None:
+        hooks = _module("hooks.hooks")
+        self._session, self._state = session, hooks.StateManager(hooks.BaseState)
+        self._heard = heard
+        self._signature = inspect.signature(type(model).forward)
+        self._layers = [(n, m) for n, m in model.named_modules() if getattr(m, "processor", None) is not None]
+
+    def reset_state(self, module: nn.Module) -> nn.Module:
+        self._session.reset()
+        return module
+
+    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], Any]:
+        self._check(module)
+        self._heard.clear()
+        context = self._state._context
+        inputs = self._signature.bind_partial(module, *args, **kwargs).arguments
+        self._session.begin(
+            context.name if context else None, {k: v for k, v in inputs.items() if k != "self"}
+        )
+        return args, kwargs
+
+    def post_forward(self, module: nn.Module, output: Any) -> Any:
+        deaf = {type(module.processor).__name__ for _, module in self._layers} - self._heard
+        text = f"{min(deaf, default='')} has exchanged nothing, so the picture would be wrong; use mode one"
+        require(not deaf, InputError, text)
+        self._session.end()
+        return output
+
+    def _check(self, model: nn.Module) -> None:
+        cached = "caches that skip layers do not go with several ranks; call disable_cache() first"
+        require(not getattr(model, "is_cache_enabled", False), InputError, cached)
+        for name, module in self._layers:
+            layer = getattr(module.processor, _CONFIG, None)
+            text = f"the processor of {name} was replaced while the model was parallel; replace it before"
+            require(isinstance(layer, Layer) and layer.session is self._session, InputError, text)

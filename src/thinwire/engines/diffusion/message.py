@@ -1,0 +1,48 @@
+"""The message of one exchange: a small head, then packets that describe themselves. Little-endian::
+
+version u8 (1), state u8 (0: packets follow; 1: the sender makes no more calls), packets u16
+key u64: what is exchanged, as ``keys.py`` packs it; inputs u32: a checksum of the call's inputs
+each packet: length u32, bytes as ``channels/wire.py`` has them
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from thinwire.types import ByteCursor, LinkError, PayloadError, require
+
+VERSION = 1
+HEAD = struct.Struct("<BBHQI")
+LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True)
+class Message:
+    """What one rank tells the others in one exchange."""
+
+    key: int = 0
+    inputs: int = 0
+    packets: Sequence[bytes | memoryview] = ()
+    stopped: bool = False
+
+    def check_sender(self, rank: int) -> None:
+        """Raise ``LinkError`` if the sender, of this rank, makes no more calls."""
+        text = f"rank {rank} has left, or ended with an error; see what it says, and make as many calls there"
+        require(not self.stopped, LinkError, text)
+
+    def pack(self) -> bytes:
+        """Return the message as bytes."""
+        head = HEAD.pack(VERSION, self.stopped, len(self.packets), self.key, self.inputs)
+        return b"".join([head, *(part for p in self.packets for part in (LENGTH.pack(len(p)), p))])
+
+    @classmethod
+    def unpack(cls, data: bytes | memoryview) -> Message:
+        """Read what ``pack`` wrote; ``PayloadError`` for anything else."""
+        cursor = ByteCursor(data, "the message of an exchange")
+        version, state, count, key, inputs = cursor.unpack(HEAD)
+        require(version == VERSION and state < 2, PayloadError, "an exchange's message of another version")
+        packets = [cursor.take(*cursor.unpack(LENGTH)) for _ in range(count)]
+        cursor.close()
+        return cls(key, inputs, packets, bool(state))

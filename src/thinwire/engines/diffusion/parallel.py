@@ -1,0 +1,113 @@
+"""Take a transformer apart over the ranks of a mesh, once all of them have said that theirs is the same."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from thinwire.engines.diffusion import host
+from thinwire.engines.diffusion.coding import Coding
+from thinwire.engines.diffusion.gather import Gather
+from thinwire.engines.diffusion.inputs import weights_checksum
+from thinwire.engines.diffusion.message import Message
+from thinwire.engines.diffusion.tally import Tally
+from thinwire.exchange import Exchange, MeshExchange
+from thinwire.links.mailbox import Mailbox
+from thinwire.links.mesh import Peer
+from thinwire.types import InputError, PayloadError, require
+
+MODES = ("gather", "one")
+_USES: WeakKeyDictionary[Mailbox, Counter[str]] = WeakKeyDictionary()
+
+
+class Parallel:
+    """A model that runs over several ranks: what it exchanged so far."""
+
+    def __init__(self, mode: str, gather: Gather | None = None) -> None:
+        self.mode, self._gather = mode, gather
+        self.tally = Tally() if gather is None else gather.tally
+
+    @property
+    def generation(self) -> int:
+        """Number of the picture, from 1: a new one begins by itself where time or shapes jump."""
+        return 0 if self._gather is None else self._gather.clock.generation
+
+    def reset(self) -> None:
+        """Let the next call of the model begin a new picture; all ranks call this at the same place."""
+        if self._gather is not None:
+            self._gather.reset()
+
+
+@contextmanager
+def over_ranks(
+    model: nn.Module,
+    peers: Mapping[int, Peer],
+    attention: Coding,
+    output: Coding,
+    mode: str = "gather",
+    deadline: float = 60.0,
+) -> Iterator[Parallel]:
+    """Run ``model`` over this rank and ``peers`` inside the block; see ``thinwire.parallel``."""
+    require(mode in MODES, InputError, f"there is no mode {mode!r}; choose {' or '.join(MODES)}")
+    if mode == "one" or not peers:
+        yield Parallel("one")
+        return
+    exchange = MeshExchange(_own_rank(peers), peers, name=f"diffusion{_uses(peers)}")
+    gather = Gather(exchange, attention, output, deadline)
+    try:
+        with host.attached(model, gather):
+            _agree(exchange, model, f"{attention!r}, {output!r}", deadline)
+            yield Parallel(mode, gather)
+    finally:
+        gather.leave()
+        exchange.close()
+
+
+def _own_rank(peers: Mapping[int, Peer]) -> int:
+    missing = set(range(len(peers) + 1)) - peers.keys()
+    text = f"peers {sorted(peers)} are not all but one of the ranks from 0; connect all of them"
+    require(len(missing) == 1, InputError, text)
+    return missing.pop()
+
+
+def _uses(peers: Mapping[int, Peer]) -> int:
+    """Number the uses of a mesh, so that none takes what an aborted one before it has left."""
+    mailbox = peers[min(peers)].mailbox
+    uses = _USES.setdefault(mailbox, Counter())
+    uses["parallel"] += 1
+    return uses["parallel"]
+
+
+def _agree(exchange: Exchange, model: nn.Module, codings: str, deadline: float) -> None:
+    """Compare with all ranks what they must have in common. Errors: ``InputError`` naming a rank."""
+    own = {
+        "diffusers": host.version(),
+        "torch": torch.__version__.partition("+")[0],
+        "the model": type(model).__name__,
+        "the recipe": codings,
+        "its weights (a checksum)": str(weights_checksum(model)),
+    }
+    exchange.post(0, Message(packets=[json.dumps(own).encode()]).pack())
+    for rank, data in exchange.collect(0, deadline).items():
+        message = Message.unpack(data)
+        message.check_sender(rank)
+        theirs = _read(b"".join(message.packets), rank)
+        for what, value in own.items():
+            other = str(theirs.get(what))[:200]
+            text = f"rank {rank} has {what} {other!r}, and this rank {value!r}; make them alike"
+            require(theirs.get(what) == value, InputError, text)
+
+
+def _read(data: bytes, rank: int) -> dict[str, object]:
+    try:
+        found = json.loads(data)
+    except ValueError as e:
+        raise PayloadError(f"what rank {rank} says of its model cannot be read") from e
+    require(isinstance(found, dict), PayloadError, f"what rank {rank} says of its model cannot be read")
+    return dict(found)

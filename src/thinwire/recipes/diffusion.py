@@ -1,0 +1,117 @@
+"""Recipes of parallel diffusion: how keys, values and outputs are sent between the ranks, by name.
+
+In docstrings [quoted] is what the named paper says, [source] what was read in its code, [derived] our
+reading, [measured] what we measured.
+
+>>> parse_diffusion_recipe("compact:bits=2").name
+'compact:bits=2'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+from thinwire import codecs, spec
+from thinwire.channels import memory
+from thinwire.channels.channel import Scheme
+from thinwire.channels.memory import Delta, SecondOrderDelta
+from thinwire.codecs import Cast, RankOne, Uniform
+from thinwire.engines.diffusion.coding import MAX_WARMUP, Coding
+from thinwire.engines.diffusion.parallel import Parallel, over_ranks
+from thinwire.links.mesh import Peer
+from thinwire.recipes.base import Parameter, Registry
+from thinwire.types import PayloadError, require
+
+if TYPE_CHECKING:
+    from torch import nn
+
+ATTENTION, OUTPUT = "attention", "output"  # the roles: keys and values of a layer; the joined output
+FP16 = Scheme(Cast("float16"))
+
+
+def _parse_coding(text: str) -> Coding:
+    known = {**codecs.REGISTRY, **memory.REGISTRY, "Scheme": Scheme, "Coding": Coding}
+    coding = spec.parse(text, known)
+    require(isinstance(coding, Coding), PayloadError, f"{text[:80]!r} is no way to send")
+    return coding
+
+
+DIFFUSION = Registry[Coding, None]("diffusion", (ATTENTION, OUTPUT), "Coding(...)", _parse_coding)
+parse_diffusion_recipe = DIFFUSION.parse
+
+BITS = Parameter("the bits of a value of a residual", 1, 2)
+WARMUP = Parameter("how many steps are sent as float16 at first", 1, MAX_WARMUP)
+ORDER = Parameter("whether residuals are of values, or of their change from step to step", 1, 2)
+
+
+@DIFFUSION.register("raw", "Values as they are: the picture of one device.", "none")
+def raw() -> dict[str, Coding]:
+    """Send keys, values and outputs in the model's own type."""
+    return {ATTENTION: Coding(), OUTPUT: Coding()}
+
+
+@DIFFUSION.register("fp16", "Values as float16: the baseline.", "common practice")
+def fp16() -> dict[str, Coding]:
+    """Send keys, values and outputs as float16."""
+    return {ATTENTION: Coding(FP16), OUTPUT: Coding(FP16)}
+
+
+@DIFFUSION.register("int8", "Values in 8 bits, each step anew.", "common practice")
+def int8() -> dict[str, Coding]:
+    """Send keys and values as 8-bit integers with a scale for 32 values, and outputs as float16."""
+    return {ATTENTION: Coding(Scheme(Uniform(8))), OUTPUT: Coding(FP16)}
+
+
+@DIFFUSION.register(
+    "compact", "What has changed since the last step, in 1 or 2 bits.", "CompactFusion, arXiv 2507.17511"
+)
+def compact(
+    bits: Annotated[int, BITS] = 1,
+    warmup: Annotated[int, WARMUP] = 1,
+    order: Annotated[int, ORDER] = 1,
+) -> dict[str, Coding]:
+    """Send residuals as signs or four levels times a scale a row and a column, after some steps as float16.
+
+    Source: first order, error feedback by references of what was decoded, 1 warm-up step for images
+    [source]; own keys and values exact, as in its ring [source]. The second order's decay of 1/2 is ours
+    [measured], and so are outputs as residuals in 8 bits: they reach the picture directly.
+    """
+    change = Delta() if order == 1 else SecondOrderDelta()
+    attention = Coding(Scheme(RankOne(bits), change, keyframe=Cast("float16")), warmup)
+    output = Coding(Scheme(Uniform(8, scale="token"), Delta(), keyframe=Cast("float16")), warmup)
+    return {ATTENTION: attention, OUTPUT: output}
+
+
+@contextmanager
+def parallel(
+    model: nn.Module,
+    peers: Mapping[int, Peer],
+    recipe: str = "compact",
+    mode: str = "gather",
+    *,
+    deadline: float = 60.0,
+) -> Iterator[Parallel]:
+    """Run a transformer of diffusers over this rank and ``peers`` inside the block; leave it as it was.
+
+    - ``model``: a ``FluxTransformer2DModel``, ``WanTransformer3DModel`` or another with a plan of its own for
+      how to split it, with the same weights on all ranks;
+    - ``peers``: links of ``connect_mesh`` to all other ranks;
+    - ``recipe``: how keys, values and outputs are sent: ``raw``, ``fp16``, ``int8`` or ``compact:bits=2``;
+    - ``mode``: ``gather``: each rank computes its share of the tokens, with the keys and values of all;
+      ``one``: each rank computes everything, and nothing is sent;
+    - ``deadline``: seconds without any data after which a wait for a rank fails.
+
+    All ranks make the same calls, with the same inputs: noise comes from one generator on the CPU, with one
+    seed. Every rank gets the same picture, bit for bit::
+
+        with thinwire.parallel(pipe.transformer, peers, "compact:bits=2,warmup=2"):
+            picture = pipe(prompt, generator=torch.Generator().manual_seed(0)).images[0]
+
+    Errors: ``InputError``, one sentence, for a model that cannot be split so, and for ranks or inputs that
+    are not alike; ``LinkError`` naming a rank that is lost, silent, or ended with an error.
+    """
+    schemes = parse_diffusion_recipe(recipe).schemes
+    with over_ranks(model, peers, schemes[ATTENTION], schemes[OUTPUT], mode, deadline) as found:
+        yield found
