@@ -1,4 +1,4 @@
-"""What auto chooses: what hides at the least cost to training, one plan for all, steady where links waver."""
+"""What auto chooses: what comes to a loss soonest, one plan for all, steady where links waver."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.policies.replicas.lines import cnn, drawn, gpt2, predicted, wavering
 from thinwire.policies.base import Policy
 from thinwire.policies.replicas.auto import DIFFERENCES, GRADIENTS, HIDDEN, LOCAL_STEPS, STALENESS, Auto, Plan
 from thinwire.policies.replicas.site import ReplicaChoice, ReplicaSite
-from thinwire.policies.replicas.time_model import Ranks, predicted_step, ring_step
+from thinwire.policies.replicas.time_model import predicted_step, ring_step
 from thinwire.types import InputError
 
 KINDS = pytest.mark.parametrize("gradients", [False, True])
@@ -31,6 +31,11 @@ def cost(choices: Sequence[ReplicaChoice]) -> float:
     return Plan(first.staleness, first.local_steps, tuple(codes[c.ratio, c.bits] for c in choices)).cost
 
 
+def time_to_loss(choices: Sequence[ReplicaChoice]) -> float:
+    """Return the time to a loss, in steps of an exact mean."""
+    return predicted(choices[0]) * cost(choices)
+
+
 def drawn_for(draw: random.Random, gradients: bool, coding: float) -> ReplicaSite:
     site = drawn(draw)
     return replace(site, coding=draw.uniform(0, coding) * site.compute, steps=0 if gradients else 600)
@@ -41,7 +46,7 @@ def test_what_it_chooses_where_the_probes_were_made() -> None:
     plans = {m: (c.bits, c.local_steps) for m in (1000, 40, 1.5, 0.16) for c in chosen([gpt2(m, 0.1)])}
     assert plans == {1000: (1.2, 10), 40: (1.2, 10), 1.5: (1.2, 50), 0.16: (0.6, 50)}
     pairs = [(c.ratio, c.staleness) for m in (1000, 20, 1.5) for c in chosen([cnn(m)], gradients=True)]
-    assert pairs == [(0.1, 1), (0.01, 1), (0.001, 2)]
+    assert pairs == [(0.1, 1), (0.01, 1), (0.001, 1)]
     assert chosen([gpt2(1.5, 0.1, steps=30)])[0].local_steps == 10  # a few rounds at least
     assert chosen([gpt2(1.5, 0.1, steps=6)])[0].local_steps == 6
 
@@ -52,34 +57,30 @@ def test_never_slower_than_all_reduce_by_more_than_a_twentieth(seed: int, gradie
     """For as long as coding leaves room: a gradient is coded each step, a difference every 10 to 50."""
     draw = random.Random(seed)
     for _ in range(30):
-        site = drawn_for(draw, gradients, coding=0.04 if gradients else 1.0)
+        site = drawn_for(draw, gradients, coding=0.04 if gradients else 0.4)
         choice = chosen([site], gradients)[0]
-        assert predicted(choice) <= 1.05 * ring_step(site)
+        assert time_to_loss([choice]) <= 1.05 * ring_step(site)
 
 
 @KINDS
 @pytest.mark.parametrize("seed", range(6))
-def test_no_choice_within_the_slack_costs_training_less(seed: int, gradients: bool) -> None:
+def test_no_other_choice_comes_to_a_loss_sooner(seed: int, gradients: bool) -> None:
     draw, codes = random.Random(seed), GRADIENTS if gradients else DIFFERENCES
     for _ in range(20):
         site = drawn_for(draw, gradients, coding=0.1)
-        choices, slower = chosen([site], gradients), Ranks.of([site]).paced(1.25, 1.25)
+        score = time_to_loss(chosen([site], gradients))
         for code, steps in product(codes, [1] if gradients else LOCAL_STEPS):
             for late in STALENESS if gradients else [h for h in HIDDEN if h <= steps]:
                 other = Plan(late, steps, (code,))
-                step = predicted_step(site, other.choices[0])
-                assert predicted(choices[0]) * cost(choices) <= 1.06 * step * other.cost
-                if slower.step(other.choices) <= 1.05 * site.compute:
-                    assert cost(choices) <= other.cost
+                assert score <= predicted_step(site, other.choices[0]) * other.cost
 
 
 @KINDS
-def test_a_faster_link_reaches_a_loss_no_later_and_costs_training_no_more(gradients: bool) -> None:
+def test_a_faster_link_comes_to_a_loss_no_later(gradients: bool) -> None:
     make = cnn if gradients else gpt2
     choices = [chosen([make(rate, 0.05)], gradients)[0] for rate in RATES]
     for slow, fast in pairwise(choices):
-        assert predicted(fast) * cost([fast]) <= 1.06 * predicted(slow) * cost([slow])
-        assert cost([fast]) <= cost([slow]) or predicted(fast) < predicted(slow)
+        assert time_to_loss([fast]) <= time_to_loss([slow])
 
 
 @KINDS
@@ -102,7 +103,8 @@ def test_the_plan_follows_a_link_that_changes(gradients: bool) -> None:
     first = chosen([make(fast)], gradients)
     later = chosen([make(slow, last=first[0])], gradients)
     assert cost(later) > cost(first)
-    assert cost(chosen([make(fast, last=later[0])], gradients)) == cost(first)
+    again = chosen([make(fast, last=later[0])], gradients)
+    assert time_to_loss(again) <= 1.05 * time_to_loss(first)
 
 
 def test_one_plan_for_all_and_each_code_by_its_own_uplink() -> None:

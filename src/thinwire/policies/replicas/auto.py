@@ -1,9 +1,10 @@
-"""The policy behind ``auto``, ours: of what hides behind compute, what costs training least."""
+"""The policy behind ``auto``, ours: of all plans, the one that comes to a loss soonest."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from statistics import mean
 
 from thinwire.policies.replicas.site import ReplicaChoice, ReplicaSite
@@ -59,13 +60,12 @@ class Plan:
 
 @dataclass(frozen=True, repr=False)
 class Auto(Spec):
-    """Choose delay, local steps and each rank's code: of what hides, what costs training least.
+    """Choose the delay, local steps and each rank's code that come to a loss soonest.
 
-    What lengthens a step by at most ``slack`` hides. Where that costs more steps than it saves time, or
-    nothing hides, it is the least product of both. What is chosen would hide on a link a ``margin`` slower.
-    It stays until something of less cost, or anything once it no longer hides, would hide on a link slower by
-    the margin twice, or something else is better by the margin. ``gradients``: whether the optimiser bears
-    sparse and late gradients, as SGD without momentum does; else differences of parameters travel.
+    The time to a loss is a step's seconds, as many times as the plan needs more steps. A plan in use stays
+    for as long as it is within ``slack`` of the best on this link, or on one by the ``margin`` quicker or
+    slower. ``gradients``: whether the optimiser bears sparse and late gradients, as SGD without momentum
+    does; else differences of parameters travel.
 
     >>> site = ReplicaSite(values=4_470_272, replicas=2, compute=0.307, coding=0.09, rate=4.8e6, delay=0.05)
     >>> Auto().choose([site])[0].reason
@@ -74,7 +74,7 @@ class Auto(Spec):
 
     every: int = 20  # steps
     gradients: bool = False
-    slack: float = 0.05  # of a step's compute
+    slack: float = 0.02  # of the time to a loss
     margin: float = 0.25  # of the time that messages take
 
     def __post_init__(self) -> None:
@@ -89,8 +89,10 @@ class Auto(Spec):
         same = undecided(sites, self.every, self._start(sites))
         if same is not None:
             return same
-        ranks = Ranks.of(sites)
-        return ranks.explained(self._decide(ranks, self._used(sites)).choices)
+        ranks, used = Ranks.of(sites), self._used(sites)
+        stays = used is not None and any(self._is_near(used, near) for near in self._near(ranks))
+        plan = used if used and stays else self._best(ranks)
+        return ranks.explained(plan.choices)
 
     def _start(self, sites: Sequence[ReplicaSite]) -> ReplicaChoice:
         code = GRADIENTS[1] if self.gradients else DIFFERENCES[0]
@@ -114,45 +116,29 @@ class Auto(Spec):
         mine = len(used) == len(last) and (last[0].staleness in STALENESS or not self.gradients)
         return Plan(last[0].staleness, last[0].local_steps, used) if mine else None
 
-    def _decide(self, ranks: Ranks, used: Plan | None) -> Plan:
-        best = min(self._plans(ranks, hiding=False), key=lambda p: _score(ranks, p))
-        if used is None:
-            return self._hiding(ranks, 1 + self.margin, best) or best
-        better = self._hiding(ranks, (1 + self.margin) ** 2, best)
-        gains = better is not None and _score(ranks, better) <= _score(ranks, used)
-        if better and gains and (better.cost < used.cost or not self._hides(ranks.step(used.choices), ranks)):
-            return better
-        limit = (1 + self.margin) * _score(ranks, best)
-        return used if _score(ranks, used) <= limit else self._hiding(ranks, 1 + self.margin, best) or best
+    def _near(self, ranks: Ranks) -> Iterator[Ranks]:
+        paces = (1.0, 1 + self.margin, 1 / (1 + self.margin))
+        return (ranks.paced(wire, delay) for wire, delay in product(paces, paces))
 
-    def _hiding(self, ranks: Ranks, pace: float, best: Plan) -> Plan | None:
-        """Return the plan of least cost that hides on links that much slower, unless ``best`` gains more."""
-        slower = ranks.paced(pace, pace)
-        hidden = [p for p in self._plans(slower, hiding=True) if self._hides(slower.step(p.choices), ranks)]
-        plan = min(hidden, key=lambda p: (p.cost, ranks.step(p.choices)), default=None)
-        near = plan and _score(ranks, plan) <= (1 + self.slack) * _score(ranks, best)
-        return plan if near else None
+    def _is_near(self, plan: Plan, ranks: Ranks) -> bool:
+        return _score(ranks, plan) <= (1 + self.slack) * _score(ranks, self._best(ranks))
 
-    def _hides(self, step: float, ranks: Ranks) -> bool:
-        return step <= (1 + self.slack) * ranks.compute
+    def _best(self, ranks: Ranks) -> Plan:
+        return min(self._plans(ranks), key=lambda plan: _score(ranks, plan))
 
-    def _plans(self, ranks: Ranks, hiding: bool) -> Iterator[Plan]:
-        """Yield every delay and number of local steps, each with the best codes for them."""
+    def _plans(self, ranks: Ranks) -> Iterator[Plan]:
+        """Yield every delay and number of local steps, each with the best code for every rank."""
         for steps in self._local_steps(ranks.sites):
             for late in STALENESS if self.gradients else (h for h in HIDDEN if h <= steps):
-                yield Plan(late, steps, tuple(self._code(ranks, s, late, steps, hiding) for s in ranks.sites))
+                yield Plan(late, steps, tuple(self._code(site, late, steps) for site in ranks.sites))
 
-    def _code(self, ranks: Ranks, site: ReplicaSite, late: int, steps: int, hiding: bool) -> Code:
-        """Return the code of least cost that hides on this rank's uplink, or that of least time and cost."""
+    def _code(self, site: ReplicaSite, late: int, steps: int) -> Code:
+        def score(code: Code) -> float:
+            return predicted_step(site, ReplicaChoice(code.ratio, code.bits, late, steps, "")) * code.cost
 
-        def step(code: Code) -> float:
-            return predicted_step(site, ReplicaChoice(code.ratio, code.bits, late, steps, ""))
-
-        codes = GRADIENTS if self.gradients else DIFFERENCES
-        hidden = (c for c in codes if hiding and self._hides(step(c), ranks))  # of least cost first
-        return next(hidden, None) or min(codes, key=lambda c: step(c) * c.cost)
+        return min(GRADIENTS if self.gradients else DIFFERENCES, key=score)
 
 
 def _score(ranks: Ranks, plan: Plan) -> float:
-    """Return time to a loss: seconds a step, as many times as the plan needs more steps."""
+    """Return the time to a loss, in steps of an exact mean: what a step takes, times the plan's cost."""
     return ranks.step(plan.choices) * plan.cost
