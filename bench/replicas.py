@@ -31,7 +31,7 @@ from thinwire.lab.records.writer import read_json
 CELLS = Path(__file__).parent / "results" / "replicas"
 REACH = 4
 TIMED, TIMED_DENSE = 40, 8  # steps of a timed cell; of one that sends whole gradients
-TIMED_TRACE = 20  # of one that sends whole gradients over a trace
+TIMED_TRACE = 12  # of one that sends whole gradients over a trace
 JOBS: dict[str, dict[str, Any]] = {
     "gpt2-lab": {
         "model": "gpt2-lab",

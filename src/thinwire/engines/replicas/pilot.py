@@ -17,6 +17,7 @@ from thinwire.engines.replicas.message import Measured, Message
 from thinwire.policies.replicas.site import ReplicaChoice, ReplicaPolicy, ReplicaSite
 
 KEPT = 9  # readings whose median counts
+LINKS = 3  # the same of the link, one a message: a late answer feigns a slow link, but not twice
 Link = Callable[[], tuple[float | None, float | None]]
 
 
@@ -78,6 +79,8 @@ class AdaptivePilot(Pilot):
         self._sites = dict.fromkeys(ranks, own)
         self._compute: deque[float] = deque(maxlen=KEPT)
         self._coding: deque[float] = deque(maxlen=KEPT)
+        self._rates: deque[float] = deque(maxlen=LINKS)
+        self._delays: deque[float] = deque(maxlen=LINKS)
         self._posted = False  # a message since the last decision
         first = self._choose(0)
         self.staleness, self.local_steps = self._planned = first.staleness, first.local_steps
@@ -90,18 +93,16 @@ class AdaptivePilot(Pilot):
 
     def head(self, packets: Sequence[bytes], finite: bool = True) -> Message:
         self._posted = True
+        for known, value in zip((self._rates, self._delays), self._link(), strict=True):
+            if value is not None:
+                known.append(value)
         leads = self._rank == min(self._ranks)
         plan = self._planned if leads else (self.staleness, self.local_steps)
         return Message(*plan, self._measured(), packets, finite)
 
     def _measured(self) -> Measured:
-        rate, delay = self._link()
-        return Measured(
-            median(self._compute) if self._compute else math.nan,
-            median(self._coding) if self._coding else math.nan,
-            math.nan if rate is None else rate,
-            math.nan if delay is None else delay,
-        )
+        known = (self._compute, self._coding, self._rates, self._delays)
+        return Measured(*(median(values) if values else math.nan for values in known))
 
     def heard(self, messages: Mapping[int, Message]) -> None:
         super().heard(messages)
