@@ -1,0 +1,148 @@
+"""Train flux-fashion on sheets of Fashion-MNIST: ``make train-flux-fashion``.
+
+Flow matching: between a sheet x and noise e the model learns e - x at (1 - t) x + t e. The mean of weights
+over the last steps is what the package has. A run that was stopped goes on, bit for bit: every step draws
+from its own seed. ``python -m bench.flux_fashion [--steps N] [--threads N]``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from bench.cells import made_by
+from thinwire.lab.data.images import PIXELS, load_fashion
+from thinwire.lab.data.images import SIDE as PIXELS_SIDE
+from thinwire.lab.pictures.flux_fashion import WEIGHTS, build
+from thinwire.lab.pictures.sheets import ANYTHING, Sheet, conditions, joined, padded
+from thinwire.lab.records.writer import read_json, write_json
+
+RESULT = Path(__file__).parent / "results" / "flux_fashion.json"
+UNFINISHED = RESULT.with_name(".flux_fashion")
+STEPS, WARMUP, RATE, DECAY = 2800, 100, 1e-3, 0.01
+MEAN = 0.998  # of the averaged weights: what stays of them in a step
+DROPPED = 0.1  # share of the sheets whose text says "anything"
+# Rows, columns and sheets of a batch, and how often it is drawn.
+SIZES = (((1, 1, 32), 0.35), ((2, 2, 8), 0.35), ((2, 4, 4), 0.12), ((4, 4, 2), 0.11), ((4, 8, 1), 0.07))
+SAVED = 100  # steps between checkpoints
+
+
+class Training:
+    """The model, the mean of its weights, and the optimiser, after so many steps."""
+
+    def __init__(self, images: Tensor, classes: Tensor, steps: int, sizes: Any = SIZES) -> None:
+        self.model, self.mean = build(0).train(), build(0)
+        self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=RATE, weight_decay=DECAY)
+        self.images, self.classes, self.steps, self.sizes = images, classes, steps, sizes
+        self.step, self.losses = 0, list[float]()
+
+    def advance(self) -> float:
+        """Take a step; return its loss."""
+        draw = torch.Generator().manual_seed(self.step)
+        for group in self.optimiser.param_groups:
+            group["lr"] = RATE * _rate(self.step, self.steps)
+        loss = _loss(self.model, *self._batch(draw), draw)
+        self.optimiser.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimiser.step()
+        keep = min(MEAN, (1 + self.step) / (10 + self.step))
+        with torch.no_grad():
+            for mean, p in zip(self.mean.parameters(), self.model.parameters(), strict=True):
+                mean.lerp_(p, 1 - keep)
+        self.step += 1
+        self.losses.append(float(loss))
+        return self.losses[-1]
+
+    def _batch(self, draw: torch.Generator) -> tuple[Sheet, Tensor, Tensor]:
+        which = int(torch.multinomial(torch.tensor([share for _, share in self.sizes]), 1, generator=draw))
+        rows, columns, many = self.sizes[which][0]
+        sheet = Sheet(rows, columns)
+        chosen = torch.randint(len(self.images), (many, sheet.garments), generator=draw)
+        sheets = [sheet.latents(joined(padded(self.images[row]), sheet)) for row in chosen]
+        words = self.classes[chosen]
+        words[torch.rand(many, generator=draw) < DROPPED] = ANYTHING
+        return sheet, torch.cat(sheets), words
+
+    def save(self, folder: Path) -> None:
+        """Write all that a later process needs."""
+        folder.mkdir(parents=True, exist_ok=True)
+        parts = {"model": self.model.state_dict(), "mean": self.mean.state_dict()}
+        state = self.optimiser.state_dict()["state"]
+        parts |= {f"state{k}": values for k, values in state.items()}
+        flat = {f"{part}/{name}": x for part, values in parts.items() for name, x in values.items()}
+        save_file({name: x.clone() for name, x in flat.items()}, folder / f"{self.step}.safetensors")
+        write_json(folder / "state.json", {"step": self.step, "losses": self.losses})
+        for old in folder.glob("*.safetensors"):
+            if old.stem != str(self.step):
+                old.unlink()
+
+    def load(self, folder: Path) -> None:
+        """Go on from what ``save`` wrote."""
+        known = read_json(folder / "state.json")
+        parts: dict[str, dict[str, Tensor]] = {}
+        for name, x in load_file(folder / f"{known['step']}.safetensors").items():
+            part, _, rest = name.partition("/")
+            parts.setdefault(part, {})[rest] = x
+        self.model.load_state_dict(parts.pop("model"))
+        self.mean.load_state_dict(parts.pop("mean"))
+        whole = self.optimiser.state_dict()
+        whole["state"] = {int(part.removeprefix("state")): values for part, values in parts.items()}
+        self.optimiser.load_state_dict(whole)
+        self.step, self.losses = known["step"], list(known["losses"])
+
+
+def _rate(step: int, steps: int) -> float:
+    """Return the share of the full learning rate: a ramp, then half a cosine."""
+    return min(1.0, (step + 1) / WARMUP) * (0.02 + 0.98 * (1 + math.cos(math.pi * step / steps)) / 2)
+
+
+def _loss(model: nn.Module, sheet: Sheet, x: Tensor, words: Tensor, draw: torch.Generator) -> Tensor:
+    noise = torch.randn(x.shape, generator=draw)
+    times = torch.sigmoid(torch.randn(len(x), generator=draw))
+    t = times[:, None, None]
+    velocity = model(hidden_states=(1 - t) * x + t * noise, **conditions(sheet, words, times))[0]
+    loss: Tensor = (velocity - (noise - x)).square().mean()
+    return loss
+
+
+def garments() -> tuple[Tensor, Tensor]:
+    """Return the images to train on, uint8 [N, 28, 28], and their classes."""
+    rows, _ = load_fashion()
+    return rows[:, :PIXELS].view(-1, PIXELS_SIDE, PIXELS_SIDE), rows[:, PIXELS].long()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    asked = parser.parse_args()
+    torch.set_num_threads(asked.threads)
+    training = Training(*garments(), asked.steps)
+    if (UNFINISHED / "state.json").exists():
+        training.load(UNFINISHED)
+    while training.step < asked.steps:
+        training.advance()
+        if training.step % SAVED == 0 or training.step == asked.steps:
+            training.save(UNFINISHED)
+            recent = training.losses[-SAVED:]
+            print(training.step, round(sum(recent) / len(recent), 4), flush=True)
+    finish(training)
+
+
+def finish(training: Training) -> None:
+    """Put the mean weights into the package, and the loss curve beside the other results."""
+    save_file({name: p.half() for name, p in training.mean.state_dict().items()}, WEIGHTS)
+    parts = [training.losses[i : i + SAVED] for i in range(0, training.step, SAVED)]
+    curve = [{"step": SAVED * (i + 1), "loss": sum(p) / len(p)} for i, p in enumerate(parts)]
+    write_json(RESULT, {"steps": training.step, "sizes": SIZES, "curve": curve, "made": made_by()})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""From noise to a picture: Euler's steps along the flow that the model was trained to follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from thinwire.lab.pictures.sheets import Sheet
+from thinwire.types import InputError, require
+
+if TYPE_CHECKING:
+    from torch import nn
+
+OnStep = Callable[[int], None]
+
+
+def sample(
+    model: nn.Module,
+    sheet: Sheet,
+    steps: int,
+    seed: int,
+    guidance: float = 1.0,
+    on_step: OnStep | None = None,
+) -> Tensor:
+    """Return the latents [1, tokens, channels] of a picture after ``steps``.
+
+    ``guidance`` 1 takes one forward pass a step. Else there are two, named ``cond`` and ``uncond`` in
+    diffusers' ``cache_context``, and the step goes that many times as far from the second to the first
+    (classifier-free guidance, arXiv 2207.12598 [memory]). ``on_step`` gets the number of each finished step.
+    """
+    require(steps >= 1, InputError, f"--steps {steps} is below 1; give a number of denoising steps")
+    x, times = sheet.noise(seed), torch.linspace(1, 0, steps + 1).tolist()
+    for step, (now, then) in enumerate(pairwise(times), 1):
+        with torch.no_grad():
+            x = x + (then - now) * _velocity(model, sheet, x, now, guidance)
+        if on_step is not None:
+            on_step(step)
+    return x
+
+
+def _velocity(model: Any, sheet: Sheet, x: Tensor, time: float, guidance: float) -> Tensor:
+    with model.cache_context("cond") if guidance != 1 else nullcontext():
+        toward: Tensor = model(hidden_states=x, **sheet.inputs(time))[0]
+    if guidance == 1:
+        return toward
+    with model.cache_context("uncond"):
+        away: Tensor = model(hidden_states=x, **sheet.inputs(time, keep_text=False))[0]
+    return away + guidance * (toward - away)
