@@ -57,7 +57,7 @@ class Training:
             for mean, p in zip(self.mean.parameters(), self.model.parameters(), strict=True):
                 mean.lerp_(p, 1 - keep)
         self.step += 1
-        self.losses.append(float(loss))
+        self.losses.append(loss.item())
         return self.losses[-1]
 
     def _batch(self, draw: torch.Generator) -> tuple[Sheet, Tensor, Tensor]:

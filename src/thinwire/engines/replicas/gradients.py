@@ -20,28 +20,51 @@ from thinwire.exchange import Reduction
 
 
 class SummedGradients(Replicator):
-    """Average each step's gradients as they are, in ``dtype``, before the step is taken."""
+    """Average each step's gradients as they are, in ``dtype``, before the step is taken.
 
-    tells = False
+    ``skips``: a mean that is not finite is applied, since a gradient scaler skips it; else ``NotFinite``.
+    """
 
     def __init__(
-        self, table: Table, reduction: Reduction, tally: Tally, dtype: torch.dtype, deadline: float
+        self,
+        table: Table,
+        reduction: Reduction,
+        tally: Tally,
+        dtype: torch.dtype,
+        deadline: float,
+        skips: bool = False,
     ) -> None:
         super().__init__(tally)
+        self._skips = skips
         self._table, self._reduction, self._dtype, self._deadline = table, reduction, dtype, deadline
 
     def step(self, apply: Apply) -> None:
         flat = self._table.gradients()
         own = flat.view(-1)[: self._table.numel].to(self._dtype)
-        start = perf_counter()
-        self._reduction.post(self._steps, own)
-        total = self._reduction.collect(self._steps, self._deadline)
-        self.tally.wait_s += perf_counter() - start
+        total = self._sum(own)
         self.tally.exchanges += 1
+        if not (self._skips or total.isfinite().all()):
+            self._name(own)
         self._steps += 1
         flat.view(-1)[: self._table.numel] = total.float().div_(len(self._reduction.ranks))
         self._table.put_gradients(flat)
         apply()
+
+    def _sum(self, own: Tensor, ahead: int = 0) -> Tensor:
+        start = perf_counter()
+        self._reduction.post(self._steps + ahead, own)
+        total = self._reduction.collect(self._steps + ahead, self._deadline)
+        self.tally.wait_s += perf_counter() - start
+        return total
+
+    def _name(self, own: Tensor) -> None:
+        """Raise ``NotFinite`` with the ranks whose gradients are not: all ranks have the same sum, and ask."""
+        ranks = self._reduction.ranks
+        flags = torch.tensor([float(rank == self._reduction.rank) for rank in ranks])
+        bad = self._sum(flags if not own.isfinite().all() else torch.zeros(len(ranks)), ahead=1)
+        named = " and ".join(str(rank) for rank, flag in zip(ranks, bad, strict=True) if flag)
+        what = f"the gradient of rank {named}" if named else "the sum of all ranks' gradients"
+        raise NotFinite(f"{what} is not finite (exchange {self._steps + 1})")
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"steps": torch.tensor(self._steps)}

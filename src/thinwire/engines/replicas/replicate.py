@@ -76,7 +76,7 @@ def by_gradients(
     tally = Tally()
     if isinstance(method, AllReduce):
         dtype = getattr(torch, method.dtype)
-        return SummedGradients(table, network.sums("sum"), tally, dtype, network.deadline)
+        return SummedGradients(table, network.sums("sum"), tally, dtype, network.deadline, skips)
     mail, coder = _ends(method.scheme, table, network, tally, "gradients", method.staleness, 1, plan)
     return DelayedGradients(table, coder, mail, method.exact, skips)
 

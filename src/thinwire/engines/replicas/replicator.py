@@ -23,8 +23,6 @@ class Replicator:
     Errors: ``LinkError`` naming a rank that is lost or silent; ``NotFinite`` naming a rank, on every rank.
     """
 
-    tells = True  # every rank of values that are not finite, and whose they are
-
     def __init__(self, tally: Tally, mail: Sequence[Mail] = ()) -> None:
         self.tally = tally
         begun = [one.pilot.begun for one in mail]

@@ -150,7 +150,7 @@ class Stepper:
         start = time.perf_counter()
         norm = math.sqrt(self._norms.squared_norm(own * own))
         waited = time.perf_counter() - start
-        told = self.replicator is not None and self.replicator.tells  # all ranks, and whose it was
+        told = self.replicator is not None  # all ranks, and whose it was
         require(
             math.isfinite(norm) or told, ThinwireError, ran_away(self.config, "gradient norm", step, norm)
         )
