@@ -208,6 +208,22 @@ def backward(student: Student, scaler: torch.amp.GradScaler, damaged: bool = Fal
 
 
 @check
+def a_drain_averages_the_statistics_of_batch_norm() -> None:
+    student = Student(broadcast_buffers=False)
+    norm = nn.BatchNorm1d(16)
+    student.ddp = DistributedDataParallel(nn.Sequential(norm, *student.ddp.module), broadcast_buffers=False)
+    assert isinstance(norm.running_mean, Tensor)
+    with replicating(student, LATE) as replicated:
+        student.train(5, replicated)
+        own = [torch.empty(16) for _ in range(WORLD)]
+        dist.all_gather(own, norm.running_mean)
+        replicated.drain(student.optimiser.step)
+    assert not torch.equal(*own)
+    torch.testing.assert_close(norm.running_mean, (own[0] + own[1]) / 2)
+    assert norm.num_batches_tracked == 5
+
+
+@check
 def an_infinite_gradient_skips_the_step_on_all_ranks() -> None:
     """pytorch 49374."""
     for recipe, late in ((SPARSE, 2), ("topk:ratio=0.05", 0)):

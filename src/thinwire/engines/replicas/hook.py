@@ -124,9 +124,9 @@ class Replicated:
     due at first: skip ``optimizer.step`` then.
     """
 
-    def __init__(self, buckets: Buckets, replicator: Replicator) -> None:
+    def __init__(self, ddp: DistributedDataParallel, buckets: Buckets, replicator: Replicator) -> None:
         self.ready = False
-        self._buckets, self._replicator = buckets, replicator
+        self._ddp, self._buckets, self._replicator = ddp, buckets, replicator
         self._due: Tensor | None = None
 
     def receive(self, bucket: dist.GradBucket) -> Future[Tensor]:
@@ -147,7 +147,8 @@ class Replicated:
     def drain(self, step: Apply) -> None:
         """Wait for what is under way; for each mean put it into the gradients and call ``step``.
 
-        Before an evaluation, and at the end. All ranks drain after the same backward pass.
+        Then average the buffers of floats, such as BatchNorm's, over all ranks. Before an evaluation, and at
+        the end. All ranks drain after the same backward pass.
         """
 
         def apply() -> None:
@@ -156,6 +157,7 @@ class Replicated:
 
         with _advised():
             self._replicator.drain(apply)
+        _average_buffers(self._ddp)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return residuals and means that are not due yet, by parameter. Each rank saves its own.
@@ -180,11 +182,11 @@ class Replicated:
 class _PowerReplicated(Replicated):
     """Torch's PowerSGD: each pass has its gradient at once."""
 
-    def __init__(self) -> None:
-        self.ready = True
+    def __init__(self, ddp: DistributedDataParallel) -> None:
+        self.ready, self._ddp = True, ddp
 
     def drain(self, step: Apply) -> None:
-        pass
+        _average_buffers(self._ddp)
 
     def state_dict(self) -> dict[str, Tensor]:
         raise InputError(
@@ -254,7 +256,7 @@ def install(
     network = _network(ddp, method, policy, peers, group, buckets, deadline)
     _check_alike(ddp, f"{buckets.digest} {method} {policy} {peers is None} {scaler is None}")
     plan = None if policy is None else Plan(policy)
-    replicated = Replicated(buckets, by_gradients(method, buckets, network, plan, scaler is not None))
+    replicated = Replicated(ddp, buckets, by_gradients(method, buckets, network, plan, scaler is not None))
     ddp.register_comm_hook(replicated, hook)
     return replicated
 
@@ -267,7 +269,7 @@ def _install_power(
     )
     state = power.PowerSGDState(group or ddp.process_group, method.rank, method.start)
     ddp.register_comm_hook(state, power_hook)
-    return _PowerReplicated()
+    return _PowerReplicated(ddp)
 
 
 def _check_free(ddp: object) -> None:
@@ -325,6 +327,19 @@ def _network(
     require(policy is None, InputError, f"{wrong}; give peers of connect_mesh, or choose dd-ef-sgd or topk")
     scheme, exact = (method.scheme, method.exact) if isinstance(method, Gradients) else (Scheme(), 0)
     return over_group(group, scheme, exact, table, deadline)
+
+
+def _average_buffers(ddp: DistributedDataParallel) -> None:
+    """Average the buffers of floats over DDP's own group; counts, such as BatchNorm's, stay as they are."""
+    buffers = [x for x in ddp.module.buffers() if x.is_floating_point()]
+    if not buffers:
+        return
+    flat = torch.cat([x.detach().reshape(-1).float() for x in buffers])
+    dist.all_reduce(flat, group=ddp.process_group)
+    flat /= ddp.process_group.size()
+    with torch.no_grad():
+        for x, part in zip(buffers, flat.split([x.numel() for x in buffers]), strict=True):
+            x.copy_(part.view_as(x))
 
 
 @contextmanager
