@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
-from thinwire.engines.replicas.hook import PowerSgd, Replicated, install
+from thinwire.engines.replicas.hook import PowerSgd, Replicated
+from thinwire.engines.replicas.install import install
 from thinwire.engines.replicas.method import Method
 from thinwire.links.mesh import Peer
 from thinwire.policies.replicas.site import ReplicaPolicy
@@ -42,6 +43,7 @@ def replicate(
     peers: Mapping[int, Peer] | None = None,
     group: dist.ProcessGroup | None = None,
     scaler: torch.amp.GradScaler | None = None,
+    site: bool = False,
     deadline: float = 60.0,
 ) -> Replicated:
     """Let the gradients of ``ddp`` travel as ``recipe`` says, instead of by all-reduce.
@@ -51,6 +53,8 @@ def replicate(
       all ranks, for this alone, over which every message takes the most bytes that its codec may need;
     - ``scaler``: the ``GradScaler`` that scales the loss. With it, a gradient that is not finite on one rank
       makes all ranks skip the step; without, it ends all of them;
+    - ``site``: DDP's own group is one site of several. It averages over that group first. Its rank 0, which
+      alone has ``peers``, exchanges with rank 0 of the other sites; sites weigh by their ranks;
     - ``deadline``: seconds without any data after which a wait for a rank fails.
 
     All ranks call this, before the first backward pass::
@@ -74,4 +78,4 @@ def replicate(
     else:
         parsed = parse_replica_recipe(recipe)
         method, policy = parsed.schemes[EXCHANGE], parsed.policy
-    return install(ddp, method, policy, peers, group, scaler, deadline)
+    return install(ddp, method, policy, peers, group, scaler, site, deadline)

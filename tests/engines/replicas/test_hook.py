@@ -25,26 +25,35 @@ CHECKS = re.findall(r"^@check\ndef (\w+)", RANKS.read_text(), re.MULTILINE)
 LONG = 240.0  # seconds; a limit, not an expectation
 
 
-@pytest.fixture(scope="module")
-def passed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Return what each of the two ranks printed."""
-    store = tmp_path_factory.mktemp("hook") / "store"
+def run(program: Path, place: Path, ranks: int) -> list[str]:
+    """Return what each of the ranks printed."""
     env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    ranks = [
+    started = [
         subprocess.Popen(
-            [sys.executable, str(RANKS), str(rank), str(store)],
+            [sys.executable, str(program), str(rank), str(place)],
             env=env,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for rank in (0, 1)
+        for rank in range(ranks)
     ]
     try:
-        return [rank.communicate(timeout=LONG)[0] for rank in ranks]
+        return [rank.communicate(timeout=LONG)[0] for rank in started]
     finally:
-        for rank in ranks:
+        for rank in started:
             rank.kill()
+
+
+@pytest.fixture(scope="module")
+def passed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return run(RANKS, tmp_path_factory.mktemp("hook") / "store", 2)
+
+
+def test_sites_average_first_and_leaders_exchange(tmp_path: Path) -> None:
+    """Two sites of three ranks and one: the same bits everywhere, and the mean of all four."""
+    for rank, text in enumerate(run(RANKS.with_name("site_ranks.py"), tmp_path, 4)):
+        assert "passed" in text.splitlines(), f"rank {rank}:\n{text[-3000:]}"
 
 
 @pytest.mark.parametrize("name", CHECKS)

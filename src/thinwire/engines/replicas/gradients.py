@@ -58,7 +58,7 @@ class SummedGradients(Replicator):
         return total
 
     def _name(self, own: Tensor) -> None:
-        """Raise ``NotFinite`` with the ranks whose gradients are not: all ranks have the same sum, and ask."""
+        """Raise ``NotFinite`` naming the ranks it came from: all have the same sum, so all ask."""
         ranks = self._reduction.ranks
         flags = torch.tensor([float(rank == self._reduction.rank) for rank in ranks])
         bad = self._sum(flags if not own.isfinite().all() else torch.zeros(len(ranks)), ahead=1)

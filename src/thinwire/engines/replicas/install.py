@@ -1,0 +1,180 @@
+"""Give a DDP model its hook, once all ranks have said that theirs is the same."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
+from torch.nn.parallel import DistributedDataParallel
+
+from thinwire.channels.channel import Scheme
+from thinwire.channels.memory import NoMemory
+from thinwire.engines.replicas import hook as hooks
+from thinwire.engines.replicas.buckets import Buckets
+from thinwire.engines.replicas.hook import PowerReplicated, PowerSgd, Replicated, hook, power_hook
+from thinwire.engines.replicas.members import Leader, Member
+from thinwire.engines.replicas.method import AllReduce, Differences, Gradients, Method
+from thinwire.engines.replicas.networks import over_group, over_mesh
+from thinwire.engines.replicas.replicate import Network, Plan, by_gradients
+from thinwire.engines.replicas.site import Site
+from thinwire.engines.replicas.table import Table
+from thinwire.links.mesh import Peer
+from thinwire.policies.replicas.site import ReplicaPolicy
+from thinwire.types import InputError, require
+
+EXACT_STATIC = 3  # exact passes with static_graph=True
+
+
+def install(
+    ddp: DistributedDataParallel,
+    method: Method | PowerSgd,
+    policy: ReplicaPolicy | None,
+    peers: Mapping[int, Peer] | None,
+    group: dist.ProcessGroup | None,
+    scaler: torch.amp.GradScaler | None,
+    site: bool,
+    deadline: float,
+) -> Replicated:
+    """Give ``ddp`` the hook of a method; ``recipes/hook.py`` says what for."""
+    _check_free(ddp)
+    if isinstance(method, PowerSgd):
+        text = "powersgd averages over all ranks of DDP's group at once; leave site out, or choose topk"
+        require(not site, InputError, text)
+        return _install_power(ddp, method, peers, group)
+    _check_network(ddp, peers, group, site)
+    if isinstance(method, Differences):
+        raise InputError(
+            "this recipe exchanges differences of parameters after local steps, which belong to a trainer's "
+            "loop, not to a hook; choose one of gradients, such as deco, dd-ef-sgd or topk"
+        )
+    keeps = isinstance(method, Gradients) and (method.staleness > 0 or method.scheme.memory != NoMemory())
+    wrong = (
+        "find_unused_parameters=True loses what is late or kept back for a parameter that a step leaves out"
+    )
+    fits = not ddp.find_unused_parameters or not (keeps or policy)
+    require(fits, InputError, f"{wrong}; build the model without it, or exchange at once and without memory")
+    exact = EXACT_STATIC if ddp.static_graph else hooks.EXACT
+    if isinstance(method, Gradients):
+        method = replace(method, exact=max(method.exact, exact))
+    inside = Site(ddp) if site else None
+    buckets = Buckets(ddp, scaler, inside)
+    what = f"{buckets.digest} {method} {policy} {scaler is None}"
+    _check_alike(ddp, what if site else f"{what} {peers is None}")
+    replicated = _replicated(ddp, method, policy, peers, group, buckets, inside, what, scaler, deadline)
+    ddp.register_comm_hook(replicated, hook)
+    return replicated
+
+
+def _replicated(
+    ddp: DistributedDataParallel,
+    method: AllReduce | Gradients,
+    policy: ReplicaPolicy | None,
+    peers: Mapping[int, Peer] | None,
+    group: dist.ProcessGroup | None,
+    buckets: Buckets,
+    site: Site | None,
+    what: str,
+    scaler: torch.amp.GradScaler | None,
+    deadline: float,
+) -> Replicated:
+    if site is not None and not site.leads:
+        return Member(ddp, buckets, site)
+    network = _network(ddp, method, policy, peers, group, buckets, site is not None, deadline)
+    if site is not None:
+        site.meet(network, what)
+    plan = None if policy is None else Plan(policy)
+    replicator = by_gradients(method, buckets, network, plan, scaler is not None)
+    if site is None:
+        return Replicated(ddp, buckets, replicator)
+    return Leader(ddp, buckets, replicator, site)
+
+
+def _check_network(
+    ddp: DistributedDataParallel,
+    peers: Mapping[int, Peer] | None,
+    group: dist.ProcessGroup | None,
+    site: bool,
+) -> None:
+    if site:
+        leads = ddp.process_group.rank() == 0
+        text = "rank 0 of a site's group takes peers of connect_mesh, to rank 0 of each other site"
+        text += ", and no other rank takes any"
+        require((peers is not None) == leads and group is None, InputError, text)
+        return
+    one = (peers is None) != (group is None)
+    text = "replicas need a network; give peers of connect_mesh, or a torch group, not both"
+    require(one, InputError, text)
+
+
+def _install_power(
+    ddp: DistributedDataParallel, method: PowerSgd, peers: object, group: dist.ProcessGroup | None
+) -> Replicated:
+    require(
+        peers is None, InputError, "powersgd averages over a torch group; give group, or nothing, not peers"
+    )
+    state = power.PowerSGDState(group or ddp.process_group, method.rank, method.start)
+    ddp.register_comm_hook(state, power_hook)
+    return PowerReplicated(ddp)
+
+
+def _check_free(ddp: object) -> None:
+    """Raise ``InputError`` unless this is a DDP model without a hook."""
+    if not isinstance(ddp, DistributedDataParallel):
+        raise InputError(
+            f"replicate takes a DistributedDataParallel, not {type(ddp).__name__}; wrap the model"
+        )
+    sparse = [name for name, module in ddp.module.named_modules() if getattr(module, "sparse", False)]
+    wrong = f"the gradients of {', '.join(sparse)} are sparse tensors; build it with sparse=False"
+    require(not sparse, InputError, wrong)
+    # A built-in hook, or one of mixed_precision, leaves a name with the logger alone.
+    name = ddp._get_ddp_logging_data().get("comm_hook", "")
+    taken = ddp._comm_hooks or name
+    require(
+        not taken, InputError, f"this model has the hook {name or taken}, and DDP takes one; leave it out"
+    )
+
+
+def _check_alike(ddp: DistributedDataParallel, what: str) -> None:
+    """Raise ``InputError`` unless all ranks exchange the same in the same way."""
+    digest = list(hashlib.blake2b(what.encode(), digest_size=16).digest())
+    own = torch.tensor(digest, dtype=torch.uint8, device=next(ddp.module.parameters()).device)
+    others = [torch.empty_like(own) for _ in range(ddp.process_group.size())]
+    dist.all_gather(others, own, group=ddp.process_group)
+    wrong = [rank for rank, other in enumerate(others) if not torch.equal(own, other)]
+    text = (
+        f"rank {wrong} exchanges other parameters, or by another recipe, than rank {ddp.process_group.rank()}"
+    )
+    require(not wrong, InputError, f"{text}; give all ranks the same")
+
+
+def _network(
+    ddp: DistributedDataParallel,
+    method: AllReduce | Gradients,
+    policy: ReplicaPolicy | None,
+    peers: Mapping[int, Peer] | None,
+    group: dist.ProcessGroup | None,
+    table: Table,
+    sites: bool,
+    deadline: float,
+) -> Network:
+    many = ddp.process_group.size()
+    if group is None:
+        peers = peers or {}
+        many = len(peers) + 1 if sites else many
+        wrong = (
+            f"{len(peers)} peers are not the {many - 1} other replicas; connect all ranks of DDP, no others"
+        )
+        require(len(peers) == many - 1, InputError, wrong)
+        return over_mesh(next(r for r in range(many) if r not in peers), peers, deadline=deadline)
+    wrong = f"a group of {group.size()} ranks is not DDP's {many}; make one of all by new_group"
+    require(group.size() == many, InputError, wrong)
+    wrong = "DDP's own group is taken; make another for the hook by new_group(backend='gloo')"
+    require(group is not ddp.process_group, InputError, wrong)
+    wrong = "this recipe follows the link, of which a torch group tells nothing"
+    require(policy is None, InputError, f"{wrong}; give peers of connect_mesh, or choose dd-ef-sgd or topk")
+    scheme, exact = (method.scheme, method.exact) if isinstance(method, Gradients) else (Scheme(), 0)
+    return over_group(group, scheme, exact, table, deadline)

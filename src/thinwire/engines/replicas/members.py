@@ -1,0 +1,70 @@
+"""What exchanges the gradients of a site: its leader, and its other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from thinwire.engines.replicas.buckets import Buckets
+from thinwire.engines.replicas.hook import Replicated, advised, average_buffers
+from thinwire.engines.replicas.replicator import Apply, Replicator
+from thinwire.engines.replicas.site import Site
+from thinwire.types import InputError, require
+
+
+class Leader(Replicated):
+    """The leader of a site: tells the other ranks of it each mean."""
+
+    def __init__(
+        self, ddp: DistributedDataParallel, buckets: Buckets, replicator: Replicator, site: Site
+    ) -> None:
+        super().__init__(ddp, buckets, replicator)
+        self._site = site
+
+    def _exchange(self) -> None:
+        with self._site.telling():
+            super()._exchange()
+        self._site.tell(self._due)
+
+    def drain(self, step: Apply) -> None:
+        def told() -> None:
+            self._site.tell(self._buckets.mean)
+            step()
+
+        with self._site.telling(), advised():
+            self._replicator.drain(self._stepping(told))
+        self._site.tell(None)
+        average_buffers(self._ddp)
+
+
+class Member(Replicated):
+    """Another rank of a site: it averages with the leader, and takes what that one tells."""
+
+    def __init__(self, ddp: DistributedDataParallel, buckets: Buckets, site: Site) -> None:
+        self.ready = False
+        self._ddp, self._buckets, self._site = ddp, buckets, site
+        self._due: Tensor | None = None
+        self._like = torch.empty(0)
+
+    def _exchange(self) -> None:
+        self._like = self._buckets.gradients()
+        self._due = self._site.hear(self._like)
+
+    def drain(self, step: Apply) -> None:
+        while (mean := self._site.hear(self._like)) is not None:
+            self._buckets.put_gradients(mean)
+            self._buckets.put_mean()
+            step()
+        average_buffers(self._ddp)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {}  # the leader has the site's
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        require(not state, InputError, "the leader of a site loads its state; give the other ranks {}")
+
+    def close(self) -> None:
+        pass

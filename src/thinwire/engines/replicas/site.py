@@ -1,0 +1,91 @@
+"""Sites of several ranks: a torch process group averages inside a site, and one leader speaks for it.
+
+The leader is rank 0 of DDP's own group. It exchanges with the other sites' leaders over the mesh, and
+broadcasts inside its site what comes of it: a state of one byte, then the mean where there is one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from thinwire.engines.replicas.replicate import Network
+from thinwire.types import InputError, PayloadError, ThinwireError, require
+
+NOTHING, MEAN, ENDED = range(3)  # what the leader says: none is due, one follows, it ended with an error
+
+
+class Site:
+    """The ranks of DDP's own group, and what the leader tells the others."""
+
+    def __init__(self, ddp: DistributedDataParallel) -> None:
+        self._group = ddp.process_group
+        self.size, self.leads = self._group.size(), self._group.rank() == 0
+        self._device = next(ddp.module.parameters()).device
+        self._leader = dist.get_global_rank(self._group, 0)
+        self.weight = 1.0  # of this site's mean beside others': by its number of ranks
+
+    def average(self, flat: Tensor) -> Tensor:
+        """Return the mean of all ranks' ``flat``, times the site's weight."""
+        shared = flat.to(self._device)
+        dist.all_reduce(shared, group=self._group)
+        return flat.copy_(shared).mul_(self.weight / self.size)
+
+    def meet(self, network: Network, what: str) -> None:
+        """Weigh this site against the others. Errors: ``InputError`` where ``what`` differs."""
+        exchange = network.messages("sites")
+        exchange.post(0, json.dumps({"what": what, "ranks": self.size}).encode())
+        sizes = [self.size]
+        for rank, data in exchange.collect(0, network.deadline).items():
+            theirs = _read(bytes(data), rank)
+            text = f"site {rank} exchanges other parameters, or by another recipe; give all sites the same"
+            require(theirs.get("what") == what, InputError, text)
+            sizes.append(int(str(theirs.get("ranks"))))
+        exchange.close()
+        self.weight = self.size * len(sizes) / sum(sizes)
+
+    def tell(self, mean: Tensor | None) -> None:
+        """Let the other ranks of the site have a mean, or know that none is due."""
+        self._say(NOTHING if mean is None else MEAN)
+        if mean is not None:
+            dist.broadcast(mean.to(self._device), self._leader, group=self._group)
+
+    def hear(self, like: Tensor) -> Tensor | None:
+        """Return what the leader tells. Errors: ``ThinwireError`` where it ended with an error."""
+        state = torch.empty(1, dtype=torch.uint8, device=self._device)
+        dist.broadcast(state, self._leader, group=self._group)
+        ended = "the leader of this site ended with an error; see what its rank says"
+        require(int(state) != ENDED, ThinwireError, ended)
+        if int(state) == NOTHING:
+            return None
+        mean = torch.empty_like(like, device=self._device)
+        dist.broadcast(mean, self._leader, group=self._group)
+        return mean.to(like.device)
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """Let the other ranks know of an error of the leader's."""
+        try:
+            yield
+        except BaseException:
+            self._say(ENDED)
+            raise
+
+    def _say(self, state: int) -> None:
+        told = torch.tensor([state], dtype=torch.uint8, device=self._device)
+        dist.broadcast(told, self._leader, group=self._group)
+
+
+def _read(data: bytes, rank: int) -> Mapping[str, object]:
+    try:
+        found = json.loads(data)
+    except ValueError as e:
+        raise PayloadError(f"what site {rank} says of itself cannot be read") from e
+    require(isinstance(found, dict), PayloadError, f"what site {rank} says of itself cannot be read")
+    return dict(found)
