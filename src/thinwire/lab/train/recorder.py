@@ -46,6 +46,7 @@ class Recorder:
         self.values = dict.fromkeys(STREAMS, 0)
         self.streams = (*(WAYS if job.config.stages > 1 else ()), *([EXCHANGE] if world.replicas > 1 else []))
         self.exchanges = 0
+        self._decided = 0  # steps up to the newest decision
         self._aligned = 0  # steps up to the newest evaluation
         self._waited = 0.0  # seconds that this rank was ahead of the slowest replica at evaluations
         self.before: dict[str, Any] = {}  # this rank's totals from before a resume
@@ -122,8 +123,16 @@ class Recorder:
     def decided(self, decisions: list[Decision]) -> None:
         """Book what a policy changed."""
         if decisions:
+            self._outcome()
+            self._decided = len(self._seconds)
             self.record.decisions += decisions
             self.writer.write()
+
+    def _outcome(self) -> None:
+        """Book what a step took under the last decision between replicas."""
+        took = self._seconds[self._decided :]
+        if took and self.world.replicas > 1 and self.record.decisions:
+            self.record.decisions[-1].outcome_s = sum(took) / len(took)
 
     def evaluated(
         self,
@@ -238,6 +247,7 @@ class Recorder:
         if totals is None:
             return
         record, sent, values = self.record, record_bytes(totals), totals[0]["values"]
+        self._outcome()
         record.bytes |= {name: sent[name] for name in ("control", "evaluation")}
         for way in self.streams:
             record.sent(way, sent[way], values[way])

@@ -100,6 +100,7 @@ def decision(change: Change) -> Decision:
         ratio=choice.ratio,
         staleness=choice.staleness,
         local_steps=choice.local_steps,
+        predicted_s=choice.predicted,
     )
 
 

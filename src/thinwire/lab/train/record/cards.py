@@ -11,7 +11,7 @@ from thinwire.lab.report.cards import card, dot, grid, legend, memory, run_legen
 from thinwire.lab.report.details import Rows
 from thinwire.lab.report.drawing import PARTS, SERIES, series_order
 from thinwire.lab.train.record import plots, plots_link
-from thinwire.lab.train.record.schema import TrainRecord
+from thinwire.lab.train.record.schema import Decision, TrainRecord
 from thinwire.lab.train.record.summary import (
     COLUMNS,
     Runs,
@@ -51,11 +51,18 @@ def warnings(runs: Runs) -> list[str]:
 def folds(runs: Runs) -> dict[str, Rows]:
     """Return what the policy chose, one row a decision."""
     rows = [
-        (f"{run.label}, after step {d.step}, {d.boundary} {d.direction}", f"{d.bits:.1f} bits: {d.reason}")
+        (f"{run.label}, after step {d.step}, {d.boundary} {d.direction}", f"{d.bits:.2g} bits: {_reason(d)}")
         for run in runs
         for d in run.record.decisions
     ]
     return {"What the policy chose": rows}
+
+
+def _reason(d: Decision) -> str:
+    if d.outcome_s is None:
+        return d.reason
+    said = "" if d.predicted_s is None else f" {d.predicted_s:.2g} s were predicted;"
+    return f"{d.reason};{said} a step took {d.outcome_s:.2g} s"
 
 
 def cards(runs: Runs) -> list[str]:

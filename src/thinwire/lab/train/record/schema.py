@@ -42,6 +42,8 @@ class Decision:
     ratio: float | None = about("between replicas: the share of the values that is sent", None)
     staleness: int | None = about("between replicas: how many steps later it is applied", None)
     local_steps: int | None = about("between replicas: steps from one exchange to the next", None)
+    predicted_s: float | None = about("between replicas: seconds that a step was to take under it", None)
+    outcome_s: float | None = about("between replicas: mean seconds of a step until the next decision", None)
 
 
 @dataclass
