@@ -19,6 +19,7 @@ REPLICA_RATES: dict[tuple[Any, str], dict[str, float]] = {
     ("gpt2-lab", "adamw"): {"deco": 5e-4},  # the others' is the model's own
     ("cnn-fashion", "sgd"): {
         **dict.fromkeys(("allreduce", "topk", "diloco", "sparseloco", "thinwire", "auto"), 0.4),
+        **dict.fromkeys(("allreduce-bf16", "streaming"), 0.4),  # not searched: as allreduce, as diloco
         "cocktail": 0.8,
         "deco": 0.2,
         "dd-ef-sgd": 0.2,
