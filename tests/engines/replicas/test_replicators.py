@@ -18,8 +18,9 @@ from thinwire.channels.memory import ErrorFeedback
 from thinwire.codecs import ChunkTopK, Raw
 from thinwire.engines.replicas.mail import NotFinite
 from thinwire.engines.replicas.method import AllReduce, Differences, Gradients, Method
-from thinwire.engines.replicas.replicate import Plan, replicate
+from thinwire.engines.replicas.replicate import Plan, by_gradients, replicate
 from thinwire.engines.replicas.replicator import Replicator
+from thinwire.engines.replicas.table import Table
 from thinwire.policies.replicas.deco import Deco
 from thinwire.policies.replicas.site import ReplicaChoice, ReplicaSite
 from thinwire.recipes.replicas import EXCHANGE, REPLICAS
@@ -299,6 +300,39 @@ def test_values_that_are_not_finite_end_every_rank_and_stay_out_of_residuals(met
         assert "rank 1" in text
         held = [x for name, x in state.items() if "residual" in name]
         assert bool(held) != (method == AllReduce()) and all(x.isfinite().all() for x in held)
+
+
+@pytest.mark.parametrize("late", [0, 2])
+def test_a_step_that_a_scaler_skips_loses_nothing_of_the_others(late: int) -> None:
+    """What is applied, kept back and to be sent again is the sum of all finite gradients."""
+    office = PostOffice(2)
+
+    def work(rank: int) -> tuple[Tensor, Tensor, Tensor]:
+        student = Student(rank)
+        table = Table(student.parameters)
+        replicator = by_gradients(Gradients(SPARSE, late), table, office.network(rank), skips=True)
+        applied, total = torch.zeros(table.numel), torch.zeros(table.numel)
+
+        def apply() -> None:
+            mean = table.gradients().view(-1)[: table.numel]
+            if mean.isfinite().all():
+                applied.add_(mean)
+
+        for step in range(12):
+            student.backward()
+            if step == 5 and rank == 1:
+                next(student.model.parameters()).grad.fill_(float("inf"))
+            flat = table.gradients().view(-1)[: table.numel]
+            total += flat if flat.isfinite().all() else 0
+            replicator.step(apply)
+        replicator.drain(apply)
+        state = replicator.state_dict()
+        kept = sum(table.flat(state, part) for part in ("residual.", "again.") if f"{part}0.weight" in state)
+        return applied, total, kept.view(-1)[: table.numel]
+
+    (applied, *ours), (_, *theirs) = on_each(2, work)
+    sums = [total - kept for total, kept in (ours, theirs)]
+    torch.testing.assert_close(applied, sum(sums) / 2, atol=1e-5, rtol=1e-4)
 
 
 def test_replicas_start_from_parameters_in_any_order_and_frozen_ones_stay_out() -> None:

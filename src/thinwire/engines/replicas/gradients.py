@@ -82,19 +82,22 @@ class DelayedGradients(Replicator):
     The plan's staleness may move: to fewer steps, and two means are applied in one step; to more, and a step
     passes in which nothing is. ``exact``: steps at the start whose gradients go as they are.
     ``skips``: where a replica's gradient was not finite, all apply infinity, by which a gradient scaler skips
-    the step; else ``NotFinite`` is raised.
+    the step, and what the others sent is sent again with their next gradient; else ``NotFinite`` is raised.
     """
 
     def __init__(self, table: Table, coder: Coder, mail: Mail, exact: int = 0, skips: bool = False) -> None:
         super().__init__(mail.tally, [mail])
         self._table, self._coder, self._only, self._exact, self._skips = table, coder, mail, exact, skips
         self._held: deque[Tensor] = deque()  # means that came before they are due
+        self._again: Tensor | None = None  # what was sent in vain
 
     def step(self, apply: Apply) -> None:
         mail = self._only
         with self._timed():
             flat = self._table.gradients()
             finite = bool(flat.isfinite().all())
+            if finite and self._again is not None:
+                flat, self._again = flat + self._again, None
             codec = Raw() if self._steps < self._exact else mail.pilot.codec
             mail.post(self._coder.encode(flat, codec) if finite else [], finite)
             self._steps += 1
@@ -117,18 +120,25 @@ class DelayedGradients(Replicator):
     def _mean(self) -> Tensor:
         try:
             return self._coder.mean(self._only.oldest())
-        except NotFinite:
+        except NotFinite as e:
             if not self._skips:
                 raise
+            if e.own:
+                own = self._coder.mean({self._only.rank: e.own})
+                self._again = own if self._again is None else self._again + own
             return torch.full(self._table.shape, math.inf)
 
     def state_dict(self) -> dict[str, Tensor]:
         state = {"steps": torch.tensor(self._steps), "held": torch.tensor(len(self._held))}
         for k, mean in enumerate(self._held):
             state |= self._table.named(mean, f"held{k}.")
+        if self._again is not None:
+            state |= self._table.named(self._again, "again.")
         return state | self._coder.state_dict(self._table)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         self._steps = self._only.number = int(state["steps"])
         self._held = deque(self._table.flat(state, f"held{k}.") for k in range(int(state["held"])))
+        if any(name.startswith("again.") for name in state):
+            self._again = self._table.flat(state, "again.")
         self._coder.load_state_dict(self._table, state)

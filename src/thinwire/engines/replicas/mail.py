@@ -16,7 +16,14 @@ Packets = Sequence[bytes | memoryview]
 
 
 class NotFinite(ThinwireError):
-    """A replica has values that are no finite numbers. The text names its rank."""
+    """A replica has values that are no finite numbers. The text names its rank.
+
+    ``own``: what this rank sent in that exchange, which no rank applies.
+    """
+
+    def __init__(self, text: str, own: Packets = ()) -> None:
+        super().__init__(text)
+        self.own = own
 
 
 class Mail:
@@ -58,9 +65,10 @@ class Mail:
         received[self._exchange.rank] = self._own.popleft()
         messages = {rank: Message.unpack(data) for rank, data in sorted(received.items())}
         self.pilot.heard(messages)
+        own = messages[self._exchange.rank].packets
         for rank, message in messages.items():
             if not message.finite:
-                raise NotFinite(f"what rank {rank} has to send is not finite (exchange {number + 1})")
+                raise NotFinite(f"what rank {rank} has to send is not finite (exchange {number + 1})", own)
         return {rank: message.packets for rank, message in messages.items()}
 
     def close(self) -> None:
