@@ -15,7 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench import pages_finetuning, pages_links, pages_plan, pages_record, pages_state
+from bench import (
+    pages_finetuning,
+    pages_links,
+    pages_plan,
+    pages_record,
+    pages_replicas,
+    pages_state,
+)
 from bench.tables import Rows, table, tabled
 from thinwire.lab.engines import read_record
 from thinwire.lab.records.runs import Run
@@ -257,6 +264,7 @@ TABLES: dict[str, Callable[[Any], str]] = {
     "links-verified": of_study(pages_links.verified),
     "links-predictions": of_study(pages_links.predictions),
     **{name: of_study(draw) for name, draw in (pages_plan.TABLES | pages_state.TABLES).items()},
+    **pages_replicas.TABLES,
     **dict.fromkeys(pages_record.TABLES, lambda draw: draw()),
     "followed": pages_state.followed,
     **pages_finetuning.TABLES,

@@ -26,9 +26,10 @@ from typing import Any, NamedTuple
 from bench.cells import check_words, keep
 from bench.runs import trained
 from thinwire.lab.records.runs import slug
-from thinwire.lab.records.writer import read_json
+from thinwire.lab.records.writer import read_json, write_json
 
-CELLS = Path(__file__).parent / "results" / "replicas"
+RESULT = Path(__file__).parent / "results" / "replicas.json"
+CELLS = RESULT.with_suffix("")
 REACH = 4
 TIMED, TIMED_DENSE = 40, 8  # steps of a timed cell; of one that sends whole gradients
 TIMED_TRACE = 12  # of one that sends whole gradients over a trace
@@ -196,6 +197,32 @@ def reached_steps(job: str, recipe: str) -> float | None:
     return None if middle == float("inf") else middle
 
 
+def summary() -> dict[str, Any]:
+    """Return seconds to the target, bytes a step, and how they were found, by job, link and recipe."""
+    rows = []
+    for job in JOBS:
+        for link in LINKS:
+            for recipe in NARROW.get(link, RECIPES):
+                whole = [c for s in SEEDS if (c := found(Cell("whole", job, link, recipe, s))) is not None]
+                timed = found(Cell("timed", job, link, recipe))
+                if not whole and timed is None:
+                    continue
+                one = whole[0] if whole else timed or {}
+                rows.append(
+                    {
+                        "job": job,
+                        "link": link,
+                        "recipe": recipe,
+                        "runs": len(whole),
+                        "seconds": seconds(job, link, recipe),
+                        "step": one["seconds"] / one["steps"],
+                        "bytes": one["bytes"] / one["steps"],
+                    }
+                )
+    missing = [cell.name for cell in cells() if found(cell) is None]
+    return {"jobs": JOBS, "links": LINKS, "reach": REACH, "rows": rows, "missing": missing}
+
+
 def main(words: list[str]) -> None:
     listed, words = "--list" in words, [word for word in words if word != "--list"]
     check_words(words, [cell.words for cell in cells()])
@@ -204,6 +231,8 @@ def main(words: list[str]) -> None:
             shown = {} if listed else run(cell)
             figures = {k: shown[k] for k in ("steps", "seconds", "bytes", "loss") if k in shown}
             print(*cell.words, figures or "", flush=True)
+    if not listed:
+        write_json(RESULT, summary())
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from bench.cells import Cells, made_by
 from bench.runs import trained
 from thinwire.types import ThinwireError
 
-RESULT = Path(__file__).parent / "results" / "safe_rates.json"
+RESULT = Path(__file__).parent / "results" / "delays.json"
 NEAR = 0.1  # of the least loss of a row
 CNN = {"data": "fashion-mnist", "steps": 120, "batch": 128, "eval_samples": 1024}
 TEXT = {"data": "shakespeare", "steps": 40, "batch": 8, "seq": 64}
