@@ -22,7 +22,7 @@ Value = int | float | str | None
 class Recipe(Generic[S, P]):
     """How an engine sends, by role, and the name that goes by.
 
-    Where there is a ``policy``, it replaces the schemes' codecs as the run goes on.
+    A ``policy`` says what schemes do not: which codecs replace theirs as a run goes on, or who does what.
     """
 
     name: str

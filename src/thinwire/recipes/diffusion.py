@@ -1,4 +1,4 @@
-"""Recipes of parallel diffusion: how keys, values and outputs are sent between the ranks, by name.
+"""Recipes of parallel diffusion: how the work is divided over the ranks, and what they exchange is sent.
 
 In docstrings [quoted] is what the named paper says, [source] what was read in its code, [derived] our
 reading, [measured] what we measured.
@@ -11,14 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from thinwire import codecs, spec
 from thinwire.channels import memory
 from thinwire.channels.channel import Scheme
-from thinwire.channels.memory import Delta, SecondOrderDelta
-from thinwire.codecs import Cast, RankOne, Uniform
+from thinwire.channels.memory import Delta, Memory, SecondOrderDelta
+from thinwire.codecs import Cast, Codec, LowRank, RankOne, Uniform
 from thinwire.engines.diffusion.coding import MAX_WARMUP, Coding
+from thinwire.engines.diffusion.division import Division
 from thinwire.engines.diffusion.parallel import Parallel, over_ranks
 from thinwire.links.mesh import Peer
 from thinwire.recipes.base import Parameter, Registry
@@ -38,12 +40,20 @@ def _parse_coding(text: str) -> Coding:
     return coding
 
 
-DIFFUSION = Registry[Coding, None]("diffusion", (ATTENTION, OUTPUT), "Coding(...)", _parse_coding)
+DIFFUSION = Registry[Coding, Division]("diffusion", (ATTENTION, OUTPUT), "Coding(...)", _parse_coding)
 parse_diffusion_recipe = DIFFUSION.parse
 
+Made = tuple[Mapping[str, Coding], Division]
 BITS = Parameter("the bits of a value of a residual", 1, 2)
 WARMUP = Parameter("how many steps are sent as float16 at first", 1, MAX_WARMUP)
 ORDER = Parameter("whether residuals are of values, or of their change from step to step", 1, 2)
+RANK = Parameter("the rank of the factors of a residual", 1, 64)
+
+
+@DIFFUSION.register("one", "Each rank computes everything: one device, by itself.", "none")
+def one() -> Made:
+    """Send nothing."""
+    return raw().schemes, Division("one")
 
 
 @DIFFUSION.register("raw", "Values as they are: the picture of one device.", "none")
@@ -79,7 +89,32 @@ def compact(
     [measured], and so are outputs as residuals in 8 bits: they reach the picture directly.
     """
     change = Delta() if order == 1 else SecondOrderDelta()
-    attention = Coding(Scheme(RankOne(bits), change, keyframe=Cast("float16")), warmup)
+    return _residuals(RankOne(bits), change, warmup)
+
+
+@DIFFUSION.register(
+    "lowrank",
+    "What has changed since the last step, as a matrix of low rank.",
+    "CompactFusion, arXiv 2507.17511",
+)
+def lowrank(rank: Annotated[int, RANK] = 8, warmup: Annotated[int, WARMUP] = 1) -> dict[str, Coding]:
+    """Send residuals of keys and values as two factors of 8-bit integers, after some steps as float16.
+
+    Source: rank 8, 12 or 16 with first order and error feedback [source]; integers are ours.
+    """
+    return _residuals(LowRank(rank), Delta(), warmup)
+
+
+@DIFFUSION.register(
+    "batch", "Each rank makes pictures of its own: exact, and nothing is sent.", "common practice"
+)
+def batch() -> Made:
+    """Send nothing: whose picture is whose, the caller decides."""
+    return raw().schemes, Division("batch")
+
+
+def _residuals(codec: Codec, change: Memory, warmup: int) -> dict[str, Coding]:
+    attention = Coding(Scheme(codec, change, keyframe=Cast("float16")), warmup)
     output = Coding(Scheme(Uniform(8, scale="token"), Delta(), keyframe=Cast("float16")), warmup)
     return {ATTENTION: attention, OUTPUT: output}
 
@@ -89,7 +124,7 @@ def parallel(
     model: nn.Module,
     peers: Mapping[int, Peer],
     recipe: str = "compact",
-    mode: str = "gather",
+    mode: str | None = None,
     *,
     deadline: float = 60.0,
 ) -> Iterator[Parallel]:
@@ -98,13 +133,14 @@ def parallel(
     - ``model``: a ``FluxTransformer2DModel``, ``WanTransformer3DModel`` or another with a plan of its own for
       how to split it, with the same weights on all ranks;
     - ``peers``: links of ``connect_mesh`` to all other ranks;
-    - ``recipe``: how keys, values and outputs are sent: ``raw``, ``fp16``, ``int8`` or ``compact:bits=2``;
-    - ``mode``: ``gather``: each rank computes its share of the tokens, with the keys and values of all;
-      ``one``: each rank computes everything, and nothing is sent;
+    - ``recipe``: how what the ranks exchange is sent, and in which mode: see ``thinwire recipes``;
+    - ``mode``: the recipe's own unless given. ``gather``: each rank computes its share of the tokens, with
+      the keys and values of all; ``batch``: each rank makes pictures of its own, from inputs of its own;
+      ``one``: each rank computes everything. The last two send nothing;
     - ``deadline``: seconds without any data after which a wait for a rank fails.
 
-    All ranks make the same calls, with the same inputs: noise comes from one generator on the CPU, with one
-    seed. Every rank gets the same picture, bit for bit::
+    But in mode ``batch``, all ranks make the same calls, with the same inputs: noise comes from one generator
+    on the CPU, with one seed. Every rank gets the same picture, bit for bit::
 
         with thinwire.parallel(pipe.transformer, peers, "compact:bits=2,warmup=2"):
             picture = pipe(prompt, generator=torch.Generator().manual_seed(0)).images[0]
@@ -112,6 +148,8 @@ def parallel(
     Errors: ``InputError``, one sentence, for a model that cannot be split so, and for ranks or inputs that
     are not alike; ``LinkError`` naming a rank that is lost, silent, or ended with an error.
     """
-    schemes = parse_diffusion_recipe(recipe).schemes
-    with over_ranks(model, peers, schemes[ATTENTION], schemes[OUTPUT], mode, deadline) as found:
-        yield found
+    found = parse_diffusion_recipe(recipe)
+    division, schemes = found.policy or Division(), found.schemes
+    division = division if mode is None else replace(division, mode=mode)
+    with over_ranks(model, peers, schemes[ATTENTION], schemes[OUTPUT], division, deadline) as made:
+        yield made

@@ -89,7 +89,7 @@ def test_what_an_aborted_picture_left_is_not_taken(ranks: Meshes) -> None:
     model = flux()
 
     def use(own: nn.Module, found: Parallel) -> Tensor:
-        gather: Any = found._gather
+        gather: Any = found._session
         sample(own, flux_inputs(seed=5), 2)
         if gather._rank == 1:  # it sends the first message of a step that the other rank never makes
             exchange, gather._exchange = gather._exchange, Posting(gather._exchange)
@@ -140,16 +140,20 @@ def one_stream(model: nn.Module, seed: int) -> list[Tensor]:
     return one_device(model, [flux_inputs(time=time, seed=seed) for time in (1.0, 0.9, 0.8)])
 
 
-def test_mode_one_sends_nothing(ranks: Meshes) -> None:
-    model, calls = flux(), [flux_inputs()]
+@pytest.mark.parametrize("recipe", ["one", "batch"])
+def test_modes_that_send_nothing(ranks: Meshes, recipe: str) -> None:
+    """Each rank has the picture of one device; in mode batch, one of its own."""
+    model, seeds = flux(), iter((0, 1))
 
-    def use(own: nn.Module, found: Parallel) -> Tensor:
-        made = one_device(own, calls)[0]
+    def use(own: nn.Module, found: Parallel) -> tuple[Tensor, int]:
+        assert found.mode == recipe
+        seed = next(seeds) if recipe == "batch" else 0
+        made = one_device(own, [flux_inputs(seed=seed)])[0]
         assert found.tally.nbytes == found.tally.exchanges == found.generation == 0
-        return made
+        return made, seed
 
-    for made in on_ranks(ranks[2], model, "fp16", use, mode="one"):
-        assert torch.equal(made, one_device(model, calls)[0])
+    for made, seed in on_ranks(ranks[2], model, recipe, use):
+        assert torch.equal(made, one_device(model, [flux_inputs(seed=seed)])[0])
 
 
 def test_other_back_ends_serve(ranks: Meshes) -> None:
@@ -178,7 +182,7 @@ def test_a_compiled_layer_goes_on_as_before(ranks: Meshes) -> None:
     wanted = one_device(model, calls)[0]
 
     def use(own: nn.Module, found: Parallel) -> Tensor:
-        gather: Any = found._gather
+        gather: Any = found._session
         if gather._rank == 0:
             own.single_transformer_blocks[1].attn.compile(backend="eager")
         return one_device(own, calls)[0]

@@ -168,7 +168,7 @@ def test_a_model_is_parallel_once_and_has_no_gradients(ranks: Meshes) -> None:
     def use(own: nn.Module, found: Parallel) -> None:
         with torch.enable_grad(), pytest.raises(InputError, match=r"call it under torch\.no_grad"):
             own(**flux_inputs())
-        with pytest.raises(InputError, match="is parallel already"), host.attached(own, found._gather):
+        with pytest.raises(InputError, match="is parallel already"), host.attached(own, found._session):
             pass
 
     on_ranks(ranks[2], flux(), "raw", use)
@@ -177,7 +177,7 @@ def test_a_model_is_parallel_once_and_has_no_gradients(ranks: Meshes) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"mode": "ring"}, "no mode 'ring'; choose gather or one"),
+        ({"mode": "ring"}, "no mode 'ring'; choose gather, .*batch or one"),
         ({"recipe": "compct"}, "did you mean compact"),
     ],
 )
@@ -210,7 +210,7 @@ def test_the_others_learn_that_a_rank_has_ended(ranks: Meshes) -> None:
     """At once, and not by the deadline."""
 
     def use(own: nn.Module, found: Parallel) -> None:
-        gather: Any = found._gather
+        gather: Any = found._session
         own(**flux_inputs(time=0.9))
         if gather._rank == 1:
             raise KeyError

@@ -7,21 +7,24 @@ every rank takes the decoded values for its own share too: so the latents are th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from time import perf_counter
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from thinwire.engines.diffusion import host
 from thinwire.engines.diffusion.clock import Call, Clock
 from thinwire.engines.diffusion.coding import Coding
+from thinwire.engines.diffusion.division import Division
 from thinwire.engines.diffusion.ends import Ends, pack_mask, unpack_mask
+from thinwire.engines.diffusion.host import Attention
 from thinwire.engines.diffusion.inputs import checksum, shapes_of, time_of
 from thinwire.engines.diffusion.keys import Key, Kind
 from thinwire.engines.diffusion.message import Message
 from thinwire.engines.diffusion.shares import Shares
 from thinwire.engines.diffusion.tally import Tally
-from thinwire.exchange import Exchange
+from thinwire.exchange import MeshExchange
 from thinwire.types import DesyncError, InputError, LinkError, PayloadError, require
 
 _GENERATION = 32  # bits of an exchange's step below the number of its generation
@@ -31,7 +34,9 @@ Packets = list[bytes | memoryview]
 class Gather:
     """The exchanges of one model, which ``host.attached`` lets it make; see ``host.Session``."""
 
-    def __init__(self, exchange: Exchange, attention: Coding, output: Coding, deadline: float) -> None:
+    def __init__(
+        self, exchange: MeshExchange, attention: Coding, output: Coding, division: Division, deadline: float
+    ) -> None:
         self.tally, self.clock = Tally(), Clock()
         self._exchange, self._rank, self._deadline = exchange, exchange.rank, deadline
         self._shares = Shares(exchange.ranks.index(exchange.rank), len(exchange.ranks))
@@ -40,6 +45,10 @@ class Gather:
         self._layer = 0  # exchanges of this call so far
         self._number = 0  # exchanges of this generation so far
         self._forget()
+
+    def attached(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Let the calls of ``model`` exchange inside the block."""
+        return host.attached(model, self)
 
     def begin(self, stream: str | None, inputs: Mapping[str, object]) -> None:
         """Begin a call of the model, with the whole inputs."""
@@ -55,10 +64,14 @@ class Gather:
         """Return this rank's share of an input along ``dim``."""
         return self._shares.cut(name, x, dim)
 
-    def attend(
-        self, layer: str, key: Tensor, value: Tensor, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    def attend(self, layer: str, attention: Attention, stock: host.Stock) -> Tensor:
+        """Return what this rank's queries find among the keys and values of all ranks."""
+        keys, values, mask = self._whole(layer, attention)
+        return stock(attention._replace(key=keys, value=values, mask=mask))
+
+    def _whole(self, layer: str, attention: Attention) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return keys and values [B, tokens, heads, channels] of all ranks, and their mask [..., tokens]."""
+        _, key, value, mask = attention
         _check(layer, key, value, mask)
         x = torch.stack([_rows(key.transpose(0, 1)), _rows(value.transpose(0, 1))])
         batch, width = key.shape[0], key.shape[2:]

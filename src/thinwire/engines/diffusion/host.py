@@ -16,7 +16,7 @@ from functools import wraps
 from importlib import import_module
 from threading import Lock
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,18 @@ TESTED = "0.42"
 _CONFIG = "_parallel_config"
 _HOOK = "thinwire {}"
 _DISPATCH = "models.attention_dispatch"
+
+
+class Attention(NamedTuple):
+    """What an attention is over: [B, tokens, heads, channels] each, and a mask [..., tokens of the keys]."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+
+
+Stock = Callable[[Attention], Tensor]
 
 
 class Session(Protocol):
@@ -40,10 +52,8 @@ class Session(Protocol):
         """Return this rank's share."""
         ...
 
-    def attend(
-        self, layer: str, key: Tensor, value: Tensor, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return keys, values and mask of all ranks."""
+    def attend(self, layer: str, attention: Attention, stock: Stock) -> Tensor:
+        """Return the attention over the whole sequence of this rank's queries, by ``stock``, the back end."""
         ...
 
     def join(self, x: Tensor, dim: int) -> Tensor:
@@ -68,14 +78,19 @@ class Layer:
     kind: str  # of the processor
     heard: set[str]  # the kinds that have exchanged something in this pass
 
-    def whole(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments of a back end that are other on the whole sequence."""
+    def attend(self, stock: Callable[..., Any], given: Mapping[str, Any]) -> Any:
+        """Call a back end, ``stock``, with what is other in its arguments on the whole sequence."""
         causal = f"{self.name} attends causally, which its shares cannot; use mode one"
         require(not given.get("is_causal"), InputError, causal)
         self.heard.add(self.kind)
-        mask = given.get("attn_mask")
-        key, value, mask = self.session.attend(self.name, given["key"], given["value"], mask)
-        return {"key": key, "value": value} | ({} if mask is None else {"attn_mask": mask})
+
+        def on(whole: Attention) -> Any:
+            mask = {} if whole.mask is None else {"attn_mask": whole.mask}
+            own = {"query": whole.query, "key": whole.key, "value": whole.value, _CONFIG: None}
+            return stock(**{**given, **own, **mask})
+
+        own = Attention(given["query"], given["key"], given["value"], given.get("attn_mask"))
+        return self.session.attend(self.name, own, on)
 
 
 @contextmanager
@@ -247,7 +262,7 @@ def _whole(stock: Callable[..., Any]) -> Callable[..., Any]:
     def attention(*args: Any, **given: Any) -> Any:
         layer = given.get(_CONFIG)
         if isinstance(layer, Layer):
-            given |= {_CONFIG: None, **layer.whole(given)}
+            return layer.attend(stock, given)
         return stock(*args, **given)
 
     return attention

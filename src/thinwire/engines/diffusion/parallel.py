@@ -12,7 +12,9 @@ import torch
 from torch import nn
 
 from thinwire.engines.diffusion import host
+from thinwire.engines.diffusion.batch import Batch
 from thinwire.engines.diffusion.coding import Coding
+from thinwire.engines.diffusion.division import Division, Mode
 from thinwire.engines.diffusion.gather import Gather
 from thinwire.engines.diffusion.inputs import weights_checksum
 from thinwire.engines.diffusion.message import Message
@@ -22,26 +24,27 @@ from thinwire.links.mailbox import Mailbox
 from thinwire.links.mesh import Peer
 from thinwire.types import InputError, PayloadError, require
 
-MODES = ("gather", "one")
+ONE = "one"  # each rank computes everything
+MODES: dict[str, type[Mode]] = {"gather": Gather, "batch": Batch}
 _USES: WeakKeyDictionary[Mailbox, Counter[str]] = WeakKeyDictionary()
 
 
 class Parallel:
     """A model that runs over several ranks: what it exchanged so far."""
 
-    def __init__(self, mode: str, gather: Gather | None = None) -> None:
-        self.mode, self._gather = mode, gather
-        self.tally = Tally() if gather is None else gather.tally
+    def __init__(self, mode: str, session: Mode | None = None) -> None:
+        self.mode, self._session = mode, session
+        self.tally = Tally() if session is None else session.tally
 
     @property
     def generation(self) -> int:
         """Number of the picture, from 1: a new one begins by itself where time or shapes jump."""
-        return 0 if self._gather is None else self._gather.clock.generation
+        return 0 if self._session is None else self._session.clock.generation
 
     def reset(self) -> None:
         """Let the next call of the model begin a new picture; all ranks call this at the same place."""
-        if self._gather is not None:
-            self._gather.reset()
+        if self._session is not None:
+            self._session.reset()
 
 
 @contextmanager
@@ -50,22 +53,27 @@ def over_ranks(
     peers: Mapping[int, Peer],
     attention: Coding,
     output: Coding,
-    mode: str = "gather",
+    division: Division | None = None,
     deadline: float = 60.0,
 ) -> Iterator[Parallel]:
     """Run ``model`` over this rank and ``peers`` inside the block; see ``thinwire.parallel``."""
-    require(mode in MODES, InputError, f"there is no mode {mode!r}; choose {' or '.join(MODES)}")
-    if mode == "one" or not peers:
-        yield Parallel("one")
+    division = division or Division()
+    mode, known = division.mode, (*MODES, ONE)
+    text = f"there is no mode {mode!r}; choose {', '.join(known[:-1])} or {ONE}"
+    require(mode in known, InputError, text)
+    if mode == ONE or not peers:
+        yield Parallel(ONE)
         return
     exchange = MeshExchange(_own_rank(peers), peers, name=f"diffusion{_uses(peers)}")
-    gather = Gather(exchange, attention, output, deadline)
     try:
-        with host.attached(model, gather):
-            _agree(exchange, model, f"{attention!r}, {output!r}", deadline)
-            yield Parallel(mode, gather)
+        session = MODES[mode](exchange, attention, output, division, deadline)
+        try:
+            with session.attached(model):
+                _agree(exchange, model, f"{attention!r}, {output!r}, {division!r}", deadline)
+                yield Parallel(mode, session)
+        finally:
+            session.leave()
     finally:
-        gather.leave()
         exchange.close()
 
 

@@ -1,0 +1,37 @@
+"""Mode batch: the ranks make different pictures, each its own, so the model exchanges nothing."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext, suppress
+
+from torch import nn
+
+from thinwire.engines.diffusion.clock import Clock
+from thinwire.engines.diffusion.coding import Coding
+from thinwire.engines.diffusion.division import Division
+from thinwire.engines.diffusion.message import Message
+from thinwire.engines.diffusion.tally import Tally
+from thinwire.exchange import MeshExchange
+from thinwire.types import LinkError
+
+
+class Batch:
+    """A model that is as it was: the ranks only make sure, before, that theirs is the same."""
+
+    def __init__(
+        self, exchange: MeshExchange, attention: Coding, output: Coding, division: Division, deadline: float
+    ) -> None:
+        self.tally, self.clock = Tally(), Clock()
+        self._exchange = exchange
+
+    def attached(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Leave the model as it is."""
+        return nullcontext()
+
+    def reset(self) -> None:
+        """Do nothing: no call depends on another."""
+
+    def leave(self) -> None:
+        """Tell the peers, should they still wait to compare their models, not to wait for this rank."""
+        with suppress(LinkError):
+            self._exchange.post(0, Message(stopped=True).pack())

@@ -1,0 +1,57 @@
+"""How the work of a picture is divided over the ranks, and what a mode of doing so is."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import nn
+
+from thinwire.engines.diffusion.clock import Clock
+from thinwire.engines.diffusion.coding import Coding
+from thinwire.engines.diffusion.tally import Tally
+from thinwire.exchange import MeshExchange
+from thinwire.spec import Spec
+
+
+@dataclass(frozen=True, repr=False)
+class Division(Spec):
+    """Which mode divides the work; the same on all ranks.
+
+    >>> Division("ulysses")
+    Division(mode='ulysses')
+    """
+
+    mode: str = "gather"
+
+
+class Mode(Protocol):
+    """One model over several ranks, in one mode."""
+
+    tally: Tally
+    clock: Clock
+
+    def __init__(
+        self, exchange: MeshExchange, attention: Coding, output: Coding, division: Division, deadline: float
+    ) -> None:
+        """Send keys and values by ``attention``, and what the model returns by ``output``.
+
+        Errors: ``InputError`` for a number of ranks that the mode does not serve.
+        """
+        ...
+
+    def attached(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Let the calls of ``model`` exchange inside the block, and leave it as it was.
+
+        Errors: ``InputError``, one sentence, for a model that the mode cannot divide.
+        """
+        ...
+
+    def reset(self) -> None:
+        """Let the next call of the model begin a generation."""
+        ...
+
+    def leave(self) -> None:
+        """Tell the peers not to wait for this rank any more."""
+        ...
