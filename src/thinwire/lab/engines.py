@@ -32,6 +32,7 @@ ENGINES = {
     "replicas": Engine(
         ("thinwire.lab.train.record.schema", "ReplicasRecord"), "thinwire.lab.train.record.replica_cards"
     ),
+    "pictures": Engine(("thinwire.lab.pictures.record", "PicturesRecord"), "thinwire.lab.pictures.cards"),
     "state": Engine(("thinwire.lab.following.record", "StateRecord"), "thinwire.lab.following.cards"),
 }
 

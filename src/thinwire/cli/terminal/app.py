@@ -12,6 +12,7 @@ from thinwire.cli.demo import demo
 from thinwire.cli.doctor import doctor
 from thinwire.cli.emulate import emulate
 from thinwire.cli.follow import follow
+from thinwire.cli.generate import generate
 from thinwire.cli.inspect import inspect
 from thinwire.cli.plan import plan
 from thinwire.cli.publish import publish
@@ -36,10 +37,17 @@ app = typer.Typer(
     epilog=EXIT_CODES,
 )
 
-TRAINING, STATES, NETWORKS, LOOKING = "Train", "Share a state", "Networks", "Look"
+TRAINING, PICTURES, STATES, NETWORKS, LOOKING = (
+    "Train",
+    "Make pictures",
+    "Share a state",
+    "Networks",
+    "Look",
+)
 app.command(cls=CheckedCommand, rich_help_panel=TRAINING)(train)
 app.command(cls=CheckedCommand, rich_help_panel=TRAINING)(compare)
 app.add_typer(demo, name="demo", rich_help_panel=TRAINING)
+app.command(cls=CheckedCommand, rich_help_panel=PICTURES)(generate)
 app.command(cls=CheckedCommand, rich_help_panel=STATES)(publish)
 app.command(cls=CheckedCommand, rich_help_panel=STATES)(follow)
 app.command(cls=CheckedCommand, rich_help_panel=STATES)(inspect)

@@ -37,8 +37,9 @@ def build(seed: int, **changes: Any) -> nn.Module:
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: nn.Module = FluxTransformer2DModel(**CONFIG | changes)
-    return model.eval()
+        model: Any = FluxTransformer2DModel(**CONFIG | changes)
+    made: nn.Module = model.eval()
+    return made
 
 
 def load() -> nn.Module:

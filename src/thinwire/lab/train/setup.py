@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
@@ -19,58 +18,15 @@ from thinwire.lab.models.cnn import CNN, build_cnn
 from thinwire.lab.models.dropout import seed_dropout
 from thinwire.lab.models.lora import add_adapters
 from thinwire.lab.models.split import build_stage, tie
-from thinwire.lab.ranks.rendezvous import explained, meet, place, telling
+from thinwire.lab.ranks.joining import join as ranks_join
 from thinwire.lab.ranks.world import World
 from thinwire.lab.train.job import Job
-from thinwire.links.mesh import Peer, connect_mesh
-from thinwire.links.security import read_token
-from thinwire.links.tcp.congestion import SYSTEM
-from thinwire.types import InputError, require
 
 
 def join(job: Job) -> World:
-    """Join the process group that the environment describes, and connect to every other rank."""
+    """Join the other ranks of a training run."""
     config = job.config
-    rank, size = place()
-    require(
-        size == config.ranks,
-        InputError,
-        f"{config.layout} need {config.ranks} processes, WORLD_SIZE is {size}; "
-        "change --stages or --replicas or, under torchrun, --nnodes and --nproc-per-node",
-    )
-    with telling(config, rank, size), explained(config, rank):
-        store = meet(config, rank, size, config.replicas)
-        return World(rank, size, _connect(job, rank, size, store), config.replicas)
-
-
-def _connect(job: Job, rank: int, size: int, store: dist.Store) -> dict[int, Peer]:
-    config = job.config
-    return connect_mesh(
-        rank,
-        size,
-        store,
-        host=config.host,
-        token=read_token(config.token_file),
-        shape=job.shape,
-        deadline=silence(config.deadline),
-        connect_timeout=config.deadline,
-        advertise=config.advertise,
-        port=config.port,
-        seed=config.seed,
-        relay=config.relay,
-        control=SYSTEM if config.emulate else config.congestion,
-    )
-
-
-def silence(deadline: float) -> float:
-    """Return the seconds of silence after which a link counts as lost.
-
-    Less than the deadline of a wait, which a slow but living peer may need.
-
-    >>> silence(60.0), silence(10.0), silence(180.0)
-    (20.0, 10.0, 20.0)
-    """
-    return min(20.0, deadline)
+    return ranks_join(config, f"{config.layout} need {config.ranks} processes", config.replicas)
 
 
 class Autocast(nn.Module):

@@ -1,0 +1,65 @@
+"""``thinwire generate``: one picture by several machines, in several ways."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from thinwire.cli.terminal.options import is_leader, with_config
+from thinwire.cli.terminal.output import print_json, print_runs, tell
+from thinwire.lab.engines import load_run, load_runs, show_of
+from thinwire.lab.pictures.options import PicturesConfig
+from thinwire.lab.records.holding import holding
+from thinwire.lab.records.writer import COMPARE, write_json
+from thinwire.lab.report.page import write_report
+
+REPORT = "report.html"
+Names = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="NAME...", help="Ways to divide the work and to send: thinwire recipes lists them."
+    ),
+]
+
+
+@with_config(PicturesConfig, without=("recipes",))
+def generate(names: Names, given: dict[str, Any]) -> None:
+    """Make one picture on several machines, and show what each way took and how near it came.
+
+    First predicts each way from a measured step and link; auto takes the fastest that keeps to --psnr. Leaves
+    one folder a way in OUT, OUT/compare.json and OUT/report.html.
+
+    [bold]Examples[/bold]
+
+    thinwire generate auto --link 100mbit,5ms --emulate
+
+    thinwire generate one fp16 compact compact:bits=2 --sheet 4x4 --link 100mbit,5ms --repeat 3
+    """
+    run_all(PicturesConfig.from_dict(given | {"recipes": " ".join(names)}))
+
+
+def run_all(config: PicturesConfig) -> None:
+    """Make the pictures, print the table and write the report."""
+    # After the checks: a wrong option is refused before the engine is even imported.
+    from thinwire.lab.pictures.launch import launch
+
+    out, leads = Path(config.out), is_leader(config)
+    with holding(out) if leads else nullcontext():
+        if leads:
+            for stale in (COMPARE, REPORT):
+                (out / stale).unlink(missing_ok=True)
+        folders = launch(config)
+        if not leads:
+            return
+        records = [load_run(folder).to_dict() for folder in folders]
+        write_json(out / COMPARE, records)
+    runs = load_runs(folders)
+    report = write_report(runs, out / REPORT, show_of(runs))
+    if config.json:
+        print_json(records)
+        return
+    print_runs(runs)
+    tell(f"report: {report}")

@@ -1,0 +1,137 @@
+"""The page of pictures: the sheets side by side, how they differ, and what each took."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from typing import Any
+
+from thinwire.lab.pictures.options import ONE
+from thinwire.lab.pictures.quality import psnr_text
+from thinwire.lab.pictures.record import PicturesRecord
+from thinwire.lab.records.progress import megabytes
+from thinwire.lab.records.runs import Run, over
+from thinwire.lab.report.cards import card, grid, memory, table
+from thinwire.lab.report.details import Rows
+
+PicturesRun = Run[PicturesRecord]
+COLUMNS = ("way", "mode", "seconds", "× faster", "s/step", "sent a step", "× fewer than fp16", "sent in all",
+           "waiting and coding", "PSNR", "SSIM")  # fmt: skip
+STYLE = "image-rendering:pixelated;width:100%;border-radius:4px"
+
+
+def headline(runs: Sequence[PicturesRun]) -> str:
+    """Return what the fastest way that is no single machine won, good or bad."""
+    base = _one(runs)
+    others = [run for run in runs if run.record.mode not in (ONE, "batch") and run.valid]
+    if base is None or not others:
+        return f"{len(runs)} ways to make one picture" if len(runs) > 1 else f"A picture by {runs[0].label}"
+    best = min(others, key=lambda run: run.record.totals["seconds"])
+    ratio = base.record.totals["seconds"] / best.record.totals["seconds"]
+    quality = psnr_text(best.record.quality.get("psnr_db"), exact=True)
+    kept = "an equal picture" if quality == "equal" else f"a picture within {quality} of one machine's"
+    if ratio < 1:
+        return f"One machine is the fastest here: {best.label}, the next best, takes {1 / ratio:.2f}× as long"
+    sent = _fewer(best.record)
+    bytes_text = f", sending {sent:.1f}× fewer bytes a step than float16" if sent and sent > 1.05 else ""
+    return f"{best.label} makes {kept} {ratio:.2f}× faster than one machine{bytes_text}"
+
+
+def setting(runs: Sequence[PicturesRun]) -> str:
+    """Return what was made, by how many processes, over which link."""
+    c, record = runs[0].record.config, runs[0].record
+    many = f"{c['pictures']} sheets" if c["pictures"] > 1 else "One sheet"
+    guided = "" if c["guidance"] == 1 else f", guidance {c['guidance']:g}"
+    return (
+        f"{many} of {c['sheet']} garments by {c['model']}, {c['steps']} denoising steps{guided}, by "
+        f"{record.ranks} processes over {over([run.record for run in runs])}."
+    )
+
+
+def warnings(runs: Sequence[PicturesRun]) -> list[str]:
+    """Return what no record's notes say: that weights are random."""
+    random = any(run.record.config.get("init") for run in runs)
+    return ["The model has random weights, so its pictures show nothing."] if random else []
+
+
+def folds(runs: Sequence[PicturesRun]) -> dict[str, Rows]:
+    """Return what was predicted, one row a way."""
+    rows = [
+        (run.label, f"{run.record.predicted_s:.2f} s predicted, {run.record.totals['seconds']:.2f} s taken")
+        for run in runs
+        if run.record.predicted_s is not None
+    ]
+    return {"What was predicted": rows} if rows else {}
+
+
+def cards(runs: Sequence[PicturesRun]) -> list[str]:
+    """Return the cards, in order."""
+    shown = [_picture(run) for run in runs]
+    text = "Bytes are those of the rank that sends most, headers included. Seconds are of denoising alone, "
+    text += "the median of the repeats; PSNR and SSIM are against one machine's picture of the same noise."
+    return [card("The figures", text, table(COLUMNS, _rows(runs))), grid(shown), memory(runs)]
+
+
+def _picture(run: PicturesRun) -> str:
+    record = run.record
+    body = _image(record.preview, f"the picture of {run.label}")
+    same = record.quality.get("psnr_db") is None
+    if not same:
+        body += "<p>Its difference from one machine's, ten times as strong:</p>"
+        body += _image(record.difference, f"the difference of {run.label}")
+    words = "Equal to one machine's picture." if same else psnr_text(record.quality["psnr_db"], exact=True)
+    if record.mode == ONE:
+        words = "By one machine."
+    return card(run.label, words, body)
+
+
+def _image(data: str, about: str) -> str:
+    return f'<img style="{STYLE}" alt="{html.escape(about)}" src="data:image/png;base64,{data}">'
+
+
+def _one(runs: Sequence[PicturesRun]) -> PicturesRun | None:
+    return next((run for run in runs if run.record.mode == ONE and run.valid), None)
+
+
+def _fewer(record: PicturesRecord) -> float | None:
+    steady, half = record.bytes.get("steady_step", 0), record.bytes.get("fp16_step", 0)
+    return half / steady if steady and half else None
+
+
+def _rows(runs: Sequence[PicturesRun]) -> list[list[str]]:
+    base = _one(runs)
+    first = base.record.totals["seconds"] if base else None
+    return [_row(run, first) for run in runs]
+
+
+def _row(run: PicturesRun, first: float | None) -> list[str]:
+    record = run.record
+    seconds, fewer, share = record.totals["seconds"], _fewer(record), record.comm_to_compute
+    alone = record.mode == ONE
+    ssim = record.quality.get("ssim")
+    return [
+        run.label,
+        record.mode,
+        f"{seconds:.2f}",
+        f"{first / seconds:.2f}" if first and seconds else "–",
+        f"{record.step_seconds:.3f}",
+        "–" if alone else megabytes(record.bytes["steady_step"]),
+        f"{fewer:.1f}" if fewer else "–",
+        "–" if alone else megabytes(record.bytes["total"]),
+        "–" if alone or share is None else f"{100 * share:.0f} % of compute",
+        "–" if alone else psnr_text(record.quality.get("psnr_db"), exact=True),
+        "–" if alone or ssim is None else f"{ssim:.4f}",
+    ]
+
+
+def summary_table(runs: Sequence[PicturesRun]) -> Any:
+    """Return the figures for a terminal."""
+    from rich.table import Table
+
+    shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    kept = [0, 2, 3, 4, 5, 6, 9]
+    for i in kept:
+        shown.add_column(COLUMNS[i], justify="right" if i else "left")
+    for row in _rows(runs):
+        shown.add_row(*(row[i] for i in kept))
+    return shown

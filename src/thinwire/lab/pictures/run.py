@@ -1,0 +1,267 @@
+"""One rank of a run that makes pictures: the same picture in several ways, all in turn."""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+import sys
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from thinwire.engines.diffusion.coding import Coding
+from thinwire.engines.diffusion.parallel import over_ranks
+from thinwire.engines.diffusion.tally import Tally
+from thinwire.lab.machine.heap import keep_freed
+from thinwire.lab.machine.interrupts import stopped_by_signals
+from thinwire.lab.machine.processor import peak_rss_bytes
+from thinwire.lab.options import flag
+from thinwire.lab.pictures import flux_fashion, predict
+from thinwire.lab.pictures.options import AUTO, ONE, PicturesConfig
+from thinwire.lab.pictures.recording import Made, write_records
+from thinwire.lab.pictures.sampling import sample
+from thinwire.lab.ranks.joining import join
+from thinwire.lab.ranks.telemetry import Telemetry
+from thinwire.lab.ranks.world import World
+from thinwire.lab.train.setup import pick_threads
+from thinwire.recipes.diffusion import FP16, parallel, parse_diffusion_recipe
+from thinwire.types import InputError, ThinwireError, require
+
+EXCHANGE = "exchange"  # the label of what the engine sends
+TRIED = 2  # steps by which a mode's messages are known
+
+
+@dataclass
+class Timing:
+    """One way once, on one rank: seconds, and bytes handed to TCP."""
+
+    seconds: float = 0.0
+    steps: list[float] = field(default_factory=list)
+    nbytes: int = 0
+    first: int = 0
+    last: int = 0
+    control: int = 0
+    tally: dict[str, float] = field(default_factory=dict)
+    digest: str = ""
+
+
+def run_rank(config: PicturesConfig) -> None:
+    """Run this process's rank of ``config``; rank 0 writes the records once all is done."""
+    keep_freed()
+    torch.set_num_threads(pick_threads(config))
+    world = join(config, f"--ranks is {config.ranks}")
+    with stopped_by_signals():
+        try:
+            PicturesRank(config, world).go()
+        except BaseException:
+            world.abandon()  # or the others would wait for this rank until the links' deadline
+            raise
+        world.close()
+
+
+class PicturesRank:
+    """What one rank does: it measures, predicts, and takes part in each way."""
+
+    def __init__(self, config: PicturesConfig, world: World) -> None:
+        self.config, self.world, self.sheet = config, world, config.scene
+        self.telemetry = Telemetry(world, config.deadline)
+        self.model = flux_fashion.build(config.seed) if config.init else flux_fashion.load()
+        self.pictures: dict[str, list[Tensor]] = {}  # latents by way, on rank 0
+        self._halves: dict[str, tuple[int, int]] = {}  # bytes of a first and a later step as float16, by mode
+
+    def go(self) -> None:
+        """Make all pictures in all ways."""
+        self._agree()
+        names, predicted = self._plan()
+        repeats: dict[str, list[list[Timing]]] = {name: [] for name in names}
+        if ONE not in names.values():
+            self._make_references()
+        for _ in range(self.config.repeat):
+            for name, way in names.items():
+                repeats[name].append(self._once(way))
+        rss = self.telemetry.gather(b"M", peak_rss_bytes(), "its memory")
+        if self.world.rank == 0:
+            made = [self._made(name, way, repeats[name], predicted) for name, way in names.items()]
+            write_records(self.config, self.world, made, rss or [])
+        self.telemetry.agree(b"E", "", "its end")
+
+    def _agree(self) -> None:
+        """Raise ``InputError`` unless all ranks were started alike."""
+        own = {name: getattr(self.config, name) for name in self.config.names(alike=True)}
+        for rank, other in enumerate(self.telemetry.agree(b"K", own, "its options")):
+            for name, value in own.items():
+                theirs = other.get(name)
+                text = f"{flag(name)} is {value!r} on rank {self.world.rank} but {theirs!r} on rank {rank}"
+                require(theirs == value, InputError, f"{text}; start all ranks with the same")
+
+    def _plan(self) -> tuple[dict[str, str], dict[str, float]]:
+        """Return which recipe each name runs, and the seconds predicted for each recipe."""
+        wanted = [name for name in self.config.ways if name != AUTO]
+        weighed = list(dict.fromkeys([*wanted, *predict.candidates(self.config), ONE]))
+        crossings = self._crossings(weighed)
+        machine = self._machine()
+        each = self.config.steps * self.config.pictures
+        seconds = {
+            name: each * predict.step_seconds(name, self.config, machine, crossings) for name in weighed
+        }
+        seconds = self.telemetry.spread(b"P", seconds, "what is predicted")
+        names = predict.resolved(self.config.ways, self.config, seconds)
+        self._tell(predict.verdict(seconds))
+        if AUTO in names:
+            self._tell(f"auto takes {names[AUTO]}: {seconds[names[AUTO]]:.2g} s are predicted")
+        return names, seconds
+
+    def _tell(self, text: str | None) -> None:
+        if text and self.world.rank == 0 and not (self.config.quiet or self.config.json):
+            sys.stderr.write(f"{text}\n")
+
+    def _machine(self) -> predict.Machine:
+        """Measure one forward on rank 0 while the others wait, and every link."""
+        seconds = self._forwards(TRIED) if self.world.rank == 0 else 0.0
+        self.telemetry.agree(b"F", "", "a forward pass")
+        for peer in self.world.peers.values():
+            peer.measure()
+        found = [peer.reliable.estimate() for peer in self.world.peers.values()]
+        rate = min((e.rate for e in found if e.rate), default=1e12)
+        delay = max((e.rtt or 0.0 for e in found), default=0.0) / 2
+        return predict.Machine(seconds, rate, delay)
+
+    def _forwards(self, many: int) -> float:
+        times = list[float]()
+        for _ in range(many):
+            start = perf_counter()
+            sample(self.model, self.sheet, 1, self.config.seed)
+            times.append(perf_counter() - start)
+        return min(times)
+
+    def _crossings(self, names: Iterable[str]) -> dict[str, predict.Crossing]:
+        """Return what each mode among the recipes sends in a step, as float16."""
+        found: dict[str, predict.Crossing] = {}
+        half = Coding(FP16)
+        for name in names:
+            division = parse_diffusion_recipe(name).policy
+            mode = division.mode if division else "gather"
+            if mode in (ONE, predict.BATCH) or mode in found or not self.world.peers:
+                continue
+            before = self._sent()
+            with over_ranks(self.model, self.world.peers, half, half, division, self.config.deadline) as p:
+                timing = self._sampled([self.config.seed], p.tally, steps=TRIED)
+            parts = self.telemetry.agree(b"X", [timing.last, self._sent()[0] - before[0]], "what it sent")
+            last, total = max(parts)
+            share = p.tally.output_nbytes / max(1, p.tally.nbytes)
+            found[mode] = predict.Crossing(last, last * share, p.tally.exchanges / TRIED)
+            self._halves[mode] = total - last, last
+        return found
+
+    def _make_references(self) -> None:
+        """Make the pictures on rank 0 alone, while the others wait."""
+        if self.world.rank == 0:
+            seeds = self._seeds()
+            self.pictures[ONE] = [self._picture(seed) for seed in seeds]
+        self.telemetry.agree(b"R", "", "the pictures of one device")
+
+    def _seeds(self) -> list[int]:
+        return [self.config.seed + k for k in range(self.config.pictures)]
+
+    def _picture(self, seed: int) -> Tensor:
+        def working(step: int) -> None:
+            self.telemetry.working()
+
+        return sample(self.model, self.sheet, self.config.steps, seed, self.config.guidance, working)
+
+    def _once(self, way: str) -> list[Timing]:
+        """Make all pictures in one way; return what it took, by rank."""
+        self.telemetry.agree(b"B", way, "the next way")
+        division, peers = parse_diffusion_recipe(way).policy, self.world.peers
+        mode = division.mode if division else "gather"
+        with ExitStack() as stack:
+            alone = mode == ONE or not peers
+            tally = Tally()
+            if not alone:
+                entered = parallel(self.model, peers, way, deadline=self.config.deadline)
+                tally = stack.enter_context(entered).tally
+            seeds = self._seeds()
+            mine = seeds[self.world.rank :: self.world.size] if mode == predict.BATCH else seeds
+            timing = Timing() if alone and self.world.rank else self._sampled(mine, tally, way)
+        found = self.telemetry.agree(b"T", asdict(timing), "what it took")
+        timings = [Timing(**one) for one in found]
+        if mode not in (ONE, predict.BATCH) and len({t.digest for t in timings}) > 1:
+            raise ThinwireError(
+                f"the ranks hold other pictures after {way}; that is a fault, please report it"
+            )
+        return timings
+
+    def _sampled(self, seeds: list[int], tally: Tally, way: str = "", steps: int = 0) -> Timing:
+        timing, sent = Timing(), [self._sent()]
+        start = before = perf_counter()
+
+        def done(step: int) -> None:
+            nonlocal before
+            now = perf_counter()
+            timing.steps.append(now - before)
+            before = now
+            sent.append(self._sent())
+            if way == ONE:
+                self.telemetry.working()
+
+        steps, guidance = steps or self.config.steps, self.config.guidance
+        made = [sample(self.model, self.sheet, steps, seed, guidance, done) for seed in seeds]
+        timing.seconds = perf_counter() - start
+        totals = [sum(both) for both in sent]
+        timing.nbytes = totals[-1] - totals[0]
+        if len(totals) > 1:
+            timing.first, timing.last = totals[1] - totals[0], totals[-1] - totals[-2]
+        timing.control = sent[-1][1] - sent[0][1]
+        timing.tally = asdict(tally)
+        timing.digest = hashlib.blake2b(
+            b"".join(x.numpy().tobytes() for x in made), digest_size=16
+        ).hexdigest()
+        if way:
+            self.pictures[way] = made
+        return timing
+
+    def _sent(self) -> tuple[int, int]:
+        """Return the bytes that this rank has sent: by the engine, and all else."""
+        sent = [peer.meter.snapshot().sent for peer in self.world.peers.values()]
+        parts = [(label, t.nbytes) for labels in sent for label, t in labels.items()]
+        exchanged = sum(n for label, n in parts if label == EXCHANGE)
+        return exchanged, sum(n for _, n in parts) - exchanged
+
+    def _stride(self, mode: str) -> int:
+        """Return which pictures rank 0 made: every one, or one in so many."""
+        return self.world.size if mode == predict.BATCH else 1
+
+    def _made(self, name: str, way: str, repeats: list[list[Timing]], predicted: dict[str, float]) -> Made:
+        """Return what a record is made of."""
+        division = parse_diffusion_recipe(way).policy
+        mode = division.mode if division else "gather"
+        middle = sorted(repeats, key=lambda ranks: max(t.seconds for t in ranks))[len(repeats) // 2]
+        most = max(middle, key=lambda t: t.nbytes)
+        first, later = self._halves.get(mode, (0, 0))
+        each = self.config.steps * self.config.pictures
+        return Made(
+            name=name,
+            way=way,
+            mode=mode if self.world.peers else ONE,
+            repeats=[(max(t.seconds for t in ranks), ranks[0].steps, ranks[0].tally) for ranks in repeats],
+            seconds=statistics.median(max(t.seconds for t in ranks) for ranks in repeats),
+            nbytes={
+                "total": most.nbytes,
+                "first_step": most.first,
+                "steady_step": most.last,
+                "fp16_total": first + (each - 1) * later,
+                "fp16_step": later,
+                "output": int(most.tally.get("output_nbytes", 0)),
+                "control": most.control,
+            },
+            tally=middle[0].tally,
+            steps=middle[0].steps,
+            images=[self.sheet.image(x) for x in self.pictures[way]],
+            references=[self.sheet.image(x) for x in self.pictures[ONE][:: self._stride(mode)]],
+            predicted=predicted.get(way),
+            predictions=predicted if name == AUTO else {},
+        )
