@@ -24,11 +24,21 @@ class MeshExchange:
         self._posts = Posts(rank, peers, ranks, name)
         self.rank, self.ranks = rank, self._posts.ranks
 
+    @property
+    def peers(self) -> Mapping[int, Peer]:
+        """The links to the others, by rank."""
+        return self._posts.peers
+
     def post(self, step: int, payload: Data) -> int:
         body = bytes(payload)  # once for all peers
         for peer in self._posts.peers.values():
             self._posts.send(peer, "message", step, body)
         return len(body)
+
+    def scatter(self, step: int, payloads: Mapping[int, Data]) -> None:
+        """Send each peer a payload of its own, by rank, in place of ``post``."""
+        for rank, payload in payloads.items():
+            self._posts.send(self._posts.peers[rank], "message", step, bytes(payload))
 
     def collect(self, step: int, deadline: float) -> dict[int, bytes]:
         peers = self._posts.peers.items()

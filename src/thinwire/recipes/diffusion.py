@@ -75,6 +75,18 @@ def int8() -> dict[str, Coding]:
 
 
 @DIFFUSION.register(
+    "displaced", "The others' values of the last step: a baseline.", "DistriFusion, arXiv 2402.19481"
+)
+def displaced(warmup: Annotated[int, WARMUP] = 1) -> Made:
+    """Send as float16, and use keys and values a step later, but for some steps at first.
+
+    Source: own values fresh, outputs of the same step [source]; 4 warm-up steps by default in its code [from
+    memory]. One, as ``compact`` has, makes the two comparable.
+    """
+    return {ATTENTION: Coding(FP16, warmup), OUTPUT: Coding(FP16)}, Division("displaced")
+
+
+@DIFFUSION.register(
     "compact", "What has changed since the last step, in 1 or 2 bits.", "CompactFusion, arXiv 2507.17511"
 )
 def compact(
@@ -135,8 +147,9 @@ def parallel(
     - ``peers``: links of ``connect_mesh`` to all other ranks;
     - ``recipe``: how what the ranks exchange is sent, and in which mode: see ``thinwire recipes``;
     - ``mode``: the recipe's own unless given. ``gather``: each rank computes its share of the tokens, with
-      the keys and values of all; ``batch``: each rank makes pictures of its own, from inputs of its own;
-      ``one``: each rank computes everything. The last two send nothing;
+      the keys and values of all; ``displaced``: with those of the others a step ago; ``batch``: each rank
+      makes pictures of its own, from inputs of its own; ``one``: each rank computes everything. The last two
+      send nothing;
     - ``deadline``: seconds without any data after which a wait for a rank fails.
 
     But in mode ``batch``, all ranks make the same calls, with the same inputs: noise comes from one generator

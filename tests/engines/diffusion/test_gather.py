@@ -92,10 +92,11 @@ def test_what_an_aborted_picture_left_is_not_taken(ranks: Meshes) -> None:
         gather: Any = found._session
         sample(own, flux_inputs(seed=5), 2)
         if gather._rank == 1:  # it sends the first message of a step that the other rank never makes
-            exchange, gather._exchange = gather._exchange, Posting(gather._exchange)
+            traffic = gather._traffic
+            exchange, traffic._exchange = traffic._exchange, Posting(traffic._exchange)
             with pytest.raises(KeyboardInterrupt):
                 own(**flux_inputs(time=0.1, seed=5))
-            gather._exchange = exchange
+            traffic._exchange = exchange
         return sample(own, flux_inputs(), 3)
 
     x, y = on_ranks(ranks[2], model, "raw", use)

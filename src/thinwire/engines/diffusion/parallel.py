@@ -14,6 +14,7 @@ from torch import nn
 from thinwire.engines.diffusion import host
 from thinwire.engines.diffusion.batch import Batch
 from thinwire.engines.diffusion.coding import Coding
+from thinwire.engines.diffusion.displaced import Displaced
 from thinwire.engines.diffusion.division import Division, Mode
 from thinwire.engines.diffusion.gather import Gather
 from thinwire.engines.diffusion.inputs import weights_checksum
@@ -25,7 +26,7 @@ from thinwire.links.mesh import Peer
 from thinwire.types import InputError, PayloadError, require
 
 ONE = "one"  # each rank computes everything
-MODES: dict[str, type[Mode]] = {"gather": Gather, "batch": Batch}
+MODES: dict[str, type[Mode]] = {"gather": Gather, "displaced": Displaced, "batch": Batch}
 _USES: WeakKeyDictionary[Mailbox, Counter[str]] = WeakKeyDictionary()
 
 

@@ -1,0 +1,168 @@
+"""A model whose tokens are divided over the ranks: what all modes that do so have in common.
+
+The joined output is coded as well, and every rank takes the decoded values for its own share too: so the
+latents are the same bits on all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from thinwire.engines.diffusion import host
+from thinwire.engines.diffusion.clock import Call, Clock
+from thinwire.engines.diffusion.coding import Coding
+from thinwire.engines.diffusion.division import Division
+from thinwire.engines.diffusion.ends import Ends, Shape, pack_mask, unpack_mask
+from thinwire.engines.diffusion.inputs import checksum, shapes_of, time_of
+from thinwire.engines.diffusion.keys import Key, Kind
+from thinwire.engines.diffusion.shares import Shares
+from thinwire.engines.diffusion.traffic import Packets, Posted, Traffic
+from thinwire.exchange import MeshExchange
+from thinwire.types import InputError, require
+
+Kinds = tuple[Kind, ...]
+
+
+@dataclass(frozen=True)
+class Sent:
+    """An exchange that has begun: what this rank has of it, and what is due from each of the others."""
+
+    posted: Posted
+    kinds: Kinds
+    own: Tensor  # [kinds, tokens * batch, width], as the others decode it
+    batch: int
+    mask: Tensor | None
+    ends: Mapping[int, Ends]
+    shapes: Mapping[int, list[Shape]]
+
+
+class Divided:
+    """The exchanges of one model, but for those of attention; see ``host.Session``."""
+
+    def __init__(
+        self, exchange: MeshExchange, attention: Coding, output: Coding, division: Division, deadline: float
+    ) -> None:
+        self.clock, self._traffic = Clock(), Traffic(exchange, deadline)
+        self.tally = self._traffic.tally
+        self._rank, self._ranks = exchange.rank, exchange.ranks
+        self._shares = Shares(self._ranks.index(self._rank), len(self._ranks))
+        self._codings = attention, output
+        self._call, self._inputs = Call(0, 0, True), 0
+        self._layer = 0  # exchanges of this call so far
+        self._ended = True
+        self._forget()
+
+    def attached(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Let the calls of ``model`` exchange inside the block."""
+        return host.attached(model, self)
+
+    def begin(self, stream: str | None, inputs: Mapping[str, object]) -> None:
+        """Begin a call of the model, with the whole inputs."""
+        text = "a model over several ranks has no gradients; call it under torch.no_grad()"
+        require(not torch.is_grad_enabled(), InputError, text)
+        if not self._ended:  # an error or an interrupt: the ranks may be at different exchanges of that call
+            self.clock.reset()
+        self._call, self._ended = self.clock.call(stream, time_of(inputs), shapes_of(inputs)), False
+        if self._call.begins:
+            self._forget()
+        self._inputs, self._layer = checksum(inputs), 0
+        self._shares.clear()
+
+    def cut(self, name: str, x: Tensor, dim: int) -> Tensor:
+        """Return this rank's share of an input along ``dim``."""
+        return self._shares.cut(name, x, dim)
+
+    def attend(self, layer: str, attention: host.Attention, stock: host.Stock) -> Tensor:
+        """Return the attention of this rank's queries over the tokens of all ranks."""
+        raise NotImplementedError
+
+    def join(self, x: Tensor, dim: int) -> Tensor:
+        """Return the outputs of all ranks along ``dim``, as every rank decodes them."""
+        moved, before = x.movedim(dim, 0), self.tally.nbytes
+        sent = self._post("the output", (Kind.OUTPUT,), rows(moved)[None], moved.shape[1], None)
+        parts, _ = self._collect(sent)
+        self.tally.output_nbytes += self.tally.nbytes - before
+        whole = torch.cat([p.reshape(-1, *moved.shape[1:]) for p in parts])
+        return whole.to(x.dtype).movedim(0, dim)
+
+    def end(self) -> None:
+        """End a call of the model."""
+        self.tally.calls += 1
+        self._ended = True
+
+    def reset(self) -> None:
+        """Let the next call of the model begin a generation."""
+        self.clock.reset()
+
+    def leave(self) -> None:
+        """Tell the peers not to wait for this rank any more."""
+        self._traffic.leave()
+
+    def _forget(self) -> None:
+        """Begin a generation without references."""
+        attention, output = (Ends(coding, self._ranks) for coding in self._codings)
+        self._ends = {Kind.KEYS: attention, Kind.OUTPUT: output}
+        self._traffic.begin(self.clock.generation)
+
+    def _post(self, what: str, kinds: Kinds, x: Tensor, batch: int, mask: Tensor | None) -> Sent:
+        """Send ``x`` [kinds, tokens * batch, width], coded once, to all others, and the mask if any."""
+        lengths, ends = self._lengths(x.shape[1] // batch, what), self._ends[kinds[0]]
+        with self._traffic.coding():
+            data, x_hat = ends.encode(x, self._keys(kinds), self._call.step)
+            packets: Packets = [data, *self._mask_packets(mask)]
+        posted = self._traffic.post(what, self._key(kinds), self._inputs, packets)
+        self._layer += 1
+        shapes = {rank: _shapes(x, batch, some) for rank, some in lengths.items()}
+        return Sent(posted, kinds, x_hat, batch, mask, dict.fromkeys(self._ranks, ends), shapes)
+
+    def _collect(self, sent: Sent) -> tuple[list[Tensor], list[Tensor]]:
+        """Return what was sent of all ranks, as decoded, and masks if there are any."""
+        parts, masks = {self._rank: sent.own}, {self._rank: sent.mask}
+        received = self._traffic.collect(sent.posted)
+        with self._traffic.coding():
+            for rank, (first, *rest) in received.items():
+                keys = self._keys(sent.kinds, sent.posted.key._replace(source=rank))
+                parts[rank] = sent.ends[rank].decode(rank, first, keys, sent.shapes[rank], sent.own)
+                if sent.mask is not None:
+                    tokens = parts[rank].shape[1] // sent.batch
+                    key = sent.posted.key._replace(source=rank, kind=Kind.MASK)
+                    masks[rank] = unpack_mask(rest[0], sent.mask, tokens, key.pack())
+        return [parts[r] for r in self._ranks], [m for r in self._ranks if (m := masks.get(r)) is not None]
+
+    def _lengths(self, tokens: int, what: str) -> dict[int, set[int]]:
+        found = self._shares.lengths(tokens, what)
+        return {rank: found[place] for place, rank in enumerate(self._ranks)}
+
+    def _mask_packets(self, mask: Tensor | None) -> list[bytes]:
+        return [] if mask is None else [pack_mask(mask, self._key((Kind.MASK,)).pack())]
+
+    def _key(self, kinds: Kinds) -> Key:
+        return Key(self._call.stream, self._layer, kinds[0], self._rank)
+
+    def _keys(self, kinds: Kinds, like: Key | None = None) -> list[int]:
+        return [(like or self._key(kinds))._replace(kind=kind).pack() for kind in kinds]
+
+
+def _shapes(x: Tensor, batch: int, tokens: Iterable[int]) -> list[Shape]:
+    return [(len(x), n * batch, x.shape[2]) for n in tokens]
+
+
+def rows(x: Tensor) -> Tensor:
+    """Return ``x`` [tokens, B, ...] as [tokens * B, channels]."""
+    return x.reshape(x.shape[0] * x.shape[1], -1)
+
+
+def check_attention(layer: str, attention: host.Attention) -> None:
+    """Raise ``InputError`` for keys, values or a mask that cannot be put together from those of ranks."""
+    _, key, value, mask = attention
+    text = f"{layer} has keys of shape {tuple(key.shape)} and values of {tuple(value.shape)}; use mode one"
+    require(key.shape == value.shape, InputError, text)
+    if mask is not None:
+        text = f"the mask of {layer}, {tuple(mask.shape)}, is not over its {key.shape[1]} keys; use mode one"
+        by_key = mask.shape[-1] == key.shape[1] and (mask.dim() == 2 or mask.shape[-2] == 1)
+        require(by_key, InputError, text)

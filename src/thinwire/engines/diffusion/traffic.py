@@ -1,0 +1,107 @@
+"""The messages of a generation: numbered, sent, awaited, and checked against what is due."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from time import perf_counter
+
+from thinwire.engines.diffusion.keys import Key
+from thinwire.engines.diffusion.message import Message
+from thinwire.engines.diffusion.tally import Tally
+from thinwire.exchange import MeshExchange
+from thinwire.types import DesyncError, InputError, LinkError, PayloadError, require
+
+_GENERATION = 32  # bits of an exchange's step below the number of its generation
+Packets = Sequence[bytes | memoryview]
+
+
+@dataclass(frozen=True)
+class Posted:
+    """An exchange that has begun, and what is due from the others: the same ``key`` but for its source."""
+
+    step: int
+    what: str
+    key: Key
+    inputs: int
+    count: int  # packets of each message
+
+
+class Traffic:
+    """The messages of one model on this rank; ``leave`` tells the others that no more come."""
+
+    def __init__(self, exchange: MeshExchange, deadline: float) -> None:
+        self.tally = Tally()
+        self.rank, self.ranks = exchange.rank, exchange.ranks
+        self.others = [rank for rank in self.ranks if rank != self.rank]
+        self._exchange, self._deadline = exchange, deadline
+        self._generation = self._number = 0
+
+    def begin(self, generation: int) -> None:
+        """Number the exchanges of another generation, from 0."""
+        self._generation, self._number = generation, 0
+
+    def post(self, what: str, key: Key, inputs: int, packets: Packets) -> Posted:
+        """Send the same packets to all others."""
+        body = Message(key.pack(), inputs, packets).pack()
+        self._exchange.post(self._step, body)
+        return self._posted(Posted(self._step, what, key, inputs, len(packets)), len(body) * len(self.others))
+
+    def scatter(self, what: str, key: Key, inputs: int, packets: Mapping[int, Packets]) -> Posted:
+        """Send each of the others packets of its own."""
+        bodies = {rank: Message(key.pack(), inputs, own).pack() for rank, own in packets.items()}
+        self._exchange.scatter(self._step, bodies)
+        count = len(packets[self.others[0]])
+        return self._posted(Posted(self._step, what, key, inputs, count), sum(map(len, bodies.values())))
+
+    def collect(self, posted: Posted) -> dict[int, Packets]:
+        """Return the packets of all others in this exchange, by rank.
+
+        Errors: ``LinkError`` naming a rank that is silent or has left; ``InputError``, ``DesyncError`` and
+        ``PayloadError`` for one that calls the model otherwise.
+        """
+        start = perf_counter()
+        received = self._exchange.collect(posted.step, self._deadline)
+        self.tally.wait_s += perf_counter() - start
+        messages = {rank: Message.unpack(body) for rank, body in received.items()}
+        for rank, message in messages.items():
+            _check(rank, message, posted)
+        return {rank: message.packets for rank, message in messages.items()}
+
+    def drop(self, posted: Posted) -> None:
+        """Take what the others have sent in an exchange, and leave it unread."""
+        self._exchange.collect(posted.step, self._deadline)
+
+    def leave(self) -> None:
+        """Tell the others not to wait for this rank, in this picture and at the beginning of the next."""
+        with suppress(LinkError):
+            for step in (self._step, self._generation + 1 << _GENERATION):
+                self._exchange.post(step, Message(stopped=True).pack())
+
+    @contextmanager
+    def coding(self) -> Iterator[None]:
+        """Count the seconds of the block as those of coding."""
+        start = perf_counter()
+        yield
+        self.tally.code_s += perf_counter() - start
+
+    @property
+    def _step(self) -> int:
+        return self._generation << _GENERATION | self._number
+
+    def _posted(self, posted: Posted, nbytes: int) -> Posted:
+        self._number += 1
+        self.tally.exchanges += 1
+        self.tally.nbytes += nbytes
+        return posted
+
+
+def _check(rank: int, message: Message, due: Posted) -> None:
+    message.check_sender(rank)
+    text = f"rank {rank} called the model with other inputs; give all ranks one prompt, seed and schedule"
+    require(message.inputs == due.inputs, InputError, text)
+    text = f"rank {rank} is at another layer than {due.what} here; call the model alike on all ranks"
+    require(message.key == due.key._replace(source=rank).pack(), DesyncError, text)
+    text = f"rank {rank} sent {len(message.packets)} packets for {due.what}, where {due.count} are due"
+    require(len(message.packets) == due.count, PayloadError, text)
