@@ -64,11 +64,11 @@ class PicturesConfig(RunConfig):
         super().check()
         names = self.ways
         require(bool(names), InputError, "no way to make a picture is named; give auto, one or compact")
+        text = "guidance gives each of two ranks one of two forwards a step, and --guidance 1 takes one"
+        off = self.guidance == 1
+        require(not (off and GUIDANCE in names), InputError, f"{text}; give --guidance 3, or another way")
         for i, name in enumerate(names):
             require(name not in names[:i], InputError, f"{name} is named twice; name each way once")
             if name != AUTO:
                 parse_diffusion_recipe(name)
-        text = "guidance gives each of two ranks one of two forwards a step, and --guidance 1 takes one"
-        off = self.guidance == 1
-        require(not (off and GUIDANCE in names), InputError, f"{text}; give --guidance 3, or another way")
         _ = self.scene

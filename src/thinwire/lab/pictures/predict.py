@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from thinwire.codecs import Codec
 from thinwire.engines.diffusion.coding import Coding
 from thinwire.lab.pictures.options import AUTO, GUIDANCE, ONE, PicturesConfig
-from thinwire.recipes.diffusion import ATTENTION, OUTPUT, parse_diffusion_recipe
+from thinwire.recipes.diffusion import ATTENTION, DIFFUSION, OUTPUT, parse_diffusion_recipe
 from thinwire.types import WRONG_VALUES, TensorSpec
 
 BATCH = "batch"
@@ -95,7 +95,8 @@ def verdict(seconds: dict[str, float]) -> str | None:
 def candidates(config: PicturesConfig) -> list[str]:
     """Return what ``auto`` chooses from: what keeps to --psnr, and what is exact."""
     kept = [name for name, db in EXPECTED.items() if db is None or db >= config.psnr]
-    exact = [GUIDANCE] if config.guidance != 1 and config.ranks == 2 else []
+    two = config.guidance != 1 and config.ranks == 2 and GUIDANCE in DIFFUSION.entries
+    exact = [GUIDANCE] if two else []
     return [*kept, *exact, *([BATCH] if config.pictures > 1 else [])]
 
 
