@@ -11,7 +11,7 @@ from each import each
 
 from thinwire.lab.ranks.places import place_of
 from thinwire.lab.train.config import TrainConfig
-from thinwire.lab.train.fields import DEFAULT_STEPS
+from thinwire.lab.train.fields import DEFAULT_STEPS, SAFE_RATES
 from thinwire.types import InputError
 
 
@@ -173,3 +173,17 @@ def test_warnings():
 def test_how_documents_begin_is_alike_on_all_ranks_and_after_a_resume():
     assert TrainConfig().bos and "bos" in TrainConfig.names(alike=True)
     assert "bos" not in TrainConfig.names(free=True)
+
+
+def test_a_rate_that_a_delay_does_not_bear_is_warned_of() -> None:
+    """By the table that was measured."""
+    found = json.loads((Path(__file__).parents[3] / "bench/results/delays.json").read_text("utf-8"))
+    for row in found["rows"]:
+        assert SAFE_RATES[row["model"], row["optimizer"]][row["staleness"]] == row["safe"]
+    late = {"model": "cnn-fashion", "data": "fashion-mnist", "optimizer": "sgd", "stages": 1, "replicas": 2}
+    late["replica_recipe"] = "dd-ef-sgd:ratio=0.01,staleness=3"
+    (note,) = TrainConfig(**late, lr=0.4).warnings()
+    assert note.startswith(
+        "--lr 0.4 is above 0.2, the largest that was safe here with gradients 3 steps late"
+    )
+    assert TrainConfig(**late, lr=0.2).warnings() == []

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from thinwire.lab.train import checks
-from thinwire.lab.train.fields import TrainFields, learning_rate
+from thinwire.lab.train.fields import SAFE_RATES, TrainFields, learning_rate
 
 
 @dataclass(frozen=True)
@@ -46,16 +46,26 @@ class TrainConfig(TrainFields):
 
 
 def _of_delays(config: TrainConfig) -> Iterator[str]:
-    """Yield a sentence where late gradients meet an optimiser that suffers from them."""
-    if config.replicas == 1 or not config.optimizer.startswith("adamw"):
+    """Yield a sentence where late gradients meet an optimiser or a rate that suffers from them."""
+    if config.replicas == 1:
         return
     from thinwire.engines.replicas.method import Gradients
     from thinwire.recipes.replicas import EXCHANGE, parse_replica_recipe
 
     recipe = parse_replica_recipe(config.replica_recipe)
     method = recipe.schemes[EXCHANGE]
-    if isinstance(method, Gradients) and (method.staleness or recipe.policy is not None):
+    if not isinstance(method, Gradients):
+        return
+    late = method.staleness
+    if config.optimizer.startswith("adamw") and (late or recipe.policy is not None):
         yield (
             f"--replica-recipe {config.replica_recipe} applies gradients late, which costs AdamW much; "
             "recipes of differences, such as auto, do not."
+        )
+    rates = SAFE_RATES.get((config.model, config.optimizer), {})
+    safe = min((rate for steps, rate in rates.items() if steps <= late), default=None)
+    if safe is not None and config.learning_rate > safe and recipe.policy is None:
+        yield (
+            f"--lr {config.learning_rate:g} is above {safe:g}, the largest that was safe here with gradients "
+            f"{late} steps late; lower it, or watch the loss."
         )

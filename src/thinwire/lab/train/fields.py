@@ -25,6 +25,12 @@ REPLICA_RATES: dict[tuple[Any, str], dict[str, float]] = {
         "dd-ef-sgd": 0.2,
     },
 }
+# By model and optimiser, then by steps late: the largest rate that `make bench-safe-rates` found to be safe.
+SAFE_RATES: dict[tuple[str, str], dict[int, float]] = {
+    ("cnn-fashion", "sgd"): {0: 0.8, 1: 0.4, 2: 0.2, 4: 0.1},
+    ("cnn-fashion", "sgd:momentum=0.9"): {0: 0.05, 1: 0.05},
+    ("gpt2-lab", "adamw"): {0: 2e-3, 1: 2e-3, 2: 2e-3, 4: 2e-3},
+}
 PIPELINE = "Pipeline"
 OPTIMISATION = "Optimisation"
 EVALUATION = "Evaluation and checkpoints"
