@@ -23,7 +23,7 @@ from thinwire.lab.pictures.flux_fashion import WEIGHTS, build
 from thinwire.lab.pictures.sheets import ANYTHING, Sheet, conditions, joined, padded
 from thinwire.lab.records.writer import read_json, write_json
 
-RESULT = Path(__file__).parent / "results" / "flux_fashion.json"
+RESULT = Path(__file__).parent / "results" / "fashion.json"
 UNFINISHED = RESULT.with_name(".flux_fashion")
 STEPS, WARMUP, RATE, DECAY = 2800, 100, 1e-3, 0.01
 MEAN = 0.998  # of the averaged weights: what stays of them in a step

@@ -18,6 +18,7 @@ from typing import Any
 from bench import (
     pages_finetuning,
     pages_links,
+    pages_pictures,
     pages_plan,
     pages_record,
     pages_replicas,
@@ -40,6 +41,7 @@ PAGES = (
     "docs/student-paper.md",
     "docs/state.md",
     "docs/replicas.md",
+    "docs/pictures.md",
     "docs/state-results.md",
     "docs/concepts.md",
     "docs/finetuning.md",
@@ -265,6 +267,7 @@ TABLES: dict[str, Callable[[Any], str]] = {
     "links-predictions": of_study(pages_links.predictions),
     **{name: of_study(draw) for name, draw in (pages_plan.TABLES | pages_state.TABLES).items()},
     **pages_replicas.TABLES,
+    **pages_pictures.TABLES,
     **dict.fromkeys(pages_record.TABLES, lambda draw: draw()),
     "followed": pages_state.followed,
     **pages_finetuning.TABLES,
