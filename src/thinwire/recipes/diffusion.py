@@ -118,6 +118,19 @@ def lowrank(rank: Annotated[int, RANK] = 8, warmup: Annotated[int, WARMUP] = 1) 
 
 
 @DIFFUSION.register(
+    "ulysses",
+    "Each rank has all tokens and a share of the heads: a baseline.",
+    "DeepSpeed-Ulysses, 2309.14509",
+)
+def ulysses() -> Made:
+    """Send queries, keys, values, what attention returns and outputs as float16.
+
+    Source: uncoded in the comparisons of CompactFusion, arXiv 2507.17511 [source].
+    """
+    return fp16().schemes, Division("ulysses")
+
+
+@DIFFUSION.register(
     "batch", "Each rank makes pictures of its own: exact, and nothing is sent.", "common practice"
 )
 def batch() -> Made:
@@ -147,9 +160,9 @@ def parallel(
     - ``peers``: links of ``connect_mesh`` to all other ranks;
     - ``recipe``: how what the ranks exchange is sent, and in which mode: see ``thinwire recipes``;
     - ``mode``: the recipe's own unless given. ``gather``: each rank computes its share of the tokens, with
-      the keys and values of all; ``displaced``: with those of the others a step ago; ``batch``: each rank
-      makes pictures of its own, from inputs of its own; ``one``: each rank computes everything. The last two
-      send nothing;
+      the keys and values of all; ``displaced``: with those of the others a step ago; ``ulysses``: for
+      attention, all tokens and its share of the heads; ``batch``: each rank makes pictures of its own, from
+      inputs of its own; ``one``: each rank computes everything. The last two send nothing;
     - ``deadline``: seconds without any data after which a wait for a rank fails.
 
     But in mode ``batch``, all ranks make the same calls, with the same inputs: noise comes from one generator

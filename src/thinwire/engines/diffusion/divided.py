@@ -117,8 +117,8 @@ class Divided:
             packets: Packets = [data, *self._mask_packets(mask)]
         posted = self._traffic.post(what, self._key(kinds), self._inputs, packets)
         self._layer += 1
-        shapes = {rank: _shapes(x, batch, some) for rank, some in lengths.items()}
-        return Sent(posted, kinds, x_hat, batch, mask, dict.fromkeys(self._ranks, ends), shapes)
+        due = {rank: shapes(x, batch, some) for rank, some in lengths.items()}
+        return Sent(posted, kinds, x_hat, batch, mask, dict.fromkeys(self._ranks, ends), due)
 
     def _collect(self, sent: Sent) -> tuple[list[Tensor], list[Tensor]]:
         """Return what was sent of all ranks, as decoded, and masks if there are any."""
@@ -148,7 +148,8 @@ class Divided:
         return [(like or self._key(kinds))._replace(kind=kind).pack() for kind in kinds]
 
 
-def _shapes(x: Tensor, batch: int, tokens: Iterable[int]) -> list[Shape]:
+def shapes(x: Tensor, batch: int, tokens: Iterable[int]) -> list[Shape]:
+    """Return the shapes that a part like ``x`` [kinds, tokens * batch, width] may have with other tokens."""
     return [(len(x), n * batch, x.shape[2]) for n in tokens]
 
 

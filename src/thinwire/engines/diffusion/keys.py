@@ -16,6 +16,8 @@ class Kind(IntEnum):
     VALUES = 1
     OUTPUT = 2
     MASK = 3
+    QUERIES = 4
+    FOUND = 5  # what attention returns
 
 
 class Key(NamedTuple):

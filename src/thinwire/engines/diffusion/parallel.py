@@ -20,13 +20,14 @@ from thinwire.engines.diffusion.gather import Gather
 from thinwire.engines.diffusion.inputs import weights_checksum
 from thinwire.engines.diffusion.message import Message
 from thinwire.engines.diffusion.tally import Tally
+from thinwire.engines.diffusion.ulysses import Ulysses
 from thinwire.exchange import Exchange, MeshExchange
 from thinwire.links.mailbox import Mailbox
 from thinwire.links.mesh import Peer
 from thinwire.types import InputError, PayloadError, require
 
 ONE = "one"  # each rank computes everything
-MODES: dict[str, type[Mode]] = {"gather": Gather, "displaced": Displaced, "batch": Batch}
+MODES: dict[str, type[Mode]] = {"gather": Gather, "displaced": Displaced, "ulysses": Ulysses, "batch": Batch}
 _USES: WeakKeyDictionary[Mailbox, Counter[str]] = WeakKeyDictionary()
 
 
