@@ -131,6 +131,16 @@ def ulysses() -> Made:
 
 
 @DIFFUSION.register(
+    "guidance",
+    "Each of two ranks computes one of the two forward passes of a step: exact.",
+    "common practice",
+)
+def guidance() -> Made:
+    """Send outputs as they are."""
+    return raw().schemes, Division("guidance")
+
+
+@DIFFUSION.register(
     "batch", "Each rank makes pictures of its own: exact, and nothing is sent.", "common practice"
 )
 def batch() -> Made:
@@ -161,8 +171,9 @@ def parallel(
     - ``recipe``: how what the ranks exchange is sent, and in which mode: see ``thinwire recipes``;
     - ``mode``: the recipe's own unless given. ``gather``: each rank computes its share of the tokens, with
       the keys and values of all; ``displaced``: with those of the others a step ago; ``ulysses``: for
-      attention, all tokens and its share of the heads; ``batch``: each rank makes pictures of its own, from
-      inputs of its own; ``one``: each rank computes everything. The last two send nothing;
+      attention, all tokens and its share of the heads; ``guidance``: each of two ranks computes one of the
+      two forward passes of a step; ``batch``: each rank makes pictures of its own, from inputs of its own;
+      ``one``: each rank computes everything. The last two send nothing;
     - ``deadline``: seconds without any data after which a wait for a rank fails.
 
     But in mode ``batch``, all ranks make the same calls, with the same inputs: noise comes from one generator

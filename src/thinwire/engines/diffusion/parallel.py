@@ -17,6 +17,7 @@ from thinwire.engines.diffusion.coding import Coding
 from thinwire.engines.diffusion.displaced import Displaced
 from thinwire.engines.diffusion.division import Division, Mode
 from thinwire.engines.diffusion.gather import Gather
+from thinwire.engines.diffusion.guidance import Guidance
 from thinwire.engines.diffusion.inputs import weights_checksum
 from thinwire.engines.diffusion.message import Message
 from thinwire.engines.diffusion.tally import Tally
@@ -27,7 +28,13 @@ from thinwire.links.mesh import Peer
 from thinwire.types import InputError, PayloadError, require
 
 ONE = "one"  # each rank computes everything
-MODES: dict[str, type[Mode]] = {"gather": Gather, "displaced": Displaced, "ulysses": Ulysses, "batch": Batch}
+MODES: dict[str, type[Mode]] = {
+    "gather": Gather,
+    "displaced": Displaced,
+    "ulysses": Ulysses,
+    "guidance": Guidance,
+    "batch": Batch,
+}
 _USES: WeakKeyDictionary[Mailbox, Counter[str]] = WeakKeyDictionary()
 
 

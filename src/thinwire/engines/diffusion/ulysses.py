@@ -14,8 +14,8 @@ from torch import Tensor
 
 from thinwire.engines.diffusion.divided import Divided, Kinds, Sent, check_attention, shapes
 from thinwire.engines.diffusion.ends import Ends
-from thinwire.engines.diffusion.host import Attention, Stock
 from thinwire.engines.diffusion.keys import Kind
+from thinwire.engines.diffusion.seam import Attention, Stock
 from thinwire.types import InputError, require
 
 
