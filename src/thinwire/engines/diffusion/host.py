@@ -78,6 +78,18 @@ def attached(model: nn.Module, session: Session) -> Iterator[None]:
 
 
 @contextmanager
+def listening(model: nn.Module, session: Session) -> Iterator[None]:
+    """Let ``session`` attend for the layers of ``model`` inside the block, and leave it as it was."""
+    heard, session = set[str](), _uncompiled(session)
+    with ExitStack() as undo:
+        undo.enter_context(_BACKENDS)
+        for name, processor in _processors_of(model).items():
+            undo.callback(_restored(processor))
+            setattr(processor, _CONFIG, Layer(name, session, type(processor).__name__, heard))
+        yield
+
+
+@contextmanager
 def intercepted(model: nn.Module, passes: Passes) -> Iterator[None]:
     """Let ``passes`` stand in for the calls of ``model`` inside the block, and leave it as it was.
 
@@ -93,7 +105,7 @@ def intercepted(model: nn.Module, passes: Passes) -> Iterator[None]:
 
 def _uncompiled(session: Session) -> Any:
     """Return a session that ``torch.compile`` does not look into: nothing in it can be compiled."""
-    names = [name for name in vars(Session) if not name.startswith("_")]
+    names = [name for name in vars(Session) if not name.startswith("_") and hasattr(session, name)]
     return SimpleNamespace(**{name: torch.compiler.disable(getattr(session, name)) for name in names})
 
 

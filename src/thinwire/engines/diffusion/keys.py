@@ -17,6 +17,7 @@ class Kind(IntEnum):
     OUTPUT = 2
     MASK = 3
     QUERIES = 4
+    HIDDEN = 6
     FOUND = 5  # what attention returns
 
 

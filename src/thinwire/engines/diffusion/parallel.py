@@ -20,6 +20,7 @@ from thinwire.engines.diffusion.gather import Gather
 from thinwire.engines.diffusion.guidance import Guidance
 from thinwire.engines.diffusion.inputs import weights_checksum
 from thinwire.engines.diffusion.message import Message
+from thinwire.engines.diffusion.pipe import Pipe
 from thinwire.engines.diffusion.tally import Tally
 from thinwire.engines.diffusion.ulysses import Ulysses
 from thinwire.exchange import Exchange, MeshExchange
@@ -34,6 +35,7 @@ MODES: dict[str, type[Mode]] = {
     "ulysses": Ulysses,
     "guidance": Guidance,
     "batch": Batch,
+    "pipe": Pipe,
 }
 _USES: WeakKeyDictionary[Mailbox, Counter[str]] = WeakKeyDictionary()
 
