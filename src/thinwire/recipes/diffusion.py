@@ -22,6 +22,7 @@ from thinwire.codecs import Cast, Codec, LowRank, RankOne, Uniform
 from thinwire.engines.diffusion.coding import MAX_WARMUP, Coding
 from thinwire.engines.diffusion.division import Division
 from thinwire.engines.diffusion.parallel import Parallel, over_ranks
+from thinwire.engines.diffusion.pipe import MOST_PATCHES
 from thinwire.links.mesh import Peer
 from thinwire.recipes.base import Parameter, Registry
 from thinwire.types import PayloadError, require
@@ -47,6 +48,8 @@ Made = tuple[Mapping[str, Coding], Division]
 BITS = Parameter("the bits of a value of a residual", 1, 2)
 WARMUP = Parameter("how many steps are sent as float16 at first", 1, MAX_WARMUP)
 ORDER = Parameter("whether residuals are of values, or of their change from step to step", 1, 2)
+PATCHES = Parameter("into how many parts the picture is cut", 1, MOST_PATCHES)
+PIPE_BITS = Parameter("the bits of a value of a residual", 1, 8)
 RANK = Parameter("the rank of the factors of a residual", 1, 64)
 
 
@@ -118,6 +121,56 @@ def lowrank(rank: Annotated[int, RANK] = 8, warmup: Annotated[int, WARMUP] = 1) 
 
 
 @DIFFUSION.register(
+    "ulysses",
+    "Each rank has all tokens and a share of the heads: a baseline.",
+    "DeepSpeed-Ulysses, 2309.14509",
+)
+def ulysses() -> Made:
+    """Send queries, keys, values, what attention returns and outputs as float16.
+
+    Source: uncoded in the comparisons of CompactFusion, arXiv 2507.17511 [source].
+    """
+    return fp16().schemes, Division("ulysses")
+
+
+@DIFFUSION.register(
+    "guidance",
+    "Each of two ranks computes one of the two forward passes of a step: exact.",
+    "common practice",
+)
+def guidance() -> Made:
+    """Send outputs as they are."""
+    return raw().schemes, Division("guidance")
+
+
+@DIFFUSION.register(
+    "pipe-fp16", "Blocks over the ranks, the picture in patches, as float16.", "PipeFusion, arXiv 2405.14430"
+)
+def pipe_fp16(warmup: Annotated[int, WARMUP] = 1, patches: Annotated[int, PATCHES] = 4) -> Made:
+    """Send the hidden states of patches, and outputs, as float16.
+
+    Source: patches, and keys and values of their last turn [quoted]. All patches of a step are awaited before
+    the next step begins [ours]: the caller's loop stays as it is.
+    """
+    return {ATTENTION: Coding(FP16, warmup), OUTPUT: Coding(FP16)}, Division("pipe", patches)
+
+
+@DIFFUSION.register(
+    "compact-pipe", "As pipe-fp16, in a few bits: what has changed at each patch since the last step.", "ours"
+)
+def compact_pipe(
+    bits: Annotated[int, PIPE_BITS] = 4,
+    warmup: Annotated[int, WARMUP] = 1,
+    patches: Annotated[int, PATCHES] = 4,
+) -> Made:
+    """Send what has changed in the hidden state of a patch since its last turn, 4 bits by default [ours]."""
+    codec = RankOne(bits) if bits < 3 else Uniform(bits, group=64)
+    attention = Coding(Scheme(codec, Delta(), keyframe=Cast("float16")), warmup)
+    output = Coding(Scheme(Uniform(8, scale="token"), Delta(), keyframe=Cast("float16")), warmup)
+    return {ATTENTION: attention, OUTPUT: output}, Division("pipe", patches)
+
+
+@DIFFUSION.register(
     "batch", "Each rank makes pictures of its own: exact, and nothing is sent.", "common practice"
 )
 def batch() -> Made:
@@ -147,9 +200,10 @@ def parallel(
     - ``peers``: links of ``connect_mesh`` to all other ranks;
     - ``recipe``: how what the ranks exchange is sent, and in which mode: see ``thinwire recipes``;
     - ``mode``: the recipe's own unless given. ``gather``: each rank computes its share of the tokens, with
-      the keys and values of all; ``displaced``: with those of the others a step ago; ``batch``: each rank
-      makes pictures of its own, from inputs of its own; ``one``: each rank computes everything. The last two
-      send nothing;
+      the keys and values of all; ``displaced``: with those of the others a step ago; ``ulysses``: for
+      attention, all tokens and its share of the heads; ``guidance``: each of two ranks computes one of the
+      two forward passes of a step; ``batch``: each rank makes pictures of its own, from inputs of its own;
+      ``one``: each rank computes everything. The last two send nothing;
     - ``deadline``: seconds without any data after which a wait for a rank fails.
 
     But in mode ``batch``, all ranks make the same calls, with the same inputs: noise comes from one generator

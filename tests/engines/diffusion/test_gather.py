@@ -7,10 +7,22 @@ from typing import Any
 import pytest
 import torch
 from meshes import Mesh
-from picture_models import FAMILIES, flux, flux_inputs, on_ranks, one_device, sample, wan, wan_inputs
+from picture_models import (
+    FAMILIES,
+    flux,
+    flux_inputs,
+    on_ranks,
+    one_device,
+    qwen,
+    qwen_inputs,
+    sample,
+    wan,
+    wan_inputs,
+)
 from torch import Tensor, nn
 
 from thinwire.engines.diffusion.parallel import Parallel
+from thinwire.types import InputError
 
 pytest.importorskip("diffusers")
 
@@ -28,6 +40,28 @@ def test_uncoded_it_is_the_picture_of_one_device(ranks: Meshes, family: str, tok
             assert (x - y).norm() <= 1e-6 * y.norm()
 
 
+@pytest.mark.parametrize(
+    ("family", "tokens", "world"), [("flux", 63, 2), ("flux", 64, 4), ("wan", 63, 2), ("qwen", 64, 3)]
+)
+def test_ulysses_uncoded_as_well(ranks: Meshes, family: str, tokens: int, world: int) -> None:
+    make, inputs = FAMILIES[family]
+    model, calls = make(), [inputs(tokens, time) for time in (0.9, 0.5)]
+    wanted = one_device(model, calls)
+    use = lambda own, _: one_device(own, calls)  # noqa: E731
+    for made in on_ranks(ranks[world], model, "raw", use, mode="ulysses"):
+        for x, y in zip(made, wanted, strict=True):
+            assert (x - y).norm() <= 1e-6 * y.norm()
+
+
+@pytest.mark.parametrize(("family", "world"), [("flux", 3), ("wan", 3), ("qwen", 2)])
+def test_ulysses_shares_heads_evenly_or_not_at_all(ranks: Meshes, family: str, world: int) -> None:
+    """Also where ranks are more than heads."""
+    make, inputs = FAMILIES[family]
+    words = rf"blocks\.0\.attn\S* has \d heads, which {world} ranks cannot share evenly; use mode gather"
+    with pytest.raises(InputError, match=words):
+        on_ranks(ranks[world], make(), "ulysses", lambda own, _: one_device(own, [inputs()]))
+
+
 def test_tokens_depend_on_what_other_ranks_have() -> None:
     """So equality with one device is none of a model that ignores other tokens."""
     model, inputs = wan(), wan_inputs()
@@ -40,20 +74,30 @@ def test_tokens_depend_on_what_other_ranks_have() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_coded_all_ranks_have_the_same_bits(ranks: Meshes, family: str) -> None:
     make, inputs = FAMILIES[family]
-    model, errors, sizes = make(), [], []
+    model, errors, sizes = make(), {}, {}
     wanted = sample(model, inputs(63), 4)
 
     def use(own: nn.Module, found: Parallel) -> tuple[Tensor, int]:
         return sample(own, inputs(63), 4), found.tally.nbytes
 
-    for recipe in ("fp16", "int8", "compact:bits=2,warmup=2,order=2", "compact"):
+    for recipe in ("fp16", "int8", "compact:bits=2,warmup=2,order=2", "compact", "lowrank:rank=4"):
         made = on_ranks(ranks[3], model, recipe, use)
         assert all(torch.equal(x, made[0][0]) for x, _ in made)
-        errors.append(float((made[0][0] - wanted).norm() / wanted.norm()))
-        sizes.append(made[0][1])
-    assert errors[0] < errors[2] < errors[3] < 0.01
-    assert sizes[0] > sizes[1] > sizes[3]
-    assert sizes[0] > sizes[2] > sizes[3]
+        errors[recipe[:9]] = float((made[0][0] - wanted).norm() / wanted.norm())
+        sizes[recipe[:9]] = made[0][1]
+    assert errors["fp16"] < errors["compact:b"] < errors["compact"] < 0.01
+    assert errors["lowrank:r"] < 0.01
+    assert sizes["fp16"] > sizes["int8"] > sizes["compact"]
+    assert sizes["fp16"] > sizes["compact:b"] > sizes["compact"]
+
+
+@pytest.mark.parametrize("recipe", ["ulysses", "compact:bits=2,warmup=2"])
+def test_ulysses_coded_as_well(ranks: Meshes, recipe: str) -> None:
+    model, inputs = qwen(), qwen_inputs(63)
+    wanted = sample(model, inputs, 4)
+    made = on_ranks(ranks[3], model, recipe, lambda own, _: sample(own, inputs, 4), mode="ulysses")
+    assert all(torch.equal(x, made[0]) for x in made)
+    assert 0 < (made[0] - wanted).norm() < 0.01 * wanted.norm()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -177,7 +177,7 @@ def test_a_model_is_parallel_once_and_has_no_gradients(ranks: Meshes) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"mode": "ring"}, "no mode 'ring'; choose gather, .*batch or one"),
+        ({"mode": "ring"}, "no mode 'ring'; choose gather, .*pipe or one"),
         ({"recipe": "compct"}, "did you mean compact"),
     ],
 )

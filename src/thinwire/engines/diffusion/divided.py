@@ -20,6 +20,7 @@ from thinwire.engines.diffusion.division import Division
 from thinwire.engines.diffusion.ends import Ends, Shape, pack_mask, unpack_mask
 from thinwire.engines.diffusion.inputs import checksum, shapes_of, time_of
 from thinwire.engines.diffusion.keys import Key, Kind
+from thinwire.engines.diffusion.seam import NO_GRADIENTS, Attention, Stock
 from thinwire.engines.diffusion.shares import Shares
 from thinwire.engines.diffusion.traffic import Packets, Posted, Traffic
 from thinwire.exchange import MeshExchange
@@ -42,7 +43,7 @@ class Sent:
 
 
 class Divided:
-    """The exchanges of one model, but for those of attention; see ``host.Session``."""
+    """The exchanges of one model, but for those of attention; see ``seam.Session``."""
 
     def __init__(
         self, exchange: MeshExchange, attention: Coding, output: Coding, division: Division, deadline: float
@@ -63,8 +64,7 @@ class Divided:
 
     def begin(self, stream: str | None, inputs: Mapping[str, object]) -> None:
         """Begin a call of the model, with the whole inputs."""
-        text = "a model over several ranks has no gradients; call it under torch.no_grad()"
-        require(not torch.is_grad_enabled(), InputError, text)
+        require(not torch.is_grad_enabled(), InputError, NO_GRADIENTS)
         if not self._ended:  # an error or an interrupt: the ranks may be at different exchanges of that call
             self.clock.reset()
         self._call, self._ended = self.clock.call(stream, time_of(inputs), shapes_of(inputs)), False
@@ -77,7 +77,7 @@ class Divided:
         """Return this rank's share of an input along ``dim``."""
         return self._shares.cut(name, x, dim)
 
-    def attend(self, layer: str, attention: host.Attention, stock: host.Stock) -> Tensor:
+    def attend(self, layer: str, attention: Attention, stock: Stock) -> Tensor:
         """Return the attention of this rank's queries over the tokens of all ranks."""
         raise NotImplementedError
 
@@ -117,8 +117,8 @@ class Divided:
             packets: Packets = [data, *self._mask_packets(mask)]
         posted = self._traffic.post(what, self._key(kinds), self._inputs, packets)
         self._layer += 1
-        shapes = {rank: _shapes(x, batch, some) for rank, some in lengths.items()}
-        return Sent(posted, kinds, x_hat, batch, mask, dict.fromkeys(self._ranks, ends), shapes)
+        due = {rank: shapes(x, batch, some) for rank, some in lengths.items()}
+        return Sent(posted, kinds, x_hat, batch, mask, dict.fromkeys(self._ranks, ends), due)
 
     def _collect(self, sent: Sent) -> tuple[list[Tensor], list[Tensor]]:
         """Return what was sent of all ranks, as decoded, and masks if there are any."""
@@ -148,7 +148,8 @@ class Divided:
         return [(like or self._key(kinds))._replace(kind=kind).pack() for kind in kinds]
 
 
-def _shapes(x: Tensor, batch: int, tokens: Iterable[int]) -> list[Shape]:
+def shapes(x: Tensor, batch: int, tokens: Iterable[int]) -> list[Shape]:
+    """Return the shapes that a part like ``x`` [kinds, tokens * batch, width] may have with other tokens."""
     return [(len(x), n * batch, x.shape[2]) for n in tokens]
 
 
@@ -157,7 +158,7 @@ def rows(x: Tensor) -> Tensor:
     return x.reshape(x.shape[0] * x.shape[1], -1)
 
 
-def check_attention(layer: str, attention: host.Attention) -> None:
+def check_attention(layer: str, attention: Attention) -> None:
     """Raise ``InputError`` for keys, values or a mask that cannot be put together from those of ranks."""
     _, key, value, mask = attention
     text = f"{layer} has keys of shape {tuple(key.shape)} and values of {tuple(value.shape)}; use mode one"

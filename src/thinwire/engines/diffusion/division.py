@@ -24,6 +24,7 @@ class Division(Spec):
     """
 
     mode: str = "gather"
+    patches: int = 4  # of mode pipe
 
 
 class Mode(Protocol):

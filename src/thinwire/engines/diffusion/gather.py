@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from thinwire.engines.diffusion.divided import Divided, Sent, check_attention, rows
-from thinwire.engines.diffusion.host import Attention, Stock
 from thinwire.engines.diffusion.keys import Kind
+from thinwire.engines.diffusion.seam import Attention, Stock
 
 
 class Gather(Divided):

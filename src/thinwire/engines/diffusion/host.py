@@ -16,57 +16,18 @@ from functools import wraps
 from importlib import import_module
 from threading import Lock
 from types import SimpleNamespace
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from thinwire.engines.diffusion.seam import Attention, Passes, Session
 from thinwire.types import InputError, MissingExtra, require
 
 TESTED = "0.42"
 _CONFIG = "_parallel_config"
 _HOOK = "thinwire {}"
 _DISPATCH = "models.attention_dispatch"
-
-
-class Attention(NamedTuple):
-    """What an attention is over: [B, tokens, heads, channels] each, and a mask [..., tokens of the keys]."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    mask: Tensor | None
-
-
-Stock = Callable[[Attention], Tensor]
-
-
-class Session(Protocol):
-    """What a model that is taken apart calls, in this order in each of its forward passes."""
-
-    def begin(self, stream: str | None, inputs: Mapping[str, object]) -> None:
-        """Begin a pass with the whole inputs; ``stream`` is the name of ``cache_context``."""
-        ...
-
-    def cut(self, name: str, x: Tensor, dim: int) -> Tensor:
-        """Return this rank's share."""
-        ...
-
-    def attend(self, layer: str, attention: Attention, stock: Stock) -> Tensor:
-        """Return the attention over the whole sequence of this rank's queries, by ``stock``, the back end."""
-        ...
-
-    def join(self, x: Tensor, dim: int) -> Tensor:
-        """Return the output of all ranks."""
-        ...
-
-    def end(self) -> None:
-        """End the pass."""
-        ...
-
-    def reset(self) -> None:
-        """Take the next pass as the first of a picture."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -116,9 +77,35 @@ def attached(model: nn.Module, session: Session) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def listening(model: nn.Module, session: Session) -> Iterator[None]:
+    """Let ``session`` attend for the layers of ``model`` inside the block, and leave it as it was."""
+    heard, session = set[str](), _uncompiled(session)
+    with ExitStack() as undo:
+        undo.enter_context(_BACKENDS)
+        for name, processor in _processors_of(model).items():
+            undo.callback(_restored(processor))
+            setattr(processor, _CONFIG, Layer(name, session, type(processor).__name__, heard))
+        yield
+
+
+@contextmanager
+def intercepted(model: nn.Module, passes: Passes) -> Iterator[None]:
+    """Let ``passes`` stand in for the calls of ``model`` inside the block, and leave it as it was.
+
+    Errors: as ``attached``, but any model serves.
+    """
+    check_host()
+    undo = _hooked(model, _Instead(passes, model), "calls")
+    try:
+        yield
+    finally:
+        undo()
+
+
 def _uncompiled(session: Session) -> Any:
     """Return a session that ``torch.compile`` does not look into: nothing in it can be compiled."""
-    names = [name for name in vars(Session) if not name.startswith("_")]
+    names = [name for name in vars(Session) if not name.startswith("_") and hasattr(session, name)]
     return SimpleNamespace(**{name: torch.compiler.disable(getattr(session, name)) for name in names})
 
 
@@ -272,6 +259,8 @@ def _hooked(module: nn.Module, hook: _Hook, name: str) -> Callable[[], None]:
     """Hang a hook on a module; return what takes it off again, and the registry if it is then empty."""
     own = vars(module).keys() & {"_diffusers_hook", "forward"}
     registry = _module("hooks.hooks").HookRegistry.check_if_exists_or_initialize(module)
+    again = f"{type(module).__name__} is parallel already; leave that first"
+    require(_HOOK.format(name) not in registry.hooks, InputError, again)
     registry.register_hook(hook, _HOOK.format(name))
     registry.invalidate_child_registries_cache()
 
@@ -348,30 +337,52 @@ class _Join(_Hook):
         return parts[0] if isinstance(output, Tensor) else tuple(parts)
 
 
-class _Root(_Hook):
-    """Begin and end a call of the model; the state manager is how diffusers tells the stream's name."""
+class _Calls(_Hook):
+    """See each call of the model; the state manager is how diffusers tells the stream's name."""
 
     _is_stateful = True
 
-    def __init__(self, session: Session, model: nn.Module, heard: set[str]) -> None:
+    def __init__(self, session: Session | Passes, model: nn.Module) -> None:
         hooks = _module("hooks.hooks")
         self._session, self._state = session, hooks.StateManager(hooks.BaseState)
-        self._heard = heard
         self._signature = inspect.signature(type(model).forward)
-        self._layers = [(n, m) for n, m in model.named_modules() if getattr(m, "processor", None) is not None]
 
     def reset_state(self, module: nn.Module) -> nn.Module:
         self._session.reset()
         return module
 
-    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], Any]:
-        self._check(module)
-        self._heard.clear()
+    def _call(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[str | None, dict[str, Any]]:
+        cached = "caches that skip layers do not go with several ranks; call disable_cache() first"
+        require(not getattr(module, "is_cache_enabled", False), InputError, cached)
         context = self._state._context
         inputs = self._signature.bind_partial(module, *args, **kwargs).arguments
-        self._session.begin(
-            context.name if context else None, {k: v for k, v in inputs.items() if k != "self"}
-        )
+        return context.name if context else None, {k: v for k, v in inputs.items() if k != "self"}
+
+
+class _Instead(_Calls):
+    """Let the session decide whether the model computes."""
+
+    _session: Passes
+
+    def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        forward = self.fn_ref.original_forward
+        return self._session.run(*self._call(module, *args, **kwargs), lambda: forward(*args, **kwargs))
+
+
+class _Root(_Calls):
+    """Begin and end a call of a model whose tokens are divided."""
+
+    _session: Session
+
+    def __init__(self, session: Session, model: nn.Module, heard: set[str]) -> None:
+        super().__init__(session, model)
+        self._heard = heard
+        self._layers = [(n, m) for n, m in model.named_modules() if getattr(m, "processor", None) is not None]
+
+    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], Any]:
+        self._check()
+        self._heard.clear()
+        self._session.begin(*self._call(module, *args, **kwargs))
         return args, kwargs
 
     def post_forward(self, module: nn.Module, output: Any) -> Any:
@@ -381,9 +392,7 @@ class _Root(_Hook):
         self._session.end()
         return output
 
-    def _check(self, model: nn.Module) -> None:
-        cached = "caches that skip layers do not go with several ranks; call disable_cache() first"
-        require(not getattr(model, "is_cache_enabled", False), InputError, cached)
+    def _check(self) -> None:
         for name, module in self._layers:
             layer = getattr(module.processor, _CONFIG, None)
             text = f"the processor of {name} was replaced while the model was parallel; replace it before"

@@ -16,6 +16,9 @@ class Kind(IntEnum):
     VALUES = 1
     OUTPUT = 2
     MASK = 3
+    QUERIES = 4
+    HIDDEN = 6
+    FOUND = 5  # what attention returns
 
 
 class Key(NamedTuple):

@@ -17,16 +17,26 @@ from thinwire.engines.diffusion.coding import Coding
 from thinwire.engines.diffusion.displaced import Displaced
 from thinwire.engines.diffusion.division import Division, Mode
 from thinwire.engines.diffusion.gather import Gather
+from thinwire.engines.diffusion.guidance import Guidance
 from thinwire.engines.diffusion.inputs import weights_checksum
 from thinwire.engines.diffusion.message import Message
+from thinwire.engines.diffusion.pipe import Pipe
 from thinwire.engines.diffusion.tally import Tally
+from thinwire.engines.diffusion.ulysses import Ulysses
 from thinwire.exchange import Exchange, MeshExchange
 from thinwire.links.mailbox import Mailbox
 from thinwire.links.mesh import Peer
 from thinwire.types import InputError, PayloadError, require
 
 ONE = "one"  # each rank computes everything
-MODES: dict[str, type[Mode]] = {"gather": Gather, "displaced": Displaced, "batch": Batch}
+MODES: dict[str, type[Mode]] = {
+    "gather": Gather,
+    "displaced": Displaced,
+    "ulysses": Ulysses,
+    "guidance": Guidance,
+    "batch": Batch,
+    "pipe": Pipe,
+}
 _USES: WeakKeyDictionary[Mailbox, Counter[str]] = WeakKeyDictionary()
 
 

@@ -1,0 +1,62 @@
+"""What the seam with diffusers calls: the sessions of the modes, in terms of ours alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+NO_GRADIENTS = "a model over several ranks has no gradients; call it under torch.no_grad()"
+
+
+class Attention(NamedTuple):
+    """What an attention is over: [B, tokens, heads, channels] each, and a mask [..., tokens of the keys]."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+
+
+Stock = Callable[[Attention], Tensor]
+
+
+class Session(Protocol):
+    """What a model that is taken apart calls, in this order in each of its forward passes."""
+
+    def begin(self, stream: str | None, inputs: Mapping[str, object]) -> None:
+        """Begin a pass with the whole inputs; ``stream`` is the name of ``cache_context``."""
+        ...
+
+    def cut(self, name: str, x: Tensor, dim: int) -> Tensor:
+        """Return this rank's share."""
+        ...
+
+    def attend(self, layer: str, attention: Attention, stock: Stock) -> Tensor:
+        """Return the attention over the whole sequence of this rank's queries, by ``stock``, the back end."""
+        ...
+
+    def join(self, x: Tensor, dim: int) -> Tensor:
+        """Return the output of all ranks."""
+        ...
+
+    def end(self) -> None:
+        """End the pass."""
+        ...
+
+    def reset(self) -> None:
+        """Take the next pass as the first of a picture."""
+        ...
+
+
+class Passes(Protocol):
+    """What stands in for the calls of a model that is whole."""
+
+    def run(self, stream: str | None, inputs: Mapping[str, object], compute: Callable[[], Any]) -> Any:
+        """Return what the model returns for these inputs; ``compute()`` lets it."""
+        ...
+
+    def reset(self) -> None:
+        """Take the next pass as the first of a picture."""
+        ...

@@ -1,0 +1,78 @@
+"""Mode ulysses: for attention each rank has all tokens and its share of the heads.
+
+Source: DeepSpeed-Ulysses (arXiv 2309.14509, section 3): queries, keys and values go to the ranks of their
+heads, and what attention returns goes back to the ranks of its tokens. Each peer is sent something else, so
+references are kept for each pair of ranks. The part that stays on this rank is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from thinwire.engines.diffusion.divided import Divided, Kinds, Sent, check_attention, shapes
+from thinwire.engines.diffusion.ends import Ends
+from thinwire.engines.diffusion.keys import Kind
+from thinwire.engines.diffusion.seam import Attention, Stock
+from thinwire.types import InputError, require
+
+
+class Ulysses(Divided):
+    """Attention of the queries of all ranks, over the keys and values of all, in own heads."""
+
+    def attend(self, layer: str, attention: Attention, stock: Stock) -> Tensor:
+        """Return what this rank's queries find among the keys and values of all ranks."""
+        self._check(layer, attention)
+        world, dtype = len(self._ranks), attention.query.dtype
+        batch, tokens, heads, width = attention.query.shape
+        x = torch.stack([x.transpose(0, 1) for x in attention[:3]])  # [3, tokens, B, heads, channels]
+        sent = self._scatter(
+            layer,
+            (Kind.QUERIES, Kind.KEYS, Kind.VALUES),
+            x.tensor_split(world, 3),
+            self._lengths(tokens, layer),
+            attention.mask,
+        )
+        parts, masks = self._collect(sent)
+        own = [p.reshape(3, -1, batch, heads // world, width).to(dtype) for p in parts]
+        query, key, value = torch.cat(own, 1).transpose(1, 2)
+        found = stock(Attention(query, key, value, torch.cat(masks, -1) if masks else None))
+        back = found.transpose(0, 1)[None].split([p.shape[1] for p in own], 1)
+        due = {rank: {tokens} for rank in self._ranks}
+        parts, _ = self._collect(self._scatter(f"what {layer} finds", (Kind.FOUND,), back, due, None))
+        own = [p.reshape(tokens, batch, heads // world, width).to(dtype) for p in parts]
+        return torch.cat(own, 2).transpose(0, 1)
+
+    def _check(self, layer: str, attention: Attention) -> None:
+        check_attention(layer, attention)
+        heads, keys, world = attention.query.shape[2], attention.key.shape[2], len(self._ranks)
+        text = f"{layer} has {heads} heads, which {world} ranks cannot share evenly; use mode gather"
+        require(heads % world == 0, InputError, text)
+        text = f"{layer} has {heads} heads of queries and {keys} of keys; use mode gather"
+        require(keys == heads, InputError, text)
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._pairs = {rank: Ends(self._codings[0], [rank]) for rank in self._traffic.others}
+
+    def _scatter(
+        self,
+        what: str,
+        kinds: Kinds,
+        parts: Sequence[Tensor],
+        due: Mapping[int, set[int]],
+        mask: Tensor | None,
+    ) -> Sent:
+        """Send each rank its part [kinds, tokens, B, heads, channels]; ``due`` are the tokens of theirs."""
+        batch, keys, step = parts[0].shape[2], self._keys(kinds), self._call.step
+        flat = {r: x.reshape(len(x), x.shape[1] * batch, -1) for r, x in zip(self._ranks, parts, strict=True)}
+        with self._traffic.coding():
+            masks = self._mask_packets(mask)
+            packets = {r: [ends.encode(flat[r], keys, step)[0], *masks] for r, ends in self._pairs.items()}
+        posted = self._traffic.scatter(what, self._key(kinds), self._inputs, packets)
+        self._layer += 1
+        own = flat[self._rank]
+        expected = {rank: shapes(own, batch, some) for rank, some in due.items()}
+        return Sent(posted, kinds, own, batch, mask, self._pairs, expected)
