@@ -52,7 +52,7 @@ REPLICA_DEMO: dict[str, Any] = {
 }
 PICTURES_SHOWN = ("sheet", "classes", "steps", "link", "seed", "psnr", "out", "json", "quiet")
 PICTURES_DEMO: dict[str, Any] = {"link": "100mbit,5ms", "out": "runs/demo-pictures"}
-WAYS = ("one", "fp16", "displaced", "compact", "compact:bits=2")
+WAYS = ("one", "fp16", "displaced", "pipe-fp16", "compact", "compact:bits=2", "compact-pipe")
 REACH = 75  # steps at most, to the loss that the first recipe ends with
 
 demo = typer.Typer(invoke_without_command=True, rich_markup_mode="rich")
@@ -99,8 +99,8 @@ def replicas(given: dict[str, Any]) -> None:
 def pictures(given: dict[str, Any]) -> None:
     """Make one sheet of 32 garments on two machines over 100 Mbit/s and 5 ms, in several ways.
 
-    One machine alone, float16, a published way whose messages are a step late, and ours. The link is emulated
-    below the kernel's TCP where this machine can, else shaped in the processes. About three minutes on two
+    One machine alone, float16, two published ways that use values of the last step, and ours. The link is emulated
+    below the kernel's TCP where this machine can, else shaped in the processes. About four minutes on two
     cores. Ends with a table and OUT/report.html: the sheets side by side, and how they differ.
     """
     from thinwire.cli.generate import run_all as generate_all
