@@ -18,6 +18,7 @@ from thinwire.channels.memory import ErrorFeedback
 from thinwire.codecs import ChunkTopK, Codec, DeadZone, Entropy, InTurn, TopK, Uniform
 from thinwire.codecs.deadzone import step_for
 from thinwire.engines.replicas.method import MAX_STALENESS, AllReduce, Differences, Gradients, Method
+from thinwire.engines.replicas.replicate import largest
 from thinwire.policies.replicas.auto import Auto
 from thinwire.policies.replicas.deco import Deco
 from thinwire.policies.replicas.site import ReplicaPolicy
@@ -73,7 +74,7 @@ def allreduce_bf16() -> Made:
 )
 def topk(ratio: Annotated[float, RATIO] = 0.01) -> Made:
     """Send the largest values of each step's gradient, by chunks, in 8 bits, with error feedback."""
-    return {EXCHANGE: Gradients(_fed_back(ChunkTopK(ratio)))}
+    return {EXCHANGE: Gradients(_fed_back(largest(ratio)))}
 
 
 @REPLICAS.register(
@@ -84,7 +85,7 @@ def dd_ef_sgd(ratio: Annotated[float, RATIO] = 0.01, staleness: Annotated[int, S
 
     Source: DD-EF-SGD as DeCo-SGD describes it [second-hand]; selection by chunks and 8 bits are ours.
     """
-    return {EXCHANGE: Gradients(_fed_back(ChunkTopK(ratio)), staleness)}
+    return {EXCHANGE: Gradients(_fed_back(largest(ratio)), staleness)}
 
 
 @REPLICAS.register("deco", "Ratio and staleness from the live link.", "DeCo-SGD, arXiv 2507.17346")
@@ -94,7 +95,7 @@ def deco(every: Annotated[int, PERIOD] = 20) -> tuple[Made, ReplicaPolicy]:
     Source: the time model is derived and was checked; the noise factor is the paper's by two second-hand
     sources. Selection by chunks and 8 bits a kept value are ours.
     """
-    return {EXCHANGE: Gradients(_fed_back(ChunkTopK(0.01)))}, Deco(every=every)
+    return {EXCHANGE: Gradients(_fed_back(largest(0.01)))}, Deco(every=every)
 
 
 @REPLICAS.register(
@@ -203,6 +204,6 @@ def auto(
     Differences of parameters under any optimiser; gradients only under plain SGD.
     """
     if exchange == "gradients":
-        return {EXCHANGE: Gradients(_fed_back(ChunkTopK(0.01)))}, Auto(every=every, gradients=True)
+        return {EXCHANGE: Gradients(_fed_back(largest(0.01)))}, Auto(every=every, gradients=True)
     scheme = Scheme(Entropy(DeadZone(step_for(1.2))))
     return {EXCHANGE: Differences(scheme, every=10, keep=True)}, Auto(every=every)

@@ -16,11 +16,13 @@ from torch import Tensor, nn
 from thinwire.channels.channel import Scheme
 from thinwire.channels.memory import ErrorFeedback
 from thinwire.codecs import ChunkTopK, Raw
+from thinwire.engines.replicas.coder import Coder
 from thinwire.engines.replicas.mail import NotFinite
 from thinwire.engines.replicas.method import AllReduce, Differences, Gradients, Method
-from thinwire.engines.replicas.replicate import Plan, by_gradients, replicate
+from thinwire.engines.replicas.replicate import Plan, by_gradients, codec_of, replicate
 from thinwire.engines.replicas.replicator import Replicator
 from thinwire.engines.replicas.table import Table
+from thinwire.engines.replicas.tally import Tally
 from thinwire.policies.replicas.deco import Deco
 from thinwire.policies.replicas.site import ReplicaChoice, ReplicaSite
 from thinwire.recipes.replicas import EXCHANGE, REPLICAS
@@ -300,6 +302,17 @@ def test_values_that_are_not_finite_end_every_rank_and_stay_out_of_residuals(met
         assert "rank 1" in text
         held = [x for name, x in state.items() if "residual" in name]
         assert bool(held) != (method == AllReduce()) and all(x.isfinite().all() for x in held)
+
+
+@pytest.mark.parametrize("ratio", [0.01, 0.08])
+def test_policies_count_the_bytes_that_are_sent(ratio: float) -> None:
+    """They once counted 8 bits a kept value where 32 were sent, and every plan was late."""
+    values = torch.randn(7, 61440)
+    coder = Coder(
+        Scheme(codec_of(ReplicaChoice(ratio, None, 0, 1, "")), ErrorFeedback()), values.shape, [0], Tally()
+    )
+    sent = sum(map(len, coder.encode(values)))
+    assert sent == pytest.approx(ReplicaChoice(ratio, None, 0, 1, "").nbytes(values.numel()), rel=0.1)
 
 
 @pytest.mark.parametrize("late", [0, 2])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from thinwire.channels.channel import Scheme
-from thinwire.codecs import ChunkTopK, Codec, DeadZone, Entropy, Raw
+from thinwire.codecs import ChunkTopK, Codec, DeadZone, Entropy, Raw, Uniform
 from thinwire.codecs.deadzone import step_for
 from thinwire.engines.replicas.coder import Coder
 from thinwire.engines.replicas.differences import Fragment, LocalSteps
@@ -46,10 +46,19 @@ class Plan:
     coded: Callable[[ReplicaChoice], Codec] = field(default=lambda choice: codec_of(choice))
 
 
+def largest(ratio: float) -> Codec:
+    """Return the codec of the largest values of a gradient: 8 bits each, a scale for 64.
+
+    >>> largest(0.01)
+    ChunkTopK(ratio=0.01, values=Uniform(bits=8, group=64))
+    """
+    return ChunkTopK(ratio, values=Uniform(8, group=64))
+
+
 def codec_of(choice: ReplicaChoice) -> Codec:
     """Return the codec of a choice: the largest values, a dead zone, or values as they are."""
     if choice.ratio is not None:
-        return ChunkTopK(choice.ratio)
+        return largest(choice.ratio)
     return Raw() if choice.bits is None else Entropy(DeadZone(step_for(choice.bits)))
 
 
