@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from threading import Barrier, Timer
 from typing import Any
 
 import pytest
 import torch
 from meshes import Mesh
-from picture_models import flux, flux_inputs, on_ranks, one_device
+from picture_models import flux, flux_inputs, on_ranks, one_device, qwen, qwen_inputs
+from relayed import Running, mesh
+from tcp_proxy import TcpProxy
 from torch import Tensor, nn
+from waiting import LONG
 
 from thinwire.engines.diffusion.keys import Kind
 from thinwire.engines.diffusion.parallel import Parallel
@@ -84,3 +88,40 @@ def test_a_picture_follows_an_interrupted_one(ranks: Meshes, mode: str) -> None:
     assert mode == "displaced" or all(
         torch.allclose(*pair, atol=1e-5) for pair in zip(x, wanted, strict=True)
     )
+
+
+@pytest.mark.parametrize("mode", ["gather", "ulysses"])
+def test_a_frozen_rank_is_named_by_the_deadline(ranks: Meshes, mode: str) -> None:
+    over, model = Barrier(3), qwen()
+
+    def use(own: nn.Module, found: Parallel) -> None:
+        session: Any = found._session
+        one_device(own, [qwen_inputs(63, 1.0)])
+        if session._rank < 2:
+            with pytest.raises(LinkError, match=r"waited 3 s for the message of step \d+ from rank 2 "):
+                one_device(own, [qwen_inputs(63, 0.5)])
+        over.wait(LONG)
+
+    on_ranks(ranks[3], model, "fp16", use, mode=mode, deadline=3.0)
+
+
+@pytest.mark.parametrize("recipe", ["compact", "displaced"])
+def test_a_line_that_is_cut_for_a_while_changes_nothing(ranks: Meshes, recipe: str) -> None:
+    model = flux()
+
+    def use(own: nn.Module, found: Parallel, proxy: TcpProxy | None = None) -> Tensor:
+        inputs, made = flux_inputs(63), []
+        for i in range(4):
+            if i == 2 and proxy is not None and found._session._rank == 0:
+                proxy.cut()
+                Timer(0.5, proxy.restore).start()
+            inputs["timestep"] = torch.full((2,), 1 - i / 4)
+            made.append(own(**inputs)[0])
+        return torch.stack(made)
+
+    wanted = on_ranks(ranks[2], model, recipe, use)[0]
+    with Running() as relay, TcpProxy(relay.port) as proxy, mesh(proxy) as cut:
+        first = proxy.connections
+        for made in on_ranks(cut, model, recipe, lambda *a: use(*a, proxy)):
+            assert torch.equal(made, wanted)
+        assert proxy.connections > first
