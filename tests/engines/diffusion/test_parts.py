@@ -55,8 +55,13 @@ CALLS = [
     (("cond", 0.3, 3), (3, 2, 0)),  # streams may have shapes of their own
     (("uncond", 0.2, 2), (3, 1, 1)),
     (("uncond", 0.1, 3), (4, 0, 0)),
-    ((None, None, 1), (4, 1, 0)),  # a model without time
-    ((None, None, 1), (4, 1, 1)),
+    (("uncond", 0.05, 3), (4, 0, 1)),
+    (("uncond", 0.05, 3), (4, 0, 2)),  # a scheduler that takes a time twice
+    (("uncond", 0.1, 3), (5, 0, 0)),
+    (("cond", 0.1, 3), (5, 1, 0)),
+    (("uncond", 0.1, 3), (6, 0, 0)),  # the picture before ended with its first step
+    ((None, None, 1), (6, 1, 0)),  # a model without time
+    ((None, None, 1), (6, 1, 1)),
 ]
 
 
@@ -68,7 +73,7 @@ def test_generations_streams_and_steps() -> None:
         assert call.begins is (step == 0 and stream == 0)
     clock.reset()
     assert clock.call(None, None, 1).begins
-    assert clock.generation == 5
+    assert clock.generation == 7
 
 
 def test_keys_are_distinct() -> None:

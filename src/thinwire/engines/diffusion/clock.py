@@ -20,15 +20,16 @@ class Call(NamedTuple):
 class Clock:
     """Number generations from 1, and the calls within each.
 
-    A generation begins with the first call, after ``reset``, where the time goes back up, and where the
-    shapes of a stream's inputs change. A stream is the name that the caller gives it, else the call's place
-    among those of one time.
+    A generation begins with the first call, after ``reset``, where the time goes back up, where the shapes of
+    a stream's inputs change, and where a named stream has its first time again: schedulers repeat later ones.
+    A stream is the name that the caller gives it, else the call's place among those of one time.
     """
 
     def __init__(self) -> None:
         self.generation = 0
         self._fresh, self._place = True, 0
         self._time: float | None = None
+        self._first: float | None = None  # the time at which the generation began
         self._shapes: dict[Hashable, Hashable] = {}
         self._numbers: dict[Hashable, int] = {}
         self._calls: Counter[int] = Counter()
@@ -43,9 +44,11 @@ class Clock:
         self._place = self._place + 1 if again else 0
         stream: Hashable = self._place if name is None else name
         up = time is not None and self._time is not None and time > self._time
-        begins = self._fresh or up or self._shapes.get(stream, shapes) != shapes
+        over = name is not None and name in self._numbers and time is not None and time == self._first
+        begins = self._fresh or up or over or self._shapes.get(stream, shapes) != shapes
         if begins:
             self._forget()
+            self._first = time
             self.generation += 1
             stream = 0 if name is None else name
         self._time, self._shapes[stream] = time, shapes

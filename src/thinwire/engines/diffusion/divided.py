@@ -20,6 +20,7 @@ from thinwire.engines.diffusion.division import Division
 from thinwire.engines.diffusion.ends import Ends, Shape, pack_mask, unpack_mask
 from thinwire.engines.diffusion.inputs import checksum, shapes_of, time_of
 from thinwire.engines.diffusion.keys import Key, Kind
+from thinwire.engines.diffusion.repairs import Kept
 from thinwire.engines.diffusion.seam import NO_GRADIENTS, Attention, Stock
 from thinwire.engines.diffusion.shares import Shares
 from thinwire.engines.diffusion.traffic import Packets, Posted, Traffic
@@ -66,6 +67,7 @@ class Divided:
         """Begin a call of the model, with the whole inputs."""
         require(not torch.is_grad_enabled(), InputError, NO_GRADIENTS)
         if not self._ended:  # an error or an interrupt: the ranks may be at different exchanges of that call
+            self._traffic.abandon()
             self.clock.reset()
         self._call, self._ended = self.clock.call(stream, time_of(inputs), shapes_of(inputs)), False
         if self._call.begins:
@@ -115,6 +117,8 @@ class Divided:
         with self._traffic.coding():
             data, x_hat = ends.encode(x, self._keys(kinds), self._call.step)
             packets: Packets = [data, *self._mask_packets(mask)]
+        kept = Kept(ends, x_hat, self._keys(kinds))
+        self._traffic.keep(dict.fromkeys(self._traffic.others, kept))
         posted = self._traffic.post(what, self._key(kinds), self._inputs, packets)
         self._layer += 1
         due = {rank: shapes(x, batch, some) for rank, some in lengths.items()}
@@ -127,7 +131,9 @@ class Divided:
         with self._traffic.coding():
             for rank, (first, *rest) in received.items():
                 keys = self._keys(sent.kinds, sent.posted.key._replace(source=rank))
-                parts[rank] = sent.ends[rank].decode(rank, first, keys, sent.shapes[rank], sent.own)
+                parts[rank] = self._traffic.decode(
+                    sent.posted, sent.ends[rank], rank, first, keys, sent.shapes[rank], sent.own
+                )
                 if sent.mask is not None:
                     tokens = parts[rank].shape[1] // sent.batch
                     key = sent.posted.key._replace(source=rank, kind=Kind.MASK)

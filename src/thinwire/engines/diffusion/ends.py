@@ -9,6 +9,7 @@ from torch import Tensor
 
 from thinwire.channels import wire
 from thinwire.channels.channel import Receiver, Sender
+from thinwire.channels.memory import NoMemory
 from thinwire.engines.diffusion.coding import Coding
 from thinwire.types import Mode, Packet, PayloadError, TensorSpec, require
 
@@ -22,11 +23,25 @@ class Ends:
         self._coding = coding
         self._sender = Sender(coding.scheme)
         self._receivers = {rank: Receiver() for rank in ranks}
+        self._forgotten: set[int] = set()
+
+    @property
+    def remember(self) -> bool:
+        """Whether packets need references, which can be lost."""
+        return not isinstance(self._coding.scheme.memory, NoMemory)
 
     def encode(self, x: Tensor, keys: Sequence[int], step: int) -> tuple[bytes, Tensor]:
         """Return the packet for ``x`` in a step of the generation, and what the others will decode."""
-        packet, x_hat = self._sender.encode(x, keys, codec=self._coding.codec(step))
+        codec, keyframe, mode = self._coding.codec(step), None, None
+        if not self._forgotten.isdisjoint(keys):
+            keyframe, mode = self._coding.scheme.keyframe, Mode.KEYFRAME
+            self._forgotten.difference_update(keys)
+        packet, x_hat = self._sender.encode(x, keys, codec=codec, keyframe=keyframe, mode=mode)
         return wire.pack(packet), x_hat
+
+    def forget(self, keys: Iterable[int]) -> None:
+        """Send a keyframe of these keys next; any thread may call this before their next packet is due."""
+        self._forgotten.update(keys)
 
     def decode(
         self, rank: int, data: bytes | memoryview, keys: Sequence[int], shapes: Iterable[Shape], to: Tensor
@@ -35,6 +50,20 @@ class Ends:
         packet = _unpacked(data, keys, shapes)
         spec = TensorSpec(packet.spec.shape)
         return self._receivers[rank].decode(packet, expect=spec, device=to.device)
+
+    def replace(
+        self, rank: int, data: bytes | memoryview, keys: Sequence[int], shapes: Iterable[Shape], to: Tensor
+    ) -> Tensor:
+        """Return the tensor in a packet of ``pack_whole``, and take a keyframe of these keys next."""
+        packet = _unpacked(data, keys, shapes)
+        made = Receiver().decode(packet, expect=TensorSpec(packet.spec.shape), device=to.device)
+        self._receivers[rank].reset(keys)
+        return made
+
+
+def pack_whole(x: Tensor, keys: Sequence[int]) -> bytes:
+    """Return a packet for ``x`` as it is, which needs no reference."""
+    return wire.pack(Sender().encode(x, keys, mode=Mode.DIRECT)[0])
 
 
 def pack_mask(mask: Tensor, key: int) -> bytes:

@@ -23,6 +23,7 @@ from thinwire.engines.diffusion.ends import Ends
 from thinwire.engines.diffusion.inputs import checksum, shapes_of, time_of
 from thinwire.engines.diffusion.keys import Key, Kind
 from thinwire.engines.diffusion.later import Later
+from thinwire.engines.diffusion.repairs import Kept
 from thinwire.engines.diffusion.seam import NO_GRADIENTS
 from thinwire.engines.diffusion.traffic import Posted, Traffic
 from thinwire.exchange import MeshExchange
@@ -57,6 +58,7 @@ class Guidance:
         """Return the model's output for these inputs, by ``compute`` or from the other rank."""
         require(not torch.is_grad_enabled(), InputError, NO_GRADIENTS)
         if not self._ended:
+            self._traffic.abandon()
             self.clock.reset()
         self._ended = False
         call = self._count(self.clock.call(stream, time_of(inputs), shapes_of(inputs)))
@@ -102,6 +104,7 @@ class Guidance:
         key = self._key(call, self._rank)
         with self._traffic.coding():
             data, x_hat = self._ends.encode(_rows(x), [key.pack()], call.step)
+        self._traffic.keep({self._traffic.others[0]: Kept(self._ends, x_hat, [key.pack()])})
         self._posted = self._traffic.post("an output", key, check, [data])
         self.tally.output_nbytes = self.tally.nbytes
         if self._later is not None:
@@ -125,7 +128,8 @@ class Guidance:
         due = replace(self._posted, key=key, inputs=inputs)
         ((rank, packets),) = self._traffic.collect(due).items()
         with self._traffic.coding():
-            x = self._ends.decode(rank, packets[0], [key.pack()], [tuple(_rows(like).shape)], like)
+            shape = tuple(_rows(like).shape)
+            x = self._traffic.decode(due, self._ends, rank, packets[0], [key.pack()], [shape], like)
         return x.reshape(like.shape).to(like.dtype)
 
     def _key(self, call: Call, source: int) -> Key:

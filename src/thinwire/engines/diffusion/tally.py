@@ -13,5 +13,6 @@ class Tally:
     exchanges: int = 0
     nbytes: int = 0
     output_nbytes: int = 0  # of these, for the joined outputs
+    repairs: int = 0  # packets that could not be decoded, and were asked for as values
     wait_s: float = 0.0
     code_s: float = 0.0

@@ -7,8 +7,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from time import perf_counter
 
+from torch import Tensor
+
+from thinwire.engines.diffusion.ends import Ends, Shape
 from thinwire.engines.diffusion.keys import Key
 from thinwire.engines.diffusion.message import Message
+from thinwire.engines.diffusion.repairs import Kept, Repairs
 from thinwire.engines.diffusion.tally import Tally
 from thinwire.exchange import MeshExchange
 from thinwire.types import DesyncError, InputError, LinkError, PayloadError, require
@@ -37,10 +41,15 @@ class Traffic:
         self.others = [rank for rank in self.ranks if rank != self.rank]
         self._exchange, self._deadline = exchange, deadline
         self._generation = self._number = 0
+        self._repairs = Repairs(exchange, deadline)
 
     def begin(self, generation: int) -> None:
         """Number the exchanges of another generation, from 0."""
         self._generation, self._number = generation, 0
+
+    def abandon(self) -> None:
+        """Tell whoever waits for more of this generation that no more comes: a call of the model failed."""
+        self._exchange.post(self._step, Message(stopped=True).pack())
 
     def post(self, what: str, key: Key, inputs: int, packets: Packets) -> Posted:
         """Send the same packets to all others."""
@@ -69,15 +78,39 @@ class Traffic:
             _check(rank, message, posted)
         return {rank: message.packets for rank, message in messages.items()}
 
+    def keep(self, kept: Mapping[int, Kept]) -> None:
+        """Remember what the next message to each rank stands for, where it cannot be decoded by itself."""
+        if any(each.ends.remember for each in kept.values()):
+            self._repairs.keep(self._step, kept)
+
+    def decode(
+        self,
+        posted: Posted,
+        ends: Ends,
+        rank: int,
+        data: bytes | memoryview,
+        keys: Sequence[int],
+        shapes: Sequence[Shape],
+        to: Tensor,
+    ) -> Tensor:
+        """Return the tensor in a packet of ``rank``, asking it for the values where references differ."""
+        try:
+            return ends.decode(rank, data, keys, shapes, to)
+        except DesyncError:
+            self.tally.repairs += 1
+            return ends.replace(rank, self._repairs.ask(rank, posted.step), keys, shapes, to)
+
     def drop(self, posted: Posted) -> None:
         """Take what the others have sent in an exchange, and leave it unread."""
         self._exchange.collect(posted.step, self._deadline)
 
     def leave(self) -> None:
         """Tell the others not to wait for this rank, in this picture and at the beginning of the next."""
+        self._repairs.leave()
         with suppress(LinkError):
-            for step in (self._step, self._generation + 1 << _GENERATION):
-                self._exchange.post(step, Message(stopped=True).pack())
+            self.abandon()
+            self.begin(self._generation + 1)
+            self.abandon()
 
     @contextmanager
     def coding(self) -> Iterator[None]:

@@ -15,6 +15,7 @@ from torch import Tensor
 from thinwire.engines.diffusion.divided import Divided, Kinds, Sent, check_attention, shapes
 from thinwire.engines.diffusion.ends import Ends
 from thinwire.engines.diffusion.keys import Kind
+from thinwire.engines.diffusion.repairs import Kept
 from thinwire.engines.diffusion.seam import Attention, Stock
 from thinwire.types import InputError, require
 
@@ -70,7 +71,9 @@ class Ulysses(Divided):
         flat = {r: x.reshape(len(x), x.shape[1] * batch, -1) for r, x in zip(self._ranks, parts, strict=True)}
         with self._traffic.coding():
             masks = self._mask_packets(mask)
-            packets = {r: [ends.encode(flat[r], keys, step)[0], *masks] for r, ends in self._pairs.items()}
+            coded = {r: ends.encode(flat[r], keys, step) for r, ends in self._pairs.items()}
+        packets = {r: [data, *masks] for r, (data, _) in coded.items()}
+        self._traffic.keep({r: Kept(self._pairs[r], x_hat, keys) for r, (_, x_hat) in coded.items()})
         posted = self._traffic.scatter(what, self._key(kinds), self._inputs, packets)
         self._layer += 1
         own = flat[self._rank]
