@@ -100,8 +100,8 @@ def pictures(given: dict[str, Any]) -> None:
     """Make one sheet of 32 garments on two machines over 100 Mbit/s and 5 ms, in several ways.
 
     One machine alone, float16, two published ways that use values of the last step, and ours. The link is
-    emulated below the kernel's TCP where this machine can, else shaped in the processes. About four minutes on
-    two cores. Ends with a table and OUT/report.html: the sheets side by side, and how they differ.
+    emulated below the kernel's TCP where this machine can, else shaped in the processes. About four minutes
+    on two cores. Ends with a table and OUT/report.html: the sheets side by side, and how they differ.
     """
     from thinwire.cli.generate import run_all as generate_all
     from thinwire.lab.doctor.diagnosis import OK, emulation
