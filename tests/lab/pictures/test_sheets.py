@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -126,3 +127,11 @@ def test_what_is_predicted_follows_the_link() -> None:
     assert math.isclose(
         predict.step_seconds("batch", config.replace(pictures=4), predict.Machine(1, 1, 1), {}), 0.5
     )
+
+
+def test_what_auto_expects_is_what_the_demo_showed() -> None:
+    shown = json.loads((Path(__file__).parents[3] / "bench/results/pictures.json").read_text("utf-8"))
+    found = {r["recipe"]["name"]: r["quality"]["psnr_db"] for r in shown}
+    told = {name: db for name, db in predict.EXPECTED.items() if db is not None and name in found}
+    assert len(told) >= 4 and all(db <= found[name] < db + 1 for name, db in told.items())
+    assert predict.candidates(PicturesConfig(psnr=50)) == ["one", "fp16", "int8", "compact:bits=2"]
