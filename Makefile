@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: help demo test check bench bench-stores bench-quality bench-links bench-plan bench-overlap bench-deltas bench-pushed bench-unbiased bench-emulator bench-state bench-student bench-finetuning bench-replicas bench-rates bench-safe-rates bench-replica-times train-flux-fashion pages docs setup clean
+.PHONY: help demo test check bench bench-stores bench-quality bench-links bench-plan bench-overlap bench-deltas bench-pushed bench-unbiased bench-emulator bench-state bench-student bench-finetuning bench-replicas bench-rates bench-safe-rates bench-replica-times train-flux-fashion train-classifier pages docs setup clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -73,6 +73,9 @@ bench-replica-times: setup  ## The time model of late gradients against measured
 
 train-flux-fashion: setup  ## The weights of flux-fashion (an hour; goes on where it stopped; needs THINWIRE_DATA)
 	$(BIN)/python -m bench.flux_fashion
+
+train-classifier: setup  ## The classifier of flux-fashion's garments, and what it recognises (five minutes; needs THINWIRE_DATA)
+	$(BIN)/python -m bench.garments
 
 bench-emulator: setup  ## What iperf3 and ping find across emulated links (ten minutes; goes on where it stopped; needs both)
 	$(BIN)/python -m bench.emulator

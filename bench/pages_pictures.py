@@ -1,4 +1,4 @@
-"""Tables of pictures: the demo's ways side by side, and how flux-fashion was trained."""
+"""Tables of pictures: the ways of the demo, how flux-fashion was trained, what is recognised of it."""
 
 from __future__ import annotations
 
@@ -34,4 +34,17 @@ def fashion(found: dict[str, Any]) -> Rows:
         yield [str(point["step"]), f"{point['loss']:.4f}"]
 
 
-TABLES: dict[str, Callable[[Any], str]] = {"pictures": pictures, "fashion": fashion}
+@tabled("sheet", "`--guidance`", "sheets", "garments recognised")
+def garments(found: dict[str, Any]) -> Rows:
+    """What the classifier makes of real images, and of the model's sheets."""
+    yield ["real images, held out", "–", "–", f"{found['held_out']:.1%}"]
+    for made in found["sheets"]:
+        yield [
+            made["sheet"].replace("x", " × "),
+            f"{made['guidance']:g}",
+            str(made["sheets"]),
+            f"{made['accuracy']:.1%}",
+        ]
+
+
+TABLES: dict[str, Callable[[Any], str]] = {"pictures": pictures, "fashion": fashion, "garments": garments}

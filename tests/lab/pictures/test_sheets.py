@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 
-from thinwire.lab.pictures import flux_fashion, images, predict
+from thinwire.lab.pictures import classifier, flux_fashion, images, predict
 from thinwire.lab.pictures.options import PicturesConfig
 from thinwire.lab.pictures.quality import quality
 from thinwire.lab.pictures.sampling import sample
@@ -93,6 +95,27 @@ def test_training_goes_on_bit_for_bit(tmp_path: Path) -> None:
     assert [second.advance() for _ in range(2)] == losses[2:]
     for a, b in zip(whole.mean.parameters(), second.mean.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_the_packaged_model_makes_the_garments_that_are_named() -> None:
+    sheet = Sheet(2, 5)
+    made = sheet.image(sample(flux_fashion.load(), sheet, 12, seed=0))
+    assert classifier.accuracy(made, sheet) >= 0.5
+    named_wrong = Sheet(2, 5, tuple((c + 1) % 10 for c in sheet.classes))
+    assert classifier.accuracy(made, named_wrong) <= 0.3
+    assert classifier.accuracy(sheet.image(sheet.noise(0)), sheet) <= 0.3
+
+
+@pytest.mark.parametrize(
+    "part", [(flux_fashion, flux_fashion.load), (classifier, classifier.load_classifier.__wrapped__)]
+)
+def test_weights_that_are_not_there(
+    part: tuple[ModuleType, Callable[[], object]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, load = part
+    monkeypatch.setattr(module, "WEIGHTS", tmp_path / "gone.safetensors")
+    with pytest.raises(InputError, match=r"gone\.safetensors is not in this package"):
+        load()
 
 
 @pytest.mark.parametrize(

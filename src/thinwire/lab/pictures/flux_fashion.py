@@ -1,4 +1,4 @@
-"""flux-fashion: diffusers' Flux transformer of 4.9 M parameters, trained on sheets of Fashion-MNIST."""
+"""flux-fashion: diffusers' Flux transformer of 5.1 M parameters, trained on sheets of Fashion-MNIST."""
 
 from __future__ import annotations
 
