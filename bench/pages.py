@@ -267,6 +267,7 @@ TABLES: dict[str, Callable[[Any], str]] = {
     "links-predictions": of_study(pages_links.predictions),
     **{name: of_study(draw) for name, draw in (pages_plan.TABLES | pages_state.TABLES).items()},
     **pages_replicas.TABLES,
+    **{name: of_study(draw) for name, draw in pages_replicas.STUDY.items()},
     **pages_pictures.TABLES,
     **dict.fromkeys(pages_record.TABLES, lambda draw: draw()),
     "followed": pages_state.followed,

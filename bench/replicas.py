@@ -205,7 +205,8 @@ def summary() -> dict[str, Any]:
             for recipe in NARROW.get(link, RECIPES):
                 whole = [c for s in SEEDS if (c := found(Cell("whole", job, link, recipe, s))) is not None]
                 timed = found(Cell("timed", job, link, recipe))
-                if not whole and timed is None:
+                runs = [found(Cell("whole", job, UNLIMITED, recipe, s)) for s in SEEDS]
+                if not whole and (timed is None or not any(runs)):
                     continue
                 one = whole[0] if whole else timed or {}
                 rows.append(
