@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -79,18 +80,14 @@ def test_a_rank_that_dies_is_named_and_nothing_is_half_written(tmp_path: Path) -
     ]
     run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
-    def ranks() -> list[int]:
-        listed = subprocess.run(
-            ["ps", "-o", "pid=", "--ppid", str(run.pid)], capture_output=True, text=True, check=False
-        )
-        return [int(pid) for pid in listed.stdout.split() if int(pid) != run.pid]
-
     def workers() -> list[int]:
+        """Return the process of rank 1: by its environment, which has the folder of this run."""
         found = []
-        for pid in ranks():
-            environment = Path(f"/proc/{pid}/environ")
-            if environment.exists() and b"RANK=1" in environment.read_bytes().split(b"\0"):
-                found.append(pid)
+        for file in Path("/proc").glob("[0-9]*/environ"):
+            with suppress(OSError):
+                words = file.read_bytes().split(b"\0")
+                if b"RANK=1" in words and any(str(out).encode() in word for word in words):
+                    found.append(int(file.parent.name))
         return found
 
     until(workers, timeout=60)
