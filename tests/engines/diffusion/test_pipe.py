@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -55,6 +56,29 @@ def test_all_ranks_hold_the_same_bits_and_more_bits_are_nearer(ranks: Meshes) ->
     assert found["pipe-fp16"] > found["compact-pipe"] > found["compact-pipe:bits=1"]
     assert found["pipe-fp16:patches=7"] > 50
     assert sent["compact-pipe:bits=1"] < sent["compact-pipe"] < sent["pipe-fp16"] / 1.5
+
+
+@pytest.mark.parametrize("deaf", [False, True])
+def test_one_processor_may_serve_all_layers_if_it_hears(ranks: Meshes, deaf: bool) -> None:
+    from diffusers.models.transformers.transformer_flux import FluxAttnProcessor
+
+    class Deaf(FluxAttnProcessor):  # type: ignore[misc]  # diffusers has no types
+        def __call__(self, *args: Any, **given: Any) -> Any:
+            kept, self._parallel_config = self._parallel_config, None
+            try:
+                return super().__call__(*args, **given)
+            finally:
+                self._parallel_config = kept
+
+    model, calls = flux(), [flux_inputs(time=time) for time in (0.5, 0.4999999)]
+    model.set_attn_processor(Deaf() if deaf else FluxAttnProcessor())
+    wanted = one_device(model, calls)
+    if deaf:
+        with pytest.raises(InputError, match="Deaf has exchanged nothing, so the picture would be wrong"):
+            on_ranks(ranks[2], model, "raw", lambda own, _: one_device(own, calls), mode="pipe")
+        return
+    for made in on_ranks(ranks[2], model, "raw", lambda own, _: one_device(own, calls), mode="pipe"):
+        assert all((x - y).norm() <= 1e-5 * y.norm() for x, y in zip(made, wanted, strict=True))
 
 
 def test_an_aborted_picture_leaves_nothing_to_the_next(ranks: Meshes) -> None:

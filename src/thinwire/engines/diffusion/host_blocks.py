@@ -76,18 +76,18 @@ class FluxBlocks:
         )
 
     def run(
-        self, which: range, text: Tensor, picture: Tensor, embedded: Embedded, rows: slice
+        self, i: int, text: Tensor, picture: Tensor, time: Tensor, places: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Return text and picture tokens after some of the blocks; ``rows``: which tokens these are."""
-        positions = embedded.places(rows)
-        for i in which:
-            text, picture = self.blocks[i](
-                hidden_states=picture,
-                encoder_hidden_states=text,
-                temb=embedded.time,
-                image_rotary_emb=positions,
-            )
-        return text, picture
+        """Return text and picture tokens after one block."""
+        made: tuple[Tensor, Tensor] = self.blocks[i](
+            hidden_states=picture, encoder_hidden_states=text, temb=time, image_rotary_emb=places
+        )
+        return made
+
+    def processor(self, i: int) -> str:
+        """Return the kind of a block's attention processor."""
+        block: Any = self.blocks[i]
+        return type(block.attn.processor).__name__
 
     def finish(self, picture: Tensor, embedded: Embedded) -> Tensor:
         """Return the model's output for some tokens of the picture after the last block."""

@@ -1,7 +1,8 @@
 """The message of one exchange: a small head, then packets that describe themselves. Little-endian::
 
 version u8 (1), state u8 (0: packets follow; 1: the sender makes no more calls), packets u16
-key u64: what is exchanged, as ``keys.py`` packs it; inputs u32: a checksum of the call's inputs
+key u64: what is exchanged, as ``keys.py`` packs it; inputs u32: a checksum of the call's inputs; where state
+is 1, key is 1 + the rank that the sender waited for in vain, or 0
 each packet: length u32, bytes as ``channels/wire.py`` has them
 """
 
@@ -30,6 +31,10 @@ class Message:
     def check_sender(self, rank: int) -> None:
         """Raise ``LinkError`` if the sender, of this rank, makes no more calls."""
         text = f"rank {rank} has left, or ended with an error; see what it says, and make as many calls there"
+        if self.key:
+            text = (
+                f"rank {rank} waited in vain for rank {self.key - 1}, and has ended; see what happened there"
+            )
         require(not self.stopped, LinkError, text)
 
     def pack(self) -> bytes:

@@ -24,6 +24,7 @@ from thinwire.engines.diffusion.host_blocks import Embedded, FluxBlocks, cut, pi
 from thinwire.engines.diffusion.inputs import checksum, shapes_of, time_of
 from thinwire.engines.diffusion.keys import Key, Kind
 from thinwire.engines.diffusion.message import Message
+from thinwire.engines.diffusion.repairs import Kept, Repairs
 from thinwire.engines.diffusion.seam import NO_GRADIENTS, Attention, Stock
 from thinwire.engines.diffusion.tally import Tally
 from thinwire.exchange import MeshExchange
@@ -32,6 +33,7 @@ from thinwire.types import DesyncError, InputError, LinkError, PayloadError, req
 _GENERATION, _CALL = 32, 16  # bits of a message's step below its generation, and below its call
 _OUTPUTS = 1 << 15  # the first slot of outputs
 MOST_PATCHES = 1024
+_GRACE = 0.1  # of the deadline: how much later a rank gives up for each that the awaited one waits for itself
 
 
 class Pipe:
@@ -42,11 +44,13 @@ class Pipe:
     ) -> None:
         self.tally, self.clock = Tally(), Clock()
         self._exchange, self._deadline, self._patches = exchange, deadline, division.patches
-        self._ranks = exchange.ranks
-        self._place = self._ranks.index(exchange.rank)
+        self._rank, self._ranks = exchange.rank, exchange.ranks
+        self._place = self._ranks.index(self._rank)
+        self._last = self._place == len(self._ranks) - 1
+        self._repairs = Repairs(exchange, deadline, due=division.patches)
         self._codings = attention, output
         self._warmup = max(1, attention.warmup)
-        self._calls, self._inputs = 0, 0
+        self._calls, self._inputs, self._ended = 0, 0, True
         self._forget()
 
     def attached(self, model: nn.Module) -> AbstractContextManager[None]:
@@ -60,18 +64,19 @@ class Pipe:
         self.clock.reset()
 
     def leave(self) -> None:
-        """Tell the others not to wait for this rank, in this call and in the one after it."""
-        stop = Message(stopped=True).pack()
-        here = self._step(0)
+        """Tell the others not to wait for this rank, in this picture and at the beginning of the next."""
+        self._repairs.leave()
         with suppress(LinkError):
-            for call in (here, here + (1 << _CALL), self.clock.generation + 1 << _GENERATION):
-                for m in range(self._patches):
-                    self._exchange.post(call + m, stop)
-                    self._exchange.post(call + _OUTPUTS + m, stop)
+            self._abandon()
+            self._stop(self.clock.generation + 1 << _GENERATION)
 
     def run(self, stream: str | None, inputs: Mapping[str, Any], compute: Callable[[], Any]) -> Any:
         """Return the model's output for these inputs, the same bits on all ranks."""
         require(not torch.is_grad_enabled(), InputError, NO_GRADIENTS)
+        if not self._ended:  # an error or an interrupt: the ranks may be at different patches of that call
+            self._abandon()
+            self.clock.reset()
+        self._ended = False
         call = self.clock.call(stream, time_of(inputs), shapes_of(inputs))
         if call.begins:
             self._forget()
@@ -86,13 +91,15 @@ class Pipe:
         out = torch.cat([self._output(m, part, embedded, inputs) for m, part in enumerate(rows)], 1)
         self.tally.calls += 1
         self._calls += 1
+        self._ended = True
         return self._model.output(out, inputs)
 
     def attend(self, layer: str, attention: Attention, stock: Stock) -> Tensor:
         """Return the attention of these tokens to all, those of other patches as of their last turn."""
         text = f"{layer} has a mask, which mode pipe does not take; use mode gather"
         require(attention.mask is None, InputError, text)
-        name = (self._call.stream, layer)
+        name = (self._call.stream, self._block)  # one processor may serve several layers
+        self._heard = True
         if name not in self._kept:
             self._kept[name] = attention.key.clone(), attention.value.clone()
         n = attention.key.shape[1] - (self._rows.stop - self._rows.start)  # text tokens
@@ -104,8 +111,8 @@ class Pipe:
 
     def _forget(self) -> None:
         hidden, output = (Ends(coding, self._ranks) for coding in self._codings)
-        self._hidden, self._outputs = hidden, output
-        self._kept: dict[tuple[int, str], tuple[Tensor, Tensor]] = {}
+        self._ends = {Kind.HIDDEN: hidden, Kind.OUTPUT: output}
+        self._kept: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self._made: dict[int, Tensor] = {}
         self._calls = 0
 
@@ -118,8 +125,14 @@ class Pipe:
     def _through(
         self, text: Tensor, picture: Tensor, embedded: Embedded, rows: slice
     ) -> tuple[Tensor, Tensor]:
-        self._rows = rows
-        return self._model.run(self._own, text, picture, embedded, rows)
+        """Return text and picture tokens after this rank's blocks; ``rows``: which tokens these are."""
+        self._rows, places = rows, embedded.places(rows)
+        for i in self._own:
+            self._block, self._heard = i, False
+            text, picture = self._model.run(i, text, picture, embedded.time, places)
+            deaf = f"{self._model.processor(i)} has exchanged nothing, so the picture would be wrong"
+            require(self._heard, InputError, f"{deaf}; use mode one")
+        return text, picture
 
     def _pass_whole(self, embedded: Embedded, rows: list[slice]) -> None:
         """Take all patches before the blocks run: nothing of another step is used."""
@@ -135,49 +148,45 @@ class Pipe:
             return embedded.text, embedded.picture[:, rows]
         n, like = embedded.text.shape[1], embedded.picture
         shape = (like.shape[0], n + rows.stop - rows.start, like.shape[2])
-        both = self._received(self._ranks[self._place - 1], m, Kind.HIDDEN, m, shape, like)
+        both = self._received(self._ranks[self._place - 1], m, Kind.HIDDEN, shape, like)
         return both[:, :n], both[:, n:]
 
     def _hand_on(self, m: int, text: Tensor, picture: Tensor, embedded: Embedded) -> None:
         """Send a patch to the next rank, or the output that is made of it to all."""
-        if self._place < len(self._ranks) - 1:
+        if not self._last:
             both = torch.cat((text, picture), 1)
-            self._send([self._ranks[self._place + 1]], m, Kind.HIDDEN, m, both)
+            self._send(m, Kind.HIDDEN, both)
             return
-        out = self._model.finish(picture, embedded)
-        others = [rank for rank in self._ranks if rank != self._exchange.rank]
-        before = self.tally.nbytes
-        self._made[m] = self._send(others, _OUTPUTS + m, Kind.OUTPUT, m, out)
+        out, before = self._model.finish(picture, embedded), self.tally.nbytes
+        self._made[m] = self._send(m, Kind.OUTPUT, out)
         self.tally.output_nbytes += self.tally.nbytes - before
 
     def _output(self, m: int, rows: slice, embedded: Embedded, inputs: Mapping[str, Any]) -> Tensor:
-        if self._place == len(self._ranks) - 1:
+        if self._last:
             return self._made.pop(m)
         x: Tensor = inputs["hidden_states"]
         shape = (x.shape[0], rows.stop - rows.start, x.shape[2])
-        return self._received(self._ranks[-1], _OUTPUTS + m, Kind.OUTPUT, m, shape, x)
+        return self._received(self._ranks[-1], m, Kind.OUTPUT, shape, x)
 
-    def _send(self, to: list[int], slot: int, kind: Kind, m: int, x: Tensor) -> Tensor:
+    def _send(self, m: int, kind: Kind, x: Tensor) -> Tensor:
         """Send a tensor; return what the others will decode."""
-        start = perf_counter()
-        ends = self._hidden if kind == Kind.HIDDEN else self._outputs
-        key = self._key(kind, m, self._exchange.rank)
+        start, ends = perf_counter(), self._ends[kind]
+        key, step = self._key(kind, m, self._rank), self._step(kind, m)
         data, x_hat = ends.encode(x.reshape(1, -1, x.shape[-1]), [key], self._call.step)
         body = Message(key, self._inputs, [data]).pack()
         self.tally.code_s += perf_counter() - start
-        self._exchange.scatter(self._step(slot), dict.fromkeys(to, body))
+        if ends.remember:
+            self._repairs.keep(step, dict.fromkeys(self._next, Kept(ends, x_hat, [key])))
+        self._exchange.scatter(step, dict.fromkeys(self._next, body))
         self.tally.exchanges += 1
-        self.tally.nbytes += len(body) * len(to)
+        self.tally.nbytes += len(body) * len(self._next)
         return x_hat.reshape(x.shape).to(x.dtype)
 
-    def _received(
-        self, rank: int, slot: int, kind: Kind, m: int, shape: tuple[int, ...], like: Tensor
-    ) -> Tensor:
+    def _received(self, rank: int, m: int, kind: Kind, shape: tuple[int, ...], like: Tensor) -> Tensor:
         start = perf_counter()
-        message = Message.unpack(self._exchange.receive(rank, self._step(slot), self._deadline))
+        message = self._awaited(rank, kind, m)
         came = perf_counter()
         self.tally.wait_s += came - start
-        message.check_sender(rank)
         text = f"rank {rank} called the model with other inputs; give all ranks one prompt, seed and schedule"
         require(message.inputs == self._inputs, InputError, text)
         key = self._key(kind, m, rank)
@@ -186,17 +195,59 @@ class Pipe:
         require(
             len(message.packets) == 1, PayloadError, f"rank {rank} sent {len(message.packets)} packets, not 1"
         )
-        ends = self._hidden if kind == Kind.HIDDEN else self._outputs
-        rows = (1, shape[0] * shape[1], shape[2])
-        x = ends.decode(rank, message.packets[0], [key], [rows], like)
+        ends, rows = self._ends[kind], (1, shape[0] * shape[1], shape[2])
+        try:
+            x = ends.decode(rank, message.packets[0], [key], [rows], like)
+        except DesyncError:
+            self.tally.repairs += 1
+            x = ends.replace(rank, self._repairs.ask(rank, self._step(kind, m)), [key], [rows], like)
         self.tally.code_s += perf_counter() - came
         return x.reshape(shape).to(like.dtype)
+
+    def _awaited(self, rank: int, kind: Kind, m: int) -> Message:
+        """Return a message; where none comes, tell those who wait for this rank whom it waited for."""
+        before = self._ranks[:-1] if kind == Kind.OUTPUT else self._ranks[: self._place - 1]
+        late, cause = self._deadline * (1 + _GRACE * len(before)), rank
+        try:
+            message = Message.unpack(self._exchange.receive(rank, self._step(kind, m), late))
+            cause = message.key - 1 if message.stopped and message.key else rank
+            message.check_sender(rank)
+            return message
+        except LinkError as e:
+            with suppress(LinkError):
+                self._abandon(cause)
+            others = [str(r) for r in before if r != self._rank]
+            if others and cause == rank and self._exchange.peers[rank].mailbox.error is None:
+                raise LinkError(f"{e}; it waits in turn for rank {' and '.join(others)}") from e
+            raise
+
+    def _abandon(self, cause: int | None = None) -> None:
+        """Tell those who wait for more of this picture that no more comes."""
+        for call in (self._calls, self._calls + 1):
+            self._stop((self.clock.generation << _GENERATION) + (call << _CALL), cause)
+
+    def _stop(self, call: int, cause: int | None = None) -> None:
+        stop = Message(0 if cause is None else cause + 1, stopped=True).pack()
+        for m in range(self._patches):
+            self._exchange.scatter(call + self._slot(self._sends, m), dict.fromkeys(self._next, stop))
+
+    @property
+    def _sends(self) -> Kind:
+        return Kind.OUTPUT if self._last else Kind.HIDDEN
+
+    @property
+    def _next(self) -> list[int]:
+        """The ranks that get what this rank makes: the next one, or all others the output."""
+        return [r for r in self._ranks if r != self._rank] if self._last else [self._ranks[self._place + 1]]
 
     def _key(self, kind: Kind, m: int, source: int) -> int:
         return Key(self._call.stream, m, kind, source).pack()
 
-    def _step(self, slot: int) -> int:
-        return (self.clock.generation << _GENERATION) + (self._calls << _CALL) + slot
+    def _step(self, kind: Kind, m: int) -> int:
+        return (self.clock.generation << _GENERATION) + (self._calls << _CALL) + self._slot(kind, m)
+
+    def _slot(self, kind: Kind, m: int) -> int:
+        return m if kind == Kind.HIDDEN else _OUTPUTS + m
 
     _call = Call(0, 0, True)
-    _rows = slice(0, 0)
+    _rows, _block, _heard = slice(0, 0), 0, False  # of the block that runs

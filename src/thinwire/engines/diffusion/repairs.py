@@ -1,7 +1,7 @@
 """What a rank does whose reference of a peer is no longer the peer's: it asks for the values themselves.
 
 The peer answers from the thread that reads its link, at any time, and sends a keyframe next. It is asked for
-its last exchange, or the one before: it cannot be further ahead of a rank whose messages it needs.
+one of its last exchanges: it cannot be far ahead of a rank whose messages it needs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from thinwire.links.mailbox import Mailbox
 from thinwire.links.mesh import Peer
 from thinwire.types import DesyncError, require
 
-_LAST = 2  # exchanges
 _STEP = struct.Struct("<Q")
 _LEFT: WeakKeyDictionary[Mailbox, ref[Repairs]] = WeakKeyDictionary()  # their handlers keep them
 
@@ -37,11 +36,15 @@ class Kept:
 
 
 class Repairs:
-    """Ask the peers of an exchange, and answer those that ask."""
+    """Ask the peers of an exchange, and answer those that ask.
 
-    def __init__(self, exchange: MeshExchange, deadline: float) -> None:
+    ``due``: how many exchanges of this rank a peer may not have decoded yet when the last of them is sent.
+    """
+
+    def __init__(self, exchange: MeshExchange, deadline: float, due: int = 1) -> None:
         self._peers, self._name, self._deadline = exchange.peers, exchange.name, deadline
-        self._kept: deque[tuple[int, Mapping[int, Kept]]] = deque(maxlen=_LAST)
+        self._due = due
+        self._kept: deque[tuple[int, Mapping[int, Kept]]] = deque(maxlen=due + 1)
         self._lock = Lock()
         for rank, peer in self._peers.items():
             peer.mailbox.on(self._tag("again"), partial(self._answer, rank, peer))
@@ -61,9 +64,9 @@ class Repairs:
         return data
 
     def leave(self) -> None:
-        """Keep the last exchange alone, which a peer may still ask for, and of one use of the mesh alone."""
+        """Keep what a peer may still ask for alone, and of one use of the mesh alone."""
         with self._lock:
-            while len(self._kept) > 1:
+            while len(self._kept) > self._due:
                 self._kept.popleft()
         mailbox = next(iter(self._peers.values())).mailbox
         before = _LEFT.get(mailbox, lambda: None)()
