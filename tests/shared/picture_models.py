@@ -17,7 +17,7 @@ T = TypeVar("T")
 Inputs = dict[str, Any]
 
 
-def flux() -> nn.Module:
+def flux(singles: int = 2) -> nn.Module:
     from diffusers import FluxTransformer2DModel
 
     torch.manual_seed(3)
@@ -25,7 +25,7 @@ def flux() -> nn.Module:
         patch_size=1,
         in_channels=16,
         num_layers=1,
-        num_single_layers=2,
+        num_single_layers=singles,
         attention_head_dim=16,
         num_attention_heads=4,
         joint_attention_dim=32,

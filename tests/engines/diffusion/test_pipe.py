@@ -25,10 +25,10 @@ def db(x: Tensor, y: Tensor) -> float:
     return float(-10 * torch.log10((x - y).square().mean() / y.square().mean()))
 
 
-@pytest.mark.parametrize(("tokens", "world"), [(64, 2), (63, 3)])
+@pytest.mark.parametrize(("tokens", "world"), [(64, 2), (63, 3), (63, 4)])
 def test_uncoded_it_is_one_device_while_nothing_changes(ranks: Meshes, tokens: int, world: int) -> None:
     """At first all patches are awaited; later those of the last step are, here, those of this one."""
-    model, calls = flux(), [flux_inputs(tokens, time) for time in (0.5, 0.4999999)]
+    model, calls = flux(singles=4), [flux_inputs(tokens, time) for time in (0.5, 0.4999999)]
     wanted = one_device(model, calls)
     for made in on_ranks(ranks[world], model, "raw", lambda own, _: one_device(own, calls), mode="pipe"):
         for x, y in zip(made, wanted, strict=True):

@@ -3,8 +3,8 @@
 After some steps at first, a rank attends from one patch to all others as they were at their last turn, one
 step ago at most; so all ranks work at the same time, on different patches (PipeFusion, arXiv 2405.14430).
 Between ranks the hidden state of a patch travels, coded as what has changed since its last turn. The text is
-computed with every patch, so that it is never old: with the first patch alone, 32 words beside 2,048 tokens in
-4 patches took 4.4 % fewer bytes between ranks and lost 1.4 dB at 4 bits, 1.7 dB as float16 [measured].
+computed with every patch, so that it is never old: with the first patch alone, 32 words beside 2,048 tokens
+in 4 patches took 4.4 % fewer bytes between ranks and lost 1.4 dB at 4 bits, 1.7 dB as float16 [measured].
 """
 
 from __future__ import annotations
