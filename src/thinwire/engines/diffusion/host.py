@@ -62,13 +62,9 @@ def attached(model: nn.Module, session: Session) -> Iterator[None]:
     taken apart already; ``MissingExtra`` without diffusers.
     """
     check_host()
-    plan, processors = _plan_of(model), _processors_of(model)
-    heard, session = set[str](), _uncompiled(session)
+    plan, heard, session = _plan_of(model), set[str](), _uncompiled(session)
     with ExitStack() as undo:
-        undo.enter_context(_BACKENDS)
-        for name, processor in processors.items():
-            undo.callback(_restored(processor))
-            setattr(processor, _CONFIG, Layer(name, session, type(processor).__name__, heard))
+        undo.enter_context(_listening(model, session, heard))
         for path, entries in plan.items():
             for module in _modules(model, path):
                 kind = _Split if isinstance(entries, dict) else _Join
@@ -80,7 +76,12 @@ def attached(model: nn.Module, session: Session) -> Iterator[None]:
 @contextmanager
 def listening(model: nn.Module, session: Session) -> Iterator[None]:
     """Let ``session`` attend for the layers of ``model`` inside the block, and leave it as it was."""
-    heard, session = set[str](), _uncompiled(session)
+    with _listening(model, _uncompiled(session), set()):
+        yield
+
+
+@contextmanager
+def _listening(model: nn.Module, session: Session, heard: set[str]) -> Iterator[None]:
     with ExitStack() as undo:
         undo.enter_context(_BACKENDS)
         for name, processor in _processors_of(model).items():

@@ -12,11 +12,11 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from thinwire.exchange.framing import framed, unframed
 from thinwire.types import ByteCursor, LinkError, PayloadError, require
 
 VERSION = 1
 HEAD = struct.Struct("<BBHQI")
-LENGTH = struct.Struct("<I")
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Message:
     def pack(self) -> bytes:
         """Return the message as bytes."""
         head = HEAD.pack(VERSION, self.stopped, len(self.packets), self.key, self.inputs)
-        return b"".join([head, *(part for p in self.packets for part in (LENGTH.pack(len(p)), p))])
+        return framed(head, self.packets)
 
     @classmethod
     def unpack(cls, data: bytes | memoryview) -> Message:
@@ -48,6 +48,5 @@ class Message:
         cursor = ByteCursor(data, "the message of an exchange")
         version, state, count, key, inputs = cursor.unpack(HEAD)
         require(version == VERSION and state < 2, PayloadError, "an exchange's message of another version")
-        packets = [cursor.take(*cursor.unpack(LENGTH)) for _ in range(count)]
-        cursor.close()
+        packets = unframed(cursor, count)
         return cls(key, inputs, packets, bool(state))

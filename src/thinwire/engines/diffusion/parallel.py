@@ -24,9 +24,10 @@ from thinwire.engines.diffusion.pipe import Pipe
 from thinwire.engines.diffusion.tally import Tally
 from thinwire.engines.diffusion.ulysses import Ulysses
 from thinwire.exchange import Exchange, MeshExchange
+from thinwire.exchange.framing import words_of
 from thinwire.links.mailbox import Mailbox
 from thinwire.links.mesh import Peer
-from thinwire.types import InputError, PayloadError, require
+from thinwire.types import InputError, require
 
 ONE = "one"  # each rank computes everything
 MODES: dict[str, type[Mode]] = {
@@ -116,17 +117,8 @@ def _agree(exchange: Exchange, model: nn.Module, codings: str, deadline: float) 
     for rank, data in exchange.collect(0, deadline).items():
         message = Message.unpack(data)
         message.check_sender(rank)
-        theirs = _read(b"".join(message.packets), rank)
+        theirs = words_of(b"".join(message.packets), f"rank {rank}")
         for what, value in own.items():
             other = str(theirs.get(what))[:200]
             text = f"rank {rank} has {what} {other!r}, and this rank {value!r}; make them alike"
             require(theirs.get(what) == value, InputError, text)
-
-
-def _read(data: bytes, rank: int) -> dict[str, object]:
-    try:
-        found = json.loads(data)
-    except ValueError as e:
-        raise PayloadError(f"what rank {rank} says of its model cannot be read") from e
-    require(isinstance(found, dict), PayloadError, f"what rank {rank} says of its model cannot be read")
-    return dict(found)

@@ -28,8 +28,9 @@ from thinwire.engines.diffusion.message import Message
 from thinwire.engines.diffusion.repairs import Kept, Repairs
 from thinwire.engines.diffusion.seam import NO_GRADIENTS, Attention, Stock
 from thinwire.engines.diffusion.tally import Tally
+from thinwire.engines.diffusion.traffic import Posted, check
 from thinwire.exchange import MeshExchange
-from thinwire.types import DesyncError, InputError, LinkError, PayloadError, require
+from thinwire.types import DesyncError, InputError, LinkError, require
 
 _GENERATION, _CALL = 32, 16  # bits of a message's step below its generation, and below its call
 _OUTPUTS = 1 << 15  # the first slot of outputs
@@ -172,7 +173,7 @@ class Pipe:
     def _send(self, m: int, kind: Kind, x: Tensor) -> Tensor:
         """Send a tensor; return what the others will decode."""
         start, ends = perf_counter(), self._ends[kind]
-        key, step = self._key(kind, m, self._rank), self._step(kind, m)
+        key, step = self._key(kind, m, self._rank).pack(), self._step(kind, m)
         data, x_hat = ends.encode(x.reshape(1, -1, x.shape[-1]), [key], self._call.step)
         body = Message(key, self._inputs, [data]).pack()
         self.tally.code_s += perf_counter() - start
@@ -188,20 +189,14 @@ class Pipe:
         message = self._awaited(rank, kind, m)
         came = perf_counter()
         self.tally.wait_s += came - start
-        text = f"rank {rank} called the model with other inputs; give all ranks one prompt, seed and schedule"
-        require(message.inputs == self._inputs, InputError, text)
-        key = self._key(kind, m, rank)
-        text = f"rank {rank} is at another patch than here; call the model alike on all ranks"
-        require(message.key == key, DesyncError, text)
-        require(
-            len(message.packets) == 1, PayloadError, f"rank {rank} sent {len(message.packets)} packets, not 1"
-        )
-        ends, rows = self._ends[kind], (1, shape[0] * shape[1], shape[2])
+        key, step = self._key(kind, m, rank), self._step(kind, m)
+        check(rank, message, Posted(step, f"patch {m}", key, self._inputs, 1))
+        ends, keys, rows = self._ends[kind], [key.pack()], (1, shape[0] * shape[1], shape[2])
         try:
-            x = ends.decode(rank, message.packets[0], [key], [rows], like)
+            x = ends.decode(rank, message.packets[0], keys, [rows], like)
         except DesyncError:
             self.tally.repairs += 1
-            x = ends.replace(rank, self._repairs.ask(rank, self._step(kind, m)), [key], [rows], like)
+            x = ends.replace(rank, self._repairs.ask(rank, step), keys, [rows], like)
         self.tally.code_s += perf_counter() - came
         return x.reshape(shape).to(like.dtype)
 
@@ -241,8 +236,8 @@ class Pipe:
         """The ranks that get what this rank makes: the next one, or all others the output."""
         return [r for r in self._ranks if r != self._rank] if self._last else [self._ranks[self._place + 1]]
 
-    def _key(self, kind: Kind, m: int, source: int) -> int:
-        return Key(self._call.stream, m, kind, source).pack()
+    def _key(self, kind: Kind, m: int, source: int) -> Key:
+        return Key(self._call.stream, m, kind, source)
 
     def _step(self, kind: Kind, m: int) -> int:
         return (self.clock.generation << _GENERATION) + (self._calls << _CALL) + self._slot(kind, m)

@@ -75,7 +75,7 @@ class Traffic:
         self.tally.wait_s += perf_counter() - start
         messages = {rank: Message.unpack(body) for rank, body in received.items()}
         for rank, message in messages.items():
-            _check(rank, message, posted)
+            check(rank, message, posted)
         return {rank: message.packets for rank, message in messages.items()}
 
     def keep(self, kept: Mapping[int, Kept]) -> None:
@@ -130,7 +130,8 @@ class Traffic:
         return posted
 
 
-def _check(rank: int, message: Message, due: Posted) -> None:
+def check(rank: int, message: Message, due: Posted) -> None:
+    """Raise ``LinkError``, ``InputError``, ``DesyncError`` or ``PayloadError`` for what is not due."""
     message.check_sender(rank)
     text = f"rank {rank} called the model with other inputs; give all ranks one prompt, seed and schedule"
     require(message.inputs == due.inputs, InputError, text)

@@ -155,6 +155,23 @@ def power_hook(state: power.PowerSGDState, bucket: dist.GradBucket) -> Future[Te
     return future
 
 
+def check_free(ddp: object) -> None:
+    """Raise ``InputError`` unless this is a DDP model without a hook."""
+    if not isinstance(ddp, DistributedDataParallel):
+        raise InputError(
+            f"replicate takes a DistributedDataParallel, not {type(ddp).__name__}; wrap the model"
+        )
+    sparse = [name for name, module in ddp.module.named_modules() if getattr(module, "sparse", False)]
+    wrong = f"the gradients of {', '.join(sparse)} are sparse tensors; build it with sparse=False"
+    require(not sparse, InputError, wrong)
+    # A built-in hook, or one of mixed_precision, leaves a name with the logger alone.
+    name = ddp._get_ddp_logging_data().get("comm_hook", "")
+    taken = ddp._comm_hooks or name
+    require(
+        not taken, InputError, f"this model has the hook {name or taken}, and DDP takes one; leave it out"
+    )
+
+
 def average_buffers(ddp: DistributedDataParallel) -> None:
     """Average the buffers of floats over DDP's own group; counts, such as BatchNorm's, stay as they are."""
     buffers = [x for x in ddp.module.buffers() if x.is_floating_point()]

@@ -15,7 +15,14 @@ from thinwire.channels.channel import Scheme
 from thinwire.channels.memory import NoMemory
 from thinwire.engines.replicas import hook as hooks
 from thinwire.engines.replicas.buckets import Buckets
-from thinwire.engines.replicas.hook import PowerReplicated, PowerSgd, Replicated, hook, power_hook
+from thinwire.engines.replicas.hook import (
+    PowerReplicated,
+    PowerSgd,
+    Replicated,
+    check_free,
+    hook,
+    power_hook,
+)
 from thinwire.engines.replicas.members import Leader, Member
 from thinwire.engines.replicas.method import AllReduce, Differences, Gradients, Method
 from thinwire.engines.replicas.networks import over_group, over_mesh
@@ -40,7 +47,7 @@ def install(
     deadline: float,
 ) -> Replicated:
     """Give ``ddp`` the hook of a method; ``recipes/hook.py`` says what for."""
-    _check_free(ddp)
+    check_free(ddp)
     if isinstance(method, PowerSgd):
         text = "powersgd averages over all ranks of DDP's group at once; leave site out, or choose topk"
         require(not site, InputError, text)
@@ -119,23 +126,6 @@ def _install_power(
     state = power.PowerSGDState(group or ddp.process_group, method.rank, method.start)
     ddp.register_comm_hook(state, power_hook)
     return PowerReplicated(ddp)
-
-
-def _check_free(ddp: object) -> None:
-    """Raise ``InputError`` unless this is a DDP model without a hook."""
-    if not isinstance(ddp, DistributedDataParallel):
-        raise InputError(
-            f"replicate takes a DistributedDataParallel, not {type(ddp).__name__}; wrap the model"
-        )
-    sparse = [name for name, module in ddp.module.named_modules() if getattr(module, "sparse", False)]
-    wrong = f"the gradients of {', '.join(sparse)} are sparse tensors; build it with sparse=False"
-    require(not sparse, InputError, wrong)
-    # A built-in hook, or one of mixed_precision, leaves a name with the logger alone.
-    name = ddp._get_ddp_logging_data().get("comm_hook", "")
-    taken = ddp._comm_hooks or name
-    require(
-        not taken, InputError, f"this model has the hook {name or taken}, and DDP takes one; leave it out"
-    )
 
 
 def _check_alike(ddp: DistributedDataParallel, what: str) -> None:

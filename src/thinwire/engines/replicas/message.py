@@ -14,11 +14,11 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from thinwire.exchange.framing import framed, unframed
 from thinwire.types import ByteCursor, PayloadError, require
 
 VERSION = 1
 HEAD = struct.Struct("<BBHHH4f")
-LENGTH = struct.Struct("<I")
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Message:
         m = self.measured
         counts = len(self.packets), self.staleness, self.local_steps
         head = HEAD.pack(VERSION, not self.finite, *counts, m.compute, m.coding, m.rate, m.delay)
-        return b"".join([head, *(part for p in self.packets for part in (LENGTH.pack(len(p)), p))])
+        return framed(head, self.packets)
 
     @classmethod
     def unpack(cls, data: bytes | memoryview) -> Message:
@@ -54,6 +54,5 @@ class Message:
         cursor = ByteCursor(data, "the message of an exchange")
         version, state, count, staleness, local_steps, *measured = cursor.unpack(HEAD)
         require(version == VERSION and state < 2, PayloadError, "an exchange's message of another version")
-        packets = [cursor.take(*cursor.unpack(LENGTH)) for _ in range(count)]
-        cursor.close()
+        packets = unframed(cursor, count)
         return cls(staleness, local_steps, Measured(*measured), packets, not state)

@@ -9,10 +9,11 @@ import torch.distributed as dist
 from thinwire.channels.channel import Scheme
 from thinwire.codecs import Codec, Raw
 from thinwire.engines.replicas.coder import blocks
-from thinwire.engines.replicas.message import HEAD, LENGTH
+from thinwire.engines.replicas.message import HEAD
 from thinwire.engines.replicas.replicate import Network
 from thinwire.engines.replicas.table import Table
 from thinwire.exchange import GroupExchange, MeshExchange, MeshReduction
+from thinwire.exchange.framing import LENGTH
 from thinwire.links.base import Data
 from thinwire.links.mesh import Peer
 from thinwire.types import WRONG_VALUES, InputError, PayloadError, TensorSpec, require

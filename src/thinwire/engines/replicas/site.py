@@ -7,7 +7,7 @@ broadcasts inside its site what comes of it: a state of one byte, then the mean 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.engines.replicas.replicate import Network
-from thinwire.types import InputError, PayloadError, ThinwireError, require
+from thinwire.exchange.framing import words_of
+from thinwire.types import InputError, ThinwireError, require
 
 NOTHING, MEAN, ENDED = range(3)  # what the leader says: none is due, one follows, it ended with an error
 
@@ -43,7 +44,7 @@ class Site:
         exchange.post(0, json.dumps({"what": what, "ranks": self.size}).encode())
         sizes = [self.size]
         for rank, data in exchange.collect(0, network.deadline).items():
-            theirs = _read(bytes(data), rank)
+            theirs = words_of(bytes(data), f"site {rank}")
             text = f"site {rank} exchanges other parameters, or by another recipe; give all sites the same"
             require(theirs.get("what") == what, InputError, text)
             sizes.append(int(str(theirs.get("ranks"))))
@@ -80,12 +81,3 @@ class Site:
     def _say(self, state: int) -> None:
         told = torch.tensor([state], dtype=torch.uint8, device=self._device)
         dist.broadcast(told, self._leader, group=self._group)
-
-
-def _read(data: bytes, rank: int) -> Mapping[str, object]:
-    try:
-        found = json.loads(data)
-    except ValueError as e:
-        raise PayloadError(f"what site {rank} says of itself cannot be read") from e
-    require(isinstance(found, dict), PayloadError, f"what site {rank} says of itself cannot be read")
-    return dict(found)
