@@ -13,18 +13,16 @@ from typing import Annotated, Any
 import typer
 
 from thinwire.cli.terminal.options import is_leader, with_config
-from thinwire.cli.terminal.output import print_json, print_runs, tell
-from thinwire.lab.engines import load_run, load_runs, show_of
+from thinwire.cli.terminal.output import REPORT, finish, tell
+from thinwire.lab.engines import load_run, load_runs
 from thinwire.lab.ranks.rendezvous import under_torchrun
 from thinwire.lab.records.holding import holding
 from thinwire.lab.records.runs import slug
 from thinwire.lab.records.writer import COMPARE, write_json
-from thinwire.lab.report.page import write_report
 from thinwire.lab.train.config import TrainConfig
 from thinwire.lab.train.fields import EVALUATION
 from thinwire.types import InputError, ThinwireError
 
-REPORT = "report.html"
 Recipes = Annotated[
     list[str],
     typer.Argument(metavar="RECIPE...", help="Recipes to run, in this order; the ratios are against fp32."),
@@ -186,9 +184,4 @@ def _named(error: ThinwireError, recipe: str, done: str, hint: str) -> ThinwireE
 
 def _finish(config: TrainConfig, out: Path, records: list[dict[str, Any]]) -> None:
     runs = load_runs([out / COMPARE])  # the folder may hold a run of its own
-    report = write_report(runs, out / REPORT, show_of(runs))
-    if config.json:
-        print_json(records)
-        return
-    print_runs(runs)
-    tell(f"report: {report}")
+    finish(runs, out, config.json, records)

@@ -7,9 +7,9 @@ from typing import Any
 
 import typer
 
-from thinwire.cli.compare import REPORT, configs_of, run_all
+from thinwire.cli.compare import configs_of, run_all
 from thinwire.cli.terminal.options import with_config
-from thinwire.cli.terminal.output import print_json, tell
+from thinwire.cli.terminal.output import REPORT, print_json, tell
 from thinwire.lab.following.config import StateConfig
 from thinwire.lab.pictures.options import PicturesConfig
 from thinwire.lab.train.config import TrainConfig
@@ -75,6 +75,15 @@ def training(ctx: typer.Context, given: dict[str, Any]) -> None:
     run_all(configs, Path(given["out"]))
 
 
+def _network() -> tuple[bool, str]:
+    """Return whether a demo's link can be emulated here, and in words how it is made."""
+    from thinwire.lab.doctor.diagnosis import OK, emulation
+
+    found = emulation()
+    emulated = found.status == OK
+    return emulated, "emulated" if emulated else f"shaped in the processes, without TCP ({found.finding})"
+
+
 @demo.command()
 @with_config(TrainConfig, defaults=REPLICA_DEMO, only=SHOWN, helps=HELPS)
 def replicas(given: dict[str, Any]) -> None:
@@ -84,12 +93,9 @@ def replicas(given: dict[str, Any]) -> None:
     below the kernel's TCP where this machine can, else shaped in the processes. About five minutes on two
     cores. Ends with seconds and bytes to that loss, and OUT/report.html.
     """
-    from thinwire.lab.doctor.diagnosis import OK, emulation
-
-    found = emulation()
-    configs = configs_of(REPLICA_RECIPES, given | {"emulate": found.status == OK})
+    emulate, how = _network()
+    configs = configs_of(REPLICA_RECIPES, given | {"emulate": emulate})
     if not given.get("json"):
-        how = "emulated" if found.status == OK else f"shaped in the processes, without TCP ({found.finding})"
         tell(f"four recipes over a link of {given['link']}, {how}")
     run_all(configs, Path(given["out"]), REACH)
 
@@ -104,13 +110,10 @@ def pictures(given: dict[str, Any]) -> None:
     on two cores. Ends with a table and OUT/report.html: the sheets side by side, and how they differ.
     """
     from thinwire.cli.generate import run_all as generate_all
-    from thinwire.lab.doctor.diagnosis import OK, emulation
 
-    found = emulation()
-    options = {"recipes": " ".join(WAYS), "emulate": found.status == OK}
-    config = PicturesConfig.from_dict(given | options)
+    emulate, how = _network()
+    config = PicturesConfig.from_dict(given | {"recipes": " ".join(WAYS), "emulate": emulate})
     if not config.json:
-        how = "emulated" if found.status == OK else f"shaped in the processes, without TCP ({found.finding})"
         tell(f"{len(WAYS)} ways to make one sheet over a link of {config.link}, {how}")
     generate_all(config)
 

@@ -9,14 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from thinwire.cli.terminal.options import is_leader, with_config
-from thinwire.cli.terminal.output import print_json, print_runs, tell
-from thinwire.lab.engines import load_run, load_runs, show_of
+from thinwire.cli.terminal.output import REPORT, finish
+from thinwire.lab.engines import load_run, load_runs
 from thinwire.lab.pictures.options import PicturesConfig
 from thinwire.lab.records.holding import holding
 from thinwire.lab.records.writer import COMPARE, write_json
-from thinwire.lab.report.page import write_report
 
-REPORT = "report.html"
 Names = Annotated[
     list[str],
     typer.Argument(
@@ -56,10 +54,4 @@ def run_all(config: PicturesConfig) -> None:
             return
         records = [load_run(folder).to_dict() for folder in folders]
         write_json(out / COMPARE, records)
-    runs = load_runs(folders)
-    report = write_report(runs, out / REPORT, show_of(runs))
-    if config.json:
-        print_json(records)
-        return
-    print_runs(runs)
-    tell(f"report: {report}")
+    finish(load_runs(folders), out, config.json, records)

@@ -22,7 +22,8 @@ def recipes(json: Json = False) -> None:
     """List each engine's recipes: what they send, parameters with their defaults, and where they come from.
 
     Those of the pipeline go after --recipe, those of replicas after --replica-recipe; what those of the state
-    do, publish does by --dtype and --bound. Those of diffusion are for thinwire.parallel in a script.
+    do, publish does by --dtype and --bound. Those of diffusion are for generate, and for
+    thinwire.parallel in a script.
 
     [bold]Examples[/bold]
 

@@ -184,6 +184,15 @@ def _residuals(codec: Codec, change: Memory, warmup: int) -> dict[str, Coding]:
     return {ATTENTION: attention, OUTPUT: output}
 
 
+def division_of(recipe: str) -> Division:
+    """Return how a recipe divides the work.
+
+    >>> division_of("compact").mode, division_of("compact-pipe").mode
+    ('gather', 'pipe')
+    """
+    return parse_diffusion_recipe(recipe).policy or Division()
+
+
 @contextmanager
 def parallel(
     model: nn.Module,
@@ -216,7 +225,7 @@ def parallel(
     are not alike; ``LinkError`` naming a rank that is lost, silent, or ended with an error.
     """
     found = parse_diffusion_recipe(recipe)
-    division, schemes = found.policy or Division(), found.schemes
+    division, schemes = division_of(recipe), found.schemes
     division = division if mode is None else replace(division, mode=mode)
     with over_ranks(model, peers, schemes[ATTENTION], schemes[OUTPUT], division, deadline) as made:
         yield made

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from thinwire.lab.engines import show_of
 from thinwire.lab.records.runs import Run
+from thinwire.lab.report.page import write_report
 
+REPORT = "report.html"
 PLAIN_WIDTH = 120  # columns where nobody's terminal says otherwise
 
 
@@ -27,6 +30,16 @@ def print_runs(runs: Sequence[Run[Any]]) -> None:
     console.print(show.summary_table(runs))
     console.print()
     console.print(show.headline(runs), style="bold", highlight=False, markup=False)
+
+
+def finish(runs: Sequence[Run[Any]], out: Path, json_wanted: bool, records: Sequence[Any]) -> None:
+    """Write the report of ``runs`` to ``out``; print their table and where it is, or the records as JSON."""
+    report = write_report(runs, out / REPORT, show_of(runs))
+    if json_wanted:
+        print_json(list(records))
+        return
+    print_runs(runs)
+    tell(f"report: {report}")
 
 
 def tell(text: str) -> None:

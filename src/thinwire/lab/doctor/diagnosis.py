@@ -42,7 +42,7 @@ PURPOSE = {
     "emulate": "emulated links with the kernel's TCP (--emulate)",
     "tensorboard": "TensorBoard event files",
     "store": "states in folders and object stores (--store)",
-    "diffusion": "one picture by several machines (thinwire.parallel)",
+    "diffusion": "one picture by several machines (generate, thinwire.parallel)",
 }
 DEMO_MEMORY = 8e9  # bytes that two ranks of the demo take, with room
 # A network is tried too, because a system may give a user namespace and then refuse all use of it. What makes

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from thinwire.codecs import Codec
 from thinwire.engines.diffusion.coding import Coding
 from thinwire.lab.pictures.options import AUTO, GUIDANCE, ONE, PicturesConfig
-from thinwire.recipes.diffusion import ATTENTION, DIFFUSION, OUTPUT, parse_diffusion_recipe
+from thinwire.recipes.diffusion import ATTENTION, DIFFUSION, OUTPUT, division_of, parse_diffusion_recipe
 from thinwire.types import WRONG_VALUES, TensorSpec
 
 BATCH = "batch"
@@ -48,8 +48,8 @@ def step_seconds(
     name: str, config: PicturesConfig, machine: Machine, crossings: dict[str, Crossing]
 ) -> float:
     """Return the seconds of a denoising step, for each picture."""
-    recipe, ranks = parse_diffusion_recipe(name), config.ranks
-    mode = recipe.policy.mode if recipe.policy else "gather"
+    division, schemes, ranks = division_of(name), parse_diffusion_recipe(name).schemes, config.ranks
+    mode = division.mode
     forwards = 1 if config.guidance == 1 else 2
     if mode == ONE or ranks == 1:
         return forwards * machine.forward
@@ -59,12 +59,11 @@ def step_seconds(
     crossing = crossings[mode]
     if mode == GUIDANCE:
         return machine.forward + crossing.nbytes / machine.rate + crossing.exchanges * machine.delay
-    attention, output = (bits(recipe.schemes[role]) / HALF for role in (ATTENTION, OUTPUT))
+    attention, output = (bits(schemes[role]) / HALF for role in (ATTENTION, OUTPUT))
     nbytes = (crossing.nbytes - crossing.output_nbytes) * attention + crossing.output_nbytes * output
     compute, wire = forwards * machine.forward / ranks, nbytes / machine.rate
-    if mode == "pipe" and recipe.policy:  # the last rank waits for the first patch to come through
-        patches = recipe.policy.patches
-        compute *= (patches + ranks - 1) / patches
+    if mode == "pipe":  # the last rank waits for the first patch to come through
+        compute *= (division.patches + ranks - 1) / division.patches
     if mode in OVERLAPPED:
         return max(compute, wire) + machine.delay
     return compute + wire + crossing.exchanges * machine.delay
@@ -105,7 +104,9 @@ def candidates(config: PicturesConfig) -> list[str]:
     return [*kept, *exact, *([BATCH] if config.pictures > 1 else [])]
 
 
-def resolved(names: list[str], config: PicturesConfig, seconds: dict[str, float]) -> dict[str, str]:
+def resolved(names: list[str], chosen_from: list[str], seconds: dict[str, float]) -> dict[str, str]:
     """Return for each name asked for the recipe that is run: itself, or what ``auto`` takes."""
-    best = min(candidates(config), key=lambda name: seconds[name], default=ONE)
-    return {name: best if name == AUTO else name for name in names}
+    return {
+        name: min(chosen_from, key=seconds.__getitem__, default=ONE) if name == AUTO else name
+        for name in names
+    }

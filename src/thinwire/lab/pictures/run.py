@@ -19,17 +19,16 @@ from thinwire.engines.diffusion.tally import Tally
 from thinwire.lab.machine.heap import keep_freed
 from thinwire.lab.machine.interrupts import stopped_by_signals
 from thinwire.lab.machine.processor import peak_rss_bytes
-from thinwire.lab.options import flag
 from thinwire.lab.pictures import flux_fashion, predict
 from thinwire.lab.pictures.options import AUTO, ONE, PicturesConfig
 from thinwire.lab.pictures.recording import Made, write_records
 from thinwire.lab.pictures.sampling import sample
-from thinwire.lab.ranks.joining import join
+from thinwire.lab.ranks.joining import check_options, join
 from thinwire.lab.ranks.telemetry import Telemetry
 from thinwire.lab.ranks.world import World
 from thinwire.lab.train.setup import pick_threads
-from thinwire.recipes.diffusion import FP16, parallel, parse_diffusion_recipe
-from thinwire.types import InputError, ThinwireError, require
+from thinwire.recipes.diffusion import FP16, division_of, parallel
+from thinwire.types import ThinwireError
 
 EXCHANGE = "exchange"  # the label of what the engine sends
 TRIED = 2  # steps by which a mode's messages are known
@@ -53,7 +52,7 @@ def run_rank(config: PicturesConfig) -> None:
     """Run this process's rank of ``config``; rank 0 writes the records once all is done."""
     keep_freed()
     torch.set_num_threads(pick_threads(config))
-    world = join(config, f"--ranks is {config.ranks}")
+    world = join(config, "these pictures", "--ranks")
     with stopped_by_signals():
         try:
             PicturesRank(config, world).go()
@@ -75,7 +74,7 @@ class PicturesRank:
 
     def go(self) -> None:
         """Make all pictures in all ways."""
-        self._agree()
+        check_options(self.telemetry, self.config)
         names, predicted = self._plan()
         repeats: dict[str, list[list[Timing]]] = {name: [] for name in names}
         if ONE not in names.values():
@@ -89,19 +88,11 @@ class PicturesRank:
             write_records(self.config, self.world, made, rss or [])
         self.telemetry.agree(b"E", "", "its end")
 
-    def _agree(self) -> None:
-        """Raise ``InputError`` unless all ranks were started alike."""
-        own = {name: getattr(self.config, name) for name in self.config.names(alike=True)}
-        for rank, other in enumerate(self.telemetry.agree(b"K", own, "its options")):
-            for name, value in own.items():
-                theirs = other.get(name)
-                text = f"{flag(name)} is {value!r} on rank {self.world.rank} but {theirs!r} on rank {rank}"
-                require(theirs == value, InputError, f"{text}; start all ranks with the same")
-
     def _plan(self) -> tuple[dict[str, str], dict[str, float]]:
         """Return which recipe each name runs, and the seconds predicted for each recipe."""
-        wanted = [name for name in self.config.ways if name != AUTO]
-        weighed = list(dict.fromkeys([*wanted, *predict.candidates(self.config), ONE]))
+        ways = self.config.ways
+        chosen_from = predict.candidates(self.config) if AUTO in ways else []
+        weighed = list(dict.fromkeys([*(name for name in ways if name != AUTO), *chosen_from, ONE]))
         crossings = self._crossings(weighed)
         machine = self._machine()
         each = self.config.steps * self.config.pictures
@@ -109,7 +100,7 @@ class PicturesRank:
             name: each * predict.step_seconds(name, self.config, machine, crossings) for name in weighed
         }
         seconds = self.telemetry.spread(b"P", seconds, "what is predicted")
-        names = predict.resolved(self.config.ways, self.config, seconds)
+        names = predict.resolved(ways, chosen_from, seconds)
         self._tell(predict.verdict(seconds))
         if AUTO in names:
             self._tell(f"auto takes {names[AUTO]}: {seconds[names[AUTO]]:.2g} s are predicted")
@@ -143,8 +134,8 @@ class PicturesRank:
         found: dict[str, predict.Crossing] = {}
         half = Coding(FP16)
         for name in names:
-            division = parse_diffusion_recipe(name).policy
-            mode = division.mode if division else "gather"
+            division = division_of(name)
+            mode = division.mode
             if mode in (ONE, predict.BATCH) or mode in found or not self.world.peers:
                 continue
             before = self._sent()
@@ -176,8 +167,7 @@ class PicturesRank:
     def _once(self, way: str) -> list[Timing]:
         """Make all pictures in one way; return what it took, by rank."""
         self.telemetry.agree(b"B", way, "the next way")
-        division, peers = parse_diffusion_recipe(way).policy, self.world.peers
-        mode = division.mode if division else "gather"
+        mode, peers = division_of(way).mode, self.world.peers
         with ExitStack() as stack:
             alone = mode == ONE or not peers
             tally = Tally()
@@ -237,8 +227,7 @@ class PicturesRank:
 
     def _made(self, name: str, way: str, repeats: list[list[Timing]], predicted: dict[str, float]) -> Made:
         """Return what a record is made of."""
-        division = parse_diffusion_recipe(way).policy
-        mode = division.mode if division else "gather"
+        mode = division_of(way).mode
         middle = sorted(repeats, key=lambda ranks: max(t.seconds for t in ranks))[len(repeats) // 2]
         most = max(middle, key=lambda t: t.nbytes)
         first, later = self._halves.get(mode, (0, 0))

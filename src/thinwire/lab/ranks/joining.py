@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch.distributed as dist
 
+from thinwire.lab.options import flag
 from thinwire.lab.ranks.config import RunConfig
 from thinwire.lab.ranks.rendezvous import explained, meet, place, telling
+from thinwire.lab.ranks.telemetry import Telemetry
 from thinwire.lab.ranks.world import World
 from thinwire.links.mesh import Peer, connect_mesh
 from thinwire.links.security import read_token
@@ -14,17 +19,47 @@ from thinwire.links.tcp.congestion import SYSTEM
 from thinwire.types import InputError, require
 
 
-def join(config: RunConfig, layout: str, replicas: int = 1) -> World:
+def join(config: RunConfig, layout: str, options: str, replicas: int = 1) -> World:
     """Join the process group that the environment describes, and connect to every other rank.
 
-    ``layout``: which options say how many ranks there are, for the sentence where they are another number.
+    ``layout``, ``options``: what needs so many ranks, and what changes that, should there be another number.
     """
     rank, size = place()
-    wrong = f"{layout}, WORLD_SIZE is {size}; change that or, under torchrun, --nnodes and --nproc-per-node"
-    require(size == config.ranks, InputError, wrong)
+    wrong = (
+        f"{layout} need {config.ranks} processes, WORLD_SIZE is {size}; change {options} or, under torchrun, "
+    )
+    require(size == config.ranks, InputError, f"{wrong}--nnodes and --nproc-per-node")
     with telling(config, rank, size), explained(config, rank):
         store = meet(config, rank, size, replicas)
         return World(rank, size, _connect(config, rank, size, store), replicas)
+
+
+def check_options(
+    telemetry: Telemetry,
+    config: RunConfig,
+    resolved: Mapping[str, Any] | None = None,
+    contents: Mapping[str, Any] | None = None,
+) -> None:
+    """Raise ``InputError`` unless all ranks were started with the same options and hold the same contents.
+
+    ``resolved``: options whose value follows from others; ``contents``: what may be in different places.
+    """
+    known = dict(contents or {})
+    mine = {name: getattr(config, name) for name in config.names(alike=True)} | dict(resolved or {})
+    mine |= known  # last: another --prompt-field makes other contents
+    ranks = telemetry.agree(b"K", mine, "its options")
+    for rank, other in enumerate(ranks):
+        for name, value in ranks[0].items():
+            if other.get(name) != value:
+                what = f"{value!r} on rank 0 but {other.get(name)!r} on rank {rank}"
+                if name in known:
+                    what = f"not the same {name} on rank 0 and rank {rank}"
+                raise InputError(f"{flag(name)} is {what}; start all ranks with the same")
+
+
+def in_process_shape(config: RunConfig) -> LinkShape:
+    """Return what the links themselves shape: nothing where the network below them is emulated."""
+    return LinkShape() if config.emulate else LinkShape.parse(config.link)
 
 
 def _connect(config: RunConfig, rank: int, size: int, store: dist.Store) -> dict[int, Peer]:
@@ -34,7 +69,7 @@ def _connect(config: RunConfig, rank: int, size: int, store: dist.Store) -> dict
         store,
         host=config.host,
         token=read_token(config.token_file),
-        shape=LinkShape() if config.emulate else LinkShape.parse(config.link),
+        shape=in_process_shape(config),
         deadline=silence(config.deadline),
         connect_timeout=config.deadline,
         advertise=config.advertise,

@@ -22,6 +22,7 @@ from thinwire.lab.models.encoder import Encoder
 from thinwire.lab.models.folder import check_unread
 from thinwire.lab.models.lora import require_peft
 from thinwire.lab.models.source import ModelSource, resolve_model
+from thinwire.lab.ranks.joining import in_process_shape
 from thinwire.lab.train.checks import MEASURED
 from thinwire.lab.train.config import TrainConfig
 from thinwire.links.shape import LinkShape
@@ -86,7 +87,7 @@ def prepare(config: TrainConfig, trial: bool = True) -> Job:
     ``trial``: try first whether the model can be split, which whoever starts the ranks did for them.
     """
     recipe, replica_recipe = parse_recipe(config.recipe), parse_replica_recipe(config.replica_recipe)
-    shape = LinkShape() if config.emulate else LinkShape.parse(config.link)
+    shape = in_process_shape(config)
     _check_saved(config)
     lesson = _images(config) if config.model == CNN else _texts(config, trial)
     seq = None if config.model == CNN else config.seq

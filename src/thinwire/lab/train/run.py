@@ -19,7 +19,7 @@ from thinwire.engines.replicas import mail
 from thinwire.lab.emulator.lift import lifted, rewind
 from thinwire.lab.machine.heap import keep_freed
 from thinwire.lab.machine.interrupts import stopped_by_signals
-from thinwire.lab.options import flag
+from thinwire.lab.ranks.joining import check_options
 from thinwire.lab.ranks.telemetry import StepReport, Telemetry
 from thinwire.lab.ranks.world import World
 from thinwire.lab.records.progress import megabytes
@@ -34,7 +34,7 @@ from thinwire.lab.train.replicating import are_equal, check_alike, check_same, d
 from thinwire.lab.train.setup import build_parts, join, pick_threads
 from thinwire.lab.train.stepper import Stepper, learning_rate, ran_away
 from thinwire.lab.train.warmup import warm_up
-from thinwire.types import InputError, MeasurementError, ThinwireError, require
+from thinwire.types import MeasurementError, ThinwireError, require
 
 LATENESS = 0.1  # of the link's delay: mean lateness of its messages above which a run is no measurement
 LAG = 1.0  # seconds that replicas may be ahead of each other's reports: more than a round trip
@@ -92,21 +92,10 @@ def _diverging(step: int) -> Iterator[None]:
 
 
 def same_everywhere(job: Job, world: World) -> None:
-    """Raise ``InputError`` unless all ranks were started with the same options and hold the same contents.
-
-    Text and model may be in different places: their contents count.
-    """
+    """Raise ``InputError`` unless all ranks train the same: text and model count by their contents."""
     config, contents = job.config, {"data": job.digest, "model": job.source.digest}
-    mine = {name: getattr(config, name) for name in config.names(alike=True)} | {"lr": config.learning_rate}
-    mine |= contents  # last: another --prompt-field makes other contents
-    ranks = Telemetry(world, config.deadline).agree(b"K", mine, "its options")
-    for rank, other in enumerate(ranks):
-        for name, value in ranks[0].items():
-            if other.get(name) != value:
-                what = f"{value!r} on rank 0 but {other.get(name)!r} on rank {rank}"
-                if name in contents:
-                    what = f"not the same {name} on rank 0 and rank {rank}"
-                raise InputError(f"{flag(name)} is {what}; start all ranks with the same")
+    telemetry = Telemetry(world, config.deadline)
+    check_options(telemetry, config, {"lr": config.learning_rate}, contents)
 
 
 def _agree_resume(job: Job, world: World) -> Job:

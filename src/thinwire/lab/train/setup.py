@@ -26,7 +26,7 @@ from thinwire.lab.train.job import Job
 def join(job: Job) -> World:
     """Join the other ranks of a training run."""
     config = job.config
-    return ranks_join(config, f"{config.layout} need {config.ranks} processes", config.replicas)
+    return ranks_join(config, config.layout, "--stages or --replicas", config.replicas)
 
 
 class Autocast(nn.Module):

@@ -51,11 +51,18 @@ def warnings(runs: Runs) -> list[str]:
 def folds(runs: Runs) -> dict[str, Rows]:
     """Return what the policy chose, one row a decision."""
     rows = [
-        (f"{run.label}, after step {d.step}, {d.boundary} {d.direction}", f"{d.bits:.2g} bits: {_reason(d)}")
+        (
+            f"{run.label}, after step {d.step}, {d.boundary} {d.direction}",
+            f"{_bits(d.bits)} bits: {_reason(d)}",
+        )
         for run in runs
         for d in run.record.decisions
     ]
     return {"What the policy chose": rows}
+
+
+def _bits(bits: float) -> str:
+    return f"{bits:.1f}" if bits >= 1 else f"{bits:.2g}"  # replicas send a part of a bit a value and step
 
 
 def _reason(d: Decision) -> str:
