@@ -2,7 +2,9 @@
 
 Flow matching: between a sheet x and noise e the model learns e - x at (1 - t) x + t e. The mean of weights
 over the last steps is what the package has. A run that was stopped goes on, bit for bit: every step draws
-from its own seed. ``python -m bench.flux_fashion [--steps N] [--threads N]``.
+from its own seed (on a GPU up to its rounding). ``python -m bench.flux_fashion [--steps N] [--tokens N]
+[--device cuda] [--threads N]``; the batch is of so many tokens, whatever the sheets. On a GPU
+products are in TF32.
 """
 
 from __future__ import annotations
@@ -25,28 +27,32 @@ from thinwire.lab.records.writer import read_json, write_json
 
 RESULT = Path(__file__).parent / "results" / "fashion.json"
 UNFINISHED = RESULT.with_name(".flux_fashion")
-STEPS, WARMUP, RATE, DECAY = 2800, 100, 1e-3, 0.01
+STEPS, TOKENS, WARMUP, RATE, DECAY = 2800, 2048, 100, 1e-3, 0.01
 MEAN = 0.998  # of the averaged weights: what stays of them in a step
 DROPPED = 0.1  # share of the sheets whose text says "anything"
-# Rows, columns and sheets of a batch, and how often it is drawn.
-SIZES = (((1, 1, 32), 0.35), ((2, 2, 8), 0.35), ((2, 4, 4), 0.12), ((4, 4, 2), 0.11), ((4, 8, 1), 0.07))
+# Rows and columns of a batch's sheets, and how often they are drawn.
+SIZES = (((1, 1), 0.15), ((2, 2), 0.2), ((2, 4), 0.15), ((4, 4), 0.2), ((4, 8), 0.3))
 SAVED = 100  # steps between checkpoints
 
 
 class Training:
     """The model, the mean of its weights, and the optimiser, after so many steps."""
 
-    def __init__(self, images: Tensor, classes: Tensor, steps: int, sizes: Any = SIZES) -> None:
-        self.model, self.mean = build(0).train(), build(0)
+    def __init__(
+        self, images: Tensor, classes: Tensor, steps: int, tokens: int = TOKENS, rate: float = RATE
+    ) -> None:
+        self.device = images.device
+        self.model, self.mean = build(0).to(self.device).train(), build(0).to(self.device)
         self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=RATE, weight_decay=DECAY)
-        self.images, self.classes, self.steps, self.sizes = images, classes, steps, sizes
+        self.images, self.classes, self.steps = images, classes, steps
+        self.tokens, self.rate = tokens, rate
         self.step, self.losses = 0, list[float]()
 
     def advance(self) -> float:
         """Take a step; return its loss."""
         draw = torch.Generator().manual_seed(self.step)
         for group in self.optimiser.param_groups:
-            group["lr"] = RATE * _rate(self.step, self.steps)
+            group["lr"] = self.rate * _share(self.step, self.steps)
         loss = _loss(self.model, *self._batch(draw), draw)
         self.optimiser.zero_grad()
         loss.backward()
@@ -61,14 +67,15 @@ class Training:
         return self.losses[-1]
 
     def _batch(self, draw: torch.Generator) -> tuple[Sheet, Tensor, Tensor]:
-        which = int(torch.multinomial(torch.tensor([share for _, share in self.sizes]), 1, generator=draw))
-        rows, columns, many = self.sizes[which][0]
-        sheet = Sheet(rows, columns)
+        which = int(torch.multinomial(torch.tensor([share for _, share in SIZES]), 1, generator=draw))
+        sheet = Sheet(*SIZES[which][0])
+        many = max(1, self.tokens // sheet.tokens)
         chosen = torch.randint(len(self.images), (many, sheet.garments), generator=draw)
-        sheets = [sheet.latents(joined(padded(self.images[row]), sheet)) for row in chosen]
-        words = self.classes[chosen]
+        images = padded(self.images[chosen.to(self.device)])
+        sheets = torch.vmap(lambda garments: sheet.latents(joined(garments, sheet))[0])(images)
+        words = self.classes[chosen.to(self.device)].cpu()
         words[torch.rand(many, generator=draw) < DROPPED] = ANYTHING
-        return sheet, torch.cat(sheets), words
+        return sheet, sheets, words
 
     def save(self, folder: Path) -> None:
         """Write all that a later process needs."""
@@ -98,16 +105,18 @@ class Training:
         self.step, self.losses = known["step"], list(known["losses"])
 
 
-def _rate(step: int, steps: int) -> float:
+def _share(step: int, steps: int) -> float:
     """Return the share of the full learning rate: a ramp, then half a cosine."""
     return min(1.0, (step + 1) / WARMUP) * (0.02 + 0.98 * (1 + math.cos(math.pi * step / steps)) / 2)
 
 
 def _loss(model: nn.Module, sheet: Sheet, x: Tensor, words: Tensor, draw: torch.Generator) -> Tensor:
-    noise = torch.randn(x.shape, generator=draw)
+    noise = torch.randn(x.shape, generator=draw).to(x.device)
     times = torch.sigmoid(torch.randn(len(x), generator=draw))
-    t = times[:, None, None]
-    velocity = model(hidden_states=(1 - t) * x + t * noise, **conditions(sheet, words, times))[0]
+    t = times.to(x.device)[:, None, None]
+    given = conditions(sheet, words, times)
+    given = {k: v.to(x.device) if isinstance(v, Tensor) else v for k, v in given.items()}
+    velocity = model(hidden_states=(1 - t) * x + t * noise, **given)[0]
     loss: Tensor = (velocity - (noise - x)).square().mean()
     return loss
 
@@ -121,10 +130,15 @@ def garments() -> tuple[Tensor, Tensor]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--tokens", type=int, default=TOKENS, help="of a batch")
+    parser.add_argument("--rate", type=float, default=RATE, help="of learning, at its most")
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
-    training = Training(*garments(), asked.steps)
+    torch.set_float32_matmul_precision("high")
+    images, classes = (x.to(asked.device) for x in garments())
+    training = Training(images, classes, asked.steps, asked.tokens, asked.rate)
     if (UNFINISHED / "state.json").exists():
         training.load(UNFINISHED)
     while training.step < asked.steps:
@@ -138,10 +152,12 @@ def main() -> None:
 
 def finish(training: Training) -> None:
     """Put the mean weights into the package, and the loss curve beside the other results."""
-    save_file({name: p.half() for name, p in training.mean.state_dict().items()}, WEIGHTS)
+    save_file({name: p.half().cpu() for name, p in training.mean.state_dict().items()}, WEIGHTS)
     parts = [training.losses[i : i + SAVED] for i in range(0, training.step, SAVED)]
     curve = [{"step": SAVED * (i + 1), "loss": sum(p) / len(p)} for i, p in enumerate(parts)]
-    write_json(RESULT, {"steps": training.step, "sizes": SIZES, "curve": curve, "made": made_by()})
+    device = torch.cuda.get_device_name() if training.device.type == "cuda" else "cpu"
+    told = {"steps": training.step, "tokens": training.tokens, "rate": training.rate, "device": device}
+    write_json(RESULT, told | {"sizes": SIZES, "curve": curve, "made": made_by()})
 
 
 if __name__ == "__main__":

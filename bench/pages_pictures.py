@@ -1,8 +1,9 @@
-"""Tables of pictures: the ways of the demo, how flux-fashion was trained, what is recognised of it."""
+"""Tables of pictures: the ways of the demo and of the study, how flux-fashion was trained, what it makes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from bench.tables import Rows, tabled
@@ -47,4 +48,62 @@ def garments(found: dict[str, Any]) -> Rows:
         ]
 
 
-TABLES: dict[str, Callable[[Any], str]] = {"pictures": pictures, "fashion": fashion, "garments": garments}
+def ways(found: dict[str, Any]) -> str:
+    """Every way over every link on two ranks: seconds, the least of each link in bold."""
+    rows = [r for r in found["rows"] if r["group"] == "two"]
+    links = [link for link in found["links"] if any(r["link"] == link for r in rows)]
+    of = {(r["way"], r["link"]): r for r in rows}
+    least = {link: min(r["seconds"] for r in rows if r["link"] == link) for link in links}
+
+    @tabled("way", "sent a step", "× fewer than fp16", "in all", "PSNR", *links)
+    def drawn() -> Rows:
+        for way in dict.fromkeys(r["way"] for r in rows):
+            mine = [of[way, link] for link in links]
+            seconds = [f"{r['seconds']:.1f} s" for r in mine]
+            best = [r["seconds"] == least[link] for r, link in zip(mine, links, strict=True)]
+            bold = [f"**{s}**" if b else s for s, b in zip(seconds, best, strict=True)]
+            yield [f"`{way}`", *_sent(mine[0]), _decibels(mine[0]), *bold]
+
+    text: str = drawn()
+    return text
+
+
+def group(name: str, found: dict[str, Any]) -> str:
+    """The ways of another group: seconds, unless its ranks share cores."""
+    rows = [r for r in found["rows"] if r["group"] == name]
+    timed = name in TIMED
+
+    @tabled("way", "sent a step", "× fewer than fp16", "in all", "PSNR", *(["seconds"] if timed else []))
+    def drawn() -> Rows:
+        for r in rows:
+            seconds = [f"{r['seconds']:.1f} s"] if timed else []
+            label = r["way"] if ", " in r["way"] else f"`{r['way']}`"
+            yield [label, *_sent(r), _decibels(r), *seconds]
+
+    text: str = drawn()
+    return text
+
+
+def _sent(r: dict[str, Any]) -> list[str]:
+    """Return what was sent a step, and how many times fewer bytes that and all steps are."""
+    b = r["bytes"]
+    if not b["fp16_step"]:
+        return ["–", "–", "–"]
+    step, total = b["fp16_step"] / b["steady_step"], b["fp16_total"] / b["total"]
+    return [f"{b['steady_step'] / 1e3:,.0f} kB", f"{step:.1f}×", f"{total:.1f}×"]
+
+
+def _decibels(r: dict[str, Any]) -> str:
+    if r["mode"] == "one":
+        return "–"
+    return "equal" if r["psnr_db"] is None else f"{r['psnr_db']:.1f} dB"
+
+
+TIMED = ("guided", "several")
+TABLES: dict[str, Callable[[Any], str]] = {
+    "diffusion-ways": ways,
+    **{f"diffusion-{name}": partial(group, name) for name in ("four", "coding", *TIMED)},
+    "pictures": pictures,
+    "fashion": fashion,
+    "garments": garments,
+}

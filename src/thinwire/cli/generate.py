@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,7 +37,7 @@ def generate(names: Names, given: dict[str, Any]) -> None:
 
     thinwire generate one fp16 compact compact:bits=2 --sheet 4x4 --link 100mbit,5ms --repeat 3
     """
-    run_all(PicturesConfig.from_dict(given | {"recipes": " ".join(names)}))
+    run_all(PicturesConfig.from_dict(given | {"recipes": shlex.join(names)}))
 
 
 def run_all(config: PicturesConfig) -> None:

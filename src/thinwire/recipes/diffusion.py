@@ -46,10 +46,12 @@ parse_diffusion_recipe = DIFFUSION.parse
 
 Made = tuple[Mapping[str, Coding], Division]
 BITS = Parameter("the bits of a value of a residual", 1, 2)
-WARMUP = Parameter("how many steps are sent as float16 at first", 1, MAX_WARMUP)
+WARMUP = Parameter("how many steps are sent in 8 or 16 bits at first", 1, MAX_WARMUP)
+EARLY = Parameter("how many steps after those are sent in twice the bits", 0, MAX_WARMUP)
 ORDER = Parameter("whether residuals are of values, or of their change from step to step", 1, 2)
 PATCHES = Parameter("into how many parts the picture is cut", 1, MOST_PATCHES)
 PIPE_BITS = Parameter("the bits of a value of a residual", 1, 8)
+DECAY = {1: 0.625, 2: 0.75}  # by bits: what is decoded more coarsely says less of how values move
 RANK = Parameter("the rank of the factors of a residual", 1, 64)
 
 
@@ -95,16 +97,17 @@ def displaced(warmup: Annotated[int, WARMUP] = 1) -> Made:
 def compact(
     bits: Annotated[int, BITS] = 1,
     warmup: Annotated[int, WARMUP] = 1,
-    order: Annotated[int, ORDER] = 1,
+    order: Annotated[int, ORDER] = 2,
+    early: Annotated[int, EARLY] = 7,
 ) -> dict[str, Coding]:
-    """Send residuals as signs or four levels times a scale a row and a column, after some steps as float16.
+    """Send residuals as signs or four levels times a scale a row and a column, after some more exact steps.
 
-    Source: first order, error feedback by references of what was decoded, 1 warm-up step for images
-    [source]; own keys and values exact, as in its ring [source]. The second order's decay of 1/2 is ours
-    [measured], and so are outputs as residuals in 8 bits: they reach the picture directly.
+    Source: error feedback by references of what was decoded, 1 warm-up step for images, first order [source],
+    which is ``order=1,early=0``; own keys and values exact, as in its ring [source]. Ours [measured]: the second
+    order's decay, the first step in 8 bits, more bits in early steps, and outputs as residuals in 6 bits.
     """
-    change = Delta() if order == 1 else SecondOrderDelta()
-    return _residuals(RankOne(bits), change, warmup)
+    change = Delta() if order == 1 else SecondOrderDelta(DECAY[bits])
+    return _residuals(RankOne(bits), change, warmup, RankOne(2) if bits == 1 else Uniform(4, group=64), early)
 
 
 @DIFFUSION.register(
@@ -113,7 +116,7 @@ def compact(
     "CompactFusion, arXiv 2507.17511",
 )
 def lowrank(rank: Annotated[int, RANK] = 8, warmup: Annotated[int, WARMUP] = 1) -> dict[str, Coding]:
-    """Send residuals of keys and values as two factors of 8-bit integers, after some steps as float16.
+    """Send residuals of keys and values as two factors of 8-bit integers, after some more exact steps.
 
     Source: rank 8, 12 or 16 with first order and error feedback [source]; integers are ours.
     """
@@ -162,12 +165,13 @@ def compact_pipe(
     bits: Annotated[int, PIPE_BITS] = 4,
     warmup: Annotated[int, WARMUP] = 1,
     patches: Annotated[int, PATCHES] = 4,
+    order: Annotated[int, ORDER] = 2,
+    early: Annotated[int, EARLY] = 5,
 ) -> Made:
     """Send what has changed in the hidden state of a patch since its last turn, 4 bits by default [ours]."""
     codec = RankOne(bits) if bits < 3 else Uniform(bits, group=64)
-    attention = Coding(Scheme(codec, Delta(), keyframe=Cast("float16")), warmup)
-    output = Coding(Scheme(Uniform(8, scale="token"), Delta(), keyframe=Cast("float16")), warmup)
-    return {ATTENTION: attention, OUTPUT: output}, Division("pipe", patches)
+    change = Delta() if order == 1 else SecondOrderDelta(0.75)
+    return _residuals(codec, change, warmup, Uniform(8, group=64), early), Division("pipe", patches)
 
 
 @DIFFUSION.register(
@@ -178,10 +182,12 @@ def batch() -> Made:
     return raw().schemes, Division("batch")
 
 
-def _residuals(codec: Codec, change: Memory, warmup: int) -> dict[str, Coding]:
-    attention = Coding(Scheme(codec, change, keyframe=Cast("float16")), warmup)
-    output = Coding(Scheme(Uniform(8, scale="token"), Delta(), keyframe=Cast("float16")), warmup)
-    return {ATTENTION: attention, OUTPUT: output}
+def _residuals(
+    codec: Codec, change: Memory, warmup: int, finer: Codec | None = None, early: int = 0
+) -> dict[str, Coding]:
+    first = Scheme(codec, change, keyframe=Uniform(8, group=64))
+    output = Scheme(Uniform(6, scale="token"), Delta(), keyframe=Cast("float16"))
+    return {ATTENTION: Coding(first, warmup, finer, early), OUTPUT: Coding(output, warmup)}
 
 
 def division_of(recipe: str) -> Division:

@@ -7,13 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from waiting import until
+from launchers import Command, rank_environment, sentence, until, warm
 
 from thinwire.lab.engines import load_run
 
@@ -64,35 +62,37 @@ def test_the_report_needs_no_other_file(made: Path) -> None:
     )
 
 
-def test_a_rank_that_dies_is_named_and_nothing_is_half_written(tmp_path: Path) -> None:
+def test_ranks_that_torchrun_starts_make_the_same(made: Path, tmp_path: Path) -> None:
+    asked = ["generate", "compact", *SMALL, "--steps", "4", "--out", tmp_path / "out", "--json"]
+    ranks = warm().ranks(tmp_path, *asked)
+    assert [rank.wait() for rank in ranks] == [0, 0], ranks[0].err + ranks[1].err
+    assert json.loads(ranks[0].out)[0]["status"] == "done" and not ranks[1].out
+    assert (tmp_path / "out/compact/picture.png").read_bytes() == (made / "compact/picture.png").read_bytes()
+
+
+def test_a_rank_that_others_cannot_reach_is_refused_before_anything(tmp_path: Path) -> None:
+    asked = ["generate", "compact", *SMALL, "--out", tmp_path / "out"]
+    far = rank_environment(0, 2, 29500) | {"MASTER_ADDR": "node-1"}
+    command = warm().start(tmp_path, *asked, **far)
+    assert command.wait() == 2 and "the ranks meet at node-1, but others cannot reach" in sentence(command)
+    assert not list(tmp_path.glob("out/*/run.json"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_is_lost_is_named_and_nothing_is_half_written(tmp_path: Path, number: int) -> None:
     out = tmp_path / "out"
-    command = [
-        sys.executable,
-        "-m",
-        "thinwire",
-        "generate",
-        "fp16",
-        *SMALL,
-        "--steps",
-        "1000",
-        "--out",
-        str(out),
-    ]
-    run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-
-    def workers() -> list[int]:
-        """Return the process of rank 1: by its environment, which has the folder of this run."""
-        found = []
-        for file in Path("/proc").glob("[0-9]*/environ"):
-            with suppress(OSError):
-                words = file.read_bytes().split(b"\0")
-                if b"RANK=1" in words and any(str(out).encode() in word for word in words):
-                    found.append(int(file.parent.name))
-        return found
-
-    until(workers, timeout=60)
-    time.sleep(8)  # until it denoises, or still loads: it is lost all the same
-    os.kill(workers()[0], signal.SIGKILL)
-    _, said = run.communicate(timeout=120)
-    assert run.returncode == 3 and "rank 1" in said
+    asked = ["generate", "fp16", *SMALL, "--steps", "1000", "--deadline", "8", "--quiet", "--out", out]
+    ranks = warm().ranks(tmp_path, *asked)
+    until(lambda: denoises(ranks[1]), "rank 1 to denoise")
+    ranks[1].signal(number)
+    try:
+        assert ranks[0].wait() == 3 and "rank 1" in sentence(ranks[0])
+    finally:
+        ranks[1].signal(signal.SIGKILL)
     assert not (out / "compare.json").exists() and not list(out.glob("*/run.json"))
+
+
+def denoises(rank: Command) -> bool:
+    """Say whether a rank has computed for a second longer than it takes to begin."""
+    fields = Path(f"/proc/{rank.pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) / os.sysconf("SC_CLK_TCK") > 3 or rank.poll() is not None

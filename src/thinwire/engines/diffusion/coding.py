@@ -1,4 +1,4 @@
-"""How one kind of tensor is sent: a scheme, and how many steps are sent more exactly at first."""
+"""How one kind of tensor is sent: a scheme, and which steps are sent more exactly at first."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ WARM: Codec = Cast("float16")
 
 @dataclass(frozen=True, repr=False)
 class Coding(Spec):
-    """Send by ``scheme``; in the first ``warmup`` steps of a generation its codec is float16.
+    """Send by ``scheme``; in the first steps of a generation another codec is in place of its own.
 
-    Warm-up counts the first step, which a scheme with a mirrored memory sends by its keyframe codec.
+    In ``warmup`` steps that is float16, counting the first one, which a scheme with a mirrored memory sends by
+    its keyframe codec; in ``early`` steps after them it is ``finer``. What the first steps get wrong stays in
+    the picture, and all later steps add to it [measured].
 
     >>> Coding(warmup=2)
     Coding(warmup=2)
@@ -25,12 +27,18 @@ class Coding(Spec):
 
     scheme: Scheme = field(default_factory=Scheme)
     warmup: int = 0
+    finer: Codec | None = None
+    early: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        good = self.warmup in range(MAX_WARMUP + 1)
-        require(good, InputError, f"warmup={self.warmup} is not a number of steps in 0..{MAX_WARMUP}")
+        for name in ("warmup", "early"):
+            steps = getattr(self, name)
+            wrong = f"{name}={steps} is not a number of steps in 0..{MAX_WARMUP}"
+            require(steps in range(MAX_WARMUP + 1), InputError, wrong)
 
     def codec(self, step: int) -> Codec | None:
         """Return what replaces the scheme's codec in a generation's step, counted from 0."""
-        return WARM if step < self.warmup else None
+        if step < self.warmup:
+            return WARM
+        return self.finer if step < self.warmup + self.early else None

@@ -10,7 +10,7 @@ from thinwire.lab.machine.network import check_own
 from thinwire.lab.pictures.options import PicturesConfig
 from thinwire.lab.pictures.recording import folder_of
 from thinwire.lab.ranks.places import place_of
-from thinwire.lab.ranks.rendezvous import under_torchrun
+from thinwire.lab.ranks.rendezvous import check_reach, under_torchrun
 from thinwire.lab.ranks.supervise import Workers
 from thinwire.lab.records.writer import RUN
 from thinwire.types import InputError, MeasurementError, require
@@ -28,6 +28,7 @@ def launch(config: PicturesConfig) -> list[Path]:
     if under_torchrun(config):
         text = "--emulate starts all ranks itself, but RANK is set; leave torchrun out, or --emulate"
         require(not config.emulate, InputError, text)
+        check_reach(config)
         from thinwire.lab.pictures.run import run_rank
 
         run_rank(config)

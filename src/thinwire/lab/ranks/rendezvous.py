@@ -18,6 +18,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from thinwire.lab.ranks.config import RunConfig
+from thinwire.links.security import is_loopback
 from thinwire.links.sockets import interface_names
 from thinwire.types import InputError, LinkError, ThinwireError, require
 
@@ -55,6 +56,23 @@ def place() -> tuple[int, int]:
             port < 65536, InputError, f"MASTER_PORT is {port}, but ports end at 65535; set the one of rank 0"
         )
     return rank, size
+
+
+def check_reach(config: RunConfig) -> None:
+    """Raise ``InputError`` where this rank would tell others, on other machines, a loopback address."""
+    rank, size = place()
+    if config.relay is not None or config.advertise is not None or not is_loopback(config.host):
+        return
+    if rank == size - 1:  # which only dials
+        return
+    master = os.environ["MASTER_ADDR"]
+    near = str(size) == os.environ.get("LOCAL_WORLD_SIZE") or is_loopback(master)
+    require(
+        near or master in (socket.gethostname(), socket.getfqdn()),
+        InputError,
+        f"the ranks meet at {master}, but others cannot reach this one at --host {config.host}; "
+        "give its address in their network as --host, on each rank but the last",
+    )
 
 
 def _number(variable: str) -> int:

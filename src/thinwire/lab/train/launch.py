@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -12,7 +11,7 @@ from thinwire.lab.machine.files import check_out
 from thinwire.lab.machine.interrupts import stopped_by_signals
 from thinwire.lab.machine.network import check_own
 from thinwire.lab.ranks.places import Place, place_of
-from thinwire.lab.ranks.rendezvous import place, under_torchrun
+from thinwire.lab.ranks.rendezvous import check_reach, under_torchrun
 from thinwire.lab.ranks.supervise import Workers
 from thinwire.lab.records.holding import holding
 from thinwire.lab.records.schema import status_of
@@ -20,27 +19,9 @@ from thinwire.lab.records.writer import METRICS, RUN, load_run, read_metrics, wr
 from thinwire.lab.train.config import TrainConfig
 from thinwire.lab.train.job import Job, prepare
 from thinwire.lab.train.record.schema import StepMetrics, TrainRecord
-from thinwire.links.security import is_loopback
 from thinwire.types import InputError, MeasurementError, ThinwireError, require
 
 PROGRAM = "thinwire.lab.train.run:run_rank"
-
-
-def _check_reach(config: TrainConfig) -> None:
-    """Raise ``InputError`` where this rank would tell others, on other machines, a loopback address."""
-    rank, size = place()
-    if config.relay is not None or config.advertise is not None or not is_loopback(config.host):
-        return
-    if rank == size - 1:  # which only dials
-        return
-    master = os.environ["MASTER_ADDR"]
-    near = str(size) == os.environ.get("LOCAL_WORLD_SIZE") or is_loopback(master)
-    require(
-        near or master in (socket.gethostname(), socket.getfqdn()),
-        InputError,
-        f"the ranks meet at {master}, but others cannot reach this one at --host {config.host}; "
-        "give its address in their network as --host, on each rank but the last",
-    )
 
 
 def launch(config: TrainConfig) -> Path:
@@ -56,7 +37,7 @@ def launch(config: TrainConfig) -> Path:
             InputError,
             "--emulate starts all ranks itself, but RANK is set; leave torchrun out, or --emulate",
         )
-        _check_reach(config)
+        check_reach(config)
         _run_one(config)
         return Path(config.out)
     with holding(config.out):
