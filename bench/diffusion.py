@@ -1,7 +1,7 @@
 """Every way to make a picture over every link: ``make bench-diffusion``.
 
-A cell is one run of ``thinwire generate`` in which all ways of its group take turns, from one noise. Times are
-medians over the seeds; networks are emulated. Each cell is a file of its own, kept for good.
+A cell is one run of ``thinwire generate`` in which all ways of its group take turns, from one noise. Times
+are medians over the seeds; networks are emulated. Each cell is a file of its own, kept for good.
 
 Groups of ways:
 

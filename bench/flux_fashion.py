@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import math
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file

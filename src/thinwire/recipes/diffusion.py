@@ -103,8 +103,9 @@ def compact(
     """Send residuals as signs or four levels times a scale a row and a column, after some more exact steps.
 
     Source: error feedback by references of what was decoded, 1 warm-up step for images, first order [source],
-    which is ``order=1,early=0``; own keys and values exact, as in its ring [source]. Ours [measured]: the second
-    order's decay, the first step in 8 bits, more bits in early steps, and outputs as residuals in 6 bits.
+    which is ``order=1,early=0``; own keys and values exact, as in its ring [source]. Ours [measured]: the
+    decay of the second order, the first step in 8 bits, more bits in early steps, and outputs as residuals
+    in 6 bits.
     """
     change = Delta() if order == 1 else SecondOrderDelta(DECAY[bits])
     return _residuals(RankOne(bits), change, warmup, RankOne(2) if bits == 1 else Uniform(4, group=64), early)

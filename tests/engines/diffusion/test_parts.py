@@ -15,6 +15,8 @@ from thinwire.engines.diffusion.coding import Coding
 from thinwire.engines.diffusion.ends import Ends, pack_mask, unpack_mask
 from thinwire.engines.diffusion.keys import Key, Kind
 from thinwire.engines.diffusion.message import Message
+from thinwire.engines.diffusion.parts import attended, divisible, merged
+from thinwire.engines.diffusion.seam import Attention
 from thinwire.engines.diffusion.shares import Shares
 from thinwire.recipes.diffusion import ATTENTION, DIFFUSION, OUTPUT
 from thinwire.types import InputError, PayloadError
@@ -126,3 +128,21 @@ def test_packets_of_another_shape_or_layer(keys: list[int], shape: tuple[int, ..
     with pytest.raises(PayloadError):
         Ends(Coding(), [1]).decode(1, data, keys, [shape], torch.zeros(1))
     assert wire.unpack(data).spec.shape == (2, 6, 4)
+
+
+@pytest.mark.parametrize(("large", "scale"), [(1.0, None), (60.0, None), (1.0, 0.3)])
+def test_keys_in_parts_are_attended_to_as_whole(large: float, scale: float | None) -> None:
+    """Also where all weight is in one of the parts."""
+    torch.manual_seed(0)
+    query, key, value = torch.randn(3, 2, 24, 3, 16)
+    query = query[:, :9] * large
+    first, second = ((key[:, part], value[:, part]) for part in (slice(7), slice(7, None)))
+    found = merged(*(attended(Attention(query, *part, None), scale) for part in (first, second)))
+    turned = (x.transpose(1, 2) for x in (query, key, value))
+    whole = torch.nn.functional.scaled_dot_product_attention(*turned, scale=scale).transpose(1, 2)
+    torch.testing.assert_close(found, whole, rtol=1e-5, atol=1e-5)
+
+
+def test_keys_with_a_mask_come_whole() -> None:
+    x, mask = torch.zeros(1, 4, 2, 8), torch.ones(1, 4, dtype=torch.bool)
+    assert divisible(Attention(x, x, x, None)) and not divisible(Attention(x, x, x, mask))

@@ -17,9 +17,9 @@ WARM: Codec = Cast("float16")
 class Coding(Spec):
     """Send by ``scheme``; in the first steps of a generation another codec is in place of its own.
 
-    In ``warmup`` steps that is float16, counting the first one, which a scheme with a mirrored memory sends by
-    its keyframe codec; in ``early`` steps after them it is ``finer``. What the first steps get wrong stays in
-    the picture, and all later steps add to it [measured].
+    In ``warmup`` steps that is float16, counting the first one, which a scheme with a mirrored memory sends
+    by its keyframe codec; in ``early`` steps after them it is ``finer``. What the first steps get wrong
+    weighs most in the picture [measured].
 
     >>> Coding(warmup=2)
     Coding(warmup=2)

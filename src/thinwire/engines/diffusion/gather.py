@@ -10,6 +10,7 @@ from torch import Tensor
 
 from thinwire.engines.diffusion.divided import Divided, Sent, check_attention, rows
 from thinwire.engines.diffusion.keys import Kind
+from thinwire.engines.diffusion.parts import attended, divisible, merged
 from thinwire.engines.diffusion.seam import Attention, Stock
 
 
@@ -17,14 +18,24 @@ class Gather(Divided):
     """Attention of own queries over the keys and values of all ranks."""
 
     def attend(self, layer: str, attention: Attention, stock: Stock) -> Tensor:
-        """Return what this rank's queries find among the keys and values of all ranks."""
+        """Return what this rank's queries find among the keys and values of all ranks.
+
+        Among its own they may while the others' are under way.
+        """
         check_attention(layer, attention)
-        parts, masks = self._others(self._offer(layer, attention))
+        sent = self._offer(layer, attention)
+        in_parts = stock.parts and divisible(attention)
+        mine = attended(attention, stock.scale) if in_parts else None
+        parts, masks = self._others(sent)
         batch, width = attention.key.shape[0], attention.key.shape[2:]
         pairs = [p.reshape(2, -1, batch, *width).transpose(1, 2).to(attention.key.dtype) for p in parts]
+        if mine is not None:
+            del pairs[self._shares.rank]
+            theirs = attention._replace(**dict(zip(("key", "value"), torch.cat(pairs, 2), strict=True)))
+            return merged(mine, attended(theirs, stock.scale))
         pairs[self._shares.rank] = torch.stack([attention.key, attention.value])
         keys, values = torch.cat(pairs, 2)
-        return stock(Attention(attention.query, keys, values, torch.cat(masks, -1) if masks else None))
+        return stock.whole(Attention(attention.query, keys, values, torch.cat(masks, -1) if masks else None))
 
     def _offer(self, layer: str, attention: Attention) -> Sent:
         _, key, value, mask = attention

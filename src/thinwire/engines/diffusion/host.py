@@ -21,13 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from thinwire.engines.diffusion.seam import Attention, Passes, Session
+from thinwire.engines.diffusion.seam import Attention, Passes, Session, Stock
 from thinwire.types import InputError, MissingExtra, require
 
 TESTED = "0.42"
 _CONFIG = "_parallel_config"
 _HOOK = "thinwire {}"
-_DISPATCH = "models.attention_dispatch"
+_DISPATCH, _NATIVE = "models.attention_dispatch", "_native_attention"
 
 
 @dataclass(frozen=True)
@@ -41,17 +41,17 @@ class Layer:
 
     def attend(self, stock: Callable[..., Any], given: Mapping[str, Any]) -> Any:
         """Call a back end, ``stock``, with what is other in its arguments on the whole sequence."""
-        causal = f"{self.name} attends causally, which its shares cannot; use mode one"
-        require(not given.get("is_causal"), InputError, causal)
+        text = f"{self.name} attends causally, which its shares cannot; use mode one"
+        require(not given.get("is_causal"), InputError, text)
         self.heard.add(self.kind)
 
         def on(whole: Attention) -> Any:
-            mask = {} if whole.mask is None else {"attn_mask": whole.mask}
             own = {"query": whole.query, "key": whole.key, "value": whole.value, _CONFIG: None}
-            return stock(**{**given, **own, **mask})
+            return stock(**{**given, **own, **({} if whole.mask is None else {"attn_mask": whole.mask})})
 
         own = Attention(given["query"], given["key"], given["value"], given.get("attn_mask"))
-        return self.session.attend(self.name, own, on)
+        plain = stock.__name__ == _NATIVE and not given.get("dropout_p")
+        return self.session.attend(self.name, own, Stock(on, plain, given.get("scale")))
 
 
 @contextmanager

@@ -109,7 +109,7 @@ class Pipe:
             kept[:, :n] = new[:, :n]
             kept[:, n + self._rows.start : n + self._rows.stop] = new[:, n:]
         key, value = self._kept[name]
-        return stock(Attention(attention.query, key, value, None))
+        return stock.whole(Attention(attention.query, key, value, None))
 
     def _forget(self) -> None:
         hidden, output = (Ends(coding, self._ranks) for coding in self._codings)

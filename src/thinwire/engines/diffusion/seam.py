@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
@@ -19,7 +20,16 @@ class Attention(NamedTuple):
     mask: Tensor | None
 
 
-Stock = Callable[[Attention], Tensor]
+@dataclass(frozen=True)
+class Stock:
+    """A back end of diffusers: what it makes of an attention, and how its products are scaled.
+
+    ``parts`` says whether torch's own attention is behind it, so that keys may as well come in parts.
+    """
+
+    whole: Callable[[Attention], Tensor]
+    parts: bool = False
+    scale: float | None = None
 
 
 class Session(Protocol):

@@ -39,7 +39,7 @@ class Ulysses(Divided):
         parts, masks = self._collect(sent)
         own = [p.reshape(3, -1, batch, heads // world, width).to(dtype) for p in parts]
         query, key, value = torch.cat(own, 1).transpose(1, 2)
-        found = stock(Attention(query, key, value, torch.cat(masks, -1) if masks else None))
+        found = stock.whole(Attention(query, key, value, torch.cat(masks, -1) if masks else None))
         back = found.transpose(0, 1)[None].split([p.shape[1] for p in own], 1)
         due = {rank: {tokens} for rank in self._ranks}
         parts, _ = self._collect(self._scatter(f"what {layer} finds", (Kind.FOUND,), back, due, None))
