@@ -21,7 +21,7 @@ F3 = F2 | {"links", "exchange", "state", "files", "policies"}
 F4 = F3 | {"engines", "assets", "recipes"}
 # In order: each may import those before it.
 LAB = ["options", "machine", "records", "report", "data", "models", "emulator", "ranks", "train"]
-LAB += ["planning", "doctor", "following", "pictures", "engines"]
+LAB += ["planning", "doctor", "following", "pictures", "federated", "engines"]
 ALLOWED: dict[str, set[str]] = {
     "types": set(),
     "spec": {"types"},
@@ -37,6 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "policies": F1 | {"links.tcp.idle", "policies"},
     "engines": set(),
     "engines.diffusion": F2 | {"links", "exchange", "engines.diffusion"},
+    "engines.federated": F2 | {"links", "state", "policies", "engines.federated"},
     "engines.pipeline": F2 | {"links", "policies", "engines.pipeline"},
     "engines.replicas": F2 | {"links", "exchange", "policies", "engines.replicas"},
     "engines.sync": F0 | {"links", "state", "files", "engines.sync"},

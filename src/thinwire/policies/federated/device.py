@@ -1,0 +1,78 @@
+"""What a policy of federated learning decides about, and what it decides: one device, and its assignment."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from thinwire.codecs import Codec, Raw
+from thinwire.types import InputError, require
+
+
+@dataclass(frozen=True)
+class Device:
+    """One client: how fast it computes and sends, and how much data it has.
+
+    >>> Device(id=0, step_seconds=0.2, samples=300).seconds(steps=5, up=0)
+    1.0
+    """
+
+    id: int
+    step_seconds: float  # of a local step
+    samples: int
+    up: float = math.inf  # bytes/s
+    down: float = math.inf  # bytes/s
+    delay: float = 0.0  # seconds, one way
+
+    def __post_init__(self) -> None:
+        wrong = f"device {self.id} takes {self.step_seconds} s a step; give seconds above 0"
+        require(0 < self.step_seconds < math.inf, InputError, wrong)
+        for name in ("up", "down"):
+            rate = getattr(self, name)
+            require(rate > 0, InputError, f"device {self.id} has {name}={rate}; give bytes/s above 0")
+        late = 0 <= self.delay < math.inf
+        require(late, InputError, f"device {self.id} has a delay of {self.delay} s; give seconds from 0 up")
+        require(self.samples > 0, InputError, f"device {self.id} has no samples; give each device some")
+
+    def seconds(self, steps: int, up: float, down: float = 0.0) -> float:
+        """Return how long a turn of ``steps`` local steps takes that sends ``up`` bytes and gets ``down``."""
+        trips = (up > 0) + (down > 0)
+        return steps * self.step_seconds + up / self.up + down / self.down + trips * self.delay
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What all devices share at the moment of a choice.
+
+    ``rate`` is the step size of local steps now; ``first_rate`` and ``last_rate`` are those of the first and
+    the last version, which some methods need to be known ahead.
+    """
+
+    values: int  # parameters of the model
+    version: int = 0
+    rate: float = 0.1
+    first_rate: float = 0.1
+    last_rate: float = 0.1
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """How one device takes part from now on, and why: local steps, and the codec of its update."""
+
+    steps: int
+    codec: Codec = Raw()  # noqa: RUF009 -- frozen
+    why: str = ""
+
+    def __post_init__(self) -> None:
+        require(self.steps >= 1, InputError, f"{self.steps} local steps; give 1 or more")
+
+
+@runtime_checkable
+class FederatedPolicy(Protocol):
+    """A pure map from devices to assignments, one a device, in order."""
+
+    def assign(self, devices: Sequence[Device], situation: Situation) -> Sequence[Assignment]:
+        """Return an assignment for each device; one call weighs all of them."""
+        ...
