@@ -1,0 +1,1 @@
+"""Federated runs: a virtual clock, real processes, and what they leave."""
