@@ -15,8 +15,8 @@ from thinwire.lab.report.drawing import FAINT, curve, new_figure, series_colour,
 
 FederatedRun = Run[FederatedRecord]
 Runs = Sequence[FederatedRun]
-COLUMNS = ("method", "seed", "accuracy", "best", "versions", "virtual time", "sent up", "sent down", "to the target",
-           "up", "down", "× fewer bytes", "× sooner")  # fmt: skip
+COLUMNS = ("method", "seed", "accuracy", "best", "versions", "virtual time", "sent up", "sent down",
+           "to the target", "up", "down", "× fewer bytes", "× sooner")  # fmt: skip
 TABLE = (0, 1, 2, 4, 5, 6, 7, 8, 11, 12)  # of these, what a terminal has room for
 CLIENTS = ("client", "samples", "steps a turn", "values sent", "updates", "sent", "got", "versions late")
 
@@ -32,10 +32,8 @@ def headline(runs: Runs) -> str:
         return f"{best.label} came to {best.record.accuracy.best:.1%} of the held-out samples"
     best = min(others, key=lambda run: _sent(run) or 0)
     fewer, sooner = _against(base, best)
-    return (
-        f"{best.label} came to {best.record.target.accuracy:.0%} with {fewer:.1f}× fewer bytes, both ways, than "  # type: ignore[union-attr]
-        f"{base.label}, {sooner:.2f}× sooner"
-    )
+    came = f"{best.label} came to {base.record.target.accuracy:.0%} with {fewer:.1f}× fewer bytes, both ways,"
+    return f"{came} than {base.label}, {sooner:.2f}× sooner"
 
 
 def setting(runs: Runs) -> str:
@@ -72,7 +70,7 @@ def folds(runs: Runs) -> dict[str, Rows]:
 
 def cards(runs: Runs) -> list[str]:
     """Return the cards, in order."""
-    text = "Virtual time is that of the clock, not of this machine. Bytes are of both directions, headers included."
+    text = "Virtual time is that of the clock, not of this machine. Bytes are with their headers."
     plots = [
         _figure("Accuracy against bytes", runs, _total, "megabytes, both ways (logarithmic)", log=True),
         _figure("Accuracy against virtual time", runs, lambda p: p.virtual_s, "virtual seconds"),
@@ -194,8 +192,9 @@ def _counts(record: FederatedRecord) -> str:
     cell = partial(_cell, most=most)
     rows = "".join(f"<tr><th>{i}</th>{''.join(map(cell, row))}</tr>" for i, row in enumerate(counts))
     head = "".join(f"<th>{k}</th>" for k in range(len(counts[0]) if counts else 0))
-    body = f'<div class="scroll"><table><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
-    return card("Whose data are whose", "Samples of each class, one row a client.", body)
+    body = f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    text = "Samples of each class, one row a client."
+    return card("Whose data are whose", text, f'<div class="scroll">{body}</div>')
 
 
 def _cell(count: int, most: int) -> str:
