@@ -46,8 +46,8 @@ def setting(runs: Runs) -> str:
     )
     free = ", the download free in time" if c["downlink"] == "free" else ""
     return (
-        f"{c['model']} on {c['data']}, split {c['split']}, by {drawn} with devices {c['devices']}{free}; local steps "
-        f"of {c['batch']} samples at {c['lr']:g}."
+        f"{c['model']} on {c['data']}, split {c['split']}, by {drawn} with devices {c['devices']}{free}; "
+        f"local steps of {c['batch']} samples at {c['lr']:g}."
     )
 
 
