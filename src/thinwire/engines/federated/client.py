@@ -1,0 +1,82 @@
+"""A client: it takes a version, trains on its own data, and says how the model moved."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+
+import torch
+from torch import Tensor, nn
+
+from thinwire.engines.federated.message import Held, Update, Version
+from thinwire.engines.federated.model_copy import ModelCopy
+from thinwire.engines.federated.residuals import Residuals
+from thinwire.engines.federated.row import Parameters
+from thinwire.engines.federated.samples import Data
+from thinwire.engines.federated.training import LocalSGD, Loss, check_finite, classification
+
+
+class Client:
+    """Train ``model`` on ``data``, and send the difference, coded with what was not delivered before.
+
+    Clients of one process may share the model, in which each writes the weights that it starts from, and the
+    ``residuals``. A turn depends on weights, ``seed``, id and sequence number alone, dropout included: it
+    comes out the same in any process. ``loss`` takes the model and a batch of ``data``. ``copy``: where the
+    versions are followed (default: a copy of its own).
+    """
+
+    def __init__(
+        self,
+        id: int,
+        model: nn.Module,
+        data: Data,
+        residuals: Residuals,
+        *,
+        loss: Loss = classification,
+        local: LocalSGD | None = None,
+        seed: int = 0,
+        copy: ModelCopy | None = None,
+    ) -> None:
+        self.id, self.data, self.residuals = id, data, residuals
+        self._model, self._loss, self._local, self._seed = model, loss, local or LocalSGD(), seed
+        self._parameters = Parameters(model)
+        self._copy = copy or ModelCopy(self._parameters.numel)
+
+    @property
+    def held(self) -> Held | None:
+        """What version the next one may lead on from; to be told to the server with each request."""
+        return self._copy.held
+
+    def train(self, version: Version, start: Tensor | None = None) -> Update:
+        """Return the update that answers ``version``.
+
+        ``start`` [1, N]: the values of that version, where the caller has them; they are not decoded then.
+        An update that the server did not take before goes with this one.
+        Errors: ``PayloadError`` or ``DesyncError`` for a version that cannot be followed: ask for another,
+        with ``held``. ``TrainingError`` naming client and step. What is undelivered stays so.
+        """
+        values = self._copy.take(version) if start is None else start
+        self.residuals.settle(self.id, version.confirmed)
+        self.residuals.prefetch(self.id)
+        change = self._trained(version, values)
+        packet = self.residuals.encode(self.id, version.sequence, change, version.codec)
+        samples = self.data.samples
+        return Update(self.id, version.sequence, version.number, samples, version.steps, packet)
+
+    def _trained(self, version: Version, start: Tensor) -> Tensor:
+        """Return start less end [1, N]."""
+        who = f"client {self.id}, version {version.number}"
+        seed = _seed(self._seed, self.id, version.sequence)
+        batches = self.data.batches(version.steps, torch.Generator().manual_seed(seed))
+        self._parameters.write(start)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self._local.run(self._model, self._loss, batches, version.rate, who)
+        change = start - self._parameters.read()
+        check_finite(float(change.sum()), who, version.steps, version.rate)
+        return change
+
+
+def _seed(*numbers: int) -> int:
+    digest = hashlib.blake2b(struct.pack(f"<{len(numbers)}Q", *numbers), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

@@ -1,0 +1,153 @@
+"""What crosses between the server of a federation and its clients, as bytes. Little-endian::
+
+magic "TF", format u8 (1), kind u8 (1: update, 2: version), crc32 u32 over all that follows
+update: client u64, sequence u64, version u64, samples u64, steps u32, one packet as channels/wire.py has it
+version: number u64, sequence u64, confirmed u64, check u32, form u8, packets u16, steps u32, rate f64,
+    codec (u16 length, ASCII), each packet: length u32, bytes
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from thinwire.codecs import Codec, parse_codec
+from thinwire.types import MAX_KEY, ByteCursor, PayloadError, require
+
+MAGIC, FORMAT = b"TF", 1
+MAX_STEPS = 1 << 20  # local steps that a server may ask for
+HEAD = struct.Struct("<2sBBI")
+UPDATE = struct.Struct("<QQQQI")
+VERSION = struct.Struct("<QQQIBHId")
+TEXT, LENGTH = struct.Struct("<H"), struct.Struct("<I")
+
+
+class Form(enum.IntEnum):
+    """How a version is sent."""
+
+    FULL = 0  # as it is; the client keeps nothing of it
+    WHOLE = 1  # all of the shared model, from which later versions lead on
+    MISSED = 2  # the messages since the version that the client holds; none where it holds the newest
+
+
+class Held(NamedTuple):
+    """A version that a client holds: its number, and a sum over its values, as another may bear it too."""
+
+    number: int
+    check: int
+
+
+@dataclass(frozen=True)
+class Update:
+    """What came of a client's local steps: the coded difference, start less end.
+
+    ``sequence``: as in the version it answers; ``version``: the number of that; ``samples``: of its data.
+
+    >>> Update.unpack(Update(3, 1, 0, 20, 5, b"packet").pack()).samples
+    20
+    """
+
+    client: int
+    sequence: int
+    version: int
+    samples: int
+    steps: int
+    packet: bytes | memoryview
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the wire."""
+        return HEAD.size + UPDATE.size + len(self.packet)
+
+    def pack(self) -> bytes:
+        """Return the update as bytes."""
+        numbers = UPDATE.pack(self.client, self.sequence, self.version, self.samples, self.steps)
+        return _signed(1, numbers + self.packet)
+
+    @classmethod
+    def unpack(cls, data: bytes | memoryview) -> Update:
+        """Read what ``pack`` wrote; ``PayloadError`` for anything else."""
+        cursor = _opened(data, 1, "an update")
+        client, sequence, version, samples, steps = cursor.unpack(UPDATE)
+        most = max(client, sequence, version, samples)
+        require(most < MAX_KEY, PayloadError, f"an update with the number {most}, beyond 2**63")
+        require(1 <= steps <= MAX_STEPS, PayloadError, f"an update of {steps} local steps")
+        return cls(client, sequence, version, samples, steps, cursor.rest())
+
+
+@dataclass(frozen=True)
+class Version:
+    """A version of the model for one client, and what it is to do with it.
+
+    ``sequence`` is the number of the update that answers it, and ``confirmed`` that of the client's last
+    update which was taken: another that the client sent before is void. ``check``: sum over the values.
+    ``steps`` local steps at the step size ``rate``; ``codec``: of the update.
+    """
+
+    number: int
+    sequence: int
+    confirmed: int
+    check: int
+    form: Form
+    packets: tuple[bytes | memoryview, ...]
+    steps: int
+    rate: float
+    codec: Codec
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the wire."""
+        fixed = HEAD.size + VERSION.size + TEXT.size + len(repr(self.codec))
+        return fixed + sum(LENGTH.size + len(p) for p in self.packets)
+
+    @property
+    def held(self) -> Held | None:
+        """What a client holds that took this version; None where it keeps nothing."""
+        return None if self.form is Form.FULL else Held(self.number, self.check)
+
+    def pack(self) -> bytes:
+        """Return the version as bytes."""
+        n, codec = len(self.packets), repr(self.codec).encode("ascii")
+        numbers = self.number, self.sequence, self.confirmed, self.check
+        parts = [VERSION.pack(*numbers, self.form, n, self.steps, self.rate), TEXT.pack(len(codec)), codec]
+        return _signed(2, b"".join([*parts, *(b for p in self.packets for b in (LENGTH.pack(len(p)), p))]))
+
+    @classmethod
+    def unpack(cls, data: bytes | memoryview) -> Version:
+        """Read what ``pack`` wrote; ``PayloadError`` for anything else."""
+        cursor = _opened(data, 2, "a version")
+        number, sequence, confirmed, check, form, packets, steps, rate = cursor.unpack(VERSION)
+        most = max(number, sequence, confirmed)
+        require(most < MAX_KEY, PayloadError, f"a version with the number {most}, beyond 2**63")
+        fits = form == Form.MISSED or (form in (Form.FULL, Form.WHOLE) and packets == 1)
+        require(fits, PayloadError, f"a version of form {form} in {packets} packets")
+        require(1 <= steps <= MAX_STEPS, PayloadError, f"a version that asks for {steps} local steps")
+        require(0 < rate < math.inf, PayloadError, f"a version that asks for a step size of {rate}")
+        codec = parse_codec(_ascii(cursor.take(*cursor.unpack(TEXT))))
+        found = tuple(cursor.take(*cursor.unpack(LENGTH)) for _ in range(packets))
+        cursor.close()
+        return cls(number, sequence, confirmed, check, Form(form), found, steps, rate, codec)
+
+
+def _signed(kind: int, body: bytes) -> bytes:
+    return HEAD.pack(MAGIC, FORMAT, kind, zlib.crc32(body)) + body
+
+
+def _opened(data: bytes | memoryview, kind: int, what: str) -> ByteCursor:
+    cursor = ByteCursor(data, what)
+    magic, form, found, crc = cursor.unpack(HEAD)
+    require(magic == MAGIC and found == kind, PayloadError, f"not {what} of a federation")
+    require(form == FORMAT, PayloadError, f"{what} in format {form}, not {FORMAT}; update the older end")
+    require(zlib.crc32(cursor.rest()) == crc, PayloadError, f"{what} was damaged: its checksum is wrong")
+    return cursor
+
+
+def _ascii(data: memoryview) -> str:
+    try:
+        return bytes(data).decode("ascii")
+    except UnicodeDecodeError as e:
+        raise PayloadError("a codec in a version is not ASCII") from e

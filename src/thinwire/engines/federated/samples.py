@@ -1,0 +1,57 @@
+"""The data of one client, and the batches that it draws from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from thinwire.types import InputError, require
+
+
+class Data(Protocol):
+    """What a client trains on."""
+
+    @property
+    def samples(self) -> int:
+        """How many samples there are."""
+        ...
+
+    def batches(self, steps: int, draw: torch.Generator) -> Iterator[Any]:
+        """Yield ``steps`` batches; all that is random comes from ``draw``."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Inputs and labels, [n, ...] each, drawn in a new order at each turn, ``batch`` at a time (0: all).
+
+    Each pass takes every sample once; where fewer are left than a batch takes, the next pass begins.
+    """
+
+    inputs: Tensor
+    labels: Tensor
+    batch: int = 20
+
+    def __post_init__(self) -> None:
+        n, many = len(self.inputs), len(self.labels)
+        require(n == many > 0, InputError, f"{n} inputs for {many} labels; give as many, one at least")
+        require(self.batch >= 0, InputError, f"batch={self.batch} is below 0; give samples, or 0 for all")
+
+    @property
+    def samples(self) -> int:
+        """How many samples there are."""
+        return len(self.labels)
+
+    def batches(self, steps: int, draw: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield ``steps`` batches of inputs and labels."""
+        size = min(self.batch or self.samples, self.samples)
+        order = torch.empty(0, dtype=torch.int64)
+        for _ in range(steps):
+            if len(order) < size:
+                order = torch.randperm(self.samples, generator=draw)
+            taken, order = order[:size], order[size:]
+            yield self.inputs[taken], self.labels[taken]
