@@ -71,5 +71,5 @@ def _labels(array: np.ndarray[Any, Any], samples: int, what: str) -> Tensor:
     require(fits, InputError, f"{kind}; give a whole number for each of the {samples} samples")
     least, most = int(array.min()), int(array.max())
     range_ = f"{what} has labels from {least} to {most}; give classes from 0 to below {MAX_CLASSES}"
-    require(0 <= least and most < MAX_CLASSES, InputError, range_)
+    require(least >= 0 and most < MAX_CLASSES, InputError, range_)
     return torch.from_numpy(array.astype(np.int64))

