@@ -1,4 +1,4 @@
-"""How samples are spread over clients: ``iid``, ``dirichlet:0.3``, ``classes:2``, ``skew:100``, ``speaker``."""
+"""How samples are spread over clients: labels, as in ``dirichlet:0.3``, and amounts, as in ``skew:100``."""
 
 from __future__ import annotations
 
