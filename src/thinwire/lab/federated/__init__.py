@@ -1,1 +1,1 @@
-"""Federated runs: a virtual clock, real processes, and what they leave."""
+"""Runs of federated learning: data, splits, models and devices of virtual clients."""
