@@ -56,15 +56,18 @@ class Client:
         with ``held``. ``TrainingError`` naming client and step. What is undelivered stays so.
         """
         values = self._copy.take(version) if start is None else start
-        self.residuals.settle(self.id, version.confirmed)
         self.residuals.prefetch(self.id)
-        change = self._trained(version, values)
+        return self.answer(version, self.change(version, values))
+
+    def answer(self, version: Version, change: Tensor) -> Update:
+        """Return the update for what the local steps of ``version`` changed, [1, N]."""
+        self.residuals.settle(self.id, version.confirmed)
         packet = self.residuals.encode(self.id, version.sequence, change, version.codec)
         samples = self.data.samples
         return Update(self.id, version.sequence, version.number, samples, version.steps, packet)
 
-    def _trained(self, version: Version, start: Tensor) -> Tensor:
-        """Return start less end [1, N]."""
+    def change(self, version: Version, start: Tensor) -> Tensor:
+        """Return start less end [1, N] of the local steps from ``start``; what is undelivered stays so."""
         who = f"client {self.id}, version {version.number}"
         seed = _seed(self._seed, self.id, version.sequence)
         batches = self.data.batches(version.steps, torch.Generator().manual_seed(seed))

@@ -101,6 +101,11 @@ class Server:
             self._assigned = v, {d.id: a for d, a in zip(devices, found, strict=True)}
         return self._assigned[1]
 
+    @property
+    def given(self) -> Tensor:
+        """What clients start from who take the newest version, [1, N]; not to be written to."""
+        return self._outlet.given
+
     # -- versions out --------------------------------------------------------------------------------------
 
     def begin(self, clients: Iterable[int]) -> None:

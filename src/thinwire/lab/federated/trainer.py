@@ -18,9 +18,10 @@ from typing import IO, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from thinwire.engines.federated.training import TrainingError
 from thinwire.lab.federated.options import FederatedConfig
 from thinwire.lab.machine.processor import cores
-from thinwire.types import ThinwireError, TrainingError, require
+from thinwire.types import ThinwireError, require
 
 WORKER = "thinwire.lab.federated.worker"
 TURN = struct.Struct("<QQQQd")  # client, sequence, version, steps, step size
