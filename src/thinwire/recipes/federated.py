@@ -132,7 +132,7 @@ def fedluck(
     rate: Annotated[float, SERVER_RATE] = 0.7,
     feedback: Annotated[int, FEEDBACK] = 0,
 ) -> Made:
-    """Choose as the released code does, without error feedback, at its server rate for Fashion-MNIST [source]."""
+    """Choose as the released code does, without error feedback, at its rate for Fashion-MNIST [source]."""
     return {METHOD: Method(Periodic(period, rate=rate), feedback=bool(feedback))}, FedLuck(period)
 
 
