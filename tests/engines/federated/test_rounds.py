@@ -9,7 +9,6 @@ from random import Random
 
 import pytest
 import torch
-from codec_examples import CODECS
 from federation import RATE, SIZES, Federation, kept, model, refused, same, samples, taken
 from torch import Tensor, nn
 
@@ -18,10 +17,9 @@ from thinwire.channels.memory import NoMemory
 from thinwire.channels.references import References
 from thinwire.codecs import Cast, Codec, Entropy, HardThreshold, Raw, TopK, Uniform
 from thinwire.engines.federated.aggregation import FedAsync, FedBuff, Periodic, Rule, Synchronous
-from thinwire.engines.federated.download import DeltaDownload, FullDownload, SharedOutlet
+from thinwire.engines.federated.download import DeltaDownload, FullDownload
 from thinwire.engines.federated.intake import Receipt
-from thinwire.engines.federated.message import Form, Update, Version
-from thinwire.engines.federated.model_copy import ModelCopy
+from thinwire.engines.federated.message import Update
 from thinwire.engines.federated.residuals import Residuals
 from thinwire.engines.federated.row import Parameters, unpack_row
 from thinwire.types import ThinwireError
@@ -40,7 +38,9 @@ def test_one_step_of_each_client_is_one_step_on_all_their_samples() -> None:
     torch.testing.assert_close(federation.server.weights, Parameters(whole).read(), atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("download", [FullDownload(), FullDownload(Cast("bfloat16")), DeltaDownload(SPARSE)], ids=str)
+@pytest.mark.parametrize(
+    "download", [FullDownload(), FullDownload(Cast("bfloat16")), DeltaDownload(SPARSE)], ids=str
+)
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_every_rule_learns_by_every_download(rule: Rule, download: FullDownload | DeltaDownload) -> None:
     federation = Federation(rule, download=download, codec=SPARSE)
@@ -61,25 +61,6 @@ def test_every_rule_learns_by_every_download(rule: Rule, download: FullDownload 
     assert traffic.raw_up == traffic.raw_down == 15 * 4 * federation.server.weights.numel()
 
 
-@pytest.mark.parametrize("codec", CODECS, ids=str)
-def test_all_copies_of_the_shared_model_are_the_servers(codec: Codec) -> None:
-    draw, random = torch.Generator().manual_seed(3), Random(3)
-    weights = torch.randn(1, 64, generator=draw)
-    outlet = DeltaDownload(codec).open(weights)
-    copies = [ModelCopy(64), ModelCopy(64, weights), ModelCopy(64), ModelCopy(64)]
-    forms = set()
-    for number in range(8):
-        for i, copy in enumerate(copies):
-            if i < 2 or random.random() < 0.4 or number == 7:  # the others miss versions
-                form, packets = outlet.lead(copy.held)
-                version = Version(number, 1, 0, outlet.check, form, packets, 1, 0.1, Raw())
-                assert same(copy.take(Version.unpack(version.pack())), outlet.given)
-                forms.add(form)
-        weights = weights + 0.1 * torch.randn(1, 64, generator=draw)
-        outlet.advance(weights)
-    assert Form.WHOLE in forms
-
-
 class Noted(Residuals):
     """Residuals that note what clients computed."""
 
@@ -93,7 +74,9 @@ class Noted(Residuals):
         """Return what is kept for a client: the residual, and the update under way or lost."""
         held, total = References(references), torch.zeros(1, dtype=torch.float64)
         state = self.state_dict()
-        held.take({n.removeprefix("sender."): x for n, x in state.items() if n.startswith(f"sender.{client}.")})
+        held.take(
+            {n.removeprefix("sender."): x for n, x in state.items() if n.startswith(f"sender.{client}.")}
+        )
         total = total + held.load([client]).double()
         for name, x in state.items():
             if name.startswith(f"sent.{client}."):
@@ -201,20 +184,6 @@ def test_a_server_goes_on_from_its_state_bit_for_bit(rule: Rule) -> None:
         Federation(FedBuff(77)).server.load_state_dict(stops.server.state_dict())
 
 
-def test_a_server_set_back_sends_all_to_a_client_that_is_ahead() -> None:
-    federation = Federation(download=DeltaDownload(SPARSE))
-    federation.round()
-    state = federation.server.state_dict()
-    federation.round()
-    federation.round()
-    ahead = federation.clients[1].held
-    federation.server.load_state_dict(state)
-    federation.server.begin([0, 1])
-    assert federation.server.issue(1, ahead).form is Form.WHOLE
-    held = federation.server.issue(0, None).held
-    assert federation.server.issue(0, held).packets == ()  # it holds the newest
-
-
 def test_residuals_on_disk_are_those_in_memory() -> None:
     store = DiskStore(memory=300)
     found = []
@@ -227,13 +196,17 @@ def test_residuals_on_disk_are_those_in_memory() -> None:
     store.close()
 
 
-@pytest.mark.parametrize(("references", "most"), [(Raw(), 4.0), (Cast("float16"), 2.0), (Uniform(8, group=16), 1.2)])
+@pytest.mark.parametrize(
+    ("references", "most"), [(Raw(), 4.0), (Cast("float16"), 2.0), (Uniform(8, group=16), 1.2)]
+)
 def test_residuals_take_what_their_form_takes(references: Codec, most: float) -> None:
     federation = Federation(codec=SPARSE, residuals=Residuals(references=references))
     federation.round()
     state = federation.residuals.state_dict()
     for i in federation.clients:
-        nbytes = sum(x.nbytes for name, x in state.items() if name.startswith(f"sender.{i}.") and name[-1] != "e")
+        nbytes = sum(
+            x.nbytes for name, x in state.items() if name.startswith(f"sender.{i}.") and name[-1] != "e"
+        )
         assert nbytes <= most * federation.server.weights.numel()
 
 
@@ -246,21 +219,12 @@ def test_nothing_grows_by_round(rule: Rule) -> None:
         tensors = sum(issubclass(type(o), Tensor) for o in gc.get_objects())
         return tensors, len(federation.server.state_dict()), len(federation.residuals.state_dict())
 
-    for _ in range(5):
+    for _ in range(3):
         federation.round()
     before = count()
-    for _ in range(20):
+    for _ in range(8):
         federation.round()
     assert count() == before
-
-
-def test_the_log_of_messages_is_bounded_by_the_whole() -> None:
-    draw = torch.Generator().manual_seed(0)
-    outlet = SharedOutlet(TopK(0.02, Uniform(4)), torch.zeros(1, 2000))
-    for _ in range(200):
-        outlet.advance(torch.randn(1, 2000, generator=draw))
-    assert 10 < outlet.kept < 100
-    assert sum(x.nbytes for name, x in outlet.state_dict().items() if name.startswith("log.")) <= 8000
 
 
 def test_a_round_goes_on_without_those_who_do_not_answer() -> None:

@@ -3,7 +3,7 @@
 magic "TF", format u8 (1), kind u8 (1: update, 2: version), crc32 u32 over all that follows
 update: client u64, sequence u64, version u64, samples u64, steps u32, one packet as channels/wire.py has it
 version: number u64, sequence u64, confirmed u64, check u32, form u8, packets u16, steps u32, rate f64,
-    codec (u16 length, ASCII), each packet: length u32, bytes
+    codec (u16 length, ASCII), each packet: length u32, bytes as channels/wire.py or state/patches/patch.py
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ class Form(enum.IntEnum):
     """How a version is sent."""
 
     FULL = 0  # as it is; the client keeps nothing of it
-    WHOLE = 1  # all of the shared model, from which later versions lead on
-    MISSED = 2  # the messages since the version that the client holds; none where it holds the newest
+    WHOLE = 1  # all of the shared model, as a patch from nothing: later versions lead on from it
+    PATCH = 2  # a patch of the shared model from the version that the client holds
+    MISSED = 3  # the messages since the version that the client holds; none where it holds the newest
 
 
 class Held(NamedTuple):
@@ -123,7 +124,7 @@ class Version:
         number, sequence, confirmed, check, form, packets, steps, rate = cursor.unpack(VERSION)
         most = max(number, sequence, confirmed)
         require(most < MAX_KEY, PayloadError, f"a version with the number {most}, beyond 2**63")
-        fits = form == Form.MISSED or (form in (Form.FULL, Form.WHOLE) and packets == 1)
+        fits = form == Form.MISSED or (form < Form.MISSED and packets == 1)
         require(fits, PayloadError, f"a version of form {form} in {packets} packets")
         require(1 <= steps <= MAX_STEPS, PayloadError, f"a version that asks for {steps} local steps")
         require(0 < rate < math.inf, PayloadError, f"a version that asks for a step size of {rate}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -12,6 +14,9 @@ from thinwire.channels.memory import Delta
 from thinwire.codecs import Raw
 from thinwire.engines.federated.message import Form, Held, Version
 from thinwire.engines.federated.row import most_nbytes, unpack_row
+from thinwire.state.layout import Layout
+from thinwire.state.patches.patch import Patch
+from thinwire.state.replica import Replica
 from thinwire.types import (
     DesyncError,
     Entry,
@@ -23,6 +28,8 @@ from thinwire.types import (
     ThinwireError,
     require,
 )
+
+NAME = "model"  # of the one tensor of a shared model, in patches
 
 
 def sum_of(row: Tensor) -> int:
@@ -37,8 +44,14 @@ def whole(row: Tensor, number: int) -> bytes:
     return wire.pack(Packet(TensorSpec.of(row), repr(Delta()), repr(Raw()), (entry,), (section,)))
 
 
+@lru_cache(maxsize=8)
+def layout_of(values: int) -> Layout:
+    """Return the layout of a shared model of so many values, for patches."""
+    return Layout.of({NAME: torch.zeros(1, values)})
+
+
 class ModelCopy:
-    """Follow the versions that a server sends; clients of one process that never go back may share a copy.
+    """Follow the versions that a server sends to one client.
 
     ``values``: parameters of the model. ``initial`` [1, N]: version 0, where both ends make it of the same
     seed; then it need not be sent if downloads are deltas.
@@ -50,7 +63,7 @@ class ModelCopy:
         self._row: Tensor | None = None
         self.held: Held | None = None  # what the next version may lead on from
         if initial is not None:
-            self._follow(whole(initial, 0), 0)
+            self._set(initial, 0)
             self.held = Held(0, sum_of(initial))
 
     def take(self, version: Version) -> Tensor:
@@ -78,20 +91,36 @@ class ModelCopy:
         if version.form is Form.FULL:
             return unpack_row(version.packets[0], self._values, SHARED)
         if version.form is Form.WHOLE:
-            self.drop()
-            return self._follow(version.packets[0], version.number)
-        base = version.number - len(version.packets)
-        if self.held is None or not base <= self.held.number <= version.number:
-            held = "nothing" if self.held is None else f"version {self.held.number}"
-            raise DesyncError(f"version {version.number} leads on from {base}, and {held} is held")
-        row = self._row
-        for number in range(self.held.number + 1, version.number + 1):
-            row = self._follow(version.packets[number - base - 1], number)
-        require(row is not None, PayloadError, f"version {version.number} holds nothing")
-        return row  # type: ignore[return-value]  # as just required
+            return self._patched(None, version)
+        row, base = self._row, version.number - len(version.packets)
+        held = None if self.held is None else self.held.number
+        if row is None or held is None or (version.form is Form.MISSED and held != base):
+            raise DesyncError(f"version {version.number} leads on from another than is held, {held}")
+        if version.form is Form.PATCH:
+            return self._patched(row, version)
+        for number, data in enumerate(version.packets, base + 1):
+            row = self._follow(data, number)
+        return row
+
+    def _patched(self, row: Tensor | None, version: Version) -> Tensor:
+        """Return what the patch in ``version`` makes of ``row``, or of nothing, and hold that."""
+        layout = layout_of(self._values)
+        patch = Patch.unpack(version.packets[0], most_nbytes(self._values))
+        fits = patch.version == version.number + 1 and (patch.base == 0) is (row is None)
+        require(fits, PayloadError, f"what came for version {version.number} is no patch to it")
+        replica = Replica(layout, 0)
+        if row is not None:
+            replica.start({NAME: row})
+        replica.apply(patch)
+        replica.swap()
+        return self._set(replica.tensors()[NAME].clone(), version.number)
+
+    def _set(self, row: Tensor, number: int) -> Tensor:
+        self._receiver.reset()
+        return self._follow(whole(row, number), number)
 
     def _follow(self, data: bytes | memoryview, number: int) -> Tensor:
-        """Decode a message of the shared model, the one that leads to version ``number``."""
+        """Decode a message of the shared model, the one that leads to version ``number``, and hold that."""
         most = most_nbytes(self._values)
         require(len(data) <= most, PayloadError, f"version {number} takes {len(data)} bytes, over {most}")
         packet = wire.unpack(data, max_nbytes=4 * self._values)
