@@ -67,9 +67,6 @@ def parse_fleet(text: str, name: str) -> Fleet:
     devices: list[VirtualDevice] = []
     for number, entry in enumerate(entries or [], 1):
         devices += _devices(entry, len(devices), f"device {number} of {name}")
-        require(
-            len(devices) <= MOST, InputError, f"{name} has more than {MOST} devices; give a smaller count"
-        )
     return Fleet(name, tuple(devices), server)
 
 
@@ -97,6 +94,10 @@ def _devices(entry: Mapping[str, Any], first: int, where: str) -> list[VirtualDe
     count = entry.get("count", 1)
     whole = isinstance(count, int) and not isinstance(count, bool) and 1 <= count <= MOST
     require(whole, InputError, f"{where} has count = {count!r}; give a whole number from 1 to {MOST}")
+    fits = first + count <= MOST
+    require(
+        fits, InputError, f"{where} makes {first + count} devices of {MOST} at most; give a smaller count"
+    )
     require("step_seconds" in entry, InputError, f"{where} has no step_seconds; give seconds a local step")
     given = [key for key in NUMBERS if key in entry]
     numbers = {key: _spread(entry[key], count, f"{key} in {where}") for key in given}
