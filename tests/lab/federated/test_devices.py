@@ -85,7 +85,7 @@ def test_a_thousand_phones_are_drawn_once() -> None:
 
 def test_equal_devices_are_as_many_as_asked_for() -> None:
     assert len(set(load_fleet("equal", 7).devices)) == 1 and len(load_fleet("equal", 7)) == 7
-    with pytest.raises(InputError, match="0 clients; give 1 or more"):
+    with pytest.raises(InputError, match="0 clients; give 1 to 100000"):
         load_fleet("equal", 0)
 
 
@@ -159,6 +159,7 @@ STEP = "[[device]]\nstep_seconds = 0.1\n"
         (STEP + "straggles = 3", "'straggles'; did you mean straggle"),
         ("[[device]]\nstep_seconds = 0", "device 1 of toy: step_seconds = 0.0 is not above zero"),
         ("[[device]]\nstep_seconds = true", "step_seconds in device 1 of toy is True; give a number"),
+        (f"[[device]]\nstep_seconds = 1{'0' * 400}", "step_seconds in device 1 of toy is 10"),
         ("[[device]]\nstep_seconds = nan", "step_seconds in device 1 of toy is nan; give a number"),
         ("[[device]]\nstep_seconds = [1, 2]", "has two values for one device; give a count"),
         ("[[device]]\nstep_seconds = [1, 2, 3]\ncount = 3", "give a number, or two"),

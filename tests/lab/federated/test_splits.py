@@ -37,6 +37,7 @@ def test_the_seed_alone_decides(text: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
     assert str(Split.parse(text)) == text and Split.parse(f" {text} ") == Split.parse(text)
+    assert Split.parse(str(Split("dirichlet", 0.1234567))) == Split("dirichlet", 0.1234567)
 
 
 @settings(max_examples=60, deadline=None)

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.lab.federated.fleet import PERIOD, Availability, Fleet, VirtualDevice
-from thinwire.lab.federated.fleets import EQUAL, FLEETS, PHONES, SIZES, equal, phones
+from thinwire.lab.federated.fleets import EQUAL, FLEETS, MOST, PHONES, SIZES, equal, phones
 from thinwire.lab.options import nearest
 from thinwire.links.profile import Profile
 from thinwire.types import InputError, require
 
 NUMBERS = ("step_seconds", "straggle", "slower", "drop_out")
 KEYS = ("count", *NUMBERS, "link", "available", "period")
-MOST = 100_000  # devices
+MAX_NUMBER = 1e30  # beyond it lies no time or share, and whole numbers that are no floats
 GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples fill a circle evenly, however many they are
 EXAMPLE = 'write [[device]], then lines such as count = 10, step_seconds = 0.1 and link = "60kbit,80ms"'
 
@@ -127,7 +127,7 @@ def _share(i: int, count: int) -> float:
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -MAX_NUMBER < value < MAX_NUMBER
 
 
 def _links(value: Any, count: int, what: str) -> list[Profile]:
