@@ -20,8 +20,9 @@ IMAGES_FILE, LABELS_FILE = "t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.
 
 @pytest.fixture
 def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Let there be no images: THINWIRE_DATA is not set, and Debian's place is ``tmp_path``/packaged."""
+    """Let there be no images: THINWIRE_DATA is not set, Debian's place and the cache are in ``tmp_path``."""
     monkeypatch.delenv("THINWIRE_DATA", raising=False)
+    monkeypatch.setenv("THINWIRE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(images, "PACKAGED", tmp_path / "packaged" / "fashion-mnist")
     return tmp_path
 
@@ -40,11 +41,16 @@ def test_blocks_are_pixels_and_a_class(nowhere: Path, monkeypatch: pytest.Monkey
     assert IMAGES.inputs(blank).shape == (3, 1, 28, 28) and IMAGES.targets(blank).tolist() == [0, 0, 0]
 
 
-def test_own_images_go_before_those_of_the_package(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_images_go_before_those_of_the_package_and_these_before_the_fetched_ones(
+    nowhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(
-        InputError, match=r"not on this machine; install .*dataset-fashion-mnist, or .*THINWIRE"
+        InputError,
+        match=r"not on this machine; run .*fetch fashion-mnist.*dataset-fashion-mnist, or .*THINWIRE",
     ):
         load_fashion()
+    write_clothes(nowhere / "cache", train=40, t10k=10)
+    assert len(load_fashion()[0]) == 40
     write_clothes(nowhere / "packaged", train=10, t10k=10)
     assert len(load_fashion()[0]) == 10
     monkeypatch.setenv("THINWIRE_DATA", str(nowhere / "own"))

@@ -23,9 +23,9 @@ REMEDY = "write it with numpy.savez(FILE, x_train=..., y_train=..., x_test=..., 
 def read_arrays(file: Path) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return inputs and labels to train on, then those held out, of a file that ``numpy.savez`` wrote.
 
-    inputs: [N, ...] float32; images without channels, [N, H, W], get one. Bytes are taken for shades from 0
-    to 255 and become 0 to 1; other numbers stay as they are. labels: [N] int64, from 0 up. ``InputError``
-    for what cannot be read, has no samples or not a number, or does not fit together.
+    inputs: [N, ...] float32, images as [N, channels, height, width]; without channels, they get one. Bytes
+    are taken for shades from 0 to 255 and become 0 to 1; other numbers stay as they are. labels: [N] int64,
+    from 0 up. ``InputError`` for what cannot be read, has no samples or not a number, or does not fit.
     """
     try:
         with zipfile.ZipFile(file) as archive:

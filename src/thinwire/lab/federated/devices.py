@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.lab.federated.fleet import PERIOD, Availability, Fleet, VirtualDevice
-from thinwire.lab.federated.fleets import EQUAL, FLEETS, PHONES, SIZES, equal, phones
+from thinwire.lab.federated.fleets import EQUAL, FLEETS, MOST, PHONES, SIZES, equal, phones
 from thinwire.lab.options import nearest
 from thinwire.links.profile import Profile
 from thinwire.types import InputError, require
 
 NUMBERS = ("step_seconds", "straggle", "slower", "drop_out")
 KEYS = ("count", *NUMBERS, "link", "available", "period")
-MOST = 100_000  # devices
+MAX_NUMBER = 1e30  # beyond it lies no time or share, and whole numbers that are no floats
 GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples fill a circle evenly, however many they are
 EXAMPLE = 'write [[device]], then lines such as count = 10, step_seconds = 0.1 and link = "60kbit,80ms"'
 
@@ -67,9 +67,6 @@ def parse_fleet(text: str, name: str) -> Fleet:
     devices: list[VirtualDevice] = []
     for number, entry in enumerate(entries or [], 1):
         devices += _devices(entry, len(devices), f"device {number} of {name}")
-        require(
-            len(devices) <= MOST, InputError, f"{name} has more than {MOST} devices; give a smaller count"
-        )
     return Fleet(name, tuple(devices), server)
 
 
@@ -97,6 +94,10 @@ def _devices(entry: Mapping[str, Any], first: int, where: str) -> list[VirtualDe
     count = entry.get("count", 1)
     whole = isinstance(count, int) and not isinstance(count, bool) and 1 <= count <= MOST
     require(whole, InputError, f"{where} has count = {count!r}; give a whole number from 1 to {MOST}")
+    fits = first + count <= MOST
+    require(
+        fits, InputError, f"{where} makes {first + count} devices of {MOST} at most; give a smaller count"
+    )
     require("step_seconds" in entry, InputError, f"{where} has no step_seconds; give seconds a local step")
     given = [key for key in NUMBERS if key in entry]
     numbers = {key: _spread(entry[key], count, f"{key} in {where}") for key in given}
@@ -126,7 +127,7 @@ def _share(i: int, count: int) -> float:
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -MAX_NUMBER < value < MAX_NUMBER
 
 
 def _links(value: Any, count: int, what: str) -> list[Profile]:

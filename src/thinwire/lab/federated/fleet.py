@@ -49,7 +49,8 @@ class Availability:
         begin, end = phase % 1 * period, (phase % 1 + share) * period
         if end <= period:
             return cls(((begin, end),), period)
-        return cls(((0.0, end - period), (begin, period)), period)
+        rest = min(end - period, begin)  # rounding could make the two overlap
+        return cls(((0.0, rest), (begin, period)), period)
 
     def since(self, time: float) -> float:
         """Return the first moment from ``time`` [s] on at which it takes part, which may be ``time``."""

@@ -10,6 +10,7 @@ from thinwire.types import InputError, require
 
 EQUAL, PHONES = "equal", "phones-1000"
 SIZES = {EQUAL: 10, PHONES: 1000}  # devices, where nobody says how many
+MOST = 100_000  # devices
 PHONES_SEED = 1000
 MBIT = 125e3  # bytes/s
 
@@ -36,7 +37,7 @@ def equal(clients: int) -> Fleet:
     >>> len(equal(3))
     3
     """
-    require(clients >= 1, InputError, f"{clients} clients; give 1 or more")
+    require(1 <= clients <= MOST, InputError, f"{clients} clients; give 1 to {MOST}")
     device = VirtualDevice(0.1, Profile(up=MBIT, down=4 * MBIT, delay=0.08))
     return Fleet(EQUAL, (device,) * clients)
 

@@ -128,7 +128,7 @@ def _check(name: str, model: nn.Module, shape: tuple[int, ...], classes: int) ->
     try:
         logits = model.float()(torch.zeros(2, *shape))
     except Exception as e:
-        raise InputError(f"--model {name} takes no samples [2, {list(shape)}] ({_why(e)}); {OWN}") from e
+        raise InputError(f"--model {name} takes no samples of shape {list(shape)} ({_why(e)}); {OWN}") from e
     found = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
     require(found == [2, classes], InputError, f"--model {name} returns {found}, not [2, {classes}]; {OWN}")
 

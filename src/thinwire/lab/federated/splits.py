@@ -25,11 +25,12 @@ _NUMBER = re.compile(r"[+-]?(\d{1,12}(\.\d{0,12})?|\.\d{1,12})(e[+-]?\d{1,3})?",
 class Split:
     """Which labels and how many samples a client gets.
 
-    ``labels``: ``iid``; ``dirichlet``, where ``amount`` is alpha and a class is dealt by shares drawn from a
-    Dirichlet distribution (Hsu et al. 2019; [source] FedLuck's released code does the same); ``classes``,
-    ``amount`` of them a client (McMahan et al. 2017, without their repeats); ``speaker``, one a client.
-    ``skew``: numbers of samples are an arithmetic series whose largest is so many times its smallest (SR of
-    DAGC's experiments, [quoted]), the first client having most; None leaves them as labels have it.
+    ``labels``: ``iid``; ``dirichlet``, where ``amount`` is alpha and each class is dealt to all clients by
+    shares drawn from a Dirichlet distribution ([source] as in FedLuck's released code); ``classes``,
+    ``amount`` of them a client ([quoted] #C of gamma-FedHT's experiments); ``speaker``, one a client.
+    ``skew``: numbers of samples are an arithmetic series whose largest is so many times its smallest
+    ([quoted] SR of DAGC's experiments), the first client having most; None leaves them as labels have it.
+    With it, ``dirichlet`` draws each client's shares of the classes instead.
 
     >>> Split.parse("dirichlet:0.5+skew:100")
     Split(labels='dirichlet', amount=0.5, skew=100.0)
@@ -74,8 +75,8 @@ class Split:
         return cls(name, value, skew)
 
     def __str__(self) -> str:
-        labels = f"{self.labels}:{self.amount:g}" if self.labels in (DIRICHLET, CLASSES) else self.labels
-        skew = f"{SKEW}:{self.skew:g}" if self.skew is not None else ""
+        labels = f"{self.labels}:{self.amount:.12g}" if self.labels in (DIRICHLET, CLASSES) else self.labels
+        skew = f"{SKEW}:{self.skew:.12g}" if self.skew is not None else ""
         return "+".join(part for part in (labels if labels != IID or not skew else "", skew) if part)
 
     def deal(self, data: Dataset, clients: int, seed: int = 0) -> tuple[Tensor, ...]:
