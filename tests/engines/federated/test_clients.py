@@ -56,7 +56,7 @@ def test_a_version_is_answered_once() -> None:
     client.train(newer)
     before = federation.residuals.state_dict()
     for version in (old, newer):
-        with pytest.raises(DesyncError, match="was made already, and 2 is the last; ask for another"):
+        with pytest.raises(DesyncError, match="was made already, and 2 is the last; ask for another version"):
             client.train(version)
     after = federation.residuals.state_dict()
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in after)

@@ -67,20 +67,26 @@ class Client:
         before: ask for another, with ``held`` and ``sequence``. ``TrainingError`` naming client and step.
         After an error, what is undelivered stays so.
         """
-        wrong = (
-            f"update {version.sequence} was made already, and {self.sequence} is the last; ask for another"
-        )
-        require(version.sequence > self.sequence, DesyncError, wrong)
+        self._check_new(version)
         values = self._copy.take(version) if start is None else start
-        self.residuals.settle(self.id, version.confirmed)
         self.residuals.prefetch(self.id)
-        change = self._trained(version, values)
+        return self.answer(version, self.change(version, values))
+
+    def answer(self, version: Version, change: Tensor) -> Update:
+        """Return the update for what the local steps of ``version`` changed, [1, N]."""
+        self._check_new(version)
+        self.residuals.settle(self.id, version.confirmed)
         packet = self.residuals.encode(self.id, version.sequence, change, version.codec)
         self.sequence, samples = version.sequence, self.data.samples
         return Update(self.id, version.sequence, version.number, samples, version.steps, packet)
 
-    def _trained(self, version: Version, start: Tensor) -> Tensor:
-        """Return start less end [1, N]."""
+    def _check_new(self, version: Version) -> None:
+        made, last = version.sequence, self.sequence  # settled by a newer version; it would be sent twice
+        wrong = f"update {made} was made already, and {last} is the last; ask for another version"
+        require(made > last, DesyncError, wrong)
+
+    def change(self, version: Version, start: Tensor) -> Tensor:
+        """Return start less end [1, N] of the local steps from ``start``; what is undelivered stays so."""
         who = f"client {self.id}, version {version.number}"
         seed = _seed(self._seed, self.id, version.sequence)
         batches = self.data.batches(version.steps, torch.Generator().manual_seed(seed))

@@ -98,16 +98,6 @@ class Server:
         """How many updates wait to be made a version of."""
         return sum(map(len, self._waiting.values()))
 
-    @property
-    def given(self) -> Tensor:
-        """What clients of the newest version start from [1, N], not to be written to."""
-        return self._outlet.given
-
-    @property
-    def newest(self) -> Held:
-        """What clients hold that took the newest version, if downloads are deltas."""
-        return Held(self.version, self._outlet.check)
-
     def traffic(self, client: int) -> Traffic:
         """Return what crossed between the server and a client."""
         return self._member(client).traffic
@@ -123,6 +113,16 @@ class Server:
             require(len(found) == len(devices), InputError, wrong)
             self._assigned = v, {d.id: a for d, a in zip(devices, found, strict=True)}
         return self._assigned[1]
+
+    @property
+    def given(self) -> Tensor:
+        """What clients start from who take the newest version, [1, N]; not to be written to."""
+        return self._outlet.given
+
+    @property
+    def newest(self) -> Held:
+        """What clients hold that took the newest version, if downloads are deltas."""
+        return Held(self.version, self._outlet.check)
 
     # -- versions out --------------------------------------------------------------------------------------
 
