@@ -263,8 +263,11 @@ def bombs() -> list[tuple[str, bytes, int]]:
     claim = bytes([0x80]) + b"\x28\xb5\x2f\xfd\xe0" + struct.pack("<Q", (1 << 62)) + bytes(32)
     deep = "Entropy(" * 7 + "Raw()" + ")" * 7
     big, flat, small = (1, 1 << 16, 1 << 14), (1, 1 << 24), 1 << 24
+    first = [(4, bytes(4) + b"\1"), (0, bytes(4))]  # an index of 0, and its value
     direct: list[tuple[str, list[tuple[int, bytes]], tuple[int, ...], int]] = [
-        ("TopK(ratio=1e-9)", [(7, bytes(4)), (0, bytes(4))], big, small),
+        ("TopK(ratio=1e-9)", first, big, small),
+        ("HardThreshold(threshold=1)", [(4, b"\1\0\0\0" + first[0][1]), first[1]], big, small),
+        ("HardThreshold(threshold=1)", [(4, b"\0\0\0\x10" + bytes(8)), (0, b"")], big, small),
         ("ChunkTopK(ratio=1e-9)", [(4, bytes(8)), (0, bytes(4))], big, small),
         ("InTurn(every=1000000000)", [(0, bytes(8))], big, small),
         ("Entropy(Raw())", [(4, frame)], (1, 1000), small),

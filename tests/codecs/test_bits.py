@@ -52,6 +52,24 @@ def test_aligned_codes_stay_inside_their_byte(width: int, n: int) -> None:
     assert torch.equal(bits.unpack_aligned(packed, width, n), codes)
 
 
+@each("dtype, widths", [(torch.int32, range(32)), (torch.int64, range(0, 41, 3))])
+@each("n", [0, 1, 9, 1000])
+def test_wide_codes_are_whole_bytes_and_what_is_left(n: int, dtype: torch.dtype, widths: range) -> None:
+    g = torch.Generator().manual_seed(n)
+    codes = torch.randint(0, torch.iinfo(dtype).max, (n,), generator=g, dtype=dtype)
+    for width in widths:
+        want = codes & (1 << width) - 1
+        before = codes.clone()
+        packed = bits.pack_wide(codes, width)
+        assert torch.equal(codes, before)
+        planes = [byte for i in range(width // 8) for byte in (want >> 8 * i & 255).tolist()]
+        rest = slow_pack((want >> width // 8 * 8).tolist(), width % 8) if width % 8 else []
+        assert packed.tolist() == planes + rest and packed.numel() == bits.wide_nbytes(n, width)
+        assert torch.equal(bits.unpack_wide(packed, width, n, dtype), want)
+        with pytest.raises(PayloadError):
+            bits.unpack_wide(torch.cat([packed, packed.new_zeros(1)]), width, n, dtype)
+
+
 @each("width", range(1, 9))
 def test_wrong_lengths_and_types_are_payload_errors(width: int) -> None:
     packed = bits.pack(codes_of(100, width), width)

@@ -23,7 +23,7 @@ def recipes(json: Json = False) -> None:
 
     Those of the pipeline go after --recipe, those of replicas after --replica-recipe; what those of the state
     do, publish does by --dtype and --bound. Those of diffusion are for generate, and for
-    thinwire.parallel in a script.
+    thinwire.parallel in a script; those of federated are for federate.
 
     [bold]Examples[/bold]
 
@@ -32,11 +32,12 @@ def recipes(json: Json = False) -> None:
     thinwire compare fp32 aqsgd:fw=4,bw=8 thinwire
     """
     from thinwire.recipes.diffusion import DIFFUSION
+    from thinwire.recipes.federated import FEDERATED
     from thinwire.recipes.pipeline import PIPELINE
     from thinwire.recipes.replicas import REPLICAS
     from thinwire.recipes.state import STATE
 
-    engines = PIPELINE, REPLICAS, STATE, DIFFUSION
+    engines = PIPELINE, REPLICAS, STATE, DIFFUSION, FEDERATED
     rows = [_plain(r.engine, info) for r in engines for info in r.entries.values()]
     if json:
         print_json(rows)

@@ -1,7 +1,6 @@
 """The largest values of each run of a tensor, by their positions in the run.
 
-A position takes as few bits as the run's length does: first go the low eight bits of all, then the others of
-all, both packed.
+A position takes as few bits as the run's length does.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from torch import Tensor
 from thinwire.codecs.base import Codec, Layout
 from thinwire.codecs.inner import fixed_layout, head, tuned
 from thinwire.codecs.kept import check_kept, flattened, increasing, kept_count, kept_values, scattered, vector
-from thinwire.codecs.kernels.bits import pack, packed_nbytes, unpack
+from thinwire.codecs.kernels.bits import pack_wide, unpack_wide, wide_nbytes
 from thinwire.codecs.raw import Raw
 from thinwire.spec import Spec
 from thinwire.types import InputError, Payload, TensorSpec, require
@@ -28,7 +27,7 @@ class ChunkTopK(Spec):
     """Keep the largest magnitudes of each run of ``chunk`` values: ``ratio`` of them, at least one.
 
     ``values`` codes them; the last run may be shorter. To choose takes a fraction of the time that ``TopK``
-    takes, and a position 12 bits in runs of 4096 values, not 32. Use it with error feedback. Source:
+    takes; a position takes 12 bits in runs of 4096 values. Use it with error feedback. Source:
     SparseLoCo (arXiv 2508.15706), which chooses by runs [second-hand].
 
     >>> import torch
@@ -61,24 +60,24 @@ class ChunkTopK(Spec):
         first = _largest(flat[:whole].view(-1, chunk), k)
         at = torch.cat([first.sort(1).values.flatten(), last.sort().values])
         kept = self.values.encode(flat[at + _starts(at, chunk, k)])
-        return Payload(TensorSpec.of(x), (_pack_positions(at, _width(chunk)), *kept.parts))
+        return Payload(TensorSpec.of(x), (pack_wide(at, _width(chunk)), *kept.parts))
 
     def decode(self, payload: Payload) -> Tensor:
         n = payload.spec.numel
         chunk, k, count = self._runs(n)
         width = _width(chunk)
-        at = _positions(head(payload, torch.uint8, _positions_nbytes(count, width)), width, count)
+        at = unpack_wide(head(payload, torch.uint8, wide_nbytes(count, width)), width, count)
         index = increasing(at + _starts(at, chunk, k), n)
         return scattered(payload.spec, index, kept_values(payload, count, self.values))
 
     def layout(self, spec: TensorSpec) -> Layout:
         chunk, _, count = self._runs(spec.numel)
-        positions = (torch.uint8, _positions_nbytes(count, _width(chunk)))
+        positions = (torch.uint8, wide_nbytes(count, _width(chunk)))
         return positions, *fixed_layout(self.values, vector(count, spec))
 
     def nbytes(self, spec: TensorSpec) -> int:
         chunk, _, count = self._runs(spec.numel)
-        return _positions_nbytes(count, _width(chunk)) + self.values.nbytes(vector(count, spec))
+        return wide_nbytes(count, _width(chunk)) + self.values.nbytes(vector(count, spec))
 
     def _runs(self, n: int) -> tuple[int, int, int]:
         """Return the length of a run, how many values of each are kept, and of all ``n``."""
@@ -112,21 +111,3 @@ def _starts(at: Tensor, chunk: int, k: int) -> Tensor:
 def _width(chunk: int) -> int:
     """Return the bits of a position in a run."""
     return max(1, (chunk - 1).bit_length())
-
-
-def _positions_nbytes(count: int, width: int) -> int:
-    low = min(8, width)
-    return packed_nbytes(count, low) + (packed_nbytes(count, width - low) if width > low else 0)
-
-
-def _pack_positions(at: Tensor, width: int) -> Tensor:
-    low = min(8, width)
-    packed = pack((at & 255).to(torch.uint8), low)
-    return torch.cat([packed, pack((at >> 8).to(torch.uint8), width - low)]) if width > low else packed
-
-
-def _positions(part: Tensor, width: int, count: int) -> Tensor:
-    low = min(8, width)
-    edge = packed_nbytes(count, low)
-    at = unpack(part[:edge], low, count).to(torch.int64)
-    return at + (unpack(part[edge:], width - low, count).to(torch.int64) << 8) if width > low else at

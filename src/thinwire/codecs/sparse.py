@@ -1,7 +1,7 @@
 """Sparse codecs: some values travel, the others decode to zero.
 
-Where the receiver cannot know which, their indices go first: as increasing int32, or as a mask of one bit a
-value where that is smaller, which is where more than one value in 32 is kept.
+Where the receiver cannot know which, their indices go first, coded as in ``indices``; before them, in the
+same part, how many there are (int32), where it cannot know that either.
 """
 
 from __future__ import annotations
@@ -11,19 +11,18 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from thinwire.codecs.base import Codec, Layout, layout_nbytes
+from thinwire.codecs.base import Codec, Layout
+from thinwire.codecs.indices import indices_nbytes, pack_indices, unpack_indices
 from thinwire.codecs.inner import decode_as, fixed_layout, head, require_codec, tuned
 from thinwire.codecs.kept import (
     check_kept,
     check_size,
     flattened,
-    increasing,
     kept_count,
     kept_values,
     scattered,
     vector,
 )
-from thinwire.codecs.kernels.bits import pack, packed_nbytes, unpack
 from thinwire.codecs.kernels.noise import fingerprint, uniforms
 from thinwire.codecs.raw import Raw
 from thinwire.spec import Spec
@@ -58,24 +57,19 @@ class TopK(Spec):
         flat = flattened(x)
         k = kept_count(self.ratio, flat.numel())
         index = flat.abs().topk(k, sorted=False).indices.sort().values
-        return _payload(x, index, self.values)
+        return Payload(TensorSpec.of(x), _chosen(flat, index, self.values))
 
     def decode(self, payload: Payload) -> Tensor:
-        n = payload.spec.numel
-        k = kept_count(self.ratio, n)
-        dtype, length = _index_layout(k, n)
-        index = _indices(head(payload, dtype, length), n)
-        if index.numel() != k:
-            raise PayloadError(f"a mask marks {index.numel()} values, expected {k}")
-        return scattered(payload.spec, index, kept_values(payload, k, self.values))
+        return _spread(payload, kept_count(self.ratio, payload.spec.numel), self.values)
 
     def layout(self, spec: TensorSpec) -> Layout:
         k = kept_count(self.ratio, spec.numel)
-        return _index_layout(k, spec.numel), *fixed_layout(self.values, vector(k, spec))
+        indices = (torch.uint8, indices_nbytes(k, spec.numel))
+        return indices, *fixed_layout(self.values, vector(k, spec))
 
     def nbytes(self, spec: TensorSpec) -> int:
         k = kept_count(self.ratio, spec.numel)
-        return layout_nbytes((_index_layout(k, spec.numel),)) + self.values.nbytes(vector(k, spec))
+        return indices_nbytes(k, spec.numel) + self.values.nbytes(vector(k, spec))
 
 
 @dataclass(frozen=True, repr=False)
@@ -215,37 +209,32 @@ class HardThreshold(Spec):
         return replace(self, values=tuned(self.values, x))
 
     def encode(self, x: Tensor) -> Payload:
-        dropped = flattened(x).abs() < self.threshold  # false for NaN
-        return _payload(x, dropped.logical_not_().nonzero().flatten(), self.values)
+        flat = flattened(x)
+        index = (flat.abs() < self.threshold).logical_not_().nonzero().flatten()  # which keeps a NaN
+        count = torch.full((1,), index.numel(), dtype=torch.int32, device=x.device)
+        indices, *kept = _chosen(flat, index, self.values)
+        return Payload(TensorSpec.of(x), (torch.cat([count.view(torch.uint8), indices]), *kept))
 
     def decode(self, payload: Payload) -> Tensor:
-        if not payload.parts:
-            raise PayloadError("a sparse payload without indices")
-        index = _indices(payload.parts[0], payload.spec.numel)
-        return scattered(payload.spec, index, kept_values(payload, index.numel(), self.values))
+        parts, n = payload.parts, payload.spec.numel
+        if not parts or parts[0].dtype != torch.uint8 or parts[0].dim() != 1 or parts[0].numel() < 4:
+            raise PayloadError("a sparse payload does not begin with a count and indices")
+        k = int(parts[0][:4].clone().view(torch.int32))  # a clone begins at an aligned address
+        require(0 <= k <= n, PayloadError, f"a sparse payload of {k} out of {n} values")
+        return _spread(Payload(payload.spec, (parts[0][4:], *parts[1:])), k, self.values)
 
     def nbytes(self, spec: TensorSpec) -> int:
-        return packed_nbytes(spec.numel, 1) + self.values.nbytes(vector(spec.numel, spec))
+        mask = indices_nbytes(spec.numel, spec.numel)  # the most that any number of indices takes
+        return 4 + mask + self.values.nbytes(vector(spec.numel, spec))
 
 
-def _index_layout(k: int, n: int) -> tuple[torch.dtype, int]:
-    mask = packed_nbytes(n, 1)
-    return (torch.uint8, mask) if mask < 4 * k else (torch.int32, k)
+def _chosen(flat: Tensor, index: Tensor, values: Codec) -> tuple[Tensor, ...]:
+    """Return the parts that stand for the values at ``index``: the indices, and what ``values`` makes."""
+    return pack_indices(index, flat.numel()), *values.encode(flat[index]).parts
 
 
-def _payload(x: Tensor, index: Tensor, values: Codec) -> Payload:
-    kept = values.encode(flattened(x)[index]).parts
-    dtype, _ = _index_layout(index.numel(), x.numel())
-    if dtype == torch.int32:
-        return Payload(TensorSpec.of(x), (index.to(torch.int32), *kept))
-    mask = torch.zeros(x.numel(), dtype=torch.uint8, device=x.device).index_fill_(0, index, 1)
-    return Payload(TensorSpec.of(x), (pack(mask, 1), *kept))
-
-
-def _indices(part: Tensor, n: int) -> Tensor:
-    """Return the indices of a list or mask, int64, increasing and below ``n``; else ``PayloadError``."""
-    if part.dtype == torch.uint8:
-        return unpack(part, 1, n).nonzero().flatten()
-    if part.dtype != torch.int32 or part.dim() != 1:
-        raise PayloadError(f"indices of {part.dtype} and shape {tuple(part.shape)}, expected int32 or a mask")
-    return increasing(part.to(torch.int64), n)
+def _spread(payload: Payload, k: int, values: Codec) -> Tensor:
+    """Return the tensor of ``k`` values that the parts of ``payload`` stand for, with zeros elsewhere."""
+    n = payload.spec.numel
+    index = unpack_indices(head(payload, torch.uint8, indices_nbytes(k, n)), k, n)
+    return scattered(payload.spec, index, kept_values(payload, k, values))

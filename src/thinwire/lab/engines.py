@@ -33,6 +33,7 @@ ENGINES = {
         ("thinwire.lab.train.record.schema", "ReplicasRecord"), "thinwire.lab.train.record.replica_cards"
     ),
     "pictures": Engine(("thinwire.lab.pictures.record", "PicturesRecord"), "thinwire.lab.pictures.cards"),
+    "federated": Engine(("thinwire.lab.federated.record", "FederatedRecord"), "thinwire.lab.federated.cards"),
     "state": Engine(("thinwire.lab.following.record", "StateRecord"), "thinwire.lab.following.cards"),
 }
 

@@ -11,6 +11,7 @@ from thinwire.cli.compare import compare
 from thinwire.cli.demo import demo
 from thinwire.cli.doctor import doctor
 from thinwire.cli.emulate import emulate
+from thinwire.cli.federate import federate
 from thinwire.cli.follow import follow
 from thinwire.cli.generate import generate
 from thinwire.cli.inspect import inspect
@@ -46,6 +47,7 @@ TRAINING, PICTURES, STATES, NETWORKS, LOOKING = (
 )
 app.command(cls=CheckedCommand, rich_help_panel=TRAINING)(train)
 app.command(cls=CheckedCommand, rich_help_panel=TRAINING)(compare)
+app.command(cls=CheckedCommand, rich_help_panel=TRAINING)(federate)
 app.add_typer(demo, name="demo", rich_help_panel=TRAINING)
 app.command(cls=CheckedCommand, rich_help_panel=PICTURES)(generate)
 app.command(cls=CheckedCommand, rich_help_panel=STATES)(publish)

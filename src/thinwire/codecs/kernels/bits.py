@@ -8,6 +8,8 @@ runs, and packing is a few vectorised byte operations on whole planes, on any de
 
 The aligned form has ``8 // bits`` codes a byte and no code across a byte's edge: bytes are then symbols that
 an entropy coder can model.
+
+Codes wider than a byte go as planes of whole bytes, the lowest first; then the bits that are left, packed.
 """
 
 from __future__ import annotations
@@ -71,6 +73,46 @@ def unpack_aligned(packed: Tensor, bits: int, n: int) -> Tensor:
     """Return the ``n`` codes that ``pack_aligned`` packed: uint8 [n]."""
     _planes(bits)
     return _unpack(packed, bits, n, 8 // bits, 1)
+
+
+def wide_nbytes(n: int, bits: int) -> int:
+    """Return the bytes that ``n`` codes of any width take.
+
+    >>> wide_nbytes(10, 12)
+    15
+    """
+    whole, rest = divmod(bits, 8)
+    return n * whole + (packed_nbytes(n, rest) if rest else 0)
+
+
+def pack_wide(codes: Tensor, bits: int) -> Tensor:
+    """Pack the low ``bits`` of ``codes`` (int32 or int64, [n]) into uint8 [wide_nbytes(n, bits)].
+
+    >>> pack_wide(torch.tensor([0x123, 0x456]), 12).tolist()
+    [35, 86, 65]
+    """
+    n, (whole, rest) = codes.numel(), divmod(bits, 8)
+    out = torch.empty(wide_nbytes(n, bits), dtype=torch.uint8, device=codes.device)
+    for i in range(whole):
+        out[i * n : (i + 1) * n] = codes  # without what is above the low byte
+        codes = codes >> 8
+    if rest:
+        out[whole * n :] = pack(codes.to(torch.uint8).bitwise_and_(_byte((1 << rest) - 1)), rest)
+    return out
+
+
+def unpack_wide(packed: Tensor, bits: int, n: int, dtype: torch.dtype = torch.int64) -> Tensor:
+    """Return the ``n`` codes that ``pack_wide`` packed. ``PayloadError`` where the length does not fit."""
+    if packed.dtype != torch.uint8 or packed.numel() != wide_nbytes(n, bits):
+        raise PayloadError(f"{packed.numel()} bytes of {packed.dtype} do not hold {n} codes of {bits} bits")
+    whole, rest = divmod(bits, 8)
+    planes = [packed[i * n : (i + 1) * n] for i in range(whole)]
+    if rest:
+        planes.append(unpack(packed[whole * n :], rest, n))
+    codes = planes.pop().to(dtype) if planes else torch.zeros(n, dtype=dtype, device=packed.device)
+    for plane in reversed(planes):
+        codes.bitwise_left_shift_(8).bitwise_or_(plane)
+    return codes
 
 
 def _planes(bits: int) -> int:

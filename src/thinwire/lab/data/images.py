@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from thinwire.lab.data.task import Task
+from thinwire.lab.machine.cache import cache_folder
 from thinwire.types import InputError, require
 
 FASHION = "fashion-mnist"
@@ -20,15 +21,15 @@ PIXELS = SIDE * SIDE
 MEAN, DEVIATION = 0.286, 0.353  # of the pixels to train on, where white is 1
 MAGIC = {1: 0x801, 3: 0x803}  # how a file of bytes begins, by its dimensions
 REMEDY = (
-    "install Debian's package dataset-fashion-mnist, or put its four .gz files into fashion-mnist/ of the "
-    "folder that THINWIRE_DATA names"
+    f"run `python -m thinwire.lab.models.fetch {FASHION}`, install Debian's package dataset-{FASHION}, or "
+    f"put its four .gz files into {FASHION}/ of the folder that THINWIRE_DATA names"
 )
 
 
 def load_fashion() -> tuple[Tensor, Tensor]:
     """Return the images to train on and those held out, uint8 [N, 785]: the pixels by rows, then the class.
 
-    ``InputError`` where they are neither in THINWIRE_DATA nor where Debian's package puts them, or damaged.
+    ``InputError`` where they are damaged, or not in THINWIRE_DATA, in Debian's place or in the cache folder.
     """
     folder = _folder()
     return _part(folder, "train"), _part(folder, "t10k")
@@ -37,7 +38,7 @@ def load_fashion() -> tuple[Tensor, Tensor]:
 def _folder() -> Path:
     root = os.environ.get("THINWIRE_DATA")
     places = [Path(root) / FASHION] if root else []
-    for place in (*places, PACKAGED):
+    for place in (*places, PACKAGED, cache_folder() / FASHION):
         if place.is_dir():
             return place
     raise InputError(f"{FASHION} is not on this machine; {REMEDY}")

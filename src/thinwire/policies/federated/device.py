@@ -47,7 +47,8 @@ class Situation:
     """What all devices share at the moment of a choice.
 
     ``rate`` is the step size of local steps now; ``first_rate`` and ``last_rate`` are those of the first and
-    the last version, which some methods need to be known ahead.
+    the last version, which some methods need to be known ahead. ``last_rate`` is 0 where no end is planned.
+    ``norms`` are those of the updates that made the last versions, this one's last.
     """
 
     values: int  # parameters of the model
@@ -55,6 +56,7 @@ class Situation:
     rate: float = 0.1
     first_rate: float = 0.1
     last_rate: float = 0.1
+    norms: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

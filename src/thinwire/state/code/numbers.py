@@ -7,7 +7,7 @@ what is left are incompressible bits, kept out of the entropy coder and packed b
 128 KiB, the coder's block.
 
 Layout: the stream of all symbols; then, page by page and width by width (1, 2, ...), the low bits in the
-order of their numbers: the whole bytes of a width as planes, lowest first, and the rest as in ``bits``.
+order of their numbers, as wide codes of ``bits``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from thinwire.codecs.kernels.bits import pack, packed_nbytes, unpack
+from thinwire.codecs.kernels.bits import pack_wide, unpack_wide, wide_nbytes
 from thinwire.state.code.stream import PatchCursor, pack_stream
 from thinwire.state.layout import Array
 from thinwire.types import PayloadError, require
@@ -78,22 +78,10 @@ def _by_width(symbols: Array) -> Iterator[tuple[Array, int]]:
 
 
 def _pack_bits(values: Array, width: int) -> bytes:
-    whole, rest = divmod(width, 8)
-    out = [(values >> np.uint32(8 * i)).astype(np.uint8).tobytes() for i in range(whole)]
-    if rest:
-        top = (values >> np.uint32(8 * whole)).astype(np.uint8) & np.uint8((1 << rest) - 1)
-        out.append(pack(torch.from_numpy(top), rest).numpy().tobytes())
-    return b"".join(out)
+    return pack_wide(torch.from_numpy(values.view(np.int32)), width).numpy().tobytes()
 
 
 def _unpack_bits(reader: PatchCursor, width: int, n: int) -> Array:
-    whole, rest = divmod(width, 8)
-    planes = [np.frombuffer(reader.take(n), dtype=np.uint8) for _ in range(whole)]
-    if rest:
-        packed = bytearray(reader.take(packed_nbytes(n, rest)))  # a copy: torch wants memory it may write to
-        planes.append(unpack(torch.frombuffer(packed, dtype=torch.uint8), rest, n).numpy())
-    values = planes[-1].astype(np.uint32)
-    for plane in reversed(planes[:-1]):
-        values <<= np.uint32(8)
-        values |= plane
-    return values
+    packed = bytearray(reader.take(wide_nbytes(n, width)))  # a copy: torch wants memory it may write to
+    codes = unpack_wide(torch.frombuffer(packed, dtype=torch.uint8), width, n, torch.int32)
+    return codes.numpy().view(np.uint32)

@@ -1,0 +1,1 @@
+"""Runs of federated learning: data, splits, models and devices of virtual clients."""

@@ -1,0 +1,202 @@
+"""The page of federated runs: accuracy against traffic and time, who did what, and whose data are whose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from thinwire.lab.federated.record import FederatedRecord, Point
+from thinwire.lab.records.progress import megabytes
+from thinwire.lab.records.runs import Run
+from thinwire.lab.report.cards import card, grid, memory, run_legend, table
+from thinwire.lab.report.details import Rows
+from thinwire.lab.report.drawing import FAINT, curve, new_figure, series_colour, series_order, svg, ticks
+
+FederatedRun = Run[FederatedRecord]
+Runs = Sequence[FederatedRun]
+COLUMNS = ("method", "seed", "accuracy", "best", "versions", "virtual time", "sent up", "sent down",
+           "to the target", "up", "down", "× fewer bytes", "× sooner")  # fmt: skip
+TABLE = (0, 1, 2, 4, 5, 6, 7, 8, 11, 12)  # of these, what a terminal has room for
+CLIENTS = ("client", "samples", "steps a turn", "values sent", "updates", "sent", "got", "versions late")
+
+
+def headline(runs: Runs) -> str:
+    """Return what the best run won over the first, good or bad."""
+    base, others = runs[0], [run for run in runs[1:] if run.record.target]
+    if not others or base.record.target is None:
+        found = [run for run in runs if run.record.accuracy.best is not None]
+        if not found:
+            return f"{len(runs)} federated runs"
+        best = max(found, key=lambda run: run.record.accuracy.best or 0.0)
+        return f"{best.label} came to {best.record.accuracy.best:.1%} of the held-out samples"
+    best = min(others, key=lambda run: _sent(run) or 0)
+    fewer, sooner = _against(base, best)
+    came = f"{best.label} came to {base.record.target.accuracy:.0%} with {fewer:.1f}× fewer bytes, both ways,"
+    return f"{came} than {base.label}, {sooner:.2f}× sooner"
+
+
+def setting(runs: Runs) -> str:
+    """Return what was learnt, by whom."""
+    c = runs[0].record.config
+    drawn = (
+        f"{c['participate']} of {c['clients']} clients a round"
+        if c["participate"]
+        else f"{c['clients']} clients"
+    )
+    free = ", the download free in time" if c["downlink"] == "free" else ""
+    return (
+        f"{c['model']} on {c['data']}, split {c['split']}, by {drawn} with devices {c['devices']}{free}; "
+        f"local steps of {c['batch']} samples at {c['lr']:g}."
+    )
+
+
+def warnings(runs: Runs) -> list[str]:
+    """Return what no record's notes say: updates that were refused."""
+    refused = [(run.label, len(run.record.refused)) for run in runs if run.record.refused]
+    return [f"{many} updates of {label} were refused; the record names them." for label, many in refused]
+
+
+def folds(runs: Runs) -> dict[str, Rows]:
+    """Return each run's clients, and the updates that were refused."""
+    rows: dict[str, Rows] = {}
+    for run in runs:
+        if run.record.refused:
+            rows[f"Refused: {run.label}"] = [
+                (f"client {r.client}, {r.at_s:.1f} s", r.reason) for r in run.record.refused[:200]
+            ]
+    return rows
+
+
+def cards(runs: Runs) -> list[str]:
+    """Return the cards, in order."""
+    text = "Virtual time is that of the clock, not of this machine. Bytes are with their headers."
+    plots = [
+        _figure("Accuracy against bytes", runs, _total, "megabytes, both ways (logarithmic)", log=True),
+        _figure("Accuracy against virtual time", runs, lambda p: p.virtual_s, "virtual seconds"),
+        _figure("Accuracy against versions", runs, lambda p: p.version, "versions"),
+        _trend("Share of the values sent", runs, "density", lambda p: p.density),
+        _trend("Versions that updates were late", runs, "staleness", lambda p: p.staleness),
+    ]
+    clients = [card(f"Clients of {run.label}", "", table(CLIENTS, _clients(run.record))) for run in runs[:6]]
+    return [
+        card("The figures", text, table(COLUMNS, _rows(runs))),
+        run_legend(runs),
+        grid([*plots, _counts(runs[0].record)]),
+        *clients,
+        memory(runs),
+    ]
+
+
+def summary_table(runs: Runs) -> Any:
+    """Return the figures for a terminal."""
+    from rich.table import Table
+
+    shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for i in TABLE:
+        shown.add_column(COLUMNS[i], justify="right" if i else "left")
+    for row in _rows(runs):
+        shown.add_row(*(row[i] for i in TABLE))
+    return shown
+
+
+def _total(point: Point) -> float:
+    return (point.up + point.down) / 1e6
+
+
+def _sent(run: FederatedRun) -> int | None:
+    target = run.record.target
+    return None if target is None else target.up + target.down
+
+
+def _against(base: FederatedRun, run: FederatedRun) -> tuple[float, float]:
+    """Return how many times fewer bytes, and how many times sooner, a run came to the target."""
+    mine, first = run.record.target, base.record.target
+    if mine is None or first is None:
+        return 0.0, 0.0
+    return (first.up + first.down) / max(1, mine.up + mine.down), first.virtual_s / max(mine.virtual_s, 1e-9)
+
+
+def _rows(runs: Runs) -> list[list[str]]:
+    return [_row(runs[0], run) for run in runs]
+
+
+def _row(base: FederatedRun, run: FederatedRun) -> list[str]:
+    r = run.record
+    fewer, sooner = _against(base, run)
+    target = r.target
+    return [
+        r.recipe.name,
+        str(r.seed),
+        "–" if r.accuracy.final is None else f"{r.accuracy.final:.1%}",
+        "–" if r.accuracy.best is None else f"{r.accuracy.best:.1%}",
+        f"{r.totals.get('rounds', 0):.0f}",
+        _span(r.totals.get("virtual_s", 0.0)),
+        megabytes(r.bytes.get("up", 0)),
+        megabytes(r.bytes.get("down", 0)),
+        _span(target.virtual_s) if target else "not reached",
+        megabytes(target.up) if target else "–",
+        megabytes(target.down) if target else "–",
+        f"{fewer:.1f}" if fewer else "–",
+        f"{sooner:.2f}" if sooner else "–",
+    ]
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 600 else f"{seconds / 60:.1f} min"
+
+
+def _figure(title: str, runs: Runs, of: Callable[[Point], float], label: str, log: bool = False) -> str:
+    drawing, axes = new_figure(5.6, 3.3)
+    for run, number in zip(runs, series_order(runs), strict=True):
+        shown = [p for p in run.record.accuracy.curve if not log or of(p) > 0]
+        curve(axes, [of(p) for p in shown], [p.accuracy for p in shown], number)
+    ticks(axes, log)
+    axes.set_xlabel(label, color=FAINT, fontsize=9.5)
+    axes.set_ylabel("accuracy", color=FAINT, fontsize=9.5)
+    name = "federated-" + title.lower().replace(" ", "-")
+    return card(title, "", svg(drawing, name, f"{title}, one curve a run"))
+
+
+def _trend(title: str, runs: Runs, name: str, of: Callable[[Point], float | None]) -> str:
+    drawing, axes = new_figure(5.6, 2.6)
+    for run, number in zip(runs, series_order(runs), strict=True):
+        found = [(p.version, value) for p in run.record.accuracy.curve if (value := of(p)) is not None]
+        axes.plot(
+            [v for v, _ in found], [value for _, value in found], color=series_colour(number), linewidth=1.6
+        )
+    axes.set_xlabel("versions", color=FAINT, fontsize=9.5)
+    return card(title, "", svg(drawing, f"federated-{name}", f"{title} against versions"))
+
+
+def _clients(record: FederatedRecord) -> list[list[str]]:
+    return [
+        [
+            str(c.id),
+            str(c.samples),
+            f"{c.steps:.1f}",
+            "–" if c.ratio is None else f"{c.ratio:.2%}",
+            str(c.updates),
+            megabytes(c.up),
+            megabytes(c.down),
+            f"{c.staleness:.1f}",
+        ]
+        for c in record.clients[:50]
+    ]
+
+
+def _counts(record: FederatedRecord) -> str:
+    """Return the card of clients by classes: the more samples, the darker."""
+    counts = record.counts[:50]
+    most = max((n for row in counts for n in row), default=1) or 1
+    cell = partial(_cell, most=most)
+    rows = "".join(f"<tr><th>{i}</th>{''.join(map(cell, row))}</tr>" for i, row in enumerate(counts))
+    head = "".join(f"<th>{k}</th>" for k in range(len(counts[0]) if counts else 0))
+    body = f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    text = "Samples of each class, one row a client."
+    return card("Whose data are whose", text, f'<div class="scroll">{body}</div>')
+
+
+def _cell(count: int, most: int) -> str:
+    share = round(100 * count / most)
+    return f'<td style="background:color-mix(in srgb, var(--s0) {share}%, transparent)">{count}</td>'

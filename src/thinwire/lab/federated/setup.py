@@ -1,0 +1,93 @@
+"""What a federated run starts from: data, whose they are, the model, and how good a model is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from thinwire.codecs import Raw
+from thinwire.engines.federated.client import Client
+from thinwire.engines.federated.message import Form, Version
+from thinwire.engines.federated.residuals import Residuals
+from thinwire.engines.federated.row import Parameters
+from thinwire.engines.federated.samples import Samples
+from thinwire.lab.federated.models import build_model
+from thinwire.lab.federated.options import FederatedConfig
+from thinwire.lab.federated.splits import Split, counts
+from thinwire.lab.federated.tasks import Dataset, load_dataset
+from thinwire.lab.federated.trainer import Turn
+
+AT_ONCE = 1000  # held-out samples that are named together
+LOOKED_AT = 2000  # held-out samples of an evaluation; the last one takes all
+
+
+@dataclass(eq=False)
+class Setup:
+    """One seed's run: the same for the same options, in any process."""
+
+    config: FederatedConfig
+    seed: int
+    data: Dataset
+    parts: tuple[Tensor, ...]  # whose samples are whose
+    model: nn.Module
+
+    @classmethod
+    def of(cls, config: FederatedConfig, seed: int, data: Dataset | None = None) -> Setup:
+        """Return the setup; ``data`` where they are read already. Errors: ``InputError``."""
+        data = data or load_dataset(config.data)
+        parts = Split.parse(config.split).deal(data, config.clients, seed)
+        return cls(config, seed, data, parts, build_model(config.model, data.shape, data.classes, seed))
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """Version 0, [1, N]."""
+        return Parameters(self.model).read()
+
+    @property
+    def values(self) -> int:
+        """Parameters of the model."""
+        return self.weights.numel()
+
+    @property
+    def counts(self) -> list[list[int]]:
+        """Samples by client and class."""
+        found: list[list[int]] = counts(self.data, self.parts).tolist()
+        return found
+
+    def clients(self, residuals: Residuals) -> Mapping[int, Client]:
+        """Return the clients, which share the model and the residuals."""
+        batch = self.config.batch
+        return {
+            i: Client(
+                i,
+                self.model,
+                Samples(self.data.inputs[part], self.data.labels[part], batch),
+                residuals,
+                seed=self.seed,
+            )
+            for i, part in enumerate(self.parts)
+        }
+
+    @cached_property
+    def _computing(self) -> Mapping[int, Client]:
+        return self.clients(Residuals())
+
+    def compute(self, turn: Turn, weights: Tensor) -> Tensor:
+        """Return what a turn changes, [1, N]."""
+        version = Version(turn.version, turn.sequence, 0, 0, Form.FULL, (), turn.steps, turn.rate, Raw())
+        return self._computing[turn.client].change(version, weights)
+
+    def accuracy(self, weights: Tensor, all_samples: bool = False) -> float:
+        """Return which share of the held-out samples is named right: of the first of them, or of all."""
+        inputs, labels = self.data.test_inputs, self.data.test_labels
+        if not all_samples:
+            inputs, labels = inputs[:LOOKED_AT], labels[:LOOKED_AT]
+        Parameters(self.model).write(weights)
+        self.model.eval()
+        with torch.no_grad():
+            named = [self.model(some).argmax(1) for some in inputs.split(AT_ONCE)]
+        return float((torch.cat(named) == labels).float().mean())

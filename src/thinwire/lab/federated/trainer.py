@@ -1,0 +1,143 @@
+"""Who computes the local steps: this process, or several others, which come to the same bits.
+
+A worker is told weights and a turn, and answers with the difference. Nothing is pickled: both are a small
+head and float32 values.
+"""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import IO, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from thinwire.engines.federated.training import TrainingError
+from thinwire.lab.federated.options import FederatedConfig
+from thinwire.lab.machine.processor import cores
+from thinwire.types import ThinwireError, require
+
+WORKER = "thinwire.lab.federated.worker"
+TURN = struct.Struct("<QQQQd")  # client, sequence, version, steps, step size
+ANSWER = struct.Struct("<BQ")  # whether it failed, bytes that follow
+Change = Callable[[], Tensor]  # waits for a turn's difference, [1, N]
+
+
+class Turn(NamedTuple):
+    """What one client is to compute."""
+
+    client: int
+    sequence: int
+    version: int
+    steps: int
+    rate: float
+
+
+class Trainer(Protocol):
+    """Computes turns; ``start`` begins one, and what it returns waits for its end."""
+
+    def start(self, turn: Turn, weights: Tensor) -> Change:
+        """Begin a turn from ``weights`` [1, N]."""
+        ...
+
+    def close(self) -> None:
+        """Stop computing."""
+        ...
+
+
+class Here:
+    """Computes a turn in this process, when its result is asked for."""
+
+    def __init__(self, compute: Callable[[Turn, Tensor], Tensor]) -> None:
+        self._compute = compute
+
+    def start(self, turn: Turn, weights: Tensor) -> Change:
+        return lambda: self._compute(turn, weights)
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class Pool:
+    """Computes turns in ``count`` processes, each with the data and a model of its own."""
+
+    def __init__(self, config: FederatedConfig, seed: int, count: int) -> None:
+        command = [sys.executable, "-m", WORKER, config.to_json(), str(seed)]
+        pipe = subprocess.PIPE
+        self._workers = [subprocess.Popen(command, stdin=pipe, stdout=pipe) for _ in range(count)]
+        self._idle: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
+        for worker in self._workers:
+            self._idle.put(worker)
+        self._threads = ThreadPoolExecutor(count, "federated worker")
+        self._under_way: set[Future[Tensor]] = set()
+
+    def start(self, turn: Turn, weights: Tensor) -> Change:
+        future = self._threads.submit(self._compute, turn, weights)
+        self._under_way.add(future)
+        future.add_done_callback(self._under_way.discard)
+        return future.result
+
+    def close(self) -> None:
+        """End the processes, whatever they compute."""
+        for future in list(self._under_way):
+            future.cancel()
+        for worker in self._workers:
+            worker.kill()
+        self._threads.shutdown(cancel_futures=True)
+        for worker in self._workers:
+            worker.wait()
+            for stream in (worker.stdin, worker.stdout):
+                if stream is not None:
+                    with suppress(OSError):
+                        stream.close()
+
+    def _compute(self, turn: Turn, weights: Tensor) -> Tensor:
+        worker = self._idle.get()
+        try:
+            return _asked(worker, turn, weights)
+        finally:
+            self._idle.put(worker)
+
+
+def workers_of(config: FederatedConfig) -> int:
+    """Return how many processes compute: as asked, or one a core."""
+    return config.workers or cores()
+
+
+def _asked(worker: subprocess.Popen[bytes], turn: Turn, weights: Tensor) -> Tensor:
+    stdin, stdout = worker.stdin, worker.stdout
+    require(stdin is not None and stdout is not None, ThinwireError, "a worker has no pipes")
+    try:
+        send_row(stdin, TURN.pack(*turn), weights)  # type: ignore[arg-type]  # as just required
+        failed, nbytes = ANSWER.unpack(read_exactly(stdout, ANSWER.size))  # type: ignore[arg-type]
+        body = read_exactly(stdout, nbytes)  # type: ignore[arg-type]
+    except (OSError, EOFError) as e:
+        raise ThinwireError(f"a process that computed client {turn.client} ended; run again") from e
+    if failed:
+        raise TrainingError(body.decode())
+    return row_of(body)
+
+
+def send_row(stream: IO[bytes], head: bytes, row: Tensor) -> None:
+    """Write a head and the float32 values of a row."""
+    stream.write(head + row.contiguous().numpy().tobytes())
+    stream.flush()
+
+
+def read_exactly(stream: IO[bytes], nbytes: int) -> bytes:
+    """Read so many bytes. Errors: ``EOFError`` where the other end has closed."""
+    data = stream.read(nbytes)
+    if len(data) < nbytes:
+        raise EOFError("the other end has closed")
+    return data
+
+
+def row_of(data: bytes) -> Tensor:
+    """Return the row [1, N] of float32 bytes."""
+    return torch.frombuffer(bytearray(data), dtype=torch.float32).view(1, -1)

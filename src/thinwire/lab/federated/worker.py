@@ -1,0 +1,48 @@
+"""A process that computes turns of clients: ``python -m thinwire.lab.federated.worker CONFIG SEED``.
+
+Reads turns and weights on stdin, writes differences on stdout, and ends when stdin closes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import IO
+
+import torch
+from torch import Tensor
+
+from thinwire.lab.federated.options import FederatedConfig
+from thinwire.lab.federated.setup import Setup
+from thinwire.lab.federated.trainer import ANSWER, TURN, Turn, read_exactly, row_of, send_row
+from thinwire.types import ThinwireError
+
+
+def main(text: str, seed: str) -> None:
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what libraries print must not get between the answers
+    torch.set_num_threads(1)
+    setup = Setup.of(FederatedConfig.from_json(text), int(seed))
+    asked = sys.stdin.buffer
+    while True:
+        try:
+            turn = Turn(*TURN.unpack(read_exactly(asked, TURN.size)))
+            weights = row_of(read_exactly(asked, 4 * setup.values))
+        except EOFError:
+            return
+        _answer(answers, setup, turn, weights)
+
+
+def _answer(answers: IO[bytes], setup: Setup, turn: Turn, weights: Tensor) -> None:
+    try:
+        change = setup.compute(turn, weights)
+    except ThinwireError as e:
+        text = str(e).encode()
+        answers.write(ANSWER.pack(1, len(text)) + text)
+        answers.flush()
+        return
+    send_row(answers, ANSWER.pack(0, 4 * change.numel()), change)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
