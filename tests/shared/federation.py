@@ -80,7 +80,7 @@ class Federation:
     def update(self, client: int) -> bytes:
         """Let a client train from the newest version; return its update."""
         one = self.clients[client]
-        return one.train(self.server.issue(client, one.held)).pack()
+        return one.train(self.server.issue(client, one.held, one.sequence)).pack()
 
     def round(self, order: Iterable[int] = range(len(SIZES))) -> None:
         """Let all clients answer, in this order."""

@@ -17,7 +17,7 @@ from thinwire.engines.federated.residuals import Residuals
 from thinwire.engines.federated.row import Parameters, unpack_row
 from thinwire.engines.federated.samples import Samples
 from thinwire.engines.federated.training import LocalSGD, TrainingError, classification
-from thinwire.types import InputError
+from thinwire.types import DesyncError, InputError
 
 
 def issued(federation: Federation, client: int = 1) -> Version:
@@ -47,6 +47,21 @@ def test_a_caller_that_has_the_values_need_not_decode_them() -> None:
     version = issued(federation)
     known = federation.clients[1].train(version, start=federation.server.weights)
     assert known == Federation().clients[1].train(version)
+
+
+def test_a_version_is_answered_once() -> None:
+    federation = Federation(codec=TopK(0.1))
+    client, old = federation.clients[1], issued(federation)
+    newer = federation.server.issue(1)
+    client.train(newer)
+    before = federation.residuals.state_dict()
+    for version in (old, newer):
+        with pytest.raises(DesyncError, match="was made already, and 2 is the last; ask for another version"):
+            client.train(version)
+    after = federation.residuals.state_dict()
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in after)
+    with pytest.raises(InputError, match="let it begin anew"):
+        federation.server.issue(1, after=2**63)
 
 
 def test_a_local_step_is_one_of_sgd() -> None:

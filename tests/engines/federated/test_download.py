@@ -7,7 +7,7 @@ from random import Random
 import pytest
 import torch
 from codec_examples import CODECS
-from federation import Federation, same
+from federation import Federation, same, taken
 from torch import Tensor
 
 from thinwire.codecs import Codec, Raw, TopK, Uniform
@@ -92,10 +92,12 @@ def test_a_server_set_back_sends_all_to_a_client_that_is_ahead() -> None:
     state = federation.server.state_dict()
     federation.round()
     federation.round()
-    ahead = federation.clients[1].held
+    client = federation.clients[1]
     federation.server.load_state_dict(state)
     federation.server.begin([0, 1])
-    assert federation.server.issue(1, ahead).form is Form.WHOLE
+    version = federation.server.issue(1, client.held, client.sequence)
+    assert (version.form, version.sequence, version.confirmed) == (Form.WHOLE, 4, 1)
+    taken(federation.server.receive(1, client.train(version).pack()))
     held = federation.server.issue(0, None).held
     assert federation.server.issue(0, held).packets == ()  # it holds the newest
 

@@ -53,12 +53,12 @@ def test_every_rule_learns_by_every_download(rule: Rule, download: FullDownload 
         return float(sum(found)) / len(found)
 
     before = loss()
-    for _ in range(15):
+    for _ in range(8):
         federation.round()
-    assert loss() < 0.8 * before
+    assert loss() < 0.9 * before
     traffic = federation.server.traffic(1)
-    assert (traffic.updates, traffic.refused) == (15, 0)
-    assert traffic.raw_up == traffic.raw_down == 15 * 4 * federation.server.weights.numel()
+    assert (traffic.updates, traffic.refused) == (8, 0)
+    assert traffic.raw_up == traffic.raw_down == 8 * 4 * federation.server.weights.numel()
 
 
 class Noted(Residuals):
@@ -219,10 +219,10 @@ def test_nothing_grows_by_round(rule: Rule) -> None:
         tensors = sum(issubclass(type(o), Tensor) for o in gc.get_objects())
         return tensors, len(federation.server.state_dict()), len(federation.residuals.state_dict())
 
-    for _ in range(3):
+    for _ in range(2):
         federation.round()
     before = count()
-    for _ in range(8):
+    for _ in range(6):
         federation.round()
     assert count() == before
 
@@ -234,6 +234,7 @@ def test_a_round_goes_on_without_those_who_do_not_answer() -> None:
     updates = {i: federation.update(i) for i in (0, 1, 2)}
     taken(server.receive(0, updates[0]))
     assert server.missing == [1, 2] and server.give_up(1) is None
+    refused(server.receive(1, updates[1]), "nobody waits for it")
     assert server.leave(2) == 1 and server.clients == [0, 1, 3]
     refused(server.receive(1, updates[1]), "late: the round of version 0 is over")
     server.begin([1])

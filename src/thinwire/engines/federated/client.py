@@ -14,6 +14,7 @@ from thinwire.engines.federated.residuals import Residuals
 from thinwire.engines.federated.row import Parameters
 from thinwire.engines.federated.samples import Data
 from thinwire.engines.federated.training import LocalSGD, Loss, check_finite, classification
+from thinwire.types import DesyncError, require
 
 
 class Client:
@@ -23,6 +24,15 @@ class Client:
     ``residuals``. A turn depends on weights, ``seed``, id and sequence number alone, dropout included: it
     comes out the same in any process. ``loss`` takes the model and a batch of ``data``. ``copy``: where the
     versions are followed (default: a copy of its own).
+
+    >>> from thinwire.codecs import Raw
+    >>> from thinwire.engines.federated.message import Form
+    >>> from thinwire.engines.federated.samples import Samples
+    >>> data = Samples(torch.randn(20, 3), torch.zeros(20, dtype=torch.int64))
+    >>> client = Client(0, nn.Linear(3, 2), data, Residuals())
+    >>> version = Version(0, 1, 0, 0, Form.FULL, (), steps=2, rate=0.1, codec=Raw())
+    >>> client.train(version, start=torch.zeros(1, 8)).samples
+    20
     """
 
     def __init__(
@@ -41,6 +51,7 @@ class Client:
         self._model, self._loss, self._local, self._seed = model, loss, local or LocalSGD(), seed
         self._parameters = Parameters(model)
         self._copy = copy or ModelCopy(self._parameters.numel)
+        self.sequence = 0  # of the last update; to be told to the server with each request
 
     @property
     def held(self) -> Held | None:
@@ -52,19 +63,27 @@ class Client:
 
         ``start`` [1, N]: the values of that version, where the caller has them; they are not decoded then.
         An update that the server did not take before goes with this one.
-        Errors: ``PayloadError`` or ``DesyncError`` for a version that cannot be followed: ask for another,
-        with ``held``. ``TrainingError`` naming client and step. What is undelivered stays so.
+        Errors: ``PayloadError`` or ``DesyncError`` for a version that cannot be followed, or was answered
+        before: ask for another, with ``held`` and ``sequence``. ``TrainingError`` naming client and step.
+        After an error, what is undelivered stays so.
         """
+        self._check_new(version)
         values = self._copy.take(version) if start is None else start
         self.residuals.prefetch(self.id)
         return self.answer(version, self.change(version, values))
 
     def answer(self, version: Version, change: Tensor) -> Update:
         """Return the update for what the local steps of ``version`` changed, [1, N]."""
+        self._check_new(version)
         self.residuals.settle(self.id, version.confirmed)
         packet = self.residuals.encode(self.id, version.sequence, change, version.codec)
-        samples = self.data.samples
+        self.sequence, samples = version.sequence, self.data.samples
         return Update(self.id, version.sequence, version.number, samples, version.steps, packet)
+
+    def _check_new(self, version: Version) -> None:
+        made, last = version.sequence, self.sequence  # settled by a newer version; it would be sent twice
+        wrong = f"update {made} was made already, and {last} is the last; ask for another version"
+        require(made > last, DesyncError, wrong)
 
     def change(self, version: Version, start: Tensor) -> Tensor:
         """Return start less end [1, N] of the local steps from ``start``; what is undelivered stays so."""

@@ -77,7 +77,7 @@ class Update:
         most = max(client, sequence, version, samples)
         require(most < MAX_KEY, PayloadError, f"an update with the number {most}, beyond 2**63")
         require(1 <= steps <= MAX_STEPS, PayloadError, f"an update of {steps} local steps")
-        return cls(client, sequence, version, samples, steps, cursor.rest())
+        return cls(client, sequence, version, samples, steps, bytes(cursor.rest()))
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,13 @@ class Residuals:
     ``Uniform(8, group=64)`` about a quarter. ``store``: where they are (default: in memory; a ``DiskStore``).
 
     A lost update is kept as its packet, which decodes to the bits that the server would have added.
+
+    >>> from thinwire.codecs import TopK
+    >>> residuals = Residuals()
+    >>> packet = residuals.encode(3, 1, torch.tensor([[4.0, 1.0]]), TopK(0.5))
+    >>> residuals.settle(3, confirmed=1)
+    >>> unpack_row(residuals.encode(3, 2, torch.zeros(1, 2), TopK(0.5)), values=2, key=3)
+    tensor([[0., 1.]])
     """
 
     def __init__(

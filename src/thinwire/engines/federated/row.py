@@ -35,8 +35,8 @@ class Parameters:
         self.numel = sum(p.numel() for p in self._parameters)
 
     def read(self) -> Tensor:
-        """Return the values [1, N], a copy."""
-        return torch.cat([p.detach().reshape(1, -1) for p in self._parameters], 1)
+        """Return the values [1, N], a copy on the CPU."""
+        return torch.cat([p.detach().reshape(1, -1) for p in self._parameters], 1).cpu()
 
     def write(self, row: Tensor) -> None:
         """Copy [1, N] into the parameters."""

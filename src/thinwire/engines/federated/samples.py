@@ -30,6 +30,10 @@ class Samples:
     """Inputs and labels, [n, ...] each, drawn in a new order at each turn, ``batch`` at a time (0: all).
 
     Each pass takes every sample once; where fewer are left than a batch takes, the next pass begins.
+
+    >>> data = Samples(torch.arange(5.0)[:, None], torch.zeros(5), batch=2)
+    >>> [len(labels) for _, labels in data.batches(3, torch.Generator())]
+    [2, 2, 2]
     """
 
     inputs: Tensor

@@ -17,7 +17,7 @@ from thinwire.engines.federated.rates import Decay
 from thinwire.engines.federated.roster import Member, Traffic
 from thinwire.engines.federated.row import unpack_row
 from thinwire.policies.federated.device import Assignment, Device, FederatedPolicy, Situation
-from thinwire.types import InputError, PayloadError, ThinwireError, require
+from thinwire.types import MAX_KEY, InputError, PayloadError, ThinwireError, require
 
 
 class Server:
@@ -29,6 +29,19 @@ class Server:
 
     Updates are added in the order of (client, sequence), so the bits of a version do not depend on the order
     in which they came.
+
+    >>> from thinwire.engines.federated.aggregation import Synchronous
+    >>> class Same:
+    ...     def assign(self, devices, situation):
+    ...         return [Assignment(steps=3)] * len(devices)
+    >>> server = Server(torch.zeros(1, 4), Synchronous(), Same())
+    >>> server.join(Device(id=7, step_seconds=0.1, samples=50))
+    >>> server.begin([7])
+    >>> version = server.issue(7)
+    >>> version.number, version.sequence, version.steps, version.rate
+    (0, 1, 3, 0.1)
+    >>> server.receive(7, b"?")
+    Refusal(client=7, reason='an update ends 7 bytes too early: it was cut')
     """
 
     def __init__(
@@ -106,6 +119,11 @@ class Server:
         """What clients start from who take the newest version, [1, N]; not to be written to."""
         return self._outlet.given
 
+    @property
+    def newest(self) -> Held:
+        """What clients hold that took the newest version, if downloads are deltas."""
+        return Held(self.version, self._outlet.check)
+
     # -- versions out --------------------------------------------------------------------------------------
 
     def begin(self, clients: Iterable[int]) -> None:
@@ -118,9 +136,10 @@ class Server:
         require(len(asked) > 0, InputError, "nobody is asked in this round; ask one client at least")
         self._asked, self._gone = asked, 0
 
-    def issue(self, client: int, held: Held | None = None) -> Version:
+    def issue(self, client: int, held: Held | None = None, after: int = 0) -> Version:
         """Return the newest version for ``client``, which holds ``held``, and what it is to do; count bytes.
 
+        ``after``: the client's last sequence number, which is ahead where this server was set back.
         Errors: ``InputError`` for a client that is not present, or not asked in this round, or whose update
         has come.
         """
@@ -128,16 +147,18 @@ class Server:
         require(member.present, InputError, f"client {client} has left; let it join again first")
         asked = not self.rule.in_rounds or client in self.missing
         require(asked, InputError, f"client {client} is not to train now; it is not asked, or has answered")
+        wrong = f"client {client} says that it sent {after} updates; let it begin anew"
+        require(0 <= after < MAX_KEY // 2, InputError, wrong)
         assignment = self.assignments()[client]
         form, packets = self._outlet.lead(held)
-        member.issued, member.started = member.issued + 1, self.version
+        member.issued, member.started = max(member.issued, after) + 1, self.version
         numbers = self.version, member.issued, member.confirmed, self._outlet.check
         rate = self.rates.at(self.version)
         version = Version(*numbers, form, packets, assignment.steps, rate, assignment.codec)
         member.traffic.down += version.nbytes
         member.traffic.raw_down += 4 * self.weights.numel()
         if self.rule.mixes:
-            self._starts[self.version] = self._outlet.given
+            self._starts[self.version] = self.given
             self._forget_starts()
         return version
 
@@ -173,9 +194,10 @@ class Server:
 
     def _check_round(self, update: Update) -> None:
         if self.rule.in_rounds:
-            late = update.version < self.version
             wrong = f"it is late: the round of version {update.version} is over"
-            require(not late and update.client in self._asked, PayloadError, wrong)
+            require(update.version == self.version, PayloadError, wrong)
+            wrong = "nobody waits for it: the client was given up in this round"
+            require(update.client in self._asked, PayloadError, wrong)
 
     def give_up(self, client: int) -> int | None:
         """Wait no longer in this round for a client; return the version that this completes, if any.
