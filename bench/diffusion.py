@@ -1,7 +1,8 @@
 """Every way to make a picture over every link: ``make bench-diffusion``.
 
 A cell is one run of ``thinwire generate`` in which all ways of its group take turns, from one noise. Times
-are medians over the seeds, of which the main groups have three; networks are emulated. Each cell is a file of its own, kept for good.
+are medians over the seeds, three in the main groups; networks are emulated. Each cell is a file of its own,
+kept for good.
 
 Groups of ways:
 
