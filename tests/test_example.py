@@ -1,4 +1,4 @@
-"""The script of the README: run as a user runs it, and shown as it is."""
+"""The scripts of the README and the docs: run as a user runs them, and shown as they are."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from waiting import free_port
 
 ROOT = Path(__file__).parents[1]
-SCRIPT = ROOT / "examples" / "own_loop.py"
+SCRIPT, PIPELINE = (ROOT / "examples" / name for name in ("own_loop.py", "own_pipeline.py"))
 
 
 def code_lines(text: str) -> list[str]:
@@ -24,14 +24,14 @@ def test_it_is_short() -> None:
     assert len(code_lines(SCRIPT.read_text())) <= 20
 
 
-def run(folder: Path, world: int = 2) -> list[str]:
-    """Run the script in two processes; return what each said."""
+def run(folder: Path, script: Path = SCRIPT, world: int = 2) -> list[str]:
+    """Run a script in two processes; return what each said."""
     common = {k: v for k, v in os.environ.items() if not k.startswith(("TORCHELASTIC", "THINWIRE"))}
     common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world)}
     common |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(SCRIPT)],
+            [sys.executable, str(script)],
             env=common | {"RANK": str(r)},
             cwd=folder,
             text=True,
@@ -65,3 +65,15 @@ def test_the_readme_shows_it_as_it_is() -> None:
     blocks = re.findall(r'```python title="own_loop"\n(.*?)```', text, re.DOTALL)
     assert len(blocks) == 1, "README.md needs one block marked own_loop"
     assert blocks[0] == SCRIPT.read_text()
+
+
+def test_two_processes_make_one_picture_with_the_other(tmp_path: Path) -> None:
+    pytest.importorskip("diffusers")
+    words = re.compile(r"rank \d: mean (\S+), sent (\d+) bytes")
+    first, second = (words.findall(said)[0] for said in run(tmp_path, PIPELINE))
+    assert first[0] == second[0] and int(first[1]) > 0
+
+
+def test_the_docs_show_it_as_it_is() -> None:
+    text = (ROOT / "docs" / "pictures.md").read_text()
+    assert f'```python title="own_pipeline"\n{PIPELINE.read_text()}```' in text

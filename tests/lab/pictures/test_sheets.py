@@ -157,4 +157,4 @@ def test_what_auto_expects_is_what_the_demo_showed() -> None:
     found = {r["recipe"]["name"]: r["quality"]["psnr_db"] for r in shown}
     told = {name: db for name, db in predict.EXPECTED.items() if db is not None and name in found}
     assert len(told) >= 4 and all(db <= found[name] < db + 1 for name, db in told.items())
-    assert predict.candidates(PicturesConfig(psnr=50)) == ["one", "fp16", "int8", "compact:bits=2"]
+    assert predict.candidates(PicturesConfig(psnr=65)) == ["one", "fp16", "int8", "compact:bits=2"]
