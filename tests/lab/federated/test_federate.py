@@ -48,7 +48,9 @@ def test_each_method_leaves_a_record(done: tuple[Command, Path]) -> None:
 
 def test_more_processes_come_to_the_same_bits(done: tuple[Command, Path], tmp_path: Path) -> None:
     command, _ = done
-    again = federate(tmp_path, "fedavg", *SMALL, "--until", "0.5", "--split", "dirichlet:1.0", "--workers", "2", "--json")
+    again = federate(
+        tmp_path, "fedavg", *SMALL, "--until", "0.5", "--split", "dirichlet:1.0", "--workers", "2", "--json"
+    )
     assert again.code == 0, again.err
     assert json.loads(again.out)[0]["weights"] == json.loads(command.out)[0]["weights"]
 

@@ -43,7 +43,11 @@ def toy() -> Dataset:
 
 
 def simulated(
-    devices: Sequence[VirtualDevice], rule: Rule, versions: int = 4, server: Profile | None = None, **more: object
+    devices: Sequence[VirtualDevice],
+    rule: Rule,
+    versions: int = 4,
+    server: Profile | None = None,
+    **more: object,
 ) -> tuple[Simulation, list[Made]]:
     config = FederatedConfig(model="logistic", split="iid", clients=len(devices), lr=0.1, devices="equal")
     setup = Setup.of(config, 0, toy())
@@ -82,7 +86,9 @@ def test_a_round_takes_as_long_as_its_slowest_client() -> None:
 
 def test_transfers_share_the_server_s_line() -> None:
     link = Profile.parse("1gbit")
-    simulation, made = simulated([VirtualDevice(0.1, link)] * CLIENTS, Synchronous(), 1, Profile.parse("8kbit"))
+    simulation, made = simulated(
+        [VirtualDevice(0.1, link)] * CLIENTS, Synchronous(), 1, Profile.parse("8kbit")
+    )
     down, up = bytes_of(simulation)
     assert made[0].at == pytest.approx(CLIENTS * down / 1000 + STEPS * 0.1 + up / 1000, rel=0.01)
 

@@ -127,7 +127,9 @@ def _share(i: int, count: int) -> float:
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and -MAX_NUMBER < value < MAX_NUMBER
+    return (
+        isinstance(value, (int, float)) and not isinstance(value, bool) and -MAX_NUMBER < value < MAX_NUMBER
+    )
 
 
 def _links(value: Any, count: int, what: str) -> list[Profile]:
