@@ -62,7 +62,8 @@ class Thinwire(Spec):
     A turn takes at most ``most_periods``; where even the quickest takes longer than one, that many times the
     quickest. Without this, ``phi`` often picks a dense code and ten periods of staleness, since a kept value
     costs ever fewer bits the more are kept [derived]. ``ratio_power`` is low because error feedback makes a
-    small ratio cost less than ``phi`` says.
+    small ratio cost less than ``phi`` says: at .1, ten devices uploaded .29 and .46 of the bytes that they
+    did at .5, to 76 % on Fashion-MNIST, in .8 and 1.27 of the time [measured, two seeds].
 
     With a threshold, that of a device is ``threshold`` gamma_t/gamma_0 (mean ratio / its ratio)^(2/3): the
     linear rule, and DAGC's delta ~ lambda^(-3/2) [quoted] to turn ratios into thresholds [derived].
