@@ -30,7 +30,7 @@ POLICIES: list[FederatedPolicy] = [
     FedLuck(),
     Thinwire(),
     Thinwire(threshold=0.01),
-    Thinwire(values=Raw(), kept_bits=32, down_ratio=0, trips=0, data_power=0),
+    Thinwire(values=Raw(), kept_bits=32, down_ratio=0, trips=0, data_power=0, waits=False),
 ]
 RATES = (1e-3, 1.0, 1e4, 1e12, math.inf)
 EXTREMES = [

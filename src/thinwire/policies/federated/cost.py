@@ -1,16 +1,19 @@
-"""What a turn of a device truly costs: bits a kept value, both directions, and the way there and back."""
+"""What a turn of a device truly costs: bits a kept value, both directions, ways there and back, waiting."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.codecs import Codec
+from thinwire.policies.federated.device import Device
 from thinwire.types import TensorSpec
 
 Floats = NDArray[np.float64]
+FULL = 4.0  # bytes a value of a whole model: fp32
 FRAMING = 110.0  # bytes of a message beside its values, about: 95 to 118 [measured]
 MARGIN = 0.05  # of a turn that is kept free, so that a version is not just missed
 _SAMPLE = TensorSpec((4096,))  # of values, to count a codec's bits
@@ -39,15 +42,6 @@ def value_bits(values: Codec) -> float:
     return 8 * values.nbytes(_SAMPLE) / _SAMPLE.numel
 
 
-def upload_bytes(ratio: Floats, values: int, bits: Floats | float) -> Floats:
-    """Return the bytes of an update that keeps ``ratio`` of ``values`` values, at ``bits`` each, framed.
-
-    >>> upload_bytes(np.array([0.01]), 50_000, bits=12.5).tolist()
-    [891.25]
-    """
-    return FRAMING + ratio * values * bits / 8
-
-
 def turn_seconds(busy: Floats, version: float, whole: float, period: float) -> Floats:
     """Return the seconds of a turn: ``busy`` with steps, upload and ways, the rest with the download.
 
@@ -71,3 +65,34 @@ def with_waiting(turn: Floats, period: float) -> Floats:
     [2.0, 2.0, 4.0]
     """
     return np.ceil(turn * (1 + MARGIN) / period) * period
+
+
+@dataclass(frozen=True)
+class TurnCost:
+    """The bytes and the seconds of turns, for one model and one way to send it.
+
+    >>> from thinwire.codecs import Uniform
+    >>> cost = TurnCost(values=50_000, bits=0, kept=Uniform(bits=4), down_ratio=0.02, trips=2, period=1.5)
+    >>> cost.upload(np.array([0.01])).round().tolist()
+    [896.0]
+    """
+
+    values: int  # of the model
+    bits: float  # a kept value; 0: those of ``kept``, and the entropy of positions
+    kept: Codec
+    down_ratio: float  # of the model in fp32 a version; 0: the download is free
+    trips: int  # how often a turn goes one way
+    period: float  # seconds between two versions
+
+    def upload(self, ratio: Floats) -> Floats:
+        """Return the bytes of an update that keeps ``ratio`` of all values."""
+        bits = self.bits or value_bits(self.kept) + position_bits(ratio)
+        return FRAMING + ratio * self.values * bits / 8
+
+    def seconds(self, device: Device, steps: Floats, ratio: Floats) -> Floats:
+        """Return the seconds of a turn of ``device``, by each of ``steps`` and each ``ratio``: a grid."""
+        whole = FULL * self.values
+        version = self.down_ratio * whole + FRAMING if self.down_ratio else 0.0
+        busy = steps[:, None] * device.step_seconds + (self.upload(ratio) / device.up)[None, :]
+        busy += self.trips * device.delay
+        return turn_seconds(busy, version / device.down, whole / device.down, self.period)

@@ -6,6 +6,7 @@ Sources: Lu et al., INFOCOM 2023 and TMC 2024 (arXiv 2311.07324), and the releas
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ def relative_ratios(shares: Sequence[float], mean_ratio: float) -> list[float]:
         return [mean_ratio] * n
     parts = [p**EXPONENT for p in shares]
     last = min(reversed(range(n)), key=shares.__getitem__)
-    smallest, second = sorted(shares)[:2]
+    smallest, second = heapq.nsmallest(2, shares)
     rest = sum(parts)
 
     def candidate(j: int) -> tuple[float, float]:

@@ -10,15 +10,14 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from thinwire.codecs import Codec, Raw, TopK
+from thinwire.policies.federated.cost import FULL, Floats
 from thinwire.policies.federated.device import Assignment, Device, Situation
 from thinwire.spec import Spec
 from thinwire.types import InputError, require
 
-Numbers = TypeVar("Numbers", float, NDArray[np.float64])
-FULL = 4.0  # bytes a value of a whole model: fp32
+Numbers = TypeVar("Numbers", float, Floats)
 HUNDREDTH = 0.01
 
 
@@ -90,7 +89,7 @@ class FedLuck(Spec):
         at, place = np.unravel_index(np.argmin(scores), scores.shape)
         return int(steps[at, 0]), float(ratios[0, place]), float(seconds[at, place])
 
-    def _ratios(self) -> NDArray[np.float64]:
+    def _ratios(self) -> Floats:
         """Return the hundredths within the limits."""
         ratios = np.arange(1, 101) / 100
         return ratios[(ratios >= self.least_ratio - 1e-9) & (ratios <= self.most_ratio + 1e-9)]
