@@ -330,12 +330,14 @@ def test_a_path_that_cannot_be_written(tmp_path: Path):
 
 def test_recipes_lists_the_registry():
     from thinwire.recipes.diffusion import DIFFUSION
+    from thinwire.recipes.federated import FEDERATED
     from thinwire.recipes.pipeline import PIPELINE
     from thinwire.recipes.replicas import REPLICAS
     from thinwire.recipes.state import STATE
 
     rows, text = json.loads(invoke("recipes", "--json").stdout), invoke("recipes").stdout
-    listed = [(r.engine, name) for r in (PIPELINE, REPLICAS, STATE, DIFFUSION) for name in r.entries]
+    engines = PIPELINE, REPLICAS, STATE, DIFFUSION, FEDERATED
+    listed = [(r.engine, name) for r in engines for name in r.entries]
     assert [(r["engine"], r["name"]) for r in rows] == listed
     assert all(r["summary"] and r["source"] for r in rows)
     assert text.startswith("pipeline ─") and "\nstate ─" in text

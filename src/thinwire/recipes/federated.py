@@ -18,7 +18,7 @@ from thinwire.engines.federated.aggregation import FedAsync, FedBuff, Periodic, 
 from thinwire.engines.federated.download import DeltaDownload, FullDownload
 from thinwire.engines.federated.method import Method
 from thinwire.policies.federated.accordion import Accordion
-from thinwire.policies.federated.dagc import DagcA, DagcR
+from thinwire.policies.federated.dagc import EXPONENT, DagcA, DagcR
 from thinwire.policies.federated.device import FederatedPolicy
 from thinwire.policies.federated.fedluck import FedLuck
 from thinwire.policies.federated.fixed import Fixed
@@ -182,5 +182,5 @@ def thinwire(
     """Send 4-bit values both ways, with error feedback; ``policies/federated/thinwire.py`` says how much."""
     given = DeltaDownload(TopK(down, FINE)) if down < 1 else FullDownload()
     method = Method(Periodic(period, rate=rate, a=discount), given, bool(feedback))
-    power = {} if by_data else {"data_power": 0.0}
-    return {METHOD: method}, Thinwire(period, FINE, down_ratio=down, **power)
+    policy = Thinwire(period, FINE, down_ratio=down, data_power=EXPONENT if by_data else 0.0)
+    return {METHOD: method}, policy

@@ -62,7 +62,7 @@ def test_more_processes_come_to_the_same_bits(done: tuple[Command, Path], tmp_pa
         (("fedavg", "--split", "dirichlet:0"), "alpha"),
         (("fedavg", "--split", "classes:11"), "classes"),
         (("fedavg", "--participate", "20"), "--participate is 20 of --clients 6"),
-        (("fedavg-topk:ratio=0"), "ratio"),
+        (("fedavg-topk:ratio=0",), "ratio"),
         (("fedavg", "--clients", "5000"), "more than the"),
         (("fedavg", "--devices", "nine"), "--devices 'nine' is unknown"),
         (("fedavg", "--budget", "soon"), "--budget soon is no time"),
@@ -70,7 +70,6 @@ def test_more_processes_come_to_the_same_bits(done: tuple[Command, Path], tmp_pa
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
-    names = (arguments,) if isinstance(arguments, str) else arguments
-    command = federate(tmp_path, names[0], *SMALL, *names[1:])
+    command = federate(tmp_path, arguments[0], *SMALL, *arguments[1:])
     assert command.code == 2 and said in sentence(command)
     assert not list(tmp_path.glob("out/**/run.json"))

@@ -32,7 +32,9 @@ def headline(runs: Runs) -> str:
         return f"{best.label} came to {best.record.accuracy.best:.1%} of the held-out samples"
     best = min(others, key=lambda run: _sent(run) or 0)
     fewer, sooner = _against(base, best)
-    came = f"{best.label} came to {base.record.target.accuracy:.0%} with {fewer:.1f}× fewer bytes, both ways,"
+    came = (
+        f"{best.label} came to {base.record.target['accuracy']:.0%} with {fewer:.1f}× fewer bytes, both ways,"
+    )
     return f"{came} than {base.label}, {sooner:.2f}× sooner"
 
 
@@ -106,7 +108,7 @@ def _total(point: Point) -> float:
 
 def _sent(run: FederatedRun) -> int | None:
     target = run.record.target
-    return None if target is None else target.up + target.down
+    return None if target is None else int(target["up"] + target["down"])
 
 
 def _against(base: FederatedRun, run: FederatedRun) -> tuple[float, float]:
@@ -114,7 +116,8 @@ def _against(base: FederatedRun, run: FederatedRun) -> tuple[float, float]:
     mine, first = run.record.target, base.record.target
     if mine is None or first is None:
         return 0.0, 0.0
-    return (first.up + first.down) / max(1, mine.up + mine.down), first.virtual_s / max(mine.virtual_s, 1e-9)
+    fewer = (first["up"] + first["down"]) / max(1, mine["up"] + mine["down"])
+    return fewer, first["virtual_s"] / max(mine["virtual_s"], 1e-9)
 
 
 def _rows(runs: Runs) -> list[list[str]]:
@@ -134,9 +137,9 @@ def _row(base: FederatedRun, run: FederatedRun) -> list[str]:
         _span(r.totals.get("virtual_s", 0.0)),
         megabytes(r.bytes.get("up", 0)),
         megabytes(r.bytes.get("down", 0)),
-        _span(target.virtual_s) if target else "not reached",
-        megabytes(target.up) if target else "–",
-        megabytes(target.down) if target else "–",
+        _span(target["virtual_s"]) if target else "not reached",
+        megabytes(int(target["up"])) if target else "–",
+        megabytes(int(target["down"])) if target else "–",
         f"{fewer:.1f}" if fewer else "–",
         f"{sooner:.2f}" if sooner else "–",
     ]

@@ -49,16 +49,6 @@ class Accuracy:
 
 
 @dataclass
-class Target:
-    """When the accuracy asked for was reached, and at which cost."""
-
-    accuracy: float = about("accuracy asked for")
-    virtual_s: float = about("virtual time, seconds")
-    up: int = about("bytes that clients had sent by then")
-    down: int = about("bytes that the server had sent by then")
-
-
-@dataclass
 class ClientFigures:
     """What one client did."""
 
@@ -101,7 +91,11 @@ class FederatedRecord(RunRecord):
     unit: str = about("`version`: a version of the model", "version")
     seed: int = about("seed of weights, split and drawing", 0)
     accuracy: Accuracy = about("see below", make=Accuracy)
-    target: Target | None = about("when `--until` was reached; null where it was not, or not asked for", None)
+    target: dict[str, float] | None = about(
+        "when `--until` was reached, and the bytes sent by then: `accuracy`, `virtual_s`, `up`, `down`; null "
+        "where it was not, or not asked for",
+        None,
+    )
     clients: list[ClientFigures] = about("one object a client; see below", make=list)
     counts: list[list[int]] = about("samples by client and class", make=list)
     refused: list[RefusedUpdate] = about("updates that were not taken in; see below", make=list)

@@ -23,7 +23,6 @@ from thinwire.lab.federated.record import (
     FederatedRecord,
     Point,
     RefusedUpdate,
-    Target,
     VersionMetrics,
 )
 from thinwire.lab.federated.setup import Setup
@@ -94,7 +93,7 @@ class FederatedRun:
             self.server.join(device)
         self._every = -(-self.config.rounds // POINTS)
         self._points: list[Point] = []
-        self._target: Target | None = None
+        self._target: dict[str, float] | None = None
         self._started = self._before = time.perf_counter()
         self.record = self._fresh(recipe.spec)
         self._writer = RunWriter(self.folder, self.record)
@@ -148,7 +147,7 @@ class FederatedRun:
         self._points.append(Point(made.number, made.at, up, down, accuracy, density, made.staleness))
         reached = 0 < self.config.until <= accuracy
         if reached:
-            self._target = Target(self.config.until, made.at, up, down)
+            self._target = {"accuracy": self.config.until, "virtual_s": made.at, "up": up, "down": down}
         return not (last or reached)
 
     def _density(self, made: Made) -> float | None:
