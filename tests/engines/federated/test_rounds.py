@@ -106,7 +106,7 @@ def test_what_was_computed_is_applied_once_or_still_to_be_sent(
     applied: defaultdict[int, Tensor] = defaultdict(lambda: torch.zeros(1, dtype=torch.float64))
     under_way: list[tuple[int, bytes]] = []
     outcomes: defaultdict[str, int] = defaultdict(int)
-    for _ in range(150):
+    for _ in range(100):
         client = random.randrange(len(SIZES))
         if random.random() < 0.2:
             server.issue(client)  # and it never arrives
@@ -118,7 +118,7 @@ def test_what_was_computed_is_applied_once_or_still_to_be_sent(
             if isinstance(answer, Receipt):
                 row = unpack_row(Update.unpack(data).packet, first.numel(), i)
                 applied[i] = applied[i] + row.double()
-    assert min(outcomes.values()) > 20, outcomes
+    assert min(outcomes.values()) > 15, outcomes
     moved = sum(applied.values())
     torch.testing.assert_close(server.weights.double(), first.double() - moved, atol=1e-4, rtol=0)
     for i in federation.clients:
@@ -210,7 +210,7 @@ def test_residuals_take_what_their_form_takes(references: Codec, most: float) ->
         assert nbytes <= most * federation.server.weights.numel()
 
 
-@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("rule", [Synchronous(), FedAsync(), Periodic()], ids=str)
 def test_nothing_grows_by_round(rule: Rule) -> None:
     federation = Federation(rule, codec=SPARSE, download=DeltaDownload(SPARSE))
 
