@@ -1,8 +1,9 @@
-"""``thinwire federate`` end to end: records, the report, processes that come to the same bits, wrong inputs."""
+"""``thinwire federate`` end to end: records, the report, the same bits in any processes, wrong inputs."""
 
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from launchers import Command, sentence, warm
 
 from thinwire.lab.engines import load_run
 
-pytest.importorskip("sklearn")
+pytestmark = pytest.mark.skipif(find_spec("sklearn") is None, reason="needs scikit-learn's digits")
 SMALL = ("--data", "digits", "--model", "logistic", "--rounds", "4", "--clients", "6", "--lr", "0.1")
 
 

@@ -6,6 +6,7 @@ head and float32 values.
 
 from __future__ import annotations
 
+import os
 import struct
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import IO, NamedTuple, Protocol
+from typing import IO, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -69,8 +70,8 @@ class Pool:
 
     def __init__(self, config: FederatedConfig, seed: int, count: int) -> None:
         command = [sys.executable, "-m", WORKER, config.to_json(), str(seed)]
-        pipe = subprocess.PIPE
-        self._workers = [subprocess.Popen(command, stdin=pipe, stdout=pipe) for _ in range(count)]
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": dict(os.environ)}
+        self._workers = [subprocess.Popen(command, **pipes) for _ in range(count)]
         self._idle: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
         for worker in self._workers:
             self._idle.put(worker)
