@@ -76,7 +76,9 @@ class Group(NamedTuple):
 
 GROUPS = {
     "two": Group(WAYS, tuple(LINKS), {}),
-    "four": Group(WAYS, (UNLIMITED,), {"ranks": 4}, SEEDS[:1]),
+    "four": Group(  # six heads cannot be shared by four
+        {name: way for name, way in WAYS.items() if name != "ulysses"}, (UNLIMITED,), {"ranks": 4}, SEEDS[:1]
+    ),
     "coding": Group(CODING, (UNLIMITED,), {}),
     "guided": Group(
         {name: name for name in ("one", "guidance", "fp16", "compact", "compact-pipe")},

@@ -50,6 +50,8 @@ def test_each_way_leaves_a_record_and_its_pictures(made: Path) -> None:
     assert compact["bytes"]["steady_step"] < fp16["bytes"]["steady_step"] / 4
     assert fp16["quality"]["psnr_db"] > compact["quality"]["psnr_db"] > 30
     assert records["batch"]["quality"]["psnr_db"] is None and records["batch"]["mode"] == "batch"
+    for name in ("picture.png", "picture-2.png"):
+        assert (made / "batch" / name).read_bytes() == (made / "one" / name).read_bytes()
     assert records["auto"]["predictions"] and records["auto"]["predicted_s"] > 0
     assert fp16["exchanges"] == 2 * 4 * 7  # pictures, steps, layers and the output
 
@@ -78,13 +80,29 @@ def test_a_rank_that_others_cannot_reach_is_refused_before_anything(tmp_path: Pa
     assert not list(tmp_path.glob("out/*/run.json"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_rank_that_is_lost_is_named_and_nothing_is_half_written(tmp_path: Path, number: int) -> None:
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (("fp61",), "no recipe 'fp61'; did you mean fp16"),
+        (("fp16", "--steps", "0"), "--steps is 0; it must be at least 1"),
+        (("fp16", "--sheet", "2x3", "--classes", "0,1,2,3,4"), "5 garments are named for a sheet of 2x3"),
+        (("ulysses", "--ranks", "4"), "has 6 heads, which 4 ranks cannot share evenly; use mode gather"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(tmp_path: Path, asked: tuple[str, ...], said: str) -> None:
+    command = warm().run(
+        tmp_path, "generate", *asked, "--init", "random", "--out", tmp_path / "out", "--quiet"
+    )
+    assert command.code == 2 and said in sentence(command)
+    assert not list(tmp_path.glob("out/*/run.json"))
+
+
+def test_a_frozen_rank_is_named_and_nothing_is_half_written(tmp_path: Path) -> None:
     out = tmp_path / "out"
     asked = ["generate", "fp16", *SMALL, "--steps", "1000", "--deadline", "8", "--quiet", "--out", out]
     ranks = warm().ranks(tmp_path, *asked)
     until(lambda: denoises(ranks[1]), "rank 1 to denoise")
-    ranks[1].signal(number)
+    ranks[1].signal(signal.SIGSTOP)
     try:
         assert ranks[0].wait() == 3 and "rank 1" in sentence(ranks[0])
     finally:
@@ -95,4 +113,4 @@ def test_a_rank_that_is_lost_is_named_and_nothing_is_half_written(tmp_path: Path
 def denoises(rank: Command) -> bool:
     """Say whether a rank has computed for a second longer than it takes to begin."""
     fields = Path(f"/proc/{rank.pid}/stat").read_text().rpartition(")")[2].split()
-    return int(fields[11]) / os.sysconf("SC_CLK_TCK") > 3 or rank.poll() is not None
+    return int(fields[11]) / os.sysconf("SC_CLK_TCK") > 2 or rank.poll() is not None

@@ -76,6 +76,8 @@ def over_ranks(
     if mode == ONE or not peers:
         yield Parallel(ONE)
         return
+    text = "a compiled model cannot be taken apart; give it as it was, and compile its layers if at all"
+    require(not hasattr(model, "_orig_mod"), InputError, text)
     exchange = MeshExchange(_own_rank(peers), peers, name=f"diffusion{_uses(peers)}")
     try:
         session = MODES[mode](exchange, attention, output, division, deadline)

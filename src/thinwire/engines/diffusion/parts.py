@@ -26,13 +26,10 @@ class Part(NamedTuple):
 
 def divisible(attention: Attention) -> bool:
     """Say whether the keys of an attention may come in parts: on the CPU, and without a mask."""
-    query, key, _, mask = attention
-    return (
-        mask is None
-        and query.device.type == "cpu"
-        and query.dtype in TYPES
-        and query.shape[2] == key.shape[2]
-    )
+    query, key, value, mask = attention
+    alike = query.dtype == key.dtype == value.dtype and query.shape[2] == key.shape[2]
+    plain = query.device.type == "cpu" and query.dtype in TYPES and not torch.is_autocast_enabled("cpu")
+    return mask is None and alike and plain
 
 
 def attended(attention: Attention, scale: float | None = None) -> Part:

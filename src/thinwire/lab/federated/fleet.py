@@ -47,8 +47,11 @@ class Availability:
         if share == 1:
             return cls(period=period)
         begin, end = phase % 1 * period, (phase % 1 + share) * period
-        if end <= period:
-            return cls(((begin, end),), period)
+        sliver = 1e-9 * period  # of a window that rounding alone would leave
+        if end <= period + sliver:
+            return cls(((begin, min(end, period)),), period)
+        if period - begin <= sliver:
+            return cls(((0.0, end - period),), period)
         rest = min(end - period, begin)  # rounding could make the two overlap
         return cls(((0.0, rest), (begin, period)), period)
 

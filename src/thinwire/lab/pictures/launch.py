@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -25,7 +26,13 @@ def launch(config: PicturesConfig) -> list[Path]:
     is recorded then.
     """
     folders = [folder_of(config, name) for name in config.ways]
-    if under_torchrun(config):
+    joins = under_torchrun(config)
+    if not joins or os.environ["RANK"] == "0":
+        for folder in folders:  # what an earlier run left must not pass for this one's
+            (folder / RUN).unlink(missing_ok=True)
+            for picture in folder.glob("picture*.png"):
+                picture.unlink()
+    if joins:
         text = "--emulate starts all ranks itself, but RANK is set; leave torchrun out, or --emulate"
         require(not config.emulate, InputError, text)
         check_reach(config)
@@ -33,8 +40,6 @@ def launch(config: PicturesConfig) -> list[Path]:
 
         run_rank(config)
         return folders
-    for folder in folders:
-        (folder / RUN).unlink(missing_ok=True)  # of an earlier run, which must not pass for this one's
     _run_all(config, folders)
     return folders
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import statistics
 import sys
+from base64 import b64decode, b64encode
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
@@ -28,7 +29,7 @@ from thinwire.lab.ranks.telemetry import Telemetry
 from thinwire.lab.ranks.world import World
 from thinwire.lab.train.setup import pick_threads
 from thinwire.recipes.diffusion import FP16, division_of, parallel
-from thinwire.types import ThinwireError
+from thinwire.types import InputError, ThinwireError
 
 EXCHANGE = "exchange"  # the label of what the engine sends
 TRIED = 2  # steps by which a mode's messages are known
@@ -92,8 +93,13 @@ class PicturesRank:
         """Return which recipe each name runs, and the seconds predicted for each recipe."""
         ways = self.config.ways
         chosen_from = predict.candidates(self.config) if AUTO in ways else []
-        weighed = list(dict.fromkeys([*(name for name in ways if name != AUTO), *chosen_from, ONE]))
-        crossings = self._crossings(weighed)
+        asked = [name for name in ways if name != AUTO]
+        weighed = list(dict.fromkeys([*asked, *chosen_from, ONE]))
+        crossings = self._crossings(weighed, {division_of(name).mode for name in asked})
+        sends = {name: division_of(name).mode for name in weighed}
+        if self.world.peers:
+            weighed = [name for name in weighed if sends[name] in (*crossings, ONE, predict.BATCH)]
+        chosen_from = [name for name in chosen_from if name in weighed]
         machine = self._machine()
         each = self.config.steps * self.config.pictures
         seconds = {
@@ -129,8 +135,11 @@ class PicturesRank:
             times.append(perf_counter() - start)
         return min(times)
 
-    def _crossings(self, names: Iterable[str]) -> dict[str, predict.Crossing]:
-        """Return what each mode among the recipes sends in a step, as float16."""
+    def _crossings(self, names: Iterable[str], asked: set[str]) -> dict[str, predict.Crossing]:
+        """Return what each mode among the recipes sends in a step, as float16.
+
+        One that cannot divide this model over so many ranks is left out, unless it was asked for.
+        """
         found: dict[str, predict.Crossing] = {}
         half = Coding(FP16)
         for name in names:
@@ -139,8 +148,15 @@ class PicturesRank:
             if mode in (ONE, predict.BATCH) or mode in found or not self.world.peers:
                 continue
             before = self._sent()
-            with over_ranks(self.model, self.world.peers, half, half, division, self.config.deadline) as p:
-                timing = self._sampled([self.config.seed], p.tally, steps=TRIED)
+            try:
+                with over_ranks(
+                    self.model, self.world.peers, half, half, division, self.config.deadline
+                ) as p:
+                    timing = self._sampled([self.config.seed], p.tally, steps=TRIED)
+            except InputError:
+                if mode in asked:
+                    raise
+                continue
             parts = self.telemetry.agree(b"X", [timing.last, self._sent()[0] - before[0]], "what it sent")
             last, total = max(parts)
             share = p.tally.output_nbytes / max(1, p.tally.nbytes)
@@ -179,11 +195,22 @@ class PicturesRank:
             timing = Timing() if alone and self.world.rank else self._sampled(mine, tally, way)
         found = self.telemetry.agree(b"T", asdict(timing), "what it took")
         timings = [Timing(**one) for one in found]
+        if mode == predict.BATCH and not alone:
+            self._collect(way)
         if mode not in (ONE, predict.BATCH) and len({t.digest for t in timings}) > 1:
             raise ThinwireError(
                 f"the ranks hold other pictures after {way}; that is a fault, please report it"
             )
         return timings
+
+    def _collect(self, way: str) -> None:
+        """Put the pictures that the ranks made apart in order on rank 0."""
+        own = [b64encode(x.numpy().tobytes()).decode() for x in self.pictures[way]]
+        found = self.telemetry.gather(b"L", own, "its pictures")
+        for k in range(self.config.pictures if found else 0):
+            data = bytearray(b64decode(found[k % self.world.size][k // self.world.size]))  # type: ignore[index]
+            made = torch.frombuffer(data, dtype=torch.float32).view(1, self.sheet.tokens, -1)
+            self.pictures[way][k:] = [made]
 
     def _sampled(self, seeds: list[int], tally: Tally, way: str = "", steps: int = 0) -> Timing:
         timing, sent = Timing(), [self._sent()]
@@ -221,10 +248,6 @@ class PicturesRank:
         exchanged = sum(n for label, n in parts if label == EXCHANGE)
         return exchanged, sum(n for _, n in parts) - exchanged
 
-    def _stride(self, mode: str) -> int:
-        """Return which pictures rank 0 made: every one, or one in so many."""
-        return self.world.size if mode == predict.BATCH else 1
-
     def _made(self, name: str, way: str, repeats: list[list[Timing]], predicted: dict[str, float]) -> Made:
         """Return what a record is made of."""
         mode = division_of(way).mode
@@ -250,7 +273,7 @@ class PicturesRank:
             tally=middle[0].tally,
             steps=middle[0].steps,
             images=[self.sheet.image(x) for x in self.pictures[way]],
-            references=[self.sheet.image(x) for x in self.pictures[ONE][:: self._stride(mode)]],
+            references=[self.sheet.image(x) for x in self.pictures[ONE]],
             predicted=predicted.get(way),
             predictions=predicted if name == AUTO else {},
         )

@@ -66,9 +66,10 @@ def check_reach(config: RunConfig) -> None:
     if rank == size - 1:  # which only dials
         return
     master = os.environ["MASTER_ADDR"]
-    near = str(size) == os.environ.get("LOCAL_WORLD_SIZE") or is_loopback(master)
+    local = os.environ.get("LOCAL_WORLD_SIZE")
+    here = local is None and master in (socket.gethostname(), socket.getfqdn())
     require(
-        near or master in (socket.gethostname(), socket.getfqdn()),
+        str(size) == local or is_loopback(master) or here,
         InputError,
         f"the ranks meet at {master}, but others cannot reach this one at --host {config.host}; "
         "give its address in their network as --host, on each rank but the last",
