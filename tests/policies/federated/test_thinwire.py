@@ -27,7 +27,8 @@ COST = TurnCost(MODEL.values, bits=0, kept=Uniform(4), down_ratio=0.02, trips=2,
 
 
 def assigned(devices: list[Device], situation: Situation = MODEL, **fields: object) -> list[Assignment]:
-    return list(Thinwire(**fields).assign(devices, situation))  # type: ignore[arg-type]
+    given = {"period": COST.period, "most_ratio": 1.0, **fields}
+    return list(Thinwire(**given).assign(devices, situation))  # type: ignore[arg-type]
 
 
 def ratios(devices: list[Device], **fields: object) -> list[float]:
@@ -122,7 +123,7 @@ def test_slower_devices_take_fewer_steps_and_keep_the_period(periods: int) -> No
 def test_all_parts_off_is_fedluck_on_a_finer_grid() -> None:
     off = Thinwire(
         1.5, Raw(), kept_bits=32, down_ratio=0, trips=0, waits=False, ratio_power=0.5, data_power=0,
-        least_steps=2, least_ratio=0.01, most_periods=1e6,
+        least_steps=2, most_steps=60, least_ratio=0.01, most_ratio=1.0, most_periods=1e6,
     )  # fmt: skip
     devices = [replace(DEVICE, step_seconds=0.05 * i, up=2e4 * i, samples=i) for i in range(1, 9)]
     for ours, theirs in zip(off.assign(devices, MODEL), FedLuck(1.5).assign(devices, MODEL), strict=True):
