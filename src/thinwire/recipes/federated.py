@@ -172,7 +172,7 @@ def qafel(
 
 @FEDERATED.register("thinwire", "Periods; steps and share from the true cost, deltas both ways.", "ours")
 def thinwire(
-    period: Annotated[float, PERIOD] = 1.5,
+    period: Annotated[float, PERIOD] = 6.0,
     rate: Annotated[float, SERVER_RATE] = 0.7,
     down: Annotated[float, DOWN] = 0.02,
     discount: Annotated[float, Parameter("how fast late updates count less", 0, 10, whole=False)] = 0.5,
