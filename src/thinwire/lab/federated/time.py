@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
 from typing import Generic, NamedTuple, TypeVar
 
 from thinwire.links.trace import ConstantRate, Rate
@@ -35,9 +34,6 @@ class Agenda(Generic[T]):
 
     def __bool__(self) -> bool:
         return bool(self._heap)
-
-    def __iter__(self) -> Iterator[T]:
-        return (what for _, _, what in self._heap)
 
     def add(self, moment: Moment, what: T) -> None:
         """Let something happen at a moment."""
