@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from thinwire.cli.terminal.options import with_config
-from thinwire.cli.terminal.output import REPORT, finish
+from thinwire.cli.terminal.output import REPORT, finish, tell
 from thinwire.lab.engines import load_run, load_runs
 from thinwire.lab.federated.options import FederatedConfig
 from thinwire.lab.records.holding import holding
 from thinwire.lab.records.writer import COMPARE, write_json
 
 if TYPE_CHECKING:
-    from thinwire.lab.federated.simulate import Made
+    from thinwire.engines.federated.conductor import Made
 
 Methods = Annotated[
     list[str],
@@ -52,9 +52,18 @@ def run(config: FederatedConfig) -> None:
         for stale in (COMPARE, REPORT):
             (out / stale).unlink(missing_ok=True)
         folders = run_all(config, _told(config))
+        if config.deploy is not None:
+            from thinwire.lab.federated.deploy import deploy_as
+
+            deploy_as(config, folders[0])
         records = [load_run(folder).to_dict() for folder in folders]
         write_json(out / COMPARE, records)
-    finish(load_runs(folders), out, config.json, records)
+    runs = load_runs(folders)
+    finish(runs, out, config.json, records)
+    if config.deploy is not None and not config.json:
+        from thinwire.lab.federated.cards import deployed
+
+        tell(deployed(runs[0].record))
 
 
 def _told(config: FederatedConfig) -> Any:

@@ -10,13 +10,14 @@ import torch
 
 from thinwire.codecs import Codec, Raw, TopK
 from thinwire.engines.federated.aggregation import FedAsync, FedBuff, Periodic, Rule, Synchronous
+from thinwire.engines.federated.conductor import Made
 from thinwire.engines.federated.rates import Decay
 from thinwire.engines.federated.residuals import Residuals
 from thinwire.engines.federated.server import Server
 from thinwire.lab.federated.fleet import Availability, Fleet, VirtualDevice
 from thinwire.lab.federated.options import FederatedConfig
 from thinwire.lab.federated.setup import Setup
-from thinwire.lab.federated.simulate import Made, Simulation
+from thinwire.lab.federated.simulate import Simulation
 from thinwire.lab.federated.tasks import Dataset
 from thinwire.lab.federated.trainer import Here
 from thinwire.links.profile import Profile

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -87,6 +88,15 @@ class Server:
     def clients(self) -> list[int]:
         """Those present, in order."""
         return sorted(c for c, m in self._members.items() if m.present)
+
+    @property
+    def known(self) -> list[int]:
+        """All that ever joined, in order."""
+        return sorted(self._members)
+
+    def device(self, client: int) -> Device:
+        """Return what a client said last of itself."""
+        return self._member(client).device
 
     @property
     def missing(self) -> list[int]:
@@ -290,7 +300,8 @@ class Server:
         self._outlet.load_state_dict(under(state, "download."), self.weights)
 
     def _config(self) -> str:
-        return f"{self.weights.numel()} values under {self.rule!r}, {self.download!r} and {self.rates!r}"
+        rates = replace(self.rates, horizon=0)  # which may move
+        return f"{self.weights.numel()} values under {self.rule!r}, {self.download!r} and {rates!r}"
 
 
 def _bytes(data: bytes) -> Tensor:

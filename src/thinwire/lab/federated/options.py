@@ -7,9 +7,11 @@ import shlex
 from dataclasses import dataclass
 
 from thinwire.lab.options import Options, option
+from thinwire.links.profile import Profile
 from thinwire.types import InputError, require
 
 LEARNING, DATA, CLIENTS, OUTPUT = "Learning", "Data", "Clients", "Output"
+MOST_EMULATED = 15
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h)?")
 _SECONDS = {None: 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
@@ -64,6 +66,15 @@ class FederatedConfig(Options):
         choices=("processes",),
         metavar="processes",
     )
+    link: str = option(
+        "none", CLIENTS, "With --deploy and --emulate: the link of each process.", metavar="SHAPE", free=True
+    )
+    emulate: bool = option(
+        False,
+        CLIENTS,
+        "With --deploy: a network namespace a process, links under the kernel's TCP.",
+        free=True,
+    )
     workers: int = option(
         0, OUTPUT, "Processes that compute; 0 takes one a core.", metavar="N", least=0, most=256, free=True
     )
@@ -76,10 +87,21 @@ class FederatedConfig(Options):
         many = f"--participate is {self.participate} of --clients {self.clients}; give at most as many"
         require(self.participate <= self.clients, InputError, many)
         _ = self.budget_seconds, self.every_seed
+        self._check_deployment()
         named = shlex.split(self.methods)
         require(bool(named), InputError, "no method is named; give thinwire or fedavg")
         for i, name in enumerate(named):
             require(name not in named[:i], InputError, f"{name} is named twice; name each method once")
+
+    def _check_deployment(self) -> None:
+        alone = self.deploy is not None or (not self.emulate and self.link == "none")
+        require(alone, InputError, "--link and --emulate are for real processes; add --deploy processes")
+        linked = (self.link != "none") == self.emulate
+        require(linked, InputError, "--link and --emulate go together; give both, or neither")
+        many = not self.emulate or self.clients <= MOST_EMULATED
+        wrong = f"--emulate has room for {MOST_EMULATED} clients, not {self.clients}; give --clients"
+        require(many, InputError, wrong)
+        _ = Profile.parse(self.link)
 
     @property
     def ways(self) -> list[str]:

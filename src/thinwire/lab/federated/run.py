@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from thinwire.engines.federated.conductor import Made
 from thinwire.engines.federated.method import Method
 from thinwire.engines.federated.rates import Decay
 from thinwire.engines.federated.residuals import Residuals
@@ -26,7 +27,7 @@ from thinwire.lab.federated.record import (
     VersionMetrics,
 )
 from thinwire.lab.federated.setup import Setup
-from thinwire.lab.federated.simulate import Made, Simulation
+from thinwire.lab.federated.simulate import Simulation
 from thinwire.lab.federated.tasks import load_dataset
 from thinwire.lab.federated.trainer import Here, Pool, Trainer, workers_of
 from thinwire.lab.machine.processor import environment

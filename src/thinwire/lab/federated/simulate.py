@@ -10,18 +10,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-import numpy as np
-
 from thinwire.engines.federated.client import Client
-from thinwire.engines.federated.intake import Receipt, Refusal
+from thinwire.engines.federated.conductor import Conductor, Made
+from thinwire.engines.federated.intake import Refusal
 from thinwire.engines.federated.message import Held, Version
 from thinwire.engines.federated.server import Server
 from thinwire.lab.federated.fleet import Fleet
 from thinwire.lab.federated.time import Agenda, Moment, SharedLine
 from thinwire.lab.federated.trainer import Change, Trainer, Turn
-from thinwire.types import LinkError, require
 
-ASKED_AGAIN = 1  # how often a round that nobody answered is repeated
 SERVER = -1  # the client of moments that are the server's own
 
 
@@ -57,17 +54,6 @@ class Under:
 
 
 @dataclass
-class Made:
-    """A version that was made, and of what."""
-
-    number: int
-    at: float
-    updates: int
-    staleness: float
-    nbytes: int  # of its updates
-
-
-@dataclass
 class Simulation:
     """Run ``server`` and ``clients`` on ``fleet``; ``made`` hears of each version, and says whether to go on.
 
@@ -93,22 +79,22 @@ class Simulation:
         self._down = SharedLine(server.uplink if server else None)
         self._up = SharedLine(server.downlink if server else None)
         self._held: dict[int, Held | None] = {}
-        self._idle = set(self.clients)
-        self._arrived: list[tuple[int, int]] = []  # staleness and bytes of the updates of the next version
-        self._answered: list[int] = []  # clients that wait for the end of a period
-        self._draw = np.random.default_rng([self.seed, 0xFED])
-        self._going = True
-        self._again = 0
+        rounds = self.server.rule.in_rounds
+        self._conductor = Conductor(
+            self.server,
+            self._present,
+            self._begin if rounds else self._wake,
+            self.made,
+            lambda: self.now,
+            self.seed,
+            self.participate,
+        )
 
     def run(self) -> None:
         """Go on until ``made`` says so, the budget is spent, or nothing is left to happen."""
-        if self.server.rule.in_rounds:
-            self._round()
-        else:
-            for _ in range(self._many):
-                self._another()
-            self._next_period()
-        while self._going and self._agenda:
+        self._conductor.start(self.clients)
+        self._next_period()
+        while self._conductor.going and self._agenda:
             moment, event = self._agenda.next()
             if moment.at > self.budget:
                 self.now = self.budget
@@ -116,41 +102,21 @@ class Simulation:
             self.now = moment.at
             self._handle(event)
 
-    @property
-    def _many(self) -> int:
-        return self.participate or len(self.clients)
-
-    # -- who takes part ------------------------------------------------------------------------------------
-
-    def _round(self) -> None:
-        """Ask clients that are there, as many as take part; where nobody is, wait for the first."""
+    def _present(self) -> list[int]:
+        """Return who is there; where nobody is, wait for the first."""
         since = {c: self.fleet.devices[c].available.since(self.now) for c in sorted(self.clients)}
-        here = [c for c, at in since.items() if at <= self.now]
-        if not here:
-            self.now = min(since.values())
-            here = [c for c, at in since.items() if at <= self.now]
-        chosen = sorted(self._draw.permutation(here)[: self._many].tolist())
-        self.server.begin(chosen)
-        for client in chosen:
-            self._begin(client)
-
-    def _another(self) -> None:
-        """Let an idle client begin as soon as it is there."""
-        if not self._idle:
-            return
-        idle = sorted(self._idle)
-        client = idle[int(self._draw.integers(len(idle)))] if self.participate else idle[0]
-        self._idle.discard(client)
-        self._wake(client)
+        self.now = max(self.now, min(since.values()))
+        return [c for c, at in since.items() if at <= self.now]
 
     def _wake(self, client: int) -> None:
+        """Let a client begin as soon as it is there."""
         at = self.fleet.devices[client].available.since(self.now)
         self._agenda.add(Moment(at, client, 0), Event(Kind.START, client=client))
 
     def _next_period(self) -> None:
-        seconds = getattr(self.server.rule, "seconds", None)
-        if seconds:
-            self._agenda.add(Moment(self.now + seconds, SERVER, 0), Event(Kind.PERIOD))
+        if self._conductor.period:
+            at = self.now + self._conductor.period
+            self._agenda.add(Moment(at, SERVER, 0), Event(Kind.PERIOD))
 
     # -- a turn --------------------------------------------------------------------------------------------
 
@@ -174,11 +140,14 @@ class Simulation:
         if event.kind is Kind.START:
             self._begin(event.client)
         elif event.kind is Kind.PERIOD:
-            self._period()
+            self._conductor.end_period()
+            self._next_period()
         elif event.kind is Kind.TRAINED and event.turn is not None:
             self._trained(event.turn)
+        elif event.kind is Kind.ARRIVED:
+            self._arrived(event)
         else:
-            self._ended(event)
+            self._conductor.lost(event.client)
 
     def _trained(self, turn: Under) -> None:
         client, version = turn.client, turn.version
@@ -189,63 +158,8 @@ class Simulation:
         moment = Moment(through + self.fleet.delay(client, through), client, version.sequence)
         self._agenda.add(moment, Event(Kind.LOST if turn.drops else Kind.ARRIVED, turn, client, data))
 
-    def _ended(self, event: Event) -> None:
-        client, rounds = event.client, self.server.rule.in_rounds
-        number: int | None = None
-        if event.kind is Kind.ARRIVED:
-            found = self.server.receive(client, event.data)
-            if isinstance(found, Receipt):
-                self._arrived.append((found.staleness, len(event.data)))
-                number = found.version
-            else:
-                self.refused.append((self.now, found))
-                number = self.server.give_up(client) if rounds else None
-        elif rounds:
-            number = self.server.give_up(client)
-        if number is not None:
-            self._tell(number)
-        if not self._going:
-            return
-        if not rounds:
-            self._go_on(client, event.kind is Kind.ARRIVED)
-        elif number is not None:
-            self._again = 0
-            self._round()
-        elif not self.server.missing:
-            self._nobody()
-
-    def _go_on(self, client: int, arrived: bool) -> None:
-        """Let the next client begin: at once, or at the end of the period in which this one's update came."""
-        if arrived and getattr(self.server.rule, "seconds", None):
-            self._answered.append(client)
-            return
-        self._idle.add(client)
-        self._another()
-
-    def _nobody(self) -> None:
-        """Repeat a round that nobody answered; then give up."""
-        self.server.close()
-        self._again += 1
-        who = ", ".join(map(str, sorted(self.clients)[:8]))
-        text = f"no update came in {self._again} rounds at {self.now:.1f} s, of clients {who} and others"
-        require(self._again <= ASKED_AGAIN, LinkError, text)
-        self._round()
-
-    def _period(self) -> None:
-        number = self.server.close()
-        if number is not None:
-            self._tell(number)
-        if not self._going:
-            return
-        self._idle.update(self._answered)
-        for _ in self._answered:
-            self._another()
-        self._answered.clear()
-        self._next_period()
-
-    def _tell(self, number: int) -> None:
-        late = [s for s, _ in self._arrived]
-        nbytes = sum(n for _, n in self._arrived)
-        mean = sum(late) / len(late) if late else 0.0
-        self._going = self.made(Made(number, self.now, len(late), mean, nbytes))
-        self._arrived.clear()
+    def _arrived(self, event: Event) -> None:
+        found = self.server.receive(event.client, event.data)
+        if isinstance(found, Refusal):
+            self.refused.append((self.now, found))
+        self._conductor.came(event.client, found, len(event.data))
