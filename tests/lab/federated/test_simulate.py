@@ -91,7 +91,7 @@ def test_transfers_share_the_server_s_line() -> None:
         [VirtualDevice(0.1, link)] * CLIENTS, Synchronous(), 1, Profile.parse("8kbit")
     )
     down, up = bytes_of(simulation)
-    assert made[0].at == pytest.approx(CLIENTS * down / 1000 + STEPS * 0.1 + up / 1000, rel=0.01)
+    assert made[0].at == pytest.approx(CLIENTS * (down + up) / 1000 + STEPS * 0.1, rel=0.01)
 
 
 def test_free_downloads_take_no_time() -> None:

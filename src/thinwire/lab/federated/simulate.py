@@ -18,6 +18,7 @@ from thinwire.engines.federated.server import Server
 from thinwire.lab.federated.fleet import Fleet
 from thinwire.lab.federated.time import Agenda, Moment, SharedLine
 from thinwire.lab.federated.trainer import Change, Trainer, Turn
+from thinwire.links.trace import Rate
 
 SERVER = -1  # the client of moments that are the server's own
 
@@ -30,6 +31,7 @@ class Kind(Enum):
     ARRIVED = auto()  # its update has come
     LOST = auto()  # it has not, and will not
     PERIOD = auto()  # a period ends
+    LINE = auto()  # a transfer is through the server's line, or its rate changes
 
 
 @dataclass
@@ -40,6 +42,7 @@ class Event:
     turn: Under | None = None
     client: int = SERVER
     data: bytes = b""
+    line: SharedLine | None = None
 
 
 @dataclass
@@ -76,8 +79,8 @@ class Simulation:
     def __post_init__(self) -> None:
         self._agenda: Agenda[Event] = Agenda()
         server = self.fleet.server
-        self._down = SharedLine(server.uplink if server else None)
-        self._up = SharedLine(server.downlink if server else None)
+        self._down = SharedLine(server.uplink) if server else None
+        self._up = SharedLine(server.downlink) if server else None
         self._held: dict[int, Held | None] = {}
         rounds = self.server.rule.in_rounds
         self._conductor = Conductor(
@@ -128,13 +131,29 @@ class Simulation:
         asked = Turn(client, version.sequence, version.number, version.steps, version.rate)
         change = self.trainer.start(asked, weights)
         self.local_steps += version.steps
-        fetched = self.now
-        if not self.free_down:
-            through = self._down.take(self.now, version.nbytes, device.link.downlink)
-            fetched = through + self.fleet.delay(client, through)
-        done = fetched + version.steps * turn.step_seconds
         under = Under(client, version, change, turn.drops, version.held)
-        self._agenda.add(Moment(done, client, version.sequence), Event(Kind.TRAINED, under, client))
+
+        def train(through: float) -> None:
+            fetched = through + (0.0 if self.free_down else self.fleet.delay(client, through))
+            done = fetched + version.steps * turn.step_seconds
+            self._agenda.add(Moment(done, client, version.sequence), Event(Kind.TRAINED, under, client))
+
+        if self.free_down:
+            train(self.now)
+        else:
+            self._send(self._down, version.nbytes, device.link.downlink, train)
+
+    def _send(self, line: SharedLine | None, nbytes: int, own: Rate, then: Callable[[float], None]) -> None:
+        """Send bytes over a device's own line, and the server's where it has one."""
+        if line is None:
+            then(own.finish(self.now, nbytes))
+            return
+        line.add(self.now, nbytes, own, then)
+        self._look_at(line)
+
+    def _look_at(self, line: SharedLine) -> None:
+        if line.due < float("inf"):
+            self._agenda.add(Moment(line.due, SERVER, 0), Event(Kind.LINE, line=line))
 
     def _handle(self, event: Event) -> None:
         if event.kind is Kind.START:
@@ -142,6 +161,10 @@ class Simulation:
         elif event.kind is Kind.PERIOD:
             self._conductor.end_period()
             self._next_period()
+        elif event.kind is Kind.LINE and event.line is not None:
+            if event.line.due <= self.now:  # else it changed since
+                event.line.advance(self.now)
+                self._look_at(event.line)
         elif event.kind is Kind.TRAINED and event.turn is not None:
             self._trained(event.turn)
         elif event.kind is Kind.ARRIVED:
@@ -154,9 +177,13 @@ class Simulation:
         self._held[client] = turn.held
         data = self.clients[client].answer(version, turn.change()).pack()
         link = self.fleet.devices[client].link
-        through = self._up.take(self.now, len(data), link.uplink)
-        moment = Moment(through + self.fleet.delay(client, through), client, version.sequence)
-        self._agenda.add(moment, Event(Kind.LOST if turn.drops else Kind.ARRIVED, turn, client, data))
+        kind = Kind.LOST if turn.drops else Kind.ARRIVED
+
+        def arrive(through: float) -> None:
+            moment = Moment(through + self.fleet.delay(client, through), client, version.sequence)
+            self._agenda.add(moment, Event(kind, turn, client, data))
+
+        self._send(self._up, len(data), link.uplink, arrive)
 
     def _arrived(self, event: Event) -> None:
         found = self.server.receive(event.client, event.data)
