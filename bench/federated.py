@@ -4,7 +4,8 @@ Time is virtual and runs are the same wherever they run, so this machine's load 
 ``bench.federated_plan`` has what is compared. Groups of cells:
 
 - ``search``: each method at each of three step sizes, on a seed that is measured nowhere else, for a third of
-  the time. The one that is soonest at the target is the method's in ``ten`` to ``speakers``;
+  the time. The one that is soonest at the target is the method's in ``ten`` to ``speakers``, so a run there
+  ends where another one was;
 - ``ten``: the demo's devices, both directions counted; ``free``: the same where downloads take no time;
 - ``phones``: a thousand phones, of which a hundred take part at a time;
 - ``speakers``: spoken digits, one speaker a client;
@@ -20,14 +21,13 @@ from __future__ import annotations
 import math
 import sys
 import tempfile
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from bench.cells import check_words, keep
-from bench.federated_plan import GROUPS, METHODS, SEARCH, TEN, VERSIONS, Cell, cells
+from bench.federated_plan import GROUPS, METHODS, RATES, SEARCH, TEN, VERSIONS, Cell, cells
 from bench.federated_summary import best_rate, summary
 from thinwire.lab.engines import load_run
 from thinwire.lab.federated.options import FederatedConfig
@@ -47,6 +47,9 @@ def config_of(cell: Cell, out: str = "") -> FederatedConfig:
         base = cell.method.partition(":")[0]
         options["rounds"] = VERSIONS.get(base, options["rounds"])
         options["lr"] = cell.rate or found_rate(cell.method if cell.method in METHODS else base)
+    reached = [run["target"]["virtual_s"] for run in searched(cell.method).values() if run["target"]]
+    if cell.group == SEARCH and reached:
+        options["budget"] = f"{min(reached):.1f}s"
     return FederatedConfig(**options, out=out, workers=1, quiet=True)
 
 
@@ -60,12 +63,16 @@ def found(cell: Cell) -> dict[str, Any] | None:
     return read_json(file_of(cell)) if file_of(cell).exists() else None
 
 
-@cache
+def searched(method: str) -> dict[float, dict[str, Any]]:
+    """Return what the search found so far of a method, by step size."""
+    runs = {c.rate: found(c) for c in cells() if (c.group, c.method) == (SEARCH, method)}
+    return {rate: run for rate, run in runs.items() if run}
+
+
 def found_rate(method: str) -> float:
     """Return the step size that the search found for a method."""
-    runs = {c.rate: found(c) for c in cells() if (c.group, c.method) == (SEARCH, method)}
-    known = {rate: run for rate, run in runs.items() if run}
-    if len(known) < len(runs):
+    known = searched(method)
+    if len(known) < len(RATES):
         raise SystemExit(f"{method} is not searched yet; run python -m bench.federated {SEARCH} {method}")
     return best_rate(known)
 
