@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 from collections import defaultdict
-from itertools import permutations
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise, permutations
 from random import Random
 
 import pytest
 import torch
-from federation import RATE, SIZES, Federation, kept, model, refused, same, samples, taken
+from federation import RATE, SIZES, Federation, Same, kept, model, refused, same, samples, taken
 from torch import Tensor, nn
 
 from thinwire.channels.disk import DiskStore
@@ -22,6 +24,7 @@ from thinwire.engines.federated.intake import Receipt
 from thinwire.engines.federated.message import Update
 from thinwire.engines.federated.residuals import Residuals
 from thinwire.engines.federated.row import Parameters, unpack_row
+from thinwire.policies.federated.device import Assignment, Device, Situation
 from thinwire.types import ThinwireError
 
 RULES: list[Rule] = [Synchronous(), Synchronous("participants"), FedAsync(), FedBuff(3), Periodic(a=0.5)]
@@ -242,3 +245,28 @@ def test_a_round_goes_on_without_those_who_do_not_answer() -> None:
     server.begin([1])
     federation.update(1)
     assert federation.policy.asked == [0, 1]  # once a version, and one device fewer
+
+
+@dataclass
+class Listening(Same):
+    """Note the norms that it is told."""
+
+    norms: tuple[float, ...] = ()
+
+    def assign(self, devices: Sequence[Device], situation: Situation) -> list[Assignment]:
+        self.norms = situation.norms
+        return super().assign(devices, situation)
+
+
+def test_a_policy_is_told_how_far_each_version_went() -> None:
+    federation, rows = Federation(), []
+    federation.server.policy = policy = Listening()
+    for _ in range(4):
+        rows.append(federation.server.weights)
+        federation.round()
+    assert policy.norms == pytest.approx([float((b - a).norm()) for a, b in pairwise(rows)])
+    again, other = Federation(), Listening()
+    again.server.load_state_dict(federation.server.state_dict())
+    again.server.policy = other
+    again.server.assignments()
+    assert other.norms[:3] == policy.norms and len(other.norms) == 4

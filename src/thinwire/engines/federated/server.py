@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
@@ -19,6 +20,8 @@ from thinwire.engines.federated.roster import Member, Traffic
 from thinwire.engines.federated.row import unpack_row
 from thinwire.policies.federated.device import Assignment, Device, FederatedPolicy, Situation
 from thinwire.types import MAX_KEY, InputError, PayloadError, ThinwireError, require
+
+NORMS = 256  # of the last updates that policies are told
 
 
 class Server:
@@ -61,6 +64,7 @@ class Server:
         self.download, self.rates = download or FullDownload(), rates or Decay()
         self._outlet = self.download.open(row)
         self._members: dict[int, Member] = {}
+        self._norms: deque[float] = deque(maxlen=NORMS)
         self._asked: set[int] = set()
         self._gone = 0  # asked in this round, and given up
         self._waiting: dict[int, list[Update]] = {}  # by client, in the order of their sequence numbers
@@ -117,7 +121,8 @@ class Server:
         if self._assigned is None or self._assigned[0] != self.version:
             devices = [self._members[c].device for c in self.clients]
             rates, v = self.rates, self.version
-            situation = Situation(self.weights.numel(), v, rates.at(v), rates.first, rates.last)
+            numbers = v, rates.at(v), rates.first, rates.last
+            situation = Situation(self.weights.numel(), *numbers, norms=tuple(self._norms))
             found = list(self.policy.assign(devices, situation)) if devices else []
             wrong = f"{self.policy!r} made {len(found)} assignments for {len(devices)} devices"
             require(len(found) == len(devices), InputError, wrong)
@@ -232,6 +237,7 @@ class Server:
         """
         if self._waiting:
             weights = self._sum()
+            self._norms.append(float((weights.double() - self.weights).norm()))
             self._outlet.advance(weights)
             self.weights, self.version, self._waiting = weights, self.version + 1, {}
             made: int | None = self.version
@@ -274,6 +280,7 @@ class Server:
             "version": self.version,
             "asked": sorted(self._asked),
             "gone": self._gone,
+            "norms": list(self._norms),
             "members": {str(c): m.to_dict() for c, m in sorted(self._members.items())},
         }
         state = {"weights": self.weights.clone(), "words": _bytes(json.dumps(words).encode())}
@@ -291,6 +298,7 @@ class Server:
         require(words["config"] == self._config(), InputError, wrong)
         self.weights, self.version = state["weights"].clone(), words["version"]
         self._asked, self._gone = set(words["asked"]), words["gone"]
+        self._norms = deque(words["norms"], NORMS)
         self._members = {int(c): Member.from_dict(m) for c, m in words["members"].items()}
         self._starts = {int(v): row.clone() for v, row in under(state, "start.").items()}
         self._waiting, self._assigned = {}, None
