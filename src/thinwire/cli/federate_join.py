@@ -8,7 +8,7 @@ import typer
 
 from thinwire.cli.terminal.options import with_config
 from thinwire.cli.terminal.output import tell
-from thinwire.lab.federated.joining import JoinConfig, join
+from thinwire.lab.federated.machines import JoinConfig
 from thinwire.lab.machine.interrupts import stopped_by_signals
 
 Server = Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where the server listens.")]
@@ -27,6 +27,8 @@ def federate_join(address: Server, given: dict[str, Any]) -> None:
     thinwire federate-join localhost:7300 --data digits --part 0/3
     """
     config = JoinConfig.from_dict(given | {"address": address})
+    from thinwire.lab.federated.joining import join
+
     with stopped_by_signals():
         last = join(config, (lambda text: None) if config.quiet else tell)
     tell(f"the server has its last version, {last}")

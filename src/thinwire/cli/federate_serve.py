@@ -12,7 +12,7 @@ from thinwire.cli.terminal.options import with_config
 from thinwire.cli.terminal.output import finish, tell
 from thinwire.cli.terminal.places import Address
 from thinwire.lab.engines import load_run, load_runs
-from thinwire.lab.federated.serving import ServeConfig, Serving
+from thinwire.lab.federated.machines import ServeConfig
 from thinwire.lab.machine.interrupts import stopped_by_signals
 from thinwire.lab.records.holding import holding
 from thinwire.lab.records.writer import COMPARE, write_json
@@ -41,6 +41,9 @@ def federate_serve(given: dict[str, Any], method: Method = "thinwire") -> None:
     thinwire federate-join 192.0.2.7:7300 --data mine.npz --token-file secret
     """
     config = ServeConfig.from_dict(given | {"methods": shlex.join([method])})
+    # After the checks: a wrong option is refused before torch is even imported.
+    from thinwire.lab.federated.serving import Serving
+
     out = Path(config.out)
     with holding(out), stopped_by_signals():
         Serving(config, _told(config), tell).run(_announce)

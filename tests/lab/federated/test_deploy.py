@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from thinwire.lab.doctor.diagnosis import OK, emulation
 from thinwire.lab.records.writer import read_json
 
 pytest.importorskip("sklearn", reason="digits are scikit-learn's")
@@ -34,7 +35,7 @@ class Program:
 
     def __init__(self, *words: str) -> None:
         self.process = subprocess.Popen(
-            command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
+            command(*words), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, bufsize=1
         )
         self.said: list[str] = []
 
@@ -59,7 +60,7 @@ def programs() -> Iterator[Any]:
 
         def start(*words: str) -> Program:
             program = Program(*words)
-            stack.callback(program.process.wait)
+            stack.enter_context(program.process)  # which waits, and closes its pipe
             stack.callback(program.process.kill)
             return program
 
@@ -87,6 +88,20 @@ def test_real_processes_come_to_the_weights_of_one(method: str, tmp_path: Path) 
     assert deployment["identical"] is True
     assert deployment["check"] == ("simulated" if method == "fedavg" else "turns done again")
     assert len(deployment["seconds"]) == 3
+
+
+@pytest.mark.serial
+def test_over_an_emulated_link_rounds_take_as_long_as_foretold(tmp_path: Path) -> None:
+    found = emulation()
+    if found.status != OK:
+        pytest.skip(f"no emulated network here: {found.finding}")
+    words = ("--data", "digits", "--model", "cnn", "--clients", "2", "--steps", "2", "--rounds", "2")
+    more = ("--deploy", "processes", "--emulate", "--link", "1mbit,50ms", "--workers", "1", "--json")
+    done = run("federate", "fedavg", *words, *more, "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    deployment = json.loads(done.stdout)[0]["deployment"]
+    assert deployment["identical"] is True
+    assert 0.85 < deployment["ratio"] < 1.15
 
 
 def test_a_server_that_was_killed_goes_on_from_its_last_version(programs: Any, tmp_path: Path) -> None:

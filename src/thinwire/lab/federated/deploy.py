@@ -46,12 +46,16 @@ class Deployed:
     rounds: list[float]  # seconds of each version
     steps: list[float]  # seconds of a local step, by client, the mean of all turns
     wire: dict[str, int]  # bytes through the server's sockets, by direction
+    valid: bool | None = None  # whether an emulated network kept time
 
 
-def deploy_as(config: FederatedConfig, folder: Path) -> None:
-    """Run in real processes what the record in ``folder`` is of, and write there what came of it."""
+def deploy_as(config: FederatedConfig, folder: Path, rounds: int | None = None) -> None:
+    """Run in real processes what the record in ``folder`` is of, and write there what came of it.
+
+    ``rounds``: how many versions, by default as many as it has.
+    """
     record = load_run(folder, FederatedRecord)
-    record.deployment = deploy(config, record.recipe.name, int(record.totals["rounds"]))
+    record.deployment = deploy(config, record.recipe.name, rounds or int(record.totals["rounds"]))
     write_json(folder / RUN, record.to_dict())
 
 
@@ -82,6 +86,7 @@ def deploy(config: FederatedConfig, name: str, rounds: int) -> dict[str, Any]:
         "weights": found.weights,
         "link": config.link,
         "emulated": config.emulate,
+        "kept_time": found.valid,
         "seconds": found.rounds,
         "foretold_s": foretold,
         "ratio": sum(found.rounds) / sum(foretold) if foretold else None,
@@ -135,7 +140,9 @@ def _run(config: FederatedConfig, seed: int) -> Deployed:
         with Workers(place, PROGRAM, names) as workers:
             for name in names:
                 workers.start(asked, folder / f"{name.replace(' ', '-')}.log")
-            return _Meeting(workers, config.clients).run()
+            found = _Meeting(workers, config.clients).run()
+        found.valid = place.describe().get("valid")
+        return found
 
 
 class _Meeting:

@@ -19,9 +19,10 @@ from thinwire.engines.federated.message import Update, Version
 from thinwire.engines.federated.remote.guest import Guest
 from thinwire.engines.federated.residuals import Residuals
 from thinwire.lab.federated.joining import own_samples, step_seconds
+from thinwire.lab.federated.machines import ServeConfig
 from thinwire.lab.federated.options import FederatedConfig
 from thinwire.lab.federated.recorder import digest
-from thinwire.lab.federated.serving import ServeConfig, Serving
+from thinwire.lab.federated.serving import Serving
 from thinwire.lab.federated.setup import Setup
 from thinwire.lab.options import option
 from thinwire.lab.ranks.config import RunConfig

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,75 +18,15 @@ from thinwire.engines.federated.remote.words import whole
 from thinwire.engines.federated.residuals import Residuals
 from thinwire.engines.federated.row import Parameters
 from thinwire.engines.federated.samples import Samples
+from thinwire.lab.federated.machines import JoinConfig
 from thinwire.lab.federated.models import build_model
 from thinwire.lab.federated.splits import Split
 from thinwire.lab.federated.tasks import Dataset, load_dataset
-from thinwire.lab.options import Options, option
-from thinwire.links.address import parse_address
 from thinwire.links.hub.spoke import Spoke
-from thinwire.links.security import check_host, read_token
+from thinwire.links.security import read_token
 from thinwire.types import InputError, require
 
-DATA, MACHINES, OUTPUT = "Data", "Machines", "Output"
-_PART = re.compile(r"(\d{1,6})/(\d{1,6})")
 TRIED = 3  # local steps that are timed before the first turn
-
-
-@dataclass(frozen=True)
-class JoinConfig(Options):
-    """Where the server is, and what this client trains on."""
-
-    address: str = option("127.0.0.1:7300", MACHINES, "Where the server listens.", metavar="HOST:PORT")
-    data: str = option(
-        "fashion-mnist", DATA, "fashion-mnist, digits, fsdd, or a file of arrays.", metavar="DATA"
-    )
-    part: str = option(
-        "",
-        DATA,
-        "Train on part K of N of the data, from 0/N, as the same split deals them; else on all.",
-        metavar="K/N",
-    )
-    split: str = option("iid", DATA, "How --part deals the data; the same at all clients.", metavar="SPLIT")
-    model: str = option("", DATA, "The model, where it is one of your own: module:function.", metavar="MODEL")
-    client: int = option(
-        -1,
-        MACHINES,
-        "This client's number; by default --part's, or the next that is free.",
-        metavar="N",
-        least=-1,
-    )
-    token_file: str | None = option(
-        None, MACHINES, "File with the token that all share (or set THINWIRE_TOKEN).", metavar="FILE"
-    )
-    patience: float = option(
-        300.0, MACHINES, "Give up after so long without a sign of the server.", metavar="SECONDS", above=0
-    )
-    threads: int = option(0, MACHINES, "Compute threads; 0 takes all cores.", metavar="N", least=0, most=1024)
-    quiet: bool = option(False, OUTPUT, "Say nothing on the way.")
-
-    def check(self) -> None:
-        """Raise ``InputError`` for what cannot be."""
-        check_host(self.place[0], read_token(self.token_file))
-        _ = self.share, Split.parse(self.split)
-
-    @property
-    def place(self) -> tuple[str, int]:
-        """Host and port of the server."""
-        host, port = parse_address(self.address.strip())
-        if port is None or not host:
-            raise InputError(f"{self.address!r} is not HOST:PORT; write it like 192.0.2.7:7300")
-        return host, port
-
-    @property
-    def share(self) -> tuple[int, int] | None:
-        """Which part of how many; None for all."""
-        if not self.part:
-            return None
-        found = _PART.fullmatch(self.part.strip())
-        good = found is not None and int(found[1]) < int(found[2])
-        if found is None or not good:
-            raise InputError(f"--part {self.part} is not K/N with K below N; the first of three is 0/3")
-        return int(found[1]), int(found[2])
 
 
 def join(config: JoinConfig, noted: Callable[[str], object]) -> int:

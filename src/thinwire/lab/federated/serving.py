@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,76 +15,20 @@ from thinwire.engines.federated.method import Method
 from thinwire.engines.federated.rates import Decay
 from thinwire.engines.federated.remote.host import Host
 from thinwire.engines.federated.server import Server
+from thinwire.lab.federated.machines import ServeConfig
 from thinwire.lab.federated.models import build_model
-from thinwire.lab.federated.options import OUTPUT, FederatedConfig
 from thinwire.lab.federated.recorder import Recorder, Told, with_steps
 from thinwire.lab.federated.setup import Setup
 from thinwire.lab.federated.tasks import load_dataset
-from thinwire.lab.options import option
 from thinwire.lab.records.schema import status_of
 from thinwire.links.hub.hub import Hub
-from thinwire.links.security import check_host, read_token
+from thinwire.links.security import read_token
 from thinwire.recipes.federated import METHOD, parse_federated_recipe
 from thinwire.replacing import replacing
 from thinwire.types import InputError, require
 
 STATE = "server.safetensors"
-PORT = 7300
 FAREWELL = 10.0  # seconds for the last word to reach all clients
-MACHINES = "Machines"
-
-
-@dataclass(frozen=True)
-class ServeConfig(FederatedConfig):
-    """What is learnt on real machines, by one method, and where its server listens."""
-
-    host: str = option(
-        "127.0.0.1",
-        MACHINES,
-        "Address to listen at; off loopback it needs a token.",
-        metavar="ADDRESS",
-        free=True,
-    )
-    port: int = option(
-        PORT,
-        MACHINES,
-        "Port to listen at; 0 takes a free one.",
-        metavar="PORT",
-        least=0,
-        most=65535,
-        free=True,
-    )
-    token_file: str | None = option(
-        None,
-        MACHINES,
-        "File with the token that all share (or set THINWIRE_TOKEN).",
-        metavar="FILE",
-        free=True,
-    )
-    gather: float = option(
-        300.0,
-        MACHINES,
-        "Begin after so long with those who are there.",
-        metavar="SECONDS",
-        above=0,
-        free=True,
-    )
-    deadline: float = option(
-        600.0,
-        MACHINES,
-        "The longest that a round waits for its clients.",
-        metavar="SECONDS",
-        above=0,
-        free=True,
-    )
-    resume: bool = option(False, OUTPUT, "Go on from the last version in OUT.", free=True)
-
-    def check(self) -> None:
-        """Raise ``InputError`` for what cannot be."""
-        super().check()
-        check_host(self.host, read_token(self.token_file))
-        one = len(self.ways) == 1
-        require(one, InputError, f"--method {self.methods} are {len(self.ways)}; a server runs one method")
 
 
 class Serving:
