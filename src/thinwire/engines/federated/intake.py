@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.engines.federated.message import Update
+from thinwire.engines.federated.message import HEAD, UPDATE, Update
 from thinwire.engines.federated.roster import Member
-from thinwire.engines.federated.row import unpack_row
+from thinwire.engines.federated.row import most_nbytes, unpack_row
 from thinwire.types import MissingExtra, PayloadError, require
 
 LARGEST = 1e24  # of a value in an update: the sum of millions of such is a float32 still
@@ -38,6 +38,8 @@ def checked(data: bytes | memoryview, client: int, member: Member, values: int) 
 
     Errors: ``PayloadError`` saying why not, in one sentence.
     """
+    most = HEAD.size + UPDATE.size + most_nbytes(values)
+    require(len(data) <= most, PayloadError, f"{len(data)} bytes for {values} values, at most {most} may be")
     try:
         update = Update.unpack(data)
         check_place(update, client, member)
