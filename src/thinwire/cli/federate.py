@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,10 +14,12 @@ from thinwire.cli.terminal.options import with_config
 from thinwire.cli.terminal.output import REPORT, finish
 from thinwire.lab.engines import load_run, load_runs
 from thinwire.lab.federated.options import FederatedConfig
+from thinwire.lab.machine.interrupts import stopped_by_signals
 from thinwire.lab.records.holding import holding
 from thinwire.lab.records.writer import COMPARE, write_json
 
 if TYPE_CHECKING:
+    from thinwire.lab.federated.recorded import Outcome
     from thinwire.lab.federated.simulate import Made
 
 Methods = Annotated[
@@ -43,18 +46,27 @@ def federate(methods: Methods, given: dict[str, Any]) -> None:
 
 
 def run(config: FederatedConfig) -> None:
-    """Run all methods, print the table and write the report."""
+    """Run all methods, print the table and write the report.
+
+    Errors: that of the first method that failed, once all have run.
+    """
     # After the checks: a wrong option is refused before torch is even imported.
-    from thinwire.lab.federated.run import run_all
+    from thinwire.lab.federated.run import Comparison, raise_failure
 
     out = Path(config.out)
-    with holding(out):
-        for stale in (COMPARE, REPORT):
+    outcomes: list[Outcome] = []
+    records: list[dict[str, Any]] = []
+    with holding(out), stopped_by_signals():
+        comparison = Comparison(config)
+        for stale in (COMPARE, REPORT):  # of an earlier comparison, which must not pass for this one's
             (out / stale).unlink(missing_ok=True)
-        folders = run_all(config, _told(config))
-        records = [load_run(folder).to_dict() for folder in folders]
-        write_json(out / COMPARE, records)
-    finish(load_runs(folders), out, config.json, records)
+        with closing(comparison.run(_told(config))) as ended:
+            for outcome in ended:
+                outcomes.append(outcome)
+                records.append(load_run(outcome.folder).to_dict())
+                write_json(out / COMPARE, records)
+    finish(load_runs([outcome.folder for outcome in outcomes]), out, config.json, records)
+    raise_failure(outcomes)
 
 
 def _told(config: FederatedConfig) -> Any:

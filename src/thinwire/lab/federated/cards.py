@@ -14,6 +14,7 @@ from thinwire.lab.report.details import Rows
 from thinwire.lab.report.drawing import FAINT, curve, new_figure, series_colour, series_order, svg, ticks
 
 FederatedRun = Run[FederatedRecord]
+DONE = "done"
 Runs = Sequence[FederatedRun]
 COLUMNS = ("method", "seed", "accuracy", "best", "versions", "virtual time", "sent up", "sent down",
            "to the target", "up", "down", "× fewer bytes", "× sooner")  # fmt: skip
@@ -137,12 +138,20 @@ def _row(base: FederatedRun, run: FederatedRun) -> list[str]:
         _span(r.totals.get("virtual_s", 0.0)),
         megabytes(r.bytes.get("up", 0)),
         megabytes(r.bytes.get("down", 0)),
-        _span(target["virtual_s"]) if target else "not reached",
+        _arrival(r),
         megabytes(int(target["up"])) if target else "–",
         megabytes(int(target["down"])) if target else "–",
         f"{fewer:.1f}" if fewer else "–",
         f"{sooner:.2f}" if sooner else "–",
     ]
+
+
+def _arrival(record: FederatedRecord) -> str:
+    if record.target:
+        return _span(record.target["virtual_s"])
+    if record.status != DONE:
+        return record.status
+    return "not reached" if record.config.get("until") else "–"
 
 
 def _span(seconds: float) -> str:

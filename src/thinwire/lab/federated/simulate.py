@@ -6,6 +6,7 @@ the same whatever the number of processes. A turn that drops out ends when its u
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -22,6 +23,8 @@ from thinwire.lab.federated.trainer import Change, Trainer, Turn
 from thinwire.types import LinkError, require
 
 ASKED_AGAIN = 1  # how often a round that nobody answered is repeated
+SILENCE = 100  # turns in a row that may end without an update where there are no rounds; twice all, if more
+NAMED = 8  # clients that an error names
 SERVER = -1  # the client of moments that are the server's own
 
 
@@ -84,7 +87,8 @@ class Simulation:
     free_down: bool = False
     budget: float = float("inf")
     refused: list[tuple[float, Refusal]] = field(default_factory=list)
-    local_steps: int = 0
+    steps: Counter[int] = field(default_factory=Counter)  # by client, of all its turns
+    turns: Counter[int] = field(default_factory=Counter)
     now: float = 0.0
 
     def __post_init__(self) -> None:
@@ -98,7 +102,9 @@ class Simulation:
         self._answered: list[int] = []  # clients that wait for the end of a period
         self._draw = np.random.default_rng([self.seed, 0xFED])
         self._going = True
-        self._again = 0
+        self._again = 0  # rounds in a row that nobody answered
+        self._seconds = self.server.rule.seconds
+        self._silent: Counter[int] = Counter()  # turns by client since an update came
 
     def run(self) -> None:
         """Go on until ``made`` says so, the budget is spent, or nothing is left to happen."""
@@ -148,9 +154,8 @@ class Simulation:
         self._agenda.add(Moment(at, client, 0), Event(Kind.START, client=client))
 
     def _next_period(self) -> None:
-        seconds = getattr(self.server.rule, "seconds", None)
-        if seconds:
-            self._agenda.add(Moment(self.now + seconds, SERVER, 0), Event(Kind.PERIOD))
+        if self._seconds:
+            self._agenda.add(Moment(self.now + self._seconds, SERVER, 0), Event(Kind.PERIOD))
 
     # -- a turn --------------------------------------------------------------------------------------------
 
@@ -161,7 +166,8 @@ class Simulation:
         weights = self.server.given
         asked = Turn(client, version.sequence, version.number, version.steps, version.rate)
         change = self.trainer.start(asked, weights)
-        self.local_steps += version.steps
+        self.steps[client] += version.steps
+        self.turns[client] += 1
         fetched = self.now
         if not self.free_down:
             through = self._down.take(self.now, version.nbytes, device.link.downlink)
@@ -191,22 +197,20 @@ class Simulation:
 
     def _ended(self, event: Event) -> None:
         client, rounds = event.client, self.server.rule.in_rounds
-        number: int | None = None
-        if event.kind is Kind.ARRIVED:
-            found = self.server.receive(client, event.data)
-            if isinstance(found, Receipt):
-                self._arrived.append((found.staleness, len(event.data)))
-                number = found.version
-            else:
-                self.refused.append((self.now, found))
-                number = self.server.give_up(client) if rounds else None
-        elif rounds:
-            number = self.server.give_up(client)
+        receipt = self._received(event) if event.kind is Kind.ARRIVED else None
+        if receipt is not None:
+            self._silent.clear()
+            number = receipt.version
+        else:
+            self._silent[client] += 1
+            number = self.server.give_up(client) if rounds else None
         if number is not None:
             self._tell(number)
         if not self._going:
             return
         if not rounds:
+            few = max(SILENCE, (1 + ASKED_AGAIN) * self._many)
+            self._check_answers(self._silent.total() < few, f"{few} turns")
             self._go_on(client, event.kind is Kind.ARRIVED)
         elif number is not None:
             self._again = 0
@@ -214,9 +218,17 @@ class Simulation:
         elif not self.server.missing:
             self._nobody()
 
+    def _received(self, event: Event) -> Receipt | None:
+        found = self.server.receive(event.client, event.data)
+        if isinstance(found, Receipt):
+            self._arrived.append((found.staleness, len(event.data)))
+            return found
+        self.refused.append((self.now, found))
+        return None
+
     def _go_on(self, client: int, arrived: bool) -> None:
         """Let the next client begin: at once, or at the end of the period in which this one's update came."""
-        if arrived and getattr(self.server.rule, "seconds", None):
+        if arrived and self._seconds:
             self._answered.append(client)
             return
         self._idle.add(client)
@@ -226,10 +238,15 @@ class Simulation:
         """Repeat a round that nobody answered; then give up."""
         self.server.close()
         self._again += 1
-        who = ", ".join(map(str, sorted(self.clients)[:8]))
-        text = f"no update came in {self._again} rounds at {self.now:.1f} s, of clients {who} and others"
-        require(self._again <= ASKED_AGAIN, LinkError, text)
+        self._check_answers(self._again <= ASKED_AGAIN, f"{self._again} rounds")
         self._round()
+
+    def _check_answers(self, enough: bool, waited: str) -> None:
+        who = sorted(self._silent)
+        more = f" and {len(who) - NAMED} others" if len(who) > NAMED else ""
+        names = ", ".join(map(str, who[:NAMED])) + more
+        text = f"no update came in {waited} until {self.now:.1f} s, of clients {names}"
+        require(enough, LinkError, f"{text}; look at their drop_out")
 
     def _period(self) -> None:
         number = self.server.close()
