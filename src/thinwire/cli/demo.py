@@ -63,9 +63,10 @@ FEDERATED_DEMO: dict[str, Any] = {
     "clients": 10,
     "until": 0.78,
     "budget": "1h",
-    "rounds": 600,
+    "rounds": 2400,
+    "eval_every": 2,
     "steps": 20,
-    "lr": 0.05,
+    "lr": 0.1,
     "out": "runs/demo-federated",
 }
 REACH = 75  # steps at most, to the loss that the first recipe ends with

@@ -28,6 +28,14 @@ class FederatedConfig(Options):
     until: float = option(
         0.0, LEARNING, "Accuracy at which a run ends; 0 takes all rounds.", metavar="SHARE", least=0, most=1
     )
+    eval_every: int = option(
+        0,
+        LEARNING,
+        "Versions from one evaluation to the next; 0 makes about 200 evaluations of all --rounds.",
+        metavar="N",
+        least=0,
+        most=10**6,
+    )
     budget: str = option("", LEARNING, "Virtual time at which a run ends, as in 600s or 1h.", metavar="TIME")
     steps: int = option(5, LEARNING, "Local steps of a turn.", metavar="N", least=1, most=10**4)
     batch: int = option(20, LEARNING, "Samples of a local step.", metavar="N", least=1, most=10**5)

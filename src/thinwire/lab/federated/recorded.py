@@ -35,7 +35,7 @@ from thinwire.recipes.base import Recipe
 from thinwire.recipes.federated import METHOD
 from thinwire.types import ThinwireError
 
-POINTS = 200  # evaluations of a run, about
+POINTS = 200  # evaluations of a run, about, unless it is asked for others
 WAITS = 40  # parts of the virtual time, after each of which the next version is evaluated too
 Told = Callable[[str, Made, float | None], None]  # of a version: the run, what it is, its accuracy
 
@@ -70,7 +70,7 @@ class FederatedRun:
         self.server = Server(self.setup.weights, self.method.rule, policy, self.method.download, rates)
         for device in self.fleet.to_policy([len(part) for part in self.setup.parts]):
             self.server.join(device)
-        self._every = -(-self.config.rounds // POINTS)
+        self._every = self.config.eval_every or -(-self.config.rounds // POINTS)
         self._span = (self.config.budget_seconds or float("inf")) / WAITS
         self._looked = 0.0  # virtual seconds
         self._points: list[Point] = []
