@@ -45,6 +45,10 @@ def test_each_method_leaves_a_record(done: tuple[Command, Path]) -> None:
     dense, ours = records[0], records[1]
     assert dense["bytes"]["up"] == pytest.approx(dense["bytes"]["raw_up"], rel=0.05)
     assert ours["bytes"]["up"] < ours["bytes"]["raw_up"]
+    for c in ours["clients"]:  # what its policy lets it send, whatever a value takes
+        assert 0 < c["ratio"] < 0.035 and c["steps"] > 0
+    assert all(0 < p["density"] < 0.035 for p in ours["accuracy"]["curve"])
+    assert all(0.9 < p["density"] <= 1 for p in dense["accuracy"]["curve"])
     assert load_run(out / "fedavg").kind == "federated"
 
 

@@ -25,16 +25,20 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Receipt:
-    """An update that was taken. ``version``: the number of the one that it completed, if it did."""
+    """An update that was taken. ``version``: the number of the one that it completed, if it did.
+
+    ``kept``: how many of its values are not zero.
+    """
 
     client: int
     sequence: int
     staleness: int
+    kept: int
     version: int | None = None
 
 
-def checked(data: bytes | memoryview, client: int, member: Member, values: int) -> Update:
-    """Return the update in ``data``, which ``client`` sent, if it may be taken.
+def checked(data: bytes | memoryview, client: int, member: Member, values: int) -> tuple[Update, int]:
+    """Return the update in ``data``, which ``client`` sent, if it may be taken, and how many values it has.
 
     Errors: ``PayloadError`` saying why not, in one sentence.
     """
@@ -43,10 +47,11 @@ def checked(data: bytes | memoryview, client: int, member: Member, values: int) 
     try:
         update = Update.unpack(data)
         check_place(update, client, member)
-        check_values(unpack_row(update.packet, values, client))
+        row = unpack_row(update.packet, values, client)
+        check_values(row)
     except MissingExtra as e:
         raise PayloadError(f"it is coded in a way that this server cannot read: {e}") from e
-    return update
+    return update, int(row.count_nonzero())
 
 
 def check_place(update: Update, client: int, member: Member) -> None:

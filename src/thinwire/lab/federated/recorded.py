@@ -115,7 +115,7 @@ class FederatedRun:
         accuracy = self.setup.accuracy(self.server.weights) if look else None
         self.told(self.name, made, accuracy)
         now = time.perf_counter()
-        density = self._density(made)
+        density = made.kept / self.setup.values if made.updates else None
         self._writer.add(
             VersionMetrics(
                 version=made.number,
@@ -135,10 +135,6 @@ class FederatedRun:
         if reached:
             self._target = {"accuracy": self.config.until, "virtual_s": made.at, "up": up, "down": down}
         return not (last or reached)
-
-    def _density(self, made: Made) -> float | None:
-        raw = 4 * self.setup.values * made.updates
-        return made.nbytes / raw if raw else None
 
     def _sent(self) -> tuple[int, int]:
         traffic = [self.server.traffic(c) for c in self._clients]
@@ -186,7 +182,7 @@ class FederatedRun:
             client,
             len(self.setup.parts[client]),
             simulation.steps[client] / max(1, simulation.turns[client]),
-            t.up / t.raw_up if t.raw_up else None,
+            simulation.kept[client] / (t.updates * self.setup.values) if t.updates else None,
             t.updates,
             t.up,
             t.down,

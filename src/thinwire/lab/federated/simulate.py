@@ -67,7 +67,7 @@ class Made:
     at: float
     updates: int
     staleness: float
-    nbytes: int  # of its updates
+    kept: float  # values that each sent, the mean
 
 
 @dataclass
@@ -89,6 +89,7 @@ class Simulation:
     refused: list[tuple[float, Refusal]] = field(default_factory=list)
     steps: Counter[int] = field(default_factory=Counter)  # by client, of all its turns
     turns: Counter[int] = field(default_factory=Counter)
+    kept: Counter[int] = field(default_factory=Counter)  # values that it sent, of all that were taken
     now: float = 0.0
 
     def __post_init__(self) -> None:
@@ -98,7 +99,7 @@ class Simulation:
         self._up = SharedLine(server.downlink if server else None)
         self._held: dict[int, Held | None] = {}
         self._idle = set(self.clients)
-        self._arrived: list[tuple[int, int]] = []  # staleness and bytes of the updates of the next version
+        self._arrived: list[Receipt] = []  # of the updates of the next version
         self._answered: list[int] = []  # clients that wait for the end of a period
         self._draw = np.random.default_rng([self.seed, 0xFED])
         self._going = True
@@ -221,7 +222,8 @@ class Simulation:
     def _received(self, event: Event) -> Receipt | None:
         found = self.server.receive(event.client, event.data)
         if isinstance(found, Receipt):
-            self._arrived.append((found.staleness, len(event.data)))
+            self._arrived.append(found)
+            self.kept[event.client] += found.kept
             return found
         self.refused.append((self.now, found))
         return None
@@ -261,8 +263,8 @@ class Simulation:
         self._next_period()
 
     def _tell(self, number: int) -> None:
-        late = [s for s, _ in self._arrived]
-        nbytes = sum(n for _, n in self._arrived)
-        mean = sum(late) / len(late) if late else 0.0
-        self._going = self.made(Made(number, self.now, len(late), mean, nbytes))
+        many = len(self._arrived)
+        late = sum(receipt.staleness for receipt in self._arrived) / max(1, many)
+        kept = sum(receipt.kept for receipt in self._arrived) / max(1, many)
+        self._going = self.made(Made(number, self.now, many, late, kept))
         self._arrived.clear()
