@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from thinwire.cli.terminal.options import with_config
-from thinwire.cli.terminal.output import finish, tell
+from thinwire.cli.terminal.output import REPORT, finish, tell
 from thinwire.cli.terminal.places import Address
 from thinwire.lab.engines import load_run, load_runs
 from thinwire.lab.federated.machines import ServeConfig
 from thinwire.lab.machine.interrupts import stopped_by_signals
 from thinwire.lab.records.holding import holding
-from thinwire.lab.records.writer import COMPARE, write_json
 
 if TYPE_CHECKING:
     from thinwire.engines.federated.conductor import Made
@@ -46,10 +45,10 @@ def federate_serve(given: dict[str, Any], method: Method = "thinwire") -> None:
 
     out = Path(config.out)
     with holding(out), stopped_by_signals():
-        Serving(config, _told(config), tell).run(_announce)
-        records = [load_run(out).to_dict()]
-        write_json(out / COMPARE, records)
-    finish(load_runs([out]), out, config.json, records)
+        serving = Serving(config, _told(config), tell)
+        (out / REPORT).unlink(missing_ok=True)  # of an earlier run, which must not pass for this one's
+        serving.run(_announce)
+    finish(load_runs([out]), out, config.json, [load_run(out).to_dict()])
 
 
 def _announce(hub: Hub) -> None:

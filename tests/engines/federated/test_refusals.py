@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import struct
-import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
 
 import pytest
 import torch
-from federation import SIZES, Federation, kept, refused, same, taken
+from codec_examples import CODECS
+from federation import SIZES, Federation, kept, model, refused, same, samples, taken
 from packets import resigned
 from torch import Tensor
 
@@ -20,11 +20,14 @@ from thinwire.channels.channel import Scheme, Sender
 from thinwire.channels.memory import Delta, Memory, NoMemory
 from thinwire.codecs import Codec, Raw, TopK, Uniform
 from thinwire.engines.federated.aggregation import FedBuff, Periodic, Rule
+from thinwire.engines.federated.client import Client
 from thinwire.engines.federated.download import DeltaDownload
 from thinwire.engines.federated.intake import Receipt, Refusal
 from thinwire.engines.federated.message import HEAD, UPDATE, Form, Update, Version
-from thinwire.engines.federated.model_copy import ModelCopy
+from thinwire.engines.federated.model_copy import ModelCopy, sum_of
+from thinwire.engines.federated.residuals import Residuals
 from thinwire.engines.federated.row import unpack_row
+from thinwire.engines.federated.training import TrainingError
 from thinwire.types import DesyncError, InputError, PayloadError
 
 N = 52  # values of the model
@@ -74,7 +77,7 @@ BAD: dict[str, tuple[Callable[[Update], Update], str]] = {
         "over the limit of 208",
     ),
     "another dtype": (lambda u: replace(u, packet=packet(torch.zeros(1, N).half())), "float16"),
-    "endless bytes": (lambda u: replace(u, packet=bytes(5000)), "5000 bytes for 52 values"),
+    "endless bytes": (lambda u: replace(u, packet=bytes(5000)), "5044 bytes for 52 values"),
     "no packet": (lambda u: replace(u, packet=b""), "ends 8 bytes too early"),
     "what leaves state": (lambda u: replace(u, packet=packet(values(1.0), memory=Delta())), "leave state"),
 }
@@ -130,43 +133,60 @@ def again(data: bytes) -> bytes:
     start = HEAD.size + UPDATE.size
     inner = data[start:]
     data = data[:start] + (resigned(inner) if len(inner) > 8 else inner)
-    return data[:4] + struct.pack("<I", zlib.crc32(data[8:])) + data[8:]
+    return resigned(data)
 
 
-def damaged(random: Random, good: bytes) -> bytes:
-    """Return hostile bytes: noise, or an update with bytes, words or its length changed."""
-    data, kind = bytearray(good), random.randrange(5)
+def damaged(random: Random, corpus: Sequence[bytes]) -> bytes:
+    """Return hostile bytes: noise, or one of ``corpus`` cut, changed, grown, or joined to another."""
+    data, kind = bytearray(random.choice(corpus)), random.randrange(7)
+    at = random.randrange(8, len(data) - 4)
     if kind == 0:
         return random.randbytes(random.randrange(300))
     if kind == 1:
-        del data[random.randrange(8, len(data)) :]
+        del data[at:]
     elif kind == 2:
-        data[random.randrange(8, len(data))] ^= random.randrange(1, 256)
+        data[at] ^= random.randrange(1, 256)
     elif kind == 3:
-        at = random.randrange(8, len(data) - 4)
-        data[at : at + 4] = struct.pack("<I", random.choice(EXTREMES))
-    else:
-        at = random.randrange(8, len(data))
+        form, mask = random.choice([("<H", 0xFFFF), ("<I", 0xFFFFFFFF), ("<Q", 2**64 - 1)])
+        word = random.choice((*EXTREMES, 2**63)) & mask
+        data[at : at + struct.calcsize(form)] = struct.pack(form, word)
+    elif kind == 4:
         data[at:at] = random.randbytes(random.randrange(1, 9))
-    return again(bytes(data)) if len(data) > HEAD.size + UPDATE.size else bytes(data)
+    elif kind == 5:
+        data[at:] = random.choice(corpus)[at:]
+    else:
+        data += bytes(random.choice((1, 8, 500, 50_000)))
+    return bytes(data)
 
 
-def test_two_thousand_hostile_updates() -> None:
+def hostile(federation: Federation, good: Update) -> list[bytes]:
+    """Return updates to begin from: the good one, others' and every bad one."""
+    bad = [spoil(good).pack() for spoil, _ in BAD.values()]
+    others = [federation.update(client) for client in (0, 2, 3)]
+    dense = replace(good, packet=packet(values(1.0))).pack()
+    return [*[good.pack(), dense] * 8, *others, *bad]  # most begin from one that would be taken
+
+
+def test_sixteen_thousand_hostile_updates() -> None:
     federation, good = opened(Periodic())
     server, random, found = federation.server, Random(1), Counter[str]()
-    corpus = [good.pack(), replace(good, packet=packet(values(1.0))).pack()]
-    state, before = server.state_dict(), kept(server)
-    for case in range(2000):
-        answer = server.receive(1, damaged(random, random.choice(corpus)))
+    corpus = hostile(federation, good)
+    state, before, weights = server.state_dict(), kept(server), server.weights
+    for case in range(16_000):
+        sender = 1 if random.random() < 0.9 else random.choice((0, 2, 3, 99))
+        data = damaged(random, corpus)
+        answer = server.receive(sender, again(data) if len(data) > HEAD.size + UPDATE.size else data)
         found[type(answer).__name__] += 1
         if isinstance(answer, Receipt):  # other values, or other numbers that are possible
             assert server.close() == 2 and bool(server.weights.isfinite().all())
             server.load_state_dict(state)
+            weights = server.weights
         else:
             assert isinstance(answer, Refusal) and answer.reason.strip() and "\n" not in answer.reason
-        if case % 100 == 0:
+            assert server.weights is weights and server.version == 1 and not server.waiting
+        if case % 500 == 0:
             assert kept(server) == before
-    assert kept(server) == before and found["Refusal"] > 1500, found
+    assert kept(server) == before and found["Refusal"] > 12_000 and found["Receipt"] > 100, found
 
 
 def versions(codec: Codec) -> list[Version]:
@@ -182,25 +202,45 @@ def versions(codec: Codec) -> list[Version]:
     return [missed, replace(missed, form=Form.PATCH, packets=(patch,)), replace(whole, form=Form.WHOLE)]
 
 
-def test_hostile_versions_leave_a_client_that_asks_for_the_whole() -> None:
+def test_four_thousand_hostile_versions_leave_a_client_that_asks_for_the_whole() -> None:
     *later, whole = versions(Uniform(4, group=16))
     assert [v.form for v in later] == [Form.MISSED, Form.PATCH]
+    full = Version(1, 1, 0, sum_of(values(1.0)), Form.FULL, (packet(values(1.0), 0),), 1, 0.1, SPARSE)
     random, found = Random(2), Counter[str]()
-    corpus = [v.pack() for v in (whole, *later)]
-    for _ in range(500):
-        copy = ModelCopy(N)
-        row = copy.take(whole)
-        data = bytearray(random.choice(corpus))
-        data[random.randrange(8, len(data))] ^= random.randrange(1, 256)
+    corpus = [v.pack() for v in (whole, *later, full)]
+    client = Client(1, model(), samples(1), Residuals())
+    client.train(whole)
+    row = client._copy.take(whole)
+    for case in range(4_000):
+        data = resigned(damaged(random, corpus).ljust(8, b"\0"))
+        state = client.residuals.state_dict() if case % 50 == 0 else {}
         try:
-            version = Version.unpack(data[:4] + struct.pack("<I", zlib.crc32(data[8:])) + data[8:])
-            copy.take(version)
+            version = Version.unpack(data)
+            packets = tuple(resigned(bytes(p)) if p[:2] == wire.MAGIC else p for p in version.packets)
+            client.train(replace(version, packets=packets, sequence=client.sequence + 1, steps=1))
             found["taken"] += 1
-        except (PayloadError, DesyncError) as e:
+        except (PayloadError, DesyncError, TrainingError, InputError) as e:
             found[type(e).__name__] += 1
-            assert copy.held in (None, whole.held)
-        assert same(copy.take(whole), row)
-    assert found["PayloadError"] > 100 and found["DesyncError"] > 5, found
+            assert str(e).strip() and "\n" not in str(e)
+            if state:
+                after = client.residuals.state_dict()
+                assert all(name.startswith("sent.") for name in state.keys() - after.keys())  # confirmed
+                assert all(torch.equal(after[name], x) for name, x in state.items() if name in after)
+        if client._copy.held != whole.held:
+            assert same(client._copy.take(whole), row)
+    assert found["PayloadError"] > 1000 and found["DesyncError"] > 50 and found["taken"] > 50, found
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+def test_a_server_may_ask_for_any_codec(codec: Codec) -> None:
+    federation, _ = opened()
+    version = federation.server.issue(2)
+    before = {name: x.clone() for name, x in federation.residuals.state_dict().items()}
+    try:
+        federation.clients[2].train(replace(version, codec=codec))
+    except (InputError, PayloadError):
+        after = federation.residuals.state_dict()
+        assert all(torch.equal(after[name], x) for name, x in before.items() if name in after)
 
 
 def test_versions_that_do_not_follow_are_not_taken() -> None:

@@ -122,7 +122,7 @@ def test_a_server_that_was_killed_goes_on_from_its_last_version(programs: Any, t
     assert [client.end()[0] for client in clients] == [0, 0]
     versions = [json.loads(line)["version"] for line in (tmp_path / "served" / "metrics.jsonl").open()]
     assert versions == sorted(set(versions)) and versions[-1] == last
-    record = read_json(tmp_path / "served" / "compare.json")[0]
+    record = read_json(tmp_path / "served" / "run.json")
     assert record["totals"]["rounds"] == last and record["clients"][0]["samples"] == 719
 
 

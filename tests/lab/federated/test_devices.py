@@ -53,7 +53,7 @@ def test_a_file_of_devices(tmp_path: Path) -> None:
         there = sum(d.available.since(time) == time for d in fleet.devices[4:])
         assert 155 <= there <= 165  # 80 % of them at any time
     assert fleet == load_fleet(str(tmp_path / "mine.toml"), clients=204)
-    with pytest.raises(InputError, match=r"mine\.toml has 204 devices, not 10; leave --clients out"):
+    with pytest.raises(InputError, match=r"mine\.toml has 204 devices, not 10; give --clients 204"):
         load_fleet(str(tmp_path / "mine.toml"), clients=10)
 
 

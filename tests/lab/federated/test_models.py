@@ -12,7 +12,8 @@ from each import each
 from torch import nn
 from torch.nn import functional as F
 
-from thinwire.lab.federated.models import build_model, flat, load_flat
+from thinwire.engines.federated.row import Parameters
+from thinwire.lab.federated.models import build_model
 from thinwire.types import InputError
 
 SHAPES = [(1, 28, 28), (1, 8, 8), (1, 32, 32), (3, 32, 32), (1, 2, 3), (2, 20, 60)]
@@ -44,6 +45,10 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "fed_own_broken.py").write_text("import no_such_module_at_all")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", list(sys.path))
+
+
+def flat(model: nn.Module) -> torch.Tensor:
+    return Parameters(model).read()
 
 
 def descend(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
@@ -81,16 +86,16 @@ def test_a_model_learns_from_its_seed_on(name: str) -> None:
 def test_parameters_go_into_a_row_and_back_without_sharing_memory() -> None:
     model, other = (build_model("cnn", (1, 8, 8), 10, seed) for seed in (0, 1))
     row = flat(other)
-    load_flat(model, row)
+    Parameters(model).write(row)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
     assert torch.equal(flat(model), row) and row.dtype == torch.float32 and not row.requires_grad
     before = row.clone()
     descend(model, torch.ones(4, 1, 8, 8), torch.arange(4))
     assert torch.equal(row, before) and not torch.equal(flat(model), before)
     assert model[3].weight.is_contiguous(memory_format=torch.channels_last)  # type: ignore[index, union-attr]
-    for wrong in (row[:-1], row[None], torch.cat((row, row))):
-        with pytest.raises(InputError, match="values for a model of 46730; give as many"):
-            load_flat(model, wrong)
+    for wrong in (row[:, :-1], row[0], torch.cat((row, row))):
+        with pytest.raises(InputError, match=r"for a model of 46730 values; give \[1, 46730\]"):
+            Parameters(model).write(wrong)
 
 
 @pytest.mark.usefixtures("own")
@@ -98,7 +103,7 @@ def test_a_models_function_of_ones_own_is_called_with_shape_and_classes() -> Non
     state = torch.get_rng_state()
     a, b, c = (build_model("fed_own_models:good", (1, 4, 4), 3, seed) for seed in (0, 0, 1))
     assert torch.equal(flat(a), flat(b)) and not torch.equal(flat(a), flat(c))
-    assert flat(a).shape == (51,) and flat(a).dtype == torch.float32
+    assert flat(a).shape == (1, 51) and flat(a).dtype == torch.float32
     assert torch.equal(torch.get_rng_state(), state) and all(p.grad is None for p in a.parameters())
 
 

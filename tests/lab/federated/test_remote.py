@@ -22,8 +22,9 @@ from thinwire.engines.federated.conductor import Made
 from thinwire.engines.federated.download import DeltaDownload, Download, FullDownload
 from thinwire.engines.federated.journal import WitnessedServer, replay
 from thinwire.engines.federated.message import Update, Version
+from thinwire.engines.federated.remote.door import PROBE_SIZE, PROBES
 from thinwire.engines.federated.remote.guest import Guest
-from thinwire.engines.federated.remote.host import PROBE_SIZE, PROBES, Host
+from thinwire.engines.federated.remote.host import Host
 from thinwire.engines.federated.remote.pieces import HEAD, Piece, Receiving, Sending
 from thinwire.engines.federated.remote.words import Word, pack
 from thinwire.engines.federated.residuals import Residuals
@@ -37,7 +38,7 @@ from thinwire.links.hub.spoke import Spoke
 from thinwire.policies.federated.device import Assignment, Device, Situation
 from thinwire.types import InputError, LinkError, ThinwireError
 
-WIDE, CLASSES, STEPS, CLIENTS, PATIENCE = 200, 40, 2, 3, 20.0
+WIDE, CLASSES, STEPS, CLIENTS, PATIENCE = 200, 40, 2, 3, 15.0
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ class Federation:
     download: Download = field(default_factory=FullDownload)
     versions: int = 4
     expected: int = CLIENTS
+    participate: int = 0
     deadline: float = PATIENCE
     made: list[Made] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -86,6 +88,7 @@ class Federation:
             {"values": self.running.weights.numel()},
             self._told,
             expected=self.expected,
+            participate=self.participate,
             gather=PATIENCE,
             deadline=self.deadline,
             noted=self.notes.append,
@@ -116,7 +119,7 @@ class Federation:
         return weights
 
     def refusals(self) -> list[str]:
-        return [r.reason for _, r in self.host.refused]
+        return [r.reason for _, r in self.host.tally.refused]
 
 
 @contextmanager
@@ -137,7 +140,7 @@ def guests(port: int, clients: Sequence[Client]) -> Iterator[list[threading.Thre
         yield threads
     finally:
         for thread in threads:
-            thread.join(0.5)
+            thread.join(PATIENCE)
         for spoke in spokes:
             spoke.close()
 
@@ -206,7 +209,7 @@ def test_a_round_goes_on_without_a_client_that_vanished(returns: bool) -> None:
     with guests(federation.hub.port, [new_client(0), new_client(1)]):
         with guests(federation.hub.port, [Vanishing(2, net(), new_client(2).data, Residuals())]):
             seat_of(federation, 2)
-            await_true(lambda: federation.made or bool(federation.host.local_steps))
+            await_true(lambda: federation.made or bool(federation.host.tally.kept))
         if returns:
             with guests(federation.hub.port, [new_client(2)]):
                 federation.wait()
@@ -228,6 +231,7 @@ def test_where_nobody_answers_the_run_ends_and_names_the_clients() -> None:
         time.sleep(0.3)
     federation.wait()
     assert isinstance(federation.error, LinkError)
+    assert "of clients 0" in str(federation.error)
 
 
 def test_a_late_client_takes_part_from_the_next_round() -> None:
@@ -259,9 +263,10 @@ class Stranger:
                 return event.data
         raise AssertionError(f"no {word.name} came")
 
-    def hello(self, client: int) -> None:
-        values = {"client": client, "samples": 10, "step_seconds": 0.1, "down": None, "delay": 0.01}
-        self.say(pack(Word.HELLO, **values, held=None, after=0, trained=0, partial=0, have=0))
+    def hello(self, number: int, **odd: Any) -> None:
+        values = {"client": number, "samples": 10, "step_seconds": 0.1, "down": None, "delay": 0.01}
+        values |= {"held": None, "after": 0, "trained": 0, "partial": 0, "have": 0} | odd
+        self.say(pack(Word.HELLO, **values))
 
     def close(self) -> None:
         self._spoke.close()
@@ -298,8 +303,8 @@ def test_a_client_that_sends_too_much_or_nonsense_is_refused_and_the_round_goes_
             number = Piece.unpack(stranger.hear(Word.PIECE)).number
             stranger.say(HEAD.pack(Word.PIECE, number, 0, total) + b"abc")
             assert reason in stranger.hear(Word.RECEIPT)
+        stranger.close()
         federation.wait()
-    stranger.close()
     assert [m.updates for m in federation.made] == [1, 1]
     assert len(federation.refusals()) == 2
 
@@ -339,3 +344,79 @@ def test_a_message_arrives_whole_however_often_the_line_breaks(
         sending.send(put)
         sending.restart(receiving.have)
     assert (receiving.data, sending.done) == (data, True)
+
+
+def test_a_client_that_the_hub_lost_though_its_connection_lives_goes_on() -> None:
+    federation = Federation(Synchronous(), versions=40, expected=2)
+    with guests(federation.hub.port, [new_client(0), new_client(1)]):
+        await_true(lambda: len(federation.made) > 1)
+        federation.hub._lose(seat_of(federation).peer, b"it was stopped for a while")
+        federation.wait()
+    assert federation.error is None
+    assert [m.updates for m in federation.made][-5:] == [2] * 5
+
+
+def test_who_comes_without_a_number_takes_nobodys_place() -> None:
+    federation = Federation(Synchronous(), versions=1, expected=3)
+    away = Stranger(federation)
+    away.hello(0)
+    seat_of(federation)
+    away.close()
+    await_true(lambda: not seat_of(federation).there)
+    spoke = Spoke.connect("127.0.0.1", federation.hub.port)
+    assert Guest(spoke, PATIENCE).terms()["client"] == 1
+    spoke.close()
+    with guests(federation.hub.port, [new_client(c) for c in range(3)]):
+        federation.wait()
+
+
+@pytest.mark.parametrize(
+    ("odd", "told"),
+    [
+        ({"samples": 0}, b"client 2 has no samples"),
+        ({"after": 2**62}, b"after is 4611686018427387904"),
+        ({"step_seconds": 10**400}, b"step_seconds is 1000"),
+        ({"client": 7}, b"one connection is one client"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_a_hello_that_makes_no_sense_is_answered_and_named(odd: dict[str, Any], told: bytes) -> None:
+    federation = Federation(Synchronous(), versions=1, expected=2)
+    stranger = Stranger(federation)
+    if "client" in odd:
+        stranger.hello(6)
+        seat_of(federation, 6)
+    stranger.hello(2, **odd)
+    assert told in stranger.hear(Word.REFUSED)
+    stranger.close()
+    with guests(federation.hub.port, [new_client(0), new_client(1)]):
+        federation.wait()
+    assert federation.error is None
+    assert told.decode() in federation.refusals()[0]
+
+
+class Raising(Client):
+    """A client whose data cannot be read."""
+
+    def train(self, version: Version, start: torch.Tensor | None = None) -> Update:
+        raise OSError("the disk " + "is gone " * 1000)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_client_whose_training_raises_is_named_at_once() -> None:
+    federation = Federation(Synchronous(), versions=2, expected=2)
+    began = time.monotonic()
+    with guests(federation.hub.port, [new_client(0), Raising(1, net(), new_client(1).data, Residuals())]):
+        federation.wait()
+    assert time.monotonic() - began < 10
+    assert federation.refusals()[0].startswith("the disk is gone")
+    assert [m.updates for m in federation.made] == [1, 1]
+
+
+def test_as_many_take_part_at_a_time_as_asked() -> None:
+    federation = Federation(FedBuff(1), versions=8, participate=1)
+    with guests(federation.hub.port, [new_client(c) for c in range(CLIENTS)]):
+        federation.wait()
+    turns = federation.host.tally.turns
+    assert sum(turns.values()) == 8 and len(turns) > 1
+    assert torch.equal(federation.running.weights, federation.again())

@@ -35,6 +35,7 @@ RANK = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT
         (["compare", "fp32", "bf16"], {}),
         (["demo"], {}),
         (["demo", "state"], {}),
+        (["demo", "federated"], {}),
     ],
 )
 def test_the_second_run_in_a_folder_is_refused_by_name(

@@ -15,7 +15,6 @@ from thinwire.policies.federated.device import Device, FederatedPolicy, Situatio
 from thinwire.policies.federated.fedluck import FedLuck
 from thinwire.policies.federated.fixed import Fixed
 from thinwire.policies.federated.gamma import GammaFedHT
-from thinwire.policies.federated.staleness import Hinge, Polynomial
 from thinwire.policies.federated.thinwire import Thinwire
 from thinwire.types import InputError
 
@@ -83,9 +82,6 @@ WRONG: list[tuple[type, dict[str, object]]] = [
     (Thinwire, {"least_ratio": 0.0}),
     (Thinwire, {"ratio_power": 0.0}),
     (Thinwire, {"most_periods": 0.5}),
-    (Polynomial, {"exponent": -1.0}),
-    (Polynomial, {"scale": 0.0}),
-    (Hinge, {"free": -1}),
 ]
 
 

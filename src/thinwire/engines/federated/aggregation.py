@@ -49,6 +49,11 @@ class Rule(Protocol):
         """Whether shares are of the distance to what a client ended at, not of how far it went."""
         ...
 
+    @property
+    def seconds(self) -> float:
+        """How long a period lasts, at whose end ``Server.close`` is called; 0 where there are none."""
+        ...
+
     def is_due(self, arrived: int, missing: int) -> bool:
         """Return whether the updates that ``arrived`` make a version, where ``missing`` are to come."""
         ...
@@ -76,6 +81,7 @@ class Synchronous(Spec):
     rate: float = 1.0
     in_rounds = True
     mixes = False
+    seconds = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -107,6 +113,7 @@ class FedAsync(Spec):
     a: float = 0.5
     in_rounds = False
     mixes = True
+    seconds = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -132,6 +139,7 @@ class FedBuff(Spec):
     rate: float = 1.0
     in_rounds = False
     mixes = False
+    seconds = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()

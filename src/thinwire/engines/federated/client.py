@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +25,7 @@ class Client:
     Clients of one process may share the model, in which each writes the weights that it starts from, and the
     ``residuals``. A turn depends on weights, ``seed``, id and sequence number alone, dropout included: it
     comes out the same in any process. ``loss`` takes the model and a batch of ``data``. ``copy``: where the
-    versions are followed (default: a copy of its own).
+    versions are followed (default: a copy of its own). ``parameters``: the model's, where many share it.
 
     >>> from thinwire.codecs import Raw
     >>> from thinwire.engines.federated.message import Form
@@ -46,10 +48,11 @@ class Client:
         local: LocalSGD | None = None,
         seed: int = 0,
         copy: ModelCopy | None = None,
+        parameters: Parameters | None = None,
     ) -> None:
         self.id, self.data, self.residuals = id, data, residuals
         self._model, self._loss, self._local, self._seed = model, loss, local or LocalSGD(), seed
-        self._parameters = Parameters(model)
+        self._parameters = parameters or Parameters(model)
         self._copy = copy or ModelCopy(self._parameters.numel)
         self.sequence = 0  # of the last update; to be told to the server with each request
 
@@ -96,12 +99,25 @@ class Client:
         seed = _seed(self._seed, self.id, version.sequence)
         batches = self.data.batches(version.steps, torch.Generator().manual_seed(seed))
         self._parameters.write(start)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with _seeded(seed):
             self._local.run(self._model, self._loss, batches, version.rate, who)
         change = start - self._parameters.read()
         check_finite(float(change.sum()), who, version.steps, version.rate)
         return change
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Let what is random on the CPU come from ``seed`` in the block.
+
+    ``torch.manual_seed`` also formats the stack, once for each kind of accelerator: a millisecond a turn.
+    """
+    before = torch.get_rng_state()
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before)
 
 
 def _seed(*numbers: int) -> int:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.engines.federated.message import Update
+from thinwire.engines.federated.message import HEAD, UPDATE, Update
 from thinwire.engines.federated.roster import Member
-from thinwire.engines.federated.row import unpack_row
+from thinwire.engines.federated.row import most_nbytes, unpack_row
 from thinwire.types import MissingExtra, PayloadError, require
 
 LARGEST = 1e24  # of a value in an update: the sum of millions of such is a float32 still
@@ -25,26 +25,33 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Receipt:
-    """An update that was taken. ``version``: the number of the one that it completed, if it did."""
+    """An update that was taken. ``version``: the number of the one that it completed, if it did.
+
+    ``kept``: how many of its values are not zero.
+    """
 
     client: int
     sequence: int
     staleness: int
+    kept: int
     version: int | None = None
 
 
-def checked(data: bytes | memoryview, client: int, member: Member, values: int) -> Update:
-    """Return the update in ``data``, which ``client`` sent, if it may be taken.
+def checked(data: bytes | memoryview, client: int, member: Member, values: int) -> tuple[Update, int]:
+    """Return the update in ``data``, which ``client`` sent, if it may be taken, and how many values it has.
 
     Errors: ``PayloadError`` saying why not, in one sentence.
     """
+    most = HEAD.size + UPDATE.size + most_nbytes(values)
+    require(len(data) <= most, PayloadError, f"{len(data)} bytes for {values} values, at most {most} may be")
     try:
         update = Update.unpack(data)
         check_place(update, client, member)
-        check_values(unpack_row(update.packet, values, client))
+        row = unpack_row(update.packet, values, client)
+        check_values(row)
     except MissingExtra as e:
         raise PayloadError(f"it is coded in a way that this server cannot read: {e}") from e
-    return update
+    return update, int(row.count_nonzero())
 
 
 def check_place(update: Update, client: int, member: Member) -> None:

@@ -39,7 +39,9 @@ class Parameters:
         return torch.cat([p.detach().reshape(1, -1) for p in self._parameters], 1).cpu()
 
     def write(self, row: Tensor) -> None:
-        """Copy [1, N] into the parameters."""
+        """Copy [1, N] into the parameters, which do not share its memory. Errors: ``InputError``."""
+        wrong = f"a row of shape {list(row.shape)} for a model of {self.numel} values; give [1, {self.numel}]"
+        require(row.shape == (1, self.numel), InputError, wrong)
         parts = row.reshape(-1).split([p.numel() for p in self._parameters])
         with torch.no_grad():
             for p, part in zip(self._parameters, parts, strict=True):

@@ -195,7 +195,7 @@ class Server:
         member.traffic.up += len(data)
         member.traffic.raw_up += 4 * self.weights.numel()
         try:
-            update = checked(data, client, member, self.weights.numel())
+            update, kept = checked(data, client, member, self.weights.numel())
             self._check_round(update)
         except PayloadError as e:
             member.traffic.refused += 1
@@ -205,7 +205,7 @@ class Server:
         member.traffic.updates += 1
         member.traffic.staleness += staleness
         self._waiting.setdefault(client, []).append(update)
-        return Receipt(client, update.sequence, staleness, self._advance_if_due())
+        return Receipt(client, update.sequence, staleness, kept, self._advance_if_due())
 
     def _check_round(self, update: Update) -> None:
         if self.rule.in_rounds:

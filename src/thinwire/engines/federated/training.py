@@ -48,23 +48,36 @@ class LocalSGD(Spec):
         with whatever ``loss`` raised as its cause.
         """
         parameters = [p for p in model.parameters() if p.requires_grad]
-        optimiser = torch.optim.SGD(parameters, rate, self.momentum, weight_decay=self.weight_decay)
+        speeds: dict[int, Tensor] = {}  # of parameters, by their place
         model.train()
         step = 0
         try:
             for step, batch in enumerate(batches, 1):
-                optimiser.zero_grad()
+                for p in parameters:
+                    p.grad = None
                 found = loss(model, batch)
                 check_finite(float(found.detach()), who, step, rate)
                 found.backward()
                 if self.clip:
                     nn.utils.clip_grad_norm_(parameters, self.clip)
-                optimiser.step()
+                self._move(parameters, speeds, rate)
         except ThinwireError:
             raise
         except Exception as e:
             found_text = f"{type(e).__name__}: {e}".rstrip(": ")
             raise TrainingError(f"{who}: training raised {found_text} at local step {max(step, 1)}") from e
+
+    def _move(self, parameters: list[nn.Parameter], speeds: dict[int, Tensor], rate: float) -> None:
+        """Do what ``torch.optim.SGD`` does, which would import a compiler first: seconds, and 100 MB."""
+        with torch.no_grad():
+            for i, p in enumerate(parameters):
+                if p.grad is None:
+                    continue
+                move = p.grad.add(p, alpha=self.weight_decay) if self.weight_decay else p.grad
+                if self.momentum:
+                    speeds[i] = speeds[i].mul_(self.momentum).add_(move) if i in speeds else move.clone()
+                    move = speeds[i]
+                p.add_(move, alpha=-rate)
 
 
 def check_finite(value: float, who: str, step: int, rate: float) -> None:

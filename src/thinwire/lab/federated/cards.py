@@ -14,6 +14,7 @@ from thinwire.lab.report.details import Rows
 from thinwire.lab.report.drawing import FAINT, curve, new_figure, series_colour, series_order, svg, ticks
 
 FederatedRun = Run[FederatedRecord]
+DONE = "done"
 Runs = Sequence[FederatedRun]
 COLUMNS = ("method", "seed", "accuracy", "best", "versions", "virtual time", "sent up", "sent down",
            "to the target", "up", "down", "× fewer bytes", "× sooner")  # fmt: skip
@@ -22,12 +23,13 @@ CLIENTS = ("client", "samples", "steps a turn", "values sent", "updates", "sent"
 
 
 def headline(runs: Runs) -> str:
-    """Return what the best run won over the first, good or bad."""
-    base, others = runs[0], [run for run in runs[1:] if run.record.target]
+    """Return what the run that sent least won over the first that came to the target, good or bad."""
+    base = _base(runs)
+    others = [run for run in runs if run.record.target and run is not base]
     if not others or base.record.target is None:
         found = [run for run in runs if run.record.accuracy.best is not None]
         if not found:
-            return f"{len(runs)} federated runs"
+            return "no federated run came to an evaluation"
         best = max(found, key=lambda run: run.record.accuracy.best or 0.0)
         return f"{best.label} came to {best.record.accuracy.best:.1%} of the held-out samples"
     best = min(others, key=lambda run: _sent(run) or 0)
@@ -76,6 +78,8 @@ def folds(runs: Runs) -> dict[str, Rows]:
 def cards(runs: Runs) -> list[str]:
     """Return the cards, in order."""
     text = "Virtual time is that of the clock, not of this machine. Bytes are with their headers."
+    if runs[0] is not (base := _base(runs)):
+        text += f" Ratios are to {base.label}, the first that came to the target."
     plots = [
         _figure("Accuracy against bytes", runs, _total, "megabytes, both ways (logarithmic)", log=True),
         _figure("Accuracy against virtual time", runs, lambda p: p.virtual_s, "virtual seconds"),
@@ -130,6 +134,11 @@ def _total(point: Point) -> float:
     return (point.up + point.down) / 1e6
 
 
+def _base(runs: Runs) -> FederatedRun:
+    """Return the run that others are compared with: the first that came to the target."""
+    return next((run for run in runs if run.record.target), runs[0])
+
+
 def _sent(run: FederatedRun) -> int | None:
     target = run.record.target
     return None if target is None else int(target["up"] + target["down"])
@@ -145,7 +154,7 @@ def _against(base: FederatedRun, run: FederatedRun) -> tuple[float, float]:
 
 
 def _rows(runs: Runs) -> list[list[str]]:
-    return [_row(runs[0], run) for run in runs]
+    return [_row(_base(runs), run) for run in runs]
 
 
 def _row(base: FederatedRun, run: FederatedRun) -> list[str]:
@@ -161,12 +170,20 @@ def _row(base: FederatedRun, run: FederatedRun) -> list[str]:
         _span(r.totals.get("virtual_s", 0.0)),
         megabytes(r.bytes.get("up", 0)),
         megabytes(r.bytes.get("down", 0)),
-        _span(target["virtual_s"]) if target else "not reached",
+        _arrival(r),
         megabytes(int(target["up"])) if target else "–",
         megabytes(int(target["down"])) if target else "–",
         f"{fewer:.1f}" if fewer else "–",
         f"{sooner:.2f}" if sooner else "–",
     ]
+
+
+def _arrival(record: FederatedRecord) -> str:
+    if record.target:
+        return _span(record.target["virtual_s"])
+    if record.status != DONE:
+        return record.status
+    return "not reached" if record.config.get("until") else "–"
 
 
 def _span(seconds: float) -> str:

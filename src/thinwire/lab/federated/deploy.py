@@ -15,7 +15,7 @@ from thinwire.engines.federated.method import Method
 from thinwire.engines.federated.rates import Decay
 from thinwire.engines.federated.residuals import Residuals
 from thinwire.engines.federated.server import Server
-from thinwire.lab.federated.deployed import JOURNAL, DeployConfig
+from thinwire.lab.federated.deployed import JOURNAL, PATIENCE, DeployConfig
 from thinwire.lab.federated.fleet import Fleet, VirtualDevice
 from thinwire.lab.federated.options import FederatedConfig
 from thinwire.lab.federated.record import FederatedRecord
@@ -152,12 +152,12 @@ class _Meeting:
         self._workers, self._clients = workers, clients
 
     def run(self) -> Deployed:
-        server = self._until("listening", 0)
+        server = self._await_server()
         for rank in range(1, self._clients + 1):
             self._workers.order(rank, f"join {server['port']} {server['token']}")
         end, steps = None, dict[int, float]()
         while end is None or len(steps) < self._clients:
-            rank, said = self._hear()
+            rank, said = self._hear(PATIENCE)
             if said["kind"] == "served":
                 end = said
             elif said["kind"] == "finished":
@@ -168,17 +168,17 @@ class _Meeting:
         by_client = [steps[rank] for rank in sorted(steps)]
         return Deployed(end["weights"], end["rounds"], by_client, end["wire"])
 
-    def _until(self, kind: str, who: int) -> dict[str, Any]:
+    def _await_server(self) -> dict[str, Any]:
         while True:
-            rank, said = self._hear()
-            if (rank, said["kind"]) == (who, kind):
+            rank, said = self._hear(READY)
+            if (rank, said["kind"]) == (0, "listening"):
                 return said
 
-    def _hear(self) -> tuple[int, dict[str, Any]]:
+    def _hear(self, patience: float) -> tuple[int, dict[str, Any]]:
         waited = 0.0
-        while waited < READY:
+        while waited < patience:
             heard = self._workers.hear(TURN)
             if heard is not None:
                 return heard
             waited += TURN
-        raise LinkError(f"no process said anything for {READY:g} s; see the logs of the run")
+        raise LinkError(f"no process said anything for {patience:g} s; see the logs of the run")

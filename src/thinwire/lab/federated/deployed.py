@@ -71,9 +71,10 @@ def serve(config: DeployConfig) -> None:
 
     def told(name: str, made: Made, accuracy: float | None) -> None:
         ends.append(made.at)
+        say("version", number=made.number)
 
     asked = ServeConfig.from_dict(learning.to_dict() | own)
-    serving = Serving(asked, told, print, journal=True, every=learning.rounds)
+    serving = Serving(asked.replace(eval_every=learning.rounds), told, print, journal=True)
     serving.run(lambda hub: say("listening", port=hub.port, token=token.hex()))
     server = serving.server
     if isinstance(server, WitnessedServer):

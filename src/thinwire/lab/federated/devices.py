@@ -37,10 +37,10 @@ def load_fleet(name: str, clients: int | None = None) -> Fleet:
         return phones(clients if clients is not None else SIZES[PHONES])
     if name == PHONES:
         raise InputError(
-            f"--devices {name} has {SIZES[name]} devices, not {clients}; give --clients below it"
+            f"--devices {name} has {SIZES[name]} devices, not {clients}; give --clients up to that"
         )
     fleet = parse_fleet(FLEETS[name] if name in FLEETS else _read(name), name)
-    other = f"--devices {name} has {len(fleet)} devices, not {clients}; leave --clients out"
+    other = f"--devices {name} has {len(fleet)} devices, not {clients}; give --clients {len(fleet)}"
     require(clients is None or clients == len(fleet), InputError, other)
     return fleet
 

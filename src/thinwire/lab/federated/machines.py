@@ -65,6 +65,8 @@ class ServeConfig(FederatedConfig):
         """Raise ``InputError`` for what cannot be."""
         super().check()
         check_host(self.host, read_token(self.token_file))
+        seeds = len(self.every_seed)
+        require(seeds == 1, InputError, f"--seeds {self.seeds} are {seeds}; a server runs one")
         one = len(self.ways) == 1
         require(one, InputError, f"--method {self.methods} are {len(self.ways)}; a server runs one method")
 
@@ -104,7 +106,9 @@ class JoinConfig(Options):
     def check(self) -> None:
         """Raise ``InputError`` for what cannot be."""
         check_host(self.place[0], read_token(self.token_file))
-        _ = self.share
+        from thinwire.lab.federated.splits import Split  # which needs torch, as readers of records do not
+
+        _ = self.share, Split.parse(self.split)
 
     @property
     def place(self) -> tuple[str, int]:

@@ -41,25 +41,6 @@ def build_model(name: str, shape: Sequence[int], classes: int, seed: int = 0) ->
         return _own(name, tuple(shape), classes)
 
 
-def flat(model: nn.Module) -> Tensor:
-    """Return a copy of all parameters in a row, [values] float32, in the model's own order."""
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
-
-
-def load_flat(model: nn.Module, vector: Tensor) -> None:
-    """Copy a row of values [values] into the parameters; torch's own function would let the two share memory.
-
-    Errors: ``InputError`` where their number is another one.
-    """
-    parameters = list(model.parameters())
-    sizes = [p.numel() for p in parameters]
-    fits = vector.shape == (sum(sizes),)
-    require(fits, InputError, f"{list(vector.shape)} values for a model of {sum(sizes)}; give as many")
-    with torch.no_grad():
-        for parameter, part in zip(parameters, vector.split(sizes), strict=True):
-            parameter.copy_(part.view_as(parameter))
-
-
 def _cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
     images = len(shape) == 3 and min(shape[1:]) >= 2
     require(

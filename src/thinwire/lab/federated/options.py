@@ -7,12 +7,14 @@ import shlex
 from dataclasses import dataclass
 
 from thinwire.lab.options import Options, option
+from thinwire.lab.records.runs import slug
 from thinwire.links.profile import Profile
 from thinwire.types import InputError, require
 
 LEARNING, DATA, CLIENTS, OUTPUT = "Learning", "Data", "Clients", "Output"
 MOST_EMULATED = 15
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h)?")
+_SEED = re.compile(r"[0-9]{1,9}")
 _SECONDS = {None: 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
@@ -27,6 +29,14 @@ class FederatedConfig(Options):
     rounds: int = option(100, LEARNING, "Versions at most.", metavar="N", least=1, most=10**6)
     until: float = option(
         0.0, LEARNING, "Accuracy at which a run ends; 0 takes all rounds.", metavar="SHARE", least=0, most=1
+    )
+    eval_every: int = option(
+        0,
+        LEARNING,
+        "Versions from one evaluation to the next; 0 makes about 200 evaluations of all --rounds.",
+        metavar="N",
+        least=0,
+        most=10**6,
     )
     budget: str = option("", LEARNING, "Virtual time at which a run ends, as in 600s or 1h.", metavar="TIME")
     steps: int = option(5, LEARNING, "Local steps of a turn.", metavar="N", least=1, most=10**4)
@@ -86,12 +96,11 @@ class FederatedConfig(Options):
         """Raise ``InputError`` for what cannot be."""
         many = f"--participate is {self.participate} of --clients {self.clients}; give at most as many"
         require(self.participate <= self.clients, InputError, many)
-        _ = self.budget_seconds, self.every_seed
+        require(bool(self.ways), InputError, "no method is named; give thinwire or fedavg")
+        _ = self.budget_seconds
         self._check_deployment()
-        named = shlex.split(self.methods)
-        require(bool(named), InputError, "no method is named; give thinwire or fedavg")
-        for i, name in enumerate(named):
-            require(name not in named[:i], InputError, f"{name} is named twice; name each method once")
+        _once([str(seed) for seed in self.every_seed], "--seeds")
+        _once([slug(name) for name in self.ways], "the methods")  # the folders of their records
 
     def _check_deployment(self) -> None:
         alone = self.deploy is not None or (not self.emulate and self.link == "none")
@@ -106,7 +115,11 @@ class FederatedConfig(Options):
     @property
     def ways(self) -> list[str]:
         """The methods, in the order asked."""
-        return shlex.split(self.methods)
+        try:
+            return shlex.split(self.methods)
+        except ValueError as e:
+            wrong = f"the methods {self.methods!r} cannot be read ({e}); write them as on a command line"
+            raise InputError(wrong) from e
 
     @property
     def budget_seconds(self) -> float | None:
@@ -123,10 +136,15 @@ class FederatedConfig(Options):
     def every_seed(self) -> list[int]:
         """The seeds, in the order asked."""
         words = [word.strip() for word in self.seeds.split(",")]
-        wrong = f"--seeds {self.seeds} are no numbers; give them as in 0,1,2"
-        require(all(word.isdecimal() for word in words), InputError, wrong)
+        wrong = f"--seeds {self.seeds} are no numbers below a billion; give them as in 0,1,2"
+        require(all(map(_SEED.fullmatch, words)), InputError, wrong)
         return [int(word) for word in words]
 
     def rate(self, version: int) -> float:
         """Return the step size of local steps that begin from a version."""
         return self.lr / (1 + self.decay * version)
+
+
+def _once(words: list[str], what: str) -> None:
+    for i, word in enumerate(words):
+        require(word not in words[:i], InputError, f"{what} name {word} twice; name each one once")

@@ -6,15 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-
 from thinwire.engines.federated.conductor import Made
 from thinwire.engines.federated.journal import WitnessedServer
 from thinwire.engines.federated.method import Method
 from thinwire.engines.federated.rates import Decay
 from thinwire.engines.federated.remote.host import Host
+from thinwire.engines.federated.row import Parameters
 from thinwire.engines.federated.server import Server
+from thinwire.files.checkpoint import read_checkpoint, write_checkpoint
 from thinwire.lab.federated.machines import ServeConfig
 from thinwire.lab.federated.models import build_model
 from thinwire.lab.federated.recorder import Recorder, Told, with_steps
@@ -24,71 +23,57 @@ from thinwire.lab.records.schema import status_of
 from thinwire.links.hub.hub import Hub
 from thinwire.links.security import read_token
 from thinwire.recipes.federated import METHOD, parse_federated_recipe
-from thinwire.replacing import replacing
 from thinwire.types import InputError, require
 
-STATE = "server.safetensors"
-FAREWELL = 10.0  # seconds for the last word to reach all clients
+STATE, MODEL = "server.safetensors", "model.safetensors"
+RESUMED = "It went on from version {}; times, points and refusals of before are not in this record."
 
 
 class Serving:
     """One server: ``run`` goes on until the last version. ``journal``: keep what happened, to do it again."""
 
     def __init__(
-        self,
-        config: ServeConfig,
-        told: Told,
-        noted: Callable[[str], object],
-        journal: bool = False,
-        every: int = 0,
+        self, config: ServeConfig, told: Told, noted: Callable[[str], object], journal: bool = False
     ) -> None:
-        self.config, self._noted = config, noted
+        self.config, self._told, self._noted = config, told, noted
         name, seed = config.ways[0], config.every_seed[0]
-        recipe = parse_federated_recipe(name)
-        self.method: Method = recipe.schemes[METHOD]
+        self._recipe = parse_federated_recipe(name)
+        self.method: Method = self._recipe.schemes[METHOD]
         data = load_dataset(config.data)
         self.setup = Setup(config, seed, data, (), build_model(config.model, data.shape, data.classes, seed))
         kind = WitnessedServer if journal else Server
-        policy = with_steps(recipe.policy, name, config.steps)
+        policy = with_steps(self._recipe.policy, name, config.steps)
         rates = Decay(config.lr, config.decay, config.rounds)
         self.server = kind(self.setup.weights, self.method.rule, policy, self.method.download, rates)
         self.wire: dict[str, int] = {}  # bytes over the hub's sockets, once it has ended
-        self._state = Path(config.out) / STATE
+        self._out = Path(config.out)
         if config.resume:
             self._resume()
-        folder = Path(config.out)
-        self.recorder = Recorder(self.setup, name, recipe.spec, self.server, folder, told, every)
 
     def run(self, announce: Callable[[Hub], object]) -> None:
         """Listen, say where, and serve until the last version. Errors: ``LinkError`` naming the clients."""
         config = self.config
-        token = read_token(config.token_file)
-        hub = Hub.bind(config.host, config.port, token=token)
-        host = Host(
-            self.server,
-            hub,
-            self.terms(),
-            self._made,
-            expected=config.clients,
-            participate=config.participate,
-            seed=self.setup.seed,
-            gather=config.gather,
-            deadline=config.deadline,
-            noted=self._noted,
-        )
-        status = "done"
+        hub = Hub.bind(config.host, config.port, token=read_token(config.token_file))
         try:
-            announce(hub)
-            host.run()
-        except BaseException as e:
-            status = status_of(e)
-            self.recorder.record.notes.append(str(e))
-            raise
+            recorder = self._open_record()
+            host = self._host(hub, recorder)
+            status = "failed"
+            try:
+                announce(hub)
+                host.run()
+                status = "done"
+            except BaseException as e:
+                status = status_of(e)
+                recorder.record.notes += [str(e)] if str(e) else []
+                raise
+            finally:
+                self._save_model()
+                recorder.close(status, host.now, host.tally)
+                hub.close()
+                sent, received = hub.traffic()
+                self.wire = {"up": received.nbytes, "down": sent.nbytes}
         finally:
-            hub.close(FAREWELL)
-            sent, received = hub.traffic()
-            self.wire = {"up": received.nbytes, "down": sent.nbytes}
-            self.recorder.close(status, host.now, host.local_steps, host.refused)
+            hub.close(0.0)
 
     def terms(self) -> dict[str, Any]:
         """Return what clients are told."""
@@ -104,22 +89,50 @@ class Serving:
             "feedback": self.method.feedback,
         }
 
-    def _made(self, made: Made) -> bool:
-        going = self.recorder.made(made)
-        with replacing(self._state) as part:
-            save_file({k: x.contiguous() for k, x in self.server.state_dict().items()}, part)
-        return going
+    def _open_record(self) -> Recorder:
+        if not self.config.resume:  # or a later --resume would go on from another run
+            (self._out / STATE).unlink(missing_ok=True)
+            (self._out / MODEL).unlink(missing_ok=True)
+        name, spec = self.config.ways[0], self._recipe.spec
+        recorder = Recorder(self.setup, name, spec, self.server, self._out, self._told)
+        if self.server.version:
+            recorder.record.notes.append(RESUMED.format(self.server.version))
+        return recorder
+
+    def _host(self, hub: Hub, recorder: Recorder) -> Host:
+        config = self.config
+
+        def made(version: Made) -> bool:
+            going = recorder.made(version)
+            write_checkpoint(self._out / STATE, self.server.state_dict(), {})
+            return going
+
+        return Host(
+            self.server,
+            hub,
+            self.terms(),
+            made,
+            expected=config.clients,
+            participate=config.participate,
+            seed=self.setup.seed,
+            gather=config.gather,
+            deadline=config.deadline,
+            noted=self._noted,
+        )
+
+    def _save_model(self) -> None:
+        """Write the newest version as the model's own tensors, by name."""
+        model = self.setup.model
+        Parameters(model).write(self.server.weights)
+        notes = {"thinwire.version": str(self.server.version), "thinwire.model": self.config.model}
+        write_checkpoint(self._out / MODEL, model.state_dict(), notes)
 
     def _resume(self) -> None:
-        try:
-            state = load_file(self._state)
-        except FileNotFoundError as e:
-            raise InputError(f"there is no {self._state} to go on from; leave --resume out") from e
-        except (OSError, SafetensorError) as e:
-            raise InputError(f"cannot read {self._state} ({e}); leave --resume out to begin anew") from e
-        self.server.load_state_dict(state)
-        done = self.server.version < self.config.rounds
-        wrong = (
-            f"{self._state} is of version {self.server.version} of {self.config.rounds}; give more --rounds"
-        )
-        require(done, InputError, wrong)
+        file = self._out / STATE
+        require(file.exists(), InputError, f"there is no {file} to go on from; leave --resume out")
+        self.server.load_state_dict(read_checkpoint(file))
+        for client in self.server.clients:  # until they say that they are here
+            self.server.leave(client)
+        version, rounds = self.server.version, self.config.rounds
+        wrong = f"{file} is of version {version} of {rounds}; give more --rounds"
+        require(version < rounds, InputError, wrong)

@@ -7,12 +7,11 @@ the same whatever the number of processes. A turn that drops out ends when its u
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 
 from thinwire.engines.federated.client import Client
 from thinwire.engines.federated.conductor import Conductor, Made
-from thinwire.engines.federated.intake import Refusal
 from thinwire.engines.federated.message import Held, Version
 from thinwire.engines.federated.server import Server
 from thinwire.lab.federated.fleet import Fleet
@@ -72,8 +71,6 @@ class Simulation:
     participate: int = 0
     free_down: bool = False
     budget: float = float("inf")
-    refused: list[tuple[float, Refusal]] = field(default_factory=list)
-    local_steps: int = 0
     now: float = 0.0
 
     def __post_init__(self) -> None:
@@ -91,7 +88,9 @@ class Simulation:
             lambda: self.now,
             self.seed,
             self.participate,
+            "look at their drop_out",
         )
+        self.tally = self._conductor.tally
 
     def run(self) -> None:
         """Go on until ``made`` says so, the budget is spent, or nothing is left to happen."""
@@ -117,9 +116,8 @@ class Simulation:
         self._agenda.add(Moment(at, client, 0), Event(Kind.START, client=client))
 
     def _next_period(self) -> None:
-        if self._conductor.period:
-            at = self.now + self._conductor.period
-            self._agenda.add(Moment(at, SERVER, 0), Event(Kind.PERIOD))
+        if seconds := self.server.rule.seconds:
+            self._agenda.add(Moment(self.now + seconds, SERVER, 0), Event(Kind.PERIOD))
 
     # -- a turn --------------------------------------------------------------------------------------------
 
@@ -130,7 +128,7 @@ class Simulation:
         weights = self.server.given
         asked = Turn(client, version.sequence, version.number, version.steps, version.rate)
         change = self.trainer.start(asked, weights)
-        self.local_steps += version.steps
+        self.tally.issued(version, client)
         under = Under(client, version, change, turn.drops, version.held)
 
         def train(through: float) -> None:
@@ -186,7 +184,4 @@ class Simulation:
         self._send(self._up, len(data), link.uplink, arrive)
 
     def _arrived(self, event: Event) -> None:
-        found = self.server.receive(event.client, event.data)
-        if isinstance(found, Refusal):
-            self.refused.append((self.now, found))
-        self._conductor.came(event.client, found, len(event.data))
+        self._conductor.came(event.client, self.server.receive(event.client, event.data))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from thinwire.engines.federated.samples import as_they_are
 from thinwire.lab.data import digits, images
 from thinwire.lab.data.arrays import read_arrays
 from thinwire.lab.data.speech import FSDD, find_speech, held_out, read_speech
@@ -17,14 +19,14 @@ from thinwire.types import InputError, require
 DIGITS = "digits"
 NAMES = (images.FASHION, DIGITS, FSDD)
 FIFTH = 5  # every fifth scan is held out: neighbours are often by one hand, so hands are in both parts
-AT_ONCE = 10_000  # images that become numbers at a time, of which only these are in memory twice
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """Samples to train on and samples held out, with their classes.
 
-    Inputs are [N, ...] float32, mostly [N, channels, height, width]; labels [N] int64, below ``classes``.
+    Inputs are [N, ...], mostly [N, channels, height, width]: float32, or bytes, of which ``prepare`` makes
+    what a model takes, some at a time. Labels are [N] int64, below ``classes``.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Dataset:
     speakers: Tensor | None = None  # [N] int64: who spoke each sample to train on
     voices: tuple[str, ...] = ()  # the speakers' names, by those numbers
     notes: tuple[str, ...] = ()  # what a report has to say about it
+    prepare: Callable[[Tensor], Tensor] = as_they_are
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -67,15 +70,8 @@ def load_dataset(name: str) -> Dataset:
 
 def _fashion() -> Dataset:
     train, test = images.load_fashion()
-    parts = (_pictures(train), images.targets(train), _pictures(test), images.targets(test))
-    return Dataset(images.FASHION, *parts, images.CLASSES)
-
-
-def _pictures(blocks: Tensor) -> Tensor:
-    found = torch.empty(len(blocks), 1, images.SIDE, images.SIDE)
-    for into, some in zip(found.split(AT_ONCE), blocks.split(AT_ONCE), strict=True):
-        into.copy_(images.inputs(some))
-    return found
+    parts = (images.pictures(train), images.targets(train), images.pictures(test), images.targets(test))
+    return Dataset(images.FASHION, *parts, images.CLASSES, prepare=images.normed)
 
 
 def _digits() -> Dataset:

@@ -11,7 +11,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import IO, Any, NamedTuple, Protocol
@@ -21,13 +21,15 @@ from torch import Tensor
 
 from thinwire.engines.federated.training import TrainingError
 from thinwire.lab.federated.options import FederatedConfig
-from thinwire.lab.machine.processor import cores
+from thinwire.lab.machine.processor import cores, resident_peak
 from thinwire.types import ThinwireError, require
 
 WORKER = "thinwire.lab.federated.worker"
 TURN = struct.Struct("<QQQQd")  # client, sequence, version, steps, step size
 ANSWER = struct.Struct("<BQ")  # whether it failed, bytes that follow
+PATIENCE = 3.0  # seconds for the turns of a run that is over
 Change = Callable[[], Tensor]  # waits for a turn's difference, [1, N]
+Worker = subprocess.Popen[bytes]
 
 
 class Turn(NamedTuple):
@@ -47,6 +49,14 @@ class Trainer(Protocol):
         """Begin a turn from ``weights`` [1, N]."""
         ...
 
+    def forget(self) -> None:
+        """Drop all turns that were begun; what comes next is of another run."""
+        ...
+
+    def peaks(self) -> list[int]:
+        """Return the largest resident set so far of each process besides this one, bytes."""
+        ...
+
     def close(self) -> None:
         """Stop computing."""
         ...
@@ -61,6 +71,12 @@ class Here:
     def start(self, turn: Turn, weights: Tensor) -> Change:
         return lambda: self._compute(turn, weights)
 
+    def forget(self) -> None:
+        """Do nothing: no turn is begun before it is asked for."""
+
+    def peaks(self) -> list[int]:
+        return []
+
     def close(self) -> None:
         """Do nothing."""
 
@@ -69,20 +85,40 @@ class Pool:
     """Computes turns in ``count`` processes, each with the data and a model of its own."""
 
     def __init__(self, config: FederatedConfig, seed: int, count: int) -> None:
-        command = [sys.executable, "-m", WORKER, config.to_json(), str(seed)]
-        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": dict(os.environ)}
-        self._workers = [subprocess.Popen(command, **pipes) for _ in range(count)]
-        self._idle: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
+        self._command = [sys.executable, "-m", WORKER, config.to_json(), str(seed)]
+        self._workers = [self._new_worker() for _ in range(count)]
+        self._idle: SimpleQueue[Worker] = SimpleQueue()
         for worker in self._workers:
             self._idle.put(worker)
         self._threads = ThreadPoolExecutor(count, "federated worker")
         self._under_way: set[Future[Tensor]] = set()
+
+    def _new_worker(self) -> Worker:
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": dict(os.environ)}
+        return subprocess.Popen(self._command, **pipes)
 
     def start(self, turn: Turn, weights: Tensor) -> Change:
         future = self._threads.submit(self._compute, turn, weights)
         self._under_way.add(future)
         future.add_done_callback(self._under_way.discard)
         return future.result
+
+    def forget(self) -> None:
+        """Drop all turns that were begun; processes that ended, or go on for seconds, are started anew."""
+        for future in list(self._under_way):
+            future.cancel()
+        late = wait(list(self._under_way), PATIENCE).not_done
+        for i, worker in enumerate(self._workers):
+            if late or worker.poll() is not None:
+                _end(worker)
+                self._workers[i] = self._new_worker()
+        wait(late)
+        self._idle = SimpleQueue()
+        for worker in self._workers:
+            self._idle.put(worker)
+
+    def peaks(self) -> list[int]:
+        return [peak for worker in self._workers if (peak := resident_peak(worker.pid))]
 
     def close(self) -> None:
         """End the processes, whatever they compute."""
@@ -92,18 +128,15 @@ class Pool:
             worker.kill()
         self._threads.shutdown(cancel_futures=True)
         for worker in self._workers:
-            worker.wait()
-            for stream in (worker.stdin, worker.stdout):
-                if stream is not None:
-                    with suppress(OSError):
-                        stream.close()
+            _end(worker)
 
     def _compute(self, turn: Turn, weights: Tensor) -> Tensor:
-        worker = self._idle.get()
+        idle = self._idle
+        worker = idle.get()
         try:
             return _asked(worker, turn, weights)
         finally:
-            self._idle.put(worker)
+            idle.put(worker)  # even one that has ended: then who asks it next hears so, and does not wait
 
 
 def workers_of(config: FederatedConfig) -> int:
@@ -111,7 +144,16 @@ def workers_of(config: FederatedConfig) -> int:
     return config.workers or cores()
 
 
-def _asked(worker: subprocess.Popen[bytes], turn: Turn, weights: Tensor) -> Tensor:
+def _end(worker: Worker) -> None:
+    worker.kill()
+    worker.wait()
+    for stream in (worker.stdin, worker.stdout):
+        if stream is not None:
+            with suppress(OSError):
+                stream.close()
+
+
+def _asked(worker: Worker, turn: Turn, weights: Tensor) -> Tensor:
     stdin, stdout = worker.stdin, worker.stdout
     require(stdin is not None and stdout is not None, ThinwireError, "a worker has no pipes")
     try:
@@ -119,7 +161,10 @@ def _asked(worker: subprocess.Popen[bytes], turn: Turn, weights: Tensor) -> Tens
         failed, nbytes = ANSWER.unpack(read_exactly(stdout, ANSWER.size))  # type: ignore[arg-type]
         body = read_exactly(stdout, nbytes)  # type: ignore[arg-type]
     except (OSError, EOFError) as e:
-        raise ThinwireError(f"a process that computed client {turn.client} ended; run again") from e
+        worker.kill()
+        how = f"the process that computed client {turn.client}, version {turn.version} ended with code"
+        remedy = "where that is -9 for lack of memory, give fewer --workers"
+        raise ThinwireError(f"{how} {worker.wait()}; {remedy}") from e
     if failed:
         raise TrainingError(body.decode())
     return row_of(body)

@@ -92,6 +92,20 @@ def peak_rss_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+def resident_peak(pid: int) -> int:
+    """Return the largest resident set of a process so far, bytes; 0 where the system does not tell.
+
+    Unlike ``peak_rss_bytes`` it leaves out what whoever started the process had then.
+    """
+    try:
+        for line in Path(f"/proc/{pid}/status").read_text("utf-8").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    return 0
+
+
 def environment(asked_dtype: str, threads: int) -> dict[str, Any]:
     """Return the record's ``environment``: versions, machine, the dtype picked and the threads of a rank."""
     dtype, reason = pick_dtype(asked_dtype)

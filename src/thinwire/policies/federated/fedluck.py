@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeVar
 
 import numpy as np
@@ -68,7 +69,7 @@ class FedLuck(Spec):
 
     def assign(self, devices: Sequence[Device], situation: Situation) -> Sequence[Assignment]:
         """Return steps and ratio for each device, by its own speed and uplink alone."""
-        return [self._assignment(device, situation.values) for device in devices]
+        return _assigned(self, tuple(devices), situation.values)
 
     def _assignment(self, device: Device, values: int) -> Assignment:
         whole = FULL * values / device.up
@@ -93,6 +94,12 @@ class FedLuck(Spec):
         """Return the hundredths within the limits."""
         ratios = np.arange(1, 101) / 100
         return ratios[(ratios >= self.least_ratio - 1e-9) & (ratios <= self.most_ratio + 1e-9)]
+
+
+@lru_cache(maxsize=8)
+def _assigned(policy: FedLuck, devices: tuple[Device, ...], values: int) -> tuple[Assignment, ...]:
+    """Choose anew for other devices alone, not at each version."""
+    return tuple(policy._assignment(device, values) for device in devices)
 
 
 def check_period(period: float) -> None:

@@ -9,11 +9,13 @@ from typing import Any
 
 from thinwire.engines.federated.client import Client
 from thinwire.engines.federated.message import Version
-from thinwire.engines.federated.remote.host import PROBE_SIZE, PROBES, TICK
+from thinwire.engines.federated.remote.door import PROBE_SIZE, PROBES
+from thinwire.engines.federated.remote.host import TICK
 from thinwire.engines.federated.remote.pieces import Piece, Receiving, Sending
 from thinwire.engines.federated.remote.seat import differs
 from thinwire.engines.federated.remote.words import (
     MOST,
+    MOST_TEXT,
     PROTOCOL,
     Word,
     pack,
@@ -23,7 +25,6 @@ from thinwire.engines.federated.remote.words import (
     word_of,
 )
 from thinwire.engines.federated.row import most_nbytes
-from thinwire.engines.federated.training import TrainingError
 from thinwire.links.hub.events import Event, EventKind
 from thinwire.links.hub.spoke import Spoke
 from thinwire.types import DesyncError, InputError, LinkError, PayloadError, require
@@ -31,6 +32,7 @@ from thinwire.types import DesyncError, InputError, LinkError, PayloadError, req
 SIZE = MOST - 100  # bytes of a piece to a host
 ROOM = 1 << 12  # bytes of a version beside its packets
 FLUSH = 5.0  # seconds for the last word to leave
+TRIES = 3
 
 
 class Guest:
@@ -55,6 +57,7 @@ class Guest:
         self._up: Sending | None = None
         self._trained = 0  # the sequence number of the version that came last, whole
         self.turns = 0
+        self._again = 0  # versions in a row that could not be followed
 
     def terms(self, client: int | None = None) -> dict[str, Any]:
         """Ask the host what is to be done, as the client of this number, or of any; measure the way there."""
@@ -70,6 +73,7 @@ class Guest:
                 if word is Word.TERMS:
                     self._time_the_way()
                     return values_of(event.data)
+                require(word is not Word.DONE, LinkError, f"{self._spoke.peer} has its last version already")
 
     def serve(self, client: Client, step_seconds: float) -> int:
         """Train what comes until the host says that it is over; return the number of the last version.
@@ -87,8 +91,9 @@ class Guest:
             else:
                 word = word_of(event.data)
                 if word is Word.DONE:
+                    self._spoke.send(pack(Word.DONE))
                     return whole(values_of(event.data), "version")
-                self._hear(word, event.data)
+                self._hear(word, event.data, event.at)
 
     # -- what the host says --------------------------------------------------------------------------------
 
@@ -103,20 +108,25 @@ class Guest:
             wrong = f"no sign of {self._spoke.peer} for {quiet:.0f} s; see whether the server runs there"
             require(quiet < self._patience, LinkError, wrong)
 
-    def _hear(self, word: Word, data: bytes) -> None:
+    def _hear(self, word: Word, data: bytes, at: float) -> None:
         self._check_refused(word, data)
         if word is Word.PIECE:
-            self._take(Piece.unpack(data))
+            self._take(Piece.unpack(data), at)
+            return
+        if word is Word.HELLO:
+            self._say_hello()
             return
         if word not in (Word.WELCOME, Word.HAVE, Word.RECEIPT):
             return
         values = values_of(data)
+        number = whole(values, "number")
         if word is Word.RECEIPT:
-            self._up = None
+            if self._up is not None and self._up.number == number:
+                self._up = None
             reason = text(values, "reason")
             if reason:
-                self._noted(f"update {whole(values, 'number')} was refused: {reason}")
-        elif self._up is not None and whole(values, "number") == self._up.number:
+                self._noted(f"update {number} was refused: {reason}")
+        elif self._up is not None and number == self._up.number:
             if word is Word.WELCOME:
                 self._up.restart(whole(values, "have"))
             else:
@@ -129,18 +139,18 @@ class Guest:
         if word is Word.REFUSED:
             raise InputError(f"{self._spoke.peer}: {text(values_of(data), 'text')}")
 
-    def _take(self, piece: Piece) -> None:
+    def _take(self, piece: Piece, at: float) -> None:
         """Take a piece of a version; answer once it is whole."""
         if self._client is None or piece.number <= self._trained:
             return
-        if self._down is None or self._down.number != piece.number:
+        known = self._down is not None and self._down.number == piece.number
+        if self._down is None or not known or self._down.total != piece.total:
             most = most_nbytes(self._client.values) + ROOM
             wrong = f"{self._spoke.peer} sends a version of {piece.total} bytes, and {most} may be"
             require(piece.total <= most, PayloadError, wrong)
             self._down = Receiving(piece.number, piece.total)
-        now = time.monotonic()
-        whole_now = self._down.take(piece, now)
-        if self._down.is_due(now):
+        whole_now = self._down.take(piece, at)
+        if self._down.is_due(at):
             self._spoke.send(pack(Word.HAVE, number=piece.number, have=self._down.have))
         if whole_now:
             data, self._trained, self._down = self._down.data, piece.number, None
@@ -153,15 +163,17 @@ class Guest:
             began = time.monotonic()
             update = client.train(version)
         except (PayloadError, DesyncError) as e:
+            self._again += 1
+            require(self._again < TRIES, PayloadError, f"{TRIES} versions in a row could not be read: {e}")
             self._noted(f"a version could not be followed: {e}")
             self._trained = 0
             self._say_hello()  # holds nothing now: the next one comes whole
             return
-        except TrainingError as e:
-            self._spoke.send(pack(Word.FAILED, text=str(e)))
+        except Exception as e:
+            self._spoke.send(pack(Word.FAILED, text=str(e)[:MOST_TEXT]))
             self._spoke.close(FLUSH)
             raise
-        self.turns += 1
+        self.turns, self._again = self.turns + 1, 0
         self._note_speed((time.monotonic() - began) / version.steps)
         self._up = Sending(update.sequence, update.pack(), SIZE)
         self._up.send(self._spoke.send)
@@ -207,4 +219,4 @@ class Guest:
             if word_of(event.data) is Word.PROBE:
                 data = memoryview(event.data)
                 piece = Piece(0, self._probe.have, self._probe.total, data)
-                done = self._probe.take(piece, time.monotonic())
+                done = self._probe.take(piece, event.at)

@@ -10,10 +10,10 @@ from typing import Any
 
 from thinwire.engines.federated.conductor import Conductor, Made
 from thinwire.engines.federated.intake import Receipt, Refusal
+from thinwire.engines.federated.remote.door import PROBE_SIZE, PROBES, Door
 from thinwire.engines.federated.remote.pieces import Piece, Receiving, Sending
 from thinwire.engines.federated.remote.seat import Hello, Seat, differs
 from thinwire.engines.federated.remote.words import (
-    PROTOCOL,
     Word,
     pack,
     positive,
@@ -30,8 +30,8 @@ from thinwire.policies.federated.device import Device
 from thinwire.types import LinkError, PayloadError, require
 
 SIZE = 1 << 15  # bytes of a piece to a client
-PROBES, PROBE_SIZE = 4, 3900  # messages that are timed at the start, and bytes of each
 TICK, LOOK = 0.1, 1.0  # seconds
+FAREWELL = 60.0  # seconds for the last word to reach all clients, behind what is under way to them
 ROOM = 1 << 10  # bytes of an update beside its packet
 
 
@@ -60,21 +60,20 @@ class Host:
         deadline: float = 600.0,
         noted: Callable[[str], object] = lambda text: None,
     ) -> None:
-        self.server, self._hub, self._terms, self._made = server, hub, dict(terms), made
+        self.server, self._hub, self._made = server, hub, made
         self._expected, self._gather, self._deadline = expected, gather, deadline
         self._noted = noted
         self._seats: dict[int, Seat] = {}
-        self._promised: dict[bytes, int] = {}  # who was told that it is which client
-        self._probes: dict[bytes, Receiving] = {}
+        self._door = Door(hub, terms, self._seats, lambda: server.known, noted)
         self._conductor = Conductor(
             server, self._here, self._issue, self._tell, lambda: self.now, seed, participate
         )
+        self.tally = self._conductor.tally
         self._began: float | None = None
         self._due = self._look = (
             math.inf
         )  # when the round or the period ends, and to look after all, monotonic
-        self.refused: list[tuple[float, Refusal]] = []
-        self.local_steps = 0
+        self._heard = 0.0  # when an update came last, monotonic
 
     @property
     def now(self) -> float:
@@ -85,12 +84,27 @@ class Host:
         """Gather clients, go on until ``made`` says so, and tell all that it is over."""
         self._await_clients()
         self._began = self._heard = self._look = time.monotonic()
-        self._due = self._began + (self._conductor.period or self._deadline)
+        self._due = self._began + (self.server.rule.seconds or self._deadline)
         self._conductor.start(self._present())
         while self._conductor.going:
             self._turn()
-        for seat in self._seats.values():
-            self._hub.send(seat.peer, pack(Word.DONE, version=self.server.version))
+        self._say_goodbye()
+
+    def _say_goodbye(self) -> None:
+        """Tell all that it is over, and wait until they heard it: what a closing socket holds is lost."""
+        left, end = set[bytes](), time.monotonic() + FAREWELL
+        for peer in {seat.peer for seat in self._seats.values() if seat.there} | self._door.waiting:
+            if self._hub.send(peer, pack(Word.DONE, version=self.server.version)):
+                left.add(peer)
+        while left and time.monotonic() < end:
+            event = self._hub.recv(TICK)
+            if event is None:
+                left &= set(self._hub.peers)
+            elif event.kind is EventKind.LOST or event.data[:1] == bytes([Word.DONE]):
+                left.discard(event.peer)
+            elif event.kind is EventKind.JOINED:
+                self._hub.send(event.peer, pack(Word.DONE, version=self.server.version))
+                left.add(event.peer)
 
     def _await_clients(self) -> None:
         end = time.monotonic() + self._gather
@@ -117,18 +131,21 @@ class Host:
             event = self._hub.recv(TICK)
             if event is not None:
                 self._handle(event)
+        self._due = time.monotonic() + self._deadline
         return self._present()
 
     def _issue(self, client: int) -> None:
         """Give a client the newest version."""
         seat = self._seats[client]
         seat.version = self.server.issue(client, seat.held, seat.after)
+        self.tally.issued(seat.version, client)
         seat.down, seat.up = Sending(seat.sequence, seat.version.pack(), SIZE), None
+        seat.moved = time.monotonic()
         self._pump(seat)
 
     def _tell(self, made: Made) -> bool:
         going = self._made(made)
-        if not self._conductor.period:
+        if not self.server.rule.seconds:
             self._due = time.monotonic() + self._deadline
         return going
 
@@ -148,47 +165,52 @@ class Host:
             self._time_is_up()
 
     def _look_after(self) -> None:
-        """Go on with what found no room, and without those that have been gone for too long."""
+        """Go on with what found no room, and without those of whom nothing has come for too long."""
         for client, seat in list(self._seats.items()):
             self._pump(seat)
-            gone = time.monotonic() - seat.gone if seat.gone is not None else 0.0
-            if seat.version is not None and gone > self._deadline:
+            if seat.version is not None and time.monotonic() - seat.moved > self._deadline:
                 self._give_up(client)
 
     def _time_is_up(self) -> None:
-        if self._conductor.period:
-            require(time.monotonic() - self._heard <= self._deadline, LinkError, self._silent("update"))
-            self._due = max(self._due + self._conductor.period, time.monotonic())
+        now, rule = time.monotonic(), self.server.rule
+        require(rule.in_rounds or now - self._heard <= self._deadline, LinkError, self._silent())
+        if rule.seconds:
+            self._due = max(self._due + rule.seconds, now)
             self._conductor.end_period()
             return
-        self._due = time.monotonic() + self._deadline
-        require(self.server.rule.in_rounds, LinkError, self._silent("version"))
+        self._due = (now if rule.in_rounds else self._heard) + self._deadline
+        if not rule.in_rounds:
+            return
         for client in self.server.missing:
             if client in self.server.missing:  # giving one up may have ended the round
                 self._give_up(client)
 
-    def _silent(self, what: str) -> str:
+    def _silent(self) -> str:
         who = ", ".join(map(str, sorted(self._seats)[:8]))
-        return f"no {what} came for {self._deadline:g} s, of clients {who}; see what they say"
+        return f"no update came for {self._deadline:g} s, of clients {who}; see what they say"
 
     def _give_up(self, client: int) -> None:
-        seat = self._seats[client]
-        self._refuse(client, f"no update came within {self._deadline:g} s")
+        seat, why = self._seats[client], f"no update came within {self._deadline:g} s"
+        self._refuse(client, why)
+        self._hub.send(seat.peer, pack(Word.RECEIPT, number=seat.sequence, reason=why))
         seat.end_turn()
         self._conductor.lost(client, leaves=not seat.there)
 
     def _refuse(self, client: int, why: str) -> None:
-        self.refused.append((self.now, Refusal(client, why)))
+        self.tally.refuse(self.now, Refusal(client, why))
         self._noted(f"client {client}: {why}")
 
     # -- what clients say ----------------------------------------------------------------------------------
 
     def _handle(self, event: Event) -> None:
+        seat = self._seat_of(event.peer)
         if event.kind is EventKind.LOST:
             self._lost(event.peer, event.data.decode(errors="replace"))
+        elif event.kind is EventKind.JOINED and seat is not None and not seat.there:
+            self._hub.send(event.peer, pack(Word.HELLO))  # it may not know that it was lost
         elif event.kind is EventKind.DATA:
             try:
-                self._hear(event.peer, event.data)
+                self._hear(event.peer, event.data, event.at)
             except PayloadError as e:
                 seat = self._seat_of(event.peer)
                 if seat is not None:
@@ -196,22 +218,24 @@ class Host:
                 else:
                     self._noted(f"{self._hub.describe(event.peer)} said {e}")
 
-    def _hear(self, peer: bytes, data: bytes) -> None:
+    def _hear(self, peer: bytes, data: bytes, at: float) -> None:
         word = word_of(data)
         if word is Word.PROBE:
-            self._probe(peer, len(data))
+            self._door.probe(peer, len(data), at)
         elif word is Word.ASK:
-            self._answer(peer, values_of(data))
+            self._door.answer(peer, values_of(data))
         elif word is Word.HELLO:
             self._welcome(peer, values_of(data))
         else:
             seat = self._seat_of(peer)
-            if seat is not None:  # what another connection said is void
-                self._hear_client(seat, word, data)
+            if seat is not None and seat.there:  # what comes before a hello, or from others, is void
+                self._hear_client(seat, word, data, at)
 
-    def _hear_client(self, seat: Seat, word: Word, data: bytes) -> None:
+    def _hear_client(self, seat: Seat, word: Word, data: bytes, at: float) -> None:
+        if word in (Word.PIECE, Word.HAVE):
+            seat.moved = at
         if word is Word.PIECE:
-            self._take(seat, Piece.unpack(data))
+            self._take(seat, Piece.unpack(data), at)
         elif word is Word.HAVE:
             values = values_of(data)
             if seat.down is not None and whole(values, "number") == seat.down.number:
@@ -223,53 +247,24 @@ class Host:
         elif word is Word.FAILED:
             self._failed(seat, text(values_of(data), "text"))
 
-    def _probe(self, peer: bytes, nbytes: int) -> None:
-        """Time some messages, and send as many back."""
-        probe = self._probes.setdefault(peer, Receiving(0, PROBES * PROBE_SIZE))
-        data = memoryview(bytes(nbytes))
-        if probe.take(Piece(0, probe.have, probe.total, data), time.monotonic()):
-            for _ in range(PROBES):
-                self._hub.send(peer, bytes([Word.PROBE]) + bytes(PROBE_SIZE - 1))
-
-    def _answer(self, peer: bytes, values: dict[str, Any]) -> None:
-        """Say what is to be done here, and which client this is."""
-        theirs = whole(values, "protocol")
-        if theirs != PROTOCOL:
-            older = "the client" if theirs < PROTOCOL else "the server"
-            self._turn_away(peer, f"the server speaks protocol {PROTOCOL}, not {theirs}; update {older}")
-            return
-        taken = self._taken(peer)
-        free = (c for c in range(len(taken) + 1) if c not in taken)
-        client = whole(values, "client") if values.get("client") is not None else next(free)
-        if client in taken:
-            self._turn_away(peer, f"client {client} is here already; give another number, or none")
-            return
-        self._promised[peer] = client
-        self._hub.send(peer, pack(Word.TERMS, client=client, **self._terms))
-
-    def _taken(self, peer: bytes) -> set[int]:
-        """Return the clients that other connections are, which are still there."""
-        there = set(self._hub.peers)
-        promised = {c for p, c in self._promised.items() if p != peer and p in there}
-        return promised | {c for c, seat in self._seats.items() if seat.there and seat.peer != peer}
-
-    def _turn_away(self, peer: bytes, why: str) -> None:
-        self._hub.send(peer, pack(Word.REFUSED, text=why))
-        self._noted(f"{self._hub.describe(peer)} was refused: {why}")
-
     def _welcome(self, peer: bytes, values: dict[str, Any]) -> None:
-        """Seat a client, and go on with what was under way."""
-        probe = self._probes.pop(peer, None)
-        known = self._seats.get(whole(values, "client"))
-        up = known.device.up if known is not None else math.inf
-        hello = Hello.of(values, probe.rate or math.inf if probe is not None else up)
-        if hello.client in self._taken(peer):
-            self._turn_away(peer, f"client {hello.client} is here already; give another number, or none")
+        """Seat a client, and go on with what was under way; turn others away, and say why."""
+        try:
+            hello = self._door.admit(peer, values)
+        except PayloadError as e:
+            self._door.turn_away(peer, str(e))
+            client = values.get("client")
+            if isinstance(client, int):
+                self.tally.refuse(self.now, Refusal(client, str(e)))
             return
-        self._promised.pop(peer, None)
+        self._seat(peer, hello)
+
+    def _seat(self, peer: bytes, hello: Hello) -> None:
+        known = self._seats.get(hello.client)
         came = known is None or not known.there
         seat = self._seats[hello.client] = known or Seat(hello.client, peer, hello.device)
-        seat.peer, seat.gone, seat.held, seat.after = peer, None, hello.held, hello.after
+        seat.peer, seat.there, seat.held, seat.after = peer, True, hello.held, hello.after
+        seat.moved = time.monotonic()
         if came:
             self._noted(f"client {hello.client} is here, {hello.device.samples} samples")
             self._join(seat, hello.device)
@@ -295,19 +290,18 @@ class Host:
             else:
                 self._issue(seat.client)
 
-    def _take(self, seat: Seat, piece: Piece) -> None:
+    def _take(self, seat: Seat, piece: Piece, at: float) -> None:
         """Take a piece of an update; say how much is here, or what became of it."""
         if piece.number != seat.sequence:
             return  # of a turn that was given up; the client is told by its next version
         most = most_nbytes(self.server.weights.numel()) + ROOM
         if piece.total > most:
-            self._ended(seat, Refusal(seat.client, f"an update of {piece.total} bytes, and {most} may be"), 0)
+            self._ended(seat, Refusal(seat.client, f"an update of {piece.total} bytes, and {most} may be"))
             return
         if seat.up is None:
             seat.up = Receiving(piece.number, piece.total)
-        now = time.monotonic()
-        done = seat.up.take(piece, now)
-        if seat.up.is_due(now):
+        done = seat.up.take(piece, at)
+        if seat.up.is_due(at):
             self._hub.send(seat.peer, pack(Word.HAVE, number=piece.number, have=seat.up.have))
         if done:
             self._update(seat, seat.up)
@@ -319,18 +313,17 @@ class Host:
         found = self.server.receive(seat.client, up.data)
         if isinstance(found, Receipt) and version is not None:
             self._heard = time.monotonic()
-            self.local_steps += version.steps
             seat.after, seat.held = version.sequence, version.held or seat.held
-        self._ended(seat, found, up.total)
+        self._ended(seat, found)
 
-    def _ended(self, seat: Seat, found: Receipt | Refusal, nbytes: int) -> None:
+    def _ended(self, seat: Seat, found: Receipt | Refusal) -> None:
         """End a client's turn, and tell it."""
         number, reason = seat.sequence, found.reason if isinstance(found, Refusal) else ""
         seat.end_turn()
         if reason:
-            self._refuse(seat.client, reason)
+            self._noted(f"client {seat.client}: {reason}")
         self._hub.send(seat.peer, pack(Word.RECEIPT, number=number, reason=reason))
-        self._conductor.came(seat.client, found, nbytes)
+        self._conductor.came(seat.client, found)
 
     def _note_speed(self, seat: Seat, device: Device) -> None:
         """Choose again for a device whose speed has changed."""
@@ -346,15 +339,14 @@ class Host:
             self._conductor.lost(seat.client, leaves=True)
 
     def _lost(self, peer: bytes, why: str) -> None:
-        self._promised.pop(peer, None)
-        self._probes.pop(peer, None)
+        self._door.left(peer)
         seat = self._seat_of(peer)
         if seat is not None and seat.there:
             self._noted(f"client {seat.client} is gone: {why}")
             self._went(seat)
 
     def _went(self, seat: Seat) -> None:
-        seat.gone = time.monotonic()
+        seat.there = False
         if seat.version is None:
             self._conductor.left(seat.client)
             self.server.leave(seat.client)

@@ -24,15 +24,11 @@ class Seat:
     device: Device
     held: Held | None = None
     after: int = 0  # sequence number of its last update
-    gone: float | None = None  # since when it is not there, monotonic seconds
+    there: bool = True  # connected, and willing
+    moved: float = 0.0  # when its turn went on last, monotonic seconds
     version: Version | None = None  # under way: given, and not answered yet
     down: Sending | None = None
     up: Receiving | None = None
-
-    @property
-    def there(self) -> bool:
-        """Whether it is connected, and willing."""
-        return self.gone is None
 
     @property
     def sequence(self) -> int:
@@ -67,7 +63,7 @@ class Hello:
         device = Device(client, step, samples, up, down, delay)
         held = values.get("held")
         pair = isinstance(held, list) and len(held) == 2 and all(isinstance(x, int) and x >= 0 for x in held)
-        require(held is None or pair, PayloadError, f"client {client} holds {str(held)[:40]}, no version")
+        require(held is None or pair, PayloadError, f"client {client} holds {ascii(held)[:40]}, no version")
         stands = (whole(values, name) for name in ("after", "trained", "partial", "have"))
         return cls(client, device, Held(*held) if held else None, *stands)
 

@@ -12,6 +12,7 @@ from thinwire.types import MAX_KEY, PayloadError, require
 PROTOCOL = 1
 MOST = 4000  # bytes of a piece, or of a word: what a hub reads at a time, less its head
 MOST_TEXT = 400  # characters of a sentence that somebody else wrote
+GREATEST = 1e18  # of a number of seconds or bytes/s
 
 
 class Word(enum.IntEnum):
@@ -28,7 +29,7 @@ class Word(enum.IntEnum):
     SPEED = 9  # a client: a local step takes this long now
     FAILED = 10  # a client: my training failed
     REFUSED = 11  # the server: you cannot take part, and why
-    DONE = 12  # the server: it is over
+    DONE = 12  # the server: it is over; the client: I heard it
 
 
 def pack(word: Word, **values: Any) -> bytes:
@@ -56,8 +57,8 @@ def values_of(data: bytes) -> dict[str, Any]:
 def whole(values: dict[str, Any], name: str) -> int:
     """Return a whole number from 0 up. Errors: ``PayloadError``."""
     x = values.get(name)
-    good = isinstance(x, int) and not isinstance(x, bool) and 0 <= x < MAX_KEY
-    require(good, PayloadError, f"{name} is {str(x)[:40]} in a message, not a whole number")
+    good = isinstance(x, int) and not isinstance(x, bool) and 0 <= x < MAX_KEY // 2
+    require(good, PayloadError, f"{name} is {ascii(x)[:40]} in a message, not a whole number")
     return int(x or 0)
 
 
@@ -66,8 +67,8 @@ def positive(values: dict[str, Any], name: str) -> float:
     x = values.get(name)
     if x is None:
         return math.inf
-    good = isinstance(x, (int, float)) and not isinstance(x, bool) and 0 < x < math.inf
-    require(good, PayloadError, f"{name} is {str(x)[:40]} in a message, not a number above 0")
+    good = isinstance(x, (int, float)) and not isinstance(x, bool) and 0 < x < GREATEST
+    require(good, PayloadError, f"{name} is {ascii(x)[:40]} in a message, not a number above 0")
     return float(x)
 
 

@@ -1,0 +1,89 @@
+"""One run of federated learning on the virtual clock: a method with a seed, and the record that it leaves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from thinwire.engines.federated.method import Method
+from thinwire.engines.federated.rates import Decay
+from thinwire.engines.federated.residuals import Residuals
+from thinwire.engines.federated.server import Server
+from thinwire.lab.federated.fleet import Fleet
+from thinwire.lab.federated.options import FederatedConfig
+from thinwire.lab.federated.recorder import Recorder, Told, with_steps
+from thinwire.lab.federated.setup import Setup
+from thinwire.lab.federated.simulate import Simulation
+from thinwire.lab.federated.trainer import Trainer
+from thinwire.lab.records.schema import status_of
+from thinwire.policies.federated.device import FederatedPolicy
+from thinwire.recipes.base import Recipe
+from thinwire.recipes.federated import METHOD
+from thinwire.types import ThinwireError
+
+FREE = "What the server sends takes no time here, as papers assume; its bytes count."
+
+
+class Outcome(NamedTuple):
+    """How a run ended: where its record is, and the error that ended it, if one did."""
+
+    name: str
+    folder: Path
+    error: ThinwireError | None
+
+
+@dataclass
+class FederatedRun:
+    """One method with one seed."""
+
+    config: FederatedConfig
+    setup: Setup
+    fleet: Fleet
+    trainer: Trainer
+    name: str  # of the method, as asked for
+    recipe: Recipe[Method, FederatedPolicy]
+    folder: Path
+    told: Told
+
+    def __post_init__(self) -> None:
+        method: Method = self.recipe.schemes[METHOD]
+        rates = Decay(self.config.lr, self.config.decay, self.config.rounds)
+        policy = with_steps(self.recipe.policy, self.name, self.config.steps)
+        self.server = Server(self.setup.weights, method.rule, policy, method.download, rates)
+        for device in self.fleet.to_policy([len(part) for part in self.setup.parts]):
+            self.server.join(device)
+        self._residuals = Residuals(method.memory)
+        self._recorder = Recorder(
+            self.setup, self.name, self.recipe.spec, self.server, self.folder, self.told
+        )
+
+    def go(self) -> Outcome:
+        """Run to the end, and write the record: ``failed`` where versions could not go on, as a note says."""
+        config, notes = self.config, self._recorder.record.notes
+        simulation = Simulation(
+            self.server,
+            self.setup.clients(self._residuals),
+            self.fleet,
+            self.trainer,
+            self._recorder.made,
+            self.setup.seed,
+            config.participate,
+            config.downlink == "free",
+            config.budget_seconds or float("inf"),
+        )
+        notes += [FREE] if config.downlink == "free" else []
+        status, error = "done", None
+        try:
+            simulation.run()
+        except ThinwireError as e:
+            status, error = status_of(e), e
+            notes.append(str(e))
+        except BaseException as e:
+            status = status_of(e)
+            raise
+        finally:
+            self._recorder.close(status, simulation.now, simulation.tally, self.trainer.peaks())
+            self._residuals.close()
+            self.trainer.forget()
+        return Outcome(self.name, self.folder, error)

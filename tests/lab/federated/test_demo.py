@@ -1,0 +1,36 @@
+"""``thinwire demo federated``: what it runs, and what it says where its data are missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from thinwire.cli.demo import FEDERATED_DEMO
+from thinwire.cli.terminal.app import app
+from thinwire.lab.data import images
+from thinwire.lab.federated.devices import load_fleet
+from thinwire.lab.federated.options import FederatedConfig
+from thinwire.recipes.federated import parse_federated_recipe
+
+
+def test_it_runs_three_published_methods_and_ours_to_one_accuracy() -> None:
+    config = FederatedConfig.from_dict(FEDERATED_DEMO)
+    assert config.ways == ["fedavg", "fedbuff", "fedluck", "thinwire"]
+    assert all(parse_federated_recipe(name).policy for name in config.ways)
+    assert (config.until, config.budget_seconds, config.every_seed) == (0.78, 3600.0, [0])
+    rates = sorted(device.link.uplink.mean * 8 / 1e3 for device in load_fleet(config.devices).devices)
+    assert len(rates) == config.clients == 10 and rates[0] < 20 == rates[1] and rates[-1] == 60
+
+
+def test_without_the_data_one_sentence_says_how_to_get_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(images, "PACKAGED", tmp_path / "packaged")
+    places = {"THINWIRE_DATA": str(tmp_path), "THINWIRE_CACHE": str(tmp_path), "NO_COLOR": "1"}
+    out = tmp_path / "a" / "out"
+    result = CliRunner(env=places).invoke(app, ["demo", "federated", "--out", str(out), "--json"])
+    assert result.exit_code == 2 and result.stdout == ""
+    assert result.stderr.startswith("thinwire: fashion-mnist is not on this machine; run `python -m ")
+    assert result.stderr.count("\n") == 1 and not out.parent.exists()
