@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -17,7 +18,8 @@ from waiting import free_port, until
 
 ROOT = EXAMPLE.parents[1]
 BIN = Path(sys.executable).parent
-PATIENCE = 280.0  # seconds of a run; each message of Flower takes some on its own
+NODES, JOINED = 2, "Activated node_id"  # what the SuperLink logs of each
+PATIENCE = 250.0  # seconds of a run; each message of Flower takes some on its own
 
 
 class Deployment:
@@ -99,13 +101,14 @@ def deployment(place: Path) -> Iterator[Deployment]:
             *("flower-superlink", "--insecure", "--disable-runtime-dependency-installation"),
             *("--host", "127.0.0.1", "--port", str(flower.port)),
         )
-        for i in range(2):
+        for i in range(NODES):
             flower.start(
                 f"supernode-{i}",
                 *("flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{flower.port}"),
                 *("--host", "127.0.0.1", "--port", str(free_port())),
                 *("--node-config", f"partition-id={i}"),
             )
+        until(lambda: flower.said("superlink").count(JOINED) == NODES, "both nodes", PATIENCE)
         yield flower
     finally:
         flower.stop()
@@ -114,8 +117,10 @@ def deployment(place: Path) -> Iterator[Deployment]:
 def run(flower: Deployment, **config: object) -> bytes:
     """Run the example with this run config; return the final weights."""
     app, weights = flower.place / "app", flower.place / "weights.bin"
-    shutil.copytree(EXAMPLE, app, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
-    words = " ".join(f"{k}={v!r}" for k, v in {**config, "weights": str(weights)}.items()).replace("'", '"')
-    flower.start("run", "flwr", "run", str(app), "here", "--run-config", words)
-    until(weights.exists, "the weights of the run", PATIENCE)
+    shutil.copytree(EXAMPLE, app, ignore=shutil.ignore_patterns("__pycache__"))
+    given = {**config, "weights": str(weights)}
+    words = " ".join(f"{k}={json.dumps(v)}" for k, v in given.items())
+    submit = flower.start("run", "flwr", "run", str(app), "here", "--run-config", words)
+    until(lambda: weights.exists() or submit.poll(), "the weights of the run", PATIENCE)
+    assert weights.exists(), flower.said("run")
     return weights.read_bytes()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 from flwr.app import ArrayRecord, Context
@@ -28,7 +27,8 @@ def main(grid: Grid, context: Context) -> None:
         strategy = Compressed(strategy, policy, DeltaDownload(), rates=Decay(0.5))
     initial = ArrayRecord(network().state_dict())
     result = strategy.start(grid, initial, num_rounds=int(context.run_config["num-server-rounds"]))
-    weights = b"".join(array.numpy().tobytes() for array in result.arrays.values())
-    print("final weights:", hashlib.sha256(weights).hexdigest())
     if context.run_config["weights"]:
-        Path(str(context.run_config["weights"])).write_bytes(weights)
+        place = Path(str(context.run_config["weights"]))
+        whole = place.with_suffix(".part")  # who waits for the file is to find all of it
+        whole.write_bytes(b"".join(array.numpy().tobytes() for array in result.arrays.values()))
+        whole.rename(place)

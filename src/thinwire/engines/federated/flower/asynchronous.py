@@ -112,13 +112,18 @@ class Run:
         """The newest version, as an ``ArrayRecord``."""
         return self.nodes.layout.record(self.server.weights, self.rest)
 
+    @property
+    def _failing(self) -> set[int]:
+        """The nodes that are asked no more."""
+        return {node for node, n in self._failures.items() if n >= TRIES}
+
     def step(self) -> bool:
         """Ask who is idle, take what has come; return whether anything has."""
         now = time.monotonic()
         if now - self._looked >= LOOK or not self._asked:
             self._ask(self.grid.get_node_ids(), now)
         replies = list(self.grid.pull_messages(list(self._asked))) if self._asked else []
-        for reply in sorted(replies, key=lambda r: r.metadata.src_node_id):
+        for reply in sorted(replies, key=lambda r: self._asked[r.metadata.reply_to_message_id]):
             self._take(reply)
         self._end_period(now)
         self._check_time(now)
@@ -128,22 +133,21 @@ class Run:
         """Send the newest version to all that are there and not at work."""
         self._looked = now
         busy = {node for node, _ in self._asked.values()} | self._answered
-        failing = {node for node, n in self._failures.items() if n >= TRIES}
-        idle = sorted(set(known) - busy - failing)
-        self._send(idle)
+        self._send(sorted(set(known) - busy - self._failing))
 
     def _send(self, idle: list[int]) -> None:
         flwr, until = host.app(), time.monotonic() + self.timeout
-        for node in idle:
-            content = flwr.RecordDict(self.content)
-            message = flwr.Message(content, dst_node_id=node, message_type=host.TRAIN, ttl=self.timeout)
-            (number,) = self.grid.push_messages([self.nodes.fill(message)])
-            self._asked[number] = node, until
+        messages = [
+            flwr.Message(flwr.RecordDict(self.content), node, host.TRAIN, ttl=self.timeout) for node in idle
+        ]
+        numbers = self.grid.push_messages([self.nodes.fill(m) for m in messages]) if idle else []
+        # What was not sent has no number, or there are none at all; the next look asks again.
+        self._asked |= {number: (node, until) for node, number in zip(idle, numbers, strict=False) if number}
 
     def _take(self, reply: Any) -> None:
         node, _ = self._asked.pop(reply.metadata.reply_to_message_id)
         self._heard = time.monotonic()
-        answer = self.nodes.take(reply)
+        answer = self.nodes.take(reply, node)
         if isinstance(answer, Refusal):
             self._fail(node, reply, answer.reason)
             return
@@ -160,10 +164,10 @@ class Run:
             self.server.leave(self.nodes.ids[node])
             return
         self._failures[node] = self._failures.get(node, 0) + 1
-        left = [n for n in self.nodes.ids if self._failures.get(n, 0) < TRIES]
-        require(
-            bool(left), ThinwireError, f"all nodes failed {TRIES} times in a row, node {node} last: {reason}"
-        )
+        if self._failures[node] >= TRIES:
+            self.server.leave(self.nodes.ids[node])
+        wrong = f"all nodes failed {TRIES} times in a row, node {node} last: {reason}"
+        require(self.nodes.ids.keys() != self._failing, ThinwireError, wrong)
 
     def _end_period(self, now: float) -> None:
         seconds = getattr(self.server.rule, "seconds", None)

@@ -100,13 +100,16 @@ class Node:
 
     def answer(self, plan: Plan, change: Tensor, samples: int) -> Update:
         """Return the update for what the app changed, [1, N], and what was not delivered before."""
-        version, client = plan.version, plan.client
-        residuals = Residuals(ErrorFeedback() if plan.feedback else NoMemory())
-        if kept := self._kept(RESIDUALS):
+        version, client, made = plan.version, plan.client, plan.version.sequence
+        residuals, kept = Residuals(ErrorFeedback() if plan.feedback else NoMemory()), self._kept(RESIDUALS)
+        last = int(kept.pop("sequence", torch.tensor(0)))
+        again = f"update {made} was made already, and {last} is the last; ask for another"  # sent twice
+        require(made > last, DesyncError, again)
+        if kept:
             residuals.load_state_dict(kept)
         residuals.settle(client, version.confirmed)
-        packet = residuals.encode(client, version.sequence, change, version.codec)
-        self._keep(RESIDUALS, residuals.state_dict())
+        packet = residuals.encode(client, made, change, version.codec)
+        self._keep(RESIDUALS, residuals.state_dict() | {"sequence": torch.tensor(made)})
         return Update(client, version.sequence, version.number, samples, version.steps, packet)
 
 

@@ -16,6 +16,7 @@ from thinwire.policies.federated.device import Device
 from thinwire.types import PayloadError
 
 Devices = Callable[[int], Device]
+NO_UPDATE = "it has no update; let compression_mod be the app's first mod"
 LEADS_ON = (Form.PATCH, Form.MISSED)  # versions for who holds an earlier one, and with it the layout
 
 
@@ -62,23 +63,20 @@ class Nodes:
         message.content = plan.put(message.content, self.layout.rest(arrays))
         return message
 
-    def heard(self, reply: Any) -> bool:
-        """Return whether a reply is no error; then its node holds the version that it was given."""
-        client = self.ids[reply.metadata.src_node_id]
+    def heard(self, reply: Any, node: int) -> bool:
+        """Return whether a node's reply is no error; then it holds the version that it was given."""
         if not reply.has_error():
-            self._held[client] = self._given.get(client)
+            self._held[self.ids[node]] = self._given.get(self.ids[node])
         return not reply.has_error()
 
-    def take(self, reply: Any) -> Receipt | Refusal:
-        """Take the update in a reply to a message of training."""
-        client = self.ids[reply.metadata.src_node_id]
-        if not self.heard(reply):
+    def take(self, reply: Any, node: int) -> Receipt | Refusal:
+        """Take the update in a node's reply to a message of training."""
+        client = self.ids[node]
+        if not self.heard(reply, node):
             return self._refuse(Refusal(client, str(reply.error.reason)))
         found = [r[UPDATE].data for r in reply.content.array_records.values() if UPDATE in r]
         if not found:
-            return self._refuse(
-                Refusal(client, "it has no update; let compression_mod be the app's first mod")
-            )
+            return self._refuse(Refusal(client, NO_UPDATE))
         with suppress(PayloadError):  # the server says why
             self._note(client, Update.unpack(found[0]).samples)
         answer = self.server.receive(client, found[0])

@@ -12,7 +12,7 @@ from thinwire.engines.federated.download import Download
 from thinwire.engines.federated.flower import host
 from thinwire.engines.federated.flower.nodes import Devices, Nodes, alike
 from thinwire.engines.federated.flower.records import Layout, only, replaced
-from thinwire.engines.federated.intake import Refusal
+from thinwire.engines.federated.intake import Receipt, Refusal
 from thinwire.engines.federated.rates import Decay
 from thinwire.engines.federated.server import Server
 from thinwire.policies.federated.device import FederatedPolicy
@@ -44,13 +44,11 @@ class Compressed:
     ) -> None:
         self.strategy, self._policy, self._download = strategy, policy, download
         self._feedback, self._rates, self._device = feedback, rates, device
-        self._layout: Layout | None = None
         self._nodes: Nodes | None = None
 
     def start(self, grid: Any, initial_arrays: Any, *args: Any, **options: Any) -> Any:
         """Run the wrapped strategy's own ``start``, from ``initial_arrays``, with this one in its place."""
         host.check_host()
-        self._nodes = None
         return type(self.strategy).start(self, grid, initial_arrays, *args, **options)
 
     def summary(self) -> None:
@@ -75,6 +73,8 @@ class Compressed:
 
     def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> list[Any]:
         """Return the strategy's messages, with plans and coded versions."""
+        if server_round <= 1:  # another run, whose nodes hold nothing of the last one
+            self._nodes = None
         return self._filled(arrays, self.strategy.configure_train(server_round, arrays, config, grid))
 
     def configure_evaluate(self, server_round: int, arrays: Any, config: Any, grid: Any) -> list[Any]:
@@ -83,31 +83,34 @@ class Compressed:
 
     def _filled(self, arrays: Any, messages: Iterable[Any]) -> list[Any]:
         """Let ``arrays`` be the newest version, and the messages bring it."""
-        self._layout = layout = self._layout or Layout.of(arrays)
-        row = layout.row(arrays, "the model of the strategy")
-        if self._nodes is None:
-            server = Server(row, RULE, self._policy, self._download, self._rates)
-            weighted_by = getattr(self.strategy, "weighted_by_key", "num-examples")
-            self._nodes = Nodes(server, layout, self._feedback, weighted_by, self._device)
-        elif not torch.equal(row, self.server.weights):
-            self.server.adopt(row)
+        nodes = self._nodes = self._nodes or self._open(arrays)
+        row = nodes.layout.row(arrays, "the model of the strategy")
+        if not torch.equal(row, nodes.server.weights):
+            nodes.server.adopt(row)
         asked = list(messages)
         for node in sorted(m.metadata.dst_node_id for m in asked):
-            self._nodes.join(node)
-        return [self._nodes.fill(m) for m in asked]
+            nodes.join(node)
+        return [nodes.fill(m) for m in asked]
+
+    def _open(self, arrays: Any) -> Nodes:
+        layout = Layout.of(arrays)
+        server = Server(layout.row(arrays, "the model"), RULE, self._policy, self._download, self._rates)
+        weighted_by = getattr(self.strategy, "weighted_by_key", "num-examples")
+        return Nodes(server, layout, self._feedback, weighted_by, self._device)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Any]) -> Any:
         """Decode the replies, in the order of nodes, and let the strategy aggregate them."""
-        nodes, taken = self._opened, []
-        for reply in sorted(replies, key=lambda r: r.metadata.src_node_id):
-            answer = nodes.take(reply)
-            if reply.has_error() or not isinstance(answer, Refusal):
-                taken.append(reply)  # the strategy counts errors
+        nodes, taken, failed = self._opened, [], []
+        for reply in sorted(replies, key=_node):
+            answer = nodes.take(reply, _node(reply)) if _node(reply) in nodes.ids else None
+            if isinstance(answer, Receipt):
+                taken.append(reply)
+            elif reply.has_error():  # the strategy counts these
+                failed.append(reply)
         changes = nodes.server.collect()
         for reply in taken:
-            if not reply.has_error():
-                self._decode(reply, changes[nodes.ids[reply.metadata.src_node_id]])
-        return self.strategy.aggregate_train(server_round, taken)
+            self._decode(reply, changes[nodes.ids[_node(reply)]])
+        return self.strategy.aggregate_train(server_round, taken + failed)
 
     def _decode(self, reply: Any, change: torch.Tensor) -> None:
         key, arrays = only(reply.content.array_records, "array", "a reply")
@@ -119,5 +122,10 @@ class Compressed:
         """Let the strategy aggregate what nodes measured."""
         found = list(replies)
         for reply in found:
-            self._opened.heard(reply)
+            self._opened.heard(reply, _node(reply))
         return self.strategy.aggregate_evaluate(server_round, found)
+
+
+def _node(reply: Any) -> int:
+    """Return which node replied; errors may be of the server itself."""
+    return int(reply.metadata.src_node_id)
