@@ -65,7 +65,7 @@ def row(arrays: Any) -> Tensor:
 
 def accuracy(arrays: Any) -> float:
     """Return how good a model is."""
-    return float(example("task").accuracy(arrays.to_torch_state_dict()))
+    return round(example("task").accuracy(arrays.to_torch_state_dict()), 4)
 
 
 class Losing(LocalGrid):

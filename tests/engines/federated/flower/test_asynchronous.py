@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 from each import each
-from flower_apps import NODES, RATE, REASON, STEPS, accuracy, example, initial, local_grid
+from flower_apps import NODES, RATE, REASON, STEPS, accuracy, client_app, example, initial, local_grid
 
 from thinwire.codecs import TopK, Uniform
 from thinwire.engines.federated.aggregation import FedAsync, FedBuff, Periodic
 from thinwire.engines.federated.download import DeltaDownload
 from thinwire.engines.federated.flower import asynchronous as loop
+from thinwire.engines.federated.flower import host
 from thinwire.engines.federated.flower.asynchronous import Asynchronous
+from thinwire.engines.federated.flower.grid import LocalGrid
+from thinwire.engines.federated.flower.mod import compression_mod
 from thinwire.engines.federated.method import Method
 from thinwire.engines.federated.rates import Decay
 from thinwire.policies.federated.fixed import Fixed
@@ -89,6 +92,28 @@ def test_a_node_that_fails_twice_is_asked_no_more(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(loop, "LOOK", 0.0)
     run = asynchronous(FedBuff(2)).start(local_grid(fit=failing(5)), initial(), 6)
     assert [(r.client, "no such file" in r.reason) for r in run.refused] == [(run.nodes.ids[5], True)] * 2
+
+
+def test_a_node_that_is_gone_is_asked_again_when_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "LOOK", 0.0)
+
+    class Flaky(LocalGrid):
+        """The SuperLink answers for a node that is gone, in its own name, for the first few messages."""
+
+        gone = 3
+
+        def pull_messages(self, message_ids: Any) -> list[Any]:
+            found = super().pull_messages(message_ids)
+            for i, reply in enumerate(found):
+                if reply.metadata.src_node_id == 5 and self.gone:
+                    self.gone -= 1
+                    found[i] = host.failed(reply, "node unavailable", code=5)
+                    found[i].metadata.__dict__["_reply_to_message_id"] = reply.metadata.reply_to_message_id
+            return found
+
+    run = asynchronous(FedBuff(2)).start(Flaky(client_app(compression_mod), NODES), initial(), 12)
+    assert [r.reason for r in run.refused] == ["node unavailable"] * 3
+    assert run.server.traffic(run.nodes.ids[5]).updates > 0
 
 
 def test_where_all_fail_the_run_ends_with_the_reason() -> None:

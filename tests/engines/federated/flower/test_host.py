@@ -39,6 +39,10 @@ def test_flower_has_what_the_seam_relies_on() -> None:
     ("name", "value", "words"),
     [
         ("flwr.common.constant.ErrorCode.MOD_FAILED_PRECONDITION", None, "MOD_FAILED_PRECONDITION"),
+        ("flwr.common.constant.ErrorCode", object, "ErrorCode.NODE_UNAVAILABLE"),
+        ("flwr.supercore.task_identity.TaskIdentity", object, "TaskIdentity.run_id"),
+        ("flwr.app.Context", lambda **values: None, "Context"),
+        ("flwr.app.Metadata", lambda *values: object, "Metadata"),
     ],
 )
 def test_a_change_of_flower_is_told(

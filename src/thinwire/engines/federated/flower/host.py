@@ -38,7 +38,7 @@ def check_host() -> None:
     app()
     try:
         lacks = ", ".join(_lacking())
-    except (ImportError, AttributeError) as e:  # a module or class that is gone
+    except (ImportError, AttributeError, TypeError, ValueError) as e:  # what is gone, or takes other values
         lacks = str(e)
     wrong = f"flwr {version()} has changed: {lacks} is not as expected; pin 1.42.0"
     require(not lacks, InputError, wrong)
