@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 from thinwire.lab.doctor.diagnosis import OK, emulation
 from thinwire.lab.records.writer import read_json
 
-pytest.importorskip("sklearn", reason="digits are scikit-learn's")
+pytestmark = pytest.mark.skipif(find_spec("sklearn") is None, reason="needs scikit-learn's digits")
 SMALL = ("--data", "digits", "--model", "logistic", "--clients", "2", "--steps", "2")
 PATIENCE = 60.0
 
@@ -120,7 +121,7 @@ def test_a_server_that_was_killed_goes_on_from_its_last_version(programs: Any, t
     code, said = again.end()
     assert code == 0, said
     assert [client.end()[0] for client in clients] == [0, 0]
-    versions = [json.loads(line)["version"] for line in (tmp_path / "served" / "metrics.jsonl").open()]
+    versions = [json.loads(line)["version"] for line in (tmp_path / "served" / "metrics.jsonl").read_text().splitlines()]
     assert versions == sorted(set(versions)) and versions[-1] == last
     record = read_json(tmp_path / "served" / "run.json")
     assert record["totals"]["rounds"] == last and record["clients"][0]["samples"] == 719

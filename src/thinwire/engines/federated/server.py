@@ -236,17 +236,43 @@ class Server:
         version would not be finite; then nothing has changed.
         """
         if self._waiting:
-            weights = self._sum()
-            self._norms.append(float((weights.double() - self.weights).norm()))
-            self._outlet.advance(weights)
-            self.weights, self.version, self._waiting = weights, self.version + 1, {}
-            made: int | None = self.version
-        else:
-            made = None
+            return self._go_on(self._sum())
+        self._end()
+        return None
+
+    def collect(self) -> dict[int, Tensor]:
+        """Return what the updates that wait change, [1, N], by client; they wait no longer.
+
+        For versions that are made elsewhere, by ``adopt``.
+        """
+        waiting, self._waiting = self._waiting, {}
+        rows = {c: list(self._changes(updates)) for c, updates in sorted(waiting.items())}
+        return {c: torch.stack(changes).sum(0) for c, changes in rows.items()}
+
+    def adopt(self, weights: Tensor) -> int:
+        """Make a version of ``weights`` [1, N], whoever made them, and return its number.
+
+        Updates that wait are dropped. Errors: ``InputError`` for another number of values, or values that are
+        not finite; then nothing has changed.
+        """
+        many, have = weights.numel(), self.weights.numel()
+        require(many == have, InputError, f"a version of {many} values for a model of {have}; give as many")
+        sound = bool(weights.isfinite().all())
+        require(sound, InputError, f"version {self.version + 1} would not be finite; lower the step size")
+        return self._go_on(weights.detach().reshape(1, -1).float().clone())
+
+    def _go_on(self, weights: Tensor) -> int:
+        self._norms.append(float((weights.double() - self.weights).norm()))
+        self._outlet.advance(weights)
+        self.weights, self.version, self._waiting = weights, self.version + 1, {}
+        self._end()
+        return self.version
+
+    def _end(self) -> None:
+        """End the round or period."""
         self._asked, self._gone = set(), 0
         if self.rule.mixes:
             self._forget_starts()
-        return made
 
     def _sum(self) -> Tensor:
         updates = [u for c in sorted(self._waiting) for u in self._waiting[c]]
