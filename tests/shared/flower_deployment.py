@@ -54,18 +54,18 @@ class Deployment:
 
     def stop(self) -> None:
         """End what was started and what that started, each by its id."""
-        pids = [pid for process in self._started for pid in (process.pid, *below(process.pid))]
+        pids: set[int] = set()
         for sign, patience in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 10.0)):
+            pids |= {pid for process in self._started for pid in (process.pid, *below(process.pid))}
             for pid in pids:
                 with suppress(ProcessLookupError):
                     os.kill(pid, sign)
             end = time.monotonic() + patience
-            while pids and time.monotonic() < end:
-                for process in self._started:
-                    process.poll()
-                pids = [pid for pid in pids if alive(pid)]
+            while (pids := {pid for pid in pids if alive(pid)}) and time.monotonic() < end:
                 time.sleep(0.05)
         assert not pids, pids
+        for process in self._started:
+            process.wait()
 
 
 def alive(pid: int) -> bool:

@@ -18,14 +18,14 @@ from thinwire.channels.disk import DiskStore
 from thinwire.channels.memory import NoMemory
 from thinwire.channels.references import References
 from thinwire.codecs import Cast, Codec, Entropy, HardThreshold, Raw, TopK, Uniform
-from thinwire.engines.federated.aggregation import FedAsync, FedBuff, Periodic, Rule, Synchronous
+from thinwire.engines.federated.aggregation import FedAsync, FedBuff, Periodic, Rule, Synchronous, moved
 from thinwire.engines.federated.download import DeltaDownload, FullDownload
 from thinwire.engines.federated.intake import Receipt
 from thinwire.engines.federated.message import Update
 from thinwire.engines.federated.residuals import Residuals
 from thinwire.engines.federated.row import Parameters, unpack_row
 from thinwire.policies.federated.device import Assignment, Device, Situation
-from thinwire.types import ThinwireError
+from thinwire.types import InputError, ThinwireError
 
 RULES: list[Rule] = [Synchronous(), Synchronous("participants"), FedAsync(), FedBuff(3), Periodic(a=0.5)]
 SPARSE = TopK(0.1, Uniform(4, group=16))
@@ -270,3 +270,23 @@ def test_a_policy_is_told_how_far_each_version_went() -> None:
     again.server.policy = other
     again.server.assignments()
     assert other.norms[:3] == policy.norms and len(other.norms) == 4
+
+
+@pytest.mark.parametrize("download", [FullDownload(), DeltaDownload(SPARSE)], ids=str)
+def test_versions_may_be_made_elsewhere(download: FullDownload | DeltaDownload) -> None:
+    """By whoever collects the updates: the same bits as by the rule, where the sum is the same."""
+    own, other = (Federation(Periodic(weights="equal"), codec=SPARSE, download=download) for _ in range(2))
+    for number in range(1, 4):
+        own.round()
+        for i in other.clients:
+            taken(other.server.receive(i, other.update(i)))
+        changes = other.server.collect()
+        assert list(changes) == [0, 1, 2, 3] and other.server.waiting == 0
+        weights = moved(other.server.weights, [(0.25, change) for change in changes.values()])
+        assert other.server.adopt(weights) == other.server.version == number
+        assert same(other.server.weights, own.server.weights)
+        assert same(other.server.given, own.server.given)
+    for wrong, words in ((weights[:, 1:], "values for a model"), (weights * float("nan"), "not be finite")):
+        with pytest.raises(InputError, match=words):
+            other.server.adopt(wrong)
+    assert other.server.version == 3

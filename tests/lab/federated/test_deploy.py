@@ -121,7 +121,10 @@ def test_a_server_that_was_killed_goes_on_from_its_last_version(programs: Any, t
     code, said = again.end()
     assert code == 0, said
     assert [client.end()[0] for client in clients] == [0, 0]
-    versions = [json.loads(line)["version"] for line in (tmp_path / "served" / "metrics.jsonl").read_text().splitlines()]
+    versions = [
+        json.loads(line)["version"]
+        for line in (tmp_path / "served" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert versions == sorted(set(versions)) and versions[-1] == last
     record = read_json(tmp_path / "served" / "run.json")
     assert record["totals"]["rounds"] == last and record["clients"][0]["samples"] == 719
