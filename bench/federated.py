@@ -3,7 +3,7 @@
 Time is virtual and runs are the same wherever they run, so this machine's load changes no figure.
 ``bench.federated_plan`` has what is compared. Groups of cells:
 
-- ``search``: each method at each of three step sizes, on a seed that is measured nowhere else, for a third of
+- ``search``: each method at each of four step sizes, on a seed that is measured nowhere else, for a third of
   the time. The one that is soonest at the target is the method's in ``ten`` to ``speakers``, so a run there
   ends where another one was;
 - ``ten``: the demo's devices, both directions counted; ``free``: the same where downloads take no time;

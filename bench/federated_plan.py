@@ -10,7 +10,7 @@ from thinwire.lab.records.runs import slug
 
 DEVICES = Path(__file__).parent / "devices"
 SEARCH, SEARCHED = "search", (100,)  # seeds
-RATES = (0.1, 0.05, 0.02)
+RATES = (0.1, 0.2, 0.05, 0.02)
 SEEDS = (0, 1, 2, 3, 4)
 
 METHODS = (
