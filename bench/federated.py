@@ -3,7 +3,7 @@
 Time is virtual and runs are the same wherever they run, so this machine's load changes no figure.
 ``bench.federated_plan`` has what is compared. Groups of cells:
 
-- ``search``: each method at each of three step sizes, on a seed that is measured nowhere else, for a third of
+- ``search``: each method at each of four step sizes, on a seed that is measured nowhere else, for a third of
   the time. The one that is soonest at the target is the method's in ``ten`` to ``speakers``, so a run there
   ends where another one was;
 - ``ten``: the demo's devices, both directions counted; ``free``: the same where downloads take no time;
@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from bench.cells import check_words, keep
-from bench.federated_plan import GROUPS, METHODS, RATES, SEARCH, TEN, VERSIONS, Cell, cells
+from bench.federated_plan import GROUPS, METHODS, RATES, SEARCH, TEN, Cell, cells
 from bench.federated_summary import best_rate, summary
 from thinwire.lab.engines import load_run
 from thinwire.lab.federated.options import FederatedConfig
@@ -42,10 +42,11 @@ POINTS = 40  # of a curve that is kept
 
 def config_of(cell: Cell, out: str = "") -> FederatedConfig:
     """Return the options of a cell."""
-    options: dict[str, Any] = {**GROUPS[cell.group].options, "methods": cell.method, "seeds": str(cell.seed)}
+    group = GROUPS[cell.group]
+    options: dict[str, Any] = {**group.options, "methods": cell.method, "seeds": str(cell.seed)}
     if "until" in options:  # else step size and rounds are the group's
         base = cell.method.partition(":")[0]
-        options["rounds"] = VERSIONS.get(base, options["rounds"])
+        options["rounds"] = group.versions.get(base, options["rounds"])
         options["lr"] = cell.rate or found_rate(cell.method if cell.method in METHODS else base)
     reached = [run["target"]["virtual_s"] for run in searched(cell.method).values() if run["target"]]
     if cell.group == SEARCH and reached:

@@ -13,17 +13,18 @@ QUANTILES = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
 
 
 def best_rate(found: Mapping[float, Found]) -> float:
-    """Return the step size that was soonest at the target; where none was, the most accurate one.
+    """Return the step size that was soonest at the target; of equal ones, the most accurate.
 
-    >>> runs = {0.1: {"target": None, "accuracy": {"best": 0.7}}, 0.2: {"target": {"virtual_s": 9.0}}}
-    >>> best_rate(runs)
+    >>> accuracy = {"best": 0.7}
+    >>> late, soon = ({"target": target, "accuracy": accuracy} for target in (None, {"virtual_s": 9.0}))
+    >>> best_rate({0.1: late, 0.2: soon})
     0.2
     """
 
     def late(rate: float) -> tuple[float, float]:
         cell = found[rate]
         target = cell["target"]
-        return (target["virtual_s"], 0.0) if target else (math.inf, -(cell["accuracy"]["best"] or 0.0))
+        return target["virtual_s"] if target else math.inf, -(cell["accuracy"]["best"] or 0.0)
 
     return min(found, key=late)
 
