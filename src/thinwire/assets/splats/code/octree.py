@@ -1,7 +1,7 @@
 """Occupied cells as an octree: a byte a node says which of its eighths hold something.
 
-A node is coded among those that have neighbours on the same sides, but for turns and mirrors of the cube, with
-which its byte is turned. That makes 10 lists. A level's nodes are all known before any of its bytes. Source:
+A node is coded among those that have neighbours on the same sides, but for turns and mirrors of the cube: its
+byte is turned with them. That makes 10 lists. A level's nodes are known before any of its bytes. Source:
 neighbour contexts as in MPEG's G-PCC [from memory].
 """
 
@@ -12,11 +12,12 @@ import itertools
 import numpy as np
 import numpy.typing as npt
 
-from thinwire.assets.splats.code.grid import Cells, Codes, cells_of, morton
+from thinwire.assets.splats.code.grid import Codes
 from thinwire.assets.splats.code.symbols import Bytes, pack_bytes, unpack_bytes
 from thinwire.types import ByteCursor, PayloadError, require
 
 CONTEXTS = 10  # of three axes with no neighbour, one or two
+_AXES = [np.uint64(0o111111111111111111111 << 2 - axis) for axis in range(3)]  # the bits of x, y and z
 _COUNT = np.array([bin(i).count("1") for i in range(256)], np.int64)
 
 
@@ -76,20 +77,17 @@ def _below(nodes: Codes, children: Bytes) -> Codes:
 
 
 def _surroundings(nodes: Codes) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the list of each node, and how its byte is turned for it."""
-    cells = cells_of(nodes)
+    """Return the list of each node of a level, and how its byte is turned for it."""
     sides = np.zeros(len(nodes), np.int64)
-    for axis, way in itertools.product(range(3), (0, 1)):
-        sides |= _there(nodes, cells, axis, 2 * way - 1).astype(np.int64) << (2 * axis + way)
+    for axis, mask in enumerate(_AXES):
+        beside = nodes & ~mask | (
+            (nodes | ~mask) + np.uint64(1) & mask
+        )  # a step on: beyond the last, there is none
+        at = np.minimum(np.searchsorted(nodes, beside), len(nodes) - 1)
+        below = np.flatnonzero(nodes[at] == beside)
+        sides[below] |= 2 << 2 * axis
+        sides[at[below]] |= 1 << 2 * axis
     return _CONTEXT[sides], sides
-
-
-def _there(nodes: Codes, cells: Cells, axis: int, step: int) -> npt.NDArray[np.bool_]:
-    beside = cells.copy()
-    beside[:, axis] += step
-    codes = morton(np.maximum(beside, 0))
-    at = np.minimum(np.searchsorted(nodes, codes), len(nodes) - 1)
-    return (nodes[at] == codes) & (beside[:, axis] >= 0)
 
 
 def _turns() -> tuple[npt.NDArray[np.int64], Bytes, Bytes]:

@@ -30,8 +30,9 @@ THIRD = [
 
 
 def basis(directions: Array, coefficients: int) -> Array:
-    """Return the values [1 + coefficients, n] of directions [3, n] of any length but 0."""
-    x, y, z = directions / np.linalg.norm(directions, axis=0)
+    """Return the values [1 + coefficients, n] of directions [3, n] of any length."""
+    length = np.sqrt((directions * directions).sum(0))
+    x, y, z = directions / np.where(length > 0, length, np.float32(1))
     xx, yy, zz = x * x, y * y, z * z
     values = [np.full_like(x, CONSTANT), -FIRST * y, FIRST * z, -FIRST * x]
     if coefficients > 3:

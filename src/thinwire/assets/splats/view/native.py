@@ -13,7 +13,7 @@ import numpy.typing as npt
 from thinwire import compiled
 from thinwire.types import InputError, require
 
-FIELDS, WIDEST = 11, 8192  # of kernels.c
+FIELDS, LANES = 11, 8  # of kernels.c
 _FUNCTIONS = compiled.functions(Path(__file__).parent, ["splat"])
 
 
@@ -30,17 +30,20 @@ def without() -> AbstractContextManager[None]:
 def splat(
     rows: npt.NDArray[np.float32], planes: npt.NDArray[np.float32], least: float
 ) -> npt.NDArray[np.float64]:
-    """Draw splats [n, FIELDS], the nearest first, on ``planes`` [4, height, width]; return sums [n, 2].
+    """Draw splats [n, FIELDS], the nearest first, on planes [4, height, width]; return sums [n, 2].
 
     Of each splat's weights, and of their squares. Planes are red, green, blue, and what is let through.
     """
-    good = rows.ndim == 2 and rows.shape[1] == FIELDS and planes.ndim == 3 and len(planes) == 4
-    good = good and planes.shape[2] <= WIDEST
-    require(good, InputError, f"splats {rows.shape} on planes {planes.shape}")
+    require(rows.ndim == 2 and rows.shape[1] == FIELDS, InputError, f"splats of shape {rows.shape}")
+    require(planes.ndim == 3 and len(planes) == 4, InputError, f"planes of shape {planes.shape}")
+    room = np.empty(planes.size + LANES, np.float32)  # a row's last lanes reach behind it
+    room[: planes.size] = planes.reshape(-1)
     sums = np.zeros((len(rows), 2))
     size = ctypes.c_int64(planes.shape[2]), ctypes.c_int64(planes.shape[1]), ctypes.c_float(least)
-    given = _at(rows, np.float32), ctypes.c_size_t(len(rows)), *size, _at(planes, np.float32)
+    given = _at(rows, np.float32), ctypes.c_size_t(len(rows)), *size, _at(room, np.float32)
+    room[planes.size :] = 0
     _FUNCTIONS["splat"](*given, _at(sums, np.float64))
+    planes[...] = room[: planes.size].reshape(planes.shape)
     return sums
 
 

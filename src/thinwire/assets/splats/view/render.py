@@ -82,10 +82,9 @@ def _alpha(row: Array, box: tuple[slice, slice]) -> tuple[npt.NDArray[np.bool_],
     dy = down - y
     u = b * dy
     rest = u * u - a * (c * dy * dy - limit)
-    half = np.sqrt(np.maximum(rest, 0))
-    inside = (
-        (rest >= 0) & (across >= np.ceil(x + (-u - half) / a)) & (across <= np.floor(x + (-u + half) / a))
-    )
+    half, inverse = np.sqrt(np.maximum(rest, 0)), 1 / a
+    inside = (rest >= 0) & (across >= np.ceil(x + (-u - half) * inverse))
+    inside &= across <= np.floor(x + (-u + half) * inverse)
     dx = across - x
     power = np.minimum(-0.5 * ((a * dx + 2 * b * dy) * dx + c * dy * dy), 0)
     return inside, np.minimum(float(row[6]) * np.exp(power), MOST_ALPHA).astype(np.float32)
