@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scenes import ball
 
 from thinwire.assets.splats.code import turns, vq
-from thinwire.assets.splats.code.channels import ROUNDING, Axes, class_steps, pack_channels, unpack_channels
+from thinwire.assets.splats.code.channels import ROUNDING, Axes, Channels, class_steps, unpack_channels
 from thinwire.assets.splats.code.grid import Grid, cells_of, morton
 from thinwire.assets.splats.code.octree import pack_cells, unpack_cells
 from thinwire.assets.splats.code.raht import Plan
@@ -33,14 +33,14 @@ def surface(draw: np.random.Generator, n: int, depth: int) -> np.ndarray:
     """Return rising places of cells on a ball."""
     out = draw.normal(size=(n, 3))
     out /= np.linalg.norm(out, axis=1, keepdims=True)
-    return np.unique(morton(((out + 1) / 2 * ((1 << depth) - 1)).astype(np.int64)))
+    return np.unique(morton(((out + 1) / 2 * ((1 << depth) - 1)).astype(np.int32)))
 
 
 @settings(derandomize=True, max_examples=40, deadline=None)
 @given(seeds, st.integers(0, 3000), st.sampled_from([0.02, 0.3, 1.0, 5.0, 80.0, 1e6]))
 def test_numbers_read_back(seed: int, n: int, spread: float) -> None:
     draw = np.random.default_rng(seed)
-    values = (draw.laplace(0, spread, n)).astype(np.int64)
+    values = (draw.laplace(0, spread, n)).astype(np.int32)
     cursor = ByteCursor(pack_numbers(zigzag(values)), "numbers")
     assert np.array_equal(unzigzag(unpack_numbers(cursor, n)), values)
     cursor.close()
@@ -50,7 +50,7 @@ def test_numbers_read_back(seed: int, n: int, spread: float) -> None:
     ("spread", "more"), [(0.1, 1.8), (0.3, 1.15), (1.0, 1.06), (8.0, 1.04), (100.0, 1.10)]
 )
 def test_numbers_take_little_more_than_their_entropy(spread: float, more: float) -> None:
-    values = zigzag(np.random.default_rng(0).laplace(0, spread, 60000).round().astype(np.int64))
+    values = zigzag(np.random.default_rng(0).laplace(0, spread, 60000).round().astype(np.int32))
     assert 8 * len(pack_numbers(values)) < more * entropy(np.bincount(values)) + 1000
 
 
@@ -59,7 +59,7 @@ def test_numbers_take_little_more_than_their_entropy(spread: float, more: float)
 def test_numbers_by_class_read_back(seed: int, counts: list[int]) -> None:
     draw = np.random.default_rng(seed)
     numbers = np.concatenate(
-        [zigzag(draw.laplace(0, 3.0**i, n).astype(np.int64)) for i, n in enumerate(counts)]
+        [zigzag(draw.laplace(0, 3.0**i, n).astype(np.int32)) for i, n in enumerate(counts)]
     )
     cursor = ByteCursor(pack_classes(numbers, counts), "classes")
     assert np.array_equal(unpack_classes(cursor, counts), numbers)
@@ -139,7 +139,9 @@ def test_channels_come_back_within_their_steps(seed: int, d: int, turned: bool) 
     axes = Axes.principal(values, np.ones(len(values))) if turned else Axes.plain(values)
     steps = class_steps(0.05, 0.15, 3)
     assert steps.tolist() == pytest.approx([0.05, 0.1, 0.15])
-    found = unpack_channels(pack_channels(values, axes, steps, counts), d, counts, "colours")
+    found = unpack_channels(
+        Channels.of(values, axes).pack(np.arange(len(values)), steps, counts), d, counts, "colours"
+    )
     room = (1 - ROUNDING) * np.repeat(steps, counts)[:, None] * (1 if axes.is_plain else 1.01 * d**0.5)
     assert (np.abs(found - values) <= room + 1e-3).all()
 
@@ -148,7 +150,7 @@ def test_principal_axes_take_fewer_bytes() -> None:
     draw = np.random.default_rng(0)
     values = draw.normal(size=(5000, 1)) + draw.normal(0, 0.1, (5000, 3))
     sizes = [
-        len(pack_channels(values, axes, class_steps(0.05, 1, 1), [5000]))
+        len(Channels.of(values, axes).pack(np.arange(5000), class_steps(0.05, 1, 1), [5000]))
         for axes in (Axes.plain(values), Axes.principal(values, np.ones(5000)))
     ]
     assert sizes[1] < 0.75 * sizes[0]

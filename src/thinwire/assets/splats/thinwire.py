@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinwire.assets.splats.code import turns
-from thinwire.assets.splats.code.channels import Axes, Floats, class_steps, pack_channels, unpack_channels
+from thinwire.assets.splats.code.channels import Axes, Channels, Floats, class_steps, unpack_channels
 from thinwire.assets.splats.code.grid import MOST_DEPTH, Codes, Grid, cells_of, morton
 from thinwire.assets.splats.code.octree import pack_cells, unpack_cells
 from thinwire.assets.splats.code.symbols import pack_numbers, unpack_numbers
@@ -51,6 +51,7 @@ class Analysis:
     frame: Frame
     classes: npt.NDArray[np.int64]
     sensitivity: Mapping[str, float]
+    channels: Mapping[str, Channels]
 
     @classmethod
     def of(cls, splats: Splats, size: int = SIZE) -> Analysis:
@@ -60,7 +61,10 @@ class Analysis:
         bounded = np.clip(splats.opacities, -LOGIT, LOGIT)
         splats = replace(splats, rotations=rotations.astype(np.float32), log_scales=scales, opacities=bounded)
         classes = classes_of(seen_around(splats, frame, size))
-        return cls(splats, frame, classes, sensitivities(splats, frame, classes, size))
+        sensitivity = sensitivities(splats, frame, classes, size)
+        weights: Floats = np.exp2(-2.0 * classes)
+        channels = {g: Channels.of(x, _axes(g, x, weights)) for g, x in _values(splats).items()}
+        return cls(splats, frame, classes, sensitivity, channels)
 
     def step(self, group: str, slope: float) -> float:
         """Return the step of an attribute, in class 0, at a slope."""
@@ -74,20 +78,19 @@ def encode(scene: Analysis, slope: float) -> Layer:
     grid = Grid.cubic(scene.splats.positions, scene.step("positions", slope))
     codes = morton(grid.cells(scene.splats.positions))
     order = np.lexsort((scene.classes, codes))
-    splats, classes, codes = scene.splats.take(order), scene.classes[order], codes[order]
-    unique, repeats = np.unique(codes, return_counts=True)
-    by_class = np.argsort(classes, kind="stable")
+    classes = scene.classes[order]
+    unique, repeats = np.unique(codes[order], return_counts=True)
+    by_class = order[np.argsort(classes, kind="stable")]
     counts = np.bincount(classes, minlength=CLASSES).tolist()
     streams = {
-        "positions": pack_cells(unique, grid.depth) + pack_numbers(repeats - 1),
-        "classes": pack_numbers(classes),
+        "positions": pack_cells(unique, grid.depth) + pack_numbers((repeats - 1).astype(np.int32)),
+        "classes": pack_numbers(classes.astype(np.int32)),
     }
     about = {"origin": list(grid.origin), "step": grid.step[0], "depth": grid.depth, "cells": len(unique)}
-    for group, values in _values(splats).items():
+    for group, channels in scene.channels.items():
         steps = class_steps(scene.step(group, slope), most_steps(group, scene.frame.radius), CLASSES)
-        axes = _axes(group, values, 4.0 ** -np.maximum(classes, 0))
-        streams[group] = pack_channels(values[by_class], axes, steps, counts)
-    return Layer(NAME, splats.count, splats.bands, about, streams)
+        streams[group] = channels.pack(by_class, steps, counts)
+    return Layer(NAME, len(order), scene.splats.bands, about, streams)
 
 
 def _values(splats: Splats) -> dict[str, Floats]:
@@ -148,7 +151,7 @@ def _positions(data: bytes, n: int, cells: int, depth: int) -> Codes:
     return np.repeat(unique, repeats)
 
 
-def _classes(data: bytes, n: int) -> npt.NDArray[np.int64]:
+def _classes(data: bytes, n: int) -> npt.NDArray[np.int32]:
     cursor = ByteCursor(data, "classes")
     classes = unpack_numbers(cursor, n)
     cursor.close()

@@ -18,7 +18,7 @@ from thinwire.types import ByteCursor, PayloadError, require
 Floats = npt.NDArray[np.float64]
 Steps = npt.NDArray[np.float32]
 ROUNDING = 0.45  # 0.5 is to the nearest
-MOST = 1 << 30  # a code is below it
+MOST = 1 << 29  # that a code is at most
 
 
 def class_steps(step: float, most: float, classes: int) -> Steps:
@@ -54,7 +54,7 @@ class Axes:
 
     def forward(self, values: Floats) -> Floats:
         """Return values [n, d] along the axes."""
-        return np.asarray(np.linalg.solve(self.matrix, (values - self.mean).T).T, np.float64)
+        return np.asarray((values - self.mean) @ np.linalg.inv(self.matrix).T, np.float64)
 
     def inverse(self, coordinates: Floats) -> Floats:
         """Return the values of coordinates [n, d]."""
@@ -75,18 +75,31 @@ class Axes:
         return cls(np.frombuffer(cursor.take(2 * d * d), "<f2").astype(np.float64).reshape(d, d), mean)
 
 
-def pack_channels(values: Floats, axes: Axes, steps: Steps, counts: Sequence[int]) -> bytes:
-    """Return values [n, d] that come class by class, ``counts`` of each, in ``steps`` of each."""
-    own = np.repeat(steps.astype(np.float64), counts)
-    parts = [axes.pack(), steps.astype("<f4").tobytes()]
-    for column in axes.forward(values).T:
-        levels = np.minimum(np.floor(np.abs(column) / own + ROUNDING), MOST - 1)
-        parts.append(pack_classes(zigzag(np.copysign(levels, column).astype(np.int64)), counts))
-    return b"".join(parts)
+@dataclass(frozen=True, eq=False)
+class Channels:
+    """Channels as they are coded: their axes, and coordinates [d, n] along these."""
+
+    axes: Axes
+    coordinates: npt.NDArray[np.float32]
+
+    @classmethod
+    def of(cls, values: Floats, axes: Axes) -> Channels:
+        """Return values [n, d] along axes."""
+        return cls(axes, np.ascontiguousarray(axes.forward(values).T, dtype=np.float32))
+
+    def pack(self, order: npt.NDArray[np.intp], steps: Steps, counts: Sequence[int]) -> bytes:
+        """Return them as bytes, in an order [n] that is class by class: ``counts`` and steps of each."""
+        inverse = np.repeat(1 / steps, counts)
+        parts = [self.axes.pack(), steps.astype("<f4").tobytes()]
+        for column in self.coordinates:
+            scaled = column[order] * inverse
+            levels = np.minimum(np.abs(scaled) + np.float32(ROUNDING), MOST).astype(np.int32)
+            parts.append(pack_classes(zigzag(np.where(scaled < 0, -levels, levels)), counts))
+        return b"".join(parts)
 
 
 def unpack_channels(data: bytes, d: int, counts: Sequence[int], what: str) -> Floats:
-    """Return what ``pack_channels`` was given, in steps. Errors: ``PayloadError``."""
+    """Return the values [n, d] behind ``Channels.pack``, class by class. Errors: ``PayloadError``."""
     cursor = ByteCursor(data, what)
     axes = Axes.unpack(cursor, d)
     steps = np.frombuffer(cursor.take(4 * len(counts)), "<f4")

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from thinwire import zstd
 from thinwire.types import ByteCursor, PayloadError, require
 
-Ints = npt.NDArray[np.int64]
+Ints = npt.NDArray[np.int32]
 Bytes = npt.NDArray[np.uint8]
 PER_BYTE = {1: 1, 2: 8, 3: 5, 6: 3, 16: 2}  # by base: digits of a byte; base 1 stands for whole bytes
 ESCAPE = 255  # a byte that stands for this and more: what is beyond comes behind
@@ -25,6 +25,11 @@ DENSE = 4.0  # bits a number from which on only whole bytes are tried
 FRAME_NBYTES = 60  # that one more list costs, about
 _LENGTH = struct.Struct("<I")
 _RAW = 1 << 31
+_DIGITS = {
+    base: (np.arange(256)[:, None] // base ** np.arange(k) % base).astype(np.uint8)
+    for base, k in PER_BYTE.items()
+    if base > 1
+}
 
 
 def pack_bytes(data: Bytes) -> bytes:
@@ -49,7 +54,7 @@ def unpack_bytes(cursor: ByteCursor, n: int) -> Bytes:
 
 def zigzag(values: Ints) -> Ints:
     """Return 0, -1, 1, -2, ... as 0, 1, 2, 3, ..."""
-    return (values << 1) ^ (values >> 63)
+    return (values << 1) ^ (values >> 31)
 
 
 def unzigzag(numbers: Ints) -> Ints:
@@ -58,9 +63,9 @@ def unzigzag(numbers: Ints) -> Ints:
 
 
 def pack_numbers(numbers: Ints) -> bytes:
-    """Return numbers [n] from 0 to 2**32 in the form that takes fewest bits.
+    """Return numbers [n], int32 and not negative, in the form that takes fewest bits.
 
-    >>> few = np.zeros(8000, np.int64)
+    >>> few = np.zeros(8000, np.int32)
     >>> few[::100] = 7
     >>> len(pack_numbers(few)) < 300
     True
@@ -79,7 +84,7 @@ def unpack_numbers(cursor: ByteCursor, n: int) -> Ints:
     if base == 1:
         return _unpack_whole(cursor, n)
     packed = unpack_bytes(cursor, -(-n // PER_BYTE[base]))
-    numbers = (packed[:, None] // base ** np.arange(PER_BYTE[base]) % base).reshape(-1)[:n].astype(np.int64)
+    numbers = _DIGITS[base][packed].reshape(-1)[:n].astype(np.int32)
     return _put_beyond(cursor, numbers, base - 1)
 
 
@@ -96,9 +101,12 @@ def _best(numbers: Ints) -> int:
 def _digits(numbers: Ints, base: int) -> tuple[Bytes, Ints]:
     """Return digits several to a byte, and what the largest digit stands for beyond itself."""
     k = PER_BYTE[base]
-    small = np.minimum(numbers, base - 1)
-    rows = np.concatenate([small, np.zeros(-len(small) % k, np.int64)]).reshape(-1, k)
-    return (rows * base ** np.arange(k)).sum(1).astype(np.uint8), numbers[small == base - 1] - (base - 1)
+    small = np.zeros(-(-len(numbers) // k) * k, np.uint8)
+    np.minimum(numbers, base - 1, out=small[: len(numbers)], casting="unsafe")
+    packed = np.zeros(len(small) // k, np.uint8)
+    for i in range(k):
+        packed += small[i::k] * np.uint8(base**i)
+    return packed, numbers[numbers >= base - 1] - (base - 1)
 
 
 def _pack_whole(numbers: Ints) -> bytes:
@@ -110,10 +118,10 @@ def _pack_whole(numbers: Ints) -> bytes:
 
 
 def _unpack_whole(cursor: ByteCursor, n: int) -> Ints:
-    numbers = unpack_bytes(cursor, n).astype(np.int64)
+    numbers = unpack_bytes(cursor, n).astype(np.int32)
     at = np.flatnonzero(numbers == ESCAPE)
     for i in range(PLANES if len(at) else 0):
-        numbers[at] += unpack_bytes(cursor, len(at)).astype(np.int64) << 8 * i
+        numbers[at] += unpack_bytes(cursor, len(at)).astype(np.int32) << 8 * i
     return numbers
 
 
@@ -165,7 +173,7 @@ def unpack_classes(cursor: ByteCursor, counts: Sequence[int]) -> Ints:
         )
         found.append(unpack_numbers(cursor, sum(counts[at : at + classes])))
         at += classes
-    return np.concatenate(found) if found else np.zeros(0, np.int64)
+    return np.concatenate(found) if found else np.zeros(0, np.int32)
 
 
 def _runs(numbers: Ints, counts: Sequence[int]) -> Iterator[tuple[int, int]]:
