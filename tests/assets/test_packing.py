@@ -12,10 +12,13 @@ from hypothesis import strategies as st
 from scenes import ball
 
 from thinwire.assets.splats import search, thinwire
-from thinwire.assets.splats.decoding import decode_layer
+from thinwire.assets.splats.decoding import decode_part
 from thinwire.assets.splats.files.container import read_scene, write_scene
 from thinwire.assets.splats.importance import classes_of, seen_around
+from thinwire.assets.splats.layers import encode_layers, shown_after, stand_ins
+from thinwire.assets.splats.merging import merged
 from thinwire.assets.splats.mesongs import MesonGS, block_codes, block_values
+from thinwire.assets.splats.part import Layer
 from thinwire.assets.splats.scene import Splats
 from thinwire.assets.splats.view.cameras import Frame, reported_views
 from thinwire.assets.splats.view.image import mse, psnr
@@ -42,7 +45,7 @@ def scene() -> thinwire.Analysis:
 def test_finer_slopes_take_more_bytes_and_lose_less(scene: thinwire.Analysis) -> None:
     layers = [thinwire.encode(scene, slope) for slope in (1e-4, 1e-5, 1e-6, 1e-7)]
     sizes = [layer.nbytes for layer in layers]
-    qualities = [quality(scene.splats, decode_layer(layer)) for layer in layers]
+    qualities = [quality(scene.splats, decode_part(layer)) for layer in layers]
     assert sizes == sorted(sizes) and qualities == sorted(qualities)
     assert qualities[-1] - qualities[0] > 15
 
@@ -79,12 +82,11 @@ ODD = {
 def test_odd_scenes_read_back(name: str) -> None:
     scene = ODD[name]
     layer = thinwire.encode(thinwire.Analysis.of(scene, PIXELS), 1e-7)
-    (read,) = read_scene(write_scene([layer]))
-    back = decode_layer(read)
+    back = shown_after(read_scene(write_scene([Layer(layer)])))
     assert (back.count, back.bands) == (scene.count, scene.bands)
     assert quality(scene, back) > 35
     meson = MesonGS(prune=0.0, depth=10, blocks=3, book=16, steps=5)
-    back = decode_layer(meson.encode(scene, seen_around(scene, Frame.of(scene), PIXELS)))
+    back = decode_part(meson.encode(scene, seen_around(scene, Frame.of(scene), PIXELS)))
     assert 1 <= back.count <= scene.count
 
 
@@ -93,12 +95,12 @@ def test_mesongs_codes_the_same_numbers_either_way() -> None:
     seen = seen_around(scene, Frame.of(scene), PIXELS)
     plain = MesonGS(prune=0.1, depth=12, book=64, steps=10)
     layers = [coder.encode(scene, seen) for coder in (plain, replace(plain, coder="own"))]
-    a, b = map(decode_layer, layers)
+    a, b = map(decode_part, layers)
     assert all(
         np.array_equal(getattr(a, name), getattr(b, name)) for name in ("positions", "colours", "harmonics")
     )
     assert layers[1].nbytes < layers[0].nbytes and 700 < a.count <= 720
-    middle = decode_layer(replace(plain, voxels="middle").encode(scene, seen))
+    middle = decode_part(replace(plain, voxels="middle").encode(scene, seen))
     assert quality(scene, middle) > quality(scene, a) - 0.5
     assert quality(scene, a) > 20
 
@@ -115,7 +117,39 @@ def test_classes_go_with_the_root_of_the_squares() -> None:
     assert classes_of(Seen(squares, squares)).tolist() == [0, 1, 2, 7]
 
 
-FILE = write_scene([thinwire.encode(thinwire.Analysis.of(ball(60, 1), PIXELS), 1e-5)] * 2)
+SMALL = thinwire.encode(thinwire.Analysis.of(ball(60, 1), PIXELS), 1e-5)
+
+
+def test_layers_show_more_and_more() -> None:
+    scene = thinwire.Analysis.of(ball(4000, 1), PIXELS)
+    whole = thinwire.encode(scene, 1e-6)
+    layers = encode_layers(scene, 1e-6, stand_ins(scene, whole.nbytes, PIXELS))
+    assert len(layers) == 4 and layers[0].nbytes <= 0.1 * whole.nbytes
+    shown = [quality(scene.splats, shown_after(layers[: i + 1])) for i in range(4)]
+    assert 15 < shown[0] < shown[1] < shown[2] and shown[3] > shown[2] - 0.5
+    assert shown[-1] == pytest.approx(quality(scene.splats, decode_part(whole)), abs=0.3)
+    assert sum(layer.nbytes for layer in layers) < 1.25 * whole.nbytes
+
+
+def test_merging_looks_better_than_dropping() -> None:
+    scene = ball(3000, 0)
+    frame = Frame.of(scene)
+    seen = seen_around(scene, frame, PIXELS)
+    fewer = merged(scene, seen.weights, frame.radius, 400)
+    dropped = scene.take(np.argsort(-seen.weights)[:400])
+    assert fewer.count == 400 and quality(scene, fewer) > quality(scene, dropped) + 0.5
+    for n in (1, 2):
+        assert merged(ball(9, 1), np.ones(9), 1.0, n).count == n
+
+
+def test_merged_splats_have_the_moments_of_both() -> None:
+    pair = Splats.of([[0, 0, 0], [2, 0, 0]], log_scales=np.full((2, 3), np.log(0.1)), opacities=[3, 3])
+    one = merged(pair, np.float64([1, 3]), 1.0, 1)
+    assert one.positions[0].tolist() == pytest.approx([1.5, 0, 0])
+    assert np.exp(one.log_scales).max() == pytest.approx((0.75 * 0.25 * 4 + 0.01) ** 0.5, rel=1e-4)
+
+
+FILE = write_scene([Layer(None, SMALL), Layer(SMALL)])
 
 
 def test_a_prefix_reads_as_the_layers_that_it_holds() -> None:
@@ -141,8 +175,7 @@ def test_damage_raises_one_error(data: st.DataObject) -> None:
         at = data.draw(st.integers(0, len(whole) - 1))
         whole[at] = data.draw(st.integers(0, 255))
     try:
-        for layer in read_scene(bytes(whole[: data.draw(st.integers(len(whole) // 2, len(whole)))])):
-            decode_layer(layer)
+        shown_after(read_scene(bytes(whole[: data.draw(st.integers(len(whole) // 2, len(whole)))])))
     except PayloadError:
         pass
 
@@ -150,7 +183,7 @@ def test_damage_raises_one_error(data: st.DataObject) -> None:
 def _meson(coder: str) -> bytes:
     scene = ball(60, 1)
     own = MesonGS(depth=8, blocks=2, book=8, steps=3, coder=coder)
-    return write_scene([own.encode(scene, seen_around(scene, Frame.of(scene), PIXELS))])
+    return write_scene([Layer(own.encode(scene, seen_around(scene, Frame.of(scene), PIXELS)))])
 
 
 DAMAGED = [FILE, _meson("deflate"), _meson("own")]
@@ -159,7 +192,7 @@ DAMAGED = [FILE, _meson("deflate"), _meson("own")]
 def test_a_count_beyond_the_bytes_takes_no_memory() -> None:
     head = json.loads(FILE[8 : 8 + int.from_bytes(FILE[:8], "little")])
     note = json.loads(head["__metadata__"]["thinwire.scene"])
-    note["layers"][0]["count"] = 10**9
+    note["layers"][0]["stand_in"]["count"] = 10**9
     head["__metadata__"]["thinwire.scene"] = json.dumps(note)
     text = json.dumps(head).encode()
     with pytest.raises(PayloadError, match="1000000000 splats in"):

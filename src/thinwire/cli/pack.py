@@ -81,6 +81,8 @@ def pack(
     streams = ", ".join(f"{name} {nbytes}" for name, nbytes in record.streams.items())
     tell(f"{source}: {record.splats} splats, {record.source_nbytes} bytes")
     tell(f"{out}: {record.packed_nbytes} bytes ({streams})")
+    for i, layer in enumerate(record.layers[:-1], 1):
+        tell(f"layer {i}: {layer.nbytes} bytes, {layer.splats} splats, {_decibels(layer.psnr_db)}")
     tell(f"{_decibels(record.psnr_db)}, SSIM {record.ssim or 0:.4f} to the source's own pictures")
     for rival in record.rivals:
         tell(f"{rival.name}: {rival.nbytes} bytes, {_decibels(rival.psnr_db)}")

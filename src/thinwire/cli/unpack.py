@@ -31,18 +31,18 @@ def unpack(source: Source, out: Out, prefix: Prefix = None, force: Force = False
     require(prefix is None or prefix > 0, InputError, f"--prefix is {prefix}; it must be above 0")
     check_new(out, force)
     # After the checks: a wrong option is refused before numpy is even imported.
-    from thinwire.assets.splats.decoding import decode_layer
     from thinwire.assets.splats.files.container import read_scene
     from thinwire.assets.splats.files.scene_file import scene_bytes
+    from thinwire.assets.splats.layers import shown_after
 
     with source.open("rb") as file:
         data = file.read() if prefix is None else file.read(prefix)
     try:
         layers = read_scene(data)
-        splats = decode_layer(layers[-1])
+        splats = shown_after(layers)
     except PayloadError as e:
         raise PayloadError(f"{source}: {e}") from e
     written = scene_bytes(splats, out)
     with replacing(out) as part:
         part.write_bytes(written)
-    tell(f"{out}: {splats.count} splats of layer {len(layers)}, {len(written)} bytes")
+    tell(f"{out}: {splats.count} splats of {len(layers)} layers, {len(written)} bytes")

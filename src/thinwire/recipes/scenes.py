@@ -28,6 +28,7 @@ def _parse_coder(text: str) -> Coder:
 
 
 SCENES = Registry[Coder, None]("scenes", (SCENE,), "MesonGS(...)", _parse_coder)
+LAYERS = Parameter("whether a coarse scene comes first", choices=("on", "off"))
 PRUNE = Parameter("the share of splats that go", 0, 0.99, whole=False)
 DEPTH = Parameter("halvings of the scene along each axis", 1, MOST_DEPTH)
 BLOCKS = Parameter("into how many blocks of a range of their own channels are cut", 1, 1000)
@@ -39,9 +40,12 @@ VOXELS = Parameter("where in its voxel a splat comes back", choices=("corner", "
 
 
 @SCENES.register("thinwire", "Steps of equal cost to the picture, by class of importance.", "docs/recipes.md")
-def thinwire() -> dict[str, Coder]:
-    """Code with an octree and uniform steps, to the bytes, seconds or dB asked for."""
-    return {SCENE: Thinwire()}
+def thinwire(layers: Annotated[str, LAYERS] = "on") -> dict[str, Coder]:
+    """Code with an octree and uniform steps, to the bytes, seconds or dB asked for.
+
+    Layers show a coarse scene early, and take some of the bytes for it.
+    """
+    return {SCENE: Thinwire(layers == "on")}
 
 
 @SCENES.register(

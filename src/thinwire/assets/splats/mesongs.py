@@ -20,7 +20,7 @@ from thinwire.assets.splats.code.grid import Codes, Grid, cells_of, morton
 from thinwire.assets.splats.code.octree import pack_cells, unpack_cells
 from thinwire.assets.splats.code.raht import Plan
 from thinwire.assets.splats.code.symbols import pack_bytes, unpack_bytes
-from thinwire.assets.splats.layer import Layer
+from thinwire.assets.splats.part import Part
 from thinwire.assets.splats.scene import COEFFICIENTS, Array, Splats
 from thinwire.assets.splats.view.render import Seen
 from thinwire.spec import Spec
@@ -65,8 +65,8 @@ class MesonGS(Spec):
         powered: Floats = (volume / max(unit, 1e-300)) ** self.beta
         return seen.weights * powered
 
-    def encode(self, splats: Splats, seen: Seen) -> Layer:
-        """Return a scene as one layer; ``seen`` is what views see of its splats."""
+    def encode(self, splats: Splats, seen: Seen) -> Part:
+        """Return a scene as one part; ``seen`` is what views see of its splats."""
         importance = self.importance(splats, seen)
         kept = np.sort(np.argsort(importance, kind="stable")[int(self.prune * splats.count) :])
         grid = Grid.fitted(splats.positions[kept], self.depth)
@@ -92,7 +92,7 @@ class MesonGS(Spec):
                 "indices": self._pack(_planes(at.astype("<i4"))),
             }
             about["book"] = len(book)
-        return Layer(NAME, rows.count, splats.bands, about, streams)
+        return Part(NAME, rows.count, splats.bands, about, streams)
 
     def _pack(self, columns: npt.NDArray[np.uint8]) -> bytes:
         """Return bytes [n, channels], channel by channel."""
@@ -106,36 +106,34 @@ class MesonGS(Spec):
             return zlib.compress(codes.astype("<i8").tobytes())
         return pack_cells(codes, self.depth)
 
-    def decode(self, layer: Layer) -> Splats:
-        """Return the scene of a layer. Errors: ``PayloadError``."""
+    def decode(self, part: Part) -> Splats:
+        """Return the scene of a part. Errors: ``PayloadError``."""
         try:
-            return self._decoded(layer)
+            return self._decoded(part)
         except WRONG_VALUES as e:
-            raise PayloadError(f"a damaged layer: {str(e)[:80]}") from e
+            raise PayloadError(f"a damaged part: {str(e)[:80]}") from e
 
-    def _decoded(self, layer: Layer) -> Splats:
-        n, about, channels = layer.count, layer.about, 3 * _coefficients(layer.bands)
-        codes = self._unpack_positions(layer.streams["positions"], n)
+    def _decoded(self, part: Part) -> Splats:
+        n, about, channels = part.count, part.about, 3 * _coefficients(part.bands)
+        codes = self._unpack_positions(part.streams["positions"], n)
         (ox, oy, oz), (sx, sy, sz) = (map(float, values) for values in about["grid"])
         grid = Grid((ox, oy, oz), (sx, sy, sz), self.depth)
-        ranges = _joined(self._unpack(layer, "ranges", (4, 2 * self.blocks * 10)), "<f4").astype(np.float64)
+        ranges = _joined(self._unpack(part, "ranges", (4, 2 * self.blocks * 10)), "<f4").astype(np.float64)
         parts = np.split(ranges, [2 * self.blocks * 7])
         rest = block_values(
-            self._unpack(layer, "attributes", (7, n - 1)).T, parts[0].reshape(2, self.blocks, 7)
+            self._unpack(part, "attributes", (7, n - 1)).T, parts[0].reshape(2, self.blocks, 7)
         )
-        scales = block_values(
-            self._unpack(layer, "log_scales", (3, n)).T, parts[1].reshape(2, self.blocks, 3)
-        )
+        scales = block_values(self._unpack(part, "log_scales", (3, n)).T, parts[1].reshape(2, self.blocks, 3))
         plan = Plan.of(codes, self.depth)
         seven = plan.inverse(np.insert(rest, plan.root, np.array(about["root"], np.float64), axis=0))
         harmonics = np.zeros((n, 0), np.float32)
         if channels:
             size = int(about["book"])
             require(0 < size <= self.book, PayloadError, f"a book of {size} vectors")
-            book = _joined(self._unpack(layer, "codebook", (4, size * channels)), "<f4").reshape(
+            book = _joined(self._unpack(part, "codebook", (4, size * channels)), "<f4").reshape(
                 size, channels
             )
-            harmonics = book[_joined(self._unpack(layer, "indices", (4, n)), "<i4")]
+            harmonics = book[_joined(self._unpack(part, "indices", (4, n)), "<i4")]
         return Splats.of(
             grid.positions(cells_of(codes), 0.0 if self.voxels == "corner" else 0.5),
             log_scales=scales,
@@ -145,8 +143,8 @@ class MesonGS(Spec):
             harmonics=harmonics.reshape(n, -1, 3) if channels else np.zeros((n, 0, 3)),
         )
 
-    def _unpack(self, layer: Layer, name: str, shape: tuple[int, int]) -> npt.NDArray[np.uint8]:
-        data = layer.streams[name]
+    def _unpack(self, part: Part, name: str, shape: tuple[int, int]) -> npt.NDArray[np.uint8]:
+        data = part.streams[name]
         if self.coder == "own":
             cursor = ByteCursor(data, name)
             rows = [unpack_bytes(cursor, shape[1]) for _ in range(shape[0])]

@@ -25,9 +25,10 @@ from thinwire.assets.splats.importance import (
     seen_around,
     sensitivities,
 )
-from thinwire.assets.splats.layer import Layer
+from thinwire.assets.splats.part import Part
 from thinwire.assets.splats.scene import COEFFICIENTS, Splats
 from thinwire.assets.splats.view.cameras import SIZE, Frame
+from thinwire.assets.splats.view.render import Seen
 from thinwire.spec import Spec
 from thinwire.types import WRONG_VALUES, ByteCursor, PayloadError, require
 
@@ -40,7 +41,9 @@ WORTH = 200  # splats for each number of the axes, or they cost more than they s
 
 @dataclass(frozen=True, repr=False)
 class Thinwire(Spec):
-    """Our own coder, which has no parameters: a target says all."""
+    """Our own coder. A target says how small; without ``layers`` all splats come at once, in fewer bytes."""
+
+    layers: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +52,7 @@ class Analysis:
 
     splats: Splats
     frame: Frame
+    seen: Seen
     classes: npt.NDArray[np.int64]
     sensitivity: Mapping[str, float]
     channels: Mapping[str, Channels]
@@ -60,11 +64,12 @@ class Analysis:
         rotations, scales = turns.smallest(splats.rotations, np.maximum(splats.log_scales, FLOOR))
         bounded = np.clip(splats.opacities, -LOGIT, LOGIT)
         splats = replace(splats, rotations=rotations.astype(np.float32), log_scales=scales, opacities=bounded)
-        classes = classes_of(seen_around(splats, frame, size))
+        seen = seen_around(splats, frame, size)
+        classes = classes_of(seen)
         sensitivity = sensitivities(splats, frame, classes, size)
         weights: Floats = np.exp2(-2.0 * classes)
         channels = {g: Channels.of(x, _axes(g, x, weights)) for g, x in _values(splats).items()}
-        return cls(splats, frame, classes, sensitivity, channels)
+        return cls(splats, frame, seen, classes, sensitivity, channels)
 
     def step(self, group: str, slope: float) -> float:
         """Return the step of an attribute, in class 0, at a slope."""
@@ -73,14 +78,16 @@ class Analysis:
         return min(float(own), most_steps(group, self.frame.radius))
 
 
-def encode(scene: Analysis, slope: float) -> Layer:
-    """Return a scene as one layer at a slope."""
-    grid = Grid.cubic(scene.splats.positions, scene.step("positions", slope))
-    codes = morton(grid.cells(scene.splats.positions))
-    order = np.lexsort((scene.classes, codes))
-    classes = scene.classes[order]
+def encode(scene: Analysis, slope: float, which: npt.NDArray[np.intp] | None = None) -> Part:
+    """Return a scene, or those of its splats that are asked for, as one part at a slope."""
+    which = np.arange(scene.splats.count) if which is None else which
+    positions = scene.splats.positions[which]
+    grid = Grid.cubic(positions, scene.step("positions", slope))
+    codes = morton(grid.cells(positions))
+    order = np.lexsort((scene.classes[which], codes))
+    classes = scene.classes[which[order]]
     unique, repeats = np.unique(codes[order], return_counts=True)
-    by_class = order[np.argsort(classes, kind="stable")]
+    by_class = which[order[np.argsort(classes, kind="stable")]]
     counts = np.bincount(classes, minlength=CLASSES).tolist()
     streams = {
         "positions": pack_cells(unique, grid.depth) + pack_numbers((repeats - 1).astype(np.int32)),
@@ -90,7 +97,7 @@ def encode(scene: Analysis, slope: float) -> Layer:
     for group, channels in scene.channels.items():
         steps = class_steps(scene.step(group, slope), most_steps(group, scene.frame.radius), CLASSES)
         streams[group] = channels.pack(by_class, steps, counts)
-    return Layer(NAME, len(order), scene.splats.bands, about, streams)
+    return Part(NAME, len(order), scene.splats.bands, about, streams)
 
 
 def _values(splats: Splats) -> dict[str, Floats]:
@@ -111,27 +118,27 @@ def _axes(group: str, values: Floats, weights: Floats) -> Axes:
     return Axes.principal(values, weights) if group in TURNED and worth else Axes.plain(values)
 
 
-def decode(layer: Layer) -> Splats:
-    """Return the scene of a layer. Errors: ``PayloadError``."""
+def decode(part: Part) -> Splats:
+    """Return the scene of a part. Errors: ``PayloadError``."""
     try:
-        return _decoded(layer)
+        return _decoded(part)
     except WRONG_VALUES as e:
-        raise PayloadError(f"a damaged layer: {str(e)[:80]}") from e
+        raise PayloadError(f"a damaged part: {str(e)[:80]}") from e
 
 
-def _decoded(layer: Layer) -> Splats:
-    n, about = layer.count, layer.about
+def _decoded(part: Part) -> Splats:
+    n, about = part.count, part.about
     depth, cells, step = int(about["depth"]), int(about["cells"]), float(about["step"])
     require(1 <= depth <= MOST_DEPTH and 1 <= cells <= n, PayloadError, f"{cells} cells at depth {depth}")
     x, y, z = map(float, about["origin"])
-    codes = _positions(layer.streams["positions"], n, cells, depth)
-    classes = _classes(layer.streams["classes"], n)
+    codes = _positions(part.streams["positions"], n, cells, depth)
+    classes = _classes(part.streams["classes"], n)
     by_class, counts = np.argsort(classes, kind="stable"), np.bincount(classes, minlength=CLASSES).tolist()
-    coefficients = next(k for k, bands in COEFFICIENTS.items() if bands == layer.bands)
+    coefficients = next(k for k, bands in COEFFICIENTS.items() if bands == part.bands)
     found = dict[str, Floats]()
     for group, d in (CHANNELS | ({"harmonics": 3 * coefficients} if coefficients else {})).items():
         found[group] = np.empty((n, d))
-        found[group][by_class] = unpack_channels(layer.streams[group], d, counts, group)
+        found[group][by_class] = unpack_channels(part.streams[group], d, counts, group)
     return Splats.of(
         Grid((x, y, z), (step, step, step), depth).positions(cells_of(codes)),
         log_scales=found["log_scales"],

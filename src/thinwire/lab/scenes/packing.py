@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from thinwire.assets.splats import search, thinwire
-from thinwire.assets.splats.decoding import decode_layer
 from thinwire.assets.splats.files.container import read_scene, write_scene
 from thinwire.assets.splats.files.foreign import read_foreign, write_foreign
 from thinwire.assets.splats.files.scene_file import read_scene_file
 from thinwire.assets.splats.importance import seen_around
-from thinwire.assets.splats.layer import Layer
+from thinwire.assets.splats.layers import encode_layers, shown_after, stand_ins
 from thinwire.assets.splats.mesongs import MesonGS
+from thinwire.assets.splats.part import Layer
 from thinwire.assets.splats.scene import Array, Splats, cleaned
 from thinwire.assets.splats.view.cameras import Camera, Frame, importance_views, reported_views, spread
 from thinwire.assets.splats.view.image import mse, psnr, ssim
@@ -83,44 +83,59 @@ def pack(job: Packing) -> tuple[bytes, SceneRecord]:
     found, source_nbytes = read_scene_file(job.source)
     splats, odd = cleaned(found, job.strict)
     began = time.process_time()
-    layer = _coded(job, splats)
+    data = write_scene(_coded(job, splats))
     encode_s = time.process_time() - began
-    data = write_scene([layer])
-    began = time.process_time()
-    back = decode_layer(read_scene(data)[0])
-    decode_s = time.process_time() - began
     record = SceneRecord(recipe=RecipeText(job.recipe, repr(job.coder)), source=str(job.source))
-    record.source_nbytes, record.packed_nbytes = source_nbytes, len(data)
+    record.source_nbytes, record.packed_nbytes, record.encode_cpu_s = source_nbytes, len(data), encode_s
     record.target_nbytes, record.target_db = job.nbytes, job.quality
     record.splats, record.bands, record.odd = splats.count, splats.bands, odd._asdict()
-    record.streams = {name: len(stream) for name, stream in layer.streams.items()}
-    record.encode_cpu_s, record.decode_cpu_s = encode_s, decode_s
     record.environment = environment("fp32", 1)
-    _measure(record, splats, back, layer)
+    _measure(record, splats, read_scene(data))
     record.status = "done"
     return data, record
 
 
-def _coded(job: Packing, splats: Splats) -> Layer:
+def _coded(job: Packing, splats: Splats) -> list[Layer]:
     coder = job.coder
     if isinstance(coder, MesonGS):
-        return coder.encode(splats, seen_around(splats, Frame.of(splats)))
+        return [Layer(coder.encode(splats, seen_around(splats, Frame.of(splats))))]
     scene = thinwire.Analysis.of(splats)
 
-    def make(slope: float) -> Layer:
-        return thinwire.encode(scene, slope)
+    def one(slope: float) -> list[Layer]:
+        return [Layer(thinwire.encode(scene, slope))]
 
     if job.nbytes is not None:
-        return search.to_budget(make, lambda layer: len(write_scene([layer])), job.nbytes)
+        shown = stand_ins(scene, job.nbytes) if coder.layers else []
+        return search.to_budget(
+            lambda slope: encode_layers(scene, slope, shown) if coder.layers else one(slope),
+            _nbytes,
+            job.nbytes,
+        )
     pictures = Pictures(splats, spread(importance_views(scene.frame), SEARCHED))
-    return search.to_quality(make, lambda layer: pictures.psnr(decode_layer(layer)), float(job.quality or 0))
+    slope = search.to_quality(
+        lambda slope: slope, lambda slope: pictures.psnr(shown_after(one(slope))), float(job.quality or 0)
+    )
+    whole = one(slope)
+    return encode_layers(scene, slope, stand_ins(scene, _nbytes(whole))) if coder.layers else whole
 
 
-def _measure(record: SceneRecord, splats: Splats, back: Splats, layer: Layer) -> None:
+def _nbytes(layers: list[Layer]) -> int:
+    return len(write_scene(layers))
+
+
+def _measure(record: SceneRecord, splats: Splats, layers: list[Layer]) -> None:
     """Note how near the packed scene and its rivals come at cameras that nothing was chosen by."""
     pictures = Pictures(splats, reported_views(Frame.of(splats)))
-    record.psnr_db, record.ssim = _known(pictures.psnr(back)), pictures.ssim(back)
-    record.layers = [LayerInfo(layer.nbytes, layer.count, psnr_db=record.psnr_db)]
+    for i, layer in enumerate(layers):
+        began = time.process_time()
+        shown = shown_after(layers[: i + 1])
+        record.decode_cpu_s = time.process_time() - began
+        record.psnr_db = _known(pictures.psnr(shown))
+        record.layers.append(LayerInfo(layer.nbytes, shown.count, psnr_db=record.psnr_db))
+        for part in layer.parts.values():
+            for name, stream in part.streams.items():
+                record.streams[name] = record.streams.get(name, 0) + len(stream)
+    record.ssim = pictures.ssim(shown)
     try:
         spz = write_foreign(splats, "spz")
         record.rivals = [Rival("spz", len(spz), _known(pictures.psnr(read_foreign(spz, "spz"))))]

@@ -88,3 +88,20 @@ def from_euler(angles: npt.NDArray[np.floating]) -> Array:
         cr * cp * sy - sr * sp * cy,
     )
     return np.stack(parts, axis=1).astype(np.float32)
+
+
+def of_matrices(matrices: Floats) -> Floats:
+    """Return the rotations [n, 4] that matrices [n, 3, 3] are, of length 1.
+
+    Source: S. W. Shepperd, Journal of Guidance and Control 1 (1978): the largest component first.
+    """
+    m = matrices
+    x, y, z = m[:, 0, 0], m[:, 1, 1], m[:, 2, 2]
+    squares = np.stack([1 + x + y + z, 1 + x - y - z, 1 - x + y - z, 1 - x - y + z], axis=1)
+    a, b, c = m[:, 2, 1] - m[:, 1, 2], m[:, 0, 2] - m[:, 2, 0], m[:, 1, 0] - m[:, 0, 1]
+    d, e, f = m[:, 1, 0] + m[:, 0, 1], m[:, 0, 2] + m[:, 2, 0], m[:, 2, 1] + m[:, 1, 2]
+    w, i, j, k = squares.T
+    rows = np.stack(
+        [[w, a, b, c], [a, i, d, e], [b, d, j, f], [c, e, f, k]]
+    )  # each a multiple of the rotation
+    return unit(rows[squares.argmax(1), :, np.arange(len(m))])
