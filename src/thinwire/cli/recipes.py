@@ -23,7 +23,7 @@ def recipes(json: Json = False) -> None:
 
     Those of the pipeline go after --recipe, those of replicas after --replica-recipe; what those of the state
     do, publish does by --dtype and --bound. Those of diffusion are for generate, and for
-    thinwire.parallel in a script; those of federated are for federate.
+    thinwire.parallel in a script; those of federated are for federate, those of scenes for pack.
 
     [bold]Examples[/bold]
 
@@ -35,9 +35,10 @@ def recipes(json: Json = False) -> None:
     from thinwire.recipes.federated import FEDERATED
     from thinwire.recipes.pipeline import PIPELINE
     from thinwire.recipes.replicas import REPLICAS
+    from thinwire.recipes.scenes import SCENES
     from thinwire.recipes.state import STATE
 
-    engines = PIPELINE, REPLICAS, STATE, DIFFUSION, FEDERATED
+    engines = PIPELINE, REPLICAS, STATE, DIFFUSION, FEDERATED, SCENES
     rows = [_plain(r.engine, info) for r in engines for info in r.entries.values()]
     if json:
         print_json(rows)

@@ -17,6 +17,7 @@ from thinwire.cli.federate_serve import federate_serve
 from thinwire.cli.follow import follow
 from thinwire.cli.generate import generate
 from thinwire.cli.inspect import inspect
+from thinwire.cli.pack import pack
 from thinwire.cli.plan import plan
 from thinwire.cli.publish import publish
 from thinwire.cli.recipes import recipes
@@ -24,6 +25,7 @@ from thinwire.cli.relay import relay
 from thinwire.cli.report import report
 from thinwire.cli.terminal.errors import CheckedCommand, Program
 from thinwire.cli.train import train
+from thinwire.cli.unpack import unpack
 
 EXIT_CODES = (
     "Exit codes: 0 done, 2 bad input, 3 a peer or link lost, 4 an invalid measurement, 130 interrupted."
@@ -40,10 +42,11 @@ app = typer.Typer(
     epilog=EXIT_CODES,
 )
 
-TRAINING, PICTURES, STATES, NETWORKS, LOOKING = (
+TRAINING, PICTURES, STATES, SCENES, NETWORKS, LOOKING = (
     "Train",
     "Make pictures",
     "Share a state",
+    "Ship scenes",
     "Networks",
     "Look",
 )
@@ -57,6 +60,8 @@ app.command(cls=CheckedCommand, rich_help_panel=PICTURES)(generate)
 app.command(cls=CheckedCommand, rich_help_panel=STATES)(publish)
 app.command(cls=CheckedCommand, rich_help_panel=STATES)(follow)
 app.command(cls=CheckedCommand, rich_help_panel=STATES)(inspect)
+app.command(cls=CheckedCommand, rich_help_panel=SCENES)(pack)
+app.command(cls=CheckedCommand, rich_help_panel=SCENES)(unpack)
 app.command(rich_help_panel=NETWORKS, context_settings={"allow_interspersed_args": False})(emulate)
 app.command(cls=CheckedCommand, rich_help_panel=NETWORKS)(plan)
 app.command(cls=CheckedCommand, rich_help_panel=NETWORKS)(relay)

@@ -1,0 +1,1 @@
+"""Things that are coded whole, without a run."""

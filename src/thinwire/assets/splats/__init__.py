@@ -1,0 +1,1 @@
+"""Scenes of 3D Gaussians: read, rendered, and packed small."""

@@ -1,0 +1,1 @@
+"""Scene files: what others write, and what thinwire writes."""

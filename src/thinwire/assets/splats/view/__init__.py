@@ -1,0 +1,1 @@
+"""Scenes to pictures on a CPU, and how near two pictures are."""

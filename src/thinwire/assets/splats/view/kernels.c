@@ -1,0 +1,103 @@
+/* The pass over all pixels that splats touch, front to back; native.py calls it.
+
+   Nothing here checks its arguments: native.py does. */
+
+#include "passes.h"
+#include <math.h>
+
+#pragma GCC diagnostic ignored "-Wpsabi" /* nothing here that has vectors for arguments is called from elsewhere */
+
+enum { FIELDS = 11, LANES = 8 };
+typedef float Floats __attribute__((vector_size(4 * LANES)));
+typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
+
+/* a where the mask is set, b elsewhere. */
+static inline __attribute__((always_inline)) Floats chosen(Ints mask, Floats a, Floats b)
+{
+    return (Floats)((mask & (Ints)a) | (~mask & (Ints)b));
+}
+
+static inline __attribute__((always_inline)) Floats least_of(Floats a, Floats b) { return chosen(a < b, a, b); }
+
+/* e^x for x of -80 to 0, to 2e-7 of it: a power of two by its exponent, and the rest as a polynomial. */
+static inline __attribute__((always_inline)) Floats exp_of(Floats x)
+{
+    const Floats y = x * 1.44269504f, whole = (y + 12582912.0f) - 12582912.0f, f = y - whole;
+    const Floats high = 0.05550411f + f * (0.00961813f + f * (0.00133336f + f * 0.00015404f));
+    const Floats p = 1.0f + f * (0.69314718f + f * (0.24022651f + f * high));
+    return p * (Floats)((__builtin_convertvector(whole, Ints) + 127) << 23);
+}
+
+static inline __attribute__((always_inline)) Floats loaded(const float *from)
+{
+    Floats found;
+    memcpy(&found, from, sizeof found);
+    return found;
+}
+
+static inline __attribute__((always_inline)) void add(float *to, Floats more)
+{
+    const Floats sum = loaded(to) + more;
+    memcpy(to, &sum, sizeof sum);
+}
+
+/* One row of one splat: its weights over n pixels, which colour the planes and take from what is let through. Add to
+   sums the weights and their squares. Up to LANES - 1 pixels behind the row are touched, by weights of zero. */
+static inline __attribute__((always_inline)) void blend(const float *about, float dy, float left, int32_t n, float least,
+                                                        float *red, float *green, float *blue, float *through,
+                                                        Floats *sums)
+{
+    const float a = about[2], b2 = 2.0f * about[3] * dy, c = about[4] * dy * dy, opacity = about[6];
+    const Ints lane = {0, 1, 2, 3, 4, 5, 6, 7};
+    const Floats none = {0}, most = none + 0.99f;
+    for (int32_t j = 0; j < n; j += LANES) {
+        const Floats dx = __builtin_convertvector(lane + j, Floats) + left;
+        const Floats power = -0.5f * ((a * dx + b2) * dx + c), some = least_of(power, none);
+        const Floats own = opacity * exp_of(chosen(some > -80.0f, some, none - 80.0f));
+        const Floats t = loaded(through + j), w = least_of(own, most) * t;
+        const Floats weight = chosen((lane + j < n) & (t >= least), w, none);
+        add(red + j, weight * about[7]);
+        add(green + j, weight * about[8]);
+        add(blue + j, weight * about[9]);
+        add(through + j, -weight);
+        sums[0] += weight;
+        sums[1] += weight * weight;
+    }
+}
+
+/* Splats in this order, FIELDS numbers each: centre x and y; a, b, c of the form a dx^2 + 2 b dx dy + c dy^2; its limit;
+   opacity; red, green, blue; how far the limit reaches up and down. Planes of width x height: red, green, blue, and
+   what is let through; room for LANES - 1 more behind the last. Set sums: of weights and of their squares, one of each a
+   splat. Return how many pixels were touched. */
+FAST int64_t tw_splat(const float *restrict splats, size_t count, int64_t width, int64_t height, float least,
+                      float *restrict planes, double *restrict sums)
+{
+    int64_t touched = 0;
+    for (size_t i = 0; i < count; i++) {
+        const float *about = splats + i * FIELDS;
+        const double x = about[0], y = about[1], a = about[2], b = about[3], c = about[4], limit = about[5];
+        const double inverse = 1.0 / a;
+        Floats own[2] = {{0}};
+        const double top = ceil(y - about[10]), bottom = floor(y + about[10]);
+        const int64_t first = top > 0 ? (int64_t)top : 0, last = bottom < (double)(height - 1) ? (int64_t)bottom : height - 1;
+        for (int64_t row = first; row <= last; row++) {
+            const double dy = (double)row - y, u = b * dy, rest = u * u - a * (c * dy * dy - limit);
+            if (!(rest >= 0)) continue;
+            const double half = sqrt(rest), low = ceil(x + (-u - half) * inverse);
+            const double high = floor(x + (-u + half) * inverse);
+            const int64_t from = low > 0 ? (int64_t)low : 0;
+            const int64_t to = high < (double)(width - 1) ? (int64_t)high : width - 1, at = row * width + from;
+            if (to < from) continue;
+            float *plane = planes + at;
+            const int64_t size = width * height;
+            blend(about, (float)dy, (float)((double)from - x), (int32_t)(to - from + 1), least, plane, plane + size,
+                  plane + 2 * size, plane + 3 * size, own);
+            touched += to - from + 1;
+        }
+        for (size_t k = 0; k < LANES; k++) {
+            sums[2 * i] += own[0][k];
+            sums[2 * i + 1] += own[1][k];
+        }
+    }
+    return touched;
+}

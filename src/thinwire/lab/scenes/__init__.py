@@ -1,0 +1,1 @@
+"""Scenes of 3D Gaussians packed small, and what that left of them."""

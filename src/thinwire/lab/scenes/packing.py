@@ -1,0 +1,156 @@
+"""Pack a scene to a target, and measure what is left of it."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from thinwire.assets.splats import search, thinwire
+from thinwire.assets.splats.files.container import read_scene, write_scene
+from thinwire.assets.splats.files.foreign import read_foreign, write_foreign
+from thinwire.assets.splats.files.scene_file import read_scene_file
+from thinwire.assets.splats.importance import seen_around
+from thinwire.assets.splats.layers import encode_layers, shown_after, stand_ins
+from thinwire.assets.splats.mesongs import MesonGS
+from thinwire.assets.splats.part import Layer
+from thinwire.assets.splats.scene import Array, Splats, cleaned
+from thinwire.assets.splats.view.cameras import Camera, Frame, importance_views, reported_views, spread
+from thinwire.assets.splats.view.image import mse, psnr, ssim
+from thinwire.assets.splats.view.project import Drawable
+from thinwire.assets.splats.view.render import render
+from thinwire.lab.machine.processor import environment
+from thinwire.lab.records.schema import RecipeText
+from thinwire.lab.scenes.record import LayerInfo, Rival, SceneRecord
+from thinwire.recipes.scenes import SCENE, SCENES, Coder
+from thinwire.types import InputError, MissingExtra, require
+
+SEARCHED = 4  # pictures that a quality is searched with, of those for importance
+
+
+@dataclass(frozen=True)
+class Packing:
+    """What to pack and how: a recipe, and a target in bytes or dB, or none where the recipe says all."""
+
+    source: Path
+    recipe: str = "thinwire"
+    nbytes: int | None = None
+    quality: float | None = None  # dB
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        targets, own = (self.nbytes, self.quality), self.coder
+        if isinstance(own, MesonGS):
+            told = f"{self.recipe} takes no target: its parameters say how small; leave the target out"
+            require(targets == (None, None), InputError, told)
+        else:
+            told = "give one target: --target 5MB, --seconds 4 --link 10mbit,30ms or --quality 40dB"
+            require(sum(t is not None for t in targets) == 1, InputError, told)
+
+    @property
+    def coder(self) -> Coder:
+        """How the recipe codes."""
+        return SCENES.parse(self.recipe).schemes[SCENE]
+
+
+class Pictures:
+    """Pictures of a scene by some cameras, to compare others with."""
+
+    def __init__(self, splats: Splats, cameras: list[Camera]) -> None:
+        self._cameras, self._pictures = cameras, _pictures(splats, cameras)
+
+    def psnr(self, splats: Splats) -> float:
+        """Return the PSNR of another scene's pictures in dB, by the mean of all errors."""
+        others = _pictures(splats, self._cameras)
+        return psnr(float(np.mean([mse(a, b) for a, b in zip(self._pictures, others, strict=True)])))
+
+    def ssim(self, splats: Splats) -> float:
+        """Return the structural similarity of another scene's pictures, the mean of all."""
+        others = _pictures(splats, self._cameras)
+        return float(np.mean([ssim(a, b) for a, b in zip(self._pictures, others, strict=True)]))
+
+
+def _pictures(splats: Splats, cameras: list[Camera]) -> list[Array]:
+    scene = Drawable.of(splats)
+    return [render(scene, camera) for camera in cameras]
+
+
+def pack(job: Packing) -> tuple[bytes, SceneRecord]:
+    """Return a scene's packed file and the record of it. Errors: ``InputError``, ``MissingExtra``."""
+    found, source_nbytes = read_scene_file(job.source)
+    splats, odd = cleaned(found, job.strict)
+    began = time.process_time()
+    data = write_scene(_coded(job, splats))
+    encode_s = time.process_time() - began
+    record = SceneRecord(recipe=RecipeText(job.recipe, repr(job.coder)), source=str(job.source))
+    record.source_nbytes, record.packed_nbytes, record.encode_cpu_s = source_nbytes, len(data), encode_s
+    record.target_nbytes, record.target_db = job.nbytes, job.quality
+    record.splats, record.bands, record.odd = splats.count, splats.bands, odd._asdict()
+    record.environment = environment("fp32", 1)
+    _measure(record, splats, read_scene(data))
+    record.status = "done"
+    return data, record
+
+
+def _coded(job: Packing, splats: Splats) -> list[Layer]:
+    coder = job.coder
+    if isinstance(coder, MesonGS):
+        return [Layer(coder.encode(splats, seen_around(splats, Frame.of(splats))))]
+    scene = thinwire.Analysis.of(splats)
+
+    def one(slope: float) -> list[Layer]:
+        return [Layer(thinwire.encode(scene, slope))]
+
+    if job.nbytes is not None:
+        shown = stand_ins(scene, job.nbytes) if coder.layers else []
+        return search.to_budget(
+            lambda slope: encode_layers(scene, slope, shown) if coder.layers else one(slope),
+            _nbytes,
+            job.nbytes,
+        )
+    pictures = Pictures(splats, spread(importance_views(scene.frame), SEARCHED))
+    slope = search.to_quality(
+        lambda slope: slope, lambda slope: pictures.psnr(shown_after(one(slope))), float(job.quality or 0)
+    )
+    whole = one(slope)
+    return encode_layers(scene, slope, stand_ins(scene, _nbytes(whole))) if coder.layers else whole
+
+
+def _nbytes(layers: list[Layer]) -> int:
+    return len(write_scene(layers))
+
+
+def _measure(record: SceneRecord, splats: Splats, layers: list[Layer]) -> None:
+    """Note how near the packed scene and its rivals come at cameras that nothing was chosen by."""
+    pictures = Pictures(splats, reported_views(Frame.of(splats)))
+    for i, layer in enumerate(layers):
+        began = time.process_time()
+        shown = shown_after(layers[: i + 1])
+        record.decode_cpu_s = time.process_time() - began
+        record.psnr_db = _known(pictures.psnr(shown))
+        record.layers.append(LayerInfo(layer.nbytes, shown.count, psnr_db=record.psnr_db))
+        for part in layer.parts.values():
+            for name, stream in part.streams.items():
+                record.streams[name] = record.streams.get(name, 0) + len(stream)
+    record.ssim = pictures.ssim(shown)
+    try:
+        spz = write_foreign(splats, "spz")
+        record.rivals = [Rival("spz", len(spz), _known(pictures.psnr(read_foreign(spz, "spz"))))]
+    except MissingExtra as e:
+        record.notes.append(str(e))
+
+
+def _known(decibels: float) -> float | None:
+    return decibels if math.isfinite(decibels) else None
+
+
+def predicted(record: SceneRecord, rate: float, delay: float) -> SceneRecord:
+    """Return a record with the seconds until each layer is there over a link [bytes/s, seconds]."""
+    sent, layers = record.packed_nbytes - sum(x.nbytes for x in record.layers), list[LayerInfo]()
+    for layer in record.layers:
+        sent += layer.nbytes
+        layers.append(replace(layer, seconds_predicted=sent / rate + delay))
+    return replace(record, layers=layers)

@@ -1,0 +1,52 @@
+"""The record of one packed scene."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from thinwire.lab.records.schema import RunRecord, about
+
+
+@dataclass
+class LayerInfo:
+    """A layer of a packed scene: what it takes, and what a receiver sees once it is there."""
+
+    nbytes: int = about("bytes of its streams")
+    splats: int = about("splats that are seen with it")
+    seconds_predicted: float | None = about("seconds until it is there, over the link asked for", None)
+    seconds_measured: float | None = about("the same as measured; `null` where nothing was sent", None)
+    psnr_db: float | None = about("PSNR to the source at the cameras of the report; `null` where equal", None)
+
+
+@dataclass
+class Rival:
+    """Another format of the same scene."""
+
+    name: str = about("the format: `spz`")
+    nbytes: int = about("bytes of its file")
+    psnr_db: float | None = about("PSNR to the source at the same cameras; `null` where equal", None)
+
+
+@dataclass
+class SceneRecord(RunRecord):
+    """The record of a scene that was packed."""
+
+    kind: str = about("`scene`", "scene")
+    unit: str = about("`scene`", "scene")
+    source: str = about("the file or folder that was packed", "")
+    source_nbytes: int = about("its bytes", 0)
+    target_nbytes: int | None = about("bytes asked for, if any", None)
+    target_db: float | None = about("PSNR asked for in dB, if any", None)
+    packed_nbytes: int = about("bytes of the packed file, header included", 0)
+    splats: int = about("splats that were packed", 0)
+    bands: int = about("bands of spherical harmonics besides the constant one", 0)
+    odd: dict[str, int] = about("splats that were `dropped`, and odd ones that were kept, by kind", make=dict)
+    streams: dict[str, int] = about("bytes of each stream, all layers together", make=dict)
+    layers: list[LayerInfo] = about("one object a layer, the coarsest first", make=list)
+    rivals: list[Rival] = about("other formats of the same scene, at whatever quality they have", make=list)
+    psnr_db: float | None = about(
+        "PSNR to the source's own pictures at 4 cameras between those of importance; `null` where equal", None
+    )
+    ssim: float | None = about("structural similarity to the same pictures", None)
+    encode_cpu_s: float = about("processor seconds of packing, pictures for importance included", 0.0)
+    decode_cpu_s: float = about("processor seconds of unpacking", 0.0)

@@ -1,0 +1,108 @@
+"""``thinwire pack`` and ``unpack``: targets, refusals in a sentence, nothing half-written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from scenes import ball
+from typer.testing import CliRunner
+
+from thinwire.assets.splats import importance, thinwire
+from thinwire.assets.splats.files.ply import read_ply, write_ply
+from thinwire.assets.splats.view import cameras
+from thinwire.cli.terminal.app import app
+from thinwire.lab.scenes.record import SceneRecord
+
+pytest.importorskip("zstandard")
+
+
+def invoke(*arguments: object):
+    return CliRunner(env={"NO_COLOR": "1", "TERM": "dumb"}).invoke(app, [str(a) for a in arguments])
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a small scene, whose pictures are small as well."""
+    for module in (cameras, importance, thinwire):
+        monkeypatch.setattr(module, "SIZE", 96)
+    for name in ("importance_views", "reported_views"):
+        monkeypatch.setattr(getattr(cameras, name), "__defaults__", (96,))
+    monkeypatch.setattr(importance.seen_around, "__defaults__", (96,))
+    monkeypatch.setattr(importance.sensitivities, "__defaults__", (96,))
+    monkeypatch.setattr(thinwire.Analysis.of.__func__, "__defaults__", (96,))
+    path = tmp_path / "scene.ply"
+    path.write_bytes(write_ply(ball(900, 1)))
+    return path
+
+
+def one_sentence(result, code: int) -> str:
+    assert result.exit_code == code, result.output
+    (line,) = result.stderr.strip().splitlines()
+    assert line.startswith("thinwire: ")
+    return line
+
+
+def test_a_scene_goes_there_and_back(source: Path, tmp_path: Path) -> None:
+    packed, back = tmp_path / "scene.tw", tmp_path / "back.ply"
+    result = invoke("pack", source, "-o", packed, "--target", "15kB", "--json")
+    assert result.exit_code == 0, result.output
+    record = SceneRecord.from_dict(json.loads(result.stdout))
+    assert 0.98 * 15000 <= packed.stat().st_size == record.packed_nbytes <= 15000
+    assert record.source_nbytes == source.stat().st_size and record.target_nbytes == 15000
+    assert 0 < record.packed_nbytes - sum(record.streams.values()) < 2000
+    assert set(record.streams) == {"positions", "classes", *thinwire.CHANNELS, "harmonics"}
+    assert record.psnr_db is not None and record.psnr_db > 25
+    assert invoke("unpack", packed, "-o", back).exit_code == 0
+    assert read_ply(back.read_bytes()).count == record.splats == 900
+
+
+def test_a_time_over_a_link_is_a_target(source: Path, tmp_path: Path) -> None:
+    packed = tmp_path / "scene.tw"
+    result = invoke("pack", source, "-o", packed, "--seconds", 1, "--link", "160kbit,100ms", "--json")
+    assert result.exit_code == 0, result.output
+    *_, layer = json.loads(result.stdout)["layers"]
+    assert 0.97 <= layer["seconds_predicted"] <= 1 and layer["seconds_measured"] is None
+    assert packed.stat().st_size <= 0.9 * 20000
+
+
+REFUSED = {
+    "one target": [],
+    "give one target:": ["--target", "1MB", "--quality", "40dB"],
+    "--seconds and --link go together": ["--seconds", "4"],
+    "'5 parsecs' is no number": ["--target", "5 parsecs"],
+    "there is no recipe 'mesong'; did you mean mesongs?": ["--recipe", "mesong", "--target", "1MB"],
+    "takes no target": ["--recipe", "mesongs", "--target", "1MB"],
+    "prune=2.0 is not a number in 0..0.99": ["--recipe", "mesongs:prune=2"],
+    "bytes at least, and 100 are asked for": ["--target", "100b"],
+}
+
+
+@pytest.mark.parametrize("told", REFUSED)
+def test_what_cannot_be_is_refused_and_nothing_is_written(source: Path, tmp_path: Path, told: str) -> None:
+    assert told in one_sentence(invoke("pack", source, "-o", tmp_path / "scene.tw", *REFUSED[told]), 2)
+    assert [path.name for path in tmp_path.iterdir()] == [source.name]
+
+
+def test_files_are_not_written_over_unless_forced(source: Path, tmp_path: Path) -> None:
+    there = tmp_path / "scene.tw"
+    there.write_text("mine")
+    assert "give --force" in one_sentence(invoke("pack", source, "-o", there, "--target", "15kB"), 2)
+    assert "give --force" in one_sentence(invoke("unpack", source, "-o", there), 2)
+    assert there.read_text() == "mine"
+    assert invoke("pack", source, "-o", there, "--target", "15kB", "--force").exit_code == 0
+    assert there.stat().st_size > 10000
+
+
+def test_what_is_no_packed_scene_is_told(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.ply"
+    assert "does not begin as a packed scene" in one_sentence(invoke("unpack", source, "-o", out), 3)
+    assert invoke("pack", source, "-o", tmp_path / "scene.tw", "--target", "15kB").exit_code == 0
+    cut = one_sentence(invoke("unpack", tmp_path / "scene.tw", "-o", out, "--prefix", 3000), 3)
+    assert "first layer ends at byte" in cut and not out.exists()
+    wrong = one_sentence(invoke("unpack", tmp_path / "scene.tw", "-o", tmp_path / "out.sog"), 2)
+    assert "takes minutes" in wrong
+    assert "is no scene that can be read" in one_sentence(
+        invoke("pack", __file__, "-o", out, "--target", "1MB"), 2
+    )

@@ -1,0 +1,24 @@
+"""Small scenes of 3D Gaussians: a bumpy ball, as a file of full floats holds one."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from thinwire.assets.splats.scene import Splats
+
+
+def ball(n: int = 600, bands: int = 1, seed: int = 0) -> Splats:
+    """Return ``n`` flat splats on a ball, whose colours vary smoothly."""
+    draw = np.random.default_rng(seed)
+    out = draw.normal(size=(n, 3))
+    out /= np.linalg.norm(out, axis=1, keepdims=True)
+    positions = out * (1 + 0.1 * np.sin(5 * out[:, :1]))
+    coefficients = (bands + 1) ** 2 - 1
+    return Splats.of(
+        positions,
+        log_scales=np.log(0.1) + draw.normal(0, 0.4, (n, 3)),
+        rotations=draw.normal(size=(n, 4)),
+        opacities=draw.normal(1, 1.5, n),
+        colours=np.sin(4 * positions) + draw.normal(0, 0.1, (n, 3)),
+        harmonics=draw.laplace(0, 0.1, (n, coefficients, 3)),
+    )
