@@ -2,10 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+FLOWER := .venv-flower
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: help demo test check bench bench-stores bench-quality bench-links bench-plan bench-overlap bench-deltas bench-pushed bench-unbiased bench-emulator bench-state bench-student bench-finetuning bench-replicas bench-rates bench-safe-rates bench-replica-times bench-diffusion train-flux-fashion train-classifier pages docs setup clean
+.PHONY: help demo test test-flower check bench bench-stores bench-quality bench-links bench-plan bench-overlap bench-deltas bench-pushed bench-unbiased bench-emulator bench-state bench-student bench-finetuning bench-replicas bench-rates bench-safe-rates bench-replica-times bench-diffusion bench-federated train-flux-fashion train-classifier pages docs setup setup-flower clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -23,12 +24,24 @@ $(VENV)/ready: pyproject.toml constraints.txt setup.py src/thinwire/passes.h src
 	$(BIN)/python -m thinwire.lab.models.fetch shakespeare
 	touch $@
 
+setup-flower: $(FLOWER)/ready  ## Make the virtual environment for Flower, which wants older versions than ours
+
+$(FLOWER)/ready: pyproject.toml constraints-flower.txt setup.py
+	$(PYTHON) -m venv $(FLOWER)
+	$(FLOWER)/bin/python -m pip install --quiet --constraint constraints-flower.txt torch==2.13.0
+	$(FLOWER)/bin/python -m pip install --quiet --constraint constraints-flower.txt --editable '.[flower]' pytest pytest-timeout
+	touch $@
+
 demo: setup  ## Fine-tune SmolLM2-135M over a 10 Mbit/s link three ways; report in runs/demo/
 	$(BIN)/thinwire demo
 
 test: setup  ## Run the tests
 	$(BIN)/python -m pytest -m "not serial" -n 3 --dist loadfile --no-loadscope-reorder
 	$(BIN)/python -m pytest -m serial
+
+test-flower: setup-flower  ## Run the tests inside Flower, one with real servers (a few minutes); write their figures
+	FLWR_TELEMETRY_ENABLED=0 FLOWER_RESULTS=bench/results/flower.json \
+	  $(FLOWER)/bin/python -m pytest tests/engines/federated/flower
 
 check: setup  ## Lint, formatting, types
 	$(BIN)/ruff check .
@@ -74,6 +87,9 @@ bench-replica-times: setup  ## The time model of late gradients against measured
 bench-diffusion: setup  ## Every way to make a picture over every link (an hour; goes on where it stopped)
 	$(BIN)/python -m bench.diffusion
 
+bench-federated: setup  ## Every federated method over slow, unequal links (two hours; goes on where it stopped; needs THINWIRE_DATA)
+	$(BIN)/python -m bench.federated
+
 train-flux-fashion: setup  ## The weights of flux-fashion (an hour; goes on where it stopped; needs THINWIRE_DATA)
 	$(BIN)/python -m bench.flux_fashion
 
@@ -102,4 +118,4 @@ docs: setup  ## Build the documentation into site/
 	$(BIN)/mkdocs build --strict
 
 clean:  ## Remove what the other commands made, the virtual environment included
-	rm -rf $(VENV) build site runs src/*.egg-info src/thinwire/*/_kernels.bin src/thinwire/*/*/_kernels.bin .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FLOWER) build site runs src/*.egg-info src/thinwire/*/_kernels.bin src/thinwire/*/*/_kernels.bin .pytest_cache .mypy_cache .ruff_cache .hypothesis

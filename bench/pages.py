@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import (
+    pages_federated,
     pages_finetuning,
     pages_links,
     pages_pictures,
@@ -42,6 +43,7 @@ PAGES = (
     "docs/state.md",
     "docs/replicas.md",
     "docs/pictures.md",
+    "docs/federated.md",
     "docs/state-results.md",
     "docs/concepts.md",
     "docs/finetuning.md",
@@ -266,6 +268,7 @@ TABLES: dict[str, Callable[[Any], str]] = {
     "links-verified": of_study(pages_links.verified),
     "links-predictions": of_study(pages_links.predictions),
     **{name: of_study(draw) for name, draw in (pages_plan.TABLES | pages_state.TABLES).items()},
+    **{name: of_study(draw) for name, draw in pages_federated.STUDY.items()},
     **pages_replicas.TABLES,
     **{name: of_study(draw) for name, draw in pages_replicas.STUDY.items()},
     **pages_pictures.TABLES,

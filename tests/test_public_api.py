@@ -28,6 +28,7 @@ OPTIONAL = (
     "gguf",
     "fsspec",
     "diffusers",
+    "flwr",
 )
 MODULES = sorted(m.name for m in pkgutil.walk_packages(thinwire.__path__, "thinwire."))
 

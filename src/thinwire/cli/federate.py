@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from thinwire.cli.terminal.options import with_config
-from thinwire.cli.terminal.output import REPORT, finish
+from thinwire.cli.terminal.output import REPORT, finish, tell
 from thinwire.lab.engines import load_run, load_runs
 from thinwire.lab.federated.options import FederatedConfig
 from thinwire.lab.machine.interrupts import stopped_by_signals
 from thinwire.lab.records.holding import holding
 from thinwire.lab.records.writer import COMPARE, write_json
+from thinwire.types import ThinwireError, require
 
 if TYPE_CHECKING:
+    from thinwire.engines.federated.conductor import Made
     from thinwire.lab.federated.recorded import Outcome
-    from thinwire.lab.federated.simulate import Made
 
 Methods = Annotated[
     list[str],
@@ -45,10 +46,11 @@ def federate(methods: Methods, given: dict[str, Any]) -> None:
     run(FederatedConfig.from_dict(given | {"methods": shlex.join(methods)}))
 
 
-def run(config: FederatedConfig) -> None:
+def run(config: FederatedConfig, real: str = "", rounds: int | None = None) -> None:
     """Run all methods, print the table and write the report.
 
-    Errors: that of the first method that failed, once all have run.
+    ``real``: a method that real processes run too, for so many ``rounds``, by default all. Errors: that of
+    the first method that failed, once all have run; ``ThinwireError`` where processes came to other weights.
     """
     # After the checks: a wrong option is refused before torch is even imported.
     from thinwire.lab.federated.run import Comparison, raise_failure
@@ -65,8 +67,36 @@ def run(config: FederatedConfig) -> None:
                 outcomes.append(outcome)
                 records.append(load_run(outcome.folder).to_dict())
                 write_json(out / COMPARE, records)
+        again = _deploy(config, real or config.ways[0], rounds, outcomes) if real or config.deploy else None
+        if again is not None:
+            records[again] = load_run(outcomes[again].folder).to_dict()
+            write_json(out / COMPARE, records)
     finish(load_runs([outcome.folder for outcome in outcomes]), out, config.json, records)
+    if again is not None:
+        _check_deployed(config, outcomes[again].folder)
     raise_failure(outcomes)
+
+
+def _deploy(config: FederatedConfig, name: str, rounds: int | None, outcomes: list[Outcome]) -> int | None:
+    """Run a method in real processes, and add what came of it to its record; return which one that is."""
+    from thinwire.lab.federated.deploy import deploy_as
+
+    for place, outcome in enumerate(outcomes):
+        if outcome.name == name and outcome.error is None:
+            if not config.json:
+                tell(f"{name} again, in {config.clients + 1} real processes")
+            deploy_as(config, outcome.folder, rounds)
+            return place
+    return None
+
+
+def _check_deployed(config: FederatedConfig, folder: Path) -> None:
+    from thinwire.lab.federated.cards import deployed
+
+    record = load_runs([folder])[0].record
+    require(record.deployment["identical"], ThinwireError, deployed(record))
+    if not config.json:
+        tell(deployed(record))
 
 
 def _told(config: FederatedConfig) -> Any:

@@ -46,8 +46,8 @@ parse_diffusion_recipe = DIFFUSION.parse
 
 Made = tuple[Mapping[str, Coding], Division]
 BITS = Parameter("the bits of a value of a residual", 1, 2)
-WARMUP = Parameter("how many steps are sent in 8 or 16 bits at first", 1, MAX_WARMUP)
-EARLY = Parameter("how many steps after those are sent in twice the bits", 0, MAX_WARMUP)
+WARMUP = Parameter("how many steps at first wait for all, in 8 or 16 bits", 1, MAX_WARMUP)
+EARLY = Parameter("how many steps after those are sent in more bits, 8 at most", 0, MAX_WARMUP)
 ORDER = Parameter("whether residuals are of values, or of their change from step to step", 1, 2)
 PATCHES = Parameter("into how many parts the picture is cut", 1, MOST_PATCHES)
 PIPE_BITS = Parameter("the bits of a value of a residual", 1, 8)

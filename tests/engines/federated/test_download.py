@@ -53,6 +53,20 @@ def test_all_copies_of_the_shared_model_are_the_servers(codec: Codec) -> None:
     assert Form.WHOLE in forms
 
 
+def test_a_copy_that_was_kept_elsewhere_goes_on() -> None:
+    outlet, rows = SharedOutlet(SPARSE, walk(500, 4)[0]), walk(500, 4)
+    copy = ModelCopy(500)
+    for number, row in enumerate(rows[1:], 1):
+        outlet.advance(row)
+        again = ModelCopy(500)  # as a process of its own for each version
+        if copy.row is not None and copy.held is not None:
+            again.hold(copy.row.clone(), copy.held.number)
+        form, packets = outlet.lead(again.held)
+        assert form is (Form.MISSED if number > 1 else Form.WHOLE)
+        assert same(again.take(version(number, outlet.check, (form, packets))), outlet.given)
+        copy = again
+
+
 def test_whoever_missed_versions_gets_the_fewest_bytes() -> None:
     rows = walk(3000, 30)
     outlet = SharedOutlet(SPARSE, rows[0])

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import gc
 from collections import defaultdict
-from itertools import permutations
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise, permutations
 from random import Random
 
 import pytest
 import torch
-from federation import RATE, SIZES, Federation, kept, model, refused, same, samples, taken
+from federation import RATE, SIZES, Federation, Same, kept, model, refused, same, samples, taken
 from torch import Tensor, nn
 
 from thinwire.channels.disk import DiskStore
 from thinwire.channels.memory import NoMemory
 from thinwire.channels.references import References
 from thinwire.codecs import Cast, Codec, Entropy, HardThreshold, Raw, TopK, Uniform
-from thinwire.engines.federated.aggregation import FedAsync, FedBuff, Periodic, Rule, Synchronous
+from thinwire.engines.federated.aggregation import FedAsync, FedBuff, Periodic, Rule, Synchronous, moved
 from thinwire.engines.federated.download import DeltaDownload, FullDownload
 from thinwire.engines.federated.intake import Receipt
 from thinwire.engines.federated.message import Update
 from thinwire.engines.federated.residuals import Residuals
 from thinwire.engines.federated.row import Parameters, unpack_row
-from thinwire.types import ThinwireError
+from thinwire.policies.federated.device import Assignment, Device, Situation
+from thinwire.types import InputError, ThinwireError
 
 RULES: list[Rule] = [Synchronous(), Synchronous("participants"), FedAsync(), FedBuff(3), Periodic(a=0.5)]
 SPARSE = TopK(0.1, Uniform(4, group=16))
@@ -242,3 +245,48 @@ def test_a_round_goes_on_without_those_who_do_not_answer() -> None:
     server.begin([1])
     federation.update(1)
     assert federation.policy.asked == [0, 1]  # once a version, and one device fewer
+
+
+@dataclass
+class Listening(Same):
+    """Note the norms that it is told."""
+
+    norms: tuple[float, ...] = ()
+
+    def assign(self, devices: Sequence[Device], situation: Situation) -> list[Assignment]:
+        self.norms = situation.norms
+        return super().assign(devices, situation)
+
+
+def test_a_policy_is_told_how_far_each_version_went() -> None:
+    federation, rows = Federation(), []
+    federation.server.policy = policy = Listening()
+    for _ in range(4):
+        rows.append(federation.server.weights)
+        federation.round()
+    assert policy.norms == pytest.approx([float((b - a).norm()) for a, b in pairwise(rows)])
+    again, other = Federation(), Listening()
+    again.server.load_state_dict(federation.server.state_dict())
+    again.server.policy = other
+    again.server.assignments()
+    assert other.norms[:3] == policy.norms and len(other.norms) == 4
+
+
+@pytest.mark.parametrize("download", [FullDownload(), DeltaDownload(SPARSE)], ids=str)
+def test_versions_may_be_made_elsewhere(download: FullDownload | DeltaDownload) -> None:
+    """By whoever collects the updates: the same bits as by the rule, where the sum is the same."""
+    own, other = (Federation(Periodic(weights="equal"), codec=SPARSE, download=download) for _ in range(2))
+    for number in range(1, 4):
+        own.round()
+        for i in other.clients:
+            taken(other.server.receive(i, other.update(i)))
+        changes = other.server.collect()
+        assert list(changes) == [0, 1, 2, 3] and other.server.waiting == 0
+        weights = moved(other.server.weights, [(0.25, change) for change in changes.values()])
+        assert other.server.adopt(weights) == other.server.version == number
+        assert same(other.server.weights, own.server.weights)
+        assert same(other.server.given, own.server.given)
+    for wrong, words in ((weights[:, 1:], "values for a model"), (weights * float("nan"), "not be finite")):
+        with pytest.raises(InputError, match=words):
+            other.server.adopt(wrong)
+    assert other.server.version == 3

@@ -10,13 +10,14 @@ import torch
 
 from thinwire.codecs import Codec, Raw, TopK
 from thinwire.engines.federated.aggregation import FedAsync, FedBuff, Periodic, Rule, Synchronous
+from thinwire.engines.federated.conductor import Made
 from thinwire.engines.federated.rates import Decay
 from thinwire.engines.federated.residuals import Residuals
 from thinwire.engines.federated.server import Server
 from thinwire.lab.federated.fleet import Availability, Fleet, VirtualDevice
 from thinwire.lab.federated.options import FederatedConfig
 from thinwire.lab.federated.setup import Setup
-from thinwire.lab.federated.simulate import Made, Simulation
+from thinwire.lab.federated.simulate import Simulation
 from thinwire.lab.federated.tasks import Dataset
 from thinwire.lab.federated.trainer import Here
 from thinwire.links.profile import Profile
@@ -90,7 +91,7 @@ def test_transfers_share_the_server_s_line() -> None:
         [VirtualDevice(0.1, link)] * CLIENTS, Synchronous(), 1, Profile.parse("8kbit")
     )
     down, up = bytes_of(simulation)
-    assert made[0].at == pytest.approx(CLIENTS * down / 1000 + STEPS * 0.1 + up / 1000, rel=0.01)
+    assert made[0].at == pytest.approx(CLIENTS * (down + up) / 1000 + STEPS * 0.1, rel=0.01)
 
 
 def test_free_downloads_take_no_time() -> None:

@@ -12,6 +12,8 @@ from thinwire.cli.demo import demo
 from thinwire.cli.doctor import doctor
 from thinwire.cli.emulate import emulate
 from thinwire.cli.federate import federate
+from thinwire.cli.federate_join import federate_join
+from thinwire.cli.federate_serve import federate_serve
 from thinwire.cli.follow import follow
 from thinwire.cli.generate import generate
 from thinwire.cli.inspect import inspect
@@ -48,6 +50,8 @@ TRAINING, PICTURES, STATES, NETWORKS, LOOKING = (
 app.command(cls=CheckedCommand, rich_help_panel=TRAINING)(train)
 app.command(cls=CheckedCommand, rich_help_panel=TRAINING)(compare)
 app.command(cls=CheckedCommand, rich_help_panel=TRAINING)(federate)
+app.command(cls=CheckedCommand, rich_help_panel=TRAINING)(federate_serve)
+app.command(cls=CheckedCommand, rich_help_panel=TRAINING)(federate_join)
 app.add_typer(demo, name="demo", rich_help_panel=TRAINING)
 app.command(cls=CheckedCommand, rich_help_panel=PICTURES)(generate)
 app.command(cls=CheckedCommand, rich_help_panel=STATES)(publish)

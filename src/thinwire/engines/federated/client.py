@@ -57,6 +57,11 @@ class Client:
         self.sequence = 0  # of the last update; to be told to the server with each request
 
     @property
+    def values(self) -> int:
+        """Parameters of the model."""
+        return self._parameters.numel
+
+    @property
     def held(self) -> Held | None:
         """What version the next one may lead on from; to be told to the server with each request."""
         return self._copy.held

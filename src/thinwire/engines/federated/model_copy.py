@@ -63,8 +63,17 @@ class ModelCopy:
         self._row: Tensor | None = None
         self.held: Held | None = None  # what the next version may lead on from
         if initial is not None:
-            self._set(initial, 0)
-            self.held = Held(0, sum_of(initial))
+            self.hold(initial, 0)
+
+    @property
+    def row(self) -> Tensor | None:
+        """What is held, [1, N], not to be written to; None where nothing is."""
+        return self._row
+
+    def hold(self, row: Tensor, number: int) -> None:
+        """Hold ``row`` [1, N] as version ``number``, as it was kept elsewhere."""
+        self._set(row, number)
+        self.held = Held(number, sum_of(row))
 
     def take(self, version: Version) -> Tensor:
         """Return the values of ``version`` [1, N], float32, not to be written to.

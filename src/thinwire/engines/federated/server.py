@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -18,6 +20,8 @@ from thinwire.engines.federated.roster import Member, Traffic
 from thinwire.engines.federated.row import unpack_row
 from thinwire.policies.federated.device import Assignment, Device, FederatedPolicy, Situation
 from thinwire.types import MAX_KEY, InputError, PayloadError, ThinwireError, require
+
+NORMS = 256  # of the last updates that policies are told
 
 
 class Server:
@@ -60,6 +64,7 @@ class Server:
         self.download, self.rates = download or FullDownload(), rates or Decay()
         self._outlet = self.download.open(row)
         self._members: dict[int, Member] = {}
+        self._norms: deque[float] = deque(maxlen=NORMS)
         self._asked: set[int] = set()
         self._gone = 0  # asked in this round, and given up
         self._waiting: dict[int, list[Update]] = {}  # by client, in the order of their sequence numbers
@@ -89,6 +94,15 @@ class Server:
         return sorted(c for c, m in self._members.items() if m.present)
 
     @property
+    def known(self) -> list[int]:
+        """All that ever joined, in order."""
+        return sorted(self._members)
+
+    def device(self, client: int) -> Device:
+        """Return what a client said last of itself."""
+        return self._member(client).device
+
+    @property
     def missing(self) -> list[int]:
         """Those asked in this round whose updates have not come, in order."""
         return sorted(self._asked - self._waiting.keys())
@@ -107,7 +121,8 @@ class Server:
         if self._assigned is None or self._assigned[0] != self.version:
             devices = [self._members[c].device for c in self.clients]
             rates, v = self.rates, self.version
-            situation = Situation(self.weights.numel(), v, rates.at(v), rates.first, rates.last)
+            numbers = v, rates.at(v), rates.first, rates.last
+            situation = Situation(self.weights.numel(), *numbers, norms=tuple(self._norms))
             found = list(self.policy.assign(devices, situation)) if devices else []
             wrong = f"{self.policy!r} made {len(found)} assignments for {len(devices)} devices"
             require(len(found) == len(devices), InputError, wrong)
@@ -221,16 +236,43 @@ class Server:
         version would not be finite; then nothing has changed.
         """
         if self._waiting:
-            weights = self._sum()
-            self._outlet.advance(weights)
-            self.weights, self.version, self._waiting = weights, self.version + 1, {}
-            made: int | None = self.version
-        else:
-            made = None
+            return self._go_on(self._sum())
+        self._end()
+        return None
+
+    def collect(self) -> dict[int, Tensor]:
+        """Return what the updates that wait change, [1, N], by client; they wait no longer.
+
+        For versions that are made elsewhere, by ``adopt``.
+        """
+        waiting, self._waiting = self._waiting, {}
+        rows = {c: list(self._changes(updates)) for c, updates in sorted(waiting.items())}
+        return {c: torch.stack(changes).sum(0) for c, changes in rows.items()}
+
+    def adopt(self, weights: Tensor) -> int:
+        """Make a version of ``weights`` [1, N], whoever made them, and return its number.
+
+        Updates that wait are dropped. Errors: ``InputError`` for another number of values, or values that are
+        not finite; then nothing has changed.
+        """
+        many, have = weights.numel(), self.weights.numel()
+        require(many == have, InputError, f"a version of {many} values for a model of {have}; give as many")
+        sound = bool(weights.isfinite().all())
+        require(sound, InputError, f"version {self.version + 1} would not be finite; lower the step size")
+        return self._go_on(weights.detach().reshape(1, -1).float().clone())
+
+    def _go_on(self, weights: Tensor) -> int:
+        self._norms.append(float((weights.double() - self.weights).norm()))
+        self._outlet.advance(weights)
+        self.weights, self.version, self._waiting = weights, self.version + 1, {}
+        self._end()
+        return self.version
+
+    def _end(self) -> None:
+        """End the round or period."""
         self._asked, self._gone = set(), 0
         if self.rule.mixes:
             self._forget_starts()
-        return made
 
     def _sum(self) -> Tensor:
         updates = [u for c in sorted(self._waiting) for u in self._waiting[c]]
@@ -264,6 +306,7 @@ class Server:
             "version": self.version,
             "asked": sorted(self._asked),
             "gone": self._gone,
+            "norms": list(self._norms),
             "members": {str(c): m.to_dict() for c, m in sorted(self._members.items())},
         }
         state = {"weights": self.weights.clone(), "words": _bytes(json.dumps(words).encode())}
@@ -281,6 +324,7 @@ class Server:
         require(words["config"] == self._config(), InputError, wrong)
         self.weights, self.version = state["weights"].clone(), words["version"]
         self._asked, self._gone = set(words["asked"]), words["gone"]
+        self._norms = deque(words["norms"], NORMS)
         self._members = {int(c): Member.from_dict(m) for c, m in words["members"].items()}
         self._starts = {int(v): row.clone() for v, row in under(state, "start.").items()}
         self._waiting, self._assigned = {}, None
@@ -290,7 +334,8 @@ class Server:
         self._outlet.load_state_dict(under(state, "download."), self.weights)
 
     def _config(self) -> str:
-        return f"{self.weights.numel()} values under {self.rule!r}, {self.download!r} and {self.rates!r}"
+        rates = replace(self.rates, horizon=0)  # which may move
+        return f"{self.weights.numel()} values under {self.rule!r}, {self.download!r} and {rates!r}"
 
 
 def _bytes(data: bytes) -> Tensor:

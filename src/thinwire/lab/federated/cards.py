@@ -56,9 +56,12 @@ def setting(runs: Runs) -> str:
 
 
 def warnings(runs: Runs) -> list[str]:
-    """Return what no record's notes say: updates that were refused."""
+    """Return what no record's notes say: refused updates, and processes that came to other weights."""
+    other = [deployed(run.record) for run in runs if run.record.deployment.get("identical") is False]
     refused = [(run.label, len(run.record.refused)) for run in runs if run.record.refused]
-    return [f"{many} updates of {label} were refused; the record names them." for label, many in refused]
+    return other + [
+        f"{many} updates of {label} were refused; the record names them." for label, many in refused
+    ]
 
 
 def folds(runs: Runs) -> dict[str, Rows]:
@@ -89,9 +92,30 @@ def cards(runs: Runs) -> list[str]:
         card("The figures", text, table(COLUMNS, _rows(runs))),
         run_legend(runs),
         grid([*plots, _counts(runs[0].record)]),
+        *[_deployment(run.record) for run in runs if run.record.deployment],
         *clients,
         memory(runs),
     ]
+
+
+def deployed(record: FederatedRecord) -> str:
+    """Return in a sentence what came of real processes."""
+    d = record.deployment
+    same = "the same weights, bit for bit" if d["identical"] else "OTHER weights: please report it"
+    timed = f"; {sum(d['seconds']):.1f} s, {d['ratio']:.2f} of what the clock foretold" if d["ratio"] else ""
+    return f"{d['processes']} real processes ran {d['method']} and came to {same}{timed}"
+
+
+def _deployment(record: FederatedRecord) -> str:
+    d = record.deployment
+    foretold = d["foretold_s"] or [None] * len(d["seconds"])
+    rows = [
+        [str(i), f"{took:.2f} s", "–" if told is None else f"{told:.2f} s"]
+        for i, (took, told) in enumerate(zip(d["seconds"], foretold, strict=False), 1)
+    ]
+    link = f"emulated links of {d['link']}" if d["emulated"] else "loopback"
+    text = f"{deployed(record)}. Over {link}; {d['check']}."
+    return card("In real processes", text, table(("version", "took", "foretold"), rows))
 
 
 def summary_table(runs: Runs) -> Any:

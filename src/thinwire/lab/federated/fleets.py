@@ -14,18 +14,18 @@ MOST = 100_000  # devices
 PHONES_SEED = 1000
 MBIT = 125e3  # bytes/s
 
-# Ten devices of FedLuck's kind: uplinks that differ by three, one far slower, step times that differ by four.
+# Ten devices of FedLuck's kind: uplinks that differ by three, one far slower, step times that differ by four,
+# and slow links with slow processors, as in its released code [source].
 # Rates are for a model of 47,000 values: a whole one takes a straggler 4 minutes, the others 25 to 75 s.
-# [source] In FedLuck's released code slow links go with slow processors; here they go with fast ones.
 FLEETS = {
     "ten-one-straggler": """\
 [[device]]
-step_seconds = 0.1
+step_seconds = 0.4
 link = "up=6kbit,down=24kbit,80ms"
 
 [[device]]
 count = 9
-step_seconds = [0.1333, 0.4]
+step_seconds = [0.3667, 0.1]
 link = ["up=20kbit,down=80kbit,80ms", "up=60kbit,down=240kbit,80ms"]
 """
 }

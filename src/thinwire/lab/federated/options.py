@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 from thinwire.lab.options import Options, option
 from thinwire.lab.records.runs import slug
+from thinwire.links.profile import Profile
 from thinwire.types import InputError, require
 
 LEARNING, DATA, CLIENTS, OUTPUT = "Learning", "Data", "Clients", "Output"
+MOST_EMULATED = 15
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h)?")
 _SEED = re.compile(r"[0-9]{1,9}")
 _SECONDS = {None: 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
@@ -74,6 +76,15 @@ class FederatedConfig(Options):
         choices=("processes",),
         metavar="processes",
     )
+    link: str = option(
+        "none", CLIENTS, "With --deploy and --emulate: the link of each process.", metavar="SHAPE", free=True
+    )
+    emulate: bool = option(
+        False,
+        CLIENTS,
+        "With --deploy: a network namespace a process, links under the kernel's TCP.",
+        free=True,
+    )
     workers: int = option(
         0, OUTPUT, "Processes that compute; 0 takes one a core.", metavar="N", least=0, most=256, free=True
     )
@@ -87,8 +98,19 @@ class FederatedConfig(Options):
         require(self.participate <= self.clients, InputError, many)
         require(bool(self.ways), InputError, "no method is named; give thinwire or fedavg")
         _ = self.budget_seconds
+        self._check_deployment()
         _once([str(seed) for seed in self.every_seed], "--seeds")
         _once([slug(name) for name in self.ways], "the methods")  # the folders of their records
+
+    def _check_deployment(self) -> None:
+        alone = self.deploy is not None or (not self.emulate and self.link == "none")
+        require(alone, InputError, "--link and --emulate are for real processes; add --deploy processes")
+        linked = (self.link != "none") == self.emulate
+        require(linked, InputError, "--link and --emulate go together; give both, or neither")
+        many = not self.emulate or self.clients <= MOST_EMULATED
+        wrong = f"--emulate has room for {MOST_EMULATED} clients, not {self.clients}; give --clients"
+        require(many, InputError, wrong)
+        _ = Profile.parse(self.link)
 
     @property
     def ways(self) -> list[str]:

@@ -10,7 +10,8 @@ import torch
 
 from thinwire.lab.federated.devices import load_fleet
 from thinwire.lab.federated.options import FederatedConfig
-from thinwire.lab.federated.recorded import FederatedRun, Outcome, Told
+from thinwire.lab.federated.recorded import FederatedRun, Outcome
+from thinwire.lab.federated.recorder import Told
 from thinwire.lab.federated.setup import Setup
 from thinwire.lab.federated.splits import Split
 from thinwire.lab.federated.tasks import load_dataset

@@ -54,8 +54,7 @@ class Setup:
     @property
     def counts(self) -> list[list[int]]:
         """Samples by client and class."""
-        found: list[list[int]] = counts(self.data, self.parts).tolist()
-        return found
+        return counts(self.data, self.parts).tolist() if self.parts else []
 
     def clients(self, residuals: Residuals) -> Mapping[int, Client]:
         """Return the clients, which share the model and the residuals."""

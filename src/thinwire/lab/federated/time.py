@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import heapq
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from thinwire.links.trace import ConstantRate, Rate
 
 T = TypeVar("T")
+STEP = 0.1  # seconds
+FASTEST = 1e15  # bytes/s: a line without a limit
 
 
 class Moment(NamedTuple):
@@ -46,23 +51,72 @@ class Agenda(Generic[T]):
         return moment, what
 
 
+@dataclass
+class Transfer:
+    """A message that is on its way through a line; ``then`` is told when it is through."""
+
+    left: float  # bytes
+    own: Rate  # of the client's own line
+    then: Callable[[float], None]
+    rate: float = 0.0  # bytes/s, until the line looks again
+    end: float = math.inf  # when it is through at that rate
+
+
 class SharedLine:
-    """One direction of the server's link, which messages take in the order in which they begin.
+    """One direction of the server's link, of which all transfers get an equal share, as TCP's connections do.
 
-    A message is on the server's line and on the client's at once, so that it has come when both have let all
-    of it through.
+    One whose own line is slower than that leaves the rest to the others (max-min fairness). Rates that vary
+    are looked at anew every ``STEP`` seconds.
 
-    >>> line = SharedLine(ConstantRate(1000.0))
-    >>> [line.take(begin=0.0, nbytes=500, own=ConstantRate(400.0)) for _ in range(3)]
-    [1.25, 1.75, 2.25]
+    >>> line, ends = SharedLine(ConstantRate(1000.0)), []
+    >>> for own in (400.0, 5000.0):
+    ...     line.add(0.0, 600, ConstantRate(own), ends.append)
+    >>> line.due
+    1.0
+    >>> line.advance(1.0)
+    >>> line.due, ends
+    (1.5, [1.0])
     """
 
-    def __init__(self, rate: Rate | None = None) -> None:
-        self._rate = rate or ConstantRate()
-        self._free = 0.0
+    def __init__(self, rate: Rate) -> None:
+        self._rate = rate
+        self._transfers: list[Transfer] = []
+        self._now = 0.0
+        self.due = math.inf  # when to call ``advance`` next
 
-    def take(self, begin: float, nbytes: float, own: Rate) -> float:
-        """Return when a message that begins at ``begin`` is through both lines."""
-        start = max(begin, self._free)
-        self._free = self._rate.finish(start, nbytes)
-        return max(self._free, own.finish(start, nbytes))
+    def add(self, now: float, nbytes: float, own: Rate, then: Callable[[float], None]) -> None:
+        """Begin a transfer; ``due`` changes."""
+        self._move(now)
+        self._transfers.append(Transfer(nbytes, own, then))
+        self._share()
+
+    def advance(self, now: float) -> None:
+        """End the transfers that are through, in the order in which they began; ``due`` changes."""
+        self._move(now)
+        through = [t for t in self._transfers if t.end <= now]
+        self._transfers = [t for t in self._transfers if t.end > now]
+        self._share()
+        for transfer in through:
+            transfer.then(now)
+
+    def _move(self, now: float) -> None:
+        for t in self._transfers:
+            t.left = max(0.0, t.left - t.rate * (now - self._now))
+        self._now = now
+
+    def _share(self) -> None:
+        """Give each transfer its rate, and find out when that changes next."""
+        left, many = self._capacity(self._rate), len(self._transfers)
+        for t in sorted(self._transfers, key=lambda t: self._capacity(t.own)):
+            t.rate = min(self._capacity(t.own), left / many)
+            t.end = self._now + t.left / t.rate if t.rate > 0 else math.inf
+            left, many = left - t.rate, many - 1
+        ends = [t.end for t in self._transfers]
+        rates = [self._rate, *(t.own for t in self._transfers)]
+        varies = bool(self._transfers) and not all(isinstance(rate, ConstantRate) for rate in rates)
+        self.due = min([*ends, self._now + STEP] if varies else ends, default=math.inf)
+
+    def _capacity(self, rate: Rate) -> float:
+        if isinstance(rate, ConstantRate):
+            return min(rate.mean, FASTEST)
+        return min(rate.between(self._now, self._now + STEP) / STEP, FASTEST)

@@ -30,6 +30,7 @@ class Event(NamedTuple):
     kind: EventKind
     peer: bytes
     data: bytes = b""
+    at: float = 0.0  # when a message was read, monotonic seconds
 
 
 class Events:

@@ -185,7 +185,7 @@ class Hub(station.Station):
     def _take(self, name: bytes, data: bytes) -> None:
         kind = data[0]
         if kind == station.DATA:
-            self._events.put(Event(EventKind.DATA, name, data[1:]))
+            self._events.put(Event(EventKind.DATA, name, data[1:], monotonic()))
         elif kind == station.PING and len(data) == station.STAMP.size:
             self._put(name, station.ANSWER.pack(station.PONG, station.STAMP.unpack(data)[1], self._clock()))
         elif kind == station.BYE:

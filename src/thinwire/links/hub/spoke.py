@@ -150,7 +150,7 @@ class Spoke(station.Station):
     def _take(self, data: bytes) -> None:
         kind = data[0]
         if kind == station.DATA:
-            self._events.put(Event(EventKind.DATA, b"", data[1:]))
+            self._events.put(Event(EventKind.DATA, b"", data[1:], monotonic()))
         elif kind == station.PONG and len(data) == station.ANSWER.size:
             _, sent, theirs = station.ANSWER.unpack(data)
             self.clock.add(sent, theirs, monotonic())

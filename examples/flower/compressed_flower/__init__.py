@@ -1,0 +1,1 @@
+"""An app of Flower whose messages are compressed."""

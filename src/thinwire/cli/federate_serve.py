@@ -1,0 +1,64 @@
+"""``thinwire federate-serve``: the server of clients on other machines."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from thinwire.cli.terminal.options import with_config
+from thinwire.cli.terminal.output import REPORT, finish, tell
+from thinwire.cli.terminal.places import Address
+from thinwire.lab.engines import load_run, load_runs
+from thinwire.lab.federated.machines import ServeConfig
+from thinwire.lab.machine.interrupts import stopped_by_signals
+from thinwire.lab.records.holding import holding
+
+if TYPE_CHECKING:
+    from thinwire.engines.federated.conductor import Made
+    from thinwire.links.hub.hub import Hub
+
+Method = Annotated[
+    str, typer.Option(metavar="METHOD", help="How clients and server exchange: thinwire recipes lists them.")
+]
+WITHOUT = ("methods", "devices", "downlink", "deploy", "link", "emulate", "workers", "split", "budget")
+
+
+@with_config(ServeConfig, {"out": "runs/served"}, WITHOUT)
+def federate_serve(given: dict[str, Any], method: Method = "thinwire") -> None:
+    """Serve a model that clients on other machines train on data that stay there.
+
+    Begins when --clients of them are there; others may come later, leave, and come back. Keeps the newest
+    version in OUT, from which --resume goes on. Off loopback links are encrypted and need a token.
+
+    [bold]Examples[/bold]
+
+    thinwire federate-serve --clients 3 --method thinwire --rounds 50 --host 0.0.0.0 --token-file secret
+
+    thinwire federate-join 192.0.2.7:7300 --data mine.npz --token-file secret
+    """
+    config = ServeConfig.from_dict(given | {"methods": shlex.join([method])})
+    # After the checks: a wrong option is refused before torch is even imported.
+    from thinwire.lab.federated.serving import Serving
+
+    out = Path(config.out)
+    with holding(out), stopped_by_signals():
+        serving = Serving(config, _told(config), tell)
+        (out / REPORT).unlink(missing_ok=True)  # of an earlier run, which must not pass for this one's
+        serving.run(_announce)
+    finish(load_runs([out]), out, config.json, [load_run(out).to_dict()])
+
+
+def _announce(hub: Hub) -> None:
+    tell(f"waiting for clients: thinwire federate-join {Address(hub.host, hub.port)}")
+
+
+def _told(config: ServeConfig) -> Any:
+    def told(name: str, made: Made, accuracy: float | None) -> None:
+        if not config.quiet:
+            named = f", {accuracy:.1%} of the held-out samples" if accuracy is not None else ""
+            tell(f"version {made.number} after {made.at:.0f} s, of {made.updates} updates{named}")
+
+    return told

@@ -1,0 +1,184 @@
+"""The same method in real processes here: do they come to the same weights, in the time foretold?"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from thinwire.engines.federated.conductor import Made
+from thinwire.engines.federated.journal import Entry, replay
+from thinwire.engines.federated.method import Method
+from thinwire.engines.federated.rates import Decay
+from thinwire.engines.federated.residuals import Residuals
+from thinwire.engines.federated.server import Server
+from thinwire.lab.federated.deployed import JOURNAL, PATIENCE, DeployConfig
+from thinwire.lab.federated.fleet import Fleet, VirtualDevice
+from thinwire.lab.federated.options import FederatedConfig
+from thinwire.lab.federated.record import FederatedRecord
+from thinwire.lab.federated.recorder import digest, with_steps
+from thinwire.lab.federated.setup import Setup
+from thinwire.lab.federated.simulate import Simulation
+from thinwire.lab.federated.trainer import Here as InProcess
+from thinwire.lab.machine.interrupts import stopped_by_signals
+from thinwire.lab.machine.processes import GRACE
+from thinwire.lab.ranks.places import Emulated, Here, Place
+from thinwire.lab.ranks.supervise import Workers
+from thinwire.lab.records.writer import RUN, load_run, write_json
+from thinwire.links.profile import Profile
+from thinwire.recipes.federated import METHOD, parse_federated_recipe
+from thinwire.types import LinkError
+
+PROGRAM = "thinwire.lab.federated.deployed:run_rank"
+FOLDER = "deployed"
+READY = 180.0  # seconds that a process may take to load
+TURN = 0.25  # seconds
+
+
+@dataclass
+class Deployed:
+    """What came of real processes: see ``deployment`` of the record."""
+
+    weights: str  # SHA-256
+    rounds: list[float]  # seconds of each version
+    steps: list[float]  # seconds of a local step, by client, the mean of all turns
+    wire: dict[str, int]  # bytes through the server's sockets, by direction
+    valid: bool | None = None  # whether an emulated network kept time
+
+
+def deploy_as(config: FederatedConfig, folder: Path, rounds: int | None = None) -> None:
+    """Run in real processes what the record in ``folder`` is of, and write there what came of it.
+
+    ``rounds``: how many versions, by default as many as it has.
+    """
+    record = load_run(folder, FederatedRecord)
+    record.deployment = deploy(config, record.recipe.name, rounds or int(record.totals["rounds"]))
+    write_json(folder / RUN, record.to_dict())
+
+
+def deploy(config: FederatedConfig, name: str, rounds: int) -> dict[str, Any]:
+    """Run a method for so many versions in real processes, and do the same again in this one.
+
+    A method in rounds is simulated, which also foretells its time; of another, whose versions depend on who
+    came when, the turns are done again as the server's journal has them. Return what the record says of it.
+    """
+    seed = config.every_seed[0]
+    config = config.replace(rounds=rounds, until=0.0, methods=shlex.join([name]), seeds=str(seed), budget="")
+    found = _run(config, seed)
+    setup = Setup.of(config, seed)
+    method: Method = parse_federated_recipe(name).schemes[METHOD]
+    server = _server(config, setup, name)
+    foretold: list[float] = []
+    if method.rule.in_rounds:
+        foretold = _simulate(config, setup, method, server, found.steps)
+    else:
+        text = (_folder(config) / JOURNAL).read_text()
+        clients = setup.clients(Residuals(method.memory))
+        replay((Entry(*entry) for entry in json.loads(text)), server, clients)
+    return {
+        "method": name,
+        "processes": config.clients + 1,
+        "check": "simulated" if method.rule.in_rounds else "turns done again",
+        "identical": digest(server) == found.weights,
+        "weights": found.weights,
+        "link": config.link,
+        "emulated": config.emulate,
+        "kept_time": found.valid,
+        "seconds": found.rounds,
+        "foretold_s": foretold,
+        "ratio": sum(found.rounds) / sum(foretold) if foretold else None,
+        "wire": found.wire,
+    }
+
+
+def _folder(config: FederatedConfig) -> Path:
+    return Path(config.out) / FOLDER
+
+
+def _server(config: FederatedConfig, setup: Setup, name: str) -> Server:
+    recipe = parse_federated_recipe(name)
+    method: Method = recipe.schemes[METHOD]
+    policy = with_steps(recipe.policy, name, config.steps)
+    rates = Decay(config.lr, config.decay, config.rounds)
+    return Server(setup.weights, method.rule, policy, method.download, rates)
+
+
+def _simulate(
+    config: FederatedConfig, setup: Setup, method: Method, server: Server, steps: list[float]
+) -> list[float]:
+    """Run the same on the virtual clock, with devices as measured; return the seconds of each version."""
+    link = Profile.parse(config.link)
+    devices = tuple(VirtualDevice(seconds, link) for seconds in steps)
+    fleet = Fleet(FOLDER, devices, link)
+    for device in fleet.to_policy([len(part) for part in setup.parts]):
+        server.join(device)
+    ends: list[float] = []
+
+    def made(version: Made) -> bool:
+        ends.append(version.at)
+        return version.number < config.rounds
+
+    clients = setup.clients(Residuals(method.memory))
+    trainer = InProcess(setup.compute)
+    Simulation(server, clients, fleet, trainer, made, setup.seed, config.participate).run()
+    return [b - a for a, b in zip([0.0, *ends], ends, strict=False)]
+
+
+def _run(config: FederatedConfig, seed: int) -> Deployed:
+    folder = _folder(config)
+    folder.mkdir(parents=True, exist_ok=True)
+    asked = DeployConfig(
+        out=str(folder), seed=seed, link=config.link, emulate=config.emulate, federated=config.to_json()
+    )
+    names = ["server", *(f"client {i}" for i in range(config.clients))]
+    with ExitStack() as stack:
+        stack.enter_context(stopped_by_signals())
+        place: Place = stack.enter_context(Emulated(asked, check=False) if config.emulate else Here())
+        with Workers(place, PROGRAM, names) as workers:
+            for name in names:
+                workers.start(asked, folder / f"{name.replace(' ', '-')}.log")
+            found = _Meeting(workers, config.clients).run()
+        found.valid = place.describe().get("valid")
+        return found
+
+
+class _Meeting:
+    """Tell the clients where the server is, and hear what came of it."""
+
+    def __init__(self, workers: Workers, clients: int) -> None:
+        self._workers, self._clients = workers, clients
+
+    def run(self) -> Deployed:
+        server = self._await_server()
+        for rank in range(1, self._clients + 1):
+            self._workers.order(rank, f"join {server['port']} {server['token']}")
+        end, steps = None, dict[int, float]()
+        while end is None or len(steps) < self._clients:
+            rank, said = self._hear(PATIENCE)
+            if said["kind"] == "served":
+                end = said
+            elif said["kind"] == "finished":
+                steps[rank] = said["step_seconds"]
+        for rank in range(self._clients + 1):
+            self._workers.order(rank, "stop")
+        self._workers.wait(GRACE)
+        by_client = [steps[rank] for rank in sorted(steps)]
+        return Deployed(end["weights"], end["rounds"], by_client, end["wire"])
+
+    def _await_server(self) -> dict[str, Any]:
+        while True:
+            rank, said = self._hear(READY)
+            if (rank, said["kind"]) == (0, "listening"):
+                return said
+
+    def _hear(self, patience: float) -> tuple[int, dict[str, Any]]:
+        waited = 0.0
+        while waited < patience:
+            heard = self._workers.hear(TURN)
+            if heard is not None:
+                return heard
+            waited += TURN
+        raise LinkError(f"no process said anything for {patience:g} s; see the logs of the run")

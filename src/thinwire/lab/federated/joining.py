@@ -1,0 +1,97 @@
+"""A client of a federation on another machine: its data stay here, what it has learnt goes there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thinwire.channels.memory import ErrorFeedback, NoMemory
+from thinwire.codecs import Raw
+from thinwire.engines.federated.client import Client
+from thinwire.engines.federated.message import Form, Version
+from thinwire.engines.federated.remote.guest import Guest
+from thinwire.engines.federated.remote.words import whole
+from thinwire.engines.federated.residuals import Residuals
+from thinwire.engines.federated.row import Parameters
+from thinwire.engines.federated.samples import Samples
+from thinwire.lab.federated.machines import JoinConfig
+from thinwire.lab.federated.models import build_model
+from thinwire.lab.federated.splits import Split
+from thinwire.lab.federated.tasks import Dataset, load_dataset
+from thinwire.links.hub.spoke import Spoke
+from thinwire.links.security import read_token
+from thinwire.types import InputError, require
+
+TRIED = 3  # local steps that are timed before the first turn
+
+
+def join(config: JoinConfig, noted: Callable[[str], object]) -> int:
+    """Take part until the server says that it is over; return the number of the last version.
+
+    Errors: ``InputError`` where data or model do not fit the server's; ``LinkError`` naming it.
+    """
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    data = load_dataset(config.data)  # first: what is missing here is no business of the server's
+    host, port = config.place
+    spoke = Spoke.connect(host, port, token=read_token(config.token_file))
+    try:
+        guest = Guest(spoke, config.patience, noted)
+        asked = config.client if config.client >= 0 else config.share[0] if config.share else None
+        terms = guest.terms(asked)
+        client = make_client(config, terms, data)
+        noted(f"client {client.id} of {spoke.peer}: {terms.get('method')}, {client.data.samples} samples")
+        return guest.serve(client, step_seconds(client))
+    finally:
+        spoke.close()
+
+
+def make_client(config: JoinConfig, terms: Mapping[str, Any], data: Dataset) -> Client:
+    """Return the client that a server's terms ask for. Errors: ``InputError`` where the data do not fit."""
+    values = dict(terms)
+    theirs, classes = values.get("shape"), whole(values, "classes")
+    fits = theirs == list(data.shape) and classes >= data.classes
+    wrong = f"--data {config.data} has samples of {list(data.shape)} in {data.classes} classes"
+    require(fits, InputError, f"{wrong}, the server's are {theirs} in {classes}; give the same kind of data")
+    seed = whole(values, "seed")
+    model = build_model(_model(config, values), data.shape, classes, seed)
+    many, wanted = Parameters(model).numel, whole(values, "values")
+    wrong = f"the model has {many} parameters here and {wanted} at the server; give the same --model"
+    require(many == wanted, InputError, wrong)
+    residuals = Residuals(ErrorFeedback() if values.get("feedback") else NoMemory())
+    samples = own_samples(data, _part(config, data, seed), whole(values, "batch"))
+    return Client(whole(values, "client"), model, samples, residuals, seed=seed)
+
+
+def own_samples(data: Dataset, part: Tensor, batch: int) -> Samples:
+    """Return the samples of one client."""
+    return Samples(data.inputs[part], data.labels[part], batch)
+
+
+def step_seconds(client: Client) -> float:
+    """Return how long a local step takes here, measured."""
+    start = torch.zeros(1, client.values)
+    trial = Version(0, 0, 0, 0, Form.FULL, (), TRIED, 1e-6, Raw())
+    client.change(trial, start)  # the first one sets torch up
+    began = time.perf_counter()
+    client.change(trial, start)
+    return max(1e-6, (time.perf_counter() - began) / TRIED)
+
+
+def _model(config: JoinConfig, terms: Mapping[str, Any]) -> str:
+    """Return the model's name; code is not imported because a server says so."""
+    theirs = str(terms.get("model", ""))
+    wrong = f"the server trains {theirs[:80]!r}, a model of its own; give it here as --model"
+    require(bool(config.model) or ":" not in theirs, InputError, wrong)
+    return config.model or theirs
+
+
+def _part(config: JoinConfig, data: Dataset, seed: int) -> Tensor:
+    if config.share is None:
+        return torch.arange(len(data))
+    place, parts = config.share
+    return Split.parse(config.split).deal(data, parts, seed)[place]

@@ -1,0 +1,130 @@
+"""The options of a federation on real machines: of its server, and of its clients."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from thinwire.lab.federated.options import DATA, OUTPUT, FederatedConfig
+from thinwire.lab.options import Options, option
+from thinwire.links.address import parse_address
+from thinwire.links.security import check_host, read_token
+from thinwire.types import InputError, require
+
+MACHINES = "Machines"
+PORT = 7300
+_PART = re.compile(r"(\d{1,6})/(\d{1,6})")
+
+
+@dataclass(frozen=True)
+class ServeConfig(FederatedConfig):
+    """What is learnt on real machines, by one method, and where its server listens."""
+
+    host: str = option(
+        "127.0.0.1",
+        MACHINES,
+        "Address to listen at; off loopback it needs a token.",
+        metavar="ADDRESS",
+        free=True,
+    )
+    port: int = option(
+        PORT,
+        MACHINES,
+        "Port to listen at; 0 takes a free one.",
+        metavar="PORT",
+        least=0,
+        most=65535,
+        free=True,
+    )
+    token_file: str | None = option(
+        None,
+        MACHINES,
+        "File with the token that all share (or set THINWIRE_TOKEN).",
+        metavar="FILE",
+        free=True,
+    )
+    gather: float = option(
+        300.0,
+        MACHINES,
+        "Begin after so long with those who are there.",
+        metavar="SECONDS",
+        above=0,
+        free=True,
+    )
+    deadline: float = option(
+        600.0,
+        MACHINES,
+        "The longest that a round waits for its clients.",
+        metavar="SECONDS",
+        above=0,
+        free=True,
+    )
+    resume: bool = option(False, OUTPUT, "Go on from the last version in OUT.", free=True)
+
+    def check(self) -> None:
+        """Raise ``InputError`` for what cannot be."""
+        super().check()
+        check_host(self.host, read_token(self.token_file))
+        seeds = len(self.every_seed)
+        require(seeds == 1, InputError, f"--seeds {self.seeds} are {seeds}; a server runs one")
+        one = len(self.ways) == 1
+        require(one, InputError, f"--method {self.methods} are {len(self.ways)}; a server runs one method")
+
+
+@dataclass(frozen=True)
+class JoinConfig(Options):
+    """Where the server is, and what this client trains on."""
+
+    address: str = option("127.0.0.1:7300", MACHINES, "Where the server listens.", metavar="HOST:PORT")
+    data: str = option(
+        "fashion-mnist", DATA, "fashion-mnist, digits, fsdd, or a file of arrays.", metavar="DATA"
+    )
+    part: str = option(
+        "",
+        DATA,
+        "Train on part K of N of the data, from 0/N, as the same split deals them; else on all.",
+        metavar="K/N",
+    )
+    split: str = option("iid", DATA, "How --part deals the data; the same at all clients.", metavar="SPLIT")
+    model: str = option("", DATA, "The model, where it is one of your own: module:function.", metavar="MODEL")
+    client: int = option(
+        -1,
+        MACHINES,
+        "This client's number; by default --part's, or the next that is free.",
+        metavar="N",
+        least=-1,
+    )
+    token_file: str | None = option(
+        None, MACHINES, "File with the token that all share (or set THINWIRE_TOKEN).", metavar="FILE"
+    )
+    patience: float = option(
+        300.0, MACHINES, "Give up after so long without a sign of the server.", metavar="SECONDS", above=0
+    )
+    threads: int = option(0, MACHINES, "Compute threads; 0 takes all cores.", metavar="N", least=0, most=1024)
+    quiet: bool = option(False, OUTPUT, "Say nothing on the way.")
+
+    def check(self) -> None:
+        """Raise ``InputError`` for what cannot be."""
+        check_host(self.place[0], read_token(self.token_file))
+        from thinwire.lab.federated.splits import Split  # which needs torch, as readers of records do not
+
+        _ = self.share, Split.parse(self.split)
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Host and port of the server."""
+        host, port = parse_address(self.address.strip())
+        if port is None or not host:
+            raise InputError(f"{self.address!r} is not HOST:PORT; write it like 192.0.2.7:7300")
+        return host, port
+
+    @property
+    def share(self) -> tuple[int, int] | None:
+        """Which part of how many; None for all."""
+        if not self.part:
+            return None
+        found = _PART.fullmatch(self.part.strip())
+        good = found is not None and int(found[1]) < int(found[2])
+        if found is None or not good:
+            raise InputError(f"--part {self.part} is not K/N with K below N; the first of three is 0/3")
+        return int(found[1]), int(found[2])

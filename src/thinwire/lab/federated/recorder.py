@@ -1,0 +1,135 @@
+"""The recorder of a federated run, on a virtual clock or on real machines: versions become its record."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from thinwire.engines.federated.conductor import Made, Tally
+from thinwire.engines.federated.server import Server
+from thinwire.lab.federated.record import (
+    Accuracy,
+    ClientFigures,
+    FederatedRecord,
+    Point,
+    RefusedUpdate,
+    VersionMetrics,
+)
+from thinwire.lab.federated.setup import Setup
+from thinwire.lab.machine.processor import environment, peak_rss_bytes, resident_peak
+from thinwire.lab.records.schema import Memory, RecipeText
+from thinwire.lab.records.writer import RunWriter
+from thinwire.policies.federated.device import FederatedPolicy
+
+POINTS = 200  # evaluations of a run, about, unless it is asked for others
+WAITS = 40  # parts of the budget, after each of which the next version is evaluated too
+Told = Callable[[str, Made, float | None], object]  # of a version: the run, what it is, its accuracy
+
+
+class Recorder:
+    """Keep the record of one method with one seed in ``folder``; ``made`` says whether to go on."""
+
+    def __init__(self, setup: Setup, name: str, spec: str, server: Server, folder: Path, told: Told) -> None:
+        self.setup, self.name, self.server = setup, name, server
+        self._told, self._config = told, setup.config
+        self._every = self._config.eval_every or -(-self._config.rounds // POINTS)
+        self._span = (self._config.budget_seconds or float("inf")) / WAITS
+        self._looked = 0.0  # when a version was evaluated last, seconds of the run's clock
+        self._points: list[Point] = []
+        self._target: dict[str, float] | None = None
+        self._started = self._before = time.perf_counter()
+        self.record = FederatedRecord(
+            recipe=RecipeText(name, spec),
+            config=self._config.to_dict() | {"methods": name},
+            environment=environment("fp32", 1),
+            seed=setup.seed,
+            counts=setup.counts,
+            notes=list(setup.data.notes),
+        )
+        self._writer = RunWriter(folder, self.record, server.version)
+
+    def made(self, made: Made) -> bool:
+        """Note a version; return whether to go on."""
+        last = made.number >= self._config.rounds
+        look = made.number % self._every == 0 or made.at - self._looked >= self._span or last
+        accuracy = self.setup.accuracy(self.server.weights) if look else None
+        self._told(self.name, made, accuracy)
+        density = made.kept / self.setup.values if made.updates else None
+        self._add(made, density)
+        if accuracy is None:
+            return True
+        self._looked = made.at
+        traffic = [self.server.traffic(c) for c in self.server.known]
+        up, down = sum(t.up for t in traffic), sum(t.down for t in traffic)
+        self._points.append(Point(made.number, made.at, up, down, accuracy, density, made.staleness))
+        reached = 0 < self._config.until <= accuracy
+        if reached:
+            self._target = {"accuracy": self._config.until, "virtual_s": made.at, "up": up, "down": down}
+        return not (last or reached)
+
+    def close(self, status: str, seconds: float, tally: Tally, others: Sequence[int] = ()) -> None:
+        """Write the final record of a run that lasted ``seconds`` of its clock.
+
+        ``others``: the largest resident sets of other processes, bytes.
+        """
+        record, server = self.record, self.server
+        record.totals |= {
+            "seconds": time.perf_counter() - self._started,
+            "virtual_s": seconds,
+            "rounds": server.version,
+            "local_steps": tally.steps.total(),
+        }
+        traffic = [server.traffic(c) for c in server.known]
+        record.bytes = {n: sum(getattr(t, n) for t in traffic) for n in ("up", "down", "raw_up", "raw_down")}
+        final = self.setup.accuracy(server.weights, all_samples=True)
+        best = max((p.accuracy for p in self._points), default=None)
+        record.accuracy = Accuracy(final, best, self._points)
+        record.target = self._target
+        record.clients = [self._client(c, tally) for c in server.known]
+        record.refused = [RefusedUpdate(r.client, at, r.reason) for at, r in tally.refused]
+        record.weights = digest(server)
+        record.memory = Memory([resident_peak(os.getpid()) or peak_rss_bytes(), *others])
+        self._writer.close(status)
+
+    def _add(self, made: Made, density: float | None) -> None:
+        now = time.perf_counter()
+        line = VersionMetrics(
+            version=made.number,
+            seconds=now - self._before,
+            virtual_s=made.at,
+            updates=made.updates,
+            staleness=made.staleness,
+            density=density,
+        )
+        self._before = now
+        self._writer.add(line)
+
+    def _client(self, client: int, tally: Tally) -> ClientFigures:
+        t = self.server.traffic(client)
+        return ClientFigures(
+            client,
+            self.server.device(client).samples,
+            tally.steps[client] / max(1, tally.turns[client]),
+            tally.kept[client] / (t.updates * self.setup.values) if t.updates else None,
+            t.updates,
+            t.up,
+            t.down,
+            t.staleness / max(1, t.updates),
+        )
+
+
+def digest(server: Server) -> str:
+    """Return the SHA-256 of the newest weights, as float32 bytes."""
+    return hashlib.sha256(server.weights.numpy().tobytes()).hexdigest()
+
+
+def with_steps(policy: Any, name: str, steps: int) -> FederatedPolicy:
+    """Return a policy with ``--steps`` local steps, where it takes a number that its name does not say."""
+    fixed = hasattr(policy, "steps") and "steps=" not in name
+    made: FederatedPolicy = replace(policy, steps=steps) if fixed else policy
+    return made
