@@ -1,4 +1,4 @@
-"""The same method in real processes here: do they come to the same weights, in the time foretold?"""
+"""The same method in real processes here: whether they come to the same weights, in the time foretold."""
 
 from __future__ import annotations
 
