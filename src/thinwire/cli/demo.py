@@ -140,7 +140,7 @@ def federated(given: dict[str, Any]) -> None:
     """Let ten devices on slow links learn Fashion-MNIST, by three published methods and ours.
 
     Each holds its own share of the images, and one is far slower than the others. Each method runs to 78 % or
-    a virtual hour. About four minutes on two cores. Ends with the bytes and the virtual time that each took,
+    a virtual hour. About a minute on two cores. Ends with the bytes and the virtual time that each took,
     and OUT/report.html.
     """
     from thinwire.cli.federate import run as federate_all

@@ -58,7 +58,9 @@ def test_more_processes_come_to_the_same_bits(done: tuple[Command, Path], tmp_pa
         tmp_path, "fedavg", *SMALL, "--until", "0.5", "--split", "dirichlet:1.0", "--workers", "2", "--json"
     )
     assert again.code == 0, again.err
-    assert json.loads(again.out)[0]["weights"] == json.loads(command.out)[0]["weights"]
+    (one, *_), (two,) = json.loads(command.out), json.loads(again.out)
+    assert two["weights"] == one["weights"] and two["accuracy"] == one["accuracy"]
+    assert [len(run["memory"]["peak_rss_bytes"]) for run in (one, two)] == [1, 3]  # of all processes
 
 
 def test_a_method_that_diverges_takes_nothing_from_the_others(tmp_path: Path) -> None:

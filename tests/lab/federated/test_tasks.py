@@ -15,6 +15,7 @@ from each import each
 from samples import spoken, write_archive
 
 from thinwire.lab.data import images
+from thinwire.lab.federated.joining import own_samples
 from thinwire.lab.federated.tasks import Dataset, load_dataset
 from thinwire.types import InputError, MissingExtra
 
@@ -78,6 +79,8 @@ def test_clothes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (data.shape, len(data), len(data.test_labels)) == ((1, 28, 28), 30, 20)
     train, _ = images.load_fashion()
     assert torch.equal(data.prepare(data.inputs), images.inputs(train))
+    (batch, _), *_ = own_samples(data, torch.arange(4), 0).batches(1, torch.Generator())
+    assert batch.dtype == torch.float32 and batch.shape == (4, 1, 28, 28)  # on real machines, too
 
 
 @each(

@@ -1,4 +1,4 @@
-"""The same method in real processes here: do they come to the same weights, in the time foretold?"""
+"""The same method in real processes here: whether they come to the same weights, in the time foretold."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from thinwire.lab.federated.recorder import digest, with_steps
 from thinwire.lab.federated.setup import Setup
 from thinwire.lab.federated.simulate import Simulation
 from thinwire.lab.federated.trainer import Here as InProcess
+from thinwire.lab.federated.trainer import one_thread
 from thinwire.lab.machine.interrupts import stopped_by_signals
 from thinwire.lab.machine.processes import GRACE
 from thinwire.lab.ranks.places import Emulated, Here, Place
@@ -59,6 +60,7 @@ def deploy_as(config: FederatedConfig, folder: Path, rounds: int | None = None) 
     write_json(folder / RUN, record.to_dict())
 
 
+@one_thread()
 def deploy(config: FederatedConfig, name: str, rounds: int) -> dict[str, Any]:
     """Run a method for so many versions in real processes, and do the same again in this one.
 

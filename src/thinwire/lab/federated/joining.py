@@ -69,7 +69,7 @@ def make_client(config: JoinConfig, terms: Mapping[str, Any], data: Dataset) -> 
 
 def own_samples(data: Dataset, part: Tensor, batch: int) -> Samples:
     """Return the samples of one client."""
-    return Samples(data.inputs[part], data.labels[part], batch)
+    return Samples(data.inputs[part], data.labels[part], batch, prepare=data.prepare)
 
 
 def step_seconds(client: Client) -> float:

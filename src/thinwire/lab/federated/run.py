@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Generator
+from contextlib import closing
 from pathlib import Path
-
-import torch
 
 from thinwire.lab.federated.devices import load_fleet
 from thinwire.lab.federated.options import FederatedConfig
@@ -15,7 +13,7 @@ from thinwire.lab.federated.recorder import Told
 from thinwire.lab.federated.setup import Setup
 from thinwire.lab.federated.splits import Split
 from thinwire.lab.federated.tasks import load_dataset
-from thinwire.lab.federated.trainer import Here, Pool, Trainer, workers_of
+from thinwire.lab.federated.trainer import Here, Pool, Trainer, one_thread, workers_of
 from thinwire.lab.records.runs import slug
 from thinwire.recipes.federated import parse_federated_recipe
 from thinwire.types import ThinwireError
@@ -38,7 +36,7 @@ class Comparison:
     def run(self, told: Told) -> Generator[Outcome, None, None]:
         """Yield each run's outcome as it ends, the methods of the first seed first."""
         for setup in self._setups:
-            with _one_thread(), closing(_trainer(setup)) as trainer:
+            with one_thread(), closing(_trainer(setup)) as trainer:
                 for name, recipe in self._recipes.items():
                     folder = folder_of(self.config, name, setup.seed)
                     started = self.config, setup, self._fleet, trainer, name, recipe, folder, told
@@ -76,14 +74,3 @@ def folder_of(config: FederatedConfig, name: str, seed: int) -> Path:
 def _trainer(setup: Setup) -> Trainer:
     count = workers_of(setup.config)
     return Here(setup.compute) if count == 1 else Pool(setup.config, setup.seed, count)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Compute as the workers do: two threads add up gradients in another order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -10,9 +10,9 @@ import os
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 from typing import IO, Any, NamedTuple, Protocol
 
@@ -137,6 +137,17 @@ class Pool:
             return _asked(worker, turn, weights)
         finally:
             idle.put(worker)  # even one that has ended: then who asks it next hears so, and does not wait
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute as workers do in the block: two threads would add up gradients in another order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def workers_of(config: FederatedConfig) -> int:
