@@ -23,13 +23,17 @@ def methods(group: str, found: Any) -> Rows:
     """Every method of a group, to the target."""
     for r in _of(found, group):
         until = r["until"]
-        if r["reached"] == r["seeds"]:
-            time = _pm(until["virtual_s"], 1, "{:,.0f}") + " s"
-        else:
-            some = f", {r['reached']} of {r['seeds']} did" if r["reached"] else ""
-            time = ("diverged" if r["diverged"] else "not reached") + some
+        time = _pm(until["virtual_s"], 1, "{:,.0f}") + " s" if r["reached"] == r["seeds"] else _short(r)
         sent = [_pm(until[name], 1e6, "{:,.2f}") + " MB" for name in ("up", "down", "bytes")]
         yield [f"`{r['method']}`", f"{r['rate']:g}", time, *sent, _percent(r["best"])]
+
+
+def _short(r: Row) -> str:
+    """Return what became of runs that did not all come to the target."""
+    seeds, diverged = r["seeds"], r["diverged"]
+    if seeds == 1:
+        return "diverged" if diverged else "not reached"
+    return f"reached by {r['reached']} of {seeds}" + (f", {diverged} diverged" if diverged else "")
 
 
 @tabled("`thinwire` against", "what", "goal", "measured")
