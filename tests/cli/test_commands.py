@@ -333,10 +333,11 @@ def test_recipes_lists_the_registry():
     from thinwire.recipes.federated import FEDERATED
     from thinwire.recipes.pipeline import PIPELINE
     from thinwire.recipes.replicas import REPLICAS
+    from thinwire.recipes.scenes import SCENES
     from thinwire.recipes.state import STATE
 
     rows, text = json.loads(invoke("recipes", "--json").stdout), invoke("recipes").stdout
-    engines = PIPELINE, REPLICAS, STATE, DIFFUSION, FEDERATED
+    engines = PIPELINE, REPLICAS, STATE, DIFFUSION, FEDERATED, SCENES
     listed = [(r.engine, name) for r in engines for name in r.entries]
     assert [(r["engine"], r["name"]) for r in rows] == listed
     assert all(r["summary"] and r["source"] for r in rows)
