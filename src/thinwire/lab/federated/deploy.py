@@ -12,14 +12,13 @@ from typing import Any
 from thinwire.engines.federated.conductor import Made
 from thinwire.engines.federated.journal import Entry, replay
 from thinwire.engines.federated.method import Method
-from thinwire.engines.federated.rates import Decay
 from thinwire.engines.federated.residuals import Residuals
 from thinwire.engines.federated.server import Server
 from thinwire.lab.federated.deployed import JOURNAL, PATIENCE, DeployConfig
 from thinwire.lab.federated.fleet import Fleet, VirtualDevice
 from thinwire.lab.federated.options import FederatedConfig
 from thinwire.lab.federated.record import FederatedRecord
-from thinwire.lab.federated.recorder import digest, with_steps
+from thinwire.lab.federated.recorder import digest, lengths, new_server
 from thinwire.lab.federated.setup import Setup
 from thinwire.lab.federated.simulate import Simulation
 from thinwire.lab.federated.trainer import Here as InProcess
@@ -71,8 +70,9 @@ def deploy(config: FederatedConfig, name: str, rounds: int) -> dict[str, Any]:
     config = config.replace(rounds=rounds, until=0.0, methods=shlex.join([name]), seeds=str(seed), budget="")
     found = _run(config, seed)
     setup = Setup.of(config, seed)
-    method: Method = parse_federated_recipe(name).schemes[METHOD]
-    server = _server(config, setup, name)
+    recipe = parse_federated_recipe(name)
+    method: Method = recipe.schemes[METHOD]
+    server = new_server(setup, name, recipe)
     foretold: list[float] = []
     if method.rule.in_rounds:
         foretold = _simulate(config, setup, method, server, found.steps)
@@ -100,14 +100,6 @@ def _folder(config: FederatedConfig) -> Path:
     return Path(config.out) / FOLDER
 
 
-def _server(config: FederatedConfig, setup: Setup, name: str) -> Server:
-    recipe = parse_federated_recipe(name)
-    method: Method = recipe.schemes[METHOD]
-    policy = with_steps(recipe.policy, name, config.steps)
-    rates = Decay(config.lr, config.decay, config.rounds)
-    return Server(setup.weights, method.rule, policy, method.download, rates)
-
-
 def _simulate(
     config: FederatedConfig, setup: Setup, method: Method, server: Server, steps: list[float]
 ) -> list[float]:
@@ -126,7 +118,7 @@ def _simulate(
     clients = setup.clients(Residuals(method.memory))
     trainer = InProcess(setup.compute)
     Simulation(server, clients, fleet, trainer, made, setup.seed, config.participate).run()
-    return [b - a for a, b in zip([0.0, *ends], ends, strict=False)]
+    return lengths(ends)
 
 
 def _run(config: FederatedConfig, seed: int) -> Deployed:

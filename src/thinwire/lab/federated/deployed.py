@@ -21,7 +21,7 @@ from thinwire.engines.federated.residuals import Residuals
 from thinwire.lab.federated.joining import own_samples, step_seconds
 from thinwire.lab.federated.machines import ServeConfig
 from thinwire.lab.federated.options import FederatedConfig
-from thinwire.lab.federated.recorder import digest
+from thinwire.lab.federated.recorder import digest, lengths
 from thinwire.lab.federated.serving import Serving
 from thinwire.lab.federated.setup import Setup
 from thinwire.lab.options import option
@@ -79,8 +79,7 @@ def serve(config: DeployConfig) -> None:
     server = serving.server
     if isinstance(server, WitnessedServer):
         (Path(config.out) / JOURNAL).write_text(json.dumps(server.journal))
-    rounds = [b - a for a, b in zip([0.0, *ends], ends, strict=False)]
-    say("served", weights=digest(server), rounds=rounds, wire=serving.wire)
+    say("served", weights=digest(server), rounds=lengths(ends), wire=serving.wire)
     await_order("stop", PATIENCE)
 
 

@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from thinwire.engines.federated.method import Method
-from thinwire.engines.federated.rates import Decay
 from thinwire.engines.federated.residuals import Residuals
-from thinwire.engines.federated.server import Server
 from thinwire.lab.federated.fleet import Fleet
 from thinwire.lab.federated.options import FederatedConfig
-from thinwire.lab.federated.recorder import Recorder, Told, with_steps
+from thinwire.lab.federated.recorder import Recorder, Told, new_server
 from thinwire.lab.federated.setup import Setup
 from thinwire.lab.federated.simulate import Simulation
 from thinwire.lab.federated.trainer import Trainer
@@ -48,9 +46,7 @@ class FederatedRun:
 
     def __post_init__(self) -> None:
         method: Method = self.recipe.schemes[METHOD]
-        rates = Decay(self.config.lr, self.config.decay, self.config.rounds)
-        policy = with_steps(self.recipe.policy, self.name, self.config.steps)
-        self.server = Server(self.setup.weights, method.rule, policy, method.download, rates)
+        self.server = new_server(self.setup, self.name, self.recipe)
         for device in self.fleet.to_policy([len(part) for part in self.setup.parts]):
             self.server.join(device)
         self._residuals = Residuals(method.memory)

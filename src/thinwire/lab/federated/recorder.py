@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.engines.federated.conductor import Made, Tally
+from thinwire.engines.federated.method import Method
+from thinwire.engines.federated.rates import Decay
 from thinwire.engines.federated.server import Server
 from thinwire.lab.federated.record import (
     Accuracy,
@@ -25,6 +27,8 @@ from thinwire.lab.machine.processor import environment, peak_rss_bytes, resident
 from thinwire.lab.records.schema import Memory, RecipeText
 from thinwire.lab.records.writer import RunWriter
 from thinwire.policies.federated.device import FederatedPolicy
+from thinwire.recipes.base import Recipe
+from thinwire.recipes.federated import METHOD
 
 POINTS = 200  # evaluations of a run, about, unless it is asked for others
 WAITS = 40  # parts of the budget, after each of which the next version is evaluated too
@@ -121,6 +125,25 @@ class Recorder:
             t.down,
             t.staleness / max(1, t.updates),
         )
+
+
+def new_server(
+    setup: Setup, name: str, recipe: Recipe[Method, FederatedPolicy], kind: type[Server] = Server
+) -> Server:
+    """Return the server of a run that begins, by the recipe that ``name`` asked for."""
+    config, method = setup.config, recipe.schemes[METHOD]
+    rates = Decay(config.lr, config.decay, config.rounds)
+    policy = with_steps(recipe.policy, name, config.steps)
+    return kind(setup.weights, method.rule, policy, method.download, rates)
+
+
+def lengths(ends: Sequence[float]) -> list[float]:
+    """Return the seconds that each version took, from when each was made.
+
+    >>> lengths([1.0, 3.0])
+    [1.0, 2.0]
+    """
+    return [b - a for a, b in zip([0.0, *ends], ends, strict=False)]
 
 
 def digest(server: Server) -> str:

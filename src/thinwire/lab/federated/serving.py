@@ -9,14 +9,13 @@ from typing import Any
 from thinwire.engines.federated.conductor import Made
 from thinwire.engines.federated.journal import WitnessedServer
 from thinwire.engines.federated.method import Method
-from thinwire.engines.federated.rates import Decay
 from thinwire.engines.federated.remote.host import Host
 from thinwire.engines.federated.row import Parameters
 from thinwire.engines.federated.server import Server
 from thinwire.files.checkpoint import read_checkpoint, write_checkpoint
 from thinwire.lab.federated.machines import ServeConfig
 from thinwire.lab.federated.models import build_model
-from thinwire.lab.federated.recorder import Recorder, Told, with_steps
+from thinwire.lab.federated.recorder import Recorder, Told, new_server
 from thinwire.lab.federated.setup import Setup
 from thinwire.lab.federated.tasks import load_dataset
 from thinwire.lab.records.schema import status_of
@@ -42,9 +41,7 @@ class Serving:
         data = load_dataset(config.data)
         self.setup = Setup(config, seed, data, (), build_model(config.model, data.shape, data.classes, seed))
         kind = WitnessedServer if journal else Server
-        policy = with_steps(self._recipe.policy, name, config.steps)
-        rates = Decay(config.lr, config.decay, config.rounds)
-        self.server = kind(self.setup.weights, self.method.rule, policy, self.method.download, rates)
+        self.server = new_server(self.setup, name, self._recipe, kind)
         self.wire: dict[str, int] = {}  # bytes over the hub's sockets, once it has ended
         self._out = Path(config.out)
         if config.resume:
