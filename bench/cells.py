@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -104,3 +104,34 @@ def check_words(wanted: list[str], known: Iterable[Iterable[str]]) -> None:
     """End with a sentence where a wanted word is in no name of a cell: else nothing would be measured."""
     if unknown := set(wanted) - {word for cell in known for word in cell}:
         raise SystemExit(f"no cell has {', '.join(sorted(unknown))} in its name")
+
+
+class Named(Protocol):
+    """A cell, by the words that choose it."""
+
+    @property
+    def words(self) -> tuple[str, ...]: ...
+
+
+Cell = TypeVar("Cell", bound=Named)
+
+
+def run_cells(
+    words: list[str],
+    cells: Sequence[Cell],
+    file_of: Callable[[Cell], Path],
+    measure: Callable[[Cell], dict[str, Any]],
+) -> bool:
+    """Measure the cells whose names hold all ``words``, each into its file, unless that is there.
+
+    With ``--list`` among the words it prints their names alone; return whether it measured.
+    """
+    listed, words = "--list" in words, [word for word in words if word != "--list"]
+    check_words(words, [cell.words for cell in cells])
+    for cell in cells:
+        if all(word in cell.words for word in words):
+            if not listed and not file_of(cell).exists():
+                file_of(cell).parent.mkdir(parents=True, exist_ok=True)
+                keep(file_of(cell), measure(cell))
+            print(*cell.words, "" if listed else "done", flush=True)
+    return not listed

@@ -25,7 +25,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from bench.cells import check_words, keep
+from bench.cells import run_cells
 from thinwire.lab.engines import load_run
 from thinwire.lab.pictures.launch import launch
 from thinwire.lab.pictures.options import PicturesConfig
@@ -174,15 +174,7 @@ def joined(found: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main(words: list[str]) -> None:
-    listed, words = "--list" in words, [word for word in words if word != "--list"]
-    check_words(words, [cell.words for cell in cells()])
-    for cell in cells():
-        if all(word in cell.words for word in words):
-            if not listed and not file_of(cell).exists():
-                CELLS.mkdir(parents=True, exist_ok=True)
-                keep(file_of(cell), measure(cell))
-            print(*cell.words, "" if listed else "done", flush=True)
-    if not listed:
+    if run_cells(words, list(cells()), file_of, measure):
         write_json(RESULT, summary())
 
 

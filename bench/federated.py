@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from bench.cells import check_words, keep
+from bench.cells import run_cells
 from bench.federated_plan import GROUPS, METHODS, RATES, SEARCH, TEN, Cell, cells
 from bench.federated_summary import best_rate, summary
 from thinwire.lab.engines import load_run
@@ -111,16 +111,8 @@ def result() -> dict[str, Any]:
 
 
 def main(words: list[str]) -> None:
-    listed, words = "--list" in words, [word for word in words if word != "--list"]
-    check_words(words, [cell.words for cell in cells()])
     torch.set_num_threads(1)  # no pool of threads beside another bench
-    for cell in cells():
-        if all(word in cell.words for word in words):
-            if not listed and not file_of(cell).exists():
-                CELLS.mkdir(parents=True, exist_ok=True)
-                keep(file_of(cell), measure(cell))
-            print(*cell.words, "" if listed else "done", flush=True)
-    if not listed:
+    if run_cells(words, list(cells()), file_of, measure):
         write_json(RESULT, result())
 
 
