@@ -25,9 +25,10 @@ def to_budget(make: Callable[[float], Made], size: Callable[[Made], int], most: 
 
     def over(slope: float) -> float:
         made = make(slope)
-        if size(made) <= most:
+        nbytes = size(made)
+        if nbytes <= most:
             kept[:] = [made]
-        return size(made) / most - 1
+        return nbytes / most - 1
 
     _search(over, -WITHIN)
     if not kept:

@@ -62,14 +62,16 @@ class Pictures:
     def __init__(self, splats: Splats, cameras: list[Camera]) -> None:
         self._cameras, self._pictures = cameras, _pictures(splats, cameras)
 
-    def psnr(self, splats: Splats) -> float:
+    def of(self, splats: Splats) -> list[Array]:
+        """Return another scene's pictures by the same cameras."""
+        return _pictures(splats, self._cameras)
+
+    def psnr(self, others: list[Array]) -> float:
         """Return the PSNR of another scene's pictures in dB, by the mean of all errors."""
-        others = _pictures(splats, self._cameras)
         return psnr(float(np.mean([mse(a, b) for a, b in zip(self._pictures, others, strict=True)])))
 
-    def ssim(self, splats: Splats) -> float:
+    def ssim(self, others: list[Array]) -> float:
         """Return the structural similarity of another scene's pictures, the mean of all."""
-        others = _pictures(splats, self._cameras)
         return float(np.mean([ssim(a, b) for a, b in zip(self._pictures, others, strict=True)]))
 
 
@@ -112,10 +114,11 @@ def _coded(job: Packing, splats: Splats) -> list[Layer]:
             job.nbytes,
         )
     pictures = Pictures(splats, spread(importance_views(scene.frame), SEARCHED))
-    slope = search.to_quality(
-        lambda slope: slope, lambda slope: pictures.psnr(shown_after(one(slope))), float(job.quality or 0)
-    )
-    whole = one(slope)
+
+    def near(found: tuple[float, list[Layer]]) -> float:
+        return pictures.psnr(pictures.of(shown_after(found[1])))
+
+    slope, whole = search.to_quality(lambda slope: (slope, one(slope)), near, float(job.quality or 0))
     return encode_layers(scene, slope, stand_ins(scene, _nbytes(whole))) if coder.layers else whole
 
 
@@ -130,15 +133,16 @@ def _measure(record: SceneRecord, splats: Splats, layers: list[Layer]) -> None:
         began = time.process_time()
         shown = shown_after(layers[: i + 1])
         record.decode_cpu_s = time.process_time() - began
-        record.psnr_db = _known(pictures.psnr(shown))
+        drawn = pictures.of(shown)
+        record.psnr_db = _known(pictures.psnr(drawn))
         record.layers.append(LayerInfo(layer.nbytes, shown.count, psnr_db=record.psnr_db))
         for part in layer.parts.values():
             for name, stream in part.streams.items():
                 record.streams[name] = record.streams.get(name, 0) + len(stream)
-    record.ssim = pictures.ssim(shown)
+    record.ssim = pictures.ssim(drawn)
     try:
         spz = write_foreign(splats, "spz")
-        record.rivals = [Rival("spz", len(spz), _known(pictures.psnr(read_foreign(spz, "spz"))))]
+        record.rivals = [Rival("spz", len(spz), _known(pictures.psnr(pictures.of(read_foreign(spz, "spz")))))]
     except MissingExtra as e:
         record.notes.append(str(e))
 

@@ -154,7 +154,7 @@ class Run:
         self._failures.pop(node, None)
         if answer.version is not None:
             self.made(answer.version, self.arrays)
-        if getattr(self.server.rule, "seconds", None):
+        if self.server.rule.seconds:
             self._answered.add(node)
         else:
             self._send([node])
@@ -170,7 +170,7 @@ class Run:
         require(self.nodes.ids.keys() != self._failing, ThinwireError, wrong)
 
     def _end_period(self, now: float) -> None:
-        seconds = getattr(self.server.rule, "seconds", None)
+        seconds = self.server.rule.seconds
         if not seconds or now - self._period < seconds:
             return
         self._period = now
