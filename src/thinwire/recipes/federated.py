@@ -50,7 +50,7 @@ THRESHOLD = Parameter("the least magnitude that is sent, at first", 0, 1e6, whol
 FEEDBACK = Parameter("whether what was not sent goes with the next update", 0, 1)
 PERIOD = Parameter("seconds from one version to the next", 1e-3, 1e6, whole=False)
 SIZE = Parameter("updates of a version", 1, 100_000)
-SAMPLES = Parameter("a client has at least so many for each local step; 0: any", 0, 1000, whole=False)
+SAMPLES = Parameter("the least number of a client, for each local step; 0: no limit", 0, 1000, whole=False)
 SERVER_RATE = Parameter("the server's step size", 1e-6, 100, whole=False)
 ALPHA = Parameter("how the threshold goes with the step size", 0.1, 10, whole=False)
 BITS = Parameter("the bits of a value", 1, 8)
