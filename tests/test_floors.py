@@ -41,7 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     "engines.pipeline": F2 | {"links", "policies", "engines.pipeline"},
     "engines.replicas": F2 | {"links", "exchange", "policies", "engines.replicas"},
     "engines.sync": F0 | {"links", "state", "files", "engines.sync"},
-    "assets": F2 | {"links", "policies", "assets"},
+    "assets": F2 | {"links", "policies", "files", "assets"},
     "recipes": F3 | {"engines", "assets", "recipes"},
     "lab": set(),
     **{f"lab.{room}": F4 | {"__init__"} | {f"lab.{r}" for r in LAB[: i + 1]} for i, room in enumerate(LAB)},

@@ -10,9 +10,8 @@ from typing import Annotated
 import typer
 
 from thinwire.cli.terminal.output import print_json, tell
-from thinwire.cli.terminal.places import check_file
+from thinwire.cli.terminal.scene_places import PackedOut
 from thinwire.links.shape import SIZES, LinkShape
-from thinwire.replacing import replacing
 from thinwire.types import InputError, require
 
 _NUMBER = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]*)")
@@ -25,7 +24,12 @@ ODD = {
 Source = Annotated[
     Path, typer.Argument(metavar="IN", help="A .ply, .compressed.ply, .spz or .sog, or a folder of SOG.")
 ]
-Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The packed scene to write.")]
+Out = Annotated[
+    str,
+    typer.Option(
+        "--out", "-o", metavar="PLACE", help="The packed scene to write; with / at its end, a file a layer."
+    ),
+]
 Recipe = Annotated[str, typer.Option(metavar="NAME", help="How to code it: thinwire recipes lists them.")]
 Target = Annotated[str | None, typer.Option(metavar="SIZE", help="At most so many bytes: 5MB, 800kB.")]
 Seconds = Annotated[float | None, typer.Option(metavar="S", help="What --link carries in so many seconds.")]
@@ -36,7 +40,7 @@ Quality = Annotated[
 Strict = Annotated[
     bool, typer.Option("--strict", help="Refuse a scene with a NaN; else its splats are dropped.")
 ]
-Force = Annotated[bool, typer.Option("--force", help="Write over a file that is there.")]
+Force = Annotated[bool, typer.Option("--force", help="Put it in the place of what is there.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the record as JSON, and nothing else, on stdout.")]
 
 
@@ -61,11 +65,13 @@ def pack(
     thinwire pack scene.ply -o scene.tw --target 5MB
 
     thinwire pack scene.spz -o scene.tw --seconds 4 --link 10mbit,30ms
+
+    thinwire pack scene.ply -o s3://bucket/scene/ --target 5MB
     """
     shape = _shape(link, seconds)
     most = _most(target, seconds, shape)
     decibels = None if quality is None else number_of(quality, "--quality", {"db": 1.0, "": 1.0}, "40dB")
-    check_new(out, force)
+    place = PackedOut(out, force)
     # After the checks: a wrong option is refused before torch is even imported.
     from thinwire.lab.scenes.packing import Packing, predicted
     from thinwire.lab.scenes.packing import pack as packed
@@ -73,8 +79,7 @@ def pack(
     data, record = packed(Packing(source, recipe, most, decibels, strict))
     if shape is not None and shape.rate:
         record = predicted(record, shape.rate, shape.delay)
-    with replacing(out) as part:
-        part.write_bytes(data)
+    place.write(data)
     if json:
         print_json(record.to_dict())
         return
@@ -132,9 +137,3 @@ def _most(target: str | None, seconds: float | None, shape: LinkShape | None) ->
         f"--seconds {seconds:g} is within the delay; give more",
     )
     return int(left * shape.rate)
-
-
-def check_new(path: Path, force: bool) -> None:
-    """Raise ``InputError`` where ``path`` cannot be written, or is there and not to be written over."""
-    check_file(path, "-o")
-    require(force or not path.exists(), InputError, f"{path} is there; give --force to write over it")
