@@ -79,8 +79,9 @@ def _from_folder(source: str, out: Path, prefix: int | None, force: bool) -> Non
 
 
 def _write(data: bytes | bytearray, where: str, out: Path) -> None:
+    from thinwire.assets.splats.files.clipping import told_beyond
     from thinwire.assets.splats.files.container import read_scene
-    from thinwire.assets.splats.files.scene_file import scene_bytes
+    from thinwire.assets.splats.files.scene_file import form_of, scene_bytes
     from thinwire.assets.splats.layers import shown_after
 
     try:
@@ -89,6 +90,8 @@ def _write(data: bytes | bytearray, where: str, out: Path) -> None:
     except PayloadError as e:
         raise PayloadError(f"{where}: {e}") from e
     written = scene_bytes(splats, out)
+    for note in told_beyond(splats, form_of(out)):
+        tell(f"note: {note}")
     with replacing(out) as part:
         part.write_bytes(written)
     tell(f"{out}: {splats.count} splats of {len(layers)} layers, {len(written)} bytes")

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from thinwire.assets.splats import search, thinwire
+from thinwire.assets.splats.files.clipping import told_beyond
 from thinwire.assets.splats.files.container import read_scene, write_scene
 from thinwire.assets.splats.files.foreign import read_foreign, write_foreign
 from thinwire.assets.splats.files.scene_file import read_scene_file
@@ -142,6 +143,7 @@ def _measure(record: SceneRecord, splats: Splats, layers: list[Layer]) -> None:
     record.ssim = pictures.ssim(drawn)
     try:
         spz = write_foreign(splats, "spz")
+        record.notes += told_beyond(splats, "spz")
         record.rivals = [Rival("spz", len(spz), _known(pictures.psnr(pictures.of(read_foreign(spz, "spz")))))]
     except MissingExtra as e:
         record.notes.append(str(e))

@@ -19,7 +19,7 @@ KEY, METADATA = "thinwire.scene", "__metadata__"
 VERSION = 1
 PARTS = ("stays", "stand_in")
 MAX_HEADER, MAX_LAYERS = 1 << 20, 64  # bytes; layers
-FREE, PER_BYTE = 1 << 16, 4  # splats that any part may have, and more for each byte of it
+FREE, PER_BYTE = 1 << 16, 1  # splats that any part may have, and more for each byte of it: real ones take 3
 _LENGTH = struct.Struct("<Q")
 Streams = dict[str, tuple[int, int]]  # where each is behind the header
 
