@@ -22,3 +22,13 @@ def ball(n: int = 600, bands: int = 1, seed: int = 0) -> Splats:
         colours=np.sin(4 * positions) + draw.normal(0, 0.1, (n, 3)),
         harmonics=draw.laplace(0, 0.1, (n, coefficients, 3)),
     )
+
+
+def layered(count: int = 3, n: int = 60) -> bytes:
+    """Return a packed scene of ``count`` layers of ``n`` splats each; all but the last have a stand-in."""
+    from thinwire.assets.splats import thinwire
+    from thinwire.assets.splats.files.container import write_scene
+    from thinwire.assets.splats.part import Layer
+
+    parts = [thinwire.encode(thinwire.Analysis.of(ball(n, 1, i), 64), 1e-5) for i in range(count)]
+    return write_scene([Layer(part, parts[0] if part is not parts[-1] else None) for part in parts])
