@@ -152,14 +152,8 @@ def publish(
             live.note(_title(outlets))
             if scene is not None:
                 publish_layers(scene, outlets, live, once)
-                return
-            with warned(live.note):  # of casts that overflow
-                outlets.publish()
-            live.tick()
-            if once:
-                outlets.finish()
             else:
-                _follow_file(watch, outlets, live)
+                _publish_file(watch, outlets, live, once)
         except KeyboardInterrupt:  # how it is meant to end
             if once:
                 raise
@@ -194,6 +188,17 @@ def _check_apart(file: Path, state: Path | None) -> None:
     if state is not None and file.exists():
         inside = file.samefile(state.parent) or (state.exists() and file.samefile(state))
         require(not inside, InputError, f"--state {state} is in what is published; give another place for it")
+
+
+def _publish_file(watch: Watch, outlets: Outlets, live: Live, once: bool) -> None:
+    """Publish what was read, and wait until it is there, or go on with each change of the file."""
+    with warned(live.note):  # of casts that overflow
+        outlets.publish()
+    live.tick()
+    if once:
+        outlets.finish()
+    else:
+        _follow_file(watch, outlets, live)
 
 
 def _follow_file(watch: Watch, outlets: Outlets, live: Live) -> None:
