@@ -1,0 +1,125 @@
+// The page: layers come in, are decoded, put in order and painted, one after the other.
+const canvas = document.querySelector("canvas"), told = document.getElementById("status");
+const page = { history: [], sortMs: 0, push, picture };  // what scripts of layers, and tests, call
+
+let drawing, orbit, worker, last, stay = 0, total = 0;
+let wanted = 0, sorting = null;  // the newest order asked for, and the promise of it
+let stale = true;  // the textures hold other splats than those in order
+let waiting = false, spare, answered;
+const request = { place: null, forward: new Float32Array(3), near: 0, total: 0, order: null };
+last = start().catch(failed);
+
+function failed(error) {
+  told.textContent = `cannot show this scene: ${error.message}`;
+  throw error;
+}
+
+async function start() {
+  drawing = new Drawing(canvas);
+  worker = new Worker(URL.createObjectURL(new Blob([document.getElementById("sort.js").textContent])));
+  worker.postMessage({ most: scene.most });
+  worker.onmessage = ({ data }) => answered(data);
+  worker.onerror = (e) => { told.textContent = `cannot sort: ${e.message}`; };
+  spare = new Uint32Array(scene.most);
+  orbit = new Orbit(canvas, refresh);
+  fit();
+  addEventListener("resize", fit);
+}
+
+function fit() {
+  const ratio = Math.min(devicePixelRatio || 1, 2);
+  resize(Math.max(1, Math.round(innerWidth * ratio)), Math.max(1, Math.round(innerHeight * ratio)));
+}
+
+function resize(width, height) {
+  drawing.resize(width, height);
+  refresh();
+}
+
+function paint() {
+  waiting = false;
+  if (stale) return;
+  orbit.look(canvas.width, canvas.height);
+  drawing.paint(orbit);
+}
+
+// Paint before the next frame, once however often this is called.
+function repaint() {
+  if (!waiting) requestAnimationFrame(paint);
+  waiting = true;
+}
+
+// Paint at once, and again when splats are in order for this camera, which the promise says.
+function refresh() {
+  wanted++;
+  repaint();
+  sorting ??= total ? sort() : null;
+  return sorting;
+}
+
+async function sort() {
+  for (let done = -1; done !== wanted;) {
+    done = wanted;
+    orbit.look(canvas.width, canvas.height);
+    request.place = orbit.place;
+    request.forward.set(orbit.turn.subarray(6));
+    request.near = orbit.near;
+    request.total = total;
+    request.order = spare;
+    const found = await new Promise((resolve) => {
+      answered = resolve;
+      worker.postMessage(request, [spare.buffer]);
+    });
+    spare = found.order;
+    page.sortMs = found.ms;
+    drawing.setOrder(found.order, found.count);
+    stale &&= done !== wanted;
+    repaint();
+  }
+  sorting = null;
+}
+
+// Take the next layer: what the page's scripts call, in turn. The layer before it is painted first.
+function push(about, text) {
+  last = last.then(() => show(about, text)).catch(failed);
+}
+
+async function show(about, text) {
+  const began = performance.now(), bytes = await inflated(text);
+  let at = 0;
+  total = stay;
+  stale = true;
+  for (const part of about.parts) {
+    const found = decoded(bytes, at, part);
+    at = found.end;
+    drawing.add(total, found);
+    worker.postMessage({ first: total, positions: found.positions }, [found.positions.buffer]);
+    total += part.count;
+    if (part.stays) stay = total;
+  }
+  const ready = performance.now();
+  await refresh();
+  paint();
+  page.history.push({ began, ready, painted: performance.now(), splats: total, nbytes: about.nbytes });
+  tell();
+  await new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)));  // the screen shows it
+}
+
+function tell() {
+  const nbytes = page.history.reduce((sum, layer) => sum + layer.nbytes, 0);
+  const text = `${total.toLocaleString("en")} splats, ${nbytes.toLocaleString("en")} bytes packed`;
+  told.textContent = `layer ${page.history.length} of ${scene.layers}: ${text}`;
+}
+
+// Return the picture of a camera at these angles as a data URL of PNG, once all layers that came are shown.
+async function picture(azimuth, elevation, size) {
+  await last;
+  removeEventListener("resize", fit);
+  orbit.azimuth = azimuth;
+  orbit.elevation = elevation;
+  orbit.distance = 1;
+  resize(size, size);
+  await refresh();
+  paint();
+  return canvas.toDataURL("image/png");
+}
