@@ -25,11 +25,11 @@ Codes = npt.NDArray[np.int64]
 # Finer than a screen's 256 levels show: about 50 dB to the pictures of what is coded.
 STEPS = {
     "positions": 2.0**-13,  # of the frame's radius
-    "log_scales": 1 / 12,
+    "log_scales": 1 / 16,
     "rotations": 1 / 64,
     "opacities": 1 / 255,  # of alpha, not of its logit
     "colours": 1 / 40,
-    "harmonics": 1 / 24,
+    "harmonics": 1 / 32,
 }
 FAR = 500.0  # radii: what lies farther out is drawn here
 SMALL, LARGE = -23.0, 23.0  # natural logarithms of scales
@@ -64,8 +64,8 @@ class Plane:
     @classmethod
     def of(cls, values: Floats, step: float) -> Plane:
         """Return the channel of values [n] in steps, whichever way takes fewer bytes."""
-        low = float(values.min())
-        codes = np.rint((values - low) / step).astype(np.int64)
+        low, step = float(f"{values.min():.9g}"), float(f"{step:.9g}")  # as few digits as float32 tells
+        codes = np.rint(np.maximum(values - low, 0) / step).astype(np.int64)
         difference = np.diff(codes, prepend=0)
         zigzag: Codes = np.where(difference < 0, -2 * difference - 1, 2 * difference)
         ways = [_planes(codes), _planes(zigzag)]
@@ -95,8 +95,8 @@ def coded(splats: Splats, coding: Coding) -> list[Plane]:
         "opacities": alpha[:, None],
     }
     groups |= {name: values @ coding.axes[name] for name, values in _colours(splats).items()}
-    unit = {"positions": radius}
-    return [Plane.of(x, STEPS[name] * unit.get(name, 1.0)) for name, v in groups.items() for x in v.T]
+    steps = STEPS | {"positions": STEPS["positions"] * radius}
+    return [Plane.of(x, steps[name]) for name, values in groups.items() for x in values.T]
 
 
 def deflated(planes: Sequence[Plane]) -> bytes:

@@ -32,11 +32,10 @@ SCRIPTS = ("decode.js", "draw.js", "orbit.js", "main.js")
 
 @dataclass(frozen=True, eq=False)
 class _Shown:
-    """What a layer brings: splats that stay, others that go with the next layer, and its bytes as packed."""
+    """What a layer brings: splats that stay, and others that go with the next layer."""
 
     stays: Splats | None
-    stand_in: Splats | None
-    nbytes: int
+    stand_in: Splats | None = None
 
     @property
     def scenes(self) -> list[Splats]:
@@ -48,20 +47,21 @@ def page_of(layers: Sequence[Layer], title: str, credit: str = "") -> str:
 
     ``credit`` stands on every picture. Errors: ``PayloadError`` for layers that are damaged.
     """
-    shown = list[_Shown]()
-    for layer in layers:
-        parts = {name: cleaned(decode_part(part))[0] for name, part in layer.parts.items()}
-        shown.append(_Shown(parts.get("stays"), parts.get("stand_in"), layer.nbytes))
-    return _page(shown, title, credit)
+    return _page([layer for layer in map(_shown, layers) if layer.scenes], title, credit)
 
 
-def page_of_scene(splats: Splats, nbytes: int, title: str, credit: str = "") -> str:
-    """Return a page that shows a scene at once, which took ``nbytes`` where it came from.
+def page_of_scene(splats: Splats, title: str, credit: str = "") -> str:
+    """Return a page that shows a scene at once.
 
-    >>> "<title>one splat</title>" in page_of_scene(Splats.of(np.zeros((1, 3))), 56, "one splat")
+    >>> "<title>one splat</title>" in page_of_scene(Splats.of(np.zeros((1, 3))), "one splat")
     True
     """
-    return _page([_Shown(splats, None, nbytes)], title, credit)
+    return _page([_Shown(splats)], title, credit)
+
+
+def _shown(layer: Layer) -> _Shown:
+    parts = {name: cleaned(decode_part(part))[0] for name, part in layer.parts.items()}
+    return _Shown(parts.get("stays"), parts.get("stand_in"))
 
 
 def _page(shown: Sequence[_Shown], title: str, credit: str) -> str:
@@ -112,7 +112,7 @@ def _pushed(layer: _Shown, coding: Coding) -> str:
         for scene, own in zip(layer.scenes, planes, strict=True)
     ]
     data = base64.b64encode(deflated([plane for own in planes for plane in own])).decode()
-    return f'page.push({_script_json({"nbytes": layer.nbytes, "parts": parts})},"{data}");'
+    return f'page.push({_script_json(parts)},"{data}");'
 
 
 def _script_json(value: Any) -> str:

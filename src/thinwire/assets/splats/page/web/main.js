@@ -45,7 +45,7 @@ function paint() {
 
 // Paint before the next frame, once however often this is called.
 function repaint() {
-  if (!waiting) requestAnimationFrame(paint);
+  if (!waiting) requestAnimationFrame(() => waiting && paint());
   waiting = true;
 }
 
@@ -80,16 +80,16 @@ async function sort() {
 }
 
 // Take the next layer: what the page's scripts call, in turn. The layer before it is painted first.
-function push(about, text) {
-  last = last.then(() => show(about, text)).catch(failed);
+function push(parts, text) {
+  last = last.then(() => show(parts, text)).catch(failed);
 }
 
-async function show(about, text) {
+async function show(parts, text) {
   const began = performance.now(), bytes = await inflated(text);
   let at = 0;
   total = stay;
   stale = true;
-  for (const part of about.parts) {
+  for (const part of parts) {
     const found = decoded(bytes, at, part);
     at = found.end;
     drawing.add(total, found);
@@ -100,14 +100,14 @@ async function show(about, text) {
   const ready = performance.now();
   await refresh();
   paint();
-  page.history.push({ began, ready, painted: performance.now(), splats: total, nbytes: about.nbytes });
+  page.history.push({ began, ready, painted: performance.now(), drawn: drawing.count, nbytes: text.length });
   tell();
   await new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)));  // the screen shows it
 }
 
 function tell() {
   const nbytes = page.history.reduce((sum, layer) => sum + layer.nbytes, 0);
-  const text = `${total.toLocaleString("en")} splats, ${nbytes.toLocaleString("en")} bytes packed`;
+  const text = `${total.toLocaleString("en")} splats, ${nbytes.toLocaleString("en")} bytes`;
   told.textContent = `layer ${page.history.length} of ${scene.layers}: ${text}`;
 }
 

@@ -74,6 +74,8 @@ void main() {
   vec2 radii = sqrt(limit * vec2(mean + apart, max(mean - apart, WIDER)));
   vec2 corner = vec2(gl_VertexID & 1, gl_VertexID >> 1) * 2.0 - 1.0;
   centre = focal * uv + size / 2.0;
+  vec2 reach = sqrt(limit * vec2(xx, yy));  // beside and above the centre
+  if (any(lessThan(centre + reach, vec2(0.0))) || any(greaterThan(centre - reach, size))) return;
   vec2 pixel = centre + corner.x * radii.x * longest + corner.y * radii.y * vec2(-longest.y, longest.x);
   paint = vec4(shaded(normalize(direction)), first.w);
   gl_Position = vec4(pixel / size * 2.0 - 1.0, 0.0, 1.0);
