@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import re
 import zlib
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -60,16 +62,16 @@ def test_layers_are_raw_deflate_in_the_order_they_came_in(layers: list[Layer]) -
     found = LAYER.findall(page)
     assert len(found) == len(layers)
     for about, text in found:
-        (counts, shapes), data = zip(*re.findall(r'"count":(\d+).*?"channels":(\[\[.*?\]\])', about)), text
-        planes = [sum(int(p) for p in re.findall(r",(\d+),[01]\]", shape)) for shape in shapes]
-        size = sum(int(n) * p for n, p in zip(counts, planes, strict=True))
-        assert len(zlib.decompress(base64.b64decode(data), -15)) == size
+        sizes = [
+            part["count"] * sum(channel[2] for channel in part["channels"]) for part in json.loads(about)
+        ]
+        assert len(zlib.decompress(base64.b64decode(text), -15)) == sum(sizes)
     assert deflated([]) == zlib.compress(b"", 9, -15)
 
 
 def test_a_page_needs_nothing_and_says_words_as_they_are() -> None:
     page = page_of_scene(ball(5), '</title><script>alert("$code")', "made by <b>A & B</b>")
-    assert not re.search(r'(src|href)\s*=|url\(|@import|https?:', page)
+    assert not re.search(r"(src|href)\s*=|url\(|@import|https?:", page)
     assert "default-src 'none'" in page
     assert page.count("<script>alert") == 0 and "&lt;script&gt;alert(&quot;$code&quot;)" in page
     assert "made by &lt;b&gt;A &amp; B&lt;/b&gt;</p>" in page
@@ -101,15 +103,40 @@ def test_a_browser_draws_what_the_renderer_draws(layers: list[Layer], tmp_path: 
                 picture = pixels(url)
                 expected = render(Drawable.of(scene), look_at(frame, azimuth, elevation, SIZE))
                 assert expected.std() > 0.1
-                print(psnr(mse(expected, picture)), expected.std())
                 assert psnr(mse(expected, picture)) > 40
             history = shown.value("page.history")
-            for before, after in zip(history, history[1:], strict=False):
+            for before, after in pairwise(history):
                 assert before["drawn"] > 0 and before["painted"] <= after["began"]
             told = shown.value('document.getElementById("status").textContent')
             assert told.startswith(f"layer {len(history)} of {len(layers)}: {scene.count:,} splats, ")
             assert shown.value("document.body.innerText").count("drawn by numpy") == 1
         assert {url.partition(":")[0] for url in shown.requests} == {"file", "blob"}
+
+
+def test_a_browser_moves_the_camera_and_tells_of_damage(layers: list[Layer], tmp_path: Path) -> None:
+    path, text = tmp_path / "page.html", page_of(layers, "a ball")
+    end = LAYER.findall(text)[-1][1][-200:]
+    path.write_text(text.replace(end, ""), encoding="utf-8")
+    with tab(tmp_path, SIZE) as shown:
+        shown.open(path)
+        assert shown.value("last.catch((e) => page.history.length)") == len(layers) - 1
+        assert shown.value("told.textContent").startswith("cannot show this scene: ")
+        camera = "[orbit.azimuth, orbit.elevation, orbit.distance]"
+        azimuth, elevation, distance = shown.value(camera)
+        for kind, x, y in (("Pressed", 50, 50), ("Moved", 70, 60), ("Released", 70, 60)):
+            shown.call("Input.dispatchMouseEvent", type=f"mouse{kind}", x=x, y=y, button="left", clickCount=1)
+        turned = shown.value(camera)
+        assert turned[0] > azimuth and turned[1] > elevation and turned[2] == distance
+        shown.call("Input.dispatchMouseEvent", type="mouseWheel", x=50, y=50, deltaX=0, deltaY=-50)
+        near = shown.value(camera)
+        assert near[2] < distance
+        for kind, apart in (("Start", 10), ("Move", 10), ("Move", 40), ("End", 0)):
+            points = [{"x": 80 + side * apart, "y": 80, "id": i} for i, side in enumerate((-1, 1)) if apart]
+            shown.call("Input.dispatchTouchEvent", type=f"touch{kind}", touchPoints=points)
+        assert shown.value(camera)[2] < near[2] / 2
+        for key in ("Home", "ArrowRight"):
+            shown.call("Input.dispatchKeyEvent", type="keyDown", key=key)
+        assert shown.value(camera) == [azimuth - 5, elevation, distance]
 
 
 def pixels(url: str) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""A Chromium without a window, spoken to over two pipes in its DevTools protocol: no other package is needed."""
+"""A Chromium without a window, spoken to over two pipes in its DevTools protocol; no package is needed."""
 
 from __future__ import annotations
 
@@ -18,13 +18,18 @@ import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 OPTIONS = ["--headless", "--no-sandbox", "--disable-dev-shm-usage", "--remote-debugging-pipe"]
-OPTIONS += ["--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--no-first-run", "--disable-extensions"]
+OPTIONS += [
+    "--use-angle=swiftshader",
+    "--enable-unsafe-swiftshader",
+    "--no-first-run",
+    "--disable-extensions",
+]
 
 
 class Tab:
     """One tab. Waits end after ``deadline`` seconds in all."""
 
-    def __init__(self, to: int, back: int, deadline: float) -> None:
+    def __init__(self, to: int, back: int, size: int, deadline: float) -> None:
         self._to, self._back, self._until = to, back, time.monotonic() + deadline
         self._read, self._calls, self._session = b"", 0, {}
         (target,) = [t for t in self.call("Target.getTargets")["targetInfos"] if t["type"] == "page"]
@@ -32,7 +37,8 @@ class Tab:
         self._session = {"sessionId": attached["sessionId"]}
         self.requests: list[str] = []
         self.call("Network.enable")
-        self.call("Page.enable")
+        screen = {"width": size, "height": size, "deviceScaleFactor": 1, "mobile": False}
+        self.call("Emulation.setDeviceMetricsOverride", **screen)
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         """Return what the browser answers."""
@@ -48,7 +54,9 @@ class Tab:
     def _message(self) -> dict[str, Any]:
         while b"\0" not in self._read:
             left = self._until - time.monotonic()
-            assert left > 0 and select.select([self._back], [], [], left)[0], "Chromium has not answered in time"
+            assert left > 0 and select.select([self._back], [], [], left)[0], (
+                "Chromium has not answered in time"
+            )
             piece = os.read(self._back, 1 << 20)
             assert piece, "Chromium has ended"
             self._read += piece
@@ -76,7 +84,12 @@ def tab(folder: Path, size: int, deadline: float = 60.0) -> Iterator[Tab]:
     if program is None:
         pytest.skip("no Chromium")
     (child_in, to), (back, child_out) = os.pipe(), os.pipe()
-    options = [*OPTIONS, f"--user-data-dir={folder / 'profile'}", f"--window-size={size},{size}", "about:blank"]
+    options = [
+        *OPTIONS,
+        f"--user-data-dir={folder / 'profile'}",
+        f"--window-size={size},{size}",
+        "about:blank",
+    ]
     # The protocol wants descriptors 3 and 4.
     command = ["bash", "-c", f'exec "$@" 3<&{child_in} 4>&{child_out}', "bash", program, *options]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
@@ -84,7 +97,7 @@ def tab(folder: Path, size: int, deadline: float = 60.0) -> Iterator[Tab]:
     os.close(child_in)
     os.close(child_out)
     try:
-        yield Tab(to, back, deadline)
+        yield Tab(to, back, size, deadline)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

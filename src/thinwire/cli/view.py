@@ -23,9 +23,7 @@ Credit = Annotated[
 ]
 
 
-def view(
-    source: Source, out: Out, title: Title = "", credit: Credit = "", force: Force = False
-) -> None:
+def view(source: Source, out: Out, title: Title = "", credit: Credit = "", force: Force = False) -> None:
     """Write one page that shows a scene in any browser with WebGL2, and needs nothing else.
 
     It shows a packed scene's layers as they come: over a slow link a coarse scene at once, then a finer one.

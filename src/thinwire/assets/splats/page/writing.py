@@ -27,7 +27,8 @@ from thinwire.assets.splats.view.render import MOST_ALPHA
 from thinwire.types import PayloadError, require
 
 SHADERS = ("splat.vert", "splat.frag", "screen.vert", "screen.frag")
-SCRIPTS = ("decode.js", "draw.js", "orbit.js", "main.js")
+WORKERS = ("decode.js", "sort.js")
+SCRIPTS = ("draw.js", "orbit.js", "main.js")
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +70,7 @@ def _page(shown: Sequence[_Shown], title: str, credit: str) -> str:
     bands = {scene.bands for scene in scenes}
     require(len(bands) == 1, PayloadError, "layers of different bands, or none")
     coding = Coding.of(_frame(shown), scenes)
-    given = {name: _source(name) for name in (*SHADERS, "style.css", "sort.js")}
+    given = {name: _source(name) for name in (*SHADERS, *WORKERS, "style.css")}
     values = {name.replace(".", "_"): text for name, text in given.items()}
     values |= {"title": html.escape(title), "credit": html.escape(credit)}
     values["scene"] = _script_json(_about(shown, coding, scenes[0].harmonics.shape[1]))

@@ -1,4 +1,4 @@
-// A layer's text to arrays that the GPU takes. chunk.py writes what is read here.
+// A worker that makes of a layer's text what the GPU takes. chunk.py writes what is read here.
 
 async function inflated(text) {
   const raw = atob(text), packed = new Uint8Array(raw.length);
@@ -25,12 +25,12 @@ function columnsOf(bytes, start, part) {
 }
 
 // Colours [n, 1 + coefficients, 3] of columns along axes: the constant ones, then the others.
-function coloursOf(columns, count) {
+function coloursOf(columns, count, axes) {
   const width = columns.length, colours = new Float32Array(count * width);
-  for (const [axes, first, d] of [[scene.axes.colours, 0, 3], [scene.axes.harmonics, 3, width - 3]]) {
+  for (const [own, first, d] of [[axes.colours, 0, 3], [axes.harmonics, 3, width - 3]]) {
     for (let j = 0; j < d; j++) {
       for (let k = 0; k < d; k++) {
-        const column = columns[first + k], factor = axes[j * d + k];
+        const column = columns[first + k], factor = own[j * d + k];
         for (let i = 0, at = first + j; i < count; i++, at += width) colours[at] += factor * column[i];
       }
     }
@@ -61,8 +61,21 @@ function positionsOf(columns, count) {
   return positions;
 }
 
-function decoded(bytes, start, part) {
-  const { columns, end } = columnsOf(bytes, start, part), n = part.count;
-  const arrays = { shapes: shapesOf(columns, n), positions: positionsOf(columns, n) };
-  return { ...arrays, colours: coloursOf(columns.slice(10), n), end };
-}
+onmessage = async ({ data: { parts, text, axes } }) => {
+  try {
+    const bytes = await inflated(text), found = [];
+    const sizes = parts.flatMap((part) => part.channels.map(([, , planes]) => planes * part.count));
+    const expected = sizes.reduce((sum, n) => sum + n, 0);
+    if (bytes.length !== expected) throw new Error(`a damaged layer of ${bytes.length} bytes, expected ${expected}`);
+    let at = 0;
+    for (const part of parts) {
+      const { columns, end } = columnsOf(bytes, at, part), n = part.count;
+      const arrays = { shapes: shapesOf(columns, n), positions: positionsOf(columns, n) };
+      found.push({ ...arrays, colours: coloursOf(columns.slice(10), n, axes) });
+      at = end;
+    }
+    postMessage(found, found.flatMap((part) => Object.values(part).map((array) => array.buffer)));
+  } catch (e) {
+    postMessage({ error: e.message });
+  }
+};

@@ -2,11 +2,11 @@
 const canvas = document.querySelector("canvas"), told = document.getElementById("status");
 const page = { history: [], sortMs: 0, push, picture };  // what scripts of layers, and tests, call
 
-let drawing, orbit, worker, last, stay = 0, total = 0;
+let drawing, orbit, decoder, sorter, last, stay = 0, total = 0;
 let wanted = 0, sorting = null;  // the newest order asked for, and the promise of it
 let stale = true;  // the textures hold other splats than those in order
-let waiting = false, spare, answered;
-const request = { place: null, forward: new Float32Array(3), near: 0, total: 0, order: null };
+let waiting = false, spare;
+const asked = { place: null, forward: new Float32Array(3), near: 0, total: 0, order: null };
 last = start().catch(failed);
 
 function failed(error) {
@@ -16,14 +16,25 @@ function failed(error) {
 
 async function start() {
   drawing = new Drawing(canvas);
-  worker = new Worker(URL.createObjectURL(new Blob([document.getElementById("sort.js").textContent])));
-  worker.postMessage({ most: scene.most });
-  worker.onmessage = ({ data }) => answered(data);
-  worker.onerror = (e) => { told.textContent = `cannot sort: ${e.message}`; };
+  canvas.addEventListener("webglcontextlost", () => { told.textContent = "the GPU was lost; load the page again"; });
+  decoder = working("decode.js");
+  sorter = working("sort.js");
+  sorter.postMessage({ most: scene.most });
   spare = new Uint32Array(scene.most);
   orbit = new Orbit(canvas, refresh);
   fit();
   addEventListener("resize", fit);
+}
+
+// Return a worker that runs one of the page's scripts, and is asked one thing at a time.
+function working(id) {
+  const worker = new Worker(URL.createObjectURL(new Blob([document.getElementById(id).textContent])));
+  worker.ask = (message, moved) => new Promise((resolve, reject) => {
+    worker.onmessage = ({ data }) => (data.error ? reject(new Error(data.error)) : resolve(data));
+    worker.onerror = (e) => reject(new Error(e.message));
+    worker.postMessage(message, moved);
+  });
+  return worker;
 }
 
 function fit() {
@@ -49,11 +60,11 @@ function repaint() {
   waiting = true;
 }
 
-// Paint at once, and again when splats are in order for this camera, which the promise says.
+// Paint soon, and again when splats are in order for this camera, which the promise says.
 function refresh() {
   wanted++;
   repaint();
-  sorting ??= total ? sort() : null;
+  sorting ??= total ? sort().catch(failed) : null;
   return sorting;
 }
 
@@ -61,15 +72,12 @@ async function sort() {
   for (let done = -1; done !== wanted;) {
     done = wanted;
     orbit.look(canvas.width, canvas.height);
-    request.place = orbit.place;
-    request.forward.set(orbit.turn.subarray(6));
-    request.near = orbit.near;
-    request.total = total;
-    request.order = spare;
-    const found = await new Promise((resolve) => {
-      answered = resolve;
-      worker.postMessage(request, [spare.buffer]);
-    });
+    asked.place = orbit.place;
+    asked.forward.set(orbit.turn.subarray(6));
+    asked.near = orbit.near;
+    asked.total = total;
+    asked.order = spare;
+    const found = await sorter.ask(asked, [spare.buffer]);
     spare = found.order;
     page.sortMs = found.ms;
     drawing.setOrder(found.order, found.count);
@@ -85,22 +93,18 @@ function push(parts, text) {
 }
 
 async function show(parts, text) {
-  const began = performance.now(), bytes = await inflated(text);
-  let at = 0;
+  const began = performance.now(), found = await decoder.ask({ parts, text, axes: scene.axes });
   total = stay;
   stale = true;
-  for (const part of parts) {
-    const found = decoded(bytes, at, part);
-    at = found.end;
-    drawing.add(total, found);
-    worker.postMessage({ first: total, positions: found.positions }, [found.positions.buffer]);
+  parts.forEach((part, i) => {
+    drawing.add(total, found[i]);
+    sorter.postMessage({ first: total, positions: found[i].positions }, [found[i].positions.buffer]);
     total += part.count;
     if (part.stays) stay = total;
-  }
-  const ready = performance.now();
+  });
   await refresh();
   paint();
-  page.history.push({ began, ready, painted: performance.now(), drawn: drawing.count, nbytes: text.length });
+  page.history.push({ began, painted: performance.now(), drawn: drawing.count, nbytes: text.length });
   tell();
   await new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)));  // the screen shows it
 }
@@ -111,7 +115,8 @@ function tell() {
   told.textContent = `layer ${page.history.length} of ${scene.layers}: ${text}`;
 }
 
-// Return the picture of a camera at these angles as a data URL of PNG, once all layers that came are shown.
+// Return the picture of a camera at these angles as a data URL of PNG, once all layers that came are shown. For
+// tests: the window's size no longer counts.
 async function picture(azimuth, elevation, size) {
   await last;
   removeEventListener("resize", fit);
