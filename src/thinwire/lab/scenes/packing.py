@@ -107,12 +107,7 @@ def _coded(job: Packing, splats: Splats) -> list[Layer]:
         return [Layer(thinwire.encode(scene, slope))]
 
     if job.nbytes is not None:
-        shown = stand_ins(scene, job.nbytes) if coder.layers else []
-        return search.to_budget(
-            lambda slope: encode_layers(scene, slope, shown) if coder.layers else one(slope),
-            _nbytes,
-            job.nbytes,
-        )
+        return layers_within(scene, job.nbytes, coder.layers)
     pictures = Pictures(splats, spread(importance_views(scene.frame), SEARCHED))
 
     def near(found: tuple[float, list[Layer]]) -> float:
@@ -120,6 +115,15 @@ def _coded(job: Packing, splats: Splats) -> list[Layer]:
 
     slope, whole = search.to_quality(lambda slope: (slope, one(slope)), near, float(job.quality or 0))
     return encode_layers(scene, slope, stand_ins(scene, _nbytes(whole))) if coder.layers else whole
+
+
+def layers_within(scene: thinwire.Analysis, nbytes: int, coarse: bool = True) -> list[Layer]:
+    """Return a scene's layers, a ``coarse`` one first, in ``nbytes`` with the header, or 2 % less at most.
+
+    Errors: ``InputError``.
+    """
+    shown = stand_ins(scene, nbytes) if coarse else []
+    return search.to_budget(lambda slope: encode_layers(scene, slope, shown), _nbytes, nbytes)
 
 
 def _nbytes(layers: list[Layer]) -> int:
