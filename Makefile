@@ -91,7 +91,7 @@ bench-federated: setup  ## Every federated method over slow, unequal links (two 
 	$(BIN)/python -m bench.federated
 
 bench-scenes: setup  ## Scenes packed in every way beside their formats now (half an hour; goes on where it stopped; needs THINWIRE_DATA)
-	$(BIN)/python -m bench.scenes
+	$(BIN)/python -m bench.scene_formats
 
 train-flux-fashion: setup  ## The weights of flux-fashion (an hour; goes on where it stopped; needs THINWIRE_DATA)
 	$(BIN)/python -m bench.flux_fashion

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from scenes import ball
 
 from thinwire.assets.splats import search, thinwire
+from thinwire.assets.splats.coded import finer_part
 from thinwire.assets.splats.decoding import decode_part
 from thinwire.assets.splats.files.container import read_scene, write_scene
 from thinwire.assets.splats.importance import classes_of, seen_around
-from thinwire.assets.splats.layers import encode_layers, shown_after, stand_ins
+from thinwire.assets.splats.layers import SHARES, encode_layers, shown_after, stand_ins
 from thinwire.assets.splats.merging import merged
 from thinwire.assets.splats.mesongs import MesonGS, block_codes, block_values
 from thinwire.assets.splats.part import Layer
@@ -123,12 +124,14 @@ SMALL = thinwire.encode(thinwire.Analysis.of(ball(60, 1), PIXELS), 1e-5)
 def test_layers_show_more_and_more() -> None:
     scene = thinwire.Analysis.of(ball(4000, 1), PIXELS)
     whole = thinwire.encode(scene, 1e-6)
-    layers = encode_layers(scene, 1e-6, stand_ins(scene, whole.nbytes, PIXELS))
-    assert len(layers) == 4 and layers[0].nbytes <= 0.1 * whole.nbytes
-    shown = [quality(scene.splats, shown_after(layers[: i + 1])) for i in range(4)]
-    assert 15 < shown[0] < shown[1] < shown[2] and shown[3] > shown[2] - 0.5
-    assert shown[-1] == pytest.approx(quality(scene.splats, decode_part(whole)), abs=0.3)
-    assert sum(layer.nbytes for layer in layers) < 1.25 * whole.nbytes
+    for count in SHARES:
+        layers = encode_layers(scene, 1e-6, stand_ins(scene, whole.nbytes, count, PIXELS), count)
+        layers = read_scene(write_scene(layers))
+        assert len(layers) == count and (count == 1 or layers[0].nbytes <= 0.1 * whole.nbytes)
+        shown = [quality(scene.splats, shown_after(layers[: i + 1])) for i in range(count)]
+        assert shown == sorted(shown) and shown[0] > 15
+        assert shown[-1] == pytest.approx(quality(scene.splats, decode_part(whole)), abs=0.1)
+        assert sum(layer.nbytes for layer in layers) < 1.25 * whole.nbytes
 
 
 def test_merging_looks_better_than_dropping() -> None:
@@ -150,6 +153,13 @@ def test_merged_splats_have_the_moments_of_both() -> None:
 
 
 FILE = write_scene([Layer(None, SMALL), Layer(SMALL)])
+
+
+def _finer() -> bytes:
+    scene = thinwire.Analysis.of(ball(60, 1), PIXELS)
+    fine = thinwire.quantised(scene, 1e-5)
+    coarse = fine.coarser({group: scene.most(group) for group in scene.channels})
+    return write_scene([Layer(coarse.part()), Layer(finer=finer_part([coarse], [fine]))])
 
 
 def test_a_prefix_reads_as_the_layers_that_it_holds() -> None:
@@ -186,7 +196,7 @@ def _meson(coder: str) -> bytes:
     return write_scene([Layer(own.encode(scene, seen_around(scene, Frame.of(scene), PIXELS)))])
 
 
-DAMAGED = [FILE, _meson("deflate"), _meson("own")]
+DAMAGED = [FILE, _finer(), _meson("deflate"), _meson("own")]
 
 
 def test_a_count_beyond_the_bytes_takes_no_memory() -> None:

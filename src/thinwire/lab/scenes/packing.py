@@ -14,7 +14,7 @@ from thinwire.assets.splats.files.container import read_scene, write_scene
 from thinwire.assets.splats.files.foreign import read_foreign, write_foreign
 from thinwire.assets.splats.files.scene_file import read_scene_file
 from thinwire.assets.splats.importance import seen_around
-from thinwire.assets.splats.layers import encode_layers, shown_after, stand_ins
+from thinwire.assets.splats.layers import LAYERS, encode_layers, shown_after, stand_ins
 from thinwire.assets.splats.mesongs import MesonGS
 from thinwire.assets.splats.part import Layer
 from thinwire.assets.splats.scene import Array, Splats, cleaned
@@ -114,16 +114,16 @@ def _coded(job: Packing, splats: Splats) -> list[Layer]:
         return pictures.psnr(pictures.of(shown_after(found[1])))
 
     slope, whole = search.to_quality(lambda slope: (slope, one(slope)), near, float(job.quality or 0))
-    return encode_layers(scene, slope, stand_ins(scene, _nbytes(whole))) if coder.layers else whole
+    return encode_layers(scene, slope, stand_ins(scene, _nbytes(whole), coder.layers), coder.layers)
 
 
-def layers_within(scene: thinwire.Analysis, nbytes: int, coarse: bool = True) -> list[Layer]:
-    """Return a scene's layers, a ``coarse`` one first, in ``nbytes`` with the header, or 2 % less at most.
+def layers_within(scene: thinwire.Analysis, nbytes: int, layers: int = LAYERS) -> list[Layer]:
+    """Return a scene's layers, so many, in ``nbytes`` with the header, or 2 % less at most.
 
     Errors: ``InputError``.
     """
-    shown = stand_ins(scene, nbytes) if coarse else []
-    return search.to_budget(lambda slope: encode_layers(scene, slope, shown), _nbytes, nbytes)
+    shown = stand_ins(scene, nbytes, layers)
+    return search.to_budget(lambda slope: encode_layers(scene, slope, shown, layers), _nbytes, nbytes)
 
 
 def _nbytes(layers: list[Layer]) -> int:

@@ -5,8 +5,8 @@ A cell is one level of the scene PLAYBOT, as it is (``sog``) or with the steps o
 between those that say what is important. Ours comes at the PSNR that each rival has, and at five budgets.
 Each cell is a file of its own, kept for good.
 
-``python -m bench.scenes [LEVEL] [FORM]`` runs the cells alone whose names hold these words; ``--list`` prints
-their names. It needs THINWIRE_DATA.
+``python -m bench.scene_formats [LEVEL] [FORM]`` runs the cells alone whose names hold these words; ``--list``
+prints their names. It needs THINWIRE_DATA.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from bench.cells import run_cells
-from bench.scenes_data import dequantised, level, own_streams, streams_of
+from bench.scene_data import dequantised, level, own_streams, streams_of
 from thinwire.assets.splats import search, thinwire
 from thinwire.assets.splats.files.container import read_scene, write_scene
 from thinwire.assets.splats.files.foreign import read_foreign, write_foreign
@@ -38,7 +38,7 @@ RESULT = Path(__file__).parent / "results" / "scenes.json"
 CELLS = RESULT.with_suffix("")
 LEVELS, FORMS = ("2_0", "0_0"), ("float", "sog")
 MESONGS = ("mesongs", "mesongs:coder=own,voxels=middle")
-OURS = {True: "thinwire", False: "thinwire:layers=off"}
+OURS = {True: "thinwire", False: "thinwire:layers=1"}
 BUDGETS = (0.2, 0.35, 0.5, 0.7, 1.0)  # of SPZ's bytes
 DECODED = 3  # times, of which the shortest counts
 Made = TypeVar("Made")
