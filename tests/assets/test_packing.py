@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from thinwire.assets.splats.merging import merged
 from thinwire.assets.splats.mesongs import MesonGS, block_codes, block_values
 from thinwire.assets.splats.part import Layer
 from thinwire.assets.splats.scene import Splats
+from thinwire.assets.splats.thinning import thinned_to_budget
 from thinwire.assets.splats.view.cameras import Frame, reported_views
 from thinwire.assets.splats.view.image import mse, psnr
 from thinwire.assets.splats.view.project import Drawable
@@ -143,6 +145,17 @@ def test_merging_looks_better_than_dropping() -> None:
     assert fewer.count == 400 and quality(scene, fewer) > quality(scene, dropped) + 0.5
     for n in (1, 2):
         assert merged(ball(9, 1), np.ones(9), 1.0, n).count == n
+
+
+def test_few_bytes_hold_fewer_splats_and_look_better() -> None:
+    scene = thinwire.Analysis.of(ball(4000, 1), PIXELS)
+    most = 24000
+    fewer = thinned_to_budget(scene, most, PIXELS)
+    assert 100 < fewer.splats.count < 3000
+    found = [search.to_budget(partial(thinwire.encode, x), lambda p: p.nbytes, most) for x in (scene, fewer)]
+    before, after = (quality(scene.splats, decode_part(part)) for part in found)
+    assert after > before + 0.5
+    assert thinned_to_budget(scene, 120000, PIXELS) is scene  # enough for all
 
 
 def test_merged_splats_have_the_moments_of_both() -> None:

@@ -28,9 +28,9 @@ def to_budget(make: Callable[[float], Made], size: Callable[[Made], int], most: 
         nbytes = size(made)
         if nbytes <= most:
             kept[:] = [made]
-        return nbytes / most - 1
+        return math.log(nbytes / most)
 
-    _search(over, -WITHIN)
+    _search(over, math.log(1 - WITHIN), 0.0)
     if not kept:
         least = size(make(COARSEST))
         raise InputError(
@@ -54,29 +54,34 @@ def to_quality(make: Callable[[float], Made], quality: Callable[[Made], float], 
             kept[:] = [made]
         return found - least
 
-    _search(below, NEAR, kept_above=True)
+    _search(below, 0.0, NEAR)
     told = f"{least:g} dB are asked for, and the finest steps reach {best[0]:.1f} dB; ask for less"
     require(bool(kept), InputError, told)
     return kept[0]
 
 
-def _search(excess: Callable[[float], float], room: float, kept_above: bool = False) -> None:
-    """Halve the range of slopes until what is kept is within ``room``; finer slopes have more ``excess``."""
-    low, high = math.log(FINEST), math.log(COARSEST)
-    at, width = math.log(FROM), math.log(8)
-    seen_fine = seen_coarse = False
-    for _ in range(TRIES):
+def _search(excess: Callable[[float], float], low: float, high: float) -> None:
+    """Try slopes until the excess is from ``low`` to ``high``; finer slopes have more.
+
+    Wider and wider steps find a slope that is too fine and one that is too coarse; then a line through the
+    last two says where to look, and every third time the middle.
+    """
+    fine, coarse = math.log(FINEST), math.log(COARSEST)
+    above, below = math.nan, math.nan  # how far off both are, once they are tried
+    at, width, aim = math.log(FROM), math.log(8), (low + high) / 2
+    for i in range(TRIES):
         found = excess(math.exp(at))
-        if (0 <= found <= room) if kept_above else (room <= found <= 0):
+        if low <= found <= high:
             return
-        if found > 0:
-            low, seen_fine = at, True  # too fine
+        if found > high:
+            fine, above = at, found - aim
         else:
-            high, seen_coarse = at, True
-        if high - low < 1e-4:
+            coarse, below = at, found - aim
+        if coarse - fine < 1e-4:
             return
-        if seen_fine and seen_coarse:
-            at = (low + high) / 2
-        else:
-            at = min(high, low + width) if seen_fine else max(low, high - width)
+        if math.isnan(above) or math.isnan(below):
+            at = max(fine, coarse - width) if math.isnan(above) else min(coarse, fine + width)
             width *= 2
+        else:
+            share = above / (above - below) if i % 3 and math.isfinite(above - below) else 0.5
+            at = fine + min(max(share, 0.05), 0.95) * (coarse - fine)

@@ -48,9 +48,12 @@ class Analysis:
     channels: Mapping[str, Channels]
 
     @classmethod
-    def of(cls, splats: Splats, size: int = SIZE) -> Analysis:
-        """Return the analysis of a scene, from pictures of it that have ``size`` pixels both ways."""
-        frame = Frame.of(splats)
+    def of(cls, splats: Splats, size: int = SIZE, frame: Frame | None = None) -> Analysis:
+        """Return the analysis of a scene, from pictures of it that have ``size`` pixels both ways.
+
+        ``frame`` says where the cameras are, where the scene itself does not.
+        """
+        frame = frame or Frame.of(splats)
         rotations, scales = turns.smallest(splats.rotations, np.maximum(splats.log_scales, FLOOR))
         bounded = np.clip(splats.opacities, -LOGIT, LOGIT)
         splats = replace(splats, rotations=rotations.astype(np.float32), log_scales=scales, opacities=bounded)

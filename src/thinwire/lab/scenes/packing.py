@@ -18,6 +18,7 @@ from thinwire.assets.splats.layers import LAYERS, encode_layers, shown_after, st
 from thinwire.assets.splats.mesongs import MesonGS
 from thinwire.assets.splats.part import Layer
 from thinwire.assets.splats.scene import Array, Splats, cleaned
+from thinwire.assets.splats.thinning import thinned_to_budget, thinned_to_quality
 from thinwire.assets.splats.view.cameras import Camera, Frame, importance_views, reported_views, spread
 from thinwire.assets.splats.view.image import mse, psnr, ssim
 from thinwire.assets.splats.view.project import Drawable
@@ -66,6 +67,10 @@ class Pictures:
         """Return another scene's pictures by the same cameras."""
         return _pictures(splats, self._cameras)
 
+    def error(self, splats: Splats) -> float:
+        """Return the mean square error of another scene's pictures."""
+        return float(np.mean([mse(a, b) for a, b in zip(self._pictures, self.of(splats), strict=True)]))
+
     def psnr(self, others: list[Array]) -> float:
         """Return the PSNR of another scene's pictures in dB, by the mean of all errors."""
         return psnr(float(np.mean([mse(a, b) for a, b in zip(self._pictures, others, strict=True)])))
@@ -102,19 +107,10 @@ def _coded(job: Packing, splats: Splats) -> list[Layer]:
     if isinstance(coder, MesonGS):
         return [Layer(coder.encode(splats, seen_around(splats, Frame.of(splats))))]
     scene = thinwire.Analysis.of(splats)
-
-    def one(slope: float) -> list[Layer]:
-        return [Layer(thinwire.encode(scene, slope))]
-
     if job.nbytes is not None:
         return layers_within(scene, job.nbytes, coder.layers)
     pictures = Pictures(splats, spread(importance_views(scene.frame), SEARCHED))
-
-    def near(found: tuple[float, list[Layer]]) -> float:
-        return pictures.psnr(pictures.of(shown_after(found[1])))
-
-    slope, whole = search.to_quality(lambda slope: (slope, one(slope)), near, float(job.quality or 0))
-    return encode_layers(scene, slope, stand_ins(scene, _nbytes(whole), coder.layers), coder.layers)
+    return layers_at(scene, pictures, float(job.quality or 0), coder.layers)
 
 
 def layers_within(scene: thinwire.Analysis, nbytes: int, layers: int = LAYERS) -> list[Layer]:
@@ -122,8 +118,29 @@ def layers_within(scene: thinwire.Analysis, nbytes: int, layers: int = LAYERS) -
 
     Errors: ``InputError``.
     """
-    shown = stand_ins(scene, nbytes, layers)
-    return search.to_budget(lambda slope: encode_layers(scene, slope, shown, layers), _nbytes, nbytes)
+    fewer = thinned_to_budget(scene, nbytes)
+    shown = stand_ins(fewer, nbytes, layers)
+    return search.to_budget(lambda slope: encode_layers(fewer, slope, shown, layers), _nbytes, nbytes)
+
+
+def layers_at(
+    scene: thinwire.Analysis, pictures: Pictures, least: float, layers: int = LAYERS
+) -> list[Layer]:
+    """Return a scene's layers, so many, whose ``pictures`` have ``least`` dB, or a little more.
+
+    Errors: ``InputError``.
+    """
+    fewer = thinned_to_quality(scene, pictures.error, least)
+
+    def made(slope: float) -> tuple[float, list[Layer]]:
+        return slope, [Layer(thinwire.encode(fewer, slope))]
+
+    def quality(found: tuple[float, list[Layer]]) -> float:
+        return psnr(pictures.error(shown_after(found[1])))
+
+    slope, whole = search.to_quality(made, quality, least)
+    shown = stand_ins(fewer, _nbytes(whole), layers)
+    return encode_layers(fewer, slope, shown, layers)
 
 
 def _nbytes(layers: list[Layer]) -> int:
