@@ -20,25 +20,25 @@ from typing import Any, NamedTuple, TypeVar
 
 from bench.cells import run_cells
 from bench.scene_data import dequantised, level, own_streams, streams_of
-from thinwire.assets.splats import search, thinwire
 from thinwire.assets.splats.files.container import read_scene, write_scene
 from thinwire.assets.splats.files.foreign import read_foreign, write_foreign
 from thinwire.assets.splats.importance import seen_around
-from thinwire.assets.splats.layers import encode_layers, shown_after, stand_ins
+from thinwire.assets.splats.layers import LAYERS, shown_after
 from thinwire.assets.splats.mesongs import MesonGS
 from thinwire.assets.splats.part import Layer
 from thinwire.assets.splats.scene import Splats
 from thinwire.assets.splats.thinwire import Analysis
 from thinwire.assets.splats.view.cameras import Frame, reported_views
+from thinwire.assets.splats.view.image import psnr
 from thinwire.lab.records.writer import finite, read_json, write_json
-from thinwire.lab.scenes.packing import Pictures, layers_within
+from thinwire.lab.scenes.packing import Pictures, layers_at, layers_within
 from thinwire.recipes.scenes import SCENE, SCENES
 
 RESULT = Path(__file__).parent / "results" / "scenes.json"
 CELLS = RESULT.with_suffix("")
 LEVELS, FORMS = ("2_0", "0_0"), ("float", "sog")
 MESONGS = ("mesongs", "mesongs:coder=own,voxels=middle")
-OURS = {True: "thinwire", False: "thinwire:layers=1"}
+OURS = {LAYERS: "thinwire", 1: "thinwire:layers=1"}
 BUDGETS = (0.2, 0.35, 0.5, 0.7, 1.0)  # of SPZ's bytes
 DECODED = 3  # times, of which the shortest counts
 Made = TypeVar("Made")
@@ -74,17 +74,17 @@ class Study:
     def __init__(self, cell: Cell) -> None:
         self.source, self._source_nbytes, self._folder = level(cell.level)
         self.splats = dequantised(self.source, self._folder) if cell.form == "float" else self.source
-        self._pictures = Pictures(self.splats, reported_views(Frame.of(self.splats)))
+        self.pictures = Pictures(self.splats, reported_views(Frame.of(self.splats)))
 
     def of(self, name: str, data: bytes, decode: Callable[[], Splats], encode_s: float) -> dict[str, Any]:
         """Return the row of a file."""
         found = [timed(decode) for _ in range(DECODED)]
-        drawn = self._pictures.of(found[0][0])
+        drawn = self.pictures.of(found[0][0])
         row = {
             "name": name,
             "nbytes": len(data),
-            "psnr_db": finite(self._pictures.psnr(drawn)),
-            "ssim": self._pictures.ssim(drawn),
+            "psnr_db": finite(self.pictures.psnr(drawn)),
+            "ssim": self.pictures.ssim(drawn),
             "encode_cpu_s": encode_s,
             "decode_cpu_s": min(seconds for _, seconds in found),
         }
@@ -123,40 +123,23 @@ class Study:
         """Return what a receiver has after these layers, the first ones of a file."""
         shown = shown_after(layers)
         nbytes = sum(layer.nbytes for layer in layers)
-        return {"nbytes": nbytes, "splats": shown.count, "psnr_db": self._psnr(shown)}
-
-    def _psnr(self, splats: Splats) -> float:
-        return self._pictures.psnr(self._pictures.of(splats))
-
-    def near(self, found: tuple[float, list[Layer]]) -> float:
-        """Return the PSNR of a slope and its layers."""
-        return self._psnr(shown_after(found[1]))
+        return {"nbytes": nbytes, "splats": shown.count, "psnr_db": psnr(self.pictures.error(shown))}
 
 
 def ours(study: Study, scene: Analysis, analysis_s: float, rival: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return our rows at a rival's own PSNR, with layers and without."""
-
-    def searched(make: Callable[[float], list[Layer]]) -> tuple[list[Layer], float]:
-        def made(slope: float) -> tuple[float, list[Layer]]:
-            return slope, make(slope)
-
-        found, seconds = timed(lambda: search.to_quality(made, study.near, rival["psnr_db"]))
-        return found[1], seconds
-
-    whole, whole_s = searched(lambda slope: [Layer(thinwire.encode(scene, slope))])
-    shown, shown_s = timed(lambda: stand_ins(scene, len(write_scene(whole))))
-    layers, layers_s = searched(lambda slope: encode_layers(scene, slope, shown))
-    return [
-        study.packed(OURS[True], layers, analysis_s + whole_s + shown_s + layers_s) | {"at": rival["name"]},
-        study.packed(OURS[False], whole, analysis_s + whole_s) | {"at": rival["name"]},
-    ]
+    """Return our rows at a rival's own PSNR, in layers and in one."""
+    rows = list[dict[str, Any]]()
+    for count, name in OURS.items():
+        layers, seconds = timed(partial(layers_at, scene, study.pictures, rival["psnr_db"], count))
+        rows.append(study.packed(name, layers, seconds + analysis_s) | {"at": rival["name"]})
+    return rows
 
 
 def budget(study: Study, scene: Analysis, analysis_s: float, most: int) -> dict[str, Any]:
     """Return what packing to so many bytes comes to."""
     layers, seconds = timed(lambda: layers_within(scene, most))
     data = write_scene(layers)
-    row = study.of(OURS[True], data, lambda: shown_after(read_scene(data)), seconds + analysis_s)
+    row = study.of(OURS[LAYERS], data, lambda: shown_after(read_scene(data)), seconds + analysis_s)
     return {"target_nbytes": most} | row
 
 
