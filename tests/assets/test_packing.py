@@ -150,12 +150,12 @@ def test_merging_looks_better_than_dropping() -> None:
 def test_few_bytes_hold_fewer_splats_and_look_better() -> None:
     scene = thinwire.Analysis.of(ball(4000, 1), PIXELS)
     most = 24000
-    fewer = thinned_to_budget(scene, most, PIXELS)
+    fewer, _ = thinned_to_budget(scene, most, PIXELS)
     assert 100 < fewer.splats.count < 3000
     found = [search.to_budget(partial(thinwire.encode, x), lambda p: p.nbytes, most) for x in (scene, fewer)]
     before, after = (quality(scene.splats, decode_part(part)) for part in found)
     assert after > before + 0.5
-    assert thinned_to_budget(scene, 120000, PIXELS) is scene  # enough for all
+    assert thinned_to_budget(scene, 120000, PIXELS)[0] is scene  # enough for all
 
 
 def test_merged_splats_have_the_moments_of_both() -> None:

@@ -29,6 +29,8 @@ SHARES = (0.95, 0.8, 0.6, 0.4, 0.25, 0.12, 0.05, 0.02, 0.008, 0.003, 0.001)  # o
 VIEWS = 4  # pictures that measure an error
 WORTH = 0.97  # a larger share is not worth it
 FEWEST = 100  # splats that are tried
+COARSE = 1e-4  # a slope, where only the fewest splats fit
+ABOUT = 0.3  # dB that the first search may be off
 # The error that a bit more saves, for a slope: steps of one more bit a value have a quarter of the error.
 # Half as much again gave the best pictures [measured].
 PER_BIT = 1.5 * 2 * math.log(2)
@@ -75,14 +77,17 @@ class Thinner:
         return Analysis.of(fewer, size, scene.frame)
 
 
-def thinned_to_budget(scene: Analysis, most: int, size: int = SIZE) -> Analysis:
-    """Return a scene with as many splats as look best in ``most`` bytes, about; perhaps all."""
+def thinned_to_budget(scene: Analysis, most: int, size: int = SIZE) -> tuple[Analysis, float]:
+    """Return a scene with as many splats as look best in ``most`` bytes, perhaps all, and their slope.
+
+    Both are about right.
+    """
     first = Thinner.of(scene, size, SHARES[:1])
     with suppress(InputError):  # not even the coarsest steps take so little
         slope, part = search.to_budget(lambda slope: (slope, encode(scene, slope)), _nbytes, most)
         if first.best(slope, part.nbytes)[0] >= WORTH:
-            return scene
-    thinner, share = Thinner.of(scene, size), float(SHARES[-1])
+            return scene, slope
+    thinner, share, slope = Thinner.of(scene, size), 0.0, COARSE
 
     def nbytes(made: tuple[float, Part]) -> int:
         return int(thinner.best(made[0], made[1].nbytes)[0] * made[1].nbytes)
@@ -90,26 +95,26 @@ def thinned_to_budget(scene: Analysis, most: int, size: int = SIZE) -> Analysis:
     with suppress(InputError):  # the fewest splats, then
         slope, part = search.to_budget(lambda slope: (slope, encode(scene, slope)), nbytes, most)
         share = thinner.best(slope, part.nbytes)[0]
-    return thinner.thinned(max(share, float(thinner.shares[-1])), size)
+    return thinner.thinned(max(share, float(thinner.shares[-1])), size), slope
 
 
 def thinned_to_quality(
     scene: Analysis, error_of: Callable[[Splats], float], least: float, size: int = SIZE
-) -> Analysis:
-    """Return a scene with as many splats as take fewest bytes at ``least`` dB, about; perhaps all.
+) -> tuple[Analysis, float]:
+    """Return a scene with as many splats as take fewest bytes at ``least`` dB, perhaps all, and their slope.
 
-    ``error_of`` is the mean square error of a scene's pictures. Errors: ``InputError`` for a quality that
-    even the finest steps do not reach.
+    Both are about right. ``error_of`` is the mean square error of a scene's pictures. Errors: ``InputError``
+    for a quality that even the finest steps do not reach.
     """
     thinner = Thinner.of(scene, size)
 
-    def made(slope: float) -> tuple[float, float]:
+    def made(slope: float) -> tuple[float, float, float]:
         part = encode(scene, slope)
         share, error = thinner.best(slope, part.nbytes)
-        return share, psnr(error + error_of(decode(part)))
+        return slope, share, psnr(error + error_of(decode(part)))
 
-    share, _ = search.to_quality(made, lambda found: found[1], least)
-    return thinner.thinned(share, size)
+    slope, share, _ = search.to_quality(made, lambda found: found[2], least, near=ABOUT)
+    return thinner.thinned(share, size), slope
 
 
 def _nbytes(made: tuple[float, Part]) -> int:

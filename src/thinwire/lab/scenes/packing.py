@@ -118,9 +118,9 @@ def layers_within(scene: thinwire.Analysis, nbytes: int, layers: int = LAYERS) -
 
     Errors: ``InputError``.
     """
-    fewer = thinned_to_budget(scene, nbytes)
+    fewer, slope = thinned_to_budget(scene, nbytes)
     shown = stand_ins(fewer, nbytes, layers)
-    return search.to_budget(lambda slope: encode_layers(fewer, slope, shown, layers), _nbytes, nbytes)
+    return search.to_budget(lambda slope: encode_layers(fewer, slope, shown, layers), _nbytes, nbytes, slope)
 
 
 def layers_at(
@@ -130,7 +130,7 @@ def layers_at(
 
     Errors: ``InputError``.
     """
-    fewer = thinned_to_quality(scene, pictures.error, least)
+    fewer, start = thinned_to_quality(scene, pictures.error, least)
 
     def made(slope: float) -> tuple[float, list[Layer]]:
         return slope, [Layer(thinwire.encode(fewer, slope))]
@@ -138,7 +138,7 @@ def layers_at(
     def quality(found: tuple[float, list[Layer]]) -> float:
         return psnr(pictures.error(shown_after(found[1])))
 
-    slope, whole = search.to_quality(made, quality, least)
+    slope, whole = search.to_quality(made, quality, least, start)
     shown = stand_ins(fewer, _nbytes(whole), layers)
     return encode_layers(fewer, slope, shown, layers)
 
