@@ -147,6 +147,21 @@ def test_merging_looks_better_than_dropping() -> None:
         assert merged(ball(9, 1), np.ones(9), 1.0, n).count == n
 
 
+def test_channels_that_vary_slowly_are_cheaper_as_coefficients() -> None:
+    even = ball(3000, 0)
+    slow = replace(even, colours=np.sin(2 * even.positions).astype(np.float32))
+    raw = replace(thinwire.Analysis.of(slow, PIXELS), classes=np.zeros(3000, np.int64))
+    own = replace(raw, transforms=True)
+    fine = thinwire.quantised(own, 1e-6)
+    coarse = fine.coarser({group: own.most(group) for group in own.channels})
+    assert fine.groups["colours"].transformed
+    assert len(fine.part().streams["colours"]) < 0.8 * len(thinwire.encode(raw, 1e-6).streams["colours"])
+    found = [read_scene(write_scene([Layer(coarse.part()), Layer(finer=finer_part([coarse], [fine]))]))]
+    shown = [quality(slow, shown_after(found[0][:n])) for n in (1, 2)]
+    assert shown[1] > shown[0] + 3 and shown[1] > quality(slow, decode_part(thinwire.encode(raw, 1e-6))) - 0.5
+    assert np.array_equal(shown_after(found[0]).colours, decode_part(fine.part()).colours)
+
+
 def test_few_bytes_hold_fewer_splats_and_look_better() -> None:
     scene = thinwire.Analysis.of(ball(4000, 1), PIXELS)
     most = 24000

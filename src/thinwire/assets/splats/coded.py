@@ -14,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from thinwire.assets.splats.code import turns
-from thinwire.assets.splats.code.channels import Floats, Numbers, pack_finer, unpack_finer
+from thinwire.assets.splats.code.channels import Floats, Numbers, Transform, pack_finer, unpack_finer
 from thinwire.assets.splats.code.grid import MOST_DEPTH, Codes, Grid, cells_of
 from thinwire.assets.splats.code.octree import ROOT, pack_cells, unpack_cells
+from thinwire.assets.splats.code.raht import Plan
 from thinwire.assets.splats.code.symbols import Ints, pack_numbers, unpack_numbers
 from thinwire.assets.splats.importance import MOST_CLASS
 from thinwire.assets.splats.part import Part
@@ -25,6 +26,7 @@ from thinwire.types import WRONG_VALUES, ByteCursor, PayloadError, require
 
 NAME, CLASSES = "thinwire", MOST_CLASS + 1
 CHANNELS = {"opacities": 1, "rotations": 3, "log_scales": 3, "colours": 3}
+MOST_LEVELS = 21  # three bits each fit in one number
 DEEPER = 2  # levels of the octree that the coarse form leaves out
 
 
@@ -37,6 +39,7 @@ class Coded:
     codes: Codes
     classes: Ints
     groups: Mapping[str, Numbers]
+    above: int = 0  # levels below the cells that a transform takes together
 
     @property
     def count(self) -> int:
@@ -45,11 +48,11 @@ class Coded:
 
     def coarser(self, most: Mapping[str, float]) -> Coded:
         """Return the same splats in coarser steps, which are at most those given by attribute."""
-        fewer = min(DEEPER, self.grid.depth - 1)
+        fewer = _fewer(self.grid.depth)
         step = self.grid.step[0] * (1 << fewer)
         grid = Grid(self.grid.origin, (step, step, step), self.grid.depth - fewer)
         groups = {name: numbers.coarser(most[name]) for name, numbers in self.groups.items()}
-        return Coded(self.bands, grid, self.codes >> np.uint64(3 * fewer), self.classes, groups)
+        return Coded(self.bands, grid, self.codes >> np.uint64(3 * fewer), self.classes, groups, 0)
 
     def part(self) -> Part:
         """Return them as a part."""
@@ -60,16 +63,17 @@ class Coded:
         }
         streams |= {name: numbers.pack() for name, numbers in self.groups.items()}
         about = {"origin": list(self.grid.origin), "step": self.grid.step[0]}
-        about |= {"depth": self.grid.depth, "cells": len(unique)}
+        about |= {"depth": self.grid.depth, "cells": len(unique), "above": self.above}
         return Part(NAME, self.count, self.bands, about, streams)
 
     def splats(self) -> Splats:
         """Return the scene that they stand for."""
         by_class = np.argsort(self.classes, kind="stable")
+        back = self._back(by_class) if any(x.transformed for x in self.groups.values()) else None
         found = dict[str, Floats]()
         for name, numbers in self.groups.items():
             found[name] = np.empty((self.count, len(numbers.columns)))
-            found[name][by_class] = numbers.values()
+            found[name][by_class] = numbers.values(back)
         n, harmonics = self.count, found.get("harmonics", np.zeros((self.count, 0)))
         return Splats.of(
             self.grid.positions(cells_of(self.codes)),
@@ -79,6 +83,47 @@ class Coded:
             colours=found["colours"],
             harmonics=harmonics.reshape(n, harmonics.shape[1] // 3, 3),
         )
+
+    def _back(self, by_class: npt.NDArray[np.intp]) -> Transform:
+        plan = plan_of(self.codes, self.grid.depth, self.above)
+
+        def back(column: npt.NDArray[np.floating]) -> Floats:
+            along = np.empty((len(column), 1))
+            along[by_class, 0] = column
+            return np.asarray(plan.inverse(along)[by_class, 0], np.float64)
+
+        return back
+
+
+def forward(codes: Codes, classes: Ints, depth: int) -> Transform:
+    """Return the Haar transform of columns that are class by class, for rising codes [n] and classes [n]."""
+    plan, by_class = plan_of(codes, depth, _fewer(depth)), np.argsort(classes, kind="stable")
+
+    def transform(column: npt.NDArray[np.floating]) -> Floats:
+        along = np.empty((len(column), 1))
+        along[by_class, 0] = column
+        return np.asarray(plan.forward(along)[by_class, 0], np.float64)
+
+    return transform
+
+
+def plan_of(codes: Codes, depth: int, above: int) -> Plan:
+    """Return the plan for rising codes [n], seen ``above`` levels higher; those of a cell go one by one.
+
+    It is the same for fine and coarse positions. Errors: ``PayloadError`` where cells hold too many.
+    """
+    cells = codes >> np.uint64(3 * above)
+    at = np.arange(len(cells))
+    begins = np.concatenate([[True], cells[1:] != cells[:-1]])
+    within = at - np.maximum.accumulate(np.where(begins, at, 0))
+    levels = -(-int(within.max()).bit_length() // 3)
+    total = depth - above + levels
+    require(0 <= above < depth and total <= MOST_LEVELS, PayloadError, f"a transform of {total} levels")
+    return Plan.of(cells << np.uint64(3 * levels) | within.astype(np.uint64), total)
+
+
+def _fewer(depth: int) -> int:
+    return min(DEEPER, depth - 1)
 
 
 def of_part(part: Part) -> Coded:
@@ -102,7 +147,8 @@ def _of_part(part: Part) -> Coded:
     groups = {
         name: Numbers.unpack(part.streams[name], d, counts, name) for name, d in widths(part.bands).items()
     }
-    return Coded(part.bands, Grid((x, y, z), (step, step, step), depth), codes, classes, groups)
+    grid = Grid((x, y, z), (step, step, step), depth)
+    return Coded(part.bands, grid, codes, classes, groups, int(about["above"]))
 
 
 def widths(bands: int) -> dict[str, int]:
@@ -152,7 +198,7 @@ def _refined(coarse: Sequence[Coded], part: Part) -> list[Coded]:
         step = before.grid.step[0] / (1 << more)
         grid = Grid(before.grid.origin, (step, step, step), int(depth))
         own = {name: numbers[i] for name, numbers in groups.items()}
-        found.append(Coded(before.bands, grid, codes, before.classes, own))
+        found.append(Coded(before.bands, grid, codes, before.classes, own, before.above + more))
     cursor.close()
     return found
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -74,7 +74,7 @@ class Thinner:
             return self.scene
         scene, count = self.scene, max(int(share * self.scene.splats.count), 1)
         fewer = merged(scene.splats, scene.seen.weights, scene.frame.radius, count)
-        return Analysis.of(fewer, size, scene.frame)
+        return replace(Analysis.of(fewer, size, scene.frame), transforms=scene.transforms)
 
 
 def thinned_to_budget(scene: Analysis, most: int, size: int = SIZE) -> tuple[Analysis, float]:

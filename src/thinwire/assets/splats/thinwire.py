@@ -16,7 +16,7 @@ import numpy.typing as npt
 from thinwire.assets.splats.code import turns
 from thinwire.assets.splats.code.channels import Axes, Channels, Floats, Numbers, class_steps
 from thinwire.assets.splats.code.grid import Grid, morton
-from thinwire.assets.splats.coded import CHANNELS, CLASSES, Coded, of_part
+from thinwire.assets.splats.coded import CHANNELS, CLASSES, DEEPER, Coded, forward, of_part
 from thinwire.assets.splats.importance import classes_of, most_steps, seen_around, sensitivities
 from thinwire.assets.splats.part import Part
 from thinwire.assets.splats.scene import Splats
@@ -31,9 +31,13 @@ WORTH = 200  # splats for each number of the axes, or they cost more than they s
 
 @dataclass(frozen=True, repr=False)
 class Thinwire(Spec):
-    """Our own coder. A target says how small. More ``layers`` show a scene sooner, and take more bytes."""
+    """Our own coder. A target says how small. More ``layers`` show a scene sooner, and take more bytes.
+
+    ``transforms``: whether channels that take fewer bits so are coded as coefficients of the Haar transform.
+    """
 
     layers: int = 4
+    transforms: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +50,7 @@ class Analysis:
     classes: npt.NDArray[np.int64]
     sensitivity: Mapping[str, float]
     channels: Mapping[str, Channels]
+    transforms: bool = False  # whether channels may be coded as coefficients of the Haar transform
 
     @classmethod
     def of(cls, splats: Splats, size: int = SIZE, frame: Frame | None = None) -> Analysis:
@@ -84,10 +89,11 @@ def quantised(scene: Analysis, slope: float, which: npt.NDArray[np.intp] | None 
     classes = scene.classes[which[order]].astype(np.int32)
     by_class = which[order[np.argsort(classes, kind="stable")]]
     counts, groups = np.bincount(classes, minlength=CLASSES).tolist(), dict[str, Numbers]()
+    transform = forward(codes[order], classes, grid.depth) if scene.transforms else None
     for group, channels in scene.channels.items():
         steps = class_steps(scene.step(group, slope), scene.most(group), CLASSES)
-        groups[group] = channels.numbers(by_class, steps, counts)
-    return Coded(scene.splats.bands, grid, codes[order], classes, groups)
+        groups[group] = channels.numbers(by_class, steps, counts, transform)
+    return Coded(scene.splats.bands, grid, codes[order], classes, groups, min(DEEPER, grid.depth - 1))
 
 
 def encode(scene: Analysis, slope: float, which: npt.NDArray[np.intp] | None = None) -> Part:

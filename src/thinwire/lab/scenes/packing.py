@@ -106,7 +106,7 @@ def _coded(job: Packing, splats: Splats) -> list[Layer]:
     coder = job.coder
     if isinstance(coder, MesonGS):
         return [Layer(coder.encode(splats, seen_around(splats, Frame.of(splats))))]
-    scene = thinwire.Analysis.of(splats)
+    scene = replace(thinwire.Analysis.of(splats), transforms=coder.transforms)
     if job.nbytes is not None:
         return layers_within(scene, job.nbytes, coder.layers)
     pictures = Pictures(splats, spread(importance_views(scene.frame), SEARCHED))
