@@ -18,7 +18,7 @@ from thinwire.assets.splats import search
 from thinwire.assets.splats.merging import merged, merged_more
 from thinwire.assets.splats.part import Part
 from thinwire.assets.splats.scene import Splats
-from thinwire.assets.splats.thinwire import Analysis, decode, encode
+from thinwire.assets.splats.thinwire import Analysis, encode, quantised
 from thinwire.assets.splats.view.cameras import SIZE, importance_views, spread
 from thinwire.assets.splats.view.image import mse, psnr
 from thinwire.assets.splats.view.project import Drawable
@@ -109,9 +109,9 @@ def thinned_to_quality(
     thinner = Thinner.of(scene, size)
 
     def made(slope: float) -> tuple[float, float, float]:
-        part = encode(scene, slope)
-        share, error = thinner.best(slope, part.nbytes)
-        return slope, share, psnr(error + error_of(decode(part)))
+        coded = quantised(scene, slope)
+        share, error = thinner.best(slope, coded.part().nbytes)
+        return slope, share, psnr(error + error_of(coded.splats()))
 
     slope, share, _ = search.to_quality(made, lambda found: found[2], least, near=ABOUT)
     return thinner.thinned(share, size), slope

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from thinwire.assets.splats import search, thinwire
+from thinwire.assets.splats.coded import Coded
 from thinwire.assets.splats.files.container import read_scene, write_scene
 from thinwire.assets.splats.files.foreign import read_foreign, write_foreign
 from thinwire.assets.splats.files.scene_file import read_scene_file
@@ -132,14 +133,14 @@ def layers_at(
     """
     fewer, start = thinned_to_quality(scene, pictures.error, least)
 
-    def made(slope: float) -> tuple[float, list[Layer]]:
-        return slope, [Layer(thinwire.encode(fewer, slope))]
+    def made(slope: float) -> tuple[float, Coded]:
+        return slope, thinwire.quantised(fewer, slope)
 
-    def quality(found: tuple[float, list[Layer]]) -> float:
-        return psnr(pictures.error(shown_after(found[1])))
+    def quality(found: tuple[float, Coded]) -> float:
+        return psnr(pictures.error(found[1].splats()))
 
     slope, whole = search.to_quality(made, quality, least, start)
-    shown = stand_ins(fewer, _nbytes(whole), layers)
+    shown = stand_ins(fewer, _nbytes([Layer(whole.part())]), layers)
     return encode_layers(fewer, slope, shown, layers)
 
 
