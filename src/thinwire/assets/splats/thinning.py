@@ -74,7 +74,7 @@ class Thinner:
             return self.scene
         scene, count = self.scene, max(int(share * self.scene.splats.count), 1)
         fewer = merged(scene.splats, scene.seen.weights, scene.frame.radius, count)
-        return replace(Analysis.of(fewer, size, scene.frame), transforms=scene.transforms)
+        return replace(Analysis.within(scene.frame, fewer, size), transforms=scene.transforms)
 
 
 def thinned_to_budget(scene: Analysis, most: int, size: int = SIZE) -> tuple[Analysis, float]:

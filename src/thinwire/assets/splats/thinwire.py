@@ -53,12 +53,13 @@ class Analysis:
     transforms: bool = False  # whether channels may be coded as coefficients of the Haar transform
 
     @classmethod
-    def of(cls, splats: Splats, size: int = SIZE, frame: Frame | None = None) -> Analysis:
-        """Return the analysis of a scene, from pictures of it that have ``size`` pixels both ways.
+    def of(cls, splats: Splats, size: int = SIZE) -> Analysis:
+        """Return the analysis of a scene, from pictures of it that have ``size`` pixels both ways."""
+        return cls.within(Frame.of(splats), splats, size)
 
-        ``frame`` says where the cameras are, where the scene itself does not.
-        """
-        frame = frame or Frame.of(splats)
+    @classmethod
+    def within(cls, frame: Frame, splats: Splats, size: int) -> Analysis:
+        """Return the analysis of a scene from pictures of a frame that is not its own."""
         rotations, scales = turns.smallest(splats.rotations, np.maximum(splats.log_scales, FLOOR))
         bounded = np.clip(splats.opacities, -LOGIT, LOGIT)
         splats = replace(splats, rotations=rotations.astype(np.float32), log_scales=scales, opacities=bounded)
