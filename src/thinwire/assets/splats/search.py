@@ -35,12 +35,13 @@ def to_budget(
         return math.log(nbytes / most)
 
     _search(over, math.log(1 - WITHIN), 0.0, start)
-    if not kept:
-        least = size(make(COARSEST))
-        raise InputError(
-            f"the scene takes {least} bytes at least, and {most} are asked for; ask for {least} or more"
-        )
-    return kept[0]
+    if kept:
+        return kept[0]
+    made = make(COARSEST)
+    least = size(made)
+    told = f"the scene takes {least} bytes at least, and {most} are asked for; ask for {least} or more"
+    require(least <= most, InputError, told)
+    return made
 
 
 def to_quality(

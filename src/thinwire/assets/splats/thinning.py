@@ -98,6 +98,11 @@ def thinned_to_budget(scene: Analysis, most: int, size: int = SIZE) -> tuple[Ana
     return thinner.thinned(max(share, float(thinner.shares[-1])), size), slope
 
 
+def fewest(scene: Analysis, size: int = SIZE) -> Analysis:
+    """Return a scene with the fewest splats that are tried."""
+    return Thinner(scene, np.ones(1), np.zeros(1)).thinned(max(SHARES[-1], FEWEST / scene.splats.count), size)
+
+
 def thinned_to_quality(
     scene: Analysis, error_of: Callable[[Splats], float], least: float, size: int = SIZE
 ) -> tuple[Analysis, float]:

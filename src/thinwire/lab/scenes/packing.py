@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from thinwire.assets.splats.layers import LAYERS, encode_layers, shown_after, st
 from thinwire.assets.splats.mesongs import MesonGS
 from thinwire.assets.splats.part import Layer
 from thinwire.assets.splats.scene import Array, Splats, cleaned
-from thinwire.assets.splats.thinning import thinned_to_budget, thinned_to_quality
+from thinwire.assets.splats.thinning import fewest, thinned_to_budget, thinned_to_quality
 from thinwire.assets.splats.view.cameras import Camera, Frame, importance_views, reported_views, spread
 from thinwire.assets.splats.view.image import mse, psnr, ssim
 from thinwire.assets.splats.view.project import Drawable
@@ -119,9 +120,14 @@ def layers_within(scene: thinwire.Analysis, nbytes: int, layers: int = LAYERS) -
 
     Errors: ``InputError``.
     """
-    fewer, slope = thinned_to_budget(scene, nbytes)
+    fewer, start = thinned_to_budget(scene, nbytes)
     shown = stand_ins(fewer, nbytes, layers)
-    return search.to_budget(lambda slope: encode_layers(fewer, slope, shown, layers), _nbytes, nbytes, slope)
+    with suppress(InputError):
+        return search.to_budget(
+            lambda slope: encode_layers(fewer, slope, shown, layers), _nbytes, nbytes, start
+        )
+    last = fewest(scene)
+    return search.to_budget(lambda slope: [Layer(thinwire.encode(last, slope))], _nbytes, nbytes, start)
 
 
 def layers_at(
