@@ -82,18 +82,18 @@ def thinned_to_budget(scene: Analysis, most: int, size: int = SIZE) -> tuple[Ana
 
     Both are about right.
     """
-    first = Thinner.of(scene, size, SHARES[:1])
+    first, slope = Thinner.of(scene, size, SHARES[:1]), COARSE
     with suppress(InputError):  # not even the coarsest steps take so little
         slope, part = search.to_budget(lambda slope: (slope, encode(scene, slope)), _nbytes, most)
         if first.best(slope, part.nbytes)[0] >= WORTH:
             return scene, slope
-    thinner, share, slope = Thinner.of(scene, size), 0.0, COARSE
+    thinner, share = Thinner.of(scene, size), 0.0
 
     def nbytes(made: tuple[float, Part]) -> int:
         return int(thinner.best(made[0], made[1].nbytes)[0] * made[1].nbytes)
 
     with suppress(InputError):  # the fewest splats, then
-        slope, part = search.to_budget(lambda slope: (slope, encode(scene, slope)), nbytes, most)
+        slope, part = search.to_budget(lambda slope: (slope, encode(scene, slope)), nbytes, most, slope)
         share = thinner.best(slope, part.nbytes)[0]
     return thinner.thinned(max(share, float(thinner.shares[-1])), size), slope
 
