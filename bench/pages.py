@@ -23,6 +23,7 @@ from bench import (
     pages_plan,
     pages_record,
     pages_replicas,
+    pages_scenes,
     pages_state,
 )
 from bench.tables import Rows, table, tabled
@@ -275,6 +276,7 @@ TABLES: dict[str, Callable[[Any], str]] = {
     **dict.fromkeys(pages_record.TABLES, lambda draw: draw()),
     "followed": pages_state.followed,
     **pages_finetuning.TABLES,
+    **{name: of_study(draw) for name, draw in pages_scenes.TABLES.items()},
 }
 
 

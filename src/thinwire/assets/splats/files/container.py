@@ -17,7 +17,7 @@ from thinwire.types import WRONG_VALUES, PayloadError, require
 
 KEY, METADATA = "thinwire.scene", "__metadata__"
 VERSION = 1
-PARTS = ("stays", "stand_in")
+PARTS = ("stays", "stand_in", "finer")
 MAX_HEADER, MAX_LAYERS = 1 << 20, 64  # bytes; layers
 FREE, PER_BYTE = 1 << 16, 1  # splats that any part may have, and more for each byte of it: real ones take 3
 _LENGTH = struct.Struct("<Q")
@@ -174,7 +174,7 @@ def _places(
 
 def _layer(data: bytes | memoryview, head: dict[str, Any], places: dict[str, Streams]) -> Layer:
     parts = {name: _part(data, head[name], places[name]) for name in head}
-    return Layer(parts.get("stays"), parts.get("stand_in"))
+    return Layer(**parts)
 
 
 def _part(data: bytes | memoryview, about: dict[str, Any], places: Streams) -> Part:
