@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from thinwire.assets.splats.view.project import Drawable
 from thinwire.assets.splats.view.render import render
 from thinwire.lab.machine.processor import environment
 from thinwire.lab.records.schema import RecipeText
+from thinwire.lab.scenes.clipping import clipped
 from thinwire.lab.scenes.record import LayerInfo, Rival, SceneRecord
 from thinwire.recipes.scenes import SCENE, SCENES, Coder
 from thinwire.types import InputError, MissingExtra, require
@@ -80,10 +82,15 @@ def _pictures(splats: Splats, cameras: list[Camera]) -> list[Array]:
     return [render(scene, camera) for camera in cameras]
 
 
-def pack(job: Packing) -> tuple[bytes, SceneRecord]:
-    """Return a scene's packed file and the record of it. Errors: ``InputError``, ``MissingExtra``."""
+def pack(job: Packing, told: Callable[[str], None] = lambda doing: None) -> tuple[bytes, SceneRecord]:
+    """Return a scene's packed file and the record of it; ``told`` hears what is being done.
+
+    Errors: ``InputError``, ``MissingExtra``.
+    """
+    told("reading")
     found, source_nbytes = read_scene_file(job.source)
     splats, odd = cleaned(found, job.strict)
+    told(f"packing {splats.count} splats")
     began = time.process_time()
     data = write_scene(_coded(job, splats))
     encode_s = time.process_time() - began
@@ -92,6 +99,7 @@ def pack(job: Packing) -> tuple[bytes, SceneRecord]:
     record.target_nbytes, record.target_db = job.nbytes, job.quality
     record.splats, record.bands, record.odd = splats.count, splats.bands, odd._asdict()
     record.environment = environment("fp32", 1)
+    told("measuring what is left")
     _measure(record, splats, read_scene(data))
     record.status = "done"
     return data, record
@@ -142,7 +150,9 @@ def _measure(record: SceneRecord, splats: Splats, layers: list[Layer]) -> None:
     record.ssim = pictures.ssim(drawn)
     try:
         spz = write_foreign(splats, "spz")
-        record.rivals = [Rival("spz", len(spz), _known(pictures.psnr(pictures.of(read_foreign(spz, "spz")))))]
+        back = read_foreign(spz, "spz")
+        found = _known(pictures.psnr(pictures.of(back)))
+        record.rivals = [Rival("spz", len(spz), found, clipped(splats, back))]
     except MissingExtra as e:
         record.notes.append(str(e))
 
@@ -157,4 +167,5 @@ def predicted(record: SceneRecord, rate: float, delay: float) -> SceneRecord:
     for layer in record.layers:
         sent += layer.nbytes
         layers.append(replace(layer, seconds_predicted=sent / rate + delay))
-    return replace(record, layers=layers)
+    rivals = [replace(x, seconds_predicted=x.nbytes / rate + delay) for x in record.rivals]
+    return replace(record, layers=layers, rivals=rivals)
