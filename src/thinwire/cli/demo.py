@@ -169,19 +169,15 @@ def scenes(given: dict[str, Any]) -> None:
     config = ScenesConfig.from_dict(given)
     from thinwire.cli.terminal.doing import Doing
     from thinwire.lab.records.holding import holding
-    from thinwire.lab.report.page import write_report
     from thinwire.lab.scenes import cards
     from thinwire.lab.scenes.demo import run
 
-    out = Path(config.out)
-    with holding(out), Doing(config.quiet or config.json, lines=True) as doing:
-        (out / REPORT).unlink(missing_ok=True)  # of an earlier demo, which must not pass for this one's
-        played = run(config, doing.tell)
-        report = write_report([played], out / REPORT, cards)
+    with holding(config.out), Doing(config.quiet or config.json, lines=True) as doing:
+        record, report = run(config, doing.tell)
     if config.json:
-        print_json(played.record.to_dict())
+        print_json(record.to_dict())
     else:
-        tell("\n".join([*cards.story(played.record), f"report: {report}"]))
+        tell("\n".join([*cards.story(record), f"report: {report}"]))
 
 
 @demo.command()

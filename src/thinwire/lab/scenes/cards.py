@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from base64 import b64encode
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from thinwire.lab.records.progress import megabytes
@@ -66,21 +67,19 @@ def setting(runs: Runs) -> str:
     sent = f", over {over([run.record for run in runs])}" if record.link.asked != "none" else ""
     credit = f" {record.credit}." if record.credit else ""
     return (
-        f"{record.source}: {record.splats:,} splats with {record.bands} bands of harmonics, "
+        f"{Path(record.source).name}: {record.splats:,} splats with {record.bands} bands of harmonics, "
         f"{megabytes(record.source_nbytes)}{sent}.{credit} PSNR and SSIM are against the source's own "
         "pictures by four cameras between those that say what matters; there are no photographs."
     )
 
 
 def warnings(runs: Runs) -> list[str]:
-    """Return what no record's notes say: splats that went, and those that a rival cut."""
-    found = [
+    """Return what no record's notes say: splats that went."""
+    return [
         f"{run.label}: {run.record.odd['dropped']} splats were {ODD['dropped']}."
         for run in runs
         if run.record.odd.get("dropped")
     ]
-    cut = {text for run in runs for rival in run.record.rivals if (text := clipping(rival))}
-    return found + sorted(cut)
 
 
 def story(record: SceneRecord) -> list[str]:
@@ -132,12 +131,6 @@ def decibels(value: float | None) -> str:
     ('equal', '43.2 dB')
     """
     return "equal" if value is None else f"{value:.1f} dB"
-
-
-def clipping(rival: Rival) -> str:
-    """Return in a sentence which splats a format cut; empty where none."""
-    parts = ", ".join(f"the {name.replace('_', ' ')} of {n:,}" for name, n in rival.clipped.items())
-    return f"{rival.name.upper()} cut splats to its own range: {parts}." if parts else ""
 
 
 def _size_and_quality(record: SceneRecord) -> str:

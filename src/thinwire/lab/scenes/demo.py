@@ -10,19 +10,18 @@ from typing import Any
 
 from thinwire.assets.splats.files.foreign import write_foreign
 from thinwire.assets.splats.files.scene_file import read_scene_file
-from thinwire.assets.splats.scene import Splats, cleaned
+from thinwire.assets.splats.scene import cleaned
 from thinwire.lab.machine.interrupts import stopped_by_signals
 from thinwire.lab.machine.processes import GRACE
 from thinwire.lab.ranks.places import Here, link_of
 from thinwire.lab.ranks.supervise import Workers
-from thinwire.lab.records.runs import Run
-from thinwire.lab.records.writer import RUN, write_json
-from thinwire.lab.scenes.credit import credit_of, packaged
+from thinwire.lab.records.writer import RUN
+from thinwire.lab.scenes.credit import packaged
 from thinwire.lab.scenes.options import ScenesConfig
 from thinwire.lab.scenes.packing import Packing, pack, predicted
 from thinwire.lab.scenes.record import SceneRecord
+from thinwire.lab.scenes.reporting import leave_report
 from thinwire.lab.scenes.sending import PACKED, RIVAL
-from thinwire.lab.scenes.showing import draw_pictures
 from thinwire.replacing import replacing
 from thinwire.types import LinkError
 
@@ -34,8 +33,8 @@ LATE = 0.1  # seconds behind the link's timetable, on average, that a reader mus
 Show = Callable[[str], None]
 
 
-def run(config: ScenesConfig, show: Show) -> Run[SceneRecord]:
-    """Play the demo, which says through ``show`` what is going on, and return its run, which lies in ``out``.
+def run(config: ScenesConfig, show: Show) -> tuple[SceneRecord, Path]:
+    """Play the demo, which says through ``show`` what is going on; return its record and report.
 
     Errors: ``InputError`` for a scene that cannot be packed so; what a process said that failed.
     """
@@ -45,30 +44,16 @@ def run(config: ScenesConfig, show: Show) -> Run[SceneRecord]:
         for file in (RUN, PACKED, RIVAL):  # of an earlier demo, which must not pass for this one's
             (out / file).unlink(missing_ok=True)
         data, record = pack(Packing(source, nbytes=config.nbytes), show)
-        splats = cleaned(read_scene_file(source)[0])[0]
-        files = {PACKED: data} | ({RIVAL: write_foreign(splats, "spz")} if record.rivals else {})
+        files = {PACKED: data}
+        if record.rivals:
+            files[RIVAL] = write_foreign(cleaned(read_scene_file(source)[0])[0], "spz")
         for name, held in files.items():
             with replacing(out / name) as part:
                 part.write_bytes(held)
-        record = _told(config, source, record)
+        record = replace(predicted(record, config.shape), link=link_of(config), config=config.to_dict())
         _send(config, record, max(map(len, files.values())), show)
         record.totals["seconds"] = time.monotonic() - began
-        _draw(record, splats, files, out, show)
-        write_json(out / RUN, record.to_dict())
-    return Run(record.recipe.name, record, folder=out)
-
-
-def _told(config: ScenesConfig, source: Path, record: SceneRecord) -> SceneRecord:
-    """Return a record with what was asked for, whose scene it is, and what the link is expected to take."""
-    record = predicted(record, config.shape.rate or 0.0, config.shape.delay)
-    credit = config.credit if config.credit is not None else credit_of(source)
-    return replace(record, config=config.to_dict(), link=link_of(config), credit=credit, source=source.name)
-
-
-def _draw(record: SceneRecord, splats: Splats, files: dict[str, bytes], out: Path, show: Show) -> None:
-    show("drawing")
-    rivals = {"spz": files[RIVAL]} if RIVAL in files else {}
-    draw_pictures(record, splats, files[PACKED], rivals, out)
+        return record, leave_report(out, record, source, data, config.credit, show)
 
 
 def _send(config: ScenesConfig, record: SceneRecord, most: int, show: Show) -> None:

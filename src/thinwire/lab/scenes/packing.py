@@ -24,9 +24,9 @@ from thinwire.assets.splats.view.image import mse, psnr, ssim
 from thinwire.assets.splats.view.project import Drawable
 from thinwire.assets.splats.view.render import render
 from thinwire.lab.machine.processor import environment
-from thinwire.lab.records.schema import RecipeText
-from thinwire.lab.scenes.clipping import clipped
+from thinwire.lab.records.schema import LinkInfo, RecipeText
 from thinwire.lab.scenes.record import LayerInfo, Rival, SceneRecord
+from thinwire.links.shape import LinkShape
 from thinwire.recipes.scenes import SCENE, SCENES, Coder
 from thinwire.types import InputError, MissingExtra, require
 
@@ -87,10 +87,11 @@ def pack(job: Packing, told: Callable[[str], None] = lambda doing: None) -> tupl
 
     Errors: ``InputError``, ``MissingExtra``.
     """
-    told("reading")
+    told("reading the scene")
+    start = time.monotonic()
     found, source_nbytes = read_scene_file(job.source)
     splats, odd = cleaned(found, job.strict)
-    told(f"packing {splats.count} splats")
+    told(f"packing {splats.count:,} splats")
     began = time.process_time()
     data = write_scene(_coded(job, splats))
     encode_s = time.process_time() - began
@@ -101,7 +102,7 @@ def pack(job: Packing, told: Callable[[str], None] = lambda doing: None) -> tupl
     record.environment = environment("fp32", 1)
     told("measuring what is left")
     _measure(record, splats, read_scene(data))
-    record.status = "done"
+    record.status, record.totals["seconds"] = "done", time.monotonic() - start
     return data, record
 
 
@@ -150,9 +151,7 @@ def _measure(record: SceneRecord, splats: Splats, layers: list[Layer]) -> None:
     record.ssim = pictures.ssim(drawn)
     try:
         spz = write_foreign(splats, "spz")
-        back = read_foreign(spz, "spz")
-        found = _known(pictures.psnr(pictures.of(back)))
-        record.rivals = [Rival("spz", len(spz), found, clipped(splats, back))]
+        record.rivals = [Rival("spz", len(spz), _known(pictures.psnr(pictures.of(read_foreign(spz, "spz")))))]
     except MissingExtra as e:
         record.notes.append(str(e))
 
@@ -161,11 +160,13 @@ def _known(decibels: float) -> float | None:
     return decibels if math.isfinite(decibels) else None
 
 
-def predicted(record: SceneRecord, rate: float, delay: float) -> SceneRecord:
-    """Return a record with the seconds until each layer is there over a link [bytes/s, seconds]."""
+def predicted(record: SceneRecord, shape: LinkShape) -> SceneRecord:
+    """Return a record with the seconds until each layer, and each rival, is there over a link with a rate."""
+    rate, delay = shape.rate or math.inf, shape.delay
     sent, layers = record.packed_nbytes - sum(x.nbytes for x in record.layers), list[LayerInfo]()
     for layer in record.layers:
         sent += layer.nbytes
         layers.append(replace(layer, seconds_predicted=sent / rate + delay))
     rivals = [replace(x, seconds_predicted=x.nbytes / rate + delay) for x in record.rivals]
-    return replace(record, layers=layers, rivals=rivals)
+    link = LinkInfo(str(shape), shape.rate, delay or None)
+    return replace(record, layers=layers, rivals=rivals, link=link)

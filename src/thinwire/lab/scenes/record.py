@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from thinwire.lab.records.schema import RunRecord, about
@@ -26,9 +27,6 @@ class Rival:
     name: str = about("the format: `spz`")
     nbytes: int = about("bytes of its file")
     psnr_db: float | None = about("PSNR to the source at the same cameras; `null` where equal", None)
-    clipped: dict[str, int] = about(
-        "splats that came back cut to the format's range, by attribute", make=dict
-    )
     seconds_predicted: float | None = about("seconds until its last byte is there, as of a layer", None)
     seconds_measured: float | None = about("the same as measured; `null` where it was not sent", None)
 
@@ -77,5 +75,5 @@ class SceneRecord(RunRecord):
 
     def conditions(self) -> dict[str, str]:
         """Return what must be the same in runs whose figures compare: the scene as well."""
-        name = f"{self.source} of {self.splats} splats"
+        name = f"{Path(self.source).name} of {self.splats} splats"
         return super().conditions() | {"scene": name}
