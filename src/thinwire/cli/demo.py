@@ -72,6 +72,10 @@ FEDERATED_DEMO: dict[str, Any] = {
 }
 SCENES_SHOWN = ("scene", "credit", "seconds", "link", "out", "json", "quiet")
 SCENES_DEMO: dict[str, Any] = {"link": "1mbit", "out": "runs/demo-scenes"}
+SCENES_HELPS = {
+    "link": "The link's rate and one-way delay, as in 1mbit,30ms[,jitter=2ms][,loss=0.1%].",
+    "out": "Folder of the record, the packed scene, the pictures and the report; those there are replaced.",
+}
 REAL, REAL_ROUNDS = "thinwire", 5  # what real processes run too, and how many versions
 REACH = 75  # steps at most, to the loss that the first recipe ends with
 
@@ -158,13 +162,14 @@ def federated(given: dict[str, Any]) -> None:
 
 
 @demo.command()
-@with_config(ScenesConfig, defaults=SCENES_DEMO, only=SCENES_SHOWN)
+@with_config(ScenesConfig, defaults=SCENES_DEMO, only=SCENES_SHOWN, helps=SCENES_HELPS)
 def scenes(given: dict[str, Any]) -> None:
     """Pack a scene of 3D Gaussians for three seconds of 1 Mbit/s, and send it layer by layer over that link.
 
-    A process receives and decodes it, and then the same scene as SPZ in one piece. The link is shaped in the
-    sender. Under a minute on two cores. Ends with what was seen after how many seconds, and OUT/report.html:
-    pictures side by side, how they differ, and PSNR over seconds. The packed scene is OUT/scene.tw.
+    Another process receives and decodes it, then the same scene as SPZ in one piece. The link is shaped in
+    the sender. About half a minute on two cores. Ends with what was seen after how many seconds, and
+    OUT/report.html: pictures side by side, how they differ, and PSNR over seconds. OUT/scene.tw is the packed
+    scene.
     """
     config = ScenesConfig.from_dict(given)
     from thinwire.cli.terminal.doing import Doing

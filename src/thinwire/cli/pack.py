@@ -83,7 +83,7 @@ def pack(
     decibels = None if quality is None else number_of(quality, "--quality", {"db": 1.0, "": 1.0}, "40dB")
     require(credit is None or report is not None, InputError, "--credit is for pictures; give --report too")
     check_new(out, force)
-    with nullcontext() if report is None else holding(report), Doing(json) as doing:
+    with nullcontext() if report is None else holding(report, "--report"), Doing(json) as doing:
         # After the checks: a wrong option is refused before torch is even imported.
         from thinwire.lab.scenes.packing import Packing, predicted
         from thinwire.lab.scenes.packing import pack as packed

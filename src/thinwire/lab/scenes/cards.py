@@ -181,8 +181,10 @@ def _words(record: SceneRecord, picture: Picture) -> str:
     rival = next((r for r in record.rivals if r.name == picture.name), None)
     if rival is not None:
         return f"{megabytes(rival.nbytes)}{_when(rival)}, {decibels(rival.psnr_db)}. Nothing before."
-    number = int(picture.name.rpartition(" ")[2]) if picture.name.startswith("layer ") else len(record.layers)
-    layer, sent = record.layers[number - 1], so_far(record)[number - 1]
+    index = int(picture.name.rpartition(" ")[2]) - 1 if picture.name.startswith("layer ") else 0
+    if not 0 <= index < len(record.layers):
+        return ""
+    layer, sent = record.layers[index], so_far(record)[index]
     return f"{layer.splats:,} splats, {megabytes(sent)}{_when(layer)}, {decibels(layer.psnr_db)}."
 
 

@@ -48,7 +48,14 @@ class SceneRecord(RunRecord):
         "totals.seconds": "wall-clock seconds of packing, and of what was measured then",
     }
     # What a scene is packed to is what runs are compared for.
-    FREE: ClassVar[frozenset[str]] = RunRecord.FREE | {"scene", "target", "seconds", "quality", "strict"}
+    FREE: ClassVar[frozenset[str]] = RunRecord.FREE | {
+        "scene",
+        "target",
+        "seconds",
+        "quality",
+        "strict",
+        "link",
+    }
 
     kind: str = about("`scene`", "scene")
     unit: str = about("`scene`", "scene")
@@ -74,6 +81,6 @@ class SceneRecord(RunRecord):
     decode_cpu_s: float = about("processor seconds of unpacking", 0.0)
 
     def conditions(self) -> dict[str, str]:
-        """Return what must be the same in runs whose figures compare: the scene as well."""
-        name = f"{Path(self.source).name} of {self.splats} splats"
-        return super().conditions() | {"scene": name}
+        """Return what must be the same in runs whose figures compare: the scene, and a link if any."""
+        told = super().conditions() | {"scene": f"{Path(self.source).name} of {self.splats} splats"}
+        return told | {"link": self.link.asked} if self.link.asked != "none" else told
