@@ -23,6 +23,7 @@ from bench import (
     pages_plan,
     pages_record,
     pages_replicas,
+    pages_shown,
     pages_state,
 )
 from bench.tables import Rows, table, tabled
@@ -44,6 +45,7 @@ PAGES = (
     "docs/replicas.md",
     "docs/pictures.md",
     "docs/federated.md",
+    "docs/scenes.md",
     "docs/state-results.md",
     "docs/concepts.md",
     "docs/finetuning.md",
@@ -274,6 +276,7 @@ TABLES: dict[str, Callable[[Any], str]] = {
     **pages_pictures.TABLES,
     **dict.fromkeys(pages_record.TABLES, lambda draw: draw()),
     "followed": pages_state.followed,
+    "shown": pages_shown.shown,
     **pages_finetuning.TABLES,
 }
 

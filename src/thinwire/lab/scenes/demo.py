@@ -53,6 +53,8 @@ def run(config: ScenesConfig, show: Show) -> tuple[SceneRecord, Path]:
         record = replace(predicted(record, config.shape), link=link_of(config), config=config.to_dict())
         _send(config, record, max(map(len, files.values())), show)
         record.totals["seconds"] = time.monotonic() - began
+        if not config.scene:  # where thinwire is installed says nothing
+            record.source = source.name
         return record, leave_report(out, record, source, data, config.credit, show)
 
 
