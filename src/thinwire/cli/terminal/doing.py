@@ -21,6 +21,7 @@ class Doing(ExitStack):
         terminal = sys.stderr.isatty()
         self._lines, self._text = lines and not quiet and not terminal, ""
         self._bar: Any = None
+        self._over = False
         self._changing = threading.Lock()
         self._timer = threading.Timer(SOON, self._begin)
         self._timer.daemon = True
@@ -48,6 +49,8 @@ class Doing(ExitStack):
             TimeElapsedColumn(),
         )
         with self._changing:
+            if self._over:
+                return
             self._bar = Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=4)
             self._bar.add_task(self._text, total=None)
             self._bar.start()
@@ -57,4 +60,4 @@ class Doing(ExitStack):
         with self._changing:
             if self._bar is not None:
                 self._bar.stop()
-            self._bar, self._lines = None, False
+            self._bar, self._lines, self._over = None, False, True
