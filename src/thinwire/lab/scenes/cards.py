@@ -154,7 +154,7 @@ def _pictures(run: SceneRun, of: str) -> str:
     if not record.pictures:
         return ""
     shown = [_figure(run, p.file, _title(p), _words(record, p)) for p in record.pictures]
-    off = [_figure(run, p.difference, _title(p), "") for p in record.pictures if p.difference]
+    off = [_figure(run, p.difference, _title(p), _words(record, p)) for p in record.pictures if p.difference]
     text = f"Amplified {record.stronger:g} times: black where there is none."
     return card(f"Pictures{of}", "All by the same camera.", _side_by_side(shown)) + card(
         f"Differences from the source{of}", text, _side_by_side(off)

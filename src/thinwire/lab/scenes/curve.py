@@ -36,7 +36,7 @@ def curves(runs: Runs) -> list[str]:
     if by_seconds:
         kind = "measured at the receiver, until decoded" if measured else "predicted for the link"
         found.append(_figure("PSNR over seconds", text, by_seconds, f"seconds, {kind}"))
-    found.append(_figure("PSNR over bytes", text, by_bytes, "kilobytes"))
+    found.append(_figure("PSNR over bytes", text, by_bytes, "kilobytes", alone=not found))
     return [legend([(dot(f"--s{x.number}"), x.label) for x in by_bytes]), grid(found)] if by_bytes else []
 
 
@@ -77,8 +77,8 @@ def so_far(record: SceneRecord) -> list[int]:
     return found
 
 
-def _figure(title: str, text: str, lines: Sequence[Line], label: str) -> str:
-    drawing, axes = new_figure(5.6, 3.3)
+def _figure(title: str, text: str, lines: Sequence[Line], label: str, alone: bool = False) -> str:
+    drawing, axes = new_figure(11.2 if alone else 5.6, 3.3)
     low = min(y for line in lines for _, y in line.points) - ROOM
     end = 1.08 * max(x for line in lines for x, _ in line.points)
     for line in lines:
