@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import math
 import re
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from thinwire.cli.terminal.doing import Doing
 from thinwire.cli.terminal.output import print_json, tell
 from thinwire.cli.terminal.scene_places import PackedOut
+from thinwire.lab.records.holding import holding
 from thinwire.links.shape import SIZES, LinkShape
 from thinwire.types import InputError, require
+
+if TYPE_CHECKING:
+    from thinwire.lab.scenes.record import SceneRecord
 
 _NUMBER = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]*)")
 ODD = {
@@ -41,6 +47,14 @@ Strict = Annotated[
     bool, typer.Option("--strict", help="Refuse a scene with a NaN; else its splats are dropped.")
 ]
 Force = Annotated[bool, typer.Option("--force", help="Put it in the place of what is there.")]
+Report = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Leave the record, pictures of what is left, and a report there."),
+]
+Credit = Annotated[
+    str | None,
+    typer.Option(metavar="TEXT", help="Whose scene it is, for the pictures; by default a licence beside IN."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the record as JSON, and nothing else, on stdout.")]
 
 
@@ -54,6 +68,8 @@ def pack(
     quality: Quality = None,
     strict: Strict = False,
     force: Force = False,
+    report: Report = None,
+    credit: Credit = None,
     json: Json = False,
 ) -> None:
     """Pack a scene of 3D Gaussians into few bytes: without cameras, photographs or training.
@@ -64,25 +80,40 @@ def pack(
 
     thinwire pack scene.ply -o scene.tw --target 5MB
 
-    thinwire pack scene.spz -o scene.tw --seconds 4 --link 10mbit,30ms
+    thinwire pack scene.spz -o scene.tw --seconds 4 --link 10mbit,30ms --report runs/scene
 
     thinwire pack scene.ply -o s3://bucket/scene/ --target 5MB
     """
     shape = _shape(link, seconds)
     most = _most(target, seconds, shape)
     decibels = None if quality is None else number_of(quality, "--quality", {"db": 1.0, "": 1.0}, "40dB")
+    require(credit is None or report is not None, InputError, "--credit is for pictures; give --report too")
     place = PackedOut(out, force)
-    # After the checks: a wrong option is refused before torch is even imported.
-    from thinwire.lab.scenes.packing import Packing, predicted
-    from thinwire.lab.scenes.packing import pack as packed
+    with nullcontext() if report is None else holding(report, "--report"), Doing(json) as doing:
+        # After the checks: a wrong option is refused before torch is even imported.
+        from thinwire.lab.scenes.packing import Packing, predicted
+        from thinwire.lab.scenes.packing import pack as packed
 
-    data, record = packed(Packing(source, recipe, most, decibels, strict))
-    if shape is not None and shape.rate:
-        record = predicted(record, shape.rate, shape.delay)
-    place.write(data)
+        data, record = packed(Packing(source, recipe, most, decibels, strict), doing.tell)
+        record.config = {"scene": str(source), "recipe": recipe, "target": target, "quality": quality}
+        record.config |= {"seconds": seconds, "link": link or "none", "strict": strict}
+        if shape is not None and shape.rate:
+            record = predicted(record, shape)
+        place.write(data)
+        if report is not None:
+            from thinwire.lab.scenes.reporting import leave_report
+
+            page = leave_report(report, record, source, data, credit, doing.tell)
     if json:
         print_json(record.to_dict())
         return
+    _say(source, out, record)
+    if report is not None:
+        tell(f"report: {page}")
+
+
+def _say(source: Path, out: str, record: SceneRecord) -> None:
+    """Print what became of a scene, and what was lost."""
     streams = ", ".join(f"{name} {nbytes}" for name, nbytes in record.streams.items())
     tell(f"{source}: {record.splats} splats, {record.source_nbytes} bytes")
     tell(f"{out}: {record.packed_nbytes} bytes ({streams})")

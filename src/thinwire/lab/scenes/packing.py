@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,8 +28,9 @@ from thinwire.assets.splats.view.image import mse, psnr, ssim
 from thinwire.assets.splats.view.project import Drawable
 from thinwire.assets.splats.view.render import render
 from thinwire.lab.machine.processor import environment
-from thinwire.lab.records.schema import RecipeText
+from thinwire.lab.records.schema import LinkInfo, RecipeText
 from thinwire.lab.scenes.record import LayerInfo, Rival, SceneRecord
+from thinwire.links.shape import LinkShape
 from thinwire.recipes.scenes import SCENE, SCENES, Coder
 from thinwire.types import InputError, MissingExtra, require
 
@@ -88,10 +90,16 @@ def _pictures(splats: Splats, cameras: list[Camera]) -> list[Array]:
     return [render(scene, camera) for camera in cameras]
 
 
-def pack(job: Packing) -> tuple[bytes, SceneRecord]:
-    """Return a scene's packed file and the record of it. Errors: ``InputError``, ``MissingExtra``."""
+def pack(job: Packing, told: Callable[[str], None] = lambda doing: None) -> tuple[bytes, SceneRecord]:
+    """Return a scene's packed file and the record of it; ``told`` hears what is being done.
+
+    Errors: ``InputError``, ``MissingExtra``.
+    """
+    told("reading the scene")
+    start = time.monotonic()
     found, source_nbytes = read_scene_file(job.source)
     splats, odd = cleaned(found, job.strict)
+    told(f"packing {splats.count:,} splats")
     began = time.process_time()
     data = write_scene(_coded(job, splats))
     encode_s = time.process_time() - began
@@ -100,8 +108,9 @@ def pack(job: Packing) -> tuple[bytes, SceneRecord]:
     record.target_nbytes, record.target_db = job.nbytes, job.quality
     record.splats, record.bands, record.odd = splats.count, splats.bands, odd._asdict()
     record.environment = environment("fp32", 1)
+    told("measuring what is left")
     _measure(record, splats, read_scene(data))
-    record.status = "done"
+    record.status, record.totals["seconds"] = "done", time.monotonic() - start
     return data, record
 
 
@@ -181,10 +190,13 @@ def _known(decibels: float) -> float | None:
     return decibels if math.isfinite(decibels) else None
 
 
-def predicted(record: SceneRecord, rate: float, delay: float) -> SceneRecord:
-    """Return a record with the seconds until each layer is there over a link [bytes/s, seconds]."""
+def predicted(record: SceneRecord, shape: LinkShape) -> SceneRecord:
+    """Return a record with the seconds until each layer, and each rival, is there over a link with a rate."""
+    rate, delay = shape.rate or math.inf, shape.delay
     sent, layers = record.packed_nbytes - sum(x.nbytes for x in record.layers), list[LayerInfo]()
     for layer in record.layers:
         sent += layer.nbytes
         layers.append(replace(layer, seconds_predicted=sent / rate + delay))
-    return replace(record, layers=layers)
+    rivals = [replace(x, seconds_predicted=x.nbytes / rate + delay) for x in record.rivals]
+    link = LinkInfo(str(shape), shape.rate, delay or None)
+    return replace(record, layers=layers, rivals=rivals, link=link)
