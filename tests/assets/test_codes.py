@@ -13,7 +13,7 @@ from thinwire.assets.splats.code.channels import ROUNDING, Axes, Channels, class
 from thinwire.assets.splats.code.grid import Grid, cells_of, morton
 from thinwire.assets.splats.code.octree import pack_cells, unpack_cells
 from thinwire.assets.splats.code.raht import Plan
-from thinwire.assets.splats.code.symbols import (
+from thinwire.assets.code.symbols import (
     entropy,
     pack_classes,
     pack_numbers,

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from thinwire.assets.code.symbols import pack_numbers, unpack_numbers
 from thinwire.assets.splats.code import turns
 from thinwire.assets.splats.code.channels import Axes, Channels, Floats, class_steps, unpack_channels
 from thinwire.assets.splats.code.grid import MOST_DEPTH, Codes, Grid, cells_of, morton
 from thinwire.assets.splats.code.octree import pack_cells, unpack_cells
-from thinwire.assets.splats.code.symbols import pack_numbers, unpack_numbers
 from thinwire.assets.splats.importance import (
     MOST_CLASS,
     classes_of,

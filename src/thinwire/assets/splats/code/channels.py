@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from thinwire.assets.splats.code.symbols import pack_classes, unpack_classes, unzigzag, zigzag
+from thinwire.assets.code.symbols import pack_classes, unpack_classes, unzigzag, zigzag
 from thinwire.types import ByteCursor, PayloadError, require
 
 Floats = npt.NDArray[np.float64]
