@@ -12,14 +12,17 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from thinwire.assets.weights.feedback import inverse_factor, quantised
+from thinwire.assets.weights.feedback import MOST, inverse_factor, quantised
 from thinwire.assets.weights.moments import Moments
 from thinwire.assets.weights.streams import bits_of
 from thinwire.assets.weights.tensors import (
+    NARROW,
     OCTAVE,
     Grouped,
     Stepped,
     exact_steps,
+    groups_of,
+    is_narrow,
     parts_of,
     spread_scales,
 )
@@ -115,7 +118,10 @@ def with_steps(
 ) -> Stepped:
     """Return a matrix coded with steps in parts of an octave; ``kept`` are codes to stay near."""
     upper = inverse_factor(matrix.moments.columns) if feedback else None
-    codes = quantised(matrix.x / exact_steps(rows)[:, None], exact_steps(columns), upper, kept)
+    # What went into a byte each goes on so: a checkpoint of codes has the same types from version to version.
+    most = NARROW if kept is not None and is_narrow(kept) else MOST
+    scaled = matrix.x / exact_steps(rows)[:, None]
+    codes = quantised(scaled, exact_steps(columns), upper, kept, (-most, most))
     return Stepped(codes, rows, columns, matrix.shape, matrix.dtype, matrix.swapped)
 
 
@@ -130,7 +136,7 @@ def grouped_site(matrix: Matrix) -> Site:
 def grouped_memory(matrix: Matrix, width: int) -> int:
     """Return the bytes of a matrix in memory at a width, scales of its groups included."""
     rows, columns = matrix.x.shape
-    return -(-rows * columns * width // 8) + 2 * rows * -(-columns // Grouped.GROUP)
+    return -(-rows * columns * width // 8) + 2 * rows * groups_of(columns)
 
 
 def grouped(matrix: Matrix, choice: int, feedback: bool = True) -> Grouped:
@@ -158,7 +164,7 @@ def _rounded(x: Tensor, column_costs: Tensor, width: int) -> tuple[Tensor, Tenso
     The largest of a group has the lowest code: a scale may be negative, so that no level is lost.
     """
     rows, columns = x.shape
-    groups, most = -(-columns // Grouped.GROUP), 1 << width - 1
+    groups, most = groups_of(columns), 1 << width - 1
     padded = torch.nn.functional.pad(x, (0, groups * Grouped.GROUP - columns)).view(rows, groups, -1)
     costs = torch.nn.functional.pad(column_costs, (0, groups * Grouped.GROUP - columns)).view(groups, -1)
     span = padded.gather(2, padded.abs().argmax(2, keepdim=True))[..., 0] / -most

@@ -20,7 +20,16 @@ from thinwire.assets.code.symbols import (
     zigzag,
 )
 from thinwire.assets.weights.streams import pack_codes, unpack_codes
-from thinwire.assets.weights.tensors import REACH, Coded, Grouped, Plain, Same, Stepped
+from thinwire.assets.weights.tensors import (
+    REACH,
+    Coded,
+    Grouped,
+    Plain,
+    Same,
+    Stepped,
+    groups_of,
+    matrix_shape,
+)
 from thinwire.types import ByteCursor, PayloadError, require
 
 DTYPES = {
@@ -103,12 +112,11 @@ def unpack_entry(entry: Entry, name: str) -> Coded:
 def _unpack_matrix(
     cursor: ByteCursor, entry: Entry, shape: tuple[int, ...], dtype: torch.dtype, swapped: bool
 ) -> Coded:
-    rows, columns = shape[0], math.prod(shape[1:])
-    rows, columns = (columns, rows) if swapped else (rows, columns)
+    rows, columns = matrix_shape(shape, swapped)
     if entry.kind == Grouped.kind:
         width = entry.about["width"]
         require(type(width) is int and width in WIDTHS, PayloadError, f"codes of {width!r:.20} bits")
-        scales = _unpack_plain(cursor, (rows, -(-columns // Grouped.GROUP)), torch.float16)
+        scales = _unpack_plain(cursor, (rows, groups_of(columns)), torch.float16)
         codes = torch.from_numpy(unpack_codes(cursor, rows, columns))
         return Grouped(codes, scales, width, shape, dtype, swapped)
     by_row, by_column = (torch.from_numpy(_unturned(unpack_numbers(cursor, n))) for n in (rows, columns))

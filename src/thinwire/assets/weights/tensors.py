@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 OCTAVE = 8  # parts of it in which steps are given
+NARROW = 127  # of codes in one byte
 REACH = 40 * OCTAVE  # of a step, from 1 either way
 _PARTS = torch.tensor([2.0 ** (i / OCTAVE) for i in range(OCTAVE)])
 
@@ -115,6 +117,30 @@ Coded = Stepped | Grouped | Plain | Same
 def spread_scales(scales: Tensor, columns: int) -> Tensor:
     """Return the scale [rows, columns] of each weight in float32."""
     return scales.float().repeat_interleave(Grouped.GROUP, 1)[:, :columns]
+
+
+def groups_of(columns: int) -> int:
+    """Return how many groups a row of so many columns has.
+
+    >>> groups_of(65)
+    2
+    """
+    return -(-columns // Grouped.GROUP)
+
+
+def matrix_shape(shape: tuple[int, ...], swapped: bool) -> tuple[int, int]:
+    """Return rows and columns of the matrix that a tensor is coded as.
+
+    >>> matrix_shape((4, 3, 2), swapped=False)
+    (4, 6)
+    """
+    rows, columns = shape[0], math.prod(shape[1:])
+    return (columns, rows) if swapped else (rows, columns)
+
+
+def is_narrow(codes: Tensor) -> bool:
+    """Say whether codes go into a byte each."""
+    return not codes.numel() or int(codes.abs().max()) <= NARROW
 
 
 def as_matrix(x: Tensor, swapped: bool = False) -> Tensor:
