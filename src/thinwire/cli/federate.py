@@ -21,7 +21,7 @@ from thinwire.types import ThinwireError, require
 
 if TYPE_CHECKING:
     from thinwire.engines.federated.conductor import Made
-    from thinwire.lab.federated.recorded import Outcome
+    from thinwire.lab.federated.virtual import Outcome
 
 Methods = Annotated[
     list[str],

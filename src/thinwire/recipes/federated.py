@@ -50,6 +50,7 @@ THRESHOLD = Parameter("the least magnitude that is sent, at first", 0, 1e6, whol
 FEEDBACK = Parameter("whether what was not sent goes with the next update", 0, 1)
 PERIOD = Parameter("seconds from one version to the next", 1e-3, 1e6, whole=False)
 SIZE = Parameter("updates of a version", 1, 100_000)
+SAMPLES = Parameter("the least number of a client, for each local step; 0: no limit", 0, 1000, whole=False)
 SERVER_RATE = Parameter("the server's step size", 1e-6, 100, whole=False)
 ALPHA = Parameter("how the threshold goes with the step size", 0.1, 10, whole=False)
 BITS = Parameter("the bits of a value", 1, 8)
@@ -175,12 +176,15 @@ def thinwire(
     period: Annotated[float, PERIOD] = 6.0,
     rate: Annotated[float, SERVER_RATE] = 0.7,
     down: Annotated[float, DOWN] = 0.02,
+    up: Annotated[float, Parameter("of an update, sent up at most", 0.001, 1, whole=False)] = 0.03,
     discount: Annotated[float, Parameter("how fast late updates count less", 0, 10, whole=False)] = 0.5,
     feedback: Annotated[int, FEEDBACK] = 1,
     by_data: Annotated[int, Parameter("whether who has more data sends more", 0, 1)] = 1,
+    samples: Annotated[float, SAMPLES] = 5.0,
 ) -> Made:
     """Send 4-bit values both ways, with error feedback; ``policies/federated/thinwire.py`` says how much."""
     given = DeltaDownload(TopK(down, FINE)) if down < 1 else FullDownload()
     method = Method(Periodic(period, rate=rate, a=discount), given, bool(feedback))
-    policy = Thinwire(period, FINE, down_ratio=down, data_power=EXPONENT if by_data else 0.0)
+    power = EXPONENT if by_data else 0.0
+    policy = Thinwire(period, FINE, down_ratio=down, data_power=power, samples_a_step=samples, most_ratio=up)
     return {METHOD: method}, policy

@@ -107,6 +107,12 @@ def test_a_budget_holds_within_limits_too() -> None:
         assert moved.sum() == pytest.approx(given.sum()) and 0.001 <= moved.min() <= moved.max() <= 1
 
 
+def test_few_samples_take_few_steps_at_any_speed() -> None:
+    fast = [replace(DEVICE, id=i, step_seconds=0.001, samples=n) for i, n in enumerate((3, 60, 300, 10_000))]
+    assert [a.steps for a in assigned(fast)] == [1, 12, 60, 100]
+    assert [a.steps for a in assigned(fast, samples_a_step=0)] == [100] * 4
+
+
 @pytest.mark.parametrize("periods", [1, 2])
 def test_slower_devices_take_fewer_steps_and_keep_the_period(periods: int) -> None:
     slow = [replace(DEVICE, id=i, step_seconds=s) for i, s in enumerate((0.05, 0.1, 0.2, 0.4, 0.8))]
@@ -124,6 +130,7 @@ def test_all_parts_off_is_fedluck_on_a_finer_grid() -> None:
     off = Thinwire(
         1.5, Raw(), kept_bits=32, down_ratio=0, trips=0, waits=False, ratio_power=0.5, data_power=0,
         least_steps=2, most_steps=60, least_ratio=0.01, most_ratio=1.0, most_periods=1e6,
+        samples_a_step=0,
     )  # fmt: skip
     devices = [replace(DEVICE, step_seconds=0.05 * i, up=2e4 * i, samples=i) for i in range(1, 9)]
     for ours, theirs in zip(off.assign(devices, MODEL), FedLuck(1.5).assign(devices, MODEL), strict=True):

@@ -105,3 +105,8 @@ class FederatedRecord(RunRecord):
         "foretold and as measured",
         make=dict,
     )
+
+    @property
+    def suffix(self) -> str:
+        """The seed, where the run was one of several seeds."""
+        return f"-{self.seed}" if "," in str(self.config.get("seeds", "")) else ""

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from thinwire.lab.federated.devices import load_fleet
 from thinwire.lab.federated.options import FederatedConfig
-from thinwire.lab.federated.recorded import FederatedRun, Outcome
 from thinwire.lab.federated.recorder import Told
 from thinwire.lab.federated.setup import Setup
 from thinwire.lab.federated.splits import Split
 from thinwire.lab.federated.tasks import load_dataset
 from thinwire.lab.federated.trainer import Here, Pool, Trainer, one_thread, workers_of
+from thinwire.lab.federated.virtual import FederatedRun, Outcome
 from thinwire.lab.records.runs import slug
 from thinwire.recipes.federated import parse_federated_recipe
 from thinwire.types import ThinwireError

@@ -92,7 +92,7 @@ def _compared(file: Path, read: Reader) -> list[tuple[Path, RunRecord]]:
     if not isinstance(values, list) or not values:
         raise InputError(f"{file} is no list of run records; run thinwire compare again")
     records = [read(v, f"{file}, run {i}") for i, v in enumerate(values, 1)]
-    return [(file.parent / slug(record.recipe.name), record) for record in records]
+    return [(file.parent / (slug(record.recipe.name) + record.suffix), record) for record in records]
 
 
 def _metrics(folder: Path, record: RunRecord) -> list[UnitMetrics]:

@@ -205,6 +205,11 @@ class RunRecord:
         for unit in done:
             self.count(unit)
 
+    @property
+    def suffix(self) -> str:
+        """What a run's folder has after the recipe's name, where a comparison runs that several times."""
+        return ""
+
     def conditions(self) -> dict[str, str]:
         """Return what must be the same in runs whose figures compare, by name, in words.
 

@@ -54,6 +54,7 @@ class Thinwire(Spec):
     | an update counts only at the end of a period, so a turn lasts whole periods | ``waits`` | False |
     | what a ratio is worth: its power in ``phi`` | ``ratio_power`` | .5: the released code's |
     | data: the ratio goes by p^``data_power`` at an equal sum of all ratios, as DAGC's | ``data_power`` | 0 |
+    | data: at least so many samples for each local step of a turn | ``samples_a_step`` | 0 |
     | step size: a threshold, from ``threshold`` at the first one on | ``threshold`` | 0: Top-k |
 
     Two percent a version is what low-bit deltas of a shared model took [measured, one seed]. Ratios lie on a
@@ -88,6 +89,7 @@ class Thinwire(Spec):
     waits: bool = True
     ratio_power: float = 0.1
     data_power: float = EXPONENT
+    samples_a_step: float = 5.0
     threshold: float = 0.0
     least_steps: int = 1
     most_steps: int = 100
@@ -102,7 +104,7 @@ class Thinwire(Spec):
         least, most = self.least_ratio, self.most_ratio
         wrong = f"least_ratio={least} and most_ratio={most} are not 0 < least <= most <= 1; give two shares"
         require(0 < least <= most <= 1, InputError, wrong)
-        for name in ("kept_bits", "down_ratio", "trips", "data_power", "threshold"):
+        for name in ("kept_bits", "down_ratio", "trips", "data_power", "samples_a_step", "threshold"):
             value = getattr(self, name)
             require(value >= 0, InputError, f"{name}={value} is below 0; give a number from 0 up, 0 for off")
         require(self.ratio_power > 0, InputError, f"ratio_power={self.ratio_power} is not above 0; give .5")
@@ -138,9 +140,14 @@ class Thinwire(Spec):
         count = math.ceil(math.log(self.most_ratio / self.least_ratio) / math.log(FINENESS))
         return np.geomspace(self.least_ratio, self.most_ratio, count + 1)
 
+    def _most(self, device: Device) -> int:
+        """Return the most steps for a device's data: many passes over few samples lead away from others."""
+        fit = int(device.samples / self.samples_a_step) if self.samples_a_step else self.most_steps
+        return max(self.least_steps, min(self.most_steps, fit))
+
     def _best(self, device: Device, ratios: Floats, cost: TurnCost) -> tuple[int, float]:
         """Return the steps and the one of ``ratios`` of least phi."""
-        steps = np.arange(self.least_steps, self.most_steps + 1, dtype=np.float64)
+        steps = np.arange(self.least_steps, self._most(device) + 1, dtype=np.float64)
         with np.errstate(over="ignore"):  # a link of no speed: the least of both
             turns = cost.seconds(device, steps, ratios)
             turns = with_waiting(turns, self.period) if self.waits else turns
