@@ -1,4 +1,4 @@
-"""``thinwire pack``: a scene of 3D Gaussians as small as a target asks for."""
+"""``thinwire pack``: a scene of 3D Gaussians, or a model, as small as a target asks for."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from thinwire.cli.pack_model import ModelOptions, is_model, pack_model
 from thinwire.cli.terminal.output import print_json, tell
 from thinwire.cli.terminal.places import check_file
 from thinwire.links.shape import SIZES, LinkShape
@@ -23,9 +24,13 @@ ODD = {
     "turnless": "with a rotation of zero, taken for none",
 }
 Source = Annotated[
-    Path, typer.Argument(metavar="IN", help="A .ply, .compressed.ply, .spz or .sog, or a folder of SOG.")
+    Path,
+    typer.Argument(
+        metavar="IN",
+        help="A .ply, .compressed.ply, .spz or .sog, a folder of SOG, or a model's folder or name.",
+    ),
 ]
-Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The packed scene to write.")]
+Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The packed file to write.")]
 Recipe = Annotated[str, typer.Option(metavar="NAME", help="How to code it: thinwire recipes lists them.")]
 Target = Annotated[str | None, typer.Option(metavar="SIZE", help="At most so many bytes: 5MB, 800kB.")]
 Seconds = Annotated[float | None, typer.Option(metavar="S", help="What --link carries in so many seconds.")]
@@ -35,6 +40,33 @@ Quality = Annotated[
 ]
 Strict = Annotated[
     bool, typer.Option("--strict", help="Refuse a scene with a NaN; else its splats are dropped.")
+]
+MODELS = "For models"
+Bits = Annotated[
+    float | None,
+    typer.Option(
+        metavar="B",
+        help="Fixed widths of 2 to 8 bits a tensor, so many a weight on average, scales included.",
+        rich_help_panel=MODELS,
+    ),
+]
+Calibrate = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TEXT", help="A text by name or path, which shows what matters.", rich_help_panel=MODELS
+    ),
+]
+Like = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="OLD", help="Keep the plan of an earlier version's packed file.", rich_help_panel=MODELS
+    ),
+]
+Codes = Annotated[
+    bool,
+    typer.Option(
+        "--codes", help="Write a safetensors file of codes, for publish and follow.", rich_help_panel=MODELS
+    ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Write over a file that is there.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the record as JSON, and nothing else, on stdout.")]
@@ -49,21 +81,37 @@ def pack(
     link: Link = None,
     quality: Quality = None,
     strict: Strict = False,
+    bits: Bits = None,
+    calibrate: Calibrate = None,
+    like: Like = None,
+    codes: Codes = False,
     force: Force = False,
     json: Json = False,
 ) -> None:
-    """Pack a scene of 3D Gaussians into few bytes: without cameras, photographs or training.
+    """Pack a scene of 3D Gaussians, or a language model, into few bytes: without any training.
 
-    Says what was lost, against the scene's own pictures, and what SPZ takes.
+    Of a scene, says what was lost against its own pictures, and what SPZ takes. Of a model, says what a text
+    tells of it: its perplexity before and after.
 
     [bold]Examples[/bold]
 
     thinwire pack scene.ply -o scene.tw --target 5MB
 
     thinwire pack scene.spz -o scene.tw --seconds 4 --link 10mbit,30ms
+
+    thinwire pack smollm2-135m -o model.tw --target 50MB --calibrate shakespeare
     """
     shape = _shape(link, seconds)
     most = _most(target, seconds, shape)
+    asked = ModelOptions(bits, calibrate, like, codes)
+    if is_model(source):
+        scenic = recipe != "thinwire" or quality is not None or strict
+        require(not scenic, InputError, "--recipe, --quality and --strict are for scenes; leave them out")
+        check_new(out, force)
+        pack_model(source, out, most, asked, shape, None, json)
+        return
+    told = "--bits, --calibrate, --like and --codes are for models; give a model's folder"
+    require(asked == ModelOptions(), InputError, told)
     decibels = None if quality is None else number_of(quality, "--quality", {"db": 1.0, "": 1.0}, "40dB")
     check_new(out, force)
     # After the checks: a wrong option is refused before torch is even imported.

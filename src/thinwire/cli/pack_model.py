@@ -27,11 +27,6 @@ class ModelOptions:
     like: Path | None = None
     codes: bool = False
 
-    @property
-    def any(self) -> bool:
-        """Whether anything was."""
-        return self != ModelOptions()
-
 
 def is_model(source: Path) -> bool:
     """Say whether what is to be packed is a model: a folder of one, its weights, or a name.
@@ -101,8 +96,10 @@ def is_packed_model(source: Path) -> bool:
         return begins_so(file.read(256))
 
 
-def unpack_model(source: Path, out: Path) -> None:
-    """Write the model that a packed one stands for."""
+def unpack_model(source: Path, out: Path, force: bool) -> None:
+    """Write the model that a packed one stands for: a folder, or a file called ``.safetensors``."""
+    require(out.absolute().parent.is_dir(), InputError, f"cannot write {out}: {out.parent} is no folder; make it")
+    require(force or not out.exists(), InputError, f"{out} is there; give --force to write over it")
     from thinwire.lab.weights.packing import read_packed
     from thinwire.lab.weights.placing import write_unpacked
 

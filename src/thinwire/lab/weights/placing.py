@@ -31,7 +31,6 @@ def write_unpacked(packed: PackedModel, out: Path) -> int:
     not at all. Errors: ``InputError``, ``PayloadError``, ``OSError``.
     """
     tensors = unpacked(packed)
-    # Each with values of its own, as transformers writes them, but for tied ones: its config says so.
     if out.suffix == SUFFIX:
         write_checkpoint(out, tensors, {})
         return len(tensors)
