@@ -8,11 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scenes import ball
 
-from thinwire.assets.splats.code import turns, vq
-from thinwire.assets.splats.code.channels import ROUNDING, Axes, Channels, class_steps, unpack_channels
-from thinwire.assets.splats.code.grid import Grid, cells_of, morton
-from thinwire.assets.splats.code.octree import pack_cells, unpack_cells
-from thinwire.assets.splats.code.raht import Plan
 from thinwire.assets.code.symbols import (
     entropy,
     pack_classes,
@@ -22,6 +17,11 @@ from thinwire.assets.code.symbols import (
     unzigzag,
     zigzag,
 )
+from thinwire.assets.splats.code import turns, vq
+from thinwire.assets.splats.code.channels import ROUNDING, Axes, Channels, class_steps, unpack_channels
+from thinwire.assets.splats.code.grid import Grid, cells_of, morton
+from thinwire.assets.splats.code.octree import pack_cells, unpack_cells
+from thinwire.assets.splats.code.raht import Plan
 from thinwire.assets.splats.view.project import rotation_matrices
 from thinwire.types import ByteCursor, PayloadError
 

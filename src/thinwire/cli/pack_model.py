@@ -98,7 +98,9 @@ def is_packed_model(source: Path) -> bool:
 
 def unpack_model(source: Path, out: Path, force: bool) -> None:
     """Write the model that a packed one stands for: a folder, or a file called ``.safetensors``."""
-    require(out.absolute().parent.is_dir(), InputError, f"cannot write {out}: {out.parent} is no folder; make it")
+    require(
+        out.absolute().parent.is_dir(), InputError, f"cannot write {out}: {out.parent} is no folder; make it"
+    )
     require(force or not out.exists(), InputError, f"{out} is there; give --force to write over it")
     from thinwire.lab.weights.packing import read_packed
     from thinwire.lab.weights.placing import write_unpacked

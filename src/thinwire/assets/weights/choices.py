@@ -33,6 +33,7 @@ PER_OCTAVE = 4  # choices of steps
 FINEST, COARSEST = -7, 1  # octaves of the step, from the weights' deviation
 ROWS, COLUMNS = 0.5, 1.0  # how far steps follow what errors of a row and of a column cost
 FLOOR = 1e-3  # of the mean of rows: what nothing was seen of still matters
+SIDE = 0.8  # bytes that a row or a column takes besides its codes, about
 WIDTHS = tuple(range(2, 9))
 CLIPS = (1.0, 0.92, 0.84, 0.76, 0.68)  # of the range that a group's scale spans
 TINY = 1e-30
@@ -93,12 +94,13 @@ def stepped_site(matrix: Matrix) -> Site:
     """Return the choices of steps of a matrix: the entropy of the codes counts."""
     rows, columns = matrix.unit
     x, scale = matrix.x[matrix.sample], len(matrix.x) / len(matrix.sample)
+    side = SIDE * sum(matrix.x.shape)
     unit_rows, costs, nbytes = exact_steps(rows)[matrix.sample][:, None], list[float](), list[float]()
     for shift in shifts():
         steps = exact_steps(columns + shift)
         codes = quantised(x / unit_rows, steps)
         costs.append(matrix.cost(codes * steps * unit_rows - x))
-        nbytes.append(scale * bits_of(codes.numpy()) / 8)
+        nbytes.append(scale * bits_of(codes.numpy()) / 8 + side)
     return Site(matrix.name, tuple(costs), tuple(nbytes))
 
 

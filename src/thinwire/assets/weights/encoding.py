@@ -15,7 +15,7 @@ from thinwire.assets.weights.choices import (
     with_scales,
     with_steps,
 )
-from thinwire.assets.weights.entry import Entry, pack_entry, unpack_entry
+from thinwire.assets.weights.entry import NAMES, Entry, pack_entry, unpack_entry
 from thinwire.assets.weights.model import Model
 from thinwire.assets.weights.tensors import Coded, Grouped, Plain, Same, Stepped
 from thinwire.policies.allocate import ByteBudget, Site
@@ -23,6 +23,8 @@ from thinwire.types import InputError, require
 
 WITHIN = 0.004  # of a budget: less is not worth another round
 ROUNDS = 6
+SMALL = 1 << 14  # weights of a matrix that is coded in all ways at once
+PLACE = 16  # bytes that a tensor's place in the header may grow by
 SURE = 1.03  # times the estimate of the smallest size, to name one that will do
 Entries = dict[str, Entry]
 
@@ -30,48 +32,87 @@ Entries = dict[str, Entry]
 def to_budget(model: Model, most: int, size: Callable[[Entries], int]) -> Entries:
     """Return entries of all tensors whose ``size`` as a file is ``most`` or a little less.
 
-    All as they are where that fits. Sizes are estimated, coded, measured and corrected.
-    Errors: ``InputError`` that names a size that will do.
+    All as they are where that fits. Sizes are estimated, coded, measured and corrected; of small tensors they
+    are known at once. Errors: ``InputError`` that names a size that will do.
     """
-    kept, sites = model.kept(), [stepped_site(model.matrix(name)) for name in model.coded]
+    search = _Search(model)
+    kept, sites = model.kept(), [search.site(model.matrix(name)) for name in model.coded]
     if sum(max(site.nbytes) for site in sites) <= most:
         whole = model.lossless()
         if size(whole) <= most:
             return whole
-    rest = size(kept)
+    blank = {name: Entry(_about(model, name), b"") for name in model.coded}
+    rest = size(kept | blank) + PLACE * len(blank)
     least = math.ceil(rest + SURE * sum(min(site.nbytes) for site in sites))
     told = f"the model takes {least} bytes at least, and {most} are asked for; ask for {least} or more"
     require(least <= most, InputError, told)
-    found = _searched(model, sites, most, rest, lambda coded: size(kept | coded))
-    return {name: (kept | found)[name] for name in model.tensors}
+
+    def whole_of(coded: Entries) -> Entries:
+        return {name: (kept | coded)[name] for name in model.tensors if name in kept or name in coded}
+
+    return whole_of(search.within(sites, most, rest, lambda coded: size(whole_of(coded))))
 
 
-def _searched(
-    model: Model, sites: Sequence[Site], most: int, rest: float, size: Callable[[Entries], int]
-) -> Entries:
-    """Return entries of the coded tensors: choose, code, see what they take and choose again."""
-    made, best, spare = dict[tuple[str, int], Entry](), Entries(), 0.0
-    before, ratios = list[int](), dict.fromkeys(model.coded, 1.0)
-    for _ in range(ROUNDS):
-        scaled = [Site(s.name, s.costs, tuple(ratios[s.name] * n for n in s.nbytes)) for s in sites]
-        floor = sum(min(s.nbytes) for s in scaled)
-        chosen = ByteBudget(max(most - rest - spare, floor)).choose(scaled)
+def _about(model: Model, name: str) -> dict[str, object]:
+    """Return what a file will say of a tensor that is coded by steps."""
+    x = model.tensors[name]
+    about: dict[str, object] = {"kind": Stepped.kind, "shape": list(x.shape), "dtype": NAMES[x.dtype]}
+    return about | ({"swapped": True} if name in model.swapped else {})
+
+
+class _Search:
+    """What was coded so far of a model, by tensor and choice."""
+
+    def __init__(self, model: Model) -> None:
+        self._model, self._made = model, dict[tuple[str, int], Entry]()
+
+    def site(self, matrix: Matrix) -> Site:
+        """Return the choices of a matrix."""
+        found = stepped_site(matrix)
+        if matrix.x.numel() > SMALL:
+            return found
+        exact = (len(self._entry(matrix, i).data) for i in range(len(found.costs)))
+        return Site(found.name, found.costs, tuple(map(float, exact)))
+
+    def within(
+        self, sites: Sequence[Site], most: int, rest: float, size: Callable[[Entries], int]
+    ) -> Entries:
+        """Return entries of the sites: choose, code, see what they take and choose again.
+
+        ``rest``: bytes of what is not coded, about.
+        """
+        best, before, spare = Entries(), list[int](), 0.0
+        ratios = {site.name: 1.0 for site in sites}
+        for _ in range(ROUNDS):
+            scaled = [Site(s.name, s.costs, tuple(ratios[s.name] * n for n in s.nbytes)) for s in sites]
+            floor = sum(min(s.nbytes) for s in scaled)
+            chosen = ByteBudget(max(most - rest - spare, floor)).choose(scaled)
+            found = self._coded(sites, chosen)
+            ratios = {
+                s.name: len(found[s.name].data) / s.nbytes[i] for s, i in zip(sites, chosen, strict=True)
+            }
+            nbytes = size(found)
+            rest = nbytes - sum(len(entry.data) for entry in found.values())
+            if size(best) <= nbytes <= most:
+                best = found
+            if chosen == before or (1 - WITHIN) * most <= nbytes <= most:
+                break
+            before, spare = chosen, max(0.0, spare + nbytes - most)
+        told = f"the model takes {nbytes} bytes so, and {most} are asked for; ask for {nbytes} or more"
+        require(bool(best) or not sites, InputError, told)
+        return best
+
+    def _coded(self, sites: Sequence[Site], chosen: Sequence[int]) -> Entries:
+        found = Entries()
         for site, choice in zip(sites, chosen, strict=True):
-            if (site.name, choice) not in made:
-                coded = stepped(model.matrix(site.name), choice, model.feedback)
-                made[site.name, choice] = pack_entry(coded)
-            ratios[site.name] = len(made[site.name, choice].data) / max(site.nbytes[choice], 1.0)
-        found = {site.name: made[site.name, i] for site, i in zip(sites, chosen, strict=True)}
-        nbytes = size(found)
-        rest = nbytes - sum(len(entry.data) for entry in found.values())
-        if nbytes <= most and nbytes >= size(best):
-            best = found
-        if chosen == before or (1 - WITHIN) * most <= nbytes <= most:
-            break
-        before, spare = chosen, max(0.0, spare + nbytes - most)
-    told = f"the model takes {nbytes} bytes so, and {most} are asked for; ask for {nbytes} or more"
-    require(bool(best) or not sites, InputError, told)
-    return best
+            made = self._made.get((site.name, choice))
+            found[site.name] = made or self._entry(self._model.matrix(site.name), choice)
+        return found
+
+    def _entry(self, matrix: Matrix, choice: int) -> Entry:
+        made = pack_entry(stepped(matrix, choice, self._model.feedback))
+        self._made[matrix.name, choice] = made
+        return made
 
 
 def to_width(model: Model, bits: float) -> Entries:

@@ -30,7 +30,7 @@ from thinwire.assets.weights.tensors import (
     groups_of,
     matrix_shape,
 )
-from thinwire.types import ByteCursor, PayloadError, require
+from thinwire.types import WRONG_VALUES, ByteCursor, PayloadError, require
 
 DTYPES = {
     "float64": torch.float64,
@@ -91,6 +91,13 @@ def pack_entry(coded: Coded) -> Entry:
 
 def unpack_entry(entry: Entry, name: str) -> Coded:
     """Return the coded tensor of an entry, whose size was checked before. Errors: ``PayloadError``."""
+    try:
+        return _unpacked(entry, name)
+    except WRONG_VALUES as e:
+        raise PayloadError(f"{name:.99} is damaged: {str(e)[:80]}") from e
+
+
+def _unpacked(entry: Entry, name: str) -> Coded:
     about = entry.about
     if entry.kind == Same.kind:
         return Same(str(about["name"]))
