@@ -156,12 +156,12 @@ def test_a_version_like_another_moves_few_codes(odd: Model) -> None:
     same = like(odd, old)
     assert all(torch.equal(a, decoded(old)[n]) for n, a in decoded(same).items())
     moved = {
-        n: x + 0.002 * x.std() * torch.randn_like(x) if n in odd.coded else x for n, x in odd.tensors.items()
+        n: x + 0.04 * x.std() * torch.randn_like(x) if n in odd.coded else x for n, x in odd.tensors.items()
     }
     moved["head"] = moved["embed"].clone()
     new = like(Model(moved, odd.moments, odd.swapped, odd.lookups), old)
     first, second = (unpack_entry(e["embed"], "embed").codes for e in (old, new))
-    assert 0 < float((first != second).float().mean()) < 0.05
+    assert 0 < float((first != second).float().mean()) < 0.2
     with pytest.raises(InputError, match="norm is in one of both"):
         like(odd, {n: e for n, e in old.items() if n != "norm"})
 

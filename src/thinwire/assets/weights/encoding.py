@@ -23,7 +23,7 @@ from thinwire.types import InputError, require
 
 WITHIN = 0.004  # of a budget: less is not worth another round
 ROUNDS = 6
-SMALL = 1 << 14  # weights of a matrix that is coded in all ways at once
+SMALL = 1 << 12  # weights of a matrix that is coded in all ways at once
 PLACE = 16  # bytes that a tensor's place in the header may grow by
 SURE = 1.03  # times the estimate of the smallest size, to name one that will do
 Entries = dict[str, Entry]

@@ -93,14 +93,25 @@ def read_text_with(source: Source, text: str) -> Reading:
         f"--calibrate needs a model's folder, and {source.name} is none",
     )
     found = resolve_model(str(source.folder), None, dropout=None, trial=False)
-    net = (
-        import_transformers().AutoModelForCausalLM.from_pretrained(source.folder, dtype=torch.float32).eval()
-    )
+    net = _loaded(source.folder)
     read, heldout = windows_of(found, text)
     calibration = Calibration(net)
     calibration.read(read)
     names = names_of(source, net)
     return Reading(net, described(source, net, calibration.moments(), names), heldout, read.numel(), names)
+
+
+def _loaded(folder: Path | None) -> Any:
+    """Return the model of a folder, without the bars that transformers draws."""
+    transformers = import_transformers()
+    logging = transformers.utils.logging
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def windows_of(source: ModelSource, text: str) -> tuple[Tensor, Tensor]:
