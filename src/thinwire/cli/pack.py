@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +15,9 @@ from thinwire.cli.terminal.places import check_file
 from thinwire.links.shape import SIZES, LinkShape
 from thinwire.replacing import replacing
 from thinwire.types import InputError, require
+
+if TYPE_CHECKING:
+    from thinwire.lab.scenes.record import SceneRecord
 
 _NUMBER = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]*)")
 ODD = {
@@ -126,6 +129,11 @@ def pack(
     if json:
         print_json(record.to_dict())
         return
+    _say(source, out, record)
+
+
+def _say(source: Path, out: Path, record: SceneRecord) -> None:
+    """Print what became of a scene, and what was lost."""
     streams = ", ".join(f"{name} {nbytes}" for name, nbytes in record.streams.items())
     tell(f"{source}: {record.splats} splats, {record.source_nbytes} bytes")
     tell(f"{out}: {record.packed_nbytes} bytes ({streams})")

@@ -160,7 +160,15 @@ def with_scales(matrix: Matrix, old: Grouped, feedback: bool = True) -> Grouped:
     return replace(old, codes=codes, dtype=matrix.dtype)
 
 
-def _rounded(x: Tensor, column_costs: Tensor, width: int) -> tuple[Tensor, Tensor]:
+def nearest(matrix: Matrix, width: int) -> Grouped:
+    """Return a matrix whose weights are each rounded to the nearest code, as the simplest quantisers do."""
+    codes, scales = _rounded(matrix.x, torch.ones(matrix.x.shape[1]), width, clips=(1.0,))
+    return Grouped(codes, scales, width, matrix.shape, matrix.dtype, matrix.swapped)
+
+
+def _rounded(
+    x: Tensor, column_costs: Tensor, width: int, clips: tuple[float, ...] = CLIPS
+) -> tuple[Tensor, Tensor]:
     """Return codes and float16 scales of groups whose weighted error is least, each weight rounded alone.
 
     The largest of a group has the lowest code: a scale may be negative, so that no level is lost.
@@ -172,7 +180,7 @@ def _rounded(x: Tensor, column_costs: Tensor, width: int) -> tuple[Tensor, Tenso
     span = padded.gather(2, padded.abs().argmax(2, keepdim=True))[..., 0] / -most
     best = torch.full(span.shape, math.inf)
     scales = torch.zeros_like(span, dtype=torch.float16)
-    for clip in CLIPS:
+    for clip in clips:
         tried = _half(span * clip)
         steps = tried.float()[..., None]
         error = ((padded / steps).round_().clamp_(-most, most - 1) * steps - padded).square_()

@@ -10,6 +10,7 @@ from thinwire.assets.weights.choices import (
     Matrix,
     grouped,
     grouped_site,
+    nearest,
     stepped,
     stepped_site,
     with_scales,
@@ -131,7 +132,14 @@ def to_width(model: Model, bits: float) -> Entries:
         matrix.name: pack_entry(grouped(matrix, choice, model.feedback))
         for matrix, choice in zip(matrices, chosen, strict=True)
     }
-    return {name: (model.kept() | coded)[name] for name in model.tensors}
+    found = model.kept() | coded
+    return {name: found[name] for name in model.tensors}
+
+
+def at_width(model: Model, width: int) -> Entries:
+    """Return entries of one width for all, each weight rounded alone: what others are compared with."""
+    found = model.kept() | {name: pack_entry(nearest(model.matrix(name), width)) for name in model.coded}
+    return {name: found[name] for name in model.tensors}
 
 
 def like(model: Model, old: Mapping[str, Entry]) -> Entries:

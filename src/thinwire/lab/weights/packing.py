@@ -64,7 +64,7 @@ def pack(job: ModelPacking) -> tuple[PackedModel, ModelRecord]:
     record.target_nbytes, record.target_bits = job.nbytes, job.bits
     record.environment = environment("fp32", torch.get_num_threads())
     record.notes += [] if job.text else [BLIND]
-    _describe(record, packed, source)
+    describe(record, packed, source)
     _measure(record, packed, reading)
     record.status = "done"
     return packed, record
@@ -99,7 +99,8 @@ class Size:
 SPARE = 64  # bytes by which offsets behind other files may be longer
 
 
-def _describe(record: ModelRecord, packed: PackedModel, source: Source) -> None:
+def describe(record: ModelRecord, packed: PackedModel, source: Source) -> None:
+    """Note what each tensor takes."""
     weights = sum(x.numel() for x in source.tensors.values())
     for name, entry in packed.entries.items():
         size = len(entry.data)

@@ -76,6 +76,7 @@ class Reading(NamedTuple):
     model: Model
     heldout: Tensor
     tokens: int
+    tokenizer: Any
     names: Mapping[str, str]  # of the model's own parameters, by those in files
 
     def put(self, tensors: Mapping[str, Tensor]) -> None:
@@ -98,7 +99,8 @@ def read_text_with(source: Source, text: str) -> Reading:
     calibration = Calibration(net)
     calibration.read(read)
     names = names_of(source, net)
-    return Reading(net, described(source, net, calibration.moments(), names), heldout, read.numel(), names)
+    model = described(source, net, calibration.moments(), names)
+    return Reading(net, model, heldout, read.numel(), found.tokenizer, names)
 
 
 def _loaded(folder: Path | None) -> Any:
