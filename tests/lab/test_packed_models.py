@@ -13,11 +13,14 @@ import transformers
 from packed_models import SEQ, learned, train
 from typer.testing import CliRunner
 
+from thinwire.assets.weights.about_packed import describe
 from thinwire.cli.terminal.app import app
 from thinwire.engines.sync.push.follower import Follower
 from thinwire.engines.sync.push.publisher import Publisher
 from thinwire.files.checkpoint import read_checkpoint, write_checkpoint
+from thinwire.lab.weights.demo import Demo, run
 from thinwire.lab.weights.record import ModelRecord
+from thinwire.links.shape import LinkShape
 
 pytest.importorskip("zstandard")
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -83,6 +86,9 @@ def test_the_record_says_what_was_lost_and_where_the_bytes_are(home, tmp_path: P
     sizes = {t.name: t.nbytes for t in record.tensors}
     assert set(sizes) == set(read_checkpoint(folder)) and sum(sizes.values()) < record.packed_nbytes
     assert math.isclose(record.bits_a_weight, 8 * sum(sizes.values()) / 80_960)
+    seen = describe(out, check=True)
+    assert {t["name"]: t["nbytes"] for t in seen["tensors"]} == sizes
+    assert seen["nbytes"] == record.packed_nbytes and seen["bits_a_weight"] == round(record.bits_a_weight, 3)
 
 
 def test_fixed_widths_and_lossless(home, tmp_path: Path) -> None:
@@ -120,6 +126,17 @@ def test_a_fine_tuned_version_is_a_small_patch(home, tmp_path: Path) -> None:
     assert first < 45_000 and patch < first / 5
     assert invoke("unpack", tmp_path / "came.safetensors", "-o", tmp_path / "came").exit_code == 0
     assert loss(tmp_path / "came", ids) < loss(tuned, ids) + 0.2
+
+
+def test_the_demo_leaves_a_file_and_a_record_and_says_three_sentences(home, tmp_path: Path) -> None:
+    folder, _, _ = home
+    told: list[str] = []
+    asked = Demo(tmp_path, LinkShape.parse("1mbit"), str(folder), str(folder / "text.md"), 3.5, "the a of")
+    record = run(asked, told.append)
+    assert ModelRecord.from_dict(json.loads((tmp_path / "run.json").read_text())) == record
+    assert (tmp_path / "model.tw").stat().st_size == record.packed_nbytes <= 3.5 * 80_960 / 8
+    assert sum(line.startswith("  the a of") for line in told) == 3
+    assert record.perplexity is not None and record.rivals[0].perplexity is not None
 
 
 def test_bad_input_is_one_sentence_and_leaves_nothing(home, tmp_path: Path) -> None:
