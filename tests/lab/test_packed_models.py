@@ -19,6 +19,7 @@ from thinwire.engines.sync.push.follower import Follower
 from thinwire.engines.sync.push.publisher import Publisher
 from thinwire.files.checkpoint import read_checkpoint, write_checkpoint
 from thinwire.lab.weights.demo import Demo, run
+from thinwire.lab.weights.packing import read_packed
 from thinwire.lab.weights.record import ModelRecord
 from thinwire.links.shape import LinkShape
 
@@ -89,6 +90,22 @@ def test_the_record_says_what_was_lost_and_where_the_bytes_are(home, tmp_path: P
     seen = describe(out, check=True)
     assert {t["name"]: t["nbytes"] for t in seen["tensors"]} == sizes
     assert seen["nbytes"] == record.packed_nbytes and seen["bits_a_weight"] == round(record.bits_a_weight, 3)
+
+
+def test_matrices_that_are_turned_over_and_tied_are_coded_once(tmp_path: Path) -> None:
+    """GPT-2 keeps its matrices turned over, and has a head that is its embedding."""
+    text = tmp_path / "text.md"
+    folder = tmp_path / "gpt2"
+    _, ids = learned(folder, kind="gpt2", steps=20)
+    text.write_text((folder / "text.md").read_text())
+    record = packed(folder, "-o", tmp_path / "m.tw", "--target", "60kB", "--calibrate", text)
+    entries = read_packed(tmp_path / "m.tw").entries
+    turned = {name for name, entry in entries.items() if entry.about.get("swapped")}
+    assert {name.split(".")[-2] for name in turned} == {"c_attn", "c_proj", "c_fc"}
+    assert record.perplexity is not None and record.perplexity_source is not None
+    assert record.perplexity < 1.3 * record.perplexity_source
+    assert invoke("unpack", tmp_path / "m.tw", "-o", tmp_path / "back").exit_code == 0
+    assert loss(tmp_path / "back", ids) < loss(folder, ids) + 0.3
 
 
 def test_fixed_widths_and_lossless(home, tmp_path: Path) -> None:
