@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 
 from thinwire.assets.weights.choices import (
@@ -26,7 +25,7 @@ WITHIN = 0.004  # of a budget: less is not worth another round
 ROUNDS = 6
 SMALL = 1 << 12  # weights of a matrix that is coded in all ways at once
 PLACE = 16  # bytes that a tensor's place in the header may grow by
-SURE = 1.03  # times the estimate of the smallest size, to name one that will do
+NEAR = 1.3  # times the estimate of the smallest size: below it, that is coded to know it
 Entries = dict[str, Entry]
 
 
@@ -44,14 +43,17 @@ def to_budget(model: Model, most: int, size: Callable[[Entries], int]) -> Entrie
             return whole
     blank = {name: Entry(_about(model, name), b"") for name in model.coded}
     rest = size(kept | blank) + PLACE * len(blank)
-    least = math.ceil(rest + SURE * sum(min(site.nbytes) for site in sites))
-    told = f"the model takes {least} bytes at least, and {most} are asked for; ask for {least} or more"
-    require(least <= most, InputError, told)
 
     def whole_of(coded: Entries) -> Entries:
         return {name: (kept | coded)[name] for name in model.tensors if name in kept or name in coded}
 
-    return whole_of(search.within(sites, most, rest, lambda coded: size(whole_of(coded))))
+    coarsest = [site.nbytes.index(min(site.nbytes)) for site in sites]
+    if most < NEAR * (rest + sum(min(site.nbytes) for site in sites)):
+        least = size(whole_of(search.coded(sites, coarsest)))
+        told = f"the model takes {least} bytes at least, and {most} are asked for; ask for {least} or more"
+        require(least <= most, InputError, told)
+    found = search.within(sites, most, rest, lambda coded: size(whole_of(coded)))
+    return whole_of(found or search.coded(sites, coarsest))
 
 
 def _about(model: Model, name: str) -> dict[str, object]:
@@ -78,7 +80,7 @@ class _Search:
     def within(
         self, sites: Sequence[Site], most: int, rest: float, size: Callable[[Entries], int]
     ) -> Entries:
-        """Return entries of the sites: choose, code, see what they take and choose again.
+        """Return entries of the sites: choose, code, see what they take and choose again; none if none fit.
 
         ``rest``: bytes of what is not coded, about.
         """
@@ -88,7 +90,7 @@ class _Search:
             scaled = [Site(s.name, s.costs, tuple(ratios[s.name] * n for n in s.nbytes)) for s in sites]
             floor = sum(min(s.nbytes) for s in scaled)
             chosen = ByteBudget(max(most - rest - spare, floor)).choose(scaled)
-            found = self._coded(sites, chosen)
+            found = self.coded(sites, chosen)
             ratios = {
                 s.name: len(found[s.name].data) / s.nbytes[i] for s, i in zip(sites, chosen, strict=True)
             }
@@ -99,11 +101,10 @@ class _Search:
             if chosen == before or (1 - WITHIN) * most <= nbytes <= most:
                 break
             before, spare = chosen, max(0.0, spare + nbytes - most)
-        told = f"the model takes {nbytes} bytes so, and {most} are asked for; ask for {nbytes} or more"
-        require(bool(best) or not sites, InputError, told)
         return best
 
-    def _coded(self, sites: Sequence[Site], chosen: Sequence[int]) -> Entries:
+    def coded(self, sites: Sequence[Site], chosen: Sequence[int]) -> Entries:
+        """Return entries of the sites at their choices."""
         found = Entries()
         for site, choice in zip(sites, chosen, strict=True):
             made = self._made.get((site.name, choice))
