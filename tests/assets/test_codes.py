@@ -8,6 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scenes import ball
 
+from thinwire.assets.code.symbols import (
+    entropy,
+    pack_classes,
+    pack_numbers,
+    unpack_classes,
+    unpack_numbers,
+    unzigzag,
+    zigzag,
+)
 from thinwire.assets.splats.code import turns, vq
 from thinwire.assets.splats.code.channels import (
     ROUNDING,
@@ -21,15 +30,6 @@ from thinwire.assets.splats.code.channels import (
 from thinwire.assets.splats.code.grid import Grid, cells_of, morton
 from thinwire.assets.splats.code.octree import pack_cells, unpack_cells
 from thinwire.assets.splats.code.raht import Plan
-from thinwire.assets.splats.code.symbols import (
-    entropy,
-    pack_classes,
-    pack_numbers,
-    unpack_classes,
-    unpack_numbers,
-    unzigzag,
-    zigzag,
-)
 from thinwire.assets.splats.view.project import rotation_matrices
 from thinwire.types import ByteCursor, PayloadError
 

@@ -1,4 +1,4 @@
-"""``thinwire unpack``: a packed scene, or what has come of one, as a file that other programs read."""
+"""``thinwire unpack``: a packed scene, what has come of one, or a packed model, as other programs read it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from thinwire.cli.pack import Force
+from thinwire.cli.pack_model import is_packed_model, unpack_model
 from thinwire.cli.terminal.output import tell
 from thinwire.cli.terminal.scene_places import check_new, is_folder, read_packed
 from thinwire.files.place import shown
@@ -16,16 +17,22 @@ from thinwire.replacing import replacing
 from thinwire.types import InputError, PayloadError, ThinwireError, require
 
 Source = Annotated[
-    str, typer.Argument(metavar="IN", help="A packed scene, its URL, or a folder or store of its layers.")
+    str,
+    typer.Argument(
+        metavar="IN", help="A packed scene or model, a scene's URL, or a folder or store of its layers."
+    ),
 ]
 Out = Annotated[
-    Path, typer.Option("--out", "-o", metavar="FILE", help="A .ply, .compressed.ply or .spz to write.")
+    Path,
+    typer.Option(
+        "--out", "-o", metavar="FILE", help="A .ply, .compressed.ply or .spz to write, or a model's folder."
+    ),
 ]
 Prefix = Annotated[int | None, typer.Option(metavar="BYTES", help="Read only so many bytes of it.")]
 
 
 def unpack(source: Source, out: Out, prefix: Prefix = None, force: Force = False) -> None:
-    """Write the scene that a packed file holds, or that the first bytes of one hold.
+    """Write what a packed file holds: a scene, that of its first bytes, or a model that transformers loads.
 
     From a folder or store the layers come one by one. Where that breaks off, those that came are written,
     and kept beside FILE as FILE.part.tw: the same command goes on from there.
@@ -37,10 +44,16 @@ def unpack(source: Source, out: Out, prefix: Prefix = None, force: Force = False
     thinwire unpack scene.tw -o coarse.spz --prefix 200000
 
     thinwire unpack s3://bucket/scene/ -o scene.ply
+
+    thinwire unpack model.tw -o model
     """
     require(prefix is None or prefix > 0, InputError, f"--prefix is {prefix}; it must be above 0")
     if is_folder(source):
         _from_folder(source, out, prefix, force)
+        return
+    if is_packed_model(Path(source)):
+        require(prefix is None, InputError, "--prefix is for scenes; a model is read whole")
+        unpack_model(Path(source), out, force)
         return
     check_new(out, force)
     _write(read_packed(source, prefix), shown(source), out)

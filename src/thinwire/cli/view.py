@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from thinwire.cli.pack import Force, check_new
+from thinwire.cli.pack import Force
 from thinwire.cli.terminal.output import tell
+from thinwire.cli.terminal.scene_places import check_new
 from thinwire.replacing import replacing
 from thinwire.types import PayloadError
 

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from thinwire.assets.code.symbols import Ints, pack_numbers, unpack_numbers
 from thinwire.assets.splats.code import turns
 from thinwire.assets.splats.code.channels import Floats, Numbers, Transform, pack_finer, unpack_finer
 from thinwire.assets.splats.code.grid import MOST_DEPTH, Codes, Grid, cells_of
 from thinwire.assets.splats.code.octree import ROOT, pack_cells, unpack_cells
 from thinwire.assets.splats.code.raht import Plan
-from thinwire.assets.splats.code.symbols import Ints, pack_numbers, unpack_numbers
 from thinwire.assets.splats.importance import MOST_CLASS
 from thinwire.assets.splats.part import Part
 from thinwire.assets.splats.scene import COEFFICIENTS, Splats

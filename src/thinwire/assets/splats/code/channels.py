@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from thinwire.assets.splats.code.symbols import (
+from thinwire.assets.code.symbols import (
     ESCAPE,
     Ints,
     entropy,

@@ -12,8 +12,8 @@ import itertools
 import numpy as np
 import numpy.typing as npt
 
+from thinwire.assets.code.symbols import Bytes, pack_bytes, unpack_bytes
 from thinwire.assets.splats.code.grid import Codes
-from thinwire.assets.splats.code.symbols import Bytes, pack_bytes, unpack_bytes
 from thinwire.types import ByteCursor, PayloadError, require
 
 ROOT = np.zeros(1, np.uint64)
