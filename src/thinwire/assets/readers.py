@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from thinwire.assets.splats.delivery import MANIFEST
 from thinwire.assets.splats.files.container import is_scene
 from thinwire.assets.splats.files.scene_file import FORMS
+from thinwire.assets.weights.container import is_model
 from thinwire.files.folder import PlainFolder
 from thinwire.files.place import Folder
 
@@ -31,6 +32,7 @@ class Reader(NamedTuple):
 
 
 READERS = (
+    Reader(lambda _, head: is_model(head), "thinwire-model.json", "thinwire.assets.weights.about_packed"),
     Reader(lambda _, head: is_scene(head), MANIFEST, "thinwire.assets.splats.about_packed"),
     Reader(
         lambda name, _: name.lower().endswith(tuple(FORMS)), "meta.json", "thinwire.assets.splats.about_scene"

@@ -69,7 +69,7 @@ def inspect(
     patience: Patience = PATIENCE,
     json: Json = False,
 ) -> None:
-    """Say what a state is made of: names, shapes, dtypes, versions, and the bytes of each; or a scene.
+    """Say what a state, a packed scene or a packed model is made of: its parts, and the bytes of each.
 
     [bold]Examples[/bold]
 

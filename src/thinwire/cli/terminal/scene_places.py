@@ -72,3 +72,12 @@ def read_packed(place: str, prefix: int | None = None) -> bytes:
         return open_folder(folder + mark + query).read(name, MOST_NBYTES)[:prefix]
     except OSError as e:
         raise LinkError(f"cannot read {path}: {e}") from e
+
+
+def read_pieces(place: str) -> bytes:
+    """Return the packed file whose layers are in a folder or store. Errors: ``InputError``, ``LinkError``."""
+    from thinwire.assets.splats.delivery import fetch, read_manifest
+    from thinwire.files.folder import open_folder
+
+    folder = open_folder(place)
+    return b"".join(fetch(folder, read_manifest(folder), 0))

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from thinwire.assets.splats.decoding import decode_part
+from thinwire.assets.splats.decoding import decode_layers
 from thinwire.assets.splats.page.chunk import Coding, coded, deflated
 from thinwire.assets.splats.part import Layer
 from thinwire.assets.splats.scene import Splats, cleaned
@@ -46,9 +46,11 @@ class _Shown:
 def page_of(layers: Sequence[Layer], title: str, credit: str = "") -> str:
     """Return a page that shows a packed scene layer by layer, and needs no other file.
 
+    Splats come in their finest steps at once: a layer of finer steps has no turn of its own.
     ``credit`` stands on every picture. Errors: ``PayloadError`` for layers that are damaged.
     """
-    return _page([layer for layer in map(_shown, layers) if layer.scenes], title, credit)
+    sound = [[scene and cleaned(scene)[0] for scene in held] for held in decode_layers(layers)]
+    return _page([layer for layer in (_Shown(*held) for held in sound) if layer.scenes], title, credit)
 
 
 def page_of_scene(splats: Splats, title: str, credit: str = "") -> str:
@@ -58,11 +60,6 @@ def page_of_scene(splats: Splats, title: str, credit: str = "") -> str:
     True
     """
     return _page([_Shown(splats)], title, credit)
-
-
-def _shown(layer: Layer) -> _Shown:
-    parts = {name: cleaned(decode_part(part))[0] for name, part in layer.parts.items()}
-    return _Shown(parts.get("stays"), parts.get("stand_in"))
 
 
 def _page(shown: Sequence[_Shown], title: str, credit: str) -> str:
