@@ -86,7 +86,7 @@ DICE = {
 
 
 def test_at_rest_a_stale_schedule_is_exact_in_the_end(ranks: Meshes) -> None:
-    """Where inputs stay: the first layer is after one more step, or two, and the second after as many again."""
+    """Where inputs stay: the first layer after one more step, or two; the second after as many again."""
     model, times = flux_moe(), (1.0, *[0.5] * 6)
     with torch.no_grad():
         wanted = model(**batch([0], 0.5))[0]

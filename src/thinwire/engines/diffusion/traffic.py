@@ -109,9 +109,10 @@ class Traffic:
             self.tally.repairs += 1
             return ends.replace(rank, self._repairs.ask(rank, posted.step), keys, shapes, to)
 
-    def drop(self, posted: Posted) -> None:
-        """Take what the others have sent in an exchange, and leave it unread."""
-        self._exchange.collect(posted.step, self._deadline)
+    def drop(self, posted: Posted) -> bool:
+        """Take what the others have sent in an exchange, unread; return whether all of them go on."""
+        found = self._exchange.collect(posted.step, self._deadline)
+        return not any(Message.unpack(body).stopped for body in found.values())
 
     def leave(self) -> None:
         """Tell the others not to wait for this rank, in this picture and at the beginning of the next."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -110,11 +110,12 @@ class Crossing:
                 rows = self._back[rank].take(self._traffic, posted, packets, marked, turn.like)
                 turn.made[turn.rows(owned[rank])] = rows
 
-    def drop(self, turn: Turn) -> None:
-        """Take what the others have sent of a turn that nobody needs: it would stay in memory."""
-        posted = turn.back or turn.tokens
-        if posted is not None:
-            self._traffic.drop(posted)
+    def drop(self, turns: Iterable[Turn]) -> None:
+        """Take what the others have sent of turns that nobody needs: it would stay in memory."""
+        due = [posted for turn in turns if (posted := turn.back or turn.tokens) is not None]
+        for posted in sorted(due, key=lambda posted: posted.step):
+            if not self._traffic.drop(posted):  # a rank has left, and sends no more
+                return
 
     def _scatter(
         self, what: str, key: Key, inputs: int, packets: Mapping[int, Packets], kept: Mapping[int, Kept]

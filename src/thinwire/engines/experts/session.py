@@ -186,8 +186,7 @@ class Spread:
         self._slots.clear()
         self._unserved.clear()
         self._awaited.clear()
-        for turn in turns:
-            self._crossing.drop(turn)
+        self._crossing.drop(turns)
 
     def _abandon(self) -> None:
         """Tell whoever waits for one of the next two messages that none comes."""
