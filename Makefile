@@ -6,7 +6,7 @@ FLOWER := .venv-flower
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: help demo test test-flower check bench bench-stores bench-quality bench-links bench-plan bench-overlap bench-deltas bench-pushed bench-unbiased bench-emulator bench-state bench-student bench-finetuning bench-replicas bench-rates bench-safe-rates bench-replica-times bench-diffusion bench-federated bench-garment-distance train-flux-fashion train-flux-fashion-moe train-classifier pages docs setup setup-flower clean
+.PHONY: help demo test test-flower check bench bench-stores bench-quality bench-links bench-plan bench-overlap bench-deltas bench-pushed bench-unbiased bench-emulator bench-state bench-student bench-finetuning bench-replicas bench-rates bench-safe-rates bench-replica-times bench-diffusion bench-federated bench-experts bench-garment-distance train-flux-fashion train-flux-fashion-moe train-classifier pages docs setup setup-flower clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -86,6 +86,9 @@ bench-replica-times: setup  ## The time model of late gradients against measured
 
 bench-diffusion: setup  ## Every way to make a picture over every link (an hour; goes on where it stopped)
 	$(BIN)/python -m bench.diffusion
+
+bench-experts: setup  ## Experts spread over ranks, by every schedule (three hours; goes on where it stopped; needs THINWIRE_DATA)
+	$(BIN)/python -m bench.experts
 
 bench-garment-distance: setup  ## How far the models' garments are from real ones (twenty minutes; needs THINWIRE_DATA)
 	$(BIN)/python -m bench.garment_distance

@@ -12,7 +12,6 @@ import argparse
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,14 +36,15 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 APART = 10_000
 
 
-def reals() -> tuple[Tensor, Tensor]:
-    """Return real garments held out, in 0..1: ``MANY`` of them, and all others, which distances are from."""
+def reals() -> tuple[Tensor, Tensor, Tensor]:
+    """Return held-out garments in 0..1: ``MANY``, their classes, and all others, which distances are from."""
     _, (garments, kinds) = map(read, load_fashion())
     order = torch.randperm(len(garments), generator=torch.Generator().manual_seed(0))
     quota = classes(MANY).bincount(minlength=CLASSES)
     place = functional.one_hot(kinds[order], CLASSES).cumsum(0).gather(1, kinds[order][:, None])[:, 0]
     taken = place <= quota[kinds[order]]
-    return garments[order[taken]], garments[order[~taken]]
+    some = order[taken]
+    return garments[some], kinds[some], garments[order[~taken]]
 
 
 def classes(many: int) -> Tensor:
@@ -61,9 +61,9 @@ def made(model: nn.Module, which: int, many: int = MANY) -> Tensor:
     )
 
 
-def told(garments: Tensor, others: Tensor) -> dict[str, Any]:
+def told(garments: Tensor, kinds: Tensor, others: Tensor) -> dict[str, float]:
     """Return a set's distance from real garments, and which share of it is taken for its class."""
-    right = (recognised(garments) == classes(len(garments))).float().mean()
+    right = (recognised(garments) == kinds).float().mean()
     return {"distance": garment_distance(garments, others), "accuracy": float(right)}
 
 
@@ -71,27 +71,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     torch.set_num_threads(parser.parse_args().threads)
-    some, others = reals()
+    some, kinds, others = reals()
     cells = Cells(RESULT, {"many": MANY, "steps": STEPS})
-    rows = dict[str, list[dict[str, Any]]]()
+
+    def measured(load: Callable[[], nn.Module], which: int) -> dict[str, float]:
+        return told(made(load(), which), classes(MANY), others)
+
+    rows = dict[str, list[dict[str, float]]]()
     for which in SEEDS:
         for name, load in MODELS.items():
-            found = cells.of(
-                f"{name} {which}", partial(lambda load, which: told(made(load(), which), others), load, which)
-            )
+            found = cells.of(f"{name} {which}", partial(measured, load, which))
             print(name, which, found, flush=True)
             rows.setdefault(name, []).append(found)
-    floor = garment_distance(some, others)
-    cells.finish(
-        {
-            "many": MANY,
-            "steps": STEPS,
-            "others": len(others),
-            "floor": floor,
-            "models": rows,
-            "made": made_by(),
-        }
-    )
+    settings = {"many": MANY, "steps": STEPS, "others": len(others)}
+    cells.finish(settings | {"floor": told(some, kinds, others), "models": rows, "made": made_by()})
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -96,3 +98,35 @@ def test_garments_are_nearer_to_garments_of_their_kind_than_to_noise() -> None:
     torch.testing.assert_close(answer, network(classifier.seen(garments)))
     with pytest.raises(InputError, match="a set of 1 garments has no distance"):
         garment_distance(garments[:1], garments)
+
+
+def test_training_of_experts_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At first experts alone move; the gates' loss keeps all of them in use."""
+    from bench import flux_fashion_moe as trainer
+
+    images, classes = torch.randint(256, (40, 28, 28), dtype=torch.uint8), torch.arange(40) % 10
+    monkeypatch.setattr(trainer, "DISTILLED", 2)
+    monkeypatch.setattr(trainer.flux_fashion, "load", lambda: trainer.flux_fashion.build(0, **TINY))
+    monkeypatch.setattr(trainer, "build", lambda seed: moe.build(seed, **TINY))
+
+    def training() -> trainer.MoeTraining:
+        made = trainer.MoeTraining(images, classes, 3)
+        made.tokens = 128
+        return made
+
+    whole, first, second = training(), training(), training()
+    before = first.model.proj_out.weight.detach().clone()
+    expert = first.model.transformer_blocks[0].ff.experts[0].w1.weight.detach().clone()
+    for _ in range(2):
+        first.advance()
+    assert torch.equal(first.model.proj_out.weight, before)
+    assert not torch.equal(first.model.transformer_blocks[0].ff.experts[0].w1.weight, expert)
+    first.save(tmp_path)
+    second.load(tmp_path)
+    losses = [whole.advance() for _ in range(4)]
+    assert [second.advance() for _ in range(2)] == losses[2:]
+    for a, b in zip(whole.mean.parameters(), second.mean.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert not torch.equal(second.model.proj_out.weight, before)
+    [shares] = trainer.used(second.mean, second)
+    assert sum(shares) == pytest.approx(1) and len(shares) == moe.EXPERTS
