@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from thinwire.lab.pictures.sheets import Sheet
+from thinwire.lab.pictures.sheets import Sheet, conditions
 from thinwire.types import InputError, require
 
 if TYPE_CHECKING:
@@ -41,6 +41,20 @@ def sample(
         if on_step is not None:
             on_step(step)
     return x
+
+
+def sample_each(model: Any, classes: Sequence[int], seeds: Sequence[int], steps: int) -> Tensor:
+    """Return pictures [N, 32, 32] in 0..1 of one garment each, made as one batch without guidance.
+
+    Each is of a class and of the noise of a seed, as ``sample`` draws it for a sheet of 1 x 1.
+    """
+    sheet, words = Sheet(1, 1), torch.tensor(classes)[:, None]
+    x = torch.cat([sheet.noise(seed) for seed in seeds])
+    for now, then in pairwise(torch.linspace(1, 0, steps + 1).tolist()):
+        with torch.no_grad():
+            given = conditions(sheet, words, torch.full((len(x),), now))
+            x = x + (then - now) * model(hidden_states=x, **given)[0]
+    return torch.stack([sheet.image(one) for one in x[:, None]])
 
 
 def _velocity(model: Any, sheet: Sheet, x: Tensor, time: float, guidance: float) -> Tensor:
