@@ -1,15 +1,11 @@
 """Experts spread over ranks: bytes, seconds and pictures of each schedule: ``make bench-experts``.
 
-A cell is one run of ``thinwire generate`` with flux-fashion-moe, in which all ways of its group take turns
-from the same noise; in the group ``distance`` it is one way, over as many pictures as a distance needs. Each
-cell is a file of its own, kept for good. Networks are emulated.
+Each cell is a file of its own, kept for good. Groups of ways:
 
-Groups of ways:
-
-- ``two``: two ranks, over both links: seconds;
-- ``four``: four ranks, which share two cores: bytes and PSNR against one device;
-- ``parts``: each part of DICE left out, with and without residuals; four ranks;
-- ``distance``: how far 2,048 pictures are from real garments, two sets of noise; four ranks.
+- ``two``: two ranks over both links, emulated: one run of ``thinwire generate``, all ways in turn: seconds;
+- ``four``: four ranks in the threads of one process: bytes, and PSNR against one device;
+- ``parts``: the same for each part of DICE left out, with residuals and without;
+- ``distance``: the same for 2,048 pictures of a way, and how far they are from real garments; two sets.
 
 ``python -m bench.experts [GROUP] [LINK] [WAY] [seed=N]`` runs the cells alone whose names hold these words;
 ``--list`` prints their names.
@@ -21,23 +17,20 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-import numpy as np
-import torch
-from PIL import Image
-from torch import Tensor
-
 from bench.cells import run_cells
 from bench.diffusion import figures
 from bench.garment_distance import APART, MANY, classes, reals, told
+from bench.spread import meshes, spread_pictures
 from thinwire.lab.engines import load_run
-from thinwire.lab.pictures.flux_fashion_moe import NAME
+from thinwire.lab.pictures.flux_fashion_moe import NAME, load
 from thinwire.lab.pictures.launch import launch
 from thinwire.lab.pictures.options import PicturesConfig
+from thinwire.lab.pictures.quality import averaged, quality
+from thinwire.lab.pictures.sampling import sample_each
 from thinwire.lab.records.runs import slug
 from thinwire.lab.records.writer import read_json, write_json
 
@@ -48,7 +41,13 @@ LINKS = {UNLIMITED: "none", "100mbit": "100mbit,5ms", "20mbit": "20mbit,20ms"}
 SEEDS, SETS = (0, 1, 2), (0, 1)
 ONE, SYNC = "one", "ep-sync"
 WAYS = (SYNC, "ep-displaced", "dice", "dice-residual")
-AT_ONCE = 256  # pictures of a run in the group of distances
+BATCH, STEPS = 32, 28
+# A part of DICE left out, or done otherwise, by what is added to a way's name.
+PARTS = (
+    "mode=displaced", "synced=none", "synced=shallow", "stride=1", "stride=4", "synced=none,stride=1",
+    "mode=displaced,synced=none,stride=1",
+)  # fmt: skip
+RESIDUALS = (*PARTS, "mode=sync,stride=1", "bits=1", "bits=2", "bits=8", "early=7")
 
 
 class Group(NamedTuple):
@@ -56,18 +55,22 @@ class Group(NamedTuple):
     links: tuple[str, ...]
     ranks: int
     seeds: tuple[int, ...]
-    apart: bool = False  # whether each way has a cell of its own
+    pictures: int = BATCH
 
-
-# What to add to a way's name in order to leave a part of it out; filled in where recipes have them.
-WITHOUT: dict[str, str] = {}
-PARTS = tuple(f"{way}:{option}" for way in ("dice", "dice-residual") for option in WITHOUT.values())
 
 GROUPS = {
     "two": Group((ONE, *WAYS), ("100mbit", "20mbit"), 2, SEEDS),
-    "four": Group((ONE, *WAYS), (UNLIMITED,), 4, SEEDS[:1]),
-    "parts": Group(("dice", "dice-residual", *PARTS), (UNLIMITED,), 4, SEEDS[:1]),
-    "distance": Group(WAYS, (UNLIMITED,), 4, SETS, apart=True),
+    "four": Group((f"{SYNC}:values=own", *WAYS), (UNLIMITED,), 4, SEEDS),
+    "parts": Group(
+        (
+            *("dice", *(f"dice:{part}" for part in PARTS)),
+            *("dice-residual", *(f"dice-residual:{part}" for part in RESIDUALS)),
+        ),
+        (UNLIMITED,),
+        4,
+        SEEDS,
+    ),
+    "distance": Group((SYNC, "dice-residual", "ep-displaced", "dice"), (UNLIMITED,), 4, SETS, MANY),
 }
 
 
@@ -79,7 +82,7 @@ class Cell(NamedTuple):
 
     @property
     def name(self) -> str:
-        way = [slug(self.ways[0])] if GROUPS[self.group].apart else []
+        way = [slug(self.ways[0])] if len(self.ways) == 1 else []
         return "-".join([self.group, slug(self.link), *way, str(self.seed)])
 
     @property
@@ -88,55 +91,56 @@ class Cell(NamedTuple):
 
 
 def cells() -> Iterator[Cell]:
-    """Yield all cells."""
+    """Yield all cells: of one way each, but where ways take turns."""
     for name, group in GROUPS.items():
         for link in group.links:
             for seed in group.seeds:
-                for ways in [(way,) for way in group.ways] if group.apart else [group.ways]:
+                for ways in [group.ways] if link != UNLIMITED else [(way,) for way in group.ways]:
                     yield Cell(name, link, seed, ways)
 
 
-def config_of(cell: Cell, out: str) -> PicturesConfig:
-    """Return the run of a cell, the first one of a set of pictures."""
-    apart = GROUPS[cell.group].apart
-    return PicturesConfig(
-        recipes=shlex.join(cell.ways),
-        model=NAME,
-        sheet="1x1",
-        pictures=AT_ONCE if apart else 32,
-        link=LINKS[cell.link],
-        emulate=cell.link != UNLIMITED,
-        ranks=GROUPS[cell.group].ranks,
-        seed=cell.seed * APART if apart else cell.seed,
-        out=out,
-        quiet=True,
-    )
-
-
 def measure(cell: Cell) -> dict[str, Any]:
-    """Run a cell; return the figures of each way, and the distance where it is measured."""
+    """Run a cell; return the figures of each way."""
+    if cell.link != UNLIMITED:
+        return {"ways": timed(cell)}
+    [way], group = cell.ways, GROUPS[cell.group]
+    return {"ways": {way: drawn(way, group.ranks, cell.seed * APART, group.pictures)}}
+
+
+def timed(cell: Cell) -> dict[str, dict[str, Any]]:
+    """Make a batch in all ways of a cell, over its emulated link; return what it took."""
     with tempfile.TemporaryDirectory() as out:
-        config = config_of(cell, out)
-        if not GROUPS[cell.group].apart:
-            records = [load_run(folder).to_dict() for folder in launch(config)]
-            return {"ways": {w: figures(r) for w, r in zip(cell.ways, records, strict=True)}}
-        parts, found = list[Tensor](), list[dict[str, Any]]()
-        for first in range(0, MANY, AT_ONCE):
-            [folder] = launch(replace(config, seed=config.seed + first))
-            found.append(figures(load_run(folder).to_dict()))
-            parts.append(drawn(folder, AT_ONCE))
-    db = [f["quality"]["psnr_db"] for f in found if f["quality"]["psnr_db"] is not None]
-    whole = told(torch.cat(parts), classes(MANY), reals()[-1]) | {
-        "psnr_db": sum(db) / len(db) if db else None
-    }
-    return {"ways": {cell.ways[0]: found[0] | whole}}
+        config = PicturesConfig(
+            recipes=shlex.join(cell.ways),
+            model=NAME,
+            sheet="1x1",
+            pictures=BATCH,
+            steps=STEPS,
+            link=LINKS[cell.link],
+            emulate=True,
+            ranks=GROUPS[cell.group].ranks,
+            seed=cell.seed * APART,
+            out=out,
+            quiet=True,
+        )
+        records = [load_run(folder).to_dict() for folder in launch(config)]
+    found = {way: figures(record) for way, record in zip(cell.ways, records, strict=True)}
+    for one in found.values():
+        one["nbytes"], one["psnr_db"] = one["bytes"]["total"], one["quality"]["psnr_db"]
+    return found
 
 
-def drawn(folder: Path, many: int) -> Tensor:
-    """Return the pictures [many, 32, 32] in 0..1 that a run left in its folder."""
-    names = ["picture.png", *(f"picture-{k}.png" for k in range(2, many + 1))]
-    pixels = [np.asarray(Image.open(folder / name)) for name in names]
-    return torch.from_numpy(np.stack(pixels)).float() / 255
+def drawn(way: str, world: int, first: int, many: int) -> dict[str, Any]:
+    """Make so many pictures of one garment on ranks in threads; return bytes and quality."""
+    model, kinds = load(), classes(many)
+    with meshes(world) as ranks:
+        made = spread_pictures(model, ranks, way, kinds.tolist(), first, STEPS, BATCH)
+    found: dict[str, Any] = {"nbytes": made.nbytes}
+    if many == BATCH:
+        wanted = sample_each(model, kinds.tolist(), range(first, first + many), STEPS)
+        pairs = zip(made.pictures, wanted, strict=True)
+        return found | averaged([quality(*pair) for pair in pairs])
+    return found | told(made.pictures, kinds, reals()[-1])
 
 
 def file_of(cell: Cell) -> Path:
@@ -158,19 +162,14 @@ def summary() -> dict[str, Any]:
 
 def joined(found: list[dict[str, Any]]) -> dict[str, Any]:
     """Return a way's figures over all seeds: medians of seconds and bytes, means of what it drew."""
-    db = [f.get("psnr_db", f["quality"]["psnr_db"]) for f in found]
-    known = [x for x in db if x is not None]
-    row = {
-        "seeds": len(found),
-        "seconds": median(f["seconds"] for f in found),
-        "waited": median((f["wait_s"] + f["code_s"]) / f["seconds"] for f in found),
-        "bytes": {key: median(f["bytes"][key] for f in found) for key in found[0]["bytes"]},
-        "psnr_db": sum(known) / len(known) if known else None,
-    }
+    row: dict[str, Any] = {"seeds": len(found), "nbytes": median(f["nbytes"] for f in found)}
+    if "seconds" in found[0]:
+        row["seconds"] = median(f["seconds"] for f in found)
+        row["waited"] = median((f["wait_s"] + f["code_s"]) / f["seconds"] for f in found)
     if "distance" in found[0]:
-        row["distances"] = [f["distance"] for f in found]
-        row["accuracy"] = sum(f["accuracy"] for f in found) / len(found)
-    return row
+        return row | {name: [f[name] for f in found] for name in ("distance", "accuracy")}
+    db = [f["psnr_db"] for f in found if f["psnr_db"] is not None]
+    return row | {"psnr_db": sum(db) / len(db) if db else None}
 
 
 def main(words: list[str]) -> None:

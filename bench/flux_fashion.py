@@ -50,6 +50,7 @@ class Training:
         self.images, self.classes, self.steps = images, classes, steps
         self.tokens, self.rate = tokens, rate
         self.step, self.losses = 0, list[float]()
+        self.planned = [[0, steps]]  # from which step on the rate was planned for how many
 
     def made(self) -> nn.Module:
         """Return the model before the first step."""
@@ -101,7 +102,7 @@ class Training:
         parts |= {f"state{k}": values for k, values in state.items()}
         flat = {f"{part}/{name}": x for part, values in parts.items() for name, x in values.items()}
         save_file({name: x.clone() for name, x in flat.items()}, folder / f"{self.step}.safetensors")
-        write_json(folder / "state.json", {"step": self.step, "losses": self.losses})
+        write_json(folder / "state.json", {"step": self.step, "losses": self.losses, "planned": self.planned})
         for old in folder.glob("*.safetensors"):
             if old.stem != str(self.step):
                 old.unlink()
@@ -119,6 +120,9 @@ class Training:
         whole["state"] = {int(part.removeprefix("state")): values for part, values in parts.items()}
         self.optimiser.load_state_dict(whole)
         self.step, self.losses = known["step"], list(known["losses"])
+        self.planned = known.get("planned", self.planned)
+        if self.planned[-1][1] != self.steps:
+            self.planned.append([self.step, self.steps])
 
 
 def share(step: int, steps: int) -> float:

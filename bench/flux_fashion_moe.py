@@ -127,7 +127,8 @@ def finish(training: MoeTraining) -> None:
     training.mean.load_state_dict(unpacked(kept))
     parts = [training.losses[i : i + SAVED] for i in range(0, training.step, SAVED)]
     curve = [{"step": SAVED * (i + 1), "loss": sum(p) / len(p)} for i, p in enumerate(parts)]
-    told = {"distilled": DISTILLED, "steps": training.steps, "tokens": training.tokens, "rate": training.rate}
+    told = {"distilled": DISTILLED, "planned": training.planned, "tokens": training.tokens}
+    told |= {"steps": training.steps, "rate": training.rate}
     shares = used(training.mean, training)
     write_json(RESULT, told | {"curve": curve, "experts": shares, "made": made_by()})
 

@@ -11,6 +11,7 @@ from bench.tables import Rows, tabled
 
 SYNC, GOAL, APART = "ep-sync", "dice-residual", 0.05
 BYTES, FASTER, BUSY = 0.4, 1.2, 0.5
+BASE = {"two": ("two",), "four": ("four",), "parts": ("four",)}  # whose synchronous way is all bytes
 
 
 @tabled("steps", "mean loss of 100 steps")
@@ -50,39 +51,32 @@ def spread(values: list[float]) -> str:
 
 
 def ways(name: str, found: dict[str, Any]) -> str:
-    """The ways of a group: bytes below synchronous, PSNR, and seconds over each emulated link."""
+    """The ways of a group: bytes beside synchronous ones, PSNR, and seconds over each emulated link."""
     rows = [r for r in found["rows"] if r["group"] == name]
-    links = [link for link in found["links"] if any(r["link"] == link for r in rows)]
-    timed = name == "two"
+    links = [link for link in found["links"] if any("seconds" in r and r["link"] == link for r in rows)]
     of = {(r["way"], r["link"]): r for r in rows}
+    base = next((r["nbytes"] for r in found["rows"] if r["way"] == SYNC and r["group"] in BASE[name]), None)
 
-    @tabled("way", "sent", "of synchronous", "PSNR", *(links if timed else ()))
+    @tabled("way", "sent", "of synchronous", "PSNR", *links)
     def drawn() -> Rows:
         for way in dict.fromkeys(r["way"] for r in rows):
-            first = next(of[way, link] for link in links if (way, link) in of)
-            cells = [of.get((way, link)) for link in links] if timed else []
+            first = next(r for r in rows if r["way"] == way)
+            cells = [of.get((way, link)) for link in links]
             seconds = ["–" if c is None else f"{c['seconds']:.1f} s" for c in cells]
-            yield [f"`{way}`", *_sent(first, found), _decibels(first), *seconds]
+            yield [f"`{way}`", *_sent(first, base), _decibels(first), *seconds]
 
     text: str = drawn()
     return text
 
 
-@tabled("way", "sets", "garment distance", "against synchronous", "PSNR", "garments recognised")
+@tabled("way", "sets", "garment distance", "against synchronous", "garments recognised")
 def distances(found: dict[str, Any]) -> Rows:
     """How far the pictures of each way are from real garments."""
-    rows = {r["way"]: r for r in found["rows"] if "distances" in r}
-    base = fmean(rows[SYNC]["distances"]) if SYNC in rows else None
+    rows = {r["way"]: r for r in found["rows"] if "distance" in r}
+    base = fmean(rows[SYNC]["distance"]) if SYNC in rows else None
     for way, r in rows.items():
-        more = f"{fmean(r['distances']) / base - 1:+.1%}" if base and way != SYNC else "–"
-        yield [
-            f"`{way}`",
-            str(r["seeds"]),
-            spread(r["distances"]),
-            more,
-            _decibels(r),
-            f"{r['accuracy']:.1%}",
-        ]
+        more = f"{fmean(r['distance']) / base - 1:+.1%}" if base and way != SYNC else "–"
+        yield [f"`{way}`", str(r["seeds"]), spread(r["distance"]), more, f"{fmean(r['accuracy']):.1%}"]
 
 
 @tabled("goal", "wanted", "measured")
@@ -94,12 +88,11 @@ def goals(found: dict[str, Any]) -> Rows:
         if way != GOAL or base is None:
             continue
         if group == "distance":
-            few, most = min(base["distances"]), max(base["distances"])
-            mean = fmean(base["distances"])
-            bound, value = mean * (1 + APART) + (most - few), fmean(r["distances"])
+            apart = max(base["distance"]) - min(base["distance"])
+            bound, value = fmean(base["distance"]) * (1 + APART) + apart, fmean(r["distance"])
             yield ["garment distance", f"at most {bound:.2f}", _verdict(f"{value:.2f}", value <= bound)]
         elif group == "four":
-            share = r["bytes"]["total"] / base["bytes"]["total"]
+            share = r["nbytes"] / base["nbytes"]
             yield ["bytes of synchronous", f"at most {BYTES:.0%}", _verdict(f"{share:.0%}", share <= BYTES)]
         elif group == "two" and base["waited"] >= BUSY:
             gain = base["seconds"] / r["seconds"]
@@ -110,14 +103,10 @@ def _verdict(value: str, met: bool) -> str:
     return f"{value}: {'met' if met else 'missed'}"
 
 
-def _sent(r: dict[str, Any], found: dict[str, Any]) -> list[str]:
-    """Return the bytes of a repeat, and their share of the synchronous way's in the same group."""
-    base = [b for b in found["rows"] if (b["group"], b["way"]) in ((r["group"], SYNC), ("four", SYNC))]
-    total = r["bytes"]["total"]
-    if r["way"] == "one" or not base:
-        return ["–" if r["way"] == "one" else f"{total / 1e6:,.1f} MB", "–"]
-    own = next((b for b in base if b["group"] == r["group"]), base[0])
-    return [f"{total / 1e6:,.1f} MB", f"{total / own['bytes']['total']:.0%}"]
+def _sent(r: dict[str, Any], base: float | None) -> list[str]:
+    if r["way"] == "one":
+        return ["–", "–"]
+    return [f"{r['nbytes'] / 1e6:,.1f} MB", f"{r['nbytes'] / base:.0%}" if base else "–"]
 
 
 def _decibels(r: dict[str, Any]) -> str:
