@@ -90,9 +90,7 @@ def test_ranks_that_are_not_alike(ranks: Meshes) -> None:
     def training(own: nn.Module, found: Experts, rank: int) -> None:
         own.train()(**batch([rank]))
 
-    with pytest.raises(
-        InputError, match=r"no layer of experts has exchanged anything .* call the model's eval"
-    ):
+    with pytest.raises(InputError, match=r"no layer of experts has exchanged anything .* model's eval"):
         on_ranks(ranks[2], model, "dice", training)
 
 
@@ -113,8 +111,8 @@ def test_a_lost_reference_is_made_up_for(ranks: Meshes, recipe: str) -> None:
             x = x - own(**batch([rank], 1 - i / 6) | {"hidden_states": x})[0] / 6
         return x, found.tally.repairs
 
-    whole = on_ranks(ranks[2], model, recipe, lambda *a: use(*a, False))
-    found = on_ranks(ranks[2], model, recipe, lambda *a: use(*a, True))
+    whole = on_ranks(ranks[2], model, recipe, lambda o, f, k: use(o, f, k, False))
+    found = on_ranks(ranks[2], model, recipe, lambda o, f, k: use(o, f, k, True))
     assert found[0][1] == 0 < found[1][1]
     for (x, _), (y, _) in zip(found, whole, strict=True):
         assert (x - y).norm() < 1e-2 * y.norm()
@@ -183,7 +181,7 @@ def test_a_line_that_is_cut_for_a_while_changes_nothing(ranks: Meshes, recipe: s
     wanted = on_ranks(ranks[2], model, recipe, use)
     with Running() as relay, TcpProxy(relay.port) as proxy, mesh(proxy) as cut:
         first = proxy.connections
-        found = on_ranks(cut, model, recipe, lambda *a: use(*a, proxy))
+        found = on_ranks(cut, model, recipe, lambda o, f, k: use(o, f, k, proxy))
         assert all(torch.equal(x, y) for x, y in zip(found, wanted, strict=True))
         assert proxy.connections > first
 

@@ -10,7 +10,8 @@ from thinwire.types import InputError, require
 
 ONE, BATCH = "one", "batch"  # without exchange: every rank computes everything, or pictures of its own
 SYNC, DISPLACED, INTERWEAVED = "sync", "displaced", "interweaved"
-MODES = (SYNC, DISPLACED, INTERWEAVED, ONE, BATCH)
+EXCHANGING = (SYNC, DISPLACED, INTERWEAVED)
+MODES = (*EXCHANGING, ONE, BATCH)
 SYNCED = ("none", "shallow", "deep", "alternate", "all")
 
 
