@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from expert_models import batch, flux_moe, nucleus, nucleus_inputs, on_ranks, sampled, shares
+from expert_models import BY_PICTURE, batch, flux_moe, nucleus, nucleus_inputs, on_ranks, sampled, shares
 from meshes import Mesh
+from picture_models import Inputs
 from torch import Tensor, nn
 
 from thinwire.engines.experts.spread import Experts
@@ -112,6 +114,21 @@ def test_residuals_are_nearer_than_values_of_as_many_bits(ranks: Meshes) -> None
     coded, few = made(ranks[2], model, "dice-residual:mode=displaced,synced=none", 2, steps)
     assert error(coded, wanted) < 1.2 * error(stale, wanted)
     assert few < 0.45 * half
+
+
+def test_half_precision(ranks: Meshes) -> None:
+    """As near as the model's own rounding leaves it."""
+    model = flux_moe().to(torch.bfloat16)
+
+    def half(pictures: Sequence[int], time: float = 0.5) -> Inputs:
+        inputs = batch(pictures, time)
+        return inputs | {k: inputs[k].to(torch.bfloat16) for k in BY_PICTURE if k != "timestep"}
+
+    wanted = sampled(model, range(2), 3, half)
+    for recipe in ("ep-sync:values=own", "dice-residual:mode=sync,stride=1"):
+        found = torch.cat(on_ranks(ranks[2], model, recipe, lambda own, _, k: sampled(own, [k], 3, half)))
+        assert found.dtype == torch.bfloat16
+        assert error(found, wanted) < 0.02
 
 
 @pytest.mark.parametrize("recipe", ["ep-sync:values=own", "ep-sync", "dice-residual:mode=sync,stride=1"])
