@@ -2,8 +2,8 @@
 
 Each model makes as many pictures of one garment, of all classes in turn, from the same noise, several times
 over. The floor is of as many real garments of these classes. All are held against the same other real ones,
-on which neither a model nor the classifier was trained. ``python -m bench.garment_distance [--threads N]``;
-it goes on where it stopped.
+on which neither a model nor the classifier was trained. It goes on where it stopped.
+``python -m bench.garment_distance [--threads N] [--sets N]``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from thinwire.lab.pictures.sampling import sample_each
 
 RESULT = Path(__file__).parent / "results" / "distance.json"
 MANY, BATCH, STEPS = 2048, 32, 28
-SEEDS = (0, 1)  # sets of pictures by each model
+SETS = 2  # of pictures by each model
 MODELS: dict[str, Callable[[], nn.Module]] = {
     flux_fashion_moe.NAME: flux_fashion_moe.load,
     flux_fashion.NAME: flux_fashion.load,
@@ -70,7 +70,9 @@ def told(garments: Tensor, kinds: Tensor, others: Tensor) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    torch.set_num_threads(parser.parse_args().threads)
+    parser.add_argument("--sets", type=int, default=SETS, help="of pictures by each model")
+    asked = parser.parse_args()
+    torch.set_num_threads(asked.threads)
     some, kinds, others = reals()
     cells = Cells(RESULT, {"many": MANY, "steps": STEPS})
 
@@ -78,7 +80,7 @@ def main() -> None:
         return told(made(load(), which), classes(MANY), others)
 
     rows = dict[str, list[dict[str, float]]]()
-    for which in SEEDS:
+    for which in range(asked.sets):
         for name, load in MODELS.items():
             found = cells.of(f"{name} {which}", partial(measured, load, which))
             print(name, which, found, flush=True)
