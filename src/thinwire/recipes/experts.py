@@ -4,7 +4,7 @@ In docstrings [quoted] is what the named paper says, [source] what was read in i
 reading, [measured] what we measured.
 
 >>> parse_experts_recipe("dice:stride=1").policy
-Schedule(mode='interweaved', synced='deep')
+Schedule(mode='interweaved', synced='shallow')
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def ep_displaced(values: Annotated[str, VALUES] = "fp16", warmup: Annotated[int,
 def dice(
     values: Annotated[str, VALUES] = "fp16",
     mode: Annotated[str, MODE] = INTERWEAVED,
-    synced: Annotated[str, LAYERS] = "deep",
+    synced: Annotated[str, LAYERS] = "shallow",
     stride: Annotated[int, STRIDE] = 2,
     warmup: Annotated[int, WARMUP] = 1,
 ) -> Made:
@@ -98,7 +98,9 @@ def dice(
 
     ``mode=displaced`` is without interweaving, ``synced=none`` without selective synchronisation,
     ``stride=1`` without conditional communication. Source: the three, stride 2, which layers wait an
-    argument [source]; second experts on the own rank are always computed [ours].
+    argument [source]; second experts on the own rank are always computed [ours]. Where the first half of
+    flux-fashion-moe's two layers waits, pictures are 0.4 to 0.7 dB nearer than where the second does
+    [measured, 16 pictures].
     """
     return _alike(Coding(FORMS[values])), Schedule(mode, synced, stride, warmup)
 
@@ -107,7 +109,7 @@ def dice(
 def dice_residual(
     bits: Annotated[int, BITS] = 4,
     mode: Annotated[str, ANY_MODE] = INTERWEAVED,
-    synced: Annotated[str, LAYERS] = "deep",
+    synced: Annotated[str, LAYERS] = "shallow",
     stride: Annotated[int, STRIDE] = 2,
     warmup: Annotated[int, WARMUP] = 1,
     early: Annotated[int, EARLY] = 0,

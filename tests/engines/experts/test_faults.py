@@ -102,7 +102,8 @@ def test_a_lost_reference_is_made_up_for(ranks: Meshes, recipe: str) -> None:
     model = flux_moe()
 
     def use(own: nn.Module, found: Experts, rank: int, damaged: bool) -> tuple[Tensor, int]:
-        x, crossing = batch([rank], 1.0)["hidden_states"], found._session._crossing  # type: ignore[union-attr]
+        session: Any = found._session
+        x, crossing = batch([rank], 1.0)["hidden_states"], session._crossing
         for i in range(6):
             if damaged and rank == 1 and i == 3:
                 for line in (crossing._to[0], crossing._back[0]):

@@ -33,6 +33,7 @@ def test_the_layers_of_a_model_are_found_in_order() -> None:
 
 def test_an_expert_alone_makes_what_it_makes_among_all() -> None:
     model: Any = nucleus()
+    module: Any
     module, layer = host.layers_of(model)[0]
     x = torch.randn(8, 32)
     with torch.no_grad():
@@ -60,7 +61,7 @@ def test_a_rule_by_which_experts_choose_other_tokens_is_noticed(monkeypatch: pyt
     model: Any = nucleus()
     monkeypatch.setattr(host, "_tokens", lambda module, logits: torch.zeros(4, 8, dtype=torch.int64))
     with (
-        host.attached(host.layers_of(model), SimpleNamespace()),  # type: ignore[arg-type]
+        host.attached(host.layers_of(model), SimpleNamespace()),
         pytest.raises(InputError, match=r"img_mlp chooses other tokens than diffusers 0\.42's does"),
     ):
         x = torch.randn(1, 16, 32)

@@ -84,7 +84,7 @@ class Crossing:
         received = self._traffic.collect(posted)
         with self._traffic.coding():
             for rank, (mask, *coded) in received.items():
-                wanted = self._choices(posted, rank, mask, len(own))
+                wanted = self._choices(posted, rank, mask, len(own)).to(turn.like.device)
                 marked = wanted.any(1)
                 rows = self._to[rank].take(self._traffic, posted, coded, marked, turn.like)
                 x = turn.like.new_zeros((len(wanted), rows.shape[1]))

@@ -52,11 +52,13 @@ class Line(Ends):
         return packets, Kept(self, before[None], [key])
 
     def _encoded(self, rows: Tensor, key: int, codec: Codec) -> tuple[bytes, Tensor]:
-        first, mode = Rows(self._coding.scheme.keyframe), None
+        first, mode = rowwise(self._coding.scheme.keyframe), None
         if key in self._forgotten:
             mode = Mode.KEYFRAME
             self._forgotten.discard(key)
-        packet, x_hat = self._sender.encode(rows[None], [key], codec=Rows(codec), keyframe=first, mode=mode)
+        packet, x_hat = self._sender.encode(
+            rows[None], [key], codec=rowwise(codec), keyframe=first, mode=mode
+        )
         return wire.pack(packet), x_hat[0].clone()
 
     def take(
@@ -81,3 +83,8 @@ class Line(Ends):
         if whole is None:
             return like.new_empty((0, width))
         return (whole[marked] if self.remember else whole).to(like.dtype)
+
+
+def rowwise(codec: Codec) -> Codec:
+    """Return the codec by which some rows of many are sent: itself, if it is of rows."""
+    return codec if isinstance(codec, Rows) else Rows(codec)
