@@ -1,6 +1,6 @@
 """Experts spread over ranks: bytes, seconds and pictures of each schedule: ``make bench-experts``.
 
-Each cell is a file of its own, kept for good. Groups of ways:
+Each cell is a file of its own, kept until a recipe in it changes. Groups of ways:
 
 - ``two``: two ranks over both links, emulated: one run of ``thinwire generate``, all ways in turn: seconds;
 - ``four``: four ranks in the threads of one process: bytes, and PSNR against one device;
@@ -33,6 +33,7 @@ from thinwire.lab.pictures.quality import averaged, quality
 from thinwire.lab.pictures.sampling import sample_each
 from thinwire.lab.records.runs import slug
 from thinwire.lab.records.writer import read_json, write_json
+from thinwire.recipes.experts import parse_experts_recipe
 
 RESULT = Path(__file__).parent / "results" / "experts.json"
 CELLS = RESULT.with_suffix("")
@@ -42,12 +43,16 @@ SEEDS, SETS = (0, 1, 2), (0, 1)
 ONE, SYNC = "one", "ep-sync"
 WAYS = (SYNC, "ep-displaced", "dice", "dice-residual")
 BATCH, STEPS = 32, 28
-# A part of DICE left out, or done otherwise, by what is added to a way's name.
+# DICE's parts left out, or done otherwise, by what is added to a way's name.
 PARTS = (
-    "mode=displaced", "synced=none", "synced=shallow", "stride=1", "stride=4", "synced=none,stride=1",
-    "mode=displaced,synced=none,stride=1",
+    "synced=deep", "synced=deep,mode=displaced", "synced=none", "synced=deep,stride=1",
+    "synced=deep,stride=4", "synced=none,stride=1", "mode=displaced,synced=none,stride=1",
 )  # fmt: skip
-RESIDUALS = (*PARTS, "mode=sync,stride=1", "bits=1", "bits=2", "bits=8", "early=7")
+RESIDUALS = (
+    *PARTS,
+    "mode=sync,stride=1",
+    *(f"synced=deep,{x}" for x in ("bits=1", "bits=2", "bits=8", "early=7")),
+)
 
 
 class Group(NamedTuple):
@@ -70,7 +75,13 @@ GROUPS = {
         4,
         SEEDS,
     ),
-    "distance": Group((SYNC, "dice-residual", "ep-displaced", "dice"), (UNLIMITED,), 4, SETS, MANY),
+    "distance": Group(
+        (SYNC, "dice-residual", "dice-residual:synced=deep", "ep-displaced", "dice"),
+        (UNLIMITED,),
+        4,
+        SETS,
+        MANY,
+    ),
 }
 
 
@@ -100,11 +111,24 @@ def cells() -> Iterator[Cell]:
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """Run a cell; return the figures of each way."""
+    """Run a cell; return the figures of each way, and what its name stood for."""
     if cell.link != UNLIMITED:
-        return {"ways": timed(cell)}
+        return {"ways": timed(cell), "specs": specs(cell)}
     [way], group = cell.ways, GROUPS[cell.group]
-    return {"ways": {way: drawn(way, group.ranks, cell.seed * APART, group.pictures)}}
+    found = drawn(way, group.ranks, cell.seed * APART, group.pictures)
+    return {"ways": {way: found}, "specs": specs(cell)}
+
+
+def specs(cell: Cell) -> dict[str, str]:
+    """Return what each way's name stands for now."""
+    recipes = {way: parse_experts_recipe(way) for way in cell.ways}
+    return {way: f"{recipe.spec}, {recipe.policy!r}" for way, recipe in recipes.items()}
+
+
+def kept(cell: Cell) -> dict[str, Any] | None:
+    """Return a finished cell; None where there is none, or a recipe has changed since."""
+    found = read_json(file_of(cell)) if file_of(cell).exists() else {}
+    return found if found.get("specs") == specs(cell) else None
 
 
 def timed(cell: Cell) -> dict[str, dict[str, Any]]:
@@ -151,12 +175,15 @@ def file_of(cell: Cell) -> Path:
 def summary() -> dict[str, Any]:
     """Return for each group, link and way its figures over all seeds, and which cells are missing."""
     of = dict[tuple[str, str, str], list[dict[str, Any]]]()
+    missing = list[str]()
     for cell in cells():
-        if file_of(cell).exists():
-            for way, found in read_json(file_of(cell))["ways"].items():
-                of.setdefault((cell.group, cell.link, way), []).append(found)
+        found = kept(cell)
+        if found is None:
+            missing.append(cell.name)
+            continue
+        for way in cell.ways:
+            of.setdefault((cell.group, cell.link, way), []).append(found["ways"][way])
     rows = [{"group": g, "link": link, "way": way} | joined(f) for (g, link, way), f in of.items()]
-    missing = [cell.name for cell in cells() if not file_of(cell).exists()]
     return {"links": LINKS, "many": MANY, "rows": rows, "missing": missing}
 
 
@@ -173,6 +200,9 @@ def joined(found: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main(words: list[str]) -> None:
+    for cell in [] if "--list" in words else cells():
+        if kept(cell) is None and set(words) <= set(cell.words):
+            file_of(cell).unlink(missing_ok=True)
     if run_cells(words, list(cells()), file_of, measure):
         write_json(RESULT, summary())
 
