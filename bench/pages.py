@@ -23,6 +23,8 @@ from bench import (
     pages_plan,
     pages_record,
     pages_replicas,
+    pages_scenes,
+    pages_shown,
     pages_state,
 )
 from bench.tables import Rows, table, tabled
@@ -44,6 +46,7 @@ PAGES = (
     "docs/replicas.md",
     "docs/pictures.md",
     "docs/federated.md",
+    "docs/scenes.md",
     "docs/state-results.md",
     "docs/concepts.md",
     "docs/finetuning.md",
@@ -274,7 +277,9 @@ TABLES: dict[str, Callable[[Any], str]] = {
     **pages_pictures.TABLES,
     **dict.fromkeys(pages_record.TABLES, lambda draw: draw()),
     "followed": pages_state.followed,
+    "shown": pages_shown.shown,
     **pages_finetuning.TABLES,
+    **{name: of_study(draw) for name, draw in pages_scenes.TABLES.items()},
 }
 
 
