@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import (
+    pages_experts,
     pages_federated,
     pages_finetuning,
     pages_links,
@@ -275,6 +276,7 @@ TABLES: dict[str, Callable[[Any], str]] = {
     **pages_replicas.TABLES,
     **{name: of_study(draw) for name, draw in pages_replicas.STUDY.items()},
     **pages_pictures.TABLES,
+    **pages_experts.TABLES,
     **dict.fromkeys(pages_record.TABLES, lambda draw: draw()),
     "followed": pages_state.followed,
     "shown": pages_shown.shown,

@@ -37,6 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "policies": F1 | {"links.tcp.idle", "policies"},
     "engines": set(),
     "engines.diffusion": F2 | {"links", "exchange", "engines.diffusion"},
+    "engines.experts": F2 | {"links", "exchange", "engines.diffusion", "engines.experts"},
     "engines.federated": F2 | {"links", "state", "policies", "engines.federated"},
     "engines.pipeline": F2 | {"links", "policies", "engines.pipeline"},
     "engines.replicas": F2 | {"links", "exchange", "policies", "engines.replicas"},
