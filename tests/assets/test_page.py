@@ -41,6 +41,11 @@ def read(plane: Plane) -> np.ndarray:
     return plane.low + plane.step * codes
 
 
+def turns(layers: list[Layer]) -> int:
+    """Return how many layers a page has: splats come in their finest steps."""
+    return sum(layer.finer is None for layer in layers)
+
+
 numbers = st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=50)
 
 
@@ -60,7 +65,7 @@ def test_differences_are_taken_where_neighbours_are_near() -> None:
 def test_layers_are_raw_deflate_in_the_order_they_came_in(layers: list[Layer]) -> None:
     page = page_of(layers, "a ball")
     found = LAYER.findall(page)
-    assert len(found) == sum(layer.finer is None for layer in layers) > 1  # splats come in their finest steps
+    assert len(found) == turns(layers) > 1
     for about, text in found:
         sizes = [
             part["count"] * sum(channel[2] for channel in part["channels"]) for part in json.loads(about)
@@ -108,7 +113,7 @@ def test_a_browser_draws_what_the_renderer_draws(layers: list[Layer], tmp_path: 
             for before, after in pairwise(history):
                 assert before["drawn"] > 0 and before["painted"] <= after["began"]
             told = shown.value('document.getElementById("status").textContent')
-            assert told.startswith(f"layer {len(history)} of {len(layers)}: {scene.count:,} splats, ")
+            assert told.startswith(f"layer {len(history)} of {turns(layers)}: {scene.count:,} splats, ")
             assert shown.value("document.body.innerText").count("drawn by numpy") == 1
         assert {url.partition(":")[0] for url in shown.requests} == {"file", "blob"}
 
@@ -119,7 +124,7 @@ def test_a_browser_moves_the_camera_and_tells_of_damage(layers: list[Layer], tmp
     path.write_text(text.replace(end, ""), encoding="utf-8")
     with tab(tmp_path, SIZE) as shown:
         shown.open(path)
-        assert shown.value("last.catch((e) => page.history.length)") == len(layers) - 1
+        assert shown.value("last.catch((e) => page.history.length)") == turns(layers) - 1
         assert shown.value("told.textContent").startswith("cannot show this scene: ")
         camera = "[orbit.azimuth, orbit.elevation, orbit.distance]"
         azimuth, elevation, distance = shown.value(camera)
