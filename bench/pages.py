@@ -280,6 +280,7 @@ TABLES: dict[str, Callable[[Any], str]] = {
     **dict.fromkeys(pages_record.TABLES, lambda draw: draw()),
     "followed": pages_state.followed,
     "shown": pages_shown.shown,
+    "packed": pages_shown.packed,
     **pages_finetuning.TABLES,
     **{name: of_study(draw) for name, draw in pages_scenes.TABLES.items()},
 }

@@ -230,7 +230,7 @@ def models(
     """Pack SmolLM2-135M to 3 bits a weight, by what Shakespeare says of its weights.
 
     Ends with bytes, seconds over the link, perplexity and a sentence of the source, of ours, and of weights
-    rounded to the nearest 3 bits. About four minutes on two cores. Leaves OUT/model.tw and OUT/run.json.
+    rounded to the nearest 3 bits. About four minutes on two cores. Leaves model.tw, run.json and report.html.
     """
     shape = LinkShape.parse(link)
     from thinwire.lab.weights.demo import Demo, run
@@ -239,4 +239,4 @@ def models(
     if json:
         print_json(record.to_dict())
     else:
-        tell(f"{out}: model.tw, which thinwire unpack makes a folder for transformers, and run.json")
+        tell(f"{out}: model.tw, which thinwire unpack makes a folder for transformers, and report.html")

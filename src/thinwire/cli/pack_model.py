@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thinwire.cli.terminal.output import print_json, tell
+from thinwire.lab.records.holding import holding
 from thinwire.links.shape import LinkShape
 from thinwire.types import InputError, require
 
@@ -50,23 +52,26 @@ def pack_model(
 ) -> None:
     """Pack a model and say what became of it."""
     # After the checks: a wrong option is refused before torch is even imported.
-    from thinwire.lab.records.writer import write_json
     from thinwire.lab.weights.packing import ModelPacking, pack, predicted
     from thinwire.lab.weights.placing import write_packed
 
-    packed, record = pack(ModelPacking(str(source), most, asked.bits, asked.like, asked.calibrate))
-    record.packed_nbytes = write_packed(packed, out, asked.codes)
-    if shape is not None:
-        record = predicted(record, shape)
-    record.config = {"model": str(source), "target": most, "bits": asked.bits, "codes": asked.codes}
-    record.config |= {"calibrate": asked.calibrate, "like": asked.like and str(asked.like)}
-    if report is not None:
-        report.mkdir(parents=True, exist_ok=True)
-        write_json(report / "run.json", record.to_dict())
+    with nullcontext() if report is None else holding(report, "--report"):
+        packed, record = pack(ModelPacking(str(source), most, asked.bits, asked.like, asked.calibrate))
+        record.packed_nbytes = write_packed(packed, out, asked.codes)
+        if shape is not None:
+            record = predicted(record, shape)
+        record.config = {"model": str(source), "target": most, "bits": asked.bits, "codes": asked.codes}
+        record.config |= {"calibrate": asked.calibrate, "like": asked.like and str(asked.like)}
+        if report is not None:
+            from thinwire.lab.weights.reporting import leave_report
+
+            page = leave_report(report, record)
     if json:
         print_json(record.to_dict())
-    else:
-        _say(out, record)
+        return
+    _say(out, record)
+    if report is not None:
+        tell(f"report: {page}")
 
 
 def _say(out: Path, record: ModelRecord) -> None:

@@ -15,17 +15,17 @@ from thinwire.assets.weights.encoding import at_width, to_budget
 from thinwire.lab.machine.processor import environment
 from thinwire.lab.models.source import SMOLLM
 from thinwire.lab.records.schema import RecipeText
-from thinwire.lab.records.writer import write_json
-from thinwire.lab.weights.packing import Size, describe, unpacked
+from thinwire.lab.weights.packing import Size, describe, predicted, unpacked
 from thinwire.lab.weights.perplexity import perplexity
 from thinwire.lab.weights.placing import write_packed
 from thinwire.lab.weights.record import ModelRecord, Rival
+from thinwire.lab.weights.reporting import leave_report
 from thinwire.lab.weights.source import Reading, read_source, read_text_with
 from thinwire.links.shape import LinkShape
 
 BITS, WIDTH = 3.0, 3
 PROMPT, WORDS = "The history of the Roman Empire began with", 24  # tokens that follow
-FILE, RECORD = "model.tw", "run.json"
+FILE = "model.tw"
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Demo:
 
 
 def run(demo: Demo, tell: Callable[[str], None]) -> ModelRecord:
-    """Pack the model, compare, leave ``model.tw`` and ``run.json``, and return the record."""
+    """Pack, compare, leave ``model.tw``, ``run.json`` and ``report.html``, and return the record."""
     source = read_source(demo.model)
     weights = sum(x.numel() for x in source.tensors.values())
     tell(f"{demo.model}: {weights / 1e6:.1f} M weights, {source.nbytes / 1e6:.0f} MB; it reads {demo.text}")
@@ -56,10 +56,10 @@ def run(demo: Demo, tell: Callable[[str], None]) -> ModelRecord:
     demo.out.mkdir(parents=True, exist_ok=True)
     record.packed_nbytes = write_packed(packed, demo.out / FILE, codes=False)
     describe(record, packed, source)
-    record.seconds_predicted = _seconds(record.packed_nbytes, demo.link)
+    record = predicted(record, demo.link)
     _compare(demo, record, reading, packed, tell)
     record.status = "done"
-    write_json(demo.out / RECORD, record.to_dict())
+    leave_report(demo.out, record)
     return record
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from thinwire.assets.weights.model import Model
 from thinwire.assets.weights.tensors import Plain, Same
 from thinwire.files.checkpoint import read_checkpoint
 from thinwire.lab.machine.processor import environment
-from thinwire.lab.records.schema import RecipeText
+from thinwire.lab.records.schema import LinkInfo, RecipeText
 from thinwire.lab.weights.perplexity import perplexity
 from thinwire.lab.weights.record import ModelRecord, TensorInfo
 from thinwire.lab.weights.source import Reading, Source, read_source, read_text_with
@@ -151,5 +152,6 @@ def _head(path: Path) -> bytes:
 
 def predicted(record: ModelRecord, shape: LinkShape) -> ModelRecord:
     """Return a record with the seconds until the file is there over a link."""
-    seconds = record.packed_nbytes / (shape.rate or 1) + shape.delay
-    return replace(record, seconds_predicted=seconds)
+    seconds = record.packed_nbytes / (shape.rate or math.inf) + shape.delay
+    link = LinkInfo(str(shape), shape.rate, shape.delay or None)
+    return replace(record, seconds_predicted=seconds, link=link)

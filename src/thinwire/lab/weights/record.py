@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from thinwire.lab.records.schema import RunRecord, about
 
@@ -30,6 +31,9 @@ class Rival:
 @dataclass
 class ModelRecord(RunRecord):
     """The record of a model that was packed."""
+
+    # What a model is packed to is what runs are compared for.
+    FREE: ClassVar[frozenset[str]] = RunRecord.FREE | {"target", "bits", "codes", "like", "link"}
 
     kind: str = about("`model`", "model")
     unit: str = about("`model`", "model")
