@@ -22,6 +22,7 @@ from thinwire.assets.splats.layers import encode_layers, shown_after, stand_ins
 from thinwire.assets.splats.page.chunk import Plane, deflated
 from thinwire.assets.splats.page.writing import page_of, page_of_scene
 from thinwire.assets.splats.part import Layer
+from thinwire.assets.splats.scene import Splats
 from thinwire.assets.splats.view.cameras import Frame, look_at
 from thinwire.assets.splats.view.image import mse, psnr
 from thinwire.assets.splats.view.project import Drawable
@@ -82,6 +83,13 @@ def test_a_page_needs_nothing_and_says_words_as_they_are() -> None:
     assert "made by &lt;b&gt;A &amp; B&lt;/b&gt;</p>" in page
 
 
+@pytest.mark.parametrize("places", [[[1e38] * 3, [-1e38] * 3], [[1e38] * 3], [[1e10, 0, 0]] * 3])
+def test_scenes_far_out_become_pages(places: list[list[float]]) -> None:
+    ((about, _),) = LAYER.findall(page_of_scene(Splats.of(places), "far"))
+    for low, step, planes, _ in json.loads(about)[0]["channels"]:
+        assert np.isfinite([low, step]).all() and planes <= 4
+
+
 @pytest.fixture(scope="module")
 def layers() -> list[Layer]:
     """Return the layers of a small scene with all bands, and splats of the odd kinds."""
@@ -116,6 +124,17 @@ def test_a_browser_draws_what_the_renderer_draws(layers: list[Layer], tmp_path: 
             assert told.startswith(f"layer {len(history)} of {turns(layers)}: {scene.count:,} splats, ")
             assert shown.value("document.body.innerText").count("drawn by numpy") == 1
         assert {url.partition(":")[0] for url in shown.requests} == {"file", "blob"}
+
+
+def test_a_browser_draws_every_number_of_bands(tmp_path: Path) -> None:
+    with tab(tmp_path, SIZE) as shown:
+        for bands in range(3):  # three are drawn above
+            path, scene = tmp_path / f"{bands}.html", ball(500, bands)
+            path.write_text(page_of_scene(scene, "a ball"), encoding="utf-8")
+            shown.open(path)
+            picture = pixels(shown.value(f"page.picture(20, 15, {SIZE})"))
+            expected = render(Drawable.of(scene), look_at(Frame.of(scene), 20, 15, SIZE))
+            assert psnr(mse(expected, picture)) > 40
 
 
 def test_a_browser_moves_the_camera_and_tells_of_damage(layers: list[Layer], tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -64,39 +64,42 @@ class Plane:
     @classmethod
     def of(cls, values: Floats, step: float) -> Plane:
         """Return the channel of values [n] in steps, whichever way takes fewer bytes."""
-        low, step = float(f"{values.min():.9g}"), float(f"{step:.9g}")  # as few digits as float32 tells
-        codes = np.rint(np.maximum(values - low, 0) / step).astype(np.int64)
+        low = float(values.min())
+        codes = np.rint((values - low) / step).astype(np.int64)
         difference = np.diff(codes, prepend=0)
         zigzag: Codes = np.where(difference < 0, -2 * difference - 1, 2 * difference)
         ways = [_planes(codes), _planes(zigzag)]
         best = int(np.argmin([_ideal_nbytes(way) for way in ways]))
         return cls(low, step, len(ways[best]), best == 1, ways[best].tobytes())
 
+    def moved(self, origin: float, unit: float) -> Plane:
+        """Return the channel of values that are ``origin`` + ``unit`` times these."""
+        return replace(self, low=origin + unit * self.low, step=unit * self.step)
+
     @property
     def about(self) -> list[float]:
-        """What a browser reads it by."""
-        return [self.low, self.step, self.planes, int(self.differences)]
+        """What a browser reads it by, in as many digits as float32 has."""
+        return [float(f"{self.low:.9g}"), float(f"{self.step:.9g}"), self.planes, int(self.differences)]
 
 
 def coded(splats: Splats, coding: Coding) -> list[Plane]:
     """Return the channels of a scene: positions, scales, rotations' x, y, z, alpha, colours, harmonics."""
     middle, radius = np.array(coding.frame.middle), coding.frame.radius
-    near = np.clip(splats.positions.astype(np.float64) - middle, -FAR * radius, FAR * radius)
-    codes = morton(Grid.cubic(near.astype(np.float32), STEPS["positions"] * radius).cells(near))
-    order = np.argsort(codes, kind="stable")
+    near = np.clip((splats.positions - middle) / radius, -FAR, FAR).astype(np.float32)
+    order = np.argsort(morton(Grid.cubic(near, STEPS["positions"]).cells(near)), kind="stable")
     splats = splats.take(order)
     rotations, scales = turns.smallest(splats.rotations, np.clip(splats.log_scales, SMALL, LARGE))
     with np.errstate(over="ignore"):
         alpha = 1 / (1 + np.exp(-splats.opacities.astype(np.float64)))
     groups = {
-        "positions": near[order] + middle,
+        "positions": near[order].astype(np.float64),
         "log_scales": scales.astype(np.float64),
         "rotations": rotations[:, 1:],
         "opacities": alpha[:, None],
     }
     groups |= {name: values @ coding.axes[name] for name, values in _colours(splats).items()}
-    steps = STEPS | {"positions": STEPS["positions"] * radius}
-    return [Plane.of(x, steps[name]) for name, values in groups.items() for x in values.T]
+    planes = [Plane.of(x, STEPS[name]) for name, values in groups.items() for x in values.T]
+    return [plane.moved(x, radius) for plane, x in zip(planes[:3], middle, strict=True)] + planes[3:]
 
 
 def deflated(planes: Sequence[Plane]) -> bytes:
