@@ -48,6 +48,7 @@ PAGES = (
     "docs/pictures.md",
     "docs/federated.md",
     "docs/scenes.md",
+    "docs/models.md",
     "docs/state-results.md",
     "docs/concepts.md",
     "docs/finetuning.md",

@@ -23,7 +23,7 @@ class Run(Generic[R]):
     label: str
     record: R
     metrics: list[Any] = field(default_factory=list)  # of ``record.METRICS``
-    folder: Path | None = None  # where it lies, with the files that its record names
+    folder: Path | None = field(default=None, compare=False)  # with the files that its record names
 
     @property
     def valid(self) -> bool:
