@@ -6,7 +6,7 @@ FLOWER := .venv-flower
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: help demo test test-flower check bench bench-stores bench-quality bench-links bench-plan bench-overlap bench-deltas bench-pushed bench-unbiased bench-emulator bench-state bench-student bench-finetuning bench-replicas bench-rates bench-safe-rates bench-replica-times bench-diffusion bench-federated train-flux-fashion train-classifier pages docs setup setup-flower clean
+.PHONY: help demo test test-flower check bench bench-stores bench-quality bench-links bench-plan bench-overlap bench-deltas bench-pushed bench-unbiased bench-emulator bench-state bench-student bench-finetuning bench-replicas bench-rates bench-safe-rates bench-replica-times bench-diffusion bench-federated bench-scenes bench-experts bench-garment-distance train-flux-fashion train-flux-fashion-moe train-classifier pages docs setup setup-flower clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -87,11 +87,23 @@ bench-replica-times: setup  ## The time model of late gradients against measured
 bench-diffusion: setup  ## Every way to make a picture over every link (an hour; goes on where it stopped)
 	$(BIN)/python -m bench.diffusion
 
+bench-experts: setup  ## Experts spread over ranks, by every schedule (three hours; goes on where it stopped; needs THINWIRE_DATA)
+	$(BIN)/python -m bench.experts
+
+bench-garment-distance: setup  ## How far the models' garments are from real ones (twenty minutes; needs THINWIRE_DATA)
+	$(BIN)/python -m bench.garment_distance
+
 bench-federated: setup  ## Every federated method over slow, unequal links (two hours; goes on where it stopped; needs THINWIRE_DATA)
 	$(BIN)/python -m bench.federated
 
+bench-scenes: setup  ## Scenes packed in every way beside their formats now (half an hour; goes on where it stopped; needs THINWIRE_DATA)
+	$(BIN)/python -m bench.scene_formats
+
 train-flux-fashion: setup  ## The weights of flux-fashion (an hour; goes on where it stopped; needs THINWIRE_DATA)
 	$(BIN)/python -m bench.flux_fashion
+
+train-flux-fashion-moe: setup  ## The weights of flux-fashion-moe (half an hour; goes on where it stopped; needs THINWIRE_DATA)
+	$(BIN)/python -m bench.flux_fashion_moe
 
 train-classifier: setup  ## The classifier of flux-fashion's garments, and what it recognises (five minutes; needs THINWIRE_DATA)
 	$(BIN)/python -m bench.garments

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import math
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -30,29 +31,45 @@ STEPS, TOKENS, WARMUP, RATE, DECAY = 2800, 2048, 100, 1e-3, 0.01
 MEAN = 0.998  # of the averaged weights: what stays of them in a step
 DROPPED = 0.1  # share of the sheets whose text says "anything"
 # Rows and columns of a batch's sheets, and how often they are drawn.
-SIZES = (((1, 1), 0.15), ((2, 2), 0.2), ((2, 4), 0.15), ((4, 4), 0.2), ((4, 8), 0.3))
+Sizes = tuple[tuple[tuple[int, int], float], ...]
+SIZES: Sizes = (((1, 1), 0.15), ((2, 2), 0.2), ((2, 4), 0.15), ((4, 4), 0.2), ((4, 8), 0.3))
 SAVED = 100  # steps between checkpoints
 
 
 class Training:
     """The model, the mean of its weights, and the optimiser, after so many steps."""
 
+    sizes: ClassVar[Sizes] = SIZES
+
     def __init__(
         self, images: Tensor, classes: Tensor, steps: int, tokens: int = TOKENS, rate: float = RATE
     ) -> None:
         self.device = images.device
-        self.model, self.mean = build(0).to(self.device).train(), build(0).to(self.device)
+        self.model, self.mean = self.made().to(self.device).train(), self.made().to(self.device)
         self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=RATE, weight_decay=DECAY)
         self.images, self.classes, self.steps = images, classes, steps
         self.tokens, self.rate = tokens, rate
         self.step, self.losses = 0, list[float]()
+        self.planned = [[0, steps]]  # from which step on the rate was planned for how many
+
+    def made(self) -> nn.Module:
+        """Return the model before the first step."""
+        return build(0)
+
+    def loss(self, draw: torch.Generator) -> Tensor:
+        """Return the loss of the next step's batch."""
+        return flow_loss(self.model, *self.batch(draw), draw)
+
+    def rate_now(self) -> float:
+        """Return the learning rate of the next step."""
+        return self.rate * share(self.step, self.steps)
 
     def advance(self) -> float:
         """Take a step; return its loss."""
         draw = torch.Generator().manual_seed(self.step)
         for group in self.optimiser.param_groups:
-            group["lr"] = self.rate * _share(self.step, self.steps)
-        loss = _loss(self.model, *self._batch(draw), draw)
+            group["lr"] = self.rate_now()
+        loss = self.loss(draw)
         self.optimiser.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -65,9 +82,10 @@ class Training:
         self.losses.append(loss.item())
         return self.losses[-1]
 
-    def _batch(self, draw: torch.Generator) -> tuple[Sheet, Tensor, Tensor]:
-        which = int(torch.multinomial(torch.tensor([share for _, share in SIZES]), 1, generator=draw))
-        sheet = Sheet(*SIZES[which][0])
+    def batch(self, draw: torch.Generator) -> tuple[Sheet, Tensor, Tensor]:
+        """Return sheets of one size, as latents [B, tokens, channels], and their words [B, garments]."""
+        which = int(torch.multinomial(torch.tensor([often for _, often in self.sizes]), 1, generator=draw))
+        sheet = Sheet(*self.sizes[which][0])
         many = max(1, self.tokens // sheet.tokens)
         chosen = torch.randint(len(self.images), (many, sheet.garments), generator=draw)
         images = padded(self.images[chosen.to(self.device)])
@@ -84,7 +102,7 @@ class Training:
         parts |= {f"state{k}": values for k, values in state.items()}
         flat = {f"{part}/{name}": x for part, values in parts.items() for name, x in values.items()}
         save_file({name: x.clone() for name, x in flat.items()}, folder / f"{self.step}.safetensors")
-        write_json(folder / "state.json", {"step": self.step, "losses": self.losses})
+        write_json(folder / "state.json", {"step": self.step, "losses": self.losses, "planned": self.planned})
         for old in folder.glob("*.safetensors"):
             if old.stem != str(self.step):
                 old.unlink()
@@ -102,14 +120,18 @@ class Training:
         whole["state"] = {int(part.removeprefix("state")): values for part, values in parts.items()}
         self.optimiser.load_state_dict(whole)
         self.step, self.losses = known["step"], list(known["losses"])
+        self.planned = known.get("planned", self.planned)
+        if self.planned[-1][1] != self.steps:
+            self.planned.append([self.step, self.steps])
 
 
-def _share(step: int, steps: int) -> float:
+def share(step: int, steps: int) -> float:
     """Return the share of the full learning rate: a ramp, then half a cosine."""
     return min(1.0, (step + 1) / WARMUP) * (0.02 + 0.98 * (1 + math.cos(math.pi * step / steps)) / 2)
 
 
-def _loss(model: nn.Module, sheet: Sheet, x: Tensor, words: Tensor, draw: torch.Generator) -> Tensor:
+def flow_loss(model: nn.Module, sheet: Sheet, x: Tensor, words: Tensor, draw: torch.Generator) -> Tensor:
+    """Return the mean squared error of the velocity at a time and a noise drawn for each sheet."""
     noise = torch.randn(x.shape, generator=draw).to(x.device)
     times = torch.sigmoid(torch.randn(len(x), generator=draw))
     t = times.to(x.device)[:, None, None]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import (
+    pages_experts,
     pages_federated,
     pages_finetuning,
     pages_links,
@@ -23,6 +24,8 @@ from bench import (
     pages_plan,
     pages_record,
     pages_replicas,
+    pages_scenes,
+    pages_shown,
     pages_state,
 )
 from bench.tables import Rows, table, tabled
@@ -44,6 +47,8 @@ PAGES = (
     "docs/replicas.md",
     "docs/pictures.md",
     "docs/federated.md",
+    "docs/scenes.md",
+    "docs/models.md",
     "docs/state-results.md",
     "docs/concepts.md",
     "docs/finetuning.md",
@@ -272,9 +277,13 @@ TABLES: dict[str, Callable[[Any], str]] = {
     **pages_replicas.TABLES,
     **{name: of_study(draw) for name, draw in pages_replicas.STUDY.items()},
     **pages_pictures.TABLES,
+    **pages_experts.TABLES,
     **dict.fromkeys(pages_record.TABLES, lambda draw: draw()),
     "followed": pages_state.followed,
+    "shown": pages_shown.shown,
+    "packed": pages_shown.packed,
     **pages_finetuning.TABLES,
+    **{name: of_study(draw) for name, draw in pages_scenes.TABLES.items()},
 }
 
 

@@ -122,5 +122,13 @@ def _options(cls: type[Options]) -> Iterator[str]:
 
 TABLES = {"record": envelope, "record-lines": lines, "record-environment": machine}
 for _kind in ENGINES:
+    _cls = _record(_kind)
+    _there = {
+        "sections": True,
+        "units": _cls.METRICS is not UnitMetrics,
+        "options": _cls.CONFIG is not Options,
+    }
     for _name, _draw in (("sections", sections), ("units", units), ("options", options)):
+        if not _there[_name]:  # a packed scene is no run of several units
+            continue
         TABLES[f"record-{_kind}-{_name}"] = lambda kind=_kind, draw=_draw: draw(kind)  # type: ignore[misc]

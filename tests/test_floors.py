@@ -21,7 +21,7 @@ F3 = F2 | {"links", "exchange", "state", "files", "policies"}
 F4 = F3 | {"engines", "assets", "recipes"}
 # In order: each may import those before it.
 LAB = ["options", "machine", "records", "report", "data", "models", "emulator", "ranks", "train"]
-LAB += ["planning", "doctor", "following", "pictures", "federated", "scenes", "engines"]
+LAB += ["planning", "doctor", "following", "pictures", "federated", "scenes", "weights", "engines"]
 ALLOWED: dict[str, set[str]] = {
     "types": set(),
     "spec": {"types"},
@@ -37,11 +37,12 @@ ALLOWED: dict[str, set[str]] = {
     "policies": F1 | {"links.tcp.idle", "policies"},
     "engines": set(),
     "engines.diffusion": F2 | {"links", "exchange", "engines.diffusion"},
+    "engines.experts": F2 | {"links", "exchange", "engines.diffusion", "engines.experts"},
     "engines.federated": F2 | {"links", "state", "policies", "engines.federated"},
     "engines.pipeline": F2 | {"links", "policies", "engines.pipeline"},
     "engines.replicas": F2 | {"links", "exchange", "policies", "engines.replicas"},
     "engines.sync": F0 | {"links", "state", "files", "engines.sync"},
-    "assets": F2 | {"links", "policies", "assets"},
+    "assets": F2 | {"links", "policies", "files", "assets"},
     "recipes": F3 | {"engines", "assets", "recipes"},
     "lab": set(),
     **{f"lab.{room}": F4 | {"__init__"} | {f"lab.{r}" for r in LAB[: i + 1]} for i, room in enumerate(LAB)},

@@ -60,6 +60,7 @@ PUBLIC = [
     "publish_callback",
     "read_token",
     "replicate",
+    "spread_experts",
 ]
 
 

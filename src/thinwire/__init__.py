@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from thinwire.engines.sync.push.publisher import Publisher
     from thinwire.links import LinkShape, connect_mesh, read_token
     from thinwire.recipes.diffusion import parallel
+    from thinwire.recipes.experts import spread_experts
     from thinwire.recipes.hook import replicate
     from thinwire.recipes.pipeline import Recipe, parse_recipe
     from thinwire.state.patches.patch import Version
@@ -46,6 +47,7 @@ _HOMES = {
     "engines.sync.pull.writer": ("ShelfWriter",),
     "links": ("LinkShape", "connect_mesh", "read_token"),
     "recipes.diffusion": ("parallel",),
+    "recipes.experts": ("spread_experts",),
     "recipes.hook": ("replicate",),
     "recipes.pipeline": ("Recipe", "parse_recipe"),
     "state.patches.patch": ("Version",),
@@ -90,6 +92,7 @@ __all__ = [
     "publish_callback",
     "read_token",
     "replicate",
+    "spread_experts",
 ]
 
 

@@ -8,12 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scenes import ball
 
-from thinwire.assets.splats.code import turns, vq
-from thinwire.assets.splats.code.channels import ROUNDING, Axes, Channels, class_steps, unpack_channels
-from thinwire.assets.splats.code.grid import Grid, cells_of, morton
-from thinwire.assets.splats.code.octree import pack_cells, unpack_cells
-from thinwire.assets.splats.code.raht import Plan
-from thinwire.assets.splats.code.symbols import (
+from thinwire.assets.code.symbols import (
     entropy,
     pack_classes,
     pack_numbers,
@@ -22,6 +17,19 @@ from thinwire.assets.splats.code.symbols import (
     unzigzag,
     zigzag,
 )
+from thinwire.assets.splats.code import turns, vq
+from thinwire.assets.splats.code.channels import (
+    ROUNDING,
+    Axes,
+    Channels,
+    Numbers,
+    class_steps,
+    pack_finer,
+    unpack_finer,
+)
+from thinwire.assets.splats.code.grid import Grid, cells_of, morton
+from thinwire.assets.splats.code.octree import pack_cells, unpack_cells
+from thinwire.assets.splats.code.raht import Plan
 from thinwire.assets.splats.view.project import rotation_matrices
 from thinwire.types import ByteCursor, PayloadError
 
@@ -139,18 +147,43 @@ def test_channels_come_back_within_their_steps(seed: int, d: int, turned: bool) 
     axes = Axes.principal(values, np.ones(len(values))) if turned else Axes.plain(values)
     steps = class_steps(0.05, 0.15, 3)
     assert steps.tolist() == pytest.approx([0.05, 0.1, 0.15])
-    found = unpack_channels(
-        Channels.of(values, axes).pack(np.arange(len(values)), steps, counts), d, counts, "colours"
-    )
+    fine = Channels.of(values, axes).numbers(np.arange(len(values)), steps, counts)
+    found = Numbers.unpack(fine.pack(), d, counts, "colours").values()
     room = (1 - ROUNDING) * np.repeat(steps, counts)[:, None] * (1 if axes.is_plain else 1.01 * d**0.5)
     assert (np.abs(found - values) <= room + 1e-3).all()
+
+
+@settings(derandomize=True, max_examples=25, deadline=None)
+@given(seeds, st.integers(1, 3))
+def test_finer_steps_make_coarse_numbers_the_ones_they_came_from(seed: int, parts: int) -> None:
+    draw, fine = np.random.default_rng(seed), list[Numbers]()
+    for _ in range(parts):
+        counts = draw.integers(0, 200, 3).tolist()
+        values = draw.laplace(0, 0.3, (sum(counts) + 1, 2))
+        counts[0] += 1
+        channels = Channels.of(values, Axes.plain(values))
+        fine.append(channels.numbers(np.arange(len(values)), class_steps(0.05, 0.15, 3), counts))
+    coarse = [numbers.coarser(0.2) for numbers in fine]
+    assert coarse[0].steps.tolist() == pytest.approx([0.15, 0.1, 0.15])  # three times 0.1 is too much
+    assert max(np.abs(a.values() - b.values()).max() for a, b in zip(coarse, fine, strict=True)) <= 0.0501
+    for found, numbers in zip(unpack_finer(pack_finer(coarse, fine), coarse, "x"), fine, strict=True):
+        assert np.array_equal(found.columns, numbers.columns)
+        assert found.steps.tolist() == pytest.approx(numbers.steps.tolist())
+
+
+def test_finer_steps_cost_little_more_than_those_at_once() -> None:
+    values = np.random.default_rng(0).laplace(0, 0.3, (20000, 2))
+    channels = Channels.of(values, Axes.plain(values))
+    fine = channels.numbers(np.arange(20000), class_steps(0.05, 1, 1), [20000])
+    coarse = fine.coarser(1)
+    assert len(coarse.pack()) + len(pack_finer([coarse], [fine])) < 1.03 * len(fine.pack())
 
 
 def test_principal_axes_take_fewer_bytes() -> None:
     draw = np.random.default_rng(0)
     values = draw.normal(size=(5000, 1)) + draw.normal(0, 0.1, (5000, 3))
     sizes = [
-        len(Channels.of(values, axes).pack(np.arange(5000), class_steps(0.05, 1, 1), [5000]))
+        len(Channels.of(values, axes).numbers(np.arange(5000), class_steps(0.05, 1, 1), [5000]).pack())
         for axes in (Axes.plain(values), Axes.principal(values, np.ones(5000)))
     ]
     assert sizes[1] < 0.75 * sizes[0]

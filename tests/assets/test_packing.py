@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,14 +13,16 @@ from hypothesis import strategies as st
 from scenes import ball
 
 from thinwire.assets.splats import search, thinwire
+from thinwire.assets.splats.coded import finer_part
 from thinwire.assets.splats.decoding import decode_part
 from thinwire.assets.splats.files.container import read_scene, write_scene
 from thinwire.assets.splats.importance import classes_of, seen_around
-from thinwire.assets.splats.layers import encode_layers, shown_after, stand_ins
+from thinwire.assets.splats.layers import SHARES, encode_layers, shown_after, stand_ins
 from thinwire.assets.splats.merging import merged
 from thinwire.assets.splats.mesongs import MesonGS, block_codes, block_values
 from thinwire.assets.splats.part import Layer
 from thinwire.assets.splats.scene import Splats
+from thinwire.assets.splats.thinning import thinned_to_budget
 from thinwire.assets.splats.view.cameras import Frame, reported_views
 from thinwire.assets.splats.view.image import mse, psnr
 from thinwire.assets.splats.view.project import Drawable
@@ -123,12 +126,14 @@ SMALL = thinwire.encode(thinwire.Analysis.of(ball(60, 1), PIXELS), 1e-5)
 def test_layers_show_more_and_more() -> None:
     scene = thinwire.Analysis.of(ball(4000, 1), PIXELS)
     whole = thinwire.encode(scene, 1e-6)
-    layers = encode_layers(scene, 1e-6, stand_ins(scene, whole.nbytes, PIXELS))
-    assert len(layers) == 4 and layers[0].nbytes <= 0.1 * whole.nbytes
-    shown = [quality(scene.splats, shown_after(layers[: i + 1])) for i in range(4)]
-    assert 15 < shown[0] < shown[1] < shown[2] and shown[3] > shown[2] - 0.5
-    assert shown[-1] == pytest.approx(quality(scene.splats, decode_part(whole)), abs=0.3)
-    assert sum(layer.nbytes for layer in layers) < 1.25 * whole.nbytes
+    for count in SHARES:
+        layers = encode_layers(scene, 1e-6, stand_ins(scene, whole.nbytes, count, PIXELS), count)
+        layers = read_scene(write_scene(layers))
+        assert len(layers) == count and (count == 1 or layers[0].nbytes <= 0.1 * whole.nbytes)
+        shown = [quality(scene.splats, shown_after(layers[: i + 1])) for i in range(count)]
+        assert shown == sorted(shown) and shown[0] > 15
+        assert shown[-1] == pytest.approx(quality(scene.splats, decode_part(whole)), abs=0.1)
+        assert sum(layer.nbytes for layer in layers) < 1.25 * whole.nbytes
 
 
 def test_merging_looks_better_than_dropping() -> None:
@@ -142,6 +147,32 @@ def test_merging_looks_better_than_dropping() -> None:
         assert merged(ball(9, 1), np.ones(9), 1.0, n).count == n
 
 
+def test_channels_that_vary_slowly_are_cheaper_as_coefficients() -> None:
+    even = ball(3000, 0)
+    slow = replace(even, colours=np.sin(2 * even.positions).astype(np.float32))
+    raw = replace(thinwire.Analysis.of(slow, PIXELS), classes=np.zeros(3000, np.int64))
+    own = replace(raw, transforms=True)
+    fine = thinwire.quantised(own, 1e-6)
+    coarse = fine.coarser({group: own.most(group) for group in own.channels})
+    assert fine.groups["colours"].transformed
+    assert len(fine.part().streams["colours"]) < 0.8 * len(thinwire.encode(raw, 1e-6).streams["colours"])
+    found = [read_scene(write_scene([Layer(coarse.part()), Layer(finer=finer_part([coarse], [fine]))]))]
+    shown = [quality(slow, shown_after(found[0][:n])) for n in (1, 2)]
+    assert shown[1] > shown[0] + 3 and shown[1] > quality(slow, decode_part(thinwire.encode(raw, 1e-6))) - 0.5
+    assert np.array_equal(shown_after(found[0]).colours, decode_part(fine.part()).colours)
+
+
+def test_few_bytes_hold_fewer_splats_and_look_better() -> None:
+    scene = thinwire.Analysis.of(ball(4000, 1), PIXELS)
+    most = 24000
+    fewer, _ = thinned_to_budget(scene, most, PIXELS)
+    assert 100 < fewer.splats.count < 3000
+    found = [search.to_budget(partial(thinwire.encode, x), lambda p: p.nbytes, most) for x in (scene, fewer)]
+    before, after = (quality(scene.splats, decode_part(part)) for part in found)
+    assert after > before + 0.5
+    assert thinned_to_budget(scene, 120000, PIXELS)[0] is scene  # enough for all
+
+
 def test_merged_splats_have_the_moments_of_both() -> None:
     pair = Splats.of([[0, 0, 0], [2, 0, 0]], log_scales=np.full((2, 3), np.log(0.1)), opacities=[3, 3])
     one = merged(pair, np.float64([1, 3]), 1.0, 1)
@@ -150,6 +181,13 @@ def test_merged_splats_have_the_moments_of_both() -> None:
 
 
 FILE = write_scene([Layer(None, SMALL), Layer(SMALL)])
+
+
+def _finer() -> bytes:
+    scene = thinwire.Analysis.of(ball(60, 1), PIXELS)
+    fine = thinwire.quantised(scene, 1e-5)
+    coarse = fine.coarser({group: scene.most(group) for group in scene.channels})
+    return write_scene([Layer(coarse.part()), Layer(finer=finer_part([coarse], [fine]))])
 
 
 def test_a_prefix_reads_as_the_layers_that_it_holds() -> None:
@@ -186,7 +224,7 @@ def _meson(coder: str) -> bytes:
     return write_scene([Layer(own.encode(scene, seen_around(scene, Frame.of(scene), PIXELS)))])
 
 
-DAMAGED = [FILE, _meson("deflate"), _meson("own")]
+DAMAGED = [FILE, _finer(), _meson("deflate"), _meson("own")]
 
 
 def test_a_count_beyond_the_bytes_takes_no_memory() -> None:

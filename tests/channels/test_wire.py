@@ -129,7 +129,7 @@ WRONG: dict[str, Callable[[], bytes]] = {
     "wire version 2 is not 1": lambda: signed(body())[:2] + b"\2" + signed(body())[3:],
     "wire version": lambda: signed(body())[:3] + b"\1" + signed(body())[4:],  # a flag
     "it was damaged": lambda: signed(body())[:-1] + b"\1",
-    "unknown dtype code 9": lambda: signed(body(head=(9, 2, 1, 0, 2))),
+    "unknown dtype code 10": lambda: signed(body(head=(10, 2, 1, 0, 2))),
     "a packet of 0 dimensions": lambda: signed(body(head=(0, 0, 1, 0, 2), shape=())),
     "a packet of 9 dimensions": lambda: signed(body(head=(0, 9, 1, 0, 1), shape=(1,) * 9)),
     "a packet of 2 dimensions": lambda: signed(body(head=(0, 2, 1, 7, 2))),  # the byte kept free
@@ -147,6 +147,7 @@ WRONG: dict[str, Callable[[], bytes]] = {
     "that are not distinct": lambda: signed(body(entries=((5, 0, 0, 0), (1 << 63, 0, 0, 0)))),
     "a section of mode 3": lambda: signed(body(sections=((3, b"Raw()", ((0, 6),)),))),
     "with 17 parts": lambda: signed(body(sections=((0, b"Raw()", ((4, 0),) * 17),))),
+    "a part of truth values": lambda: signed(body(sections=((0, b"Raw()", ((9, 6),)),))),
     "unknown dtype code 200": lambda: signed(body(sections=((0, b"Raw()", ((200, 6),)),))),
     "bytes too early": lambda: signed(body(sections=((0, b"Raw()", ((0, (1 << 32) - 1),)),))),
     "1 bytes too many": lambda: signed(body() + b"\0"),

@@ -330,6 +330,7 @@ def test_a_path_that_cannot_be_written(tmp_path: Path):
 
 def test_recipes_lists_the_registry():
     from thinwire.recipes.diffusion import DIFFUSION
+    from thinwire.recipes.experts import EXPERTS
     from thinwire.recipes.federated import FEDERATED
     from thinwire.recipes.pipeline import PIPELINE
     from thinwire.recipes.replicas import REPLICAS
@@ -337,7 +338,7 @@ def test_recipes_lists_the_registry():
     from thinwire.recipes.state import STATE
 
     rows, text = json.loads(invoke("recipes", "--json").stdout), invoke("recipes").stdout
-    engines = PIPELINE, REPLICAS, STATE, DIFFUSION, FEDERATED, SCENES
+    engines = PIPELINE, REPLICAS, STATE, DIFFUSION, EXPERTS, FEDERATED, SCENES
     listed = [(r.engine, name) for r in engines for name in r.entries]
     assert [(r["engine"], r["name"]) for r in rows] == listed
     assert all(r["summary"] and r["source"] for r in rows)

@@ -6,12 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from scenes import ball
+from scenes import ball, small_pictures
 from typer.testing import CliRunner
 
-from thinwire.assets.splats import importance, thinwire
+from thinwire.assets.splats import thinwire
 from thinwire.assets.splats.files.ply import read_ply, write_ply
-from thinwire.assets.splats.view import cameras
 from thinwire.cli.terminal.app import app
 from thinwire.lab.scenes.record import SceneRecord
 
@@ -25,13 +24,7 @@ def invoke(*arguments: object):
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a small scene, whose pictures are small as well."""
-    for module in (cameras, importance, thinwire):
-        monkeypatch.setattr(module, "SIZE", 96)
-    for name in ("importance_views", "reported_views"):
-        monkeypatch.setattr(getattr(cameras, name), "__defaults__", (96,))
-    monkeypatch.setattr(importance.seen_around, "__defaults__", (96,))
-    monkeypatch.setattr(importance.sensitivities, "__defaults__", (96,))
-    monkeypatch.setattr(thinwire.Analysis.of.__func__, "__defaults__", (96,))
+    small_pictures(monkeypatch)
     path = tmp_path / "scene.ply"
     path.write_bytes(write_ply(ball(900, 1)))
     return path

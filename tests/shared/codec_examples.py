@@ -20,6 +20,7 @@ from thinwire.codecs import (
     RandomK,
     RankOne,
     Raw,
+    Rows,
     Sink,
     TileAdaptive,
     TopK,
@@ -94,6 +95,7 @@ EXAMPLES: dict[str, list[Codec]] = {
     ],
     "RankOne": [RankOne(), RankOne(bits=2)],
     "LowRank": [LowRank(), LowRank(rank=2)],
+    "Rows": [Rows(Raw()), Rows(RankOne()), Rows(Uniform(bits=4, group=8))],
 }
 
 CODECS = [codec for examples in EXAMPLES.values() for codec in examples]

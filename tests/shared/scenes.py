@@ -3,8 +3,22 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
+from thinwire.assets.splats import importance, thinwire
 from thinwire.assets.splats.scene import Splats
+from thinwire.assets.splats.view import cameras
+
+
+def small_pictures(patch: pytest.MonkeyPatch, size: int = 96) -> None:
+    """Let all pictures of scenes have ``size`` pixels both ways, which is enough for small ones."""
+    for module in (cameras, importance, thinwire):
+        patch.setattr(module, "SIZE", size)
+    for name in ("importance_views", "reported_views"):
+        patch.setattr(getattr(cameras, name), "__defaults__", (size,))
+    patch.setattr(importance.seen_around, "__defaults__", (size,))
+    patch.setattr(importance.sensitivities, "__defaults__", (size,))
+    patch.setattr(thinwire.Analysis.of.__func__, "__defaults__", (size,))
 
 
 def ball(n: int = 600, bands: int = 1, seed: int = 0) -> Splats:
@@ -22,3 +36,13 @@ def ball(n: int = 600, bands: int = 1, seed: int = 0) -> Splats:
         colours=np.sin(4 * positions) + draw.normal(0, 0.1, (n, 3)),
         harmonics=draw.laplace(0, 0.1, (n, coefficients, 3)),
     )
+
+
+def layered(count: int = 3, n: int = 60) -> bytes:
+    """Return a packed scene of ``count`` layers of ``n`` splats each; all but the last have a stand-in."""
+    from thinwire.assets.splats import thinwire
+    from thinwire.assets.splats.files.container import write_scene
+    from thinwire.assets.splats.part import Layer
+
+    parts = [thinwire.encode(thinwire.Analysis.of(ball(n, 1, i), 64), 1e-5) for i in range(count)]
+    return write_scene([Layer(part, parts[0] if part is not parts[-1] else None) for part in parts])

@@ -51,8 +51,10 @@ DTYPES = (
     torch.int16,
     torch.int32,
     torch.int64,
+    torch.bool,  # of a frame's values alone: its parts are bits in bytes
 )
 CODES = {d: i for i, d in enumerate(DTYPES)}
+PARTS = DTYPES[:-1]
 HEAD = struct.Struct("<2sBBI")
 BODY = struct.Struct("<BBBBI")
 ENTRY = np.dtype([("key", "<u8"), ("version", "<u4"), ("check", "<u4"), ("section", "u1")])
@@ -80,7 +82,7 @@ def pack(packet: Packet) -> bytes:
 
 def _check_parts(section: Section) -> None:
     parts = section.payload.parts
-    wrong = next((p for p in parts if p.dim() != 1 or p.dtype not in CODES), None)
+    wrong = next((p for p in parts if p.dim() != 1 or p.dtype not in PARTS), None)
     if len(parts) > MAX_PARTS:
         found = f"{len(parts)} parts"
     elif wrong is not None:
@@ -89,7 +91,7 @@ def _check_parts(section: Section) -> None:
         return
     raise InputError(
         f"{section.codec[:80]} made {found}; a packet holds at most {MAX_PARTS} flat tensors of "
-        f"{', '.join(str(dtype).removeprefix('torch.') for dtype in DTYPES)}"
+        f"{', '.join(str(dtype).removeprefix('torch.') for dtype in PARTS)}"
     )
 
 
@@ -166,7 +168,9 @@ def _section_head(reader: _PacketCursor) -> _Head:
     )
     codec = reader.text()
     found = [reader.unpack(struct.Struct("<BI")) for _ in range(parts)]
-    return Mode(mode), codec, [(_dtype(d), n) for d, n in found]
+    layout = [(_dtype(d), n) for d, n in found]
+    require(all(d in PARTS for d, _ in layout), PayloadError, "a part of truth values, which go as bits")
+    return Mode(mode), codec, layout
 
 
 def _section(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -13,7 +13,9 @@ from thinwire.cli.terminal.output import REPORT, print_json, tell
 from thinwire.lab.federated.options import FederatedConfig
 from thinwire.lab.following.config import StateConfig
 from thinwire.lab.pictures.options import PicturesConfig
+from thinwire.lab.scenes.options import ScenesConfig
 from thinwire.lab.train.config import TrainConfig
+from thinwire.links.shape import LinkShape
 from thinwire.types import ThinwireError
 
 RECIPES = ["fp32", "step-delta", "thinwire"]
@@ -69,8 +71,19 @@ FEDERATED_DEMO: dict[str, Any] = {
     "lr": 0.1,
     "out": "runs/demo-federated",
 }
+SCENES_SHOWN = ("scene", "credit", "seconds", "link", "out", "json", "quiet")
+SCENES_DEMO: dict[str, Any] = {"link": "1mbit", "out": "runs/demo-scenes"}
+SCENES_HELPS = {
+    "link": "The link's rate and one-way delay, as in 1mbit,30ms[,jitter=2ms][,loss=0.1%].",
+    "out": "Folder of the record, the packed scene, the pictures and the report; those there are replaced.",
+}
 REAL, REAL_ROUNDS = "thinwire", 5  # what real processes run too, and how many versions
 REACH = 75  # steps at most, to the loss that the first recipe ends with
+ModelsOut = Annotated[
+    Path, typer.Option("--out", metavar="DIR", help="Folder of the packed model and its record.")
+]
+ModelsLink = Annotated[str, typer.Option("--link", help="The link that downloads are timed for.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the record, and nothing else, on stdout.")]
 
 demo = typer.Typer(invoke_without_command=True, rich_markup_mode="rich")
 
@@ -155,6 +168,30 @@ def federated(given: dict[str, Any]) -> None:
 
 
 @demo.command()
+@with_config(ScenesConfig, defaults=SCENES_DEMO, only=SCENES_SHOWN, helps=SCENES_HELPS)
+def scenes(given: dict[str, Any]) -> None:
+    """Pack a scene of 3D Gaussians for three seconds of 1 Mbit/s, and send it layer by layer over that link.
+
+    Another process receives and decodes it, then the same scene as SPZ in one piece. The link is shaped in
+    the sender. About half a minute on two cores. Ends with what was seen after how many seconds, and
+    OUT/report.html: pictures side by side, how they differ, and PSNR over seconds. OUT/scene.tw is the packed
+    scene.
+    """
+    config = ScenesConfig.from_dict(given)
+    from thinwire.cli.terminal.doing import Doing
+    from thinwire.lab.records.holding import holding
+    from thinwire.lab.scenes import cards
+    from thinwire.lab.scenes.demo import run
+
+    with holding(config.out), Doing(config.quiet or config.json, lines=True) as doing:
+        record, report = run(config, doing.tell)
+    if config.json:
+        print_json(record.to_dict())
+    else:
+        tell("\n".join([*cards.story(record), f"report: {report}"]))
+
+
+@demo.command()
 @with_config(StateConfig, without=tuple(n for n in StateConfig.names() if n not in STATE_SHOWN))
 def state(given: dict[str, Any]) -> None:
     """Train SmolLM2-135M at 1e-6 and 1e-5 while two processes follow its weights over 10 Mbit/s.
@@ -184,3 +221,22 @@ def state(given: dict[str, Any]) -> None:
         tell(f"{cards.headline([played])}\nreport: {report}")
     if not played.record.identical:
         raise ThinwireError("a follower did not end with the publisher's bits; see the report")
+
+
+@demo.command()
+def models(
+    out: ModelsOut = Path("runs/demo-models"), link: ModelsLink = "10mbit,30ms", json: Json = False
+) -> None:
+    """Pack SmolLM2-135M to 3 bits a weight, by what Shakespeare says of its weights.
+
+    Ends with bytes, seconds over the link, perplexity and a sentence of the source, of ours, and of weights
+    rounded to the nearest 3 bits. About four minutes on two cores. Leaves model.tw, run.json and report.html.
+    """
+    shape = LinkShape.parse(link)
+    from thinwire.lab.weights.demo import Demo, run
+
+    record = run(Demo(out, shape), (lambda _: None) if json else tell)
+    if json:
+        print_json(record.to_dict())
+    else:
+        tell(f"{out}: model.tw, which thinwire unpack makes a folder for transformers, and report.html")

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from torch import Tensor
 
+from thinwire.assets.splats.state_form import LAYERS, scene_of
 from thinwire.cli.terminal.command import SECONDS, ShellCommand
 from thinwire.cli.terminal.live import LOOK, Live, await_coming
 from thinwire.cli.terminal.places import (
@@ -36,6 +37,7 @@ from thinwire.lab.machine.interrupts import stopped_by_signals
 from thinwire.lab.records.progress import megabytes
 from thinwire.links.security import read_token
 from thinwire.links.tcp.congestion import AUTO
+from thinwire.replacing import replacing
 from thinwire.types import InputError, LinkError, ThinwireError, require
 
 STATE_EVERY = 10.0  # seconds between two saves of --state at least
@@ -255,7 +257,11 @@ class Taking:
             own = {slot.name for slot in replica.layout.slots}  # a tied name stands for one of these
             tensors = {name: x for name, x in replica.tensors().items() if name in own}
             notes = {"thinwire.hash": f"{version.hash:016x}"} | {k: str(v) for k, v in version.meta.items()}
-            write_checkpoint(self._out, tensors, notes | {"thinwire.version": str(number)})
+            if LAYERS in version.meta:
+                with replacing(self._out) as part:
+                    part.write_bytes(scene_of(tensors, version.meta[LAYERS]))
+            else:
+                write_checkpoint(self._out, tensors, notes | {"thinwire.version": str(number)})
         if self._state is not None and time.monotonic() - self._saved_at >= STATE_EVERY:
             self._reader.save()
             self._saved_at = time.monotonic()

@@ -36,6 +36,8 @@ def generate(names: Names, given: dict[str, Any]) -> None:
     thinwire generate auto --link 100mbit,5ms --emulate
 
     thinwire generate one fp16 compact compact:bits=2 --sheet 4x4 --link 100mbit,5ms --repeat 3
+
+    thinwire generate one ep-sync dice dice-residual --model flux-fashion-moe --link 100mbit,5ms --emulate
     """
     run_all(PicturesConfig.from_dict(given | {"recipes": shlex.join(names)}))
 

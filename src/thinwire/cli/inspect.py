@@ -1,4 +1,4 @@
-"""``thinwire inspect``: what is in a store, a saved state, a patch or a checkpoint, or at a publisher."""
+"""``thinwire inspect``: what is in a store, a state, a patch, a checkpoint or a scene, or at a publisher."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from thinwire.assets.readers import describe_file, describe_folder
 from thinwire.cli.terminal.live import Live, await_coming, printable
 from thinwire.cli.terminal.output import PLAIN_WIDTH, print_json
 from thinwire.cli.terminal.places import (
@@ -68,18 +69,20 @@ def inspect(
     patience: Patience = PATIENCE,
     json: Json = False,
 ) -> None:
-    """Say what a state is made of: names, shapes, dtypes, versions, and the bytes of each.
+    """Say what a state, a packed scene or a packed model is made of: its parts, and the bytes of each.
 
     [bold]Examples[/bold]
 
     thinwire inspect s3://bucket/policy --check
+
+    thinwire inspect scene.tw
 
     thinwire inspect 192.0.2.7:7200 --token-file secret
     """
     check_seconds(patience, "--patience")
     token, most = read_token(token_file), largest(max_gb)
     if Path(source).is_file():
-        found = _file(Path(source), check)
+        found = describe_file(Path(source), check) or _file(Path(source), check)
     else:
         place = parse_place(source)
         limits = token, check, most
@@ -130,6 +133,9 @@ def _store(url: str, token: bytes | None, check: bool, most: int) -> dict[str, A
         manifest, layout = look(folder, token, most)
         problems = _problems(folder, manifest, layout, token, most) if check else []
     except FileNotFoundError as e:
+        asset = _asset(folder, check)
+        if asset is not None:
+            return asset
         raise InputError(f"{folder.where} holds no state; publish one with --store {folder.where}") from e
     except OSError as e:
         raise LinkError(f"{folder.where} holds no state that can be read: {e}") from e
@@ -151,6 +157,13 @@ def _store(url: str, token: bytes | None, check: bool, most: int) -> dict[str, A
             f"{folder.where}: {'; '.join(problems)}; its publisher will mend it, or follow anew"
         )
     return found | ({"checked": True} if check else {}) | _tensors(layout)
+
+
+def _asset(folder: Folder, check: bool) -> dict[str, Any] | None:
+    try:
+        return describe_folder(folder, check)
+    except OSError as e:
+        raise LinkError(f"{folder.where} holds nothing that can be read: {e}") from e
 
 
 def _problems(
@@ -215,7 +228,7 @@ def _tensors(layout: Layout) -> dict[str, Any]:
 
 def _print(found: Mapping[str, Any]) -> None:
     console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
-    tables = ("tensors", "versions", "files")
+    tables = ("tensors", "versions", "files", "layers", "streams")
     if found.get("checked") is False:  # one line says both
         found = {k: v for k, v in found.items() if k != "reason"} | {"checked": f"no, {found['reason']}"}
     for key, value in found.items():
@@ -244,7 +257,7 @@ def _table(rows: list[dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     names = list(dict.fromkeys(name for row in rows for name in row))
     for name in names:
-        right = name in ("nbytes", "number", "base")
+        right = name in ("nbytes", "number", "base", "prefix", "splats") or name.startswith("layer")
         table.add_column(name.replace("nbytes", "bytes"), justify="right" if right else "left")
     for row in rows:
         table.add_row(*(escape(printable(_cell(name, row.get(name)))) for name in names))

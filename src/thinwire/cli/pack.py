@@ -1,4 +1,4 @@
-"""``thinwire pack``: a scene of 3D Gaussians as small as a target asks for."""
+"""``thinwire pack``: a scene of 3D Gaussians, or a model, as small as a target asks for."""
 
 from __future__ import annotations
 
@@ -9,23 +9,26 @@ from typing import Annotated
 
 import typer
 
-from thinwire.cli.terminal.output import print_json, tell
-from thinwire.cli.terminal.places import check_file
+from thinwire.cli.pack_model import ModelOptions, is_model, pack_model
+from thinwire.cli.pack_scene import SceneOptions, pack_scene
+from thinwire.cli.terminal.scene_places import PackedOut, check_new
 from thinwire.links.shape import SIZES, LinkShape
-from thinwire.replacing import replacing
 from thinwire.types import InputError, require
 
 _NUMBER = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]*)")
-ODD = {
-    "dropped": "dropped: they hold a NaN or a wrong infinity",
-    "endless": "of infinite opacity",
-    "flat": "with a scale of zero",
-    "turnless": "with a rotation of zero, taken for none",
-}
 Source = Annotated[
-    Path, typer.Argument(metavar="IN", help="A .ply, .compressed.ply, .spz or .sog, or a folder of SOG.")
+    Path,
+    typer.Argument(
+        metavar="IN",
+        help="A .ply, .compressed.ply, .spz or .sog, a folder of SOG, or a model's folder or name.",
+    ),
 ]
-Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The packed scene to write.")]
+Out = Annotated[
+    str,
+    typer.Option(
+        "--out", "-o", metavar="PLACE", help="The packed file to write; with / at its end, a file a layer."
+    ),
+]
 Recipe = Annotated[str, typer.Option(metavar="NAME", help="How to code it: thinwire recipes lists them.")]
 Target = Annotated[str | None, typer.Option(metavar="SIZE", help="At most so many bytes: 5MB, 800kB.")]
 Seconds = Annotated[float | None, typer.Option(metavar="S", help="What --link carries in so many seconds.")]
@@ -36,7 +39,42 @@ Quality = Annotated[
 Strict = Annotated[
     bool, typer.Option("--strict", help="Refuse a scene with a NaN; else its splats are dropped.")
 ]
-Force = Annotated[bool, typer.Option("--force", help="Write over a file that is there.")]
+MODELS = "For models"
+Bits = Annotated[
+    float | None,
+    typer.Option(
+        metavar="B",
+        help="Fixed widths of 2 to 8 bits a tensor, so many a weight on average, scales included.",
+        rich_help_panel=MODELS,
+    ),
+]
+Calibrate = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TEXT", help="A text by name or path, which shows what matters.", rich_help_panel=MODELS
+    ),
+]
+Like = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="OLD", help="Keep the plan of an earlier version's packed file.", rich_help_panel=MODELS
+    ),
+]
+Codes = Annotated[
+    bool,
+    typer.Option(
+        "--codes", help="Write a safetensors file of codes, for publish and follow.", rich_help_panel=MODELS
+    ),
+]
+Force = Annotated[bool, typer.Option("--force", help="Put it in the place of what is there.")]
+Report = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Leave the record, pictures of what is left, and a report there."),
+]
+Credit = Annotated[
+    str | None,
+    typer.Option(metavar="TEXT", help="Whose scene it is, for the pictures; by default a licence beside IN."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the record as JSON, and nothing else, on stdout.")]
 
 
@@ -49,53 +87,45 @@ def pack(
     link: Link = None,
     quality: Quality = None,
     strict: Strict = False,
+    bits: Bits = None,
+    calibrate: Calibrate = None,
+    like: Like = None,
+    codes: Codes = False,
     force: Force = False,
+    report: Report = None,
+    credit: Credit = None,
     json: Json = False,
 ) -> None:
-    """Pack a scene of 3D Gaussians into few bytes: without cameras, photographs or training.
+    """Pack a scene of 3D Gaussians, or a language model, into few bytes: without any training.
 
-    Says what was lost, against the scene's own pictures, and what SPZ takes.
+    Of a scene, says what was lost against its own pictures, and what SPZ takes. Of a model, says what a text
+    tells of it: its perplexity before and after.
 
     [bold]Examples[/bold]
 
     thinwire pack scene.ply -o scene.tw --target 5MB
 
-    thinwire pack scene.spz -o scene.tw --seconds 4 --link 10mbit,30ms
+    thinwire pack scene.spz -o scene.tw --seconds 4 --link 10mbit,30ms --report runs/scene
+
+    thinwire pack scene.ply -o s3://bucket/scene/ --target 5MB
+
+    thinwire pack smollm2-135m -o model.tw --target 50MB --calibrate shakespeare
     """
     shape = _shape(link, seconds)
     most = _most(target, seconds, shape)
+    require(credit is None or report is not None, InputError, "--credit is for pictures; give --report too")
     decibels = None if quality is None else number_of(quality, "--quality", {"db": 1.0, "": 1.0}, "40dB")
-    check_new(out, force)
-    # After the checks: a wrong option is refused before torch is even imported.
-    from thinwire.lab.scenes.packing import Packing, predicted
-    from thinwire.lab.scenes.packing import pack as packed
-
-    data, record = packed(Packing(source, recipe, most, decibels, strict))
-    if shape is not None and shape.rate:
-        record = predicted(record, shape.rate, shape.delay)
-    with replacing(out) as part:
-        part.write_bytes(data)
-    if json:
-        print_json(record.to_dict())
+    of_scene = SceneOptions(recipe, decibels, strict, credit)
+    of_model = ModelOptions(bits, calibrate, like, codes)
+    if is_model(source):
+        told = "--recipe, --quality, --strict and --credit are for scenes; leave them out"
+        require(of_scene == SceneOptions(), InputError, told)
+        check_new(Path(out), force)
+        pack_model(source, Path(out), most, of_model, shape, report, json)
         return
-    streams = ", ".join(f"{name} {nbytes}" for name, nbytes in record.streams.items())
-    tell(f"{source}: {record.splats} splats, {record.source_nbytes} bytes")
-    tell(f"{out}: {record.packed_nbytes} bytes ({streams})")
-    for i, layer in enumerate(record.layers[:-1], 1):
-        tell(f"layer {i}: {layer.nbytes} bytes, {layer.splats} splats, {_decibels(layer.psnr_db)}")
-    tell(f"{_decibels(record.psnr_db)}, SSIM {record.ssim or 0:.4f} to the source's own pictures")
-    for rival in record.rivals:
-        tell(f"{rival.name}: {rival.nbytes} bytes, {_decibels(rival.psnr_db)}")
-    for note in [*record.notes, *_odd(record.odd)]:
-        tell(f"note: {note}")
-
-
-def _odd(odd: dict[str, int]) -> list[str]:
-    return [f"{count} splats {ODD[kind]}" for kind, count in odd.items() if count]
-
-
-def _decibels(decibels: float | None) -> str:
-    return "equal" if decibels is None else f"PSNR {decibels:.2f} dB"
+    told = "--bits, --calibrate, --like and --codes are for models; give a model's folder"
+    require(of_model == ModelOptions(), InputError, told)
+    pack_scene(source, PackedOut(out, force), most, of_scene, shape, report, json)
 
 
 def number_of(text: str, option: str, units: dict[str, float], example: str) -> float:
@@ -132,9 +162,3 @@ def _most(target: str | None, seconds: float | None, shape: LinkShape | None) ->
         f"--seconds {seconds:g} is within the delay; give more",
     )
     return int(left * shape.rate)
-
-
-def check_new(path: Path, force: bool) -> None:
-    """Raise ``InputError`` where ``path`` cannot be written, or is there and not to be written over."""
-    check_file(path, "-o")
-    require(force or not path.exists(), InputError, f"{path} is there; give --force to write over it")

@@ -12,6 +12,7 @@ import torch
 import typer
 from torch import Tensor
 
+from thinwire.cli.terminal.layered import publish_layers, read_layered
 from thinwire.cli.terminal.live import Live, warned
 from thinwire.cli.terminal.places import PORT, Address, Congestion, TokenFile, check_state
 from thinwire.engines.sync.outlets import Outlets
@@ -91,6 +92,9 @@ Rest = Annotated[
 Wait = Annotated[
     float, typer.Option(metavar="SECONDS", help="Wait so long for FILE, if training is still to write it.")
 ]
+Layers = Annotated[
+    bool, typer.Option("--layers", help="FILE is a packed scene: publish each of its layers as a version.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no live line.")]
 
 
@@ -109,6 +113,7 @@ def publish(
     wait: Wait = 0.0,
     congestion: Congestion = control.AUTO,
     once: Once = False,
+    layers: Layers = False,
     quiet: Quiet = False,
 ) -> None:
     """Make a checkpoint available to followers, and each change of it a version, until Ctrl-C.
@@ -122,6 +127,8 @@ def publish(
     thinwire publish out/model.safetensors --dtype bf16
 
     thinwire publish out/ --dtype bf16 --host 0.0.0.0 --token-file secret --store s3://bucket/policy
+
+    thinwire publish scene.tw --layers --host 0.0.0.0 --token-file secret
     """
     token = read_token(token_file)
     port, state = _port(port, store, state), check_state(state)
@@ -132,7 +139,8 @@ def publish(
         try:
             _await(watch, wait)
             _check_apart(file, state)
-            tensors = watch.first()
+            scene = read_layered(file) if layers else None
+            tensors = watch.first() if scene is None else scene.state(0)
             outlets = Outlets(tensors, _by_name(dtypes, tensors), bounds, name, token, strict)
             stack.callback(outlets.close)
             if port is not None:
@@ -142,13 +150,10 @@ def publish(
                     outlets.keep(store)
             live = stack.enter_context(Live(lambda: _line(outlets), quiet))
             live.note(_title(outlets))
-            with warned(live.note):  # of casts that overflow
-                outlets.publish()
-            live.tick()
-            if once:
-                outlets.finish()
+            if scene is not None:
+                publish_layers(scene, outlets, live, once)
             else:
-                _follow_file(watch, outlets, live)
+                _publish_file(watch, outlets, live, once)
         except KeyboardInterrupt:  # how it is meant to end
             if once:
                 raise
@@ -183,6 +188,17 @@ def _check_apart(file: Path, state: Path | None) -> None:
     if state is not None and file.exists():
         inside = file.samefile(state.parent) or (state.exists() and file.samefile(state))
         require(not inside, InputError, f"--state {state} is in what is published; give another place for it")
+
+
+def _publish_file(watch: Watch, outlets: Outlets, live: Live, once: bool) -> None:
+    """Publish what was read, and wait until it is there, or go on with each change of the file."""
+    with warned(live.note):  # of casts that overflow
+        outlets.publish()
+    live.tick()
+    if once:
+        outlets.finish()
+    else:
+        _follow_file(watch, outlets, live)
 
 
 def _follow_file(watch: Watch, outlets: Outlets, live: Live) -> None:

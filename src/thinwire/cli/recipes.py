@@ -22,8 +22,9 @@ def recipes(json: Json = False) -> None:
     """List each engine's recipes: what they send, parameters with their defaults, and where they come from.
 
     Those of the pipeline go after --recipe, those of replicas after --replica-recipe; what those of the state
-    do, publish does by --dtype and --bound. Those of diffusion are for generate, and for
-    thinwire.parallel in a script; those of federated are for federate, those of scenes for pack.
+    do, publish does by --dtype and --bound. Those of diffusion and of experts are for generate, and for
+    thinwire.parallel and thinwire.spread_experts in a script; those of federated are for federate, those of
+    scenes for pack.
 
     [bold]Examples[/bold]
 
@@ -32,13 +33,14 @@ def recipes(json: Json = False) -> None:
     thinwire compare fp32 aqsgd:fw=4,bw=8 thinwire
     """
     from thinwire.recipes.diffusion import DIFFUSION
+    from thinwire.recipes.experts import EXPERTS
     from thinwire.recipes.federated import FEDERATED
     from thinwire.recipes.pipeline import PIPELINE
     from thinwire.recipes.replicas import REPLICAS
     from thinwire.recipes.scenes import SCENES
     from thinwire.recipes.state import STATE
 
-    engines = PIPELINE, REPLICAS, STATE, DIFFUSION, FEDERATED, SCENES
+    engines = PIPELINE, REPLICAS, STATE, DIFFUSION, EXPERTS, FEDERATED, SCENES
     rows = [_plain(r.engine, info) for r in engines for info in r.entries.values()]
     if json:
         print_json(rows)

@@ -1,48 +1,110 @@
-"""``thinwire unpack``: a packed scene, or what has come of one, as a file that other programs read."""
+"""``thinwire unpack``: a packed scene, what has come of one, or a packed model, as other programs read it."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from thinwire.cli.pack import Force, check_new
+from thinwire.cli.pack import Force
+from thinwire.cli.pack_model import is_packed_model, unpack_model
 from thinwire.cli.terminal.output import tell
+from thinwire.cli.terminal.scene_places import check_new, is_folder, read_packed
+from thinwire.files.place import shown
 from thinwire.replacing import replacing
-from thinwire.types import InputError, PayloadError, require
+from thinwire.types import InputError, PayloadError, ThinwireError, require
 
-Source = Annotated[Path, typer.Argument(metavar="IN", help="A packed scene.")]
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="IN", help="A packed scene or model, a scene's URL, or a folder or store of its layers."
+    ),
+]
 Out = Annotated[
-    Path, typer.Option("--out", "-o", metavar="FILE", help="A .ply, .compressed.ply or .spz to write.")
+    Path,
+    typer.Option(
+        "--out", "-o", metavar="FILE", help="A .ply, .compressed.ply or .spz to write, or a model's folder."
+    ),
 ]
 Prefix = Annotated[int | None, typer.Option(metavar="BYTES", help="Read only so many bytes of it.")]
 
 
 def unpack(source: Source, out: Out, prefix: Prefix = None, force: Force = False) -> None:
-    """Write the scene that a packed file holds, or that the first bytes of one hold.
+    """Write what a packed file holds: a scene, that of its first bytes, or a model that transformers loads.
+
+    From a folder or store the layers come one by one. Where that breaks off, those that came are written,
+    and kept beside FILE as FILE.part.tw: the same command goes on from there.
 
     [bold]Examples[/bold]
 
     thinwire unpack scene.tw -o scene.ply
 
     thinwire unpack scene.tw -o coarse.spz --prefix 200000
+
+    thinwire unpack s3://bucket/scene/ -o scene.ply
+
+    thinwire unpack model.tw -o model
     """
     require(prefix is None or prefix > 0, InputError, f"--prefix is {prefix}; it must be above 0")
+    if is_folder(source):
+        _from_folder(source, out, prefix, force)
+        return
+    if is_packed_model(Path(source)):
+        require(prefix is None, InputError, "--prefix is for scenes; a model is read whole")
+        unpack_model(Path(source), out, force)
+        return
     check_new(out, force)
+    _write(read_packed(source, prefix), shown(source), out)
+
+
+def _from_folder(source: str, out: Path, prefix: int | None, force: bool) -> None:
     # After the checks: a wrong option is refused before numpy is even imported.
+    from thinwire.assets.splats.delivery import fetch, first_pieces, read_manifest
+    from thinwire.assets.splats.files.container import read_outline
+    from thinwire.assets.splats.kept import Kept, beside
+    from thinwire.files.folder import open_folder
+
+    check_new(out, force or beside(out).is_file())  # then this command began it
+    began, folder = time.monotonic(), open_folder(source)
+    pieces = read_manifest(folder)
+    wanted, trouble = first_pieces(pieces, prefix), None
+    kept = Kept(beside(out), wanted)
+    if kept.held:
+        tell(f"{kept.held} of {len(pieces)} layers came before, {len(kept.data)} bytes")
+    try:
+        for layer in fetch(folder, wanted, kept.held):
+            kept.add(layer)
+            splats = read_outline(bytes(kept.data)).layers[kept.held - 1].splats
+            took = time.monotonic() - began
+            tell(f"layer {kept.held} of {len(pieces)}: {splats} splats, {len(kept.data)} bytes, {took:.1f} s")
+    except ThinwireError as e:
+        if not kept.held:
+            raise
+        trouble = e
+    _write(kept.data, folder.where, out)
+    if trouble is None:
+        kept.remove()
+    else:
+        said = f"{out} has the layers before it, and the same command goes on from there"
+        raise type(trouble)(f"{trouble}; {said}")
+
+
+def _write(data: bytes | bytearray, where: str, out: Path) -> None:
+    from thinwire.assets.splats.files.clipping import told_beyond
     from thinwire.assets.splats.files.container import read_scene
-    from thinwire.assets.splats.files.scene_file import scene_bytes
+    from thinwire.assets.splats.files.scene_file import form_of, scene_bytes
     from thinwire.assets.splats.layers import shown_after
 
-    with source.open("rb") as file:
-        data = file.read() if prefix is None else file.read(prefix)
     try:
-        layers = read_scene(data)
+        layers = read_scene(memoryview(data))
         splats = shown_after(layers)
     except PayloadError as e:
-        raise PayloadError(f"{source}: {e}") from e
+        raise PayloadError(f"{where}: {e}") from e
     written = scene_bytes(splats, out)
+    for note in told_beyond(splats, form_of(out)):
+        tell(f"note: {note}")
     with replacing(out) as part:
         part.write_bytes(written)
     tell(f"{out}: {splats.count} splats of {len(layers)} layers, {len(written)} bytes")

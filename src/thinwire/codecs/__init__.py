@@ -14,6 +14,7 @@ from thinwire.codecs.inner import fixed_layout, is_finite, is_fixed_rate, tuned
 from thinwire.codecs.lowrank import LowRank
 from thinwire.codecs.rankone import RankOne
 from thinwire.codecs.raw import Cast, Raw
+from thinwire.codecs.rows import Rows
 from thinwire.codecs.sparse import HardThreshold, InTurn, RandomK, TopK
 from thinwire.codecs.tiles import TileAdaptive
 from thinwire.codecs.transform import ChannelMean, Hadamard, Sink
@@ -38,6 +39,7 @@ _CODECS: tuple[type, ...] = (
     TileAdaptive,
     RankOne,
     LowRank,
+    Rows,
 )
 REGISTRY: dict[str, type] = {c.__name__: c for c in _CODECS}
 
@@ -79,6 +81,7 @@ __all__ = [
     "RandomK",
     "RankOne",
     "Raw",
+    "Rows",
     "Sink",
     "TileAdaptive",
     "TopK",

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from thinwire.codecs.base import Layout, check_layout, in_a_row, layout_nbytes
+from thinwire.codecs.kernels.bits import pack, packed_nbytes, unpack
 from thinwire.spec import Spec
 from thinwire.types import InputError, Payload, TensorSpec, require
 
@@ -16,7 +17,7 @@ CASTS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.b
 
 @dataclass(frozen=True, repr=False)
 class Raw(Spec):
-    """Send the tensor's own bytes: lossless for every dtype.
+    """Send the tensor's own bytes, and a truth value as one bit: lossless for every dtype.
 
     >>> import torch
     >>> Raw().decode(Raw().encode(torch.tensor([1.0, 2.0])))
@@ -24,13 +25,19 @@ class Raw(Spec):
     """
 
     def encode(self, x: Tensor) -> Payload:
-        return Payload(TensorSpec.of(x), (in_a_row(x),))
+        row = in_a_row(x)
+        return Payload(TensorSpec.of(x), (pack(row.to(torch.uint8), 1) if row.dtype == torch.bool else row,))
 
     def decode(self, payload: Payload) -> Tensor:
-        check_layout(payload, self.layout(payload.spec))
-        return payload.parts[0].reshape(payload.spec.shape)
+        spec = payload.spec
+        check_layout(payload, self.layout(spec))
+        part = payload.parts[0]
+        flat = unpack(part, 1, spec.numel).to(torch.bool) if spec.dtype == torch.bool else part
+        return flat.reshape(spec.shape)
 
     def layout(self, spec: TensorSpec) -> Layout:
+        if spec.dtype == torch.bool:
+            return ((torch.uint8, packed_nbytes(spec.numel, 1)),)
         return ((spec.dtype, spec.numel),)
 
     def nbytes(self, spec: TensorSpec) -> int:

@@ -34,6 +34,8 @@ ENGINES = {
     ),
     "pictures": Engine(("thinwire.lab.pictures.record", "PicturesRecord"), "thinwire.lab.pictures.cards"),
     "federated": Engine(("thinwire.lab.federated.record", "FederatedRecord"), "thinwire.lab.federated.cards"),
+    "scene": Engine(("thinwire.lab.scenes.record", "SceneRecord"), "thinwire.lab.scenes.cards"),
+    "model": Engine(("thinwire.lab.weights.record", "ModelRecord"), "thinwire.lab.weights.cards"),
     "state": Engine(("thinwire.lab.following.record", "StateRecord"), "thinwire.lab.following.cards"),
 }
 

@@ -34,14 +34,15 @@ ATTENTION, OUTPUT = "attention", "output"  # the roles: keys and values of a lay
 FP16 = Scheme(Cast("float16"))
 
 
-def _parse_coding(text: str) -> Coding:
+def parse_coding(text: str) -> Coding:
+    """Return the coding that a spec describes; ``PayloadError`` otherwise."""
     known = {**codecs.REGISTRY, **memory.REGISTRY, "Scheme": Scheme, "Coding": Coding}
     coding = spec.parse(text, known)
     require(isinstance(coding, Coding), PayloadError, f"{text[:80]!r} is no way to send")
     return coding
 
 
-DIFFUSION = Registry[Coding, Division]("diffusion", (ATTENTION, OUTPUT), "Coding(...)", _parse_coding)
+DIFFUSION = Registry[Coding, Division]("diffusion", (ATTENTION, OUTPUT), "Coding(...)", parse_coding)
 parse_diffusion_recipe = DIFFUSION.parse
 
 Made = tuple[Mapping[str, Coding], Division]

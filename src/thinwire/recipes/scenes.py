@@ -12,6 +12,7 @@ from typing import Annotated
 
 from thinwire import spec
 from thinwire.assets.splats.code.grid import MOST_DEPTH
+from thinwire.assets.splats.layers import SHARES
 from thinwire.assets.splats.mesongs import MesonGS
 from thinwire.assets.splats.thinwire import Thinwire
 from thinwire.recipes.base import Parameter, Registry
@@ -28,7 +29,10 @@ def _parse_coder(text: str) -> Coder:
 
 
 SCENES = Registry[Coder, None]("scenes", (SCENE,), "MesonGS(...)", _parse_coder)
-LAYERS = Parameter("whether a coarse scene comes first", choices=("on", "off"))
+LAYERS = Parameter("in how many layers a scene comes, the coarse ones first", 1, max(SHARES))
+TRANSFORM = Parameter(
+    "channels as they are, or as Haar's coefficients where these are fewer bits", choices=("raw", "cheapest")
+)
 PRUNE = Parameter("the share of splats that go", 0, 0.99, whole=False)
 DEPTH = Parameter("halvings of the scene along each axis", 1, MOST_DEPTH)
 BLOCKS = Parameter("into how many blocks of a range of their own channels are cut", 1, 1000)
@@ -40,12 +44,14 @@ VOXELS = Parameter("where in its voxel a splat comes back", choices=("corner", "
 
 
 @SCENES.register("thinwire", "Steps of equal cost to the picture, by class of importance.", "docs/recipes.md")
-def thinwire(layers: Annotated[str, LAYERS] = "on") -> dict[str, Coder]:
+def thinwire(
+    layers: Annotated[int, LAYERS] = 4, transform: Annotated[str, TRANSFORM] = "raw"
+) -> dict[str, Coder]:
     """Code with an octree and uniform steps, to the bytes, seconds or dB asked for.
 
-    Layers show a coarse scene early, and take some of the bytes for it.
+    Layers show a coarse scene early, and take some of the bytes for it. One layer is the smallest.
     """
-    return {SCENE: Thinwire(layers == "on")}
+    return {SCENE: Thinwire(layers, transform == "cheapest")}
 
 
 @SCENES.register(

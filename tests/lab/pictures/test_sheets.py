@@ -81,7 +81,7 @@ def test_training_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: pytest.Monkey
     from bench import flux_fashion as trainer
 
     images, classes = torch.randint(256, (40, 28, 28), dtype=torch.uint8), torch.arange(40) % 10
-    monkeypatch.setattr(trainer, "SIZES", (((1, 1), 0.5), ((1, 2), 0.5)))
+    monkeypatch.setattr(trainer.Training, "sizes", (((1, 1), 0.5), ((1, 2), 0.5)))
 
     def training() -> trainer.Training:
         return trainer.Training(images, classes, 6, tokens=128)

@@ -1,7 +1,8 @@
-"""A scene in layers: a coarse one first, then the splats that matter most, then the others.
+"""A scene in layers: a coarse one first, then the splats that matter most, then the others, then finer steps.
 
 The first layer is a scene of merged splats, in a few per cent of the bytes. The next ones bring splats that
-stay, the best seen first. In place of those still to come, a layer may have merged ones, until the next.
+stay, the best seen first, in coarse steps; the last narrows the steps of all. In place of splats still to
+come, a layer may have merged ones, until the next.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import fields
 from functools import partial
+from itertools import zip_longest
 
 import numpy as np
 import numpy.typing as npt
 
 from thinwire.assets.splats import search, thinwire
-from thinwire.assets.splats.decoding import decode_part
+from thinwire.assets.splats.coded import finer_part
+from thinwire.assets.splats.decoding import decode_layers
 from thinwire.assets.splats.merging import merged
 from thinwire.assets.splats.part import Layer, Part
 from thinwire.assets.splats.scene import Splats
@@ -23,30 +26,32 @@ from thinwire.assets.splats.thinwire import Analysis
 from thinwire.assets.splats.view.cameras import SIZE
 from thinwire.types import InputError, PayloadError, require
 
-SHARES = (0.35, 0.7)  # of the splats that have come after each layer between the first and the last
-STAND_INS = (0.06, 0.03)  # of all bytes: what the first layers spend on splats that go again
+LAYERS = 4  # that a scene comes in
+SHARES: dict[int, tuple[float, ...]] = {1: (), 2: (1.0,), 3: (1.0,), 4: (0.35, 1.0), 5: (0.25, 0.6, 1.0)}
+FINER = 3  # layers from which on the last one is for finer steps
+STAND_INS = (0.05, 0.03, 0.03)  # of all bytes: what layers spend on splats that go again
 MERGED_NBYTES = 6.0  # of a merged splat, about
 EMPTY_NBYTES = 500  # of a part without splats, about
 FEWEST, FEWEST_MERGED = 2000, 50  # splats of a scene that is worth layers, and of a layer
 
 
-def divided(scene: Analysis) -> list[npt.NDArray[np.intp]]:
-    """Return the splats that come with each layer, the best seen first; none with the first."""
+def divided(scene: Analysis, layers: int) -> list[npt.NDArray[np.intp]]:
+    """Return the splats that come with each of so many layers, the best seen first; none with the first."""
     count = scene.splats.count
-    if count < FEWEST:
+    if count < FEWEST or layers < 2:
         return [np.arange(count)]
     order = np.argsort(-scene.seen.squares, kind="stable")
-    parts = np.split(order, [int(share * count) for share in SHARES])
+    parts = np.split(order, [int(share * count) for share in SHARES[layers][:-1]])
     return [order[:0], *(np.sort(part) for part in parts)]
 
 
-def stand_ins(scene: Analysis, nbytes: int, size: int = SIZE) -> list[Part]:
+def stand_ins(scene: Analysis, nbytes: int, layers: int = LAYERS, size: int = SIZE) -> list[Part]:
     """Return what the first layers show in place of splats to come, in their shares of ``nbytes`` in all.
 
     None where so few bytes say nothing.
     """
-    come = divided(scene)
-    rests = [np.concatenate(come[i + 1 :]) for i in range(len(STAND_INS) if len(come) > 1 else 0)]
+    come = divided(scene, layers)
+    rests = [np.concatenate(come[i + 1 :]) for i in range(len(come) - 1)]
     found = [
         _fewer(scene, rest, int(share * nbytes), size) for rest, share in zip(rests, STAND_INS, strict=False)
     ]
@@ -69,21 +74,25 @@ def _nbytes(part: Part) -> int:
     return part.nbytes
 
 
-def encode_layers(scene: Analysis, slope: float, shown: Sequence[Part]) -> list[Layer]:
+def encode_layers(scene: Analysis, slope: float, shown: Sequence[Part], layers: int = LAYERS) -> list[Layer]:
     """Return a scene's layers at a slope; ``shown`` are the first ones' stand-ins, or none: one layer."""
-    found, come = list[Layer](), divided(scene)
-    for i, which in enumerate(come if shown else [np.sort(np.concatenate(come))]):
-        stays = thinwire.encode(scene, slope, which) if len(which) else None
-        found.append(Layer(stays, shown[i] if i < len(shown) else None))
-    return found
+    if not shown:
+        return [Layer(thinwire.encode(scene, slope))]
+    fine = [thinwire.quantised(scene, slope, which) for which in divided(scene, layers) if len(which)]
+    most = {group: scene.most(group) for group in scene.channels}
+    coarse = [coded.coarser(most) for coded in fine] if layers >= FINER else fine
+    stays = [None, *(coded.part() for coded in coarse)]
+    found = [Layer(part, stand_in) for part, stand_in in zip_longest(stays, shown)]
+    return [*found, Layer(finer=finer_part(coarse, fine))] if layers >= FINER else found
 
 
 def shown_after(layers: Sequence[Layer]) -> Splats:
     """Return the scene that these layers, the first ones of a file, show. Errors: ``PayloadError``."""
-    parts = [layer.stays for layer in layers] + [layers[-1].stand_in]
-    scenes = [decode_part(part) for part in parts if part is not None]
-    require(len({scene.bands for scene in scenes}) == 1, PayloadError, "layers of different bands, or none")
-    if len(scenes) == 1:
-        return scenes[0]
+    held = decode_layers(layers)
+    found = [scene for scene in (*(stays for stays, _ in held), held[-1][1]) if scene is not None]
+    same = len({scene.bands for scene in found}) == 1
+    require(same, PayloadError, "layers of different bands, or none")
+    if len(found) == 1:
+        return found[0]
     names = [f.name for f in fields(Splats)]
-    return Splats(**{name: np.concatenate([getattr(scene, name) for scene in scenes]) for name in names})
+    return Splats(**{name: np.concatenate([getattr(scene, name) for scene in found]) for name in names})

@@ -7,6 +7,8 @@ Dropping splats instead leaves holes.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -34,32 +36,40 @@ def merged(splats: Splats, weights: Floats, radius: float, count: int) -> Splats
     >>> merged(pair, np.ones(2), 1.0, 1).positions.tolist()
     [[0.5, 0.0, 0.0]]
     """
-    if count >= splats.count:
-        return splats
+    return next(merged_more(splats, weights, radius, [count]))
+
+
+def merged_more(splats: Splats, weights: Floats, radius: float, counts: Sequence[int]) -> Iterator[Splats]:
+    """Yield what ``merged`` returns for each of falling ``counts``."""
     mass = weights + 1e-6 * max(float(weights.max()), 1e-300)
     places = splats.positions.astype(np.float64)
     features = np.concatenate([places / (PLACE * radius), COLOUR * splats.colours.astype(np.float64)], axis=1)
-    return _moments(splats, mass, _groups(places, features, mass, max(count, 1)))
+    for group in _groups(places, features, mass, counts):
+        whole = int(group.max()) + 1 == splats.count
+        yield splats if whole else _moments(splats, mass, group)
 
 
-def _groups(places: Floats, features: Floats, mass: Floats, count: int) -> Ints:
-    """Return the group [n] of each splat, 0 to ``count`` - 1."""
+def _groups(places: Floats, features: Floats, mass: Floats, counts: Sequence[int]) -> Iterator[Ints]:
+    """Yield the group [n] of each splat, 0 to count - 1, for each of falling ``counts``."""
     joined, own, draw = np.arange(len(mass)), np.arange(len(mass)), np.random.default_rng(0)
-    while len(mass) > count:
-        order = _along(places, draw)
-        places, features, mass, own = places[order], features[order], mass[order], own[order]
-        first, second = _pairs(features, mass, len(mass) - count)
-        total = (mass[first] + mass[second])[:, None]
-        for values in (places, features):
-            values[first] = (values[first] * mass[first, None] + values[second] * mass[second, None]) / total
-        mass[first] = total[:, 0]
-        to = np.arange(len(joined))
-        to[own[second]] = own[first]
-        joined = to[joined]
-        left = np.ones(len(mass), bool)
-        left[second] = False
-        places, features, mass, own = places[left], features[left], mass[left], own[left]
-    return np.unique(joined, return_inverse=True)[1].reshape(-1)
+    mass = mass.copy()
+    for count in counts:
+        while len(mass) > max(count, 1):
+            order = _along(places, draw)
+            places, features, mass, own = places[order], features[order], mass[order], own[order]
+            first, second = _pairs(features, mass, len(mass) - max(count, 1))
+            total = (mass[first] + mass[second])[:, None]
+            for values in (places, features):
+                values[first] = values[first] * mass[first, None] + values[second] * mass[second, None]
+                values[first] /= total
+            mass[first] = total[:, 0]
+            to = np.arange(len(joined))
+            to[own[second]] = own[first]
+            joined = to[joined]
+            left = np.ones(len(mass), bool)
+            left[second] = False
+            places, features, mass, own = places[left], features[left], mass[left], own[left]
+        yield np.unique(joined, return_inverse=True)[1].reshape(-1)
 
 
 def _along(places: Floats, draw: np.random.Generator) -> npt.NDArray[np.intp]:

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from thinwire.assets.code.symbols import pack_bytes, unpack_bytes
 from thinwire.assets.splats.code import turns, vq
 from thinwire.assets.splats.code.grid import Codes, Grid, cells_of, morton
 from thinwire.assets.splats.code.octree import pack_cells, unpack_cells
 from thinwire.assets.splats.code.raht import Plan
-from thinwire.assets.splats.code.symbols import pack_bytes, unpack_bytes
 from thinwire.assets.splats.part import Part
 from thinwire.assets.splats.scene import COEFFICIENTS, Array, Splats
 from thinwire.assets.splats.view.render import Seen

@@ -31,17 +31,19 @@ class Part:
 class Layer:
     """What a receiver gets at a time: splats that stay, and others that stand in until the next layer.
 
-    The scene after a layer is all that stays of it and those before it, and its own stand-in.
+    ``finer`` is what narrows the steps of all splats that stay of earlier layers. The scene after a layer is
+    all that stays of it and those before it, and its own stand-in.
     """
 
-    stays: Part | None
+    stays: Part | None = None
     stand_in: Part | None = None
+    finer: Part | None = None
 
     @property
     def parts(self) -> dict[str, Part]:
         """The parts that there are, by name."""
-        both = {"stays": self.stays, "stand_in": self.stand_in}
-        return {name: part for name, part in both.items() if part is not None}
+        every = {"stays": self.stays, "stand_in": self.stand_in, "finer": self.finer}
+        return {name: part for name, part in every.items() if part is not None}
 
     @property
     def nbytes(self) -> int:

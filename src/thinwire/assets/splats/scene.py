@@ -53,7 +53,8 @@ class Splats:
     def of(cls, positions: npt.ArrayLike, **others: npt.ArrayLike) -> Splats:
         """Return a scene of these arrays, grey and of size 0.01 where nothing is said."""
         given = {"positions": positions} | others
-        arrays = {name: np.ascontiguousarray(value, dtype=np.float32) for name, value in given.items()}
+        with np.errstate(over="ignore"):  # what is too large for a file's floats is infinite in them
+            arrays = {name: np.ascontiguousarray(value, dtype=np.float32) for name, value in given.items()}
         n = len(arrays["positions"])
         default: dict[str, Any] = {
             "log_scales": np.full((n, 3), np.log(0.01), np.float32),

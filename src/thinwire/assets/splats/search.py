@@ -10,16 +10,20 @@ from thinwire.types import InputError, require
 
 COARSEST, FINEST = 1e-1, 1e-12  # slopes
 FROM = 1e-6
+FIRST, CLOSE = 8.0, 1.5  # the first step away from where a search starts: nowhere near, or near
 WITHIN = 0.02  # of a budget of bytes
 NEAR = 0.05  # dB of a quality
 TRIES = 24
 Made = TypeVar("Made")
 
 
-def to_budget(make: Callable[[float], Made], size: Callable[[Made], int], most: int) -> Made:
+def to_budget(
+    make: Callable[[float], Made], size: Callable[[Made], int], most: int, start: float = FROM
+) -> Made:
     """Return what is made at the finest slope found whose size is ``most`` or less, and within 2 % of it.
 
-    Smaller where even the finest slope is. Errors: ``InputError`` that names the smallest size there is.
+    ``start`` is a slope near it. Smaller where even the finest slope is. Errors: ``InputError`` that names
+    the smallest size there is.
     """
     kept = list[Made]()
 
@@ -28,19 +32,26 @@ def to_budget(make: Callable[[float], Made], size: Callable[[Made], int], most: 
         nbytes = size(made)
         if nbytes <= most:
             kept[:] = [made]
-        return nbytes / most - 1
+        return math.log(nbytes / most)
 
-    _search(over, -WITHIN)
-    if not kept:
-        least = size(make(COARSEST))
-        raise InputError(
-            f"the scene takes {least} bytes at least, and {most} are asked for; ask for {least} or more"
-        )
-    return kept[0]
+    _search(over, math.log(1 - WITHIN), 0.0, start)
+    if kept:
+        return kept[0]
+    made = make(COARSEST)
+    least = size(made)
+    told = f"the scene takes {least} bytes at least, and {most} are asked for; ask for {least} or more"
+    require(least <= most, InputError, told)
+    return made
 
 
-def to_quality(make: Callable[[float], Made], quality: Callable[[Made], float], least: float) -> Made:
-    """Return what is made at the coarsest slope found whose quality in dB is ``least`` or a little more.
+def to_quality(
+    make: Callable[[float], Made],
+    quality: Callable[[Made], float],
+    least: float,
+    start: float = FROM,
+    near: float = NEAR,
+) -> Made:
+    """Return what is made at the coarsest slope found whose quality in dB is ``least`` to ``near`` more.
 
     Errors: ``InputError`` that names the best quality there is.
     """
@@ -54,29 +65,34 @@ def to_quality(make: Callable[[float], Made], quality: Callable[[Made], float], 
             kept[:] = [made]
         return found - least
 
-    _search(below, NEAR, kept_above=True)
+    _search(below, 0.0, near, start)
     told = f"{least:g} dB are asked for, and the finest steps reach {best[0]:.1f} dB; ask for less"
     require(bool(kept), InputError, told)
     return kept[0]
 
 
-def _search(excess: Callable[[float], float], room: float, kept_above: bool = False) -> None:
-    """Halve the range of slopes until what is kept is within ``room``; finer slopes have more ``excess``."""
-    low, high = math.log(FINEST), math.log(COARSEST)
-    at, width = math.log(FROM), math.log(8)
-    seen_fine = seen_coarse = False
-    for _ in range(TRIES):
+def _search(excess: Callable[[float], float], low: float, high: float, start: float) -> None:
+    """Try slopes, from ``start`` on, until the excess is from ``low`` to ``high``; finer slopes have more.
+
+    Wider and wider steps find a slope that is too fine and one that is too coarse; then a line through the
+    last two says where to look, and every third time the middle.
+    """
+    fine, coarse = math.log(FINEST), math.log(COARSEST)
+    above, below = math.nan, math.nan  # how far off both are, once they are tried
+    at, width, aim = math.log(start), math.log(FIRST if start == FROM else CLOSE), (low + high) / 2
+    for i in range(TRIES):
         found = excess(math.exp(at))
-        if (0 <= found <= room) if kept_above else (room <= found <= 0):
+        if low <= found <= high:
             return
-        if found > 0:
-            low, seen_fine = at, True  # too fine
+        if found > high:
+            fine, above = at, found - aim
         else:
-            high, seen_coarse = at, True
-        if high - low < 1e-4:
+            coarse, below = at, found - aim
+        if coarse - fine < 1e-4:
             return
-        if seen_fine and seen_coarse:
-            at = (low + high) / 2
-        else:
-            at = min(high, low + width) if seen_fine else max(low, high - width)
+        if math.isnan(above) or math.isnan(below):
+            at = max(fine, coarse - width) if math.isnan(above) else min(coarse, fine + width)
             width *= 2
+        else:
+            share = above / (above - below) if i % 3 and math.isfinite(above - below) else 0.5
+            at = fine + min(max(share, 0.05), 0.95) * (coarse - fine)

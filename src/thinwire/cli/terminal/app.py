@@ -26,6 +26,7 @@ from thinwire.cli.report import report
 from thinwire.cli.terminal.errors import CheckedCommand, Program
 from thinwire.cli.train import train
 from thinwire.cli.unpack import unpack
+from thinwire.cli.view import view
 
 EXIT_CODES = (
     "Exit codes: 0 done, 2 bad input, 3 a peer or link lost, 4 an invalid measurement, 130 interrupted."
@@ -62,6 +63,7 @@ app.command(cls=CheckedCommand, rich_help_panel=STATES)(follow)
 app.command(cls=CheckedCommand, rich_help_panel=STATES)(inspect)
 app.command(cls=CheckedCommand, rich_help_panel=SCENES)(pack)
 app.command(cls=CheckedCommand, rich_help_panel=SCENES)(unpack)
+app.command(cls=CheckedCommand, rich_help_panel=SCENES)(view)
 app.command(rich_help_panel=NETWORKS, context_settings={"allow_interspersed_args": False})(emulate)
 app.command(cls=CheckedCommand, rich_help_panel=NETWORKS)(plan)
 app.command(cls=CheckedCommand, rich_help_panel=NETWORKS)(relay)

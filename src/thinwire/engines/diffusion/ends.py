@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import torch
 from torch import Tensor
 
 from thinwire.channels import wire
@@ -68,8 +67,7 @@ def pack_whole(x: Tensor, keys: Sequence[int]) -> bytes:
 
 def pack_mask(mask: Tensor, key: int) -> bytes:
     """Return the packet for a rank's part of a mask, as it is."""
-    flat = mask.to(torch.uint8) if mask.dtype == torch.bool else mask
-    return wire.pack(Sender().encode(flat.reshape(1, -1), [key], mode=Mode.DIRECT)[0])
+    return wire.pack(Sender().encode(mask.reshape(1, -1), [key], mode=Mode.DIRECT)[0])
 
 
 def unpack_mask(data: bytes | memoryview, like: Tensor, tokens: int, key: int) -> Tensor:

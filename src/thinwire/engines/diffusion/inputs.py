@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from numbers import Real
 
 import torch
@@ -51,10 +51,15 @@ def time_of(inputs: Mapping[str, object]) -> float | None:
     return float(time) if isinstance(time, Real) else None
 
 
-def weights_checksum(model: nn.Module) -> int:
-    """Return a checksum of a few values of every parameter; of what lies on no device, of the shape alone."""
+def weights_checksum(model: nn.Module, but: Collection[int] = ()) -> int:
+    """Return a checksum of a few values of every parameter; of what lies on no device, of the shape alone.
+
+    Parameters whose ``id`` is in ``but`` are left out.
+    """
     crc = 0
     for name, p in (*model.named_parameters(), *model.named_buffers()):
+        if id(p) in but:
+            continue
         crc = zlib.crc32(f"{name} {p.dtype} {tuple(p.shape)}".encode(), crc)
         if p.numel() and p.device.type != "meta":
             crc = zlib.crc32(_bytes(p.detach().flatten()[:: -(-p.numel() // SAMPLES)]), crc)

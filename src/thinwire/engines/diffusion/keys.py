@@ -19,6 +19,9 @@ class Kind(IntEnum):
     QUERIES = 4
     HIDDEN = 6
     FOUND = 5  # what attention returns
+    TOKENS = 7  # to experts
+    MADE = 8  # by experts
+    CHOICES = 9  # which experts are meant
 
 
 class Key(NamedTuple):

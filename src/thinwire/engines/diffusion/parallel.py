@@ -78,12 +78,13 @@ def over_ranks(
         return
     text = "a compiled model cannot be taken apart; give it as it was, and compile its layers if at all"
     require(not hasattr(model, "_orig_mod"), InputError, text)
-    exchange = MeshExchange(_own_rank(peers), peers, name=f"diffusion{_uses(peers)}")
+    exchange = MeshExchange(own_rank(peers), peers, name=f"diffusion{uses_of(peers)}")
     try:
         session = MODES[mode](exchange, attention, output, division, deadline)
         try:
             with session.attached(model):
-                _agree(exchange, model, f"{attention!r}, {output!r}, {division!r}", deadline)
+                own = facts(model, f"{attention!r}, {output!r}, {division!r}", weights_checksum(model))
+                agree(exchange, own, deadline)
                 yield Parallel(mode, session)
         finally:
             session.leave()
@@ -91,14 +92,15 @@ def over_ranks(
         exchange.close()
 
 
-def _own_rank(peers: Mapping[int, Peer]) -> int:
+def own_rank(peers: Mapping[int, Peer]) -> int:
+    """Return the rank that the links of a mesh are of; ``InputError`` where others are missing."""
     missing = set(range(len(peers) + 1)) - peers.keys()
     text = f"peers {sorted(peers)} are not all but one of the ranks from 0; connect all of them"
     require(len(missing) == 1, InputError, text)
     return missing.pop()
 
 
-def _uses(peers: Mapping[int, Peer]) -> int:
+def uses_of(peers: Mapping[int, Peer]) -> int:
     """Number the uses of a mesh, so that none takes what an aborted one before it has left."""
     mailbox = peers[min(peers)].mailbox
     uses = _USES.setdefault(mailbox, Counter())
@@ -106,15 +108,22 @@ def _uses(peers: Mapping[int, Peer]) -> int:
     return uses["parallel"]
 
 
-def _agree(exchange: Exchange, model: nn.Module, codings: str, deadline: float) -> None:
-    """Compare with all ranks what they must have in common. Errors: ``InputError`` naming a rank."""
-    own = {
+def facts(model: nn.Module, recipe: str, weights: int) -> dict[str, str]:
+    """Return what all ranks must have in common; ``weights`` is a checksum."""
+    return {
         "diffusers": host.version(),
         "torch": torch.__version__.partition("+")[0],
         "the model": type(model).__name__,
-        "the recipe": codings,
-        "its weights (a checksum)": str(weights_checksum(model)),
+        "the recipe": recipe,
+        "its weights (a checksum)": str(weights),
     }
+
+
+def agree(exchange: Exchange, own: Mapping[str, str], deadline: float) -> None:
+    """Compare with all ranks what they must have in common.
+
+    Errors: ``InputError`` naming a rank; ``LinkError`` for one that is silent or has left.
+    """
     exchange.post(0, Message(packets=[json.dumps(own).encode()]).pack())
     for rank, data in exchange.collect(0, deadline).items():
         message = Message.unpack(data)

@@ -33,15 +33,20 @@ class Posted:
 
 
 class Traffic:
-    """The messages of one model on this rank; ``leave`` tells the others that no more come."""
+    """The messages of one model on this rank; ``leave`` tells the others that no more come.
 
-    def __init__(self, exchange: MeshExchange, deadline: float) -> None:
-        self.tally = Tally()
+    ``due``: see ``Repairs``; ``alike``: what of the inputs all ranks must have in common.
+    """
+
+    def __init__(
+        self, exchange: MeshExchange, deadline: float, due: int = 1, alike: str = "prompt, seed and schedule"
+    ) -> None:
+        self.tally, self._alike = Tally(), alike
         self.rank, self.ranks = exchange.rank, exchange.ranks
         self.others = [rank for rank in self.ranks if rank != self.rank]
         self._exchange, self._deadline = exchange, deadline
         self._generation = self._number = 0
-        self._repairs = Repairs(exchange, deadline)
+        self._repairs = Repairs(exchange, deadline, due)
 
     def begin(self, generation: int) -> None:
         """Number the exchanges of another generation, from 0."""
@@ -50,6 +55,10 @@ class Traffic:
     def abandon(self) -> None:
         """Tell whoever waits for more of this generation that no more comes: a call of the model failed."""
         self._exchange.post(self._step, Message(stopped=True).pack())
+
+    def skip(self) -> None:
+        """Leave out a number, on this rank alone: whoever awaits the exchange gets what was said of it."""
+        self._number += 1
 
     def post(self, what: str, key: Key, inputs: int, packets: Packets) -> Posted:
         """Send the same packets to all others."""
@@ -75,7 +84,7 @@ class Traffic:
         self.tally.wait_s += perf_counter() - start
         messages = {rank: Message.unpack(body) for rank, body in received.items()}
         for rank, message in messages.items():
-            check(rank, message, posted)
+            check(rank, message, posted, self._alike)
         return {rank: message.packets for rank, message in messages.items()}
 
     def keep(self, kept: Mapping[int, Kept]) -> None:
@@ -100,9 +109,10 @@ class Traffic:
             self.tally.repairs += 1
             return ends.replace(rank, self._repairs.ask(rank, posted.step), keys, shapes, to)
 
-    def drop(self, posted: Posted) -> None:
-        """Take what the others have sent in an exchange, and leave it unread."""
-        self._exchange.collect(posted.step, self._deadline)
+    def drop(self, posted: Posted) -> bool:
+        """Take what the others have sent in an exchange, unread; return whether all of them go on."""
+        found = self._exchange.collect(posted.step, self._deadline)
+        return not any(Message.unpack(body).stopped for body in found.values())
 
     def leave(self) -> None:
         """Tell the others not to wait for this rank, in this picture and at the beginning of the next."""
@@ -130,10 +140,10 @@ class Traffic:
         return posted
 
 
-def check(rank: int, message: Message, due: Posted) -> None:
+def check(rank: int, message: Message, due: Posted, alike: str = "prompt, seed and schedule") -> None:
     """Raise ``LinkError``, ``InputError``, ``DesyncError`` or ``PayloadError`` for what is not due."""
     message.check_sender(rank)
-    text = f"rank {rank} called the model with other inputs; give all ranks one prompt, seed and schedule"
+    text = f"rank {rank} called the model with other inputs; give all ranks one {alike}"
     require(message.inputs == due.inputs, InputError, text)
     text = f"rank {rank} is at another layer than {due.what} here; call the model alike on all ranks"
     require(message.key == due.key._replace(source=rank).pack(), DesyncError, text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from thinwire.files.watch import LOOK
 from thinwire.links.tcp.congestion import AUTO
 from thinwire.state.history import History
 from thinwire.state.layout import Bounds, Dtypes, Layout
-from thinwire.state.patches.patch import Version
+from thinwire.state.patches.patch import Meta, Version
 from thinwire.types import InputError, LinkError, require
 
 PATIENCE = 300.0  # seconds that finish waits for a follower
@@ -87,9 +88,10 @@ class Outlets:
         resume(self.history, url, self._token, self.name)
         self.pull = ShelfWriter(url, self.history, name=self.name, token=self._token)
 
-    def publish(self) -> None:
-        """Make the tensors that it began with the newest version."""
-        self._publish()
+    def publish(self, tensors: Mapping[str, Tensor] | None = None, meta: Meta | None = None) -> None:
+        """Make the tensors that it began with, or these, the newest version, and note ``meta`` with it."""
+        self._tensors.update(tensors or {})
+        self._publish(meta or {})
         self.check()
 
     def replace(self, tensors: dict[str, Tensor], path: Path) -> None:
@@ -108,15 +110,15 @@ class Outlets:
                 f"{path} does not fit what is published: {reason}; restore it, or start a new publisher"
             ) from e
 
-    def _publish(self) -> None:
-        publishing = self.push.publish if self.push is not None else self._keep_own
+    def _publish(self, meta: Meta | None = None) -> None:
+        push = self.push
         try:
-            self.newest = publishing()
+            if push is not None:
+                self.newest = push.publish(None, None, **(meta or {}))
+            else:
+                self.newest = self.history.publish(self._tensors, meta)
         finally:
             self._tensors.clear()  # the bits of a version are in the history
-
-    def _keep_own(self) -> Version:
-        return self.history.publish(self._tensors)
 
     def check(self) -> None:
         """Raise what has ended the feed or the store's writer, if anything did; wake that if it is behind."""
@@ -125,6 +127,15 @@ class Outlets:
         pull = self.pull
         if pull is not None and (pull.status.error or pull.status.version < self.newest.number):
             pull.offer()
+
+    def arrived(self) -> bool:
+        """Return whether the store and all followers, of whom there must be one, have the newest version."""
+        newest = self.newest.number
+        stored = self.pull is None or self.pull.status.version >= newest
+        if self.push is None or not stored:
+            return stored
+        followers = self.push.followers
+        return bool(followers) and all(f.greeted and f.version >= newest for f in followers)
 
     def finish(self) -> None:
         """Wait until the store, or a follower and all others that are there, have the newest version."""

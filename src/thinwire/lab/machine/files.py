@@ -25,11 +25,14 @@ def file_trouble(error: OSError) -> str | None:
     return f"cannot use {error.filename}: {error.strerror}; choose another path"
 
 
-def check_out(folder: str | Path) -> None:
-    """Raise ``InputError`` where ``folder`` could not be made or written; make nothing."""
+def check_out(folder: str | Path, option: str = "--out") -> None:
+    """Raise ``InputError`` where ``folder`` could not be made or written; make nothing.
+
+    ``option`` is what named it.
+    """
     path = Path(folder)
     there = next((p for p in (path, *path.parents) if p.exists()), Path())
     if not there.is_dir():
-        raise InputError(f"cannot write --out {path}: {there} is a file; choose another --out")
+        raise InputError(f"cannot write {option} {path}: {there} is a file; choose another {option}")
     if not os.access(there, os.W_OK | os.X_OK):
-        raise InputError(f"cannot write --out {path}: {there} is not writable; choose another --out")
+        raise InputError(f"cannot write {option} {path}: {there} is not writable; choose another {option}")

@@ -41,9 +41,14 @@ def setting(runs: Sequence[PicturesRun]) -> str:
     """Return what was made, by how many processes, over which link."""
     c, record = runs[0].record.config, runs[0].record
     many = f"{c['pictures']} sheets" if c["pictures"] > 1 else "One sheet"
+    what = (
+        f"{c['pictures']} pictures of a garment"
+        if c["sheet"] == "1x1"
+        else f"{many} of {c['sheet']} garments"
+    )
     guided = "" if c["guidance"] == 1 else f", guidance {c['guidance']:g}"
     return (
-        f"{many} of {c['sheet']} garments by {c['model']}, {c['steps']} denoising steps{guided}, by "
+        f"{what} by {c['model']}, {c['steps']} denoising steps{guided}, by "
         f"{record.ranks} processes over {over([run.record for run in runs])}."
     )
 

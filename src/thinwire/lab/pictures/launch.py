@@ -16,7 +16,7 @@ from thinwire.lab.ranks.supervise import Workers
 from thinwire.lab.records.writer import RUN
 from thinwire.types import InputError, MeasurementError, require
 
-PROGRAM = "thinwire.lab.pictures.run:run_rank"
+PROGRAM = "thinwire.lab.pictures.program:run_rank"
 
 
 def launch(config: PicturesConfig) -> list[Path]:
@@ -36,7 +36,7 @@ def launch(config: PicturesConfig) -> list[Path]:
         text = "--emulate starts all ranks itself, but RANK is set; leave torchrun out, or --emulate"
         require(not config.emulate, InputError, text)
         check_reach(config)
-        from thinwire.lab.pictures.run import run_rank
+        from thinwire.lab.pictures.program import run_rank
 
         run_rank(config)
         return folders

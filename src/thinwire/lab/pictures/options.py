@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from thinwire.lab.options import option
 from thinwire.lab.pictures.sheets import Sheet
 from thinwire.lab.ranks.config import MACHINES, RunConfig
 from thinwire.types import InputError, require
 
+if TYPE_CHECKING:
+    from thinwire.recipes.base import Recipe, Registry
+
 PICTURE = "Picture"
 AUTO, ONE, GUIDANCE = "auto", "one", "guidance"
+FLUX, EXPERTS = "flux-fashion", "flux-fashion-moe"
+OWN = {FLUX: {"sheet": "4x8", "pictures": 1}, EXPERTS: {"sheet": "1x1", "pictures": 32}}  # unless given
 MOST_RANKS = 8
 
 
@@ -21,20 +27,24 @@ class PicturesConfig(RunConfig):
 
     recipes: str = option("auto", PICTURE, "How the work is divided and what is sent.", metavar="NAMES")
     model: str = option(
-        "flux-fashion",
+        FLUX,
         PICTURE,
-        "The model; own ones go by thinwire.parallel.",
-        choices=("flux-fashion",),
+        "The model; own ones go by thinwire.parallel or spread_experts.",
+        choices=(FLUX, EXPERTS),
         metavar="MODEL",
     )
     init: str | None = option(
         None, PICTURE, "'random' takes random weights.", metavar="random", choices=("random",)
     )
-    sheet: str = option("4x8", PICTURE, "Rows and columns of garments, one sample.", metavar="RxC")
+    sheet: str = option(
+        "", PICTURE, "Rows and columns of garments, one sample: 4x8, or 1x1 of experts.", metavar="RxC"
+    )
     classes: str = option(
         "", PICTURE, "A class from 0 to 9 for each garment; 0 to 9 in turn unless given.", metavar="C,C,..."
     )
-    pictures: int = option(1, PICTURE, "How many pictures, each of its own noise.", least=1, most=1000)
+    pictures: int = option(
+        0, PICTURE, "How many pictures, each of its own noise: 1, or 32 of experts.", least=0, most=1000
+    )
     steps: int = option(28, PICTURE, "Denoising steps.", metavar="N", least=1, most=1000)
     guidance: float = option(
         1.0, PICTURE, "How far from the picture without text; 1 takes one forward a step.", least=0, most=50
@@ -56,11 +66,28 @@ class PicturesConfig(RunConfig):
         """The sheet that is made."""
         return Sheet.parse(self.sheet, self.classes)
 
+    def __post_init__(self) -> None:
+        for name, value in OWN.get(self.model, {}).items():
+            if not getattr(self, name):
+                object.__setattr__(self, name, value)
+        super().__post_init__()
+
+    def recipe(self, name: str) -> Recipe[Any, Any]:
+        """Return the recipe of a name, among those of the model. Errors: ``InputError``."""
+        # Imported here, because a reader of records needs no diffusers.
+        from thinwire.recipes.diffusion import DIFFUSION
+        from thinwire.recipes.experts import EXPERTS as SPREAD
+
+        registries: dict[str, Registry[Any, Any]] = {FLUX: DIFFUSION, EXPERTS: SPREAD}
+        own = registries.pop(self.model)
+        [(model, others)] = registries.items()
+        word = name.partition(":")[0]
+        elsewhere = word in others.entries and word not in own.entries
+        require(not elsewhere, InputError, f"{word} is a way of {model}; give --model {model}")
+        return own.parse(name)
+
     def check(self) -> None:
         """Raise ``InputError`` for a sheet or a way that cannot be."""
-        # Imported here, because a reader of records needs no diffusers.
-        from thinwire.recipes.diffusion import parse_diffusion_recipe
-
         super().check()
         names = self.ways
         require(bool(names), InputError, "no way to make a picture is named; give auto, one or compact")
@@ -70,5 +97,11 @@ class PicturesConfig(RunConfig):
         for i, name in enumerate(names):
             require(name not in names[:i], InputError, f"{name} is named twice; name each way once")
             if name != AUTO:
-                parse_diffusion_recipe(name)
+                self.recipe(name)
+            else:
+                text = f"auto chooses among ways of {FLUX}; for {EXPERTS} name ways, such as ep-sync or dice"
+                require(self.model == FLUX, InputError, text)
+        few = self.model == EXPERTS and self.pictures < self.ranks
+        text = f"--pictures {self.pictures} are too few for {self.ranks} ranks, each of which makes its own"
+        require(not few, InputError, f"{text}; give {self.ranks} at least")
         _ = self.scene

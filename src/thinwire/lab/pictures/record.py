@@ -36,7 +36,7 @@ class PicturesRecord(RunRecord):
         "totals.repeats": "how often it was timed",
         "bytes.total": "bytes handed to TCP in one repeat by the rank that sent most, headers included",
         "bytes.first_step": "the same in the first denoising step",
-        "bytes.steady_step": "the same in the last one",
+        "bytes.steady_step": "the same in the last one; of spread experts, in the mean of all but the first",
         "bytes.fp16_total": "what plain float16 in the same mode would be, measured in two steps",
         "bytes.fp16_step": "the same in a later step",
         "bytes.output": "of `total`, for the joined output of the model",
@@ -46,7 +46,7 @@ class PicturesRecord(RunRecord):
 
     kind: str = about("`pictures`", "pictures")
     unit: str = about("`repeat`: all pictures once", "repeat")
-    mode: str = about("how the work was divided: `gather`, `pipe`, `one`, ...", "")
+    mode: str = about("how the work was divided: `gather`, `pipe`, `sync`, `one`, ...", "")
     ranks: int = about("processes that took part", 1)
     step_seconds: float = about("seconds of a denoising step, the median", 0.0)
     quality: dict[str, float | None] = about(

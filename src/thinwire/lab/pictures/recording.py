@@ -20,7 +20,6 @@ from thinwire.lab.records.runs import slug
 from thinwire.lab.records.schema import Memory, RecipeText
 from thinwire.lab.records.writer import RunWriter
 from thinwire.lab.train.setup import pick_threads
-from thinwire.recipes.diffusion import parse_diffusion_recipe
 
 PICTURE = "picture.png"
 
@@ -64,7 +63,7 @@ def write_records(config: PicturesConfig, world: World, made: list[Made], rss: l
 
 
 def _record(config: PicturesConfig, world: World, one: Made, rss: list[int]) -> PicturesRecord:
-    recipe = parse_diffusion_recipe(one.way)
+    recipe = config.recipe(one.way)
     label = one.name if one.name == one.way else f"{one.name} ({one.way})"
     pairs = list(zip(one.images, one.references, strict=False))
     wait, code = (one.tally.get(name, 0.0) for name in ("wait_s", "code_s"))

@@ -7,27 +7,25 @@ import statistics
 import sys
 from base64 import b64decode, b64encode
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, field
 from time import perf_counter
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from thinwire.engines.diffusion.coding import Coding
 from thinwire.engines.diffusion.parallel import over_ranks
 from thinwire.engines.diffusion.tally import Tally
-from thinwire.lab.machine.heap import keep_freed
-from thinwire.lab.machine.interrupts import stopped_by_signals
 from thinwire.lab.machine.processor import peak_rss_bytes
 from thinwire.lab.pictures import flux_fashion, predict
 from thinwire.lab.pictures.options import AUTO, ONE, PicturesConfig
 from thinwire.lab.pictures.recording import Made, write_records
-from thinwire.lab.pictures.sampling import sample
-from thinwire.lab.ranks.joining import check_options, join
+from thinwire.lab.pictures.sampling import OnStep, sample
+from thinwire.lab.ranks.joining import check_options
 from thinwire.lab.ranks.telemetry import Telemetry
 from thinwire.lab.ranks.world import World
-from thinwire.lab.train.setup import pick_threads
 from thinwire.recipes.diffusion import FP16, division_of, parallel
 from thinwire.types import InputError, ThinwireError
 
@@ -49,29 +47,18 @@ class Timing:
     digest: str = ""
 
 
-def run_rank(config: PicturesConfig) -> None:
-    """Run this process's rank of ``config``; rank 0 writes the records once all is done."""
-    keep_freed()
-    torch.set_num_threads(pick_threads(config))
-    world = join(config, "these pictures", "--ranks")
-    with stopped_by_signals():
-        try:
-            PicturesRank(config, world).go()
-        except BaseException:
-            world.abandon()  # or the others would wait for this rank until the links' deadline
-            raise
-        world.close()
-
-
 class PicturesRank:
     """What one rank does: it measures, predicts, and takes part in each way."""
 
     def __init__(self, config: PicturesConfig, world: World) -> None:
         self.config, self.world, self.sheet = config, world, config.scene
         self.telemetry = Telemetry(world, config.deadline)
-        self.model = flux_fashion.build(config.seed) if config.init else flux_fashion.load()
+        self.model = self._built()
         self.pictures: dict[str, list[Tensor]] = {}  # latents by way, on rank 0
         self._halves: dict[str, tuple[int, int]] = {}  # bytes of a first and a later step as float16, by mode
+
+    def _built(self) -> nn.Module:
+        return flux_fashion.build(self.config.seed) if self.config.init else flux_fashion.load()
 
     def go(self) -> None:
         """Make all pictures in all ways."""
@@ -101,9 +88,9 @@ class PicturesRank:
             weighed = [name for name in weighed if sends[name] in (*crossings, ONE, predict.BATCH)]
         chosen_from = [name for name in chosen_from if name in weighed]
         machine = self._machine()
-        each = self.config.steps * self.config.pictures
         seconds = {
-            name: each * predict.step_seconds(name, self.config, machine, crossings) for name in weighed
+            name: self._steps * predict.step_seconds(name, self.config, machine, crossings)
+            for name in weighed
         }
         seconds = self.telemetry.spread(b"P", seconds, "what is predicted")
         names = predict.resolved(ways, chosen_from, seconds)
@@ -168,36 +155,50 @@ class PicturesRank:
         """Make the pictures on rank 0 alone, while the others wait."""
         if self.world.rank == 0:
             seeds = self._seeds()
-            self.pictures[ONE] = [self._picture(seed) for seed in seeds]
+            self.pictures[ONE] = self._drawn(seeds, self.config.steps, lambda step: self.telemetry.working())
         self.telemetry.agree(b"R", "", "the pictures of one device")
 
     def _seeds(self) -> list[int]:
         return [self.config.seed + k for k in range(self.config.pictures)]
 
-    def _picture(self, seed: int) -> Tensor:
-        def working(step: int) -> None:
-            self.telemetry.working()
+    def _drawn(self, seeds: list[int], steps: int, done: OnStep) -> list[Tensor]:
+        """Return the latents of the pictures of these seeds."""
+        guidance = self.config.guidance
+        return [sample(self.model, self.sheet, steps, seed, guidance, done) for seed in seeds]
 
-        return sample(self.model, self.sheet, self.config.steps, seed, self.config.guidance, working)
+    def _mode(self, way: str) -> str:
+        return division_of(way).mode
+
+    def _apart(self, mode: str) -> bool:
+        """Return whether the ranks make pictures of their own."""
+        return mode == predict.BATCH
+
+    def _entered(self, way: str) -> AbstractContextManager[Any]:
+        return parallel(self.model, self.world.peers, way, deadline=self.config.deadline)
+
+    @property
+    def _steps(self) -> int:
+        """Steps of all pictures, one after another."""
+        return self.config.steps * self.config.pictures
 
     def _once(self, way: str) -> list[Timing]:
         """Make all pictures in one way; return what it took, by rank."""
         self.telemetry.agree(b"B", way, "the next way")
-        mode, peers = division_of(way).mode, self.world.peers
+        mode, peers = self._mode(way), self.world.peers
         with ExitStack() as stack:
             alone = mode == ONE or not peers
             tally = Tally()
             if not alone:
-                entered = parallel(self.model, peers, way, deadline=self.config.deadline)
-                tally = stack.enter_context(entered).tally
+                tally = stack.enter_context(self._entered(way)).tally
             seeds = self._seeds()
-            mine = seeds[self.world.rank :: self.world.size] if mode == predict.BATCH else seeds
+            mine = seeds[self.world.rank :: self.world.size] if self._apart(mode) and peers else seeds
             timing = Timing() if alone and self.world.rank else self._sampled(mine, tally, way)
         found = self.telemetry.agree(b"T", asdict(timing), "what it took")
         timings = [Timing(**one) for one in found]
-        if mode == predict.BATCH and not alone:
+        apart = self._apart(mode)
+        if apart and not alone:
             self._collect(way)
-        if mode not in (ONE, predict.BATCH) and len({t.digest for t in timings}) > 1:
+        if mode != ONE and not apart and len({t.digest for t in timings}) > 1:
             raise ThinwireError(
                 f"the ranks hold other pictures after {way}; that is a fault, please report it"
             )
@@ -225,8 +226,7 @@ class PicturesRank:
             if way == ONE:
                 self.telemetry.working()
 
-        steps, guidance = steps or self.config.steps, self.config.guidance
-        made = [sample(self.model, self.sheet, steps, seed, guidance, done) for seed in seeds]
+        made = self._drawn(seeds, steps or self.config.steps, done)
         timing.seconds = perf_counter() - start
         totals = [sum(both) for both in sent]
         timing.nbytes = totals[-1] - totals[0]
@@ -250,11 +250,10 @@ class PicturesRank:
 
     def _made(self, name: str, way: str, repeats: list[list[Timing]], predicted: dict[str, float]) -> Made:
         """Return what a record is made of."""
-        mode = division_of(way).mode
+        mode = self._mode(way)
         middle = sorted(repeats, key=lambda ranks: max(t.seconds for t in ranks))[len(repeats) // 2]
         most = max(middle, key=lambda t: t.nbytes)
         first, later = self._halves.get(mode, (0, 0))
-        each = self.config.steps * self.config.pictures
         return Made(
             name=name,
             way=way,
@@ -265,7 +264,7 @@ class PicturesRank:
                 "total": most.nbytes,
                 "first_step": most.first,
                 "steady_step": most.last,
-                "fp16_total": first + (each - 1) * later,
+                "fp16_total": first + (self._steps - 1) * later,
                 "fp16_step": later,
                 "output": int(most.tally.get("output_nbytes", 0)),
                 "control": most.control,

@@ -24,17 +24,17 @@ WAIT, LOOKS = (
 
 
 @contextmanager
-def holding(folder: str | Path) -> Iterator[None]:
+def holding(folder: str | Path, option: str = "--out") -> Iterator[None]:
     """Make ``folder`` and let no other run write there until the block ends.
 
     A lock that a killed run leaves holds nobody up. On a file system without locks, as some network shares
     are, nobody is kept out. Errors: ``InputError`` where the folder cannot be written, or another run, which
-    is named, holds it.
+    is named, holds it; ``option`` is what named the folder.
     """
     out = Path(folder)
-    check_out(out)
+    check_out(out, option)
     made = [path for path in (out, *out.parents) if not path.exists()]
-    with _opened(out) as file:
+    with _opened(out, option) as file:
         try:
             file.truncate(0)
             file.write(_own_name())
@@ -48,7 +48,7 @@ def holding(folder: str | Path) -> Iterator[None]:
                     path.rmdir()
 
 
-def _opened(out: Path) -> IO[str]:
+def _opened(out: Path, option: str) -> IO[str]:
     """Return the lock's file, locked, and still that of its name."""
     while True:
         out.mkdir(parents=True, exist_ok=True)
@@ -58,9 +58,8 @@ def _opened(out: Path) -> IO[str]:
             continue
         try:
             if not _locked(file):
-                raise InputError(
-                    f"--out {out} is in use by {_holder(file)}; wait for its end, or choose another --out"
-                )
+                told = f"{option} {out} is in use by {_holder(file)}"
+                raise InputError(f"{told}; wait for its end, or choose another {option}")
             if os.path.samestat(os.fstat(file.fileno()), (out / LOCK).stat()):
                 return file
         except FileNotFoundError:

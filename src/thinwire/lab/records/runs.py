@@ -23,6 +23,7 @@ class Run(Generic[R]):
     label: str
     record: R
     metrics: list[Any] = field(default_factory=list)  # of ``record.METRICS``
+    folder: Path | None = field(default=None, compare=False)  # with the files that its record names
 
     @property
     def valid(self) -> bool:
@@ -49,7 +50,12 @@ def load_runs(paths: Iterable[str | Path], read: Reader) -> list[Run[RunRecord]]
     for folder, record in loaded:
         folders.setdefault(record.recipe.name, []).append(folder)
     return [
-        Run(_label(record.recipe.name, folder, folders[record.recipe.name]), record, _metrics(folder, record))
+        Run(
+            _label(record.recipe.name, folder, folders[record.recipe.name]),
+            record,
+            _metrics(folder, record),
+            folder,
+        )
         for folder, record in loaded
     ]
 

@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from thinwire.assets.splats import search, thinwire
+from thinwire.assets.splats.coded import Coded
+from thinwire.assets.splats.files.clipping import told_beyond
 from thinwire.assets.splats.files.container import read_scene, write_scene
 from thinwire.assets.splats.files.foreign import read_foreign, write_foreign
 from thinwire.assets.splats.files.scene_file import read_scene_file
 from thinwire.assets.splats.importance import seen_around
-from thinwire.assets.splats.layers import encode_layers, shown_after, stand_ins
+from thinwire.assets.splats.layers import LAYERS, encode_layers, shown_after, stand_ins
 from thinwire.assets.splats.mesongs import MesonGS
 from thinwire.assets.splats.part import Layer
 from thinwire.assets.splats.scene import Array, Splats, cleaned
+from thinwire.assets.splats.thinning import fewest, thinned_to_budget, thinned_to_quality
 from thinwire.assets.splats.view.cameras import Camera, Frame, importance_views, reported_views, spread
 from thinwire.assets.splats.view.image import mse, psnr, ssim
 from thinwire.assets.splats.view.project import Drawable
 from thinwire.assets.splats.view.render import render
 from thinwire.lab.machine.processor import environment
-from thinwire.lab.records.schema import RecipeText
+from thinwire.lab.records.schema import LinkInfo, RecipeText
 from thinwire.lab.scenes.record import LayerInfo, Rival, SceneRecord
+from thinwire.links.shape import LinkShape
 from thinwire.recipes.scenes import SCENE, SCENES, Coder
 from thinwire.types import InputError, MissingExtra, require
 
@@ -66,6 +72,10 @@ class Pictures:
         """Return another scene's pictures by the same cameras."""
         return _pictures(splats, self._cameras)
 
+    def error(self, splats: Splats) -> float:
+        """Return the mean square error of another scene's pictures."""
+        return float(np.mean([mse(a, b) for a, b in zip(self._pictures, self.of(splats), strict=True)]))
+
     def psnr(self, others: list[Array]) -> float:
         """Return the PSNR of another scene's pictures in dB, by the mean of all errors."""
         return psnr(float(np.mean([mse(a, b) for a, b in zip(self._pictures, others, strict=True)])))
@@ -80,10 +90,16 @@ def _pictures(splats: Splats, cameras: list[Camera]) -> list[Array]:
     return [render(scene, camera) for camera in cameras]
 
 
-def pack(job: Packing) -> tuple[bytes, SceneRecord]:
-    """Return a scene's packed file and the record of it. Errors: ``InputError``, ``MissingExtra``."""
+def pack(job: Packing, told: Callable[[str], None] = lambda doing: None) -> tuple[bytes, SceneRecord]:
+    """Return a scene's packed file and the record of it; ``told`` hears what is being done.
+
+    Errors: ``InputError``, ``MissingExtra``.
+    """
+    told("reading the scene")
+    start = time.monotonic()
     found, source_nbytes = read_scene_file(job.source)
     splats, odd = cleaned(found, job.strict)
+    told(f"packing {splats.count:,} splats")
     began = time.process_time()
     data = write_scene(_coded(job, splats))
     encode_s = time.process_time() - began
@@ -92,8 +108,9 @@ def pack(job: Packing) -> tuple[bytes, SceneRecord]:
     record.target_nbytes, record.target_db = job.nbytes, job.quality
     record.splats, record.bands, record.odd = splats.count, splats.bands, odd._asdict()
     record.environment = environment("fp32", 1)
+    told("measuring what is left")
     _measure(record, splats, read_scene(data))
-    record.status = "done"
+    record.status, record.totals["seconds"] = "done", time.monotonic() - start
     return data, record
 
 
@@ -101,25 +118,46 @@ def _coded(job: Packing, splats: Splats) -> list[Layer]:
     coder = job.coder
     if isinstance(coder, MesonGS):
         return [Layer(coder.encode(splats, seen_around(splats, Frame.of(splats))))]
-    scene = thinwire.Analysis.of(splats)
-
-    def one(slope: float) -> list[Layer]:
-        return [Layer(thinwire.encode(scene, slope))]
-
+    scene = replace(thinwire.Analysis.of(splats), transforms=coder.transforms)
     if job.nbytes is not None:
-        shown = stand_ins(scene, job.nbytes) if coder.layers else []
-        return search.to_budget(
-            lambda slope: encode_layers(scene, slope, shown) if coder.layers else one(slope),
-            _nbytes,
-            job.nbytes,
-        )
+        return layers_within(scene, job.nbytes, coder.layers)
     pictures = Pictures(splats, spread(importance_views(scene.frame), SEARCHED))
+    return layers_at(scene, pictures, float(job.quality or 0), coder.layers)
 
-    def near(found: tuple[float, list[Layer]]) -> float:
-        return pictures.psnr(pictures.of(shown_after(found[1])))
 
-    slope, whole = search.to_quality(lambda slope: (slope, one(slope)), near, float(job.quality or 0))
-    return encode_layers(scene, slope, stand_ins(scene, _nbytes(whole))) if coder.layers else whole
+def layers_within(scene: thinwire.Analysis, nbytes: int, layers: int = LAYERS) -> list[Layer]:
+    """Return a scene's layers, so many, in ``nbytes`` with the header, or 2 % less at most.
+
+    Errors: ``InputError``.
+    """
+    fewer, start = thinned_to_budget(scene, nbytes)
+    shown = stand_ins(fewer, nbytes, layers)
+    with suppress(InputError):
+        return search.to_budget(
+            lambda slope: encode_layers(fewer, slope, shown, layers), _nbytes, nbytes, start
+        )
+    last = fewest(scene)
+    return search.to_budget(lambda slope: [Layer(thinwire.encode(last, slope))], _nbytes, nbytes, start)
+
+
+def layers_at(
+    scene: thinwire.Analysis, pictures: Pictures, least: float, layers: int = LAYERS
+) -> list[Layer]:
+    """Return a scene's layers, so many, whose ``pictures`` have ``least`` dB, or a little more.
+
+    Errors: ``InputError``.
+    """
+    fewer, start = thinned_to_quality(scene, pictures.error, least)
+
+    def made(slope: float) -> tuple[float, Coded]:
+        return slope, thinwire.quantised(fewer, slope)
+
+    def quality(found: tuple[float, Coded]) -> float:
+        return psnr(pictures.error(found[1].splats()))
+
+    slope, whole = search.to_quality(made, quality, least, start)
+    shown = stand_ins(fewer, _nbytes([Layer(whole.part())]), layers)
+    return encode_layers(fewer, slope, shown, layers)
 
 
 def _nbytes(layers: list[Layer]) -> int:
@@ -142,6 +180,7 @@ def _measure(record: SceneRecord, splats: Splats, layers: list[Layer]) -> None:
     record.ssim = pictures.ssim(drawn)
     try:
         spz = write_foreign(splats, "spz")
+        record.notes += told_beyond(splats, "spz")
         record.rivals = [Rival("spz", len(spz), _known(pictures.psnr(pictures.of(read_foreign(spz, "spz")))))]
     except MissingExtra as e:
         record.notes.append(str(e))
@@ -151,10 +190,13 @@ def _known(decibels: float) -> float | None:
     return decibels if math.isfinite(decibels) else None
 
 
-def predicted(record: SceneRecord, rate: float, delay: float) -> SceneRecord:
-    """Return a record with the seconds until each layer is there over a link [bytes/s, seconds]."""
+def predicted(record: SceneRecord, shape: LinkShape) -> SceneRecord:
+    """Return a record with the seconds until each layer, and each rival, is there over a link with a rate."""
+    rate, delay = shape.rate or math.inf, shape.delay
     sent, layers = record.packed_nbytes - sum(x.nbytes for x in record.layers), list[LayerInfo]()
     for layer in record.layers:
         sent += layer.nbytes
         layers.append(replace(layer, seconds_predicted=sent / rate + delay))
-    return replace(record, layers=layers)
+    rivals = [replace(x, seconds_predicted=x.nbytes / rate + delay) for x in record.rivals]
+    link = LinkInfo(str(shape), shape.rate, delay or None)
+    return replace(record, layers=layers, rivals=rivals, link=link)

@@ -1,1 +1,1 @@
-"""What packed scenes are coded with: grids, trees, transforms, symbols."""
+"""What packed scenes are coded with: grids, trees, transforms."""

@@ -12,35 +12,39 @@ import itertools
 import numpy as np
 import numpy.typing as npt
 
+from thinwire.assets.code.symbols import Bytes, pack_bytes, unpack_bytes
 from thinwire.assets.splats.code.grid import Codes
-from thinwire.assets.splats.code.symbols import Bytes, pack_bytes, unpack_bytes
 from thinwire.types import ByteCursor, PayloadError, require
 
+ROOT = np.zeros(1, np.uint64)
 CONTEXTS = 10  # of three axes with no neighbour, one or two
 _AXES = [np.uint64(0o111111111111111111111 << 2 - axis) for axis in range(3)]  # the bits of x, y and z
 _COUNT = np.array([bin(i).count("1") for i in range(256)], np.int64)
 
 
-def pack_cells(codes: Codes, depth: int) -> bytes:
-    """Return rising places on Morton's curve, no two alike, as bytes."""
+def pack_cells(codes: Codes, depth: int, known: int = 0) -> bytes:
+    """Return rising places on Morton's curve, no two alike, as bytes; ``known`` levels are left out."""
     lists: list[list[Bytes]] = [[] for _ in range(CONTEXTS)]
-    for nodes, children in _levels(codes, depth):
+    for nodes, children in _levels(codes, depth - known):
         context, turn = _surroundings(nodes)
         turned = _TURN[turn, children]
         for i in range(CONTEXTS):
             lists[i].append(turned[context == i])
-    joined = [np.concatenate(parts) for parts in lists]
+    joined = [np.concatenate([np.zeros(0, np.uint8), *parts]) for parts in lists]
     sizes = np.array([len(part) for part in joined], "<u4").tobytes()
     return sizes + b"".join(pack_bytes(part) for part in joined if len(part))
 
 
-def unpack_cells(cursor: ByteCursor, n: int, depth: int) -> Codes:
-    """Return the ``n`` places that come next. Errors: ``PayloadError``."""
+def unpack_cells(cursor: ByteCursor, n: int, depth: int, above: Codes = ROOT) -> Codes:
+    """Return the ``n`` places that come next, ``depth`` levels below rising ones that are known.
+
+    Errors: ``PayloadError``.
+    """
     sizes = np.frombuffer(cursor.take(4 * CONTEXTS), "<u4").tolist()
     fits = all(size <= n * depth for size in sizes)
     require(fits, PayloadError, f"{sum(sizes)} nodes of {n} cells at depth {depth}")
     lists = [unpack_bytes(cursor, size) if size else np.zeros(0, np.uint8) for size in sizes]
-    nodes, taken = np.zeros(1, np.uint64), np.zeros(CONTEXTS, np.int64)
+    nodes, taken = above, np.zeros(CONTEXTS, np.int64)
     for _ in range(depth):
         context, turn = _surroundings(nodes)
         children = np.zeros(len(nodes), np.uint8)

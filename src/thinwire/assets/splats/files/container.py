@@ -10,16 +10,16 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from thinwire.assets.splats.part import Layer, Part
 from thinwire.types import WRONG_VALUES, PayloadError, require
 
 KEY, METADATA = "thinwire.scene", "__metadata__"
 VERSION = 1
-PARTS = ("stays", "stand_in")
+PARTS = ("stays", "stand_in", "finer")
 MAX_HEADER, MAX_LAYERS = 1 << 20, 64  # bytes; layers
-FREE, PER_BYTE = 1 << 16, 4  # splats that any part may have, and more for each byte of it
+FREE, PER_BYTE = 1 << 16, 1  # splats that any part may have, and more for each byte of it: real ones take 3
 _LENGTH = struct.Struct("<Q")
 Streams = dict[str, tuple[int, int]]  # where each is behind the header
 
@@ -71,6 +71,64 @@ def read_layers(data: bytes | memoryview) -> tuple[list[Layer], list[int]]:
 
     Errors: ``PayloadError``.
     """
+    heads, places, ends, _ = _parsed(data)
+    whole = [(head, own) for head, own, end in zip(heads, places, ends, strict=True) if end <= len(data)]
+    try:
+        return [_layer(data, head, own) for head, own in whole], ends
+    except (*WRONG_VALUES, RecursionError) as e:
+        raise PayloadError(f"a damaged header: {str(e)[:80]}") from e
+
+
+class LayerOutline(NamedTuple):
+    """What a header says of a layer: its codecs, the splats seen with it, bytes of streams, and its end."""
+
+    codecs: tuple[str, ...]
+    splats: int
+    streams: dict[str, int]
+    end: int
+
+
+class Outline(NamedTuple):
+    """What the header of a scene says: its version and bytes, bands of harmonics, and its layers."""
+
+    version: int
+    begin: int
+    bands: int
+    layers: tuple[LayerOutline, ...]
+
+    def whole(self, nbytes: int) -> int:
+        """Return how many layers the first bytes of the file hold whole."""
+        return sum(layer.end <= nbytes for layer in self.layers)
+
+
+def read_outline(data: bytes | memoryview) -> Outline:
+    """Return what a file's header says, which ``data`` holds at least. Errors: ``PayloadError``.
+
+    >>> outline = read_outline(write_scene([Layer(Part("a", 3, 1, {}, {"x": b"12"}))]))
+    >>> outline.version, outline.bands, outline.layers[0][:3]
+    (1, 1, (('a',), 3, {'stays/x': 2}))
+    """
+    heads, places, ends, begin = _parsed(data)
+    found, stays, bands = list[LayerOutline](), 0, 0
+    try:
+        for head, own, end in zip(heads, places, ends, strict=True):
+            nbytes = {f"{part}/{s}": stop - at for part, x in own.items() for s, (at, stop) in x.items()}
+            for name, about in head.items():
+                _check(about, sum(stop - at for at, stop in own[name].values()))
+                bands = about["bands"]
+            stays += head["stays"]["count"] if "stays" in head else 0
+            shown = stays + (head["stand_in"]["count"] if "stand_in" in head else 0)
+            codecs = tuple(dict.fromkeys(str(about["codec"]) for about in head.values()))
+            found.append(LayerOutline(codecs, shown, nbytes, end))
+    except (*WRONG_VALUES, RecursionError) as e:
+        raise PayloadError(f"a damaged header: {str(e)[:80]}") from e
+    return Outline(VERSION, begin, bands, tuple(found))
+
+
+def _parsed(
+    data: bytes | memoryview,
+) -> tuple[list[dict[str, Any]], list[dict[str, Streams]], list[int], int]:
+    """Return heads and places of a file's layers, where each ends, and where the header does."""
     require(len(data) > _LENGTH.size, PayloadError, f"{len(data)} bytes are no packed scene")
     (length,) = _LENGTH.unpack_from(data)
     good = 2 <= length <= MAX_HEADER and is_scene(data)
@@ -87,9 +145,8 @@ def read_layers(data: bytes | memoryview) -> tuple[list[Layer], list[int]]:
         require(version == VERSION, PayloadError, told)
         heads = note["layers"]
         require(0 < len(heads) <= MAX_LAYERS, PayloadError, f"{len(heads)} layers")
-        places, ends = _places(fields, heads, begin)
-        whole = [(head, own) for head, own, end in zip(heads, places, ends, strict=True) if end <= len(data)]
-        return [_layer(data, head, own) for head, own in whole], ends
+        require(all(set(head) <= set(PARTS) for head in heads), PayloadError, "a layer of unknown parts")
+        return (heads, *_places(fields, heads, begin), begin)
     except (*WRONG_VALUES, RecursionError) as e:
         raise PayloadError(f"a damaged header: {str(e)[:80]}") from e
 
@@ -116,16 +173,20 @@ def _places(
 
 
 def _layer(data: bytes | memoryview, head: dict[str, Any], places: dict[str, Streams]) -> Layer:
-    require(set(head) <= set(PARTS), PayloadError, f"a layer of {', '.join(head)!s:.40}")
     parts = {name: _part(data, head[name], places[name]) for name in head}
-    return Layer(parts.get("stays"), parts.get("stand_in"))
+    return Layer(**parts)
 
 
 def _part(data: bytes | memoryview, about: dict[str, Any], places: Streams) -> Part:
     streams = {name: bytes(data[start:stop]) for name, (start, stop) in places.items()}
-    count, bands, nbytes = about["count"], about["bands"], sum(map(len, streams.values()))
+    _check(about, sum(map(len, streams.values())))
+    return Part(str(about["codec"]), about["count"], about["bands"], about["about"], streams)
+
+
+def _check(about: dict[str, Any], nbytes: int) -> None:
+    """Raise ``PayloadError`` where a part claims what its bytes cannot hold."""
+    count, bands = about["count"], about["bands"]
     good = type(count) is int and 0 < count <= FREE + PER_BYTE * nbytes
     require(good, PayloadError, f"{count!r:.20} splats in {nbytes} bytes")
     good = type(bands) is int and 0 <= bands <= 3 and isinstance(about["about"], dict)
     require(good, PayloadError, f"{bands!r:.20} bands of harmonics")
-    return Part(str(about["codec"]), count, bands, about["about"], streams)

@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from thinwire.assets.splats.files.bounds import check_claims
+from thinwire.assets.splats.files.ply import read_ply
 from thinwire.assets.splats.scene import COEFFICIENTS, Array, Splats
 from thinwire.types import MissingExtra, PayloadError, require
 
@@ -28,9 +30,15 @@ NAMES = {"log_scales": "scales", "opacities": "alphas", "colours": "colors"}  # 
 
 def read_foreign(data: bytes, form: str) -> Splats:
     """Return the scene in a file of ``form``. Errors: ``PayloadError``, ``MissingExtra``."""
+    check_claims(data, form)
     forge = _forge()
     with _silent():
         found = forge.read(data, form)
+        if str(found.get("error")).endswith("bad_cast"):  # 0.6.0 cannot hand over that there are no harmonics
+            plain = forge.convert(data, form, "ply")
+            found = plain if "error" in plain else {"ply": plain["data"]}
+    if "ply" in found:
+        return read_ply(found["ply"])
     require("error" not in found, PayloadError, f"no {form} that can be read: {found.get('error')}")
     ir = found["data"]
     n = int(ir["numPoints"])

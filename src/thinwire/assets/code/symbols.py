@@ -18,7 +18,7 @@ from thinwire.types import ByteCursor, PayloadError, require
 
 Ints = npt.NDArray[np.int32]
 Bytes = npt.NDArray[np.uint8]
-PER_BYTE = {1: 1, 2: 8, 3: 5, 6: 3, 16: 2}  # by base: digits of a byte; base 1 stands for whole bytes
+PER_BYTE = {1: 1, 2: 8, 3: 5, 4: 4, 6: 3, 16: 2}  # by base: digits of a byte; base 1 stands for whole bytes
 ESCAPE = 255  # a byte that stands for this and more: what is beyond comes behind
 PLANES = 4  # bytes of a number beyond
 DENSE = 4.0  # bits a number from which on only whole bytes are tried

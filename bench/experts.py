@@ -1,0 +1,211 @@
+"""Experts spread over ranks: bytes, seconds and pictures of each schedule: ``make bench-experts``.
+
+Each cell is a file of its own, kept until a recipe in it changes. Groups of ways:
+
+- ``two``: two ranks over both links, emulated: one run of ``thinwire generate``, all ways in turn: seconds;
+- ``four``: four ranks in the threads of one process: bytes, and PSNR against one device;
+- ``parts``: the same for each part of DICE left out, with residuals and without;
+- ``distance``: the same for 2,048 pictures of a way, and how far they are from real garments; two sets.
+
+``python -m bench.experts [GROUP] [LINK] [WAY] [seed=N]`` runs the cells alone whose names hold these words;
+``--list`` prints their names.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from bench.cells import run_cells
+from bench.diffusion import figures
+from bench.garment_distance import APART, MANY, classes, reals, told
+from bench.spread import meshes, spread_pictures
+from thinwire.lab.engines import load_run
+from thinwire.lab.pictures.flux_fashion_moe import NAME, load
+from thinwire.lab.pictures.launch import launch
+from thinwire.lab.pictures.options import PicturesConfig
+from thinwire.lab.pictures.quality import averaged, quality
+from thinwire.lab.pictures.sampling import sample_each
+from thinwire.lab.records.runs import slug
+from thinwire.lab.records.writer import read_json, write_json
+from thinwire.recipes.experts import parse_experts_recipe
+
+RESULT = Path(__file__).parent / "results" / "experts.json"
+CELLS = RESULT.with_suffix("")
+UNLIMITED = "unlimited"
+LINKS = {UNLIMITED: "none", "100mbit": "100mbit,5ms", "20mbit": "20mbit,20ms"}
+SEEDS, SETS = (0, 1, 2), (0, 1)
+ONE, SYNC = "one", "ep-sync"
+WAYS = (SYNC, "ep-displaced", "dice", "dice-residual")
+BATCH, STEPS = 32, 28
+# DICE's parts left out, or done otherwise, by what is added to a way's name.
+PARTS = (
+    "synced=deep", "synced=deep,mode=displaced", "synced=none", "synced=deep,stride=1",
+    "synced=deep,stride=4", "synced=none,stride=1", "mode=displaced,synced=none,stride=1",
+)  # fmt: skip
+RESIDUALS = (
+    *PARTS,
+    "mode=sync,stride=1",
+    *(f"synced=deep,{x}" for x in ("bits=1", "bits=2", "bits=8", "early=7")),
+)
+
+
+class Group(NamedTuple):
+    ways: tuple[str, ...]
+    links: tuple[str, ...]
+    ranks: int
+    seeds: tuple[int, ...]
+    pictures: int = BATCH
+
+
+GROUPS = {
+    "two": Group((ONE, *WAYS), ("100mbit", "20mbit"), 2, SEEDS),
+    "four": Group((f"{SYNC}:values=own", *WAYS), (UNLIMITED,), 4, SEEDS),
+    "parts": Group(
+        (
+            *("dice", *(f"dice:{part}" for part in PARTS)),
+            *("dice-residual", *(f"dice-residual:{part}" for part in RESIDUALS)),
+        ),
+        (UNLIMITED,),
+        4,
+        SEEDS,
+    ),
+    "distance": Group(
+        (SYNC, "dice-residual", "dice-residual:synced=deep", "ep-displaced", "dice"),
+        (UNLIMITED,),
+        4,
+        SETS,
+        MANY,
+    ),
+}
+
+
+class Cell(NamedTuple):
+    group: str
+    link: str
+    seed: int
+    ways: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        way = [slug(self.ways[0])] if len(self.ways) == 1 else []
+        return "-".join([self.group, slug(self.link), *way, str(self.seed)])
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return self.group, self.link, *self.ways, f"seed={self.seed}"
+
+
+def cells() -> Iterator[Cell]:
+    """Yield all cells: of one way each, but where ways take turns."""
+    for name, group in GROUPS.items():
+        for link in group.links:
+            for seed in group.seeds:
+                for ways in [group.ways] if link != UNLIMITED else [(way,) for way in group.ways]:
+                    yield Cell(name, link, seed, ways)
+
+
+def measure(cell: Cell) -> dict[str, Any]:
+    """Run a cell; return the figures of each way, and what its name stood for."""
+    if cell.link != UNLIMITED:
+        return {"ways": timed(cell), "specs": specs(cell)}
+    [way], group = cell.ways, GROUPS[cell.group]
+    found = drawn(way, group.ranks, cell.seed * APART, group.pictures)
+    return {"ways": {way: found}, "specs": specs(cell)}
+
+
+def specs(cell: Cell) -> dict[str, str]:
+    """Return what each way's name stands for now."""
+    recipes = {way: parse_experts_recipe(way) for way in cell.ways}
+    return {way: f"{recipe.spec}, {recipe.policy!r}" for way, recipe in recipes.items()}
+
+
+def kept(cell: Cell) -> dict[str, Any] | None:
+    """Return a finished cell; None where there is none, or a recipe has changed since."""
+    found = read_json(file_of(cell)) if file_of(cell).exists() else {}
+    return found if found.get("specs") == specs(cell) else None
+
+
+def timed(cell: Cell) -> dict[str, dict[str, Any]]:
+    """Make a batch in all ways of a cell, over its emulated link; return what it took."""
+    with tempfile.TemporaryDirectory() as out:
+        config = PicturesConfig(
+            recipes=shlex.join(cell.ways),
+            model=NAME,
+            sheet="1x1",
+            pictures=BATCH,
+            steps=STEPS,
+            link=LINKS[cell.link],
+            emulate=True,
+            ranks=GROUPS[cell.group].ranks,
+            seed=cell.seed * APART,
+            out=out,
+            quiet=True,
+        )
+        records = [load_run(folder).to_dict() for folder in launch(config)]
+    found = {way: figures(record) for way, record in zip(cell.ways, records, strict=True)}
+    for one in found.values():
+        one["nbytes"], one["psnr_db"] = one["bytes"]["total"], one["quality"]["psnr_db"]
+    return found
+
+
+def drawn(way: str, world: int, first: int, many: int) -> dict[str, Any]:
+    """Make so many pictures of one garment on ranks in threads; return bytes and quality."""
+    model, kinds = load(), classes(many)
+    with meshes(world) as ranks:
+        made = spread_pictures(model, ranks, way, kinds.tolist(), first, STEPS, BATCH)
+    found: dict[str, Any] = {"nbytes": made.nbytes}
+    if many == BATCH:
+        wanted = sample_each(model, kinds.tolist(), range(first, first + many), STEPS)
+        pairs = zip(made.pictures, wanted, strict=True)
+        return found | averaged([quality(*pair) for pair in pairs])
+    return found | told(made.pictures, kinds, reals()[-1])
+
+
+def file_of(cell: Cell) -> Path:
+    """Return where a cell is kept."""
+    return CELLS / f"{cell.name}.json"
+
+
+def summary() -> dict[str, Any]:
+    """Return for each group, link and way its figures over all seeds, and which cells are missing."""
+    of = dict[tuple[str, str, str], list[dict[str, Any]]]()
+    missing = list[str]()
+    for cell in cells():
+        found = kept(cell)
+        if found is None:
+            missing.append(cell.name)
+            continue
+        for way in cell.ways:
+            of.setdefault((cell.group, cell.link, way), []).append(found["ways"][way])
+    rows = [{"group": g, "link": link, "way": way} | joined(f) for (g, link, way), f in of.items()]
+    return {"links": LINKS, "many": MANY, "rows": rows, "missing": missing}
+
+
+def joined(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return a way's figures over all seeds: medians of seconds and bytes, means of what it drew."""
+    row: dict[str, Any] = {"seeds": len(found), "nbytes": median(f["nbytes"] for f in found)}
+    if "seconds" in found[0]:
+        row["seconds"] = median(f["seconds"] for f in found)
+        row["waited"] = median((f["wait_s"] + f["code_s"]) / f["seconds"] for f in found)
+    if "distance" in found[0]:
+        return row | {name: [f[name] for f in found] for name in ("distance", "accuracy")}
+    db = [f["psnr_db"] for f in found if f["psnr_db"] is not None]
+    return row | {"psnr_db": sum(db) / len(db) if db else None}
+
+
+def main(words: list[str]) -> None:
+    for cell in [] if "--list" in words else cells():
+        if kept(cell) is None and set(words) <= set(cell.words):
+            file_of(cell).unlink(missing_ok=True)
+    if run_cells(words, list(cells()), file_of, measure):
+        write_json(RESULT, summary())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

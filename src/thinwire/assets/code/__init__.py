@@ -1,0 +1,1 @@
+"""What packed assets of any kind are coded with: symbols."""

@@ -1,0 +1,62 @@
+"""What formats of others do not hold: splats beyond their ranges come back clipped, or somewhere else.
+
+The ranges are those of gaussforge 0.6 as measured: what is written at their ends reads back, beyond not.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from thinwire.assets.splats.scene import Splats
+
+NAMES = {"spz": "SPZ", "compressed.ply": "compressed .ply"}
+# Half a step of what is coded may be beyond each end: a value there is only rounded.
+SPZ = {
+    "positions": (-2048.0, 2048.0),  # 24 bits of 1/4096; beyond, they begin anew at the other end
+    "log_scales": (-10 - 1 / 32, 5.9375 + 1 / 32),
+    "opacities": (-math.log(509), math.log(509)),  # then no more than half a step from 0 or from 1
+    "colours": (-3.34, 3.34),
+    "harmonics": (-1 - 1 / 256, 1.0),
+}
+COMPRESSED_PLY = {"log_scales": (-20.0, 20.0), "opacities": (-6.91, 6.91), "harmonics": (-4.0, 4.0)}
+RANGES = {"spz": SPZ, "compressed.ply": COMPRESSED_PLY}
+
+
+def beyond(splats: Splats, form: str) -> dict[str, int]:
+    """Return how many splats are beyond what a format holds, by attribute and ``splats`` in all.
+
+    Infinite opacities are not counted where a format has such; empty where all are within.
+
+    >>> beyond(Splats.of([[0, 0, 0], [3000, 0, 0]], opacities=[9, 1]), "spz")
+    {'positions': 1, 'opacities': 1, 'splats': 2}
+    """
+    found, some = dict[str, int](), np.zeros(splats.count, bool)
+    for name, (low, high) in RANGES.get(form, {}).items():
+        values: npt.NDArray[np.float32] = getattr(splats, name).reshape(splats.count, -1)
+        out = (values < low) | (values > high)
+        if form == "spz" and name == "opacities":
+            out &= np.isfinite(values)
+        over = out.any(1)
+        if over.any():
+            found[name], some = int(over.sum()), some | over
+    return found | ({"splats": int(some.sum())} if some.any() else {})
+
+
+def told_beyond(splats: Splats, form: str) -> list[str]:
+    """Return a sentence on the splats that a format does not hold as they are; none where it holds all.
+
+    >>> told_beyond(Splats.of([[3000, 0, 0]]), "spz")
+    ['SPZ clips 1 of 1 splats that are beyond its ranges: positions 1 (they come back elsewhere)']
+    """
+    found = beyond(splats, form)
+    if not found:
+        return []
+    count = found.pop("splats")
+    parts = [f"{name.replace('_', '-')} {n}" for name, n in found.items()]
+    if form == "spz" and "positions" in found:
+        parts[0] += " (they come back elsewhere)"
+    told = f"{NAMES[form]} clips {count} of {splats.count} splats that are beyond its ranges"
+    return [f"{told}: {', '.join(parts)}"]

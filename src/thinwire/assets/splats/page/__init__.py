@@ -1,0 +1,1 @@
+"""Scenes as pages for a browser: one file, which needs nothing else and shows layer by layer."""

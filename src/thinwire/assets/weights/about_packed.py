@@ -1,0 +1,39 @@
+"""What is in a packed model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from thinwire.assets.weights.container import read_model
+from thinwire.assets.weights.entry import Entry, unpack_entry
+from thinwire.types import InputError, PayloadError
+
+
+def describe(place: object, check: bool) -> dict[str, Any]:
+    """Return what a packed model holds: bytes and bits by tensor. Errors: ``InputError``, ``PayloadError``.
+
+    With ``check`` every tensor is unpacked.
+    """
+    if not isinstance(place, Path):
+        raise InputError("a packed model is one file; give its path")
+    data = place.read_bytes()
+    try:
+        model = read_model(data)
+        for name, entry in model.entries.items() if check else ():
+            unpack_entry(entry, name)
+    except PayloadError as e:
+        raise PayloadError(f"{place}: {e}") from e
+    weights = sum(entry.numel for entry in model.entries.values())
+    sent = sum(len(entry.data) for entry in model.entries.values())
+    found: dict[str, Any] = {"kind": "packed model", "where": str(place), "nbytes": len(data)}
+    found |= {"weights": weights, "bits_a_weight": round(8 * sent / max(weights, 1), 3)}
+    found |= {"checked": True} if check else {}
+    found["files"] = [{"name": name, "nbytes": len(own)} for name, own in model.files.items()]
+    return found | {"tensors": [_row(name, entry) for name, entry in model.entries.items()]}
+
+
+def _row(name: str, entry: Entry) -> dict[str, Any]:
+    bits = round(8 * len(entry.data) / entry.numel, 3) if entry.numel else None
+    about = {"name": name, "coded": entry.kind, "shape": list(entry.shape), "nbytes": len(entry.data)}
+    return about | {"bits": bits}

@@ -1,0 +1,115 @@
+"""The part of ``thinwire pack`` and ``unpack`` that is of models."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from thinwire.cli.terminal.output import print_json, tell
+from thinwire.lab.records.holding import holding
+from thinwire.links.shape import LinkShape
+from thinwire.types import InputError, require
+
+if TYPE_CHECKING:
+    from thinwire.lab.weights.record import ModelRecord
+
+SCENES = (".ply", ".spz", ".sog", ".json")  # how names of scenes end
+WEIGHTS = ".safetensors"
+WORST = 5  # tensors that are named
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """What ``pack`` was asked for that is of models alone."""
+
+    bits: float | None = None
+    calibrate: str | None = None
+    like: Path | None = None
+    codes: bool = False
+
+
+def is_model(source: Path) -> bool:
+    """Say whether what is to be packed is a model: a folder of one, its weights, or a name.
+
+    >>> is_model(Path("smollm2-135m")), is_model(Path("scene.compressed.ply"))
+    (True, False)
+    """
+    if source.is_dir():
+        return not (source / "meta.json").is_file()
+    return source.suffix == WEIGHTS or (not source.exists() and source.suffix.lower() not in SCENES)
+
+
+def pack_model(
+    source: Path,
+    out: Path,
+    most: int | None,
+    asked: ModelOptions,
+    shape: LinkShape | None,
+    report: Path | None,
+    json: bool,
+) -> None:
+    """Pack a model and say what became of it."""
+    # After the checks: a wrong option is refused before torch is even imported.
+    from thinwire.lab.weights.packing import ModelPacking, pack, predicted
+    from thinwire.lab.weights.placing import write_packed
+
+    with nullcontext() if report is None else holding(report, "--report"):
+        packed, record = pack(ModelPacking(str(source), most, asked.bits, asked.like, asked.calibrate))
+        record.packed_nbytes = write_packed(packed, out, asked.codes)
+        if shape is not None:
+            record = predicted(record, shape)
+        record.config = {"model": str(source), "target": most, "bits": asked.bits, "codes": asked.codes}
+        record.config |= {"calibrate": asked.calibrate, "like": asked.like and str(asked.like)}
+        if report is not None:
+            from thinwire.lab.weights.reporting import leave_report
+
+            page = leave_report(report, record)
+    if json:
+        print_json(record.to_dict())
+        return
+    _say(out, record)
+    if report is not None:
+        tell(f"report: {page}")
+
+
+def _say(out: Path, record: ModelRecord) -> None:
+    tell(f"{record.source}: {len(record.tensors)} tensors, {record.source_nbytes} bytes")
+    tell(f"{out}: {record.packed_nbytes} bytes, {record.bits_a_weight:.3f} bits a weight")
+    for tensor in sorted(record.tensors, key=lambda t: -t.nbytes)[:WORST]:
+        bits = "" if tensor.bits is None else f", {tensor.bits:.2f} bits a weight"
+        tell(f"{tensor.name}: {tensor.nbytes} bytes{bits}")
+    if record.perplexity is not None:
+        told = f"perplexity {record.perplexity:.2f}, of the source {record.perplexity_source or 0:.2f}"
+        tell(f"{told}, on {record.tokens_heldout} tokens held out")
+    if record.seconds_predicted is not None:
+        tell(f"{record.seconds_predicted:.1f} s over the link")
+    for note in record.notes:
+        tell(f"note: {note}")
+
+
+def is_packed_model(source: Path) -> bool:
+    """Say whether a file is a packed model, or a checkpoint of codes, by how it begins or is called."""
+    if source.suffix == WEIGHTS:
+        return True
+    if not source.is_file():
+        return False
+    from thinwire.assets.weights.container import is_model as begins_so
+
+    with source.open("rb") as file:
+        return begins_so(file.read(256))
+
+
+def unpack_model(source: Path, out: Path, force: bool) -> None:
+    """Write the model that a packed one stands for: a folder, or a file called ``.safetensors``."""
+    require(
+        out.absolute().parent.is_dir(), InputError, f"cannot write {out}: {out.parent} is no folder; make it"
+    )
+    require(force or not out.exists(), InputError, f"{out} is there; give --force to write over it")
+    from thinwire.lab.weights.packing import read_packed
+    from thinwire.lab.weights.placing import write_unpacked
+
+    require(source.is_file(), InputError, f"{source} is not there; give what thinwire pack wrote")
+    count = write_unpacked(read_packed(source), out)
+    tell(f"{out}: a model of {count} tensors, which transformers loads")

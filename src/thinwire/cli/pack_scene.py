@@ -1,0 +1,90 @@
+"""The part of ``thinwire pack`` that is of scenes."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from thinwire.cli.terminal.doing import Doing
+from thinwire.cli.terminal.output import print_json, tell
+from thinwire.cli.terminal.scene_places import PackedOut
+from thinwire.lab.records.holding import holding
+from thinwire.links.shape import LinkShape
+
+if TYPE_CHECKING:
+    from thinwire.lab.scenes.record import SceneRecord
+
+ODD = {
+    "dropped": "dropped: they hold a NaN or a wrong infinity",
+    "endless": "of infinite opacity",
+    "flat": "with a scale of zero",
+    "turnless": "with a rotation of zero, taken for none",
+}
+
+
+@dataclass(frozen=True)
+class SceneOptions:
+    """What ``pack`` was asked for that is of scenes alone."""
+
+    recipe: str = "thinwire"
+    quality: float | None = None  # dB
+    strict: bool = False
+    credit: str | None = None
+
+
+def pack_scene(
+    source: Path,
+    place: PackedOut,
+    most: int | None,
+    asked: SceneOptions,
+    shape: LinkShape | None,
+    report: Path | None,
+    json: bool,
+) -> None:
+    """Pack a scene and say what became of it."""
+    with nullcontext() if report is None else holding(report, "--report"), Doing(json) as doing:
+        # After the checks: a wrong option is refused before torch is even imported.
+        from thinwire.lab.scenes.packing import Packing, predicted
+        from thinwire.lab.scenes.packing import pack as packed
+
+        job = Packing(source, asked.recipe, most, asked.quality, asked.strict)
+        data, record = packed(job, doing.tell)
+        record.config = {"scene": str(source), "recipe": asked.recipe, "target": most}
+        record.config |= {"quality": asked.quality, "strict": asked.strict, "link": str(shape or "none")}
+        if shape is not None and shape.rate:
+            record = predicted(record, shape)
+        place.write(data)
+        if report is not None:
+            from thinwire.lab.scenes.reporting import leave_report
+
+            page = leave_report(report, record, source, data, asked.credit, doing.tell)
+    if json:
+        print_json(record.to_dict())
+        return
+    _say(source, place.where, record)
+    if report is not None:
+        tell(f"report: {page}")
+
+
+def _say(source: Path, out: str, record: SceneRecord) -> None:
+    """Print what became of a scene, and what was lost."""
+    streams = ", ".join(f"{name} {nbytes}" for name, nbytes in record.streams.items())
+    tell(f"{source}: {record.splats} splats, {record.source_nbytes} bytes")
+    tell(f"{out}: {record.packed_nbytes} bytes ({streams})")
+    for i, layer in enumerate(record.layers[:-1], 1):
+        tell(f"layer {i}: {layer.nbytes} bytes, {layer.splats} splats, {_decibels(layer.psnr_db)}")
+    tell(f"{_decibels(record.psnr_db)}, SSIM {record.ssim or 0:.4f} to the source's own pictures")
+    for rival in record.rivals:
+        tell(f"{rival.name}: {rival.nbytes} bytes, {_decibels(rival.psnr_db)}")
+    for note in [*record.notes, *_odd(record.odd)]:
+        tell(f"note: {note}")
+
+
+def _odd(odd: dict[str, int]) -> list[str]:
+    return [f"{count} splats {ODD[kind]}" for kind, count in odd.items() if count]
+
+
+def _decibels(decibels: float | None) -> str:
+    return "equal" if decibels is None else f"PSNR {decibels:.2f} dB"

@@ -1,0 +1,64 @@
+"""``thinwire view``: a scene as a page that a browser shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from thinwire.cli.pack import Force
+from thinwire.cli.terminal.output import tell
+from thinwire.cli.terminal.scene_places import check_new, is_folder, read_packed, read_pieces
+from thinwire.replacing import replacing
+from thinwire.types import PayloadError
+
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="IN",
+        help="A packed scene, its URL, a folder or store of its layers, or a .ply, .spz or .sog.",
+    ),
+]
+Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The page to write: page.html.")]
+Title = Annotated[str, typer.Option(metavar="TEXT", help="What the page is called, else as IN is.")]
+Credit = Annotated[
+    str, typer.Option(metavar="TEXT", help="Who made the scene, which stands on every picture of it.")
+]
+
+
+def view(source: Source, out: Out, title: Title = "", credit: Credit = "", force: Force = False) -> None:
+    """Write one page that shows a scene in any browser with WebGL2, and needs nothing else.
+
+    It shows a packed scene's layers as they come: over a slow link a coarse scene at once, then a finer one.
+
+    [bold]Examples[/bold]
+
+    thinwire view scene.tw -o page.html
+
+    thinwire view scene.tw -o page.html --credit "PLAYBOT by Stephane Agullo, CC-BY-4.0"
+    """
+    check_new(out, force)
+    title = title or Path(source.partition("?")[0]).stem
+    text = _page(source, title, credit)
+    with replacing(out) as part:
+        part.write_text(text, encoding="utf-8")
+    tell(f"{out}: {len(text.encode())} bytes, which any browser with WebGL2 shows")
+
+
+def _page(source: str, title: str, credit: str) -> str:
+    # Not above: a wrong option is refused before numpy is even imported.
+    from thinwire.assets.splats.files.container import read_scene
+    from thinwire.assets.splats.files.scene_file import form_of, read_scene_file
+    from thinwire.assets.splats.page.writing import page_of, page_of_scene
+    from thinwire.assets.splats.scene import cleaned
+
+    own = is_folder(source) and not (Path(source) / "meta.json").is_file()  # else a folder of SOG
+    if not own and form_of(Path(source)):
+        splats, _ = read_scene_file(Path(source))
+        return page_of_scene(cleaned(splats)[0], title, credit)
+    data = read_pieces(source) if own else read_packed(source)
+    try:
+        return page_of(read_scene(data), title, credit)
+    except PayloadError as e:
+        raise PayloadError(f"{source}: {e}") from e

@@ -1,0 +1,92 @@
+"""Spread a transformer's experts over the ranks of a mesh, once all have said that theirs is the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from torch import nn
+
+from thinwire.engines.diffusion.coding import Coding
+from thinwire.engines.diffusion.host import intercepted
+from thinwire.engines.diffusion.inputs import weights_checksum
+from thinwire.engines.diffusion.parallel import agree, facts, own_rank, uses_of
+from thinwire.engines.diffusion.tally import Tally
+from thinwire.engines.experts.host import attached, layers_of, routed
+from thinwire.engines.experts.owners import Owners
+from thinwire.engines.experts.schedule import BATCH, ONE, Schedule
+from thinwire.engines.experts.session import Spread
+from thinwire.exchange import MeshExchange
+from thinwire.links.mesh import Peer
+from thinwire.types import InputError, require
+
+
+class Experts:
+    """A model whose experts are spread over several ranks: what it exchanged so far."""
+
+    def __init__(self, mode: str, session: Spread | None = None) -> None:
+        self.mode, self._session = mode, session
+        self.tally = Tally() if session is None else session.tally
+
+    @property
+    def generation(self) -> int:
+        """Number of the batch of pictures, from 1: a new one begins by itself where the time goes back up."""
+        return 0 if self._session is None else self._session.clock.generation
+
+    def reset(self) -> None:
+        """Let the next call of the model begin a new batch; all ranks call this at the same place."""
+        if self._session is not None:
+            self._session.reset()
+
+
+@contextmanager
+def over_experts(
+    model: nn.Module,
+    peers: Mapping[int, Peer],
+    dispatch: Coding,
+    combine: Coding,
+    schedule: Schedule,
+    owners: Sequence[int] | None = None,
+    deadline: float = 60.0,
+) -> Iterator[Experts]:
+    """Spread the experts of ``model`` over ranks inside the block; see ``thinwire.spread_experts``."""
+    if schedule.mode in (ONE, BATCH) or not peers:
+        yield Experts(schedule.mode if schedule.mode == BATCH else ONE)
+        return
+    text = "a compiled model cannot be taken apart; give it as it was, and compile its layers if at all"
+    require(not hasattr(model, "_orig_mod"), InputError, text)
+    rank, found = own_rank(peers), layers_of(model)
+    spread = Owners(range(len(peers) + 1), owners)
+    _check_weights(model, spread, rank)
+    exchange = MeshExchange(rank, peers, name=f"experts{uses_of(peers)}")
+    try:
+        session = Spread(
+            exchange, (dispatch, combine), schedule, spread, [layer for _, layer in found], deadline
+        )
+        try:
+            with attached(found, session), intercepted(model, session):
+                recipe = f"{dispatch!r}, {combine!r}, {schedule!r}"
+                own = facts(model, recipe, _shared_checksum(model)) | {"the owners of experts": str(owners)}
+                agree(exchange, own, deadline)
+                yield Experts(schedule.mode, session)
+        finally:
+            session.leave()
+    finally:
+        exchange.close()
+
+
+def _check_weights(model: nn.Module, owners: Owners, rank: int) -> None:
+    """Raise ``InputError`` for an expert of this rank whose weights are on no device."""
+    experts = routed(model)
+    many = {name.rpartition(".experts.")[0]: i + 1 for name, (_, i) in experts.items()}
+    for name, (module, i) in experts.items():
+        own = owners.of(many[name.rpartition(".experts.")[0]])[rank]
+        absent = i in own and any(p.device.type == "meta" for p in module.parameters())
+        text = f"{name} is for rank {rank} to compute, and its weights are not here; load them"
+        require(not absent, InputError, text)
+
+
+def _shared_checksum(model: nn.Module) -> int:
+    """Return a checksum of all weights but those of experts, which may be with their owners alone."""
+    experts = {id(p) for module, _ in routed(model).values() for p in module.parameters()}
+    return weights_checksum(model, but=experts)

@@ -1,0 +1,100 @@
+"""The demo of scenes: packed for some seconds of a link, it is sent layer by layer, then as SPZ."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from thinwire.assets.splats.files.foreign import write_foreign
+from thinwire.assets.splats.files.scene_file import read_scene_file
+from thinwire.assets.splats.scene import cleaned
+from thinwire.lab.machine.interrupts import stopped_by_signals
+from thinwire.lab.machine.processes import GRACE
+from thinwire.lab.ranks.places import Here, link_of
+from thinwire.lab.ranks.supervise import Workers
+from thinwire.lab.records.writer import RUN
+from thinwire.lab.scenes.credit import packaged
+from thinwire.lab.scenes.options import ScenesConfig
+from thinwire.lab.scenes.packing import Packing, pack, predicted
+from thinwire.lab.scenes.record import SceneRecord
+from thinwire.lab.scenes.reporting import leave_report
+from thinwire.lab.scenes.sending import PACKED, RIVAL
+from thinwire.replacing import replacing
+from thinwire.types import LinkError
+
+PROGRAM = "thinwire.lab.scenes.sending:run_rank"
+NAMES = ("sender", "receiver")  # by rank
+READY = 180.0  # seconds that a process may take to start, beside twice what the link takes
+TURN = 0.25
+LATE = 0.1  # seconds behind the link's timetable, on average, that a reader must know
+Show = Callable[[str], None]
+
+
+def run(config: ScenesConfig, show: Show) -> tuple[SceneRecord, Path]:
+    """Play the demo, which says through ``show`` what is going on; return its record and report.
+
+    Errors: ``InputError`` for a scene that cannot be packed so; what a process said that failed.
+    """
+    out, began = Path(config.out), time.monotonic()
+    source = Path(config.scene) if config.scene else packaged()
+    with stopped_by_signals():
+        for file in (RUN, PACKED, RIVAL):  # of an earlier demo, which must not pass for this one's
+            (out / file).unlink(missing_ok=True)
+        data, record = pack(Packing(source, nbytes=config.nbytes), show)
+        files = {PACKED: data}
+        if record.rivals:
+            files[RIVAL] = write_foreign(cleaned(read_scene_file(source)[0])[0], "spz")
+        for name, held in files.items():
+            with replacing(out / name) as part:
+                part.write_bytes(held)
+        record = replace(predicted(record, config.shape), link=link_of(config), config=config.to_dict())
+        _send(config, record, max(map(len, files.values())), show)
+        record.totals["seconds"] = time.monotonic() - began
+        if not config.scene:  # where thinwire is installed says nothing
+            record.source = source.name
+        return record, leave_report(out, record, source, data, config.credit, show)
+
+
+def _send(config: ScenesConfig, record: SceneRecord, most: int, show: Show) -> None:
+    """Let one process send the files to another, and note in the record when each piece was seen."""
+    patience = READY + 2 * (most / (config.shape.rate or 1.0) + config.shape.delay)
+    show("starting a sender and a receiver")
+    with Here() as place, Workers(place, PROGRAM, NAMES) as workers:
+        for name in NAMES:
+            workers.start(config, Path(config.out) / f"{name}.log")
+        ended = set[str]()
+        while len(ended) < len(NAMES):
+            said = _hear(workers, patience)
+            if said["kind"] == "shown":
+                _note(record, said, show)
+            else:
+                ended.add(said["kind"])
+                record.link.lateness_s = said.get("lateness", record.link.lateness_s)
+        for rank in range(len(NAMES)):
+            workers.order(rank, "stop")
+        workers.wait(GRACE)
+    late = record.link.lateness_s or 0.0
+    if late > LATE:
+        record.notes.append(f"the shaped link was {late:.2f} s late on average: this machine had other work.")
+
+
+def _note(record: SceneRecord, said: dict[str, Any], show: Show) -> None:
+    if said["file"] == PACKED:
+        record.layers[said["piece"] - 1].seconds_measured = said["seconds"]
+        show(f"layer {said['piece']} of {len(record.layers)} is seen after {said['seconds']:.2f} s")
+        return
+    record.rivals[0].seconds_measured = said["seconds"]
+    show(f"SPZ is seen after {said['seconds']:.2f} s")
+
+
+def _hear(workers: Workers, patience: float) -> dict[str, Any]:
+    """Wait for what either says next. Errors: ``LinkError`` after so many seconds; what one of them said."""
+    end = time.monotonic() + patience
+    while time.monotonic() < end:
+        heard = workers.hear(TURN)
+        if heard is not None:
+            return heard[1]
+    raise LinkError(f"neither sender nor receiver said anything for {patience:.0f} s; see their logs")

@@ -1,0 +1,41 @@
+"""What packing leaves in a folder when asked: record, pictures, report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from thinwire.assets.splats.files.foreign import write_foreign
+from thinwire.assets.splats.files.scene_file import read_scene_file
+from thinwire.assets.splats.scene import cleaned
+from thinwire.lab.records.runs import Run
+from thinwire.lab.records.writer import RUN, write_json
+from thinwire.lab.report.page import write_report
+from thinwire.lab.scenes import cards
+from thinwire.lab.scenes.credit import credit_of
+from thinwire.lab.scenes.record import SceneRecord
+from thinwire.lab.scenes.showing import draw_pictures
+
+REPORT = "report.html"
+
+
+def leave_report(
+    folder: Path,
+    record: SceneRecord,
+    source: Path,
+    packed: bytes,
+    credit: str | None = None,
+    told: Callable[[str], None] = lambda doing: None,
+) -> Path:
+    """Write ``run.json``, pictures and ``report.html`` of a packed scene to a folder; return the last.
+
+    ``credit``: whose scene it is; what a licence beside the source says where it is None.
+    """
+    told("drawing pictures")
+    (folder / REPORT).unlink(missing_ok=True)  # of an earlier run, which must not pass for this one's
+    splats = cleaned(read_scene_file(source)[0])[0]
+    record.credit = credit_of(source) if credit is None else credit
+    rivals = {rival.name: write_foreign(splats, rival.name) for rival in record.rivals}
+    draw_pictures(record, splats, packed, rivals, folder)
+    write_json(folder / RUN, record.to_dict())
+    return write_report([Run(record.recipe.name, record, folder=folder)], folder / REPORT, cards)

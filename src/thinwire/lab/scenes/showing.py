@@ -1,0 +1,116 @@
+"""Pictures of a packed scene, layer by layer, beside those of its source and its rivals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from thinwire.assets.splats.files.container import read_scene
+from thinwire.assets.splats.files.foreign import read_foreign
+from thinwire.assets.splats.layers import shown_after
+from thinwire.assets.splats.scene import Array, Splats
+from thinwire.assets.splats.view.cameras import Frame, reported_views
+from thinwire.assets.splats.view.project import Drawable
+from thinwire.assets.splats.view.render import render
+from thinwire.lab.records.progress import megabytes
+from thinwire.lab.scenes.record import Picture, SceneRecord
+from thinwire.replacing import replacing
+from thinwire.types import MissingExtra
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+STRONGER = 4.0  # times, of a difference that is drawn
+VIEW = 1  # of the reported cameras: the one of the pictures
+MARGIN, INK, STRIP = 6, (235, 238, 242), (24, 28, 34)  # pixels; colours of the words under a picture
+TITLE, SMALL = 15, 11  # pixels of the letters
+PATTERN = "picture-*.png"
+
+
+def draw_pictures(
+    record: SceneRecord, source: Splats, packed: bytes, rivals: dict[str, bytes], folder: Path
+) -> None:
+    """Draw source, layers and rivals by one camera into a folder, and note them in the record.
+
+    ``rivals``: files by their form. Each picture has its name and the scene's credit under it. Those of an
+    earlier run go. Errors: ``MissingExtra``.
+    """
+    for old in folder.glob(PATTERN):
+        old.unlink()
+    camera = reported_views(Frame.of(source))[VIEW]
+    record.stronger, first = STRONGER, render(Drawable.of(source), camera)
+    record.pictures = [Picture("source", _file("source"))]
+    whole = f"the source, {megabytes(record.source_nbytes)}"
+    _save(first, whole, record.credit, folder / _file("source"))
+    for name, title, splats in _scenes(record, packed, rivals):
+        drawn, picture = render(Drawable.of(splats), camera), Picture(name, _file(name), _file(name, "-off"))
+        off = np.abs(np.clip(drawn, 0, 1) - np.clip(first, 0, 1)) * np.float32(STRONGER)
+        _save(drawn, title, record.credit, folder / picture.file)
+        said = f"difference, amplified {STRONGER:g} times: {title}"
+        _save(off, said, record.credit, folder / picture.difference)
+        record.pictures.append(picture)
+
+
+def _file(name: str, end: str = "") -> str:
+    return f"picture-{name.replace(' ', '-')}{end}.png"
+
+
+def _scenes(
+    record: SceneRecord, packed: bytes, rivals: dict[str, bytes]
+) -> Iterator[tuple[str, str, Splats]]:
+    """Yield name, title and splats of what is seen after each layer, and of each rival."""
+    layers, sent = read_scene(packed), len(packed) - sum(layer.nbytes for layer in record.layers)
+    for i, told in enumerate(record.layers, 1):
+        sent += told.nbytes
+        name = f"layer {i}" if len(layers) > 1 else "packed"
+        yield name, f"{name}, {megabytes(sent)}", shown_after(layers[:i])
+    for form, data in rivals.items():
+        yield form, f"{form.upper()}, {megabytes(len(data))}", read_foreign(data, form)
+
+
+def _save(pixels: Array, title: str, credit: str, path: Path) -> None:
+    """Write a picture [height, width, 3] as PNG with the words under it, atomically."""
+    whole = np.round(np.clip(pixels, 0, 1) * 255).astype(np.uint8)
+    picture = labelled(whole, title, credit)
+    with replacing(path) as part:
+        picture.save(part, "PNG", optimize=True)
+
+
+def labelled(pixels: npt.NDArray[np.uint8], title: str, credit: str) -> Image:
+    """Return a picture of bytes [height, width, 3] with its title and its credit in a strip under it."""
+    try:
+        import matplotlib as mpl
+        from PIL import Image, ImageDraw, ImageFont
+    except ImportError as e:
+        raise MissingExtra("pictures need Pillow and matplotlib: pip install 'thinwire[cli]'") from e
+    letters = str(Path(mpl.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf")
+    height, width = pixels.shape[:2]
+    fonts = {title: ImageFont.truetype(letters, TITLE), credit: ImageFont.truetype(letters, SMALL)}
+    lines = [
+        (line, font)
+        for text, font in fonts.items()
+        for line in _wrapped(text, font.getlength, width - 2 * MARGIN)
+    ]
+    deep = MARGIN + sum(int(font.size) + MARGIN for _, font in lines)
+    whole = Image.new("RGB", (width, height + deep), STRIP)
+    whole.paste(Image.fromarray(pixels), (0, 0))
+    pen, at = ImageDraw.Draw(whole), height + MARGIN
+    for line, font in lines:
+        pen.text((MARGIN, at - 2), line, INK, font)
+        at += int(font.size) + MARGIN
+    return whole
+
+
+def _wrapped(text: str, length: Callable[[str], float], most: float) -> list[str]:
+    """Return a text in lines of that length at most, as far as its words are not longer."""
+    lines = list[str]()
+    for word in text.split():
+        if lines and length(f"{lines[-1]} {word}") <= most:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return lines

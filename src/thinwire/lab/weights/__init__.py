@@ -1,0 +1,1 @@
+"""Language models packed small, and what that left of them."""

@@ -1,0 +1,122 @@
+"""What a text says of the weights of a model: one pass forward and one back, and sums over its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from thinwire.assets.weights.moments import Moments
+from thinwire.types import InputError, require
+
+WINDOW = 512  # tokens that are read at a time
+
+
+class Sums:
+    """Sums over tokens for one use of a matrix: squared gradients a row, second moments of columns."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        self.rows = torch.zeros(rows)
+        self.columns = torch.zeros(columns, columns)
+
+    def add_linear(self, x: Tensor, g: Tensor) -> None:
+        """Add inputs [tokens, columns] and gradients of the outputs [tokens, rows]."""
+        squares = g * g
+        self.rows += squares.sum(0)
+        self.columns.addmm_(x.t() * squares.sum(1), x)
+
+    def add_lookup(self, ids: Tensor, g: Tensor) -> None:
+        """Add rows looked up [tokens], and gradients of what was found [tokens, columns]."""
+        self.rows.index_add_(0, ids, torch.ones(len(ids)))
+        self.columns.addmm_(g.t(), g)
+
+    def moments(self, tokens: int) -> Moments:
+        """Return the means over ``tokens``."""
+        return Moments(self.rows / self.rows.sum().clamp(min=1e-30), self.columns / tokens)
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Say whether a module multiplies its input by its one matrix: torch's, or GPT-2's with axes swapped."""
+    return isinstance(module, nn.Linear) or swaps(module)
+
+
+def swaps(module: nn.Module) -> bool:
+    """Say whether the matrix of a linear module is [inputs, outputs], as in GPT-2."""
+    return type(module).__name__ == "Conv1D" and getattr(module, "weight", torch.empty(0)).ndim == 2
+
+
+class Calibration:
+    """Moments of all matrices of a model, by the name of the parameter; tied ones under their first name."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._names = {id(p): name for name, p in model.named_parameters()}
+        self._sums: dict[tuple[str, str], Sums] = {}
+        self._inputs: dict[nn.Module, Tensor] = {}
+        self._tokens = 0
+
+    def read(self, ids: Tensor) -> None:
+        """Add what tokens [windows, tokens] say, a window at a time."""
+        longest = getattr(self._model.config, "max_position_embeddings", WINDOW)
+        require(
+            ids.shape[1] <= longest, InputError, f"windows of {ids.shape[1]} tokens, at most {longest} fit"
+        )
+        with self._hooked():
+            for window in ids:
+                out = self._model(input_ids=window[None], use_cache=False)
+                flat = out.logits[0, :-1].float()
+                nn.functional.cross_entropy(flat, window[1:], reduction="sum").backward()
+                self._tokens += len(window) - 1
+                self._inputs.clear()
+
+    def moments(self) -> dict[str, Moments]:
+        """Return the moments so far; of a matrix used in two ways, their sum."""
+        found: dict[str, Moments] = {}
+        for (name, _), sums in self._sums.items():
+            own = sums.moments(max(self._tokens, 1))
+            found[name] = found[name].plus(own) if name in found else own
+        return found
+
+    @contextmanager
+    def _hooked(self) -> Iterator[None]:
+        handles: list[Any] = []
+        wanted = {name: p.requires_grad for name, p in self._model.named_parameters()}
+        self._model.requires_grad_(False)
+        try:
+            for module in self._model.modules():
+                if isinstance(module, nn.Embedding):
+                    handles.append(module.register_forward_hook(self._looked_up))
+                elif is_linear(module):
+                    handles.append(module.register_forward_hook(self._multiplied))
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            for name, p in self._model.named_parameters():
+                p.requires_grad_(wanted[name])
+
+    def _looked_up(self, module: Any, inputs: Any, output: Tensor) -> Tensor:
+        ids, made = inputs[0].detach().reshape(-1), output.detach().requires_grad_()
+        sums = self._of(module.weight, "lookup", swapped=False)
+        made.register_hook(lambda g: sums.add_lookup(ids, g.reshape(len(ids), -1).float()))
+        return made
+
+    def _multiplied(self, module: Any, inputs: Any, output: Tensor) -> None:
+        x = inputs[0].detach()
+        sums = self._of(module.weight, "linear", swaps(module))
+        if output.requires_grad:
+            output.register_hook(
+                lambda g: sums.add_linear(
+                    x.reshape(-1, x.shape[-1]).float(), g.reshape(-1, g.shape[-1]).float()
+                )
+            )
+
+    def _of(self, weight: Tensor, use: str, swapped: bool) -> Sums:
+        key = self._names[id(weight)], use
+        if key not in self._sums:
+            rows, columns = reversed(weight.shape) if swapped else weight.shape
+            self._sums[key] = Sums(rows, columns)
+        return self._sums[key]

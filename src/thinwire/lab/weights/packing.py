@@ -1,0 +1,157 @@
+"""Pack a model to a target, and measure what is left of it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thinwire.assets.weights.codes import from_code_tensors, is_codes
+from thinwire.assets.weights.container import PackedModel, is_model, read_model, write_model
+from thinwire.assets.weights.encoding import Entries, like, to_budget, to_width
+from thinwire.assets.weights.entry import unpack_entry
+from thinwire.assets.weights.model import Model
+from thinwire.assets.weights.tensors import Plain, Same
+from thinwire.files.checkpoint import read_checkpoint
+from thinwire.lab.machine.processor import environment
+from thinwire.lab.records.schema import LinkInfo, RecipeText
+from thinwire.lab.weights.perplexity import perplexity
+from thinwire.lab.weights.record import ModelRecord, TensorInfo
+from thinwire.lab.weights.source import Reading, Source, read_source, read_text_with
+from thinwire.links.shape import LinkShape
+from thinwire.types import InputError, PayloadError, require
+
+BLIND = (
+    "without --calibrate TEXT nothing says which weights matter: a text makes the same bytes worth far more"
+)
+WHOLE = "the target is above what the model takes as it is: it is packed without any loss"
+
+
+@dataclass(frozen=True)
+class ModelPacking:
+    """What to pack and how: a target in bytes, in bits a weight in memory, or an earlier version's plan."""
+
+    source: str
+    nbytes: int | None = None
+    bits: float | None = None
+    like: Path | None = None
+    text: str | None = None
+
+    def __post_init__(self) -> None:
+        targets = (self.nbytes, self.bits, self.like)
+        told = "give one target: --target 60MB, --seconds 60 --link 10mbit,30ms, --bits 3 or --like OLD"
+        require(sum(t is not None for t in targets) == 1, InputError, told)
+        good = self.bits is None or 2 <= self.bits <= 9
+        require(good, InputError, f"--bits {self.bits} is not in 2..9, scales included; give 3, say")
+
+
+def pack(job: ModelPacking) -> tuple[PackedModel, ModelRecord]:
+    """Return a packed model and the record of it. Errors: ``InputError``, ``MissingExtra``."""
+    old = None if job.like is None else read_packed(job.like).entries
+    source = read_source(job.source)
+    began = time.process_time()
+    reading = None if job.text is None else read_text_with(source, job.text)
+    model = Model(source.tensors) if reading is None else reading.model
+    packed = PackedModel(_entries(job, model, source, old), source.files)
+    spent = time.process_time() - began
+    record = ModelRecord(recipe=RecipeText("thinwire", _told(job)), source=job.source)
+    record.source_nbytes, record.encode_cpu_s = source.nbytes, spent
+    record.target_nbytes, record.target_bits = job.nbytes, job.bits
+    record.environment = environment("fp32", torch.get_num_threads())
+    record.notes += [] if job.text else [BLIND]
+    describe(record, packed, source)
+    _measure(record, packed, reading)
+    record.status = "done"
+    return packed, record
+
+
+def _told(job: ModelPacking) -> str:
+    if job.like is not None:
+        return "the plan of an earlier version"
+    return "codes of fixed widths in groups" if job.bits is not None else "entropy-coded steps"
+
+
+def _entries(job: ModelPacking, model: Model, source: Source, old: Mapping[str, Any] | None) -> Entries:
+    if old is not None:
+        return like(model, old)
+    if job.bits is not None:
+        return to_width(model, job.bits)
+    return to_budget(model, job.nbytes or 0, Size(source.files))
+
+
+class Size:
+    """How many bytes a file of entries takes; what does not change is packed once."""
+
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        self._files = len(write_model(PackedModel({}, files))) - len(write_model(PackedModel({})))
+
+    def __call__(self, entries: Entries) -> int:
+        """Return the bytes of the file, within a few for the header's offsets never too few."""
+        without = write_model(PackedModel(entries))
+        return len(without) + self._files + SPARE
+
+
+SPARE = 64  # bytes by which offsets behind other files may be longer
+
+
+def describe(record: ModelRecord, packed: PackedModel, source: Source) -> None:
+    """Note what each tensor takes."""
+    weights = sum(x.numel() for x in source.tensors.values())
+    for name, entry in packed.entries.items():
+        size = len(entry.data)
+        bits = 8 * size / entry.numel if entry.numel else None
+        record.tensors.append(TensorInfo(name, entry.kind, list(entry.shape), size, bits))
+    record.bits_a_weight = 8 * sum(t.nbytes for t in record.tensors) / max(weights, 1)
+    record.lossless = all(t.kind in (Plain.kind, Same.kind) for t in record.tensors)
+    record.notes += [WHOLE] if record.lossless and record.target_nbytes is not None else []
+
+
+def _measure(record: ModelRecord, packed: PackedModel, reading: Reading | None) -> None:
+    """Note what unpacking takes and, where there is a text, how much worse the model tells its end."""
+    began = time.process_time()
+    tensors = unpacked(packed)
+    record.decode_cpu_s = time.process_time() - began
+    if reading is not None:
+        record.tokens_read, record.tokens_heldout = reading.tokens, reading.heldout.numel()
+        record.perplexity_source = perplexity(reading.net, reading.heldout)
+        reading.put(tensors)
+        record.perplexity = perplexity(reading.net, reading.heldout)
+
+
+def unpacked(packed: PackedModel) -> dict[str, Tensor]:
+    """Return all tensors of a packed model; tied ones are one tensor. Errors: ``PayloadError``."""
+    coded = {name: unpack_entry(entry, name) for name, entry in packed.entries.items()}
+    own = {name: c.decoded() for name, c in coded.items() if not isinstance(c, Same)}
+    return {name: own[c.name] if isinstance(c, Same) else own[name] for name, c in coded.items()}
+
+
+def read_packed(path: Path) -> PackedModel:
+    """Return the packed model at a path: a packed file, or a checkpoint of codes. Errors: ``InputError``."""
+    require(path.exists(), InputError, f"{path} is not there; give what thinwire pack wrote of a model")
+    try:
+        if path.is_file() and is_model(_head(path)):
+            return read_model(path.read_bytes())
+        tensors = read_checkpoint(path)
+        told = f"{path} is no packed model; give what thinwire pack wrote of one"
+        require(is_codes(tensors), InputError, told)
+        return from_code_tensors(tensors)
+    except PayloadError as e:
+        raise InputError(f"cannot read {path}: {e}") from e
+
+
+def _head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(256)
+
+
+def predicted(record: ModelRecord, shape: LinkShape) -> ModelRecord:
+    """Return a record with the seconds until the file is there over a link."""
+    seconds = record.packed_nbytes / (shape.rate or math.inf) + shape.delay
+    link = LinkInfo(str(shape), shape.rate, shape.delay or None)
+    return replace(record, seconds_predicted=seconds, link=link)
