@@ -16,7 +16,7 @@ EDGES = 8  # bits of the first and the last layer, always [code]
 
 
 class PairedNorm(nn.Module):
-    """Batch norms [widths of weights, widths of inputs, channels] as one: each pair has statistics of its own."""
+    """A batch norm a pair of widths, in tensors [widths of weights, widths of inputs, channels]."""
 
     mean: Tensor
     variance: Tensor
@@ -62,7 +62,7 @@ class SharedConv(nn.Module):
         self.norm = PairedNorm(len(self.widths), outputs)
 
     def forward(self, x: Tensor, pair: Pair) -> Tensor:
-        """Return the normed maps [B, outputs, H, W] of maps [B, inputs, H, W] at bits of weights and inputs."""
+        """Return normed maps [B, outputs, H, W] of maps [B, inputs, H, W]."""
         w, a = pair
         weight = self.weights(self.weight, w)
         y = functional.conv2d(self.inputs(x, a), weight, stride=self.stride, padding=self.padding)

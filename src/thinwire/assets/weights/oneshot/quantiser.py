@@ -37,7 +37,7 @@ class _Rounded(torch.autograd.Function):
     """Codes times the step; gradients as if rounding were not there, none for values out of reach."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, step: Tensor, low: int, high: int, scale: float) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor, step: Tensor, low: int, high: int, scale: float) -> Tensor:
         relative = x / step
         codes = relative.round().clamp_(low, high)
         ctx.save_for_backward(relative, codes)

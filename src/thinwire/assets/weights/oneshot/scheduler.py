@@ -73,8 +73,13 @@ class Freezing:
         return [widths[1:] if i in frozen else widths for i in range(len(turbulences))]
 
 
+FREEZING = Freezing()
+
+
 @torch.no_grad()
-def chosen(layers: Sequence[SharedConv], held: Sequence[Widths], ratio: float) -> list[Widths]:
+def chosen(
+    layers: Sequence[SharedConv], held: Sequence[Widths], freezing: Freezing, done: float
+) -> list[Widths]:
     """Return the candidates of all layers by how turbulent they are at those that they hold."""
     turbulences = [turbulence(layer, own) for layer, own in zip(layers, held, strict=True)]
-    return Freezing().candidates(turbulences, ratio, layers[0].widths)
+    return freezing.candidates(turbulences, freezing.ratio(done), layers[0].widths)

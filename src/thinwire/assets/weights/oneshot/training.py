@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from thinwire.assets.weights.oneshot.scheduler import Freezing, Widths, chosen
+from thinwire.assets.weights.oneshot.scheduler import FREEZING, Freezing, Widths, chosen
 from thinwire.assets.weights.oneshot.supernet import Configuration, Supernet
 
 Batch = tuple[Tensor, Tensor]  # images [B, ...] and classes [B]
@@ -22,7 +23,7 @@ class Method:
 
     steps: int
     paths: int = 3  # random ones a step
-    freezing: Freezing | None = Freezing()
+    freezing: Freezing | None = FREEZING
     mitigation: float = 0.01  # weight of the distortion of layers at their lowest width; 0: without [code]
     rate: float = 0.04  # [code], as momentum, decay and the clipping of gradients
     step_rate: float = 1e-3  # the code's 1e-5 is for a hundred times the updates
@@ -107,7 +108,7 @@ def train(
     for step, batch in zip(range(method.steps), batches, strict=False):
         freezing = method.freezing
         if freezing is not None and freezing.due(step, method.steps):
-            candidates = chosen(net.layers, candidates, freezing.ratio(step / method.steps))
+            candidates = chosen(net.layers, candidates, freezing, step / method.steps)
         net.zero_grad()
         loss = learn(net, batch, candidates, method, draw)
         nn.utils.clip_grad_value_(net.parameters(), method.clip)
@@ -130,7 +131,7 @@ def _optimisers(
     others = [p for p in net.parameters() if id(p) not in sizes]
     decaying = [p for p in others if p.dim() in (2, 4)]
     still = [p for p in others if p.dim() not in (2, 4)]
-    groups = [{"params": decaying, "weight_decay": method.decay}, {"params": still}]
+    groups: list[dict[str, Any]] = [{"params": decaying, "weight_decay": method.decay}, {"params": still}]
     sgd = torch.optim.SGD(groups, method.rate, momentum=method.momentum, nesterov=True)
     adam = torch.optim.Adam([p for p in net.parameters() if id(p) in sizes], method.step_rate)
     both: list[torch.optim.Optimizer] = [sgd, adam]
