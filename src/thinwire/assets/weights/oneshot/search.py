@@ -81,20 +81,35 @@ class Search:
         return tried[scores.index(min(scores))]
 
     def _refined(self, found: Configuration, budget: float) -> Configuration:
-        """Return a configuration that no move up and no trade of two layers' bits makes better."""
-        error = self.error(found, 0)
+        """Return a configuration that no move up makes better, nor a trade of bits, for as many as layers."""
+        error, trades = self.error(found, 0), 0
         while True:
-            errors = {c: self.error(c, 0) for c in self._near(found) if self.cost(c) <= budget}
-            best = min(errors, key=errors.__getitem__, default=found)
-            if not errors or errors[best] >= error:
+            tried = list(self._raised(found, budget))
+            errors = [self.error(c, 0) for c in tried]
+            if not errors or min(errors) >= error:
+                if trades == len(found):
+                    return found
+                trades += 1
+                tried = list(self._traded(found, budget))
+                errors = [self.error(c, 0) for c in tried]
+            if not errors or min(errors) >= error:
                 return found
-            found, error = best, errors[best]
+            error = min(errors)
+            found = tried[errors.index(error)]
 
-    def _near(self, found: Configuration) -> Iterator[Configuration]:
+    def _raised(self, found: Configuration, budget: float) -> Iterator[Configuration]:
+        """Yield what one width up gives, within the budget."""
+        for kind in (WEIGHTS, INPUTS):
+            yield from (up for _, up in self._moves(found, kind, 1) if self.cost(up) <= budget)
+
+    def _traded(self, found: Configuration, budget: float) -> Iterator[Configuration]:
+        """Yield what one width up and another one down give, within the budget."""
         for kind in (WEIGHTS, INPUTS):
             for i, up in self._moves(found, kind, 1):
-                yield up
-                yield from (moved for j, moved in self._moves(up, kind, -1) if j != i)
+                for other in (WEIGHTS, INPUTS):
+                    for j, traded in self._moves(up, other, -1):
+                        if (i, kind) != (j, other) and self.cost(traded) <= budget:
+                            yield traded
 
     def _moves(self, found: Configuration, kind: int, by: int) -> Iterator[tuple[int, Configuration]]:
         """Yield each layer that can move one width, and the configuration after it."""
