@@ -6,7 +6,7 @@ FLOWER := .venv-flower
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: help demo test test-flower check bench bench-stores bench-quality bench-links bench-plan bench-overlap bench-deltas bench-pushed bench-unbiased bench-emulator bench-state bench-student bench-finetuning bench-replicas bench-rates bench-safe-rates bench-replica-times bench-diffusion bench-federated bench-scenes bench-experts bench-garment-distance train-flux-fashion train-flux-fashion-moe train-classifier pages docs setup setup-flower clean
+.PHONY: help demo test test-flower check bench bench-stores bench-quality bench-links bench-plan bench-overlap bench-deltas bench-pushed bench-unbiased bench-emulator bench-state bench-student bench-finetuning bench-replicas bench-rates bench-safe-rates bench-replica-times bench-diffusion bench-federated bench-supernet bench-scenes bench-experts bench-garment-distance train-flux-fashion train-flux-fashion-moe train-classifier pages docs setup setup-flower clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -98,6 +98,9 @@ bench-federated: setup  ## Every federated method over slow, unequal links (two 
 
 bench-scenes: setup  ## Scenes packed in every way beside their formats now (half an hour; goes on where it stopped; needs THINWIRE_DATA)
 	$(BIN)/python -m bench.scene_formats
+
+bench-supernet: setup  ## One network for all widths against one each (three hours and a half; goes on where it stopped; needs THINWIRE_DATA)
+	$(BIN)/python -m bench.supernet
 
 train-flux-fashion: setup  ## The weights of flux-fashion (an hour; goes on where it stopped; needs THINWIRE_DATA)
 	$(BIN)/python -m bench.flux_fashion
