@@ -27,6 +27,7 @@ from bench import (
     pages_scenes,
     pages_shown,
     pages_state,
+    pages_supernet,
 )
 from bench.tables import Rows, table, tabled
 from thinwire.lab.engines import read_record
@@ -278,6 +279,7 @@ TABLES: dict[str, Callable[[Any], str]] = {
     **{name: of_study(draw) for name, draw in pages_replicas.STUDY.items()},
     **pages_pictures.TABLES,
     **pages_experts.TABLES,
+    **pages_supernet.TABLES,
     **dict.fromkeys(pages_record.TABLES, lambda draw: draw()),
     "followed": pages_state.followed,
     "shown": pages_shown.shown,

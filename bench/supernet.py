@@ -32,6 +32,7 @@ from bench.supernet_summary import summary
 from thinwire.assets.weights.oneshot.calibration import accuracy, batch_loss, recalibrate
 from thinwire.assets.weights.oneshot.costs import Costs, costs_of
 from thinwire.assets.weights.oneshot.search import Search
+from thinwire.assets.weights.oneshot.shipping import packed_nbytes, shipped
 from thinwire.assets.weights.oneshot.supernet import Configuration, Supernet
 from thinwire.assets.weights.oneshot.training import Batch, train
 from thinwire.lab.data.batches import Batches
@@ -103,11 +104,12 @@ class Calibrated:
         self._images = [x for (x, _), _ in zip(batches_of(data, seed=1), range(CALIBRATED), strict=False)]
 
     def row(self, configuration: Configuration) -> dict[str, Any]:
-        """Return accuracy, bit operations and bytes of a configuration."""
+        """Return accuracy, bit operations and bytes of a configuration, as counted and entropy-coded."""
         recalibrate(self.net, configuration, self._images)
         found = accuracy(self.net, configuration, held_out(self.data))
         costs = {kind: getattr(self.costs, kind)(configuration) for kind in KINDS}
-        return {"accuracy": found, **costs, "configuration": configuration}
+        packed = packed_nbytes(shipped(self.net, configuration))
+        return {"accuracy": found, **costs, "packed": packed, "configuration": configuration}
 
     def some(self, seed: int, size: int) -> Callable[[int], Batch]:
         """Return the n-th batch of images to train on, drawn for searches."""

@@ -45,7 +45,7 @@ def _points(cell: Found) -> Iterable[tuple[str, str, float, Found]]:
 
 def _joined(cells: list[tuple[Found, Found]]) -> dict[str, Any]:
     rows = [row for _, row in cells]
-    each = {name: [float(row[name]) for row in rows] for name in ("accuracy", "bitops", "nbytes")}
+    each = {name: [float(row[name]) for row in rows] for name in ("accuracy", "bitops", "nbytes", "packed")}
     return {
         "epochs": cells[0][0]["epochs"],
         "seeds": len(rows),

@@ -64,7 +64,7 @@ def test_rises_are_of_one_layer_at_a_time() -> None:
 
 def test_tables_show_means_over_seeds_and_what_was_trained_apart() -> None:
     def cell(accuracy: float) -> dict[str, Any]:
-        row = {"accuracy": accuracy, "bitops": 1, "nbytes": 2, "configuration": []}
+        row = {"accuracy": accuracy, "bitops": 1, "nbytes": 2, "packed": 3, "configuration": []}
         served = [
             {"kind": kind, "bits": b, "ways": {"search": row}} for kind in KINDS for b in BUDGETS
         ]  # fmt: skip
