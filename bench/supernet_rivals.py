@@ -16,6 +16,7 @@ from thinwire.assets.weights.oneshot.training import Batch
 from thinwire.policies.allocate import ByteBudget, Site
 
 Rises = list[list[float]]  # by layer and pair of widths
+PRIOR = 1e-3  # of a rise: where none is measured, bits still go where they lower the rounding error most
 
 
 def pairs(widths: Sequence[int]) -> list[tuple[int, int]]:
@@ -24,12 +25,16 @@ def pairs(widths: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def rises(net: Supernet, batch: Batch) -> Rises:
-    """Return how far a batch's loss is above that of the widest path, one layer at a time."""
+    """Return how far a batch's loss is above that of the widest path, one layer at a time.
+
+    No rise is below zero, and of equal ones that of fewer bits is the larger.
+    """
     widest = net.uniform(net.shape.widths[-1])
     least = batch_loss(net, widest, *batch)
 
     def one(i: int, pair: tuple[int, int]) -> float:
-        return max(0.0, batch_loss(net, (*widest[:i], pair, *widest[i + 1 :]), *batch) - least)
+        rise = batch_loss(net, (*widest[:i], pair, *widest[i + 1 :]), *batch) - least
+        return max(0.0, rise) + PRIOR * sum(4.0**-bits for bits in pair)
 
     return [[one(i, pair) for pair in pairs(net.shape.widths)] for i in range(len(widest))]
 
@@ -60,8 +65,7 @@ def solved(found: Sequence[Site], budget: float, widths: Sequence[int]) -> Confi
     scale = float(costs.max())  # the solver's tolerances are absolute
     once = np.kron(np.eye(layers), np.ones(len(choices)))
     limits = [LinearConstraint(once, 1, 1), LinearConstraint(costs / scale, ub=budget / scale)]
-    # Of choices of equal rise the cheaper one: the solver would take any.
-    rise = np.array([site.costs for site in found]).ravel() + 1e-9 * costs / scale
+    rise = np.array([site.costs for site in found]).ravel()
     solution = milp(rise, integrality=np.ones_like(rise), bounds=Bounds(0, 1), constraints=limits)
     assert solution.success, solution.message
     return tuple(choices[int(k)] for k in solution.x.reshape(layers, -1).argmax(1))

@@ -58,7 +58,7 @@ def test_rises_are_of_one_layer_at_a_time() -> None:
     net = Supernet(Shape(channels=(4, 8), widths=WIDTHS), 0)
     batch = torch.randn(32, 1, 8, 8), torch.randint(10, (32,))
     found = rises(net, batch)
-    assert len(found) == len(net.layers) and all(row[-1] == 0 and min(row) >= 0 for row in found)
+    assert len(found) == len(net.layers) and all(0 < row[-1] == min(row) < 1e-3 for row in found)
     assert max(map(max, found)) > 0
 
 
