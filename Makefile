@@ -99,7 +99,7 @@ bench-federated: setup  ## Every federated method over slow, unequal links (two 
 bench-scenes: setup  ## Scenes packed in every way beside their formats now (half an hour; goes on where it stopped; needs THINWIRE_DATA)
 	$(BIN)/python -m bench.scene_formats
 
-bench-supernet: setup  ## One network for all widths against one each (three hours and a half; goes on where it stopped; needs THINWIRE_DATA)
+bench-supernet: setup  ## One network for all widths against one each (five hours; goes on where it stopped; needs THINWIRE_DATA)
 	$(BIN)/python -m bench.supernet
 
 train-flux-fashion: setup  ## The weights of flux-fashion (an hour; goes on where it stopped; needs THINWIRE_DATA)
