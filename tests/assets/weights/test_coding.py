@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from thinwire.assets.framing import METADATA
 from thinwire.assets.weights.codes import code_tensors, from_code_tensors
-from thinwire.assets.weights.container import KEY, METADATA, PackedModel, is_model, read_model, write_model
+from thinwire.assets.weights.container import FRAME, PackedModel, is_model, read_model, write_model
 from thinwire.assets.weights.encoding import like, to_budget, to_width
 from thinwire.assets.weights.entry import pack_entry, unpack_entry
 from thinwire.assets.weights.feedback import inverse_factor, quantised
@@ -240,8 +241,8 @@ def test_a_newer_version_says_update(packed: bytes) -> None:
 def _changed(packed: bytes, change) -> bytes:
     (length,) = struct.unpack_from("<Q", packed)
     fields = json.loads(packed[8 : 8 + length])
-    note = json.loads(fields[METADATA][KEY])
+    note = json.loads(fields[METADATA][FRAME.key])
     change(note)
-    fields[METADATA][KEY] = json.dumps(note)
+    fields[METADATA][FRAME.key] = json.dumps(note)
     head = json.dumps(fields).encode()
     return struct.pack("<Q", len(head)) + head + packed[8 + length :]

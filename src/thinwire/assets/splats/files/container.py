@@ -1,49 +1,36 @@
 """Packed scenes as safetensors files: a header, and a tensor of uint8 for each stream of each layer.
 
 Tensors lie layer by layer behind the header, so the beginning of a file shows the layers that it holds whole.
-Format: the number of bytes of a JSON object, the object, the bytes. Tensors are called by the number of their
-layer, their part and their stream. Source: https://github.com/huggingface/safetensors.
+They are called by the number of their layer, their part and their stream.
 """
 
 from __future__ import annotations
 
-import json
-import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from thinwire.assets.framing import Frame, Head, checked
 from thinwire.assets.splats.part import Layer, Part
-from thinwire.types import WRONG_VALUES, PayloadError, require
+from thinwire.types import PayloadError, require
 
-KEY, METADATA = "thinwire.scene", "__metadata__"
 VERSION = 1
 PARTS = ("stays", "stand_in", "finer")
 MAX_HEADER, MAX_LAYERS = 1 << 20, 64  # bytes; layers
 FREE, PER_BYTE = 1 << 16, 1  # splats that any part may have, and more for each byte of it: real ones take 3
-_LENGTH = struct.Struct("<Q")
+FRAME = Frame("thinwire.scene", "scene", VERSION, MAX_HEADER)
 Streams = dict[str, tuple[int, int]]  # where each is behind the header
 
 
 def write_scene(layers: Sequence[Layer]) -> bytes:
     """Return the file of a scene's layers, the coarsest first."""
     heads = [{name: _head(part) for name, part in layer.parts.items()} for layer in layers]
-    note = json.dumps({"version": VERSION, "layers": heads}, separators=(",", ":"))
-    fields: dict[str, Any] = {METADATA: {KEY: note}}
-    at, streams = 0, list[bytes]()
-    for i, layer in enumerate(layers):
-        for part_name, part in layer.parts.items():
-            for name, data in part.streams.items():
-                place = [at, at + len(data)]
-                fields[f"{i}/{part_name}/{name}"] = {
-                    "dtype": "U8",
-                    "shape": [len(data)],
-                    "data_offsets": place,
-                }
-                at += len(data)
-                streams.append(data)
-    head = json.dumps(fields, separators=(",", ":")).encode()
-    head += b" " * (-len(head) % 8)
-    return b"".join([_LENGTH.pack(len(head)), head, *streams])
+    streams = {
+        f"{i}/{part_name}/{name}": data
+        for i, layer in enumerate(layers)
+        for part_name, part in layer.parts.items()
+        for name, data in part.streams.items()
+    }
+    return FRAME.write({"layers": heads}, streams)
 
 
 def _head(part: Part) -> dict[str, Any]:
@@ -52,7 +39,7 @@ def _head(part: Part) -> dict[str, Any]:
 
 def is_scene(data: bytes | memoryview) -> bool:
     """Return whether a file, of which ``data`` is the beginning, says that it is a packed scene."""
-    return KEY.encode() in bytes(data[8:256])
+    return FRAME.begins(data)
 
 
 def read_scene(data: bytes | memoryview) -> list[Layer]:
@@ -66,6 +53,7 @@ def read_scene(data: bytes | memoryview) -> list[Layer]:
     return layers
 
 
+@checked()
 def read_layers(data: bytes | memoryview) -> tuple[list[Layer], list[int]]:
     """Return the layers that a file, or the beginning of one, holds whole, and where each of all ends.
 
@@ -73,10 +61,7 @@ def read_layers(data: bytes | memoryview) -> tuple[list[Layer], list[int]]:
     """
     heads, places, ends, _ = _parsed(data)
     whole = [(head, own) for head, own, end in zip(heads, places, ends, strict=True) if end <= len(data)]
-    try:
-        return [_layer(data, head, own) for head, own in whole], ends
-    except (*WRONG_VALUES, RecursionError) as e:
-        raise PayloadError(f"a damaged header: {str(e)[:80]}") from e
+    return [_layer(data, head, own) for head, own in whole], ends
 
 
 class LayerOutline(NamedTuple):
@@ -101,6 +86,7 @@ class Outline(NamedTuple):
         return sum(layer.end <= nbytes for layer in self.layers)
 
 
+@checked()
 def read_outline(data: bytes | memoryview) -> Outline:
     """Return what a file's header says, which ``data`` holds at least. Errors: ``PayloadError``.
 
@@ -110,18 +96,15 @@ def read_outline(data: bytes | memoryview) -> Outline:
     """
     heads, places, ends, begin = _parsed(data)
     found, stays, bands = list[LayerOutline](), 0, 0
-    try:
-        for head, own, end in zip(heads, places, ends, strict=True):
-            nbytes = {f"{part}/{s}": stop - at for part, x in own.items() for s, (at, stop) in x.items()}
-            for name, about in head.items():
-                _check(about, sum(stop - at for at, stop in own[name].values()))
-                bands = about["bands"]
-            stays += head["stays"]["count"] if "stays" in head else 0
-            shown = stays + (head["stand_in"]["count"] if "stand_in" in head else 0)
-            codecs = tuple(dict.fromkeys(str(about["codec"]) for about in head.values()))
-            found.append(LayerOutline(codecs, shown, nbytes, end))
-    except (*WRONG_VALUES, RecursionError) as e:
-        raise PayloadError(f"a damaged header: {str(e)[:80]}") from e
+    for head, own, end in zip(heads, places, ends, strict=True):
+        nbytes = {f"{part}/{s}": stop - at for part, x in own.items() for s, (at, stop) in x.items()}
+        for name, about in head.items():
+            _check(about, sum(stop - at for at, stop in own[name].values()))
+            bands = about["bands"]
+        stays += head["stays"]["count"] if "stays" in head else 0
+        shown = stays + (head["stand_in"]["count"] if "stand_in" in head else 0)
+        codecs = tuple(dict.fromkeys(str(about["codec"]) for about in head.values()))
+        found.append(LayerOutline(codecs, shown, nbytes, end))
     return Outline(VERSION, begin, bands, tuple(found))
 
 
@@ -129,46 +112,26 @@ def _parsed(
     data: bytes | memoryview,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Streams]], list[int], int]:
     """Return heads and places of a file's layers, where each ends, and where the header does."""
-    require(len(data) > _LENGTH.size, PayloadError, f"{len(data)} bytes are no packed scene")
-    (length,) = _LENGTH.unpack_from(data)
-    good = 2 <= length <= MAX_HEADER and is_scene(data)
-    require(good, PayloadError, "it does not begin as a packed scene does")
-    begin = _LENGTH.size + length
-    require(begin <= len(data), PayloadError, f"{len(data)} bytes of a header of {begin}: it was cut short")
-    try:
-        fields = json.loads(bytes(data[_LENGTH.size : begin]))
-        note = json.loads(fields.pop(METADATA)[KEY])
-        version = note["version"]
-        told = (
-            f"a scene of version {version!r:.20}, and this thinwire reads version {VERSION}; update thinwire"
-        )
-        require(version == VERSION, PayloadError, told)
-        heads = note["layers"]
-        require(0 < len(heads) <= MAX_LAYERS, PayloadError, f"{len(heads)} layers")
-        require(all(set(head) <= set(PARTS) for head in heads), PayloadError, "a layer of unknown parts")
-        return (heads, *_places(fields, heads, begin), begin)
-    except (*WRONG_VALUES, RecursionError) as e:
-        raise PayloadError(f"a damaged header: {str(e)[:80]}") from e
+    head = FRAME.read(data)
+    heads = head.note["layers"]
+    require(0 < len(heads) <= MAX_LAYERS, PayloadError, f"{len(heads)} layers")
+    require(all(set(own) <= set(PARTS) for own in heads), PayloadError, "a layer of unknown parts")
+    places, ends = _by_layer(head, heads)
+    return heads, places, ends, head.begin
 
 
-def _places(
-    fields: dict[str, Any], heads: list[dict[str, Any]], begin: int
-) -> tuple[list[dict[str, Streams]], list[int]]:
-    """Return where the streams of each layer's parts are, one behind the other, and where each layer ends."""
-    found = [{name: Streams() for name in head} for head in heads]
-    at, last, ends = begin, 0, [begin] * len(heads)
-    for name, field in fields.items():
+def _by_layer(head: Head, heads: list[dict[str, Any]]) -> tuple[list[dict[str, Streams]], list[int]]:
+    """Return where the streams of each layer's parts are, layer by layer, and where each layer ends."""
+    found = [{name: Streams() for name in own} for own in heads]
+    last, ends = 0, [head.begin] * len(heads)
+    for name, place in head.places.items():
         number, part, stream = name.split("/")
-        (start, stop), i = field["data_offsets"], int(number)
-        good = last <= i < len(heads) and field["dtype"] == "U8" and field["shape"] == [stop - start]
-        good = good and begin + start == at and type(stop) is int and stop >= start
-        require(good, PayloadError, f"{name!r:.40} is not where the header says")
-        last, at = i, begin + stop
-        found[i][part][stream] = (begin + start, at)
-        ends[i] = at
-    require(
-        all(own for layer in found for own in (layer, *layer.values())), PayloadError, "a layer of nothing"
-    )
+        i = int(number)
+        require(last <= i < len(heads), PayloadError, f"{name!r:.40} is not where the header says")
+        found[i][part][stream] = place
+        last, ends[i] = i, place[1]
+    told = "a layer of nothing"
+    require(all(own for layer in found for own in (layer, *layer.values())), PayloadError, told)
     return found, ends
 
 
