@@ -29,9 +29,9 @@ from thinwire.assets.splats.part import Layer
 from thinwire.assets.splats.scene import Splats
 from thinwire.assets.splats.thinwire import Analysis
 from thinwire.assets.splats.view.cameras import Frame, reported_views
-from thinwire.assets.splats.view.image import psnr
+from thinwire.assets.splats.view.pictures import Pictures
 from thinwire.lab.records.writer import finite, read_json, write_json
-from thinwire.lab.scenes.packing import Pictures, layers_at, layers_within
+from thinwire.lab.scenes.packing import layers_at, layers_within
 from thinwire.recipes.scenes import SCENE, SCENES
 
 RESULT = Path(__file__).parent / "results" / "scenes.json"
@@ -122,8 +122,8 @@ class Study:
     def layer(self, layers: list[Layer]) -> dict[str, Any]:
         """Return what a receiver has after these layers, the first ones of a file."""
         shown = shown_after(layers)
-        nbytes = sum(layer.nbytes for layer in layers)
-        return {"nbytes": nbytes, "splats": shown.count, "psnr_db": psnr(self.pictures.error(shown))}
+        nbytes, drawn = sum(layer.nbytes for layer in layers), self.pictures.of(shown)
+        return {"nbytes": nbytes, "splats": shown.count, "psnr_db": self.pictures.psnr(drawn)}
 
 
 def ours(study: Study, scene: Analysis, analysis_s: float, rival: dict[str, Any]) -> list[dict[str, Any]]:

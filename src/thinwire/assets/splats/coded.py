@@ -6,7 +6,7 @@ keeps the order of the fine one, so finer numbers need only say what they add.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,24 +85,21 @@ class Coded:
         )
 
     def _back(self, by_class: npt.NDArray[np.intp]) -> Transform:
-        plan = plan_of(self.codes, self.grid.depth, self.above)
-
-        def back(column: npt.NDArray[np.floating]) -> Floats:
-            along = np.empty((len(column), 1))
-            along[by_class, 0] = column
-            return np.asarray(plan.inverse(along)[by_class, 0], np.float64)
-
-        return back
+        return _by_class(plan_of(self.codes, self.grid.depth, self.above).inverse, by_class)
 
 
 def forward(codes: Codes, classes: Ints, depth: int) -> Transform:
     """Return the Haar transform of columns that are class by class, for rising codes [n] and classes [n]."""
-    plan, by_class = plan_of(codes, depth, _fewer(depth)), np.argsort(classes, kind="stable")
+    return _by_class(plan_of(codes, depth, _fewer(depth)).forward, np.argsort(classes, kind="stable"))
+
+
+def _by_class(way: Callable[[Floats], Floats], by_class: npt.NDArray[np.intp]) -> Transform:
+    """Return a transform of values [n, 1] along the curve as one of columns that are class by class."""
 
     def transform(column: npt.NDArray[np.floating]) -> Floats:
         along = np.empty((len(column), 1))
         along[by_class, 0] = column
-        return np.asarray(plan.forward(along)[by_class, 0], np.float64)
+        return np.asarray(way(along)[by_class, 0], np.float64)
 
     return transform
 

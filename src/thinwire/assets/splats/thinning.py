@@ -7,7 +7,7 @@ error than the other does: a search by Lagrange's multiplier.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -19,14 +19,13 @@ from thinwire.assets.splats.merging import merged, merged_more
 from thinwire.assets.splats.part import Part
 from thinwire.assets.splats.scene import Splats
 from thinwire.assets.splats.thinwire import Analysis, encode, quantised
-from thinwire.assets.splats.view.cameras import SIZE, importance_views, spread
-from thinwire.assets.splats.view.image import mse, psnr
-from thinwire.assets.splats.view.project import Drawable
-from thinwire.assets.splats.view.render import render
+from thinwire.assets.splats.view.cameras import SIZE, Frame, importance_views, spread
+from thinwire.assets.splats.view.image import psnr
+from thinwire.assets.splats.view.pictures import Pictures
 from thinwire.types import InputError
 
 SHARES = (0.95, 0.8, 0.6, 0.4, 0.25, 0.12, 0.05, 0.02, 0.008, 0.003, 0.001)  # of the splats, that are tried
-VIEWS = 4  # pictures that measure an error
+VIEWS = 4  # pictures that a search looks at
 WORTH = 0.97  # a larger share is not worth it
 FEWEST = 100  # splats that are tried
 COARSE = 1e-4  # a slope, where only the fewest splats fit
@@ -46,17 +45,12 @@ class Thinner:
     errors: Floats  # mean squares
 
     @classmethod
-    def of(cls, scene: Analysis, size: int = SIZE, shares: Sequence[float] = SHARES) -> Thinner:
-        """Return how a scene looks with fewer splats, in pictures of ``size`` pixels both ways."""
+    def of(cls, scene: Analysis, pictures: Pictures, shares: Sequence[float] = SHARES) -> Thinner:
+        """Return how a scene looks with fewer splats, against its ``pictures``."""
         n = scene.splats.count
         counts = [int(share * n) for share in shares if int(share * n) >= FEWEST]
-        cameras = spread(importance_views(scene.frame, size), VIEWS)
-        whole = Drawable.of(scene.splats)
-        pictures, errors = [render(whole, camera) for camera in cameras], [0.0]
-        for fewer in merged_more(scene.splats, scene.seen.weights, scene.frame.radius, counts):
-            drawn = Drawable.of(fewer)
-            own = [mse(p, render(drawn, camera)) for p, camera in zip(pictures, cameras, strict=True)]
-            errors.append(float(np.mean(own)))
+        less = merged_more(scene.splats, scene.seen.weights, scene.frame.radius, counts)
+        errors = [0.0, *(pictures.error(pictures.of(fewer)) for fewer in less)]
         found = np.array([1.0, *(count / n for count in counts)])
         return cls(scene, found, np.maximum.accumulate(errors))
 
@@ -77,17 +71,23 @@ class Thinner:
         return replace(Analysis.within(scene.frame, fewer, size), transforms=scene.transforms)
 
 
+def searched(splats: Splats, frame: Frame, size: int = SIZE) -> Pictures:
+    """Return the pictures of a scene that a search looks at, by some of the cameras for importance."""
+    return Pictures(splats, spread(importance_views(frame, size), VIEWS))
+
+
 def thinned_to_budget(scene: Analysis, most: int, size: int = SIZE) -> tuple[Analysis, float]:
     """Return a scene with as many splats as look best in ``most`` bytes, perhaps all, and their slope.
 
     Both are about right.
     """
-    first, slope = Thinner.of(scene, size, SHARES[:1]), COARSE
+    pictures, slope = searched(scene.splats, scene.frame, size), COARSE
+    first = Thinner.of(scene, pictures, SHARES[:1])
     with suppress(InputError):  # not even the coarsest steps take so little
         slope, part = search.to_budget(lambda slope: (slope, encode(scene, slope)), _nbytes, most)
         if first.best(slope, part.nbytes)[0] >= WORTH:
             return scene, slope
-    thinner, share = Thinner.of(scene, size), 0.0
+    thinner, share = Thinner.of(scene, pictures), 0.0
 
     def nbytes(made: tuple[float, Part]) -> int:
         return int(thinner.best(made[0], made[1].nbytes)[0] * made[1].nbytes)
@@ -104,19 +104,19 @@ def fewest(scene: Analysis, size: int = SIZE) -> Analysis:
 
 
 def thinned_to_quality(
-    scene: Analysis, error_of: Callable[[Splats], float], least: float, size: int = SIZE
+    scene: Analysis, pictures: Pictures, least: float, size: int = SIZE
 ) -> tuple[Analysis, float]:
     """Return a scene with as many splats as take fewest bytes at ``least`` dB, perhaps all, and their slope.
 
-    Both are about right. ``error_of`` is the mean square error of a scene's pictures. Errors: ``InputError``
-    for a quality that even the finest steps do not reach.
+    Both are about right. ``pictures`` are those that ``least`` is of. Errors: ``InputError`` for a quality
+    that even the finest steps do not reach.
     """
-    thinner = Thinner.of(scene, size)
+    thinner = Thinner.of(scene, searched(scene.splats, scene.frame, size))
 
     def made(slope: float) -> tuple[float, float, float]:
         coded = quantised(scene, slope)
         share, error = thinner.best(slope, coded.part().nbytes)
-        return slope, share, psnr(error + error_of(coded.splats()))
+        return slope, share, psnr(error + pictures.error(pictures.of(coded.splats())))
 
     slope, share, _ = search.to_quality(made, lambda found: found[2], least, near=ABOUT)
     return thinner.thinned(share, size), slope

@@ -9,8 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from thinwire.assets.splats import search, thinwire
 from thinwire.assets.splats.coded import Coded
 from thinwire.assets.splats.files.clipping import told_beyond
@@ -21,20 +19,16 @@ from thinwire.assets.splats.importance import seen_around
 from thinwire.assets.splats.layers import LAYERS, encode_layers, shown_after, stand_ins
 from thinwire.assets.splats.mesongs import MesonGS
 from thinwire.assets.splats.part import Layer
-from thinwire.assets.splats.scene import Array, Splats, cleaned
-from thinwire.assets.splats.thinning import fewest, thinned_to_budget, thinned_to_quality
-from thinwire.assets.splats.view.cameras import Camera, Frame, importance_views, reported_views, spread
-from thinwire.assets.splats.view.image import mse, psnr, ssim
-from thinwire.assets.splats.view.project import Drawable
-from thinwire.assets.splats.view.render import render
+from thinwire.assets.splats.scene import Splats, cleaned
+from thinwire.assets.splats.thinning import fewest, searched, thinned_to_budget, thinned_to_quality
+from thinwire.assets.splats.view.cameras import Frame, reported_views
+from thinwire.assets.splats.view.pictures import Pictures
 from thinwire.lab.machine.processor import environment
 from thinwire.lab.records.schema import LinkInfo, RecipeText
 from thinwire.lab.scenes.record import LayerInfo, Rival, SceneRecord
 from thinwire.links.shape import LinkShape
 from thinwire.recipes.scenes import SCENE, SCENES, Coder
 from thinwire.types import InputError, MissingExtra, require
-
-SEARCHED = 4  # pictures that a quality is searched with, of those for importance
 
 
 @dataclass(frozen=True)
@@ -60,34 +54,6 @@ class Packing:
     def coder(self) -> Coder:
         """How the recipe codes."""
         return SCENES.parse(self.recipe).schemes[SCENE]
-
-
-class Pictures:
-    """Pictures of a scene by some cameras, to compare others with."""
-
-    def __init__(self, splats: Splats, cameras: list[Camera]) -> None:
-        self._cameras, self._pictures = cameras, _pictures(splats, cameras)
-
-    def of(self, splats: Splats) -> list[Array]:
-        """Return another scene's pictures by the same cameras."""
-        return _pictures(splats, self._cameras)
-
-    def error(self, splats: Splats) -> float:
-        """Return the mean square error of another scene's pictures."""
-        return float(np.mean([mse(a, b) for a, b in zip(self._pictures, self.of(splats), strict=True)]))
-
-    def psnr(self, others: list[Array]) -> float:
-        """Return the PSNR of another scene's pictures in dB, by the mean of all errors."""
-        return psnr(float(np.mean([mse(a, b) for a, b in zip(self._pictures, others, strict=True)])))
-
-    def ssim(self, others: list[Array]) -> float:
-        """Return the structural similarity of another scene's pictures, the mean of all."""
-        return float(np.mean([ssim(a, b) for a, b in zip(self._pictures, others, strict=True)]))
-
-
-def _pictures(splats: Splats, cameras: list[Camera]) -> list[Array]:
-    scene = Drawable.of(splats)
-    return [render(scene, camera) for camera in cameras]
 
 
 def pack(job: Packing, told: Callable[[str], None] = lambda doing: None) -> tuple[bytes, SceneRecord]:
@@ -121,7 +87,7 @@ def _coded(job: Packing, splats: Splats) -> list[Layer]:
     scene = replace(thinwire.Analysis.of(splats), transforms=coder.transforms)
     if job.nbytes is not None:
         return layers_within(scene, job.nbytes, coder.layers)
-    pictures = Pictures(splats, spread(importance_views(scene.frame), SEARCHED))
+    pictures = searched(splats, scene.frame)
     return layers_at(scene, pictures, float(job.quality or 0), coder.layers)
 
 
@@ -147,13 +113,13 @@ def layers_at(
 
     Errors: ``InputError``.
     """
-    fewer, start = thinned_to_quality(scene, pictures.error, least)
+    fewer, start = thinned_to_quality(scene, pictures, least)
 
     def made(slope: float) -> tuple[float, Coded]:
         return slope, thinwire.quantised(fewer, slope)
 
     def quality(found: tuple[float, Coded]) -> float:
-        return psnr(pictures.error(found[1].splats()))
+        return pictures.psnr(pictures.of(found[1].splats()))
 
     slope, whole = search.to_quality(made, quality, least, start)
     shown = stand_ins(fewer, _nbytes([Layer(whole.part())]), layers)
