@@ -18,11 +18,13 @@ from thinwire.assets.weights.streams import bits_of
 from thinwire.assets.weights.tensors import (
     NARROW,
     OCTAVE,
+    WIDTHS,
     Grouped,
     Stepped,
     exact_steps,
     groups_of,
     is_narrow,
+    memory_of,
     parts_of,
     spread_scales,
 )
@@ -34,7 +36,6 @@ FINEST, COARSEST = -7, 1  # octaves of the step, from the weights' deviation
 ROWS, COLUMNS = 0.5, 1.0  # how far steps follow what errors of a row and of a column cost
 FLOOR = 1e-3  # of the mean of rows: what nothing was seen of still matters
 SIDE = 0.8  # bytes that a row or a column takes besides its codes, about
-WIDTHS = tuple(range(2, 9))
 CLIPS = (1.0, 0.92, 0.84, 0.76, 0.68)  # of the range that a group's scale spans
 TINY = 1e-30
 
@@ -63,9 +64,14 @@ class Matrix:
         return floored / floored.sum()
 
     @cached_property
+    def upper(self) -> Tensor:
+        """What errors are fed forward by [columns, columns]; see ``inverse_factor``."""
+        return inverse_factor(self.moments.columns)
+
+    @property
     def column_costs(self) -> Tensor:
         """What errors in each column cost [columns] once those after it have made them good."""
-        return inverse_factor(self.moments.columns).diagonal() ** -2
+        return self.upper.diagonal() ** -2
 
     @cached_property
     def unit(self) -> tuple[Tensor, Tensor]:
@@ -119,7 +125,7 @@ def with_steps(
     matrix: Matrix, rows: Tensor, columns: Tensor, feedback: bool = True, kept: Tensor | None = None
 ) -> Stepped:
     """Return a matrix coded with steps in parts of an octave; ``kept`` are codes to stay near."""
-    upper = inverse_factor(matrix.moments.columns) if feedback else None
+    upper = matrix.upper if feedback else None
     # What went into a byte each goes on so: a checkpoint of codes has the same types from version to version.
     most = NARROW if kept is not None and is_narrow(kept) else MOST
     scaled = matrix.x / exact_steps(rows)[:, None]
@@ -132,13 +138,8 @@ def grouped_site(matrix: Matrix) -> Site:
     x = matrix.x[matrix.sample]
     found = [_rounded(x, matrix.column_costs, width) for width in WIDTHS]
     costs = [matrix.cost(codes * spread_scales(scales, x.shape[1]) - x) for codes, scales in found]
-    return Site(matrix.name, tuple(costs), tuple(float(grouped_memory(matrix, width)) for width in WIDTHS))
-
-
-def grouped_memory(matrix: Matrix, width: int) -> int:
-    """Return the bytes of a matrix in memory at a width, scales of its groups included."""
     rows, columns = matrix.x.shape
-    return -(-rows * columns * width // 8) + 2 * rows * groups_of(columns)
+    return Site(matrix.name, tuple(costs), tuple(float(memory_of(rows, columns, w)) for w in WIDTHS))
 
 
 def grouped(matrix: Matrix, choice: int, feedback: bool = True) -> Grouped:
@@ -147,15 +148,14 @@ def grouped(matrix: Matrix, choice: int, feedback: bool = True) -> Grouped:
     codes, scales = _rounded(matrix.x, matrix.column_costs, width)
     if feedback:
         steps, most = spread_scales(scales, codes.shape[1]), 1 << width - 1
-        upper = inverse_factor(matrix.moments.columns)
-        codes = quantised(matrix.x, steps, upper, bounds=(-most, most - 1))
+        codes = quantised(matrix.x, steps, matrix.upper, bounds=(-most, most - 1))
     return Grouped(codes, scales, width, matrix.shape, matrix.dtype, matrix.swapped)
 
 
 def with_scales(matrix: Matrix, old: Grouped, feedback: bool = True) -> Grouped:
     """Return a matrix coded with the scales of an earlier version, near its codes."""
     steps, most = spread_scales(old.scales, old.codes.shape[1]), 1 << old.width - 1
-    upper = inverse_factor(matrix.moments.columns) if feedback else None
+    upper = matrix.upper if feedback else None
     codes = quantised(matrix.x, steps, upper, old.codes, (-most, most - 1))
     return replace(old, codes=codes, dtype=matrix.dtype)
 

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from thinwire.assets.weights.container import VERSION, PackedModel
-from thinwire.assets.weights.entry import DTYPES, WIDTHS, pack_entry, shape_of, unpack_entry
+from thinwire.assets.weights.entry import DTYPES, pack_entry, shape_of, unpack_entry
 from thinwire.assets.weights.tensors import (
     REACH,
+    WIDTHS,
     Coded,
     Grouped,
     Plain,

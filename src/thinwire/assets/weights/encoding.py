@@ -45,7 +45,7 @@ def to_budget(model: Model, most: int, size: Callable[[Entries], int]) -> Entrie
     rest = size(kept | blank) + PLACE * len(blank)
 
     def whole_of(coded: Entries) -> Entries:
-        return {name: (kept | coded)[name] for name in model.tensors if name in kept or name in coded}
+        return model.in_order(kept | coded)
 
     coarsest = [site.nbytes.index(min(site.nbytes)) for site in sites]
     if most < NEAR * (rest + sum(min(site.nbytes) for site in sites)):
@@ -122,25 +122,23 @@ def to_width(model: Model, bits: float) -> Entries:
 
     Errors: ``InputError`` that names the least there is.
     """
-    matrices = [model.matrix(name) for name in model.coded]
-    sites = [grouped_site(matrix) for matrix in matrices]
+    sites = [grouped_site(model.matrix(name)) for name in model.coded]
     weights = max(model.weights, 1)
     least = sum(min(site.nbytes) for site in sites) * 8 / weights
     told = f"{WIDTHS[0]}-bit codes and their scales take {least:.3f} bits a weight, not {bits:g}"
     require(bits >= least, InputError, f"{told}; ask for that or more")
     chosen = ByteBudget(bits * weights / 8).choose(sites)
     coded = {
-        matrix.name: pack_entry(grouped(matrix, choice, model.feedback))
-        for matrix, choice in zip(matrices, chosen, strict=True)
+        name: pack_entry(grouped(model.matrix(name), choice, model.feedback))
+        for name, choice in zip(model.coded, chosen, strict=True)
     }
-    found = model.kept() | coded
-    return {name: found[name] for name in model.tensors}
+    return model.in_order(model.kept() | coded)
 
 
 def at_width(model: Model, width: int) -> Entries:
     """Return entries of one width for all, each weight rounded alone: what others are compared with."""
-    found = model.kept() | {name: pack_entry(nearest(model.matrix(name), width)) for name in model.coded}
-    return {name: found[name] for name in model.tensors}
+    coded = {name: pack_entry(nearest(model.matrix(name), width)) for name in model.coded}
+    return model.in_order(model.kept() | coded)
 
 
 def like(model: Model, old: Mapping[str, Entry]) -> Entries:

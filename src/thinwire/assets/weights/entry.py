@@ -22,6 +22,7 @@ from thinwire.assets.code.symbols import (
 from thinwire.assets.weights.streams import pack_codes, unpack_codes
 from thinwire.assets.weights.tensors import (
     REACH,
+    WIDTHS,
     Coded,
     Grouped,
     Plain,
@@ -47,7 +48,6 @@ DTYPES = {
     "bool": torch.bool,
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-WIDTHS = range(2, 9)  # bits of codes in groups
 MOST_AXES = 16
 
 

@@ -93,6 +93,10 @@ class Model:
         """Weights that are coded."""
         return sum(self.tensors[name].numel() for name in self.coded)
 
+    def in_order(self, entries: Mapping[str, Entry]) -> dict[str, Entry]:
+        """Return entries in the order of the model's tensors."""
+        return {name: entries[name] for name in self.tensors if name in entries}
+
     def kept(self) -> dict[str, Entry]:
         """Return entries of the tensors that are always as they are."""
         coded = set(self.coded)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 OCTAVE = 8  # parts of it in which steps are given
 NARROW = 127  # of codes in one byte
+WIDTHS = range(2, 9)  # bits of codes in groups
 REACH = 40 * OCTAVE  # of a step, from 1 either way
 _PARTS = torch.tensor([2.0 ** (i / OCTAVE) for i in range(OCTAVE)])
 
@@ -78,7 +79,8 @@ class Grouped:
     @property
     def memory(self) -> int:
         """Bytes in memory at this width, scales included."""
-        return -(-self.codes.numel() * self.width // 8) + 2 * self.scales.numel()
+        rows, columns = self.codes.shape
+        return memory_of(rows, columns, self.width)
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,6 +128,15 @@ def groups_of(columns: int) -> int:
     2
     """
     return -(-columns // Grouped.GROUP)
+
+
+def memory_of(rows: int, columns: int, width: int) -> int:
+    """Return the bytes in memory of codes of ``width`` bits, and of the scales of their groups.
+
+    >>> memory_of(2, 64, 3)
+    52
+    """
+    return -(-rows * columns * width // 8) + 2 * rows * groups_of(columns)
 
 
 def matrix_shape(shape: tuple[int, ...], swapped: bool) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from thinwire.assets.weights.encoding import at_width, to_budget
 from thinwire.lab.machine.processor import environment
 from thinwire.lab.models.source import SMOLLM
 from thinwire.lab.records.schema import RecipeText
-from thinwire.lab.weights.packing import Size, describe, predicted, unpacked
+from thinwire.lab.weights.packing import Size, describe, measure_packed, measure_source, predicted, unpacked
 from thinwire.lab.weights.perplexity import perplexity
 from thinwire.lab.weights.placing import write_packed
 from thinwire.lab.weights.record import ModelRecord, Rival
@@ -67,15 +67,10 @@ def _compare(
     demo: Demo, record: ModelRecord, reading: Reading, packed: PackedModel, tell: Callable[[str], None]
 ) -> None:
     """Note perplexities, and tell them with a sentence by each."""
-    record.tokens_read, record.tokens_heldout = reading.tokens, reading.heldout.numel()
-    record.perplexity_source = perplexity(reading.net, reading.heldout)
-    _tell(tell, "source", record.source_nbytes, record.perplexity_source, demo, reading)
-    began = time.process_time()
-    tensors = unpacked(packed)
-    record.decode_cpu_s = time.process_time() - began
-    reading.put(tensors)
-    record.perplexity = perplexity(reading.net, reading.heldout)
-    _tell(tell, "thinwire", record.packed_nbytes, record.perplexity, demo, reading)
+    measure_source(record, reading)
+    _tell(tell, "source", record.source_nbytes, record.perplexity_source or 0.0, demo, reading)
+    measure_packed(record, packed, reading)
+    _tell(tell, "thinwire", record.packed_nbytes, record.perplexity or 0.0, demo, reading)
     rounded = PackedModel(at_width(reading.model, WIDTH), packed.files)
     reading.put(unpacked(rounded))
     name, nbytes = f"{WIDTH} bits, rounded to the nearest in groups of 64", len(write_model(rounded))

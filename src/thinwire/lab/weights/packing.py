@@ -66,7 +66,9 @@ def pack(job: ModelPacking) -> tuple[PackedModel, ModelRecord]:
     record.environment = environment("fp32", torch.get_num_threads())
     record.notes += [] if job.text else [BLIND]
     describe(record, packed, source)
-    _measure(record, packed, reading)
+    if reading is not None:
+        measure_source(record, reading)
+    measure_packed(record, packed, reading)
     record.status = "done"
     return packed, record
 
@@ -112,14 +114,18 @@ def describe(record: ModelRecord, packed: PackedModel, source: Source) -> None:
     record.notes += [WHOLE] if record.lossless and record.target_nbytes is not None else []
 
 
-def _measure(record: ModelRecord, packed: PackedModel, reading: Reading | None) -> None:
-    """Note what unpacking takes and, where there is a text, how much worse the model tells its end."""
+def measure_source(record: ModelRecord, reading: Reading) -> None:
+    """Note what text there is, and how well the model as it was tells its end."""
+    record.tokens_read, record.tokens_heldout = reading.tokens, reading.heldout.numel()
+    record.perplexity_source = perplexity(reading.net, reading.heldout)
+
+
+def measure_packed(record: ModelRecord, packed: PackedModel, reading: Reading | None) -> None:
+    """Note what unpacking takes and, where there is a text, how well the model then tells its end."""
     began = time.process_time()
     tensors = unpacked(packed)
     record.decode_cpu_s = time.process_time() - began
     if reading is not None:
-        record.tokens_read, record.tokens_heldout = reading.tokens, reading.heldout.numel()
-        record.perplexity_source = perplexity(reading.net, reading.heldout)
         reading.put(tensors)
         record.perplexity = perplexity(reading.net, reading.heldout)
 
