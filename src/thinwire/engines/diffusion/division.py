@@ -27,11 +27,19 @@ class Division(Spec):
     patches: int = 4  # of mode pipe
 
 
-class Mode(Protocol):
-    """One model over several ranks, in one mode."""
+class Session(Protocol):
+    """What runs a model over several ranks for as long as it is taken apart."""
 
     tally: Tally
     clock: Clock
+
+    def reset(self) -> None:
+        """Let the next call of the model begin a generation."""
+        ...
+
+
+class Mode(Session, Protocol):
+    """One model over several ranks, in one mode."""
 
     def __init__(
         self, exchange: MeshExchange, attention: Coding, output: Coding, division: Division, deadline: float
@@ -47,10 +55,6 @@ class Mode(Protocol):
 
         Errors: ``InputError``, one sentence, for a model that the mode cannot divide.
         """
-        ...
-
-    def reset(self) -> None:
-        """Let the next call of the model begin a generation."""
         ...
 
     def leave(self) -> None:

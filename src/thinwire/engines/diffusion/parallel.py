@@ -15,7 +15,7 @@ from thinwire.engines.diffusion import host
 from thinwire.engines.diffusion.batch import Batch
 from thinwire.engines.diffusion.coding import Coding
 from thinwire.engines.diffusion.displaced import Displaced
-from thinwire.engines.diffusion.division import Division, Mode
+from thinwire.engines.diffusion.division import Division, Mode, Session
 from thinwire.engines.diffusion.gather import Gather
 from thinwire.engines.diffusion.guidance import Guidance
 from thinwire.engines.diffusion.inputs import weights_checksum
@@ -44,7 +44,7 @@ _USES: WeakKeyDictionary[Mailbox, Counter[str]] = WeakKeyDictionary()
 class Parallel:
     """A model that runs over several ranks: what it exchanged so far."""
 
-    def __init__(self, mode: str, session: Mode | None = None) -> None:
+    def __init__(self, mode: str, session: Session | None = None) -> None:
         self.mode, self._session = mode, session
         self.tally = Tally() if session is None else session.tally
 
@@ -76,8 +76,7 @@ def over_ranks(
     if mode == ONE or not peers:
         yield Parallel(ONE)
         return
-    text = "a compiled model cannot be taken apart; give it as it was, and compile its layers if at all"
-    require(not hasattr(model, "_orig_mod"), InputError, text)
+    check_whole(model)
     exchange = MeshExchange(own_rank(peers), peers, name=f"diffusion{uses_of(peers)}")
     try:
         session = MODES[mode](exchange, attention, output, division, deadline)
@@ -90,6 +89,12 @@ def over_ranks(
             session.leave()
     finally:
         exchange.close()
+
+
+def check_whole(model: nn.Module) -> None:
+    """Raise ``InputError`` for a model that was compiled."""
+    text = "a compiled model cannot be taken apart; give it as it was, and compile its layers if at all"
+    require(not hasattr(model, "_orig_mod"), InputError, text)
 
 
 def own_rank(peers: Mapping[int, Peer]) -> int:

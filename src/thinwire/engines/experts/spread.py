@@ -10,8 +10,7 @@ from torch import nn
 from thinwire.engines.diffusion.coding import Coding
 from thinwire.engines.diffusion.host import intercepted
 from thinwire.engines.diffusion.inputs import weights_checksum
-from thinwire.engines.diffusion.parallel import agree, facts, own_rank, uses_of
-from thinwire.engines.diffusion.tally import Tally
+from thinwire.engines.diffusion.parallel import Parallel, agree, check_whole, facts, own_rank, uses_of
 from thinwire.engines.experts.host import attached, layers_of, routed
 from thinwire.engines.experts.owners import Owners
 from thinwire.engines.experts.schedule import BATCH, ONE, Schedule
@@ -21,22 +20,11 @@ from thinwire.links.mesh import Peer
 from thinwire.types import InputError, require
 
 
-class Experts:
-    """A model whose experts are spread over several ranks: what it exchanged so far."""
+class Experts(Parallel):
+    """A model whose experts are spread over several ranks: what it exchanged so far.
 
-    def __init__(self, mode: str, session: Spread | None = None) -> None:
-        self.mode, self._session = mode, session
-        self.tally = Tally() if session is None else session.tally
-
-    @property
-    def generation(self) -> int:
-        """Number of the batch of pictures, from 1: a new one begins by itself where the time goes back up."""
-        return 0 if self._session is None else self._session.clock.generation
-
-    def reset(self) -> None:
-        """Let the next call of the model begin a new batch; all ranks call this at the same place."""
-        if self._session is not None:
-            self._session.reset()
+    A generation is a batch of pictures; a new one begins by itself where the time goes back up.
+    """
 
 
 @contextmanager
@@ -53,8 +41,7 @@ def over_experts(
     if schedule.mode in (ONE, BATCH) or not peers:
         yield Experts(schedule.mode if schedule.mode == BATCH else ONE)
         return
-    text = "a compiled model cannot be taken apart; give it as it was, and compile its layers if at all"
-    require(not hasattr(model, "_orig_mod"), InputError, text)
+    check_whole(model)
     rank, found = own_rank(peers), layers_of(model)
     spread = Owners(range(len(peers) + 1), owners)
     _check_weights(model, spread, rank)

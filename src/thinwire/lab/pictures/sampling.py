@@ -34,13 +34,7 @@ def sample(
     (classifier-free guidance, arXiv 2207.12598 [memory]). ``on_step`` gets the number of each finished step.
     """
     require(steps >= 1, InputError, f"--steps {steps} is below 1; give a number of denoising steps")
-    x, times = sheet.noise(seed), torch.linspace(1, 0, steps + 1).tolist()
-    for step, (now, then) in enumerate(pairwise(times), 1):
-        with torch.no_grad():
-            x = x + (then - now) * _velocity(model, sheet, x, now, guidance)
-        if on_step is not None:
-            on_step(step)
-    return x
+    return sample_batch(model, sheet, [sheet.classes], [seed], steps, guidance, on_step)
 
 
 def sample_each(model: Any, classes: Sequence[int], seeds: Sequence[int], steps: int) -> Tensor:
@@ -85,13 +79,3 @@ def sample_batch(
         if on_step is not None:
             on_step(step)
     return x
-
-
-def _velocity(model: Any, sheet: Sheet, x: Tensor, time: float, guidance: float) -> Tensor:
-    with model.cache_context("cond") if guidance != 1 else nullcontext():
-        toward: Tensor = model(hidden_states=x, **sheet.inputs(time))[0]
-    if guidance == 1:
-        return toward
-    with model.cache_context("uncond"):
-        away: Tensor = model(hidden_states=x, **sheet.inputs(time, keep_text=False))[0]
-    return away + guidance * (toward - away)
