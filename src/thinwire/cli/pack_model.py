@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thinwire.cli.terminal.output import print_json, tell
+from thinwire.cli.terminal.scene_places import check_absent
 from thinwire.lab.records.holding import holding
 from thinwire.links.shape import LinkShape
 from thinwire.types import InputError, require
@@ -103,10 +104,9 @@ def is_packed_model(source: Path) -> bool:
 
 def unpack_model(source: Path, out: Path, force: bool) -> None:
     """Write the model that a packed one stands for: a folder, or a file called ``.safetensors``."""
-    require(
-        out.absolute().parent.is_dir(), InputError, f"cannot write {out}: {out.parent} is no folder; make it"
-    )
-    require(force or not out.exists(), InputError, f"{out} is there; give --force to write over it")
+    told = f"cannot write {out}: {out.parent} is no folder; make it"
+    require(out.absolute().parent.is_dir(), InputError, told)
+    check_absent(out, force)
     from thinwire.lab.weights.packing import read_packed
     from thinwire.lab.weights.placing import write_unpacked
 

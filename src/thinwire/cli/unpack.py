@@ -76,7 +76,7 @@ def _from_folder(source: str, out: Path, prefix: int | None, force: bool) -> Non
     try:
         for layer in fetch(folder, wanted, kept.held):
             kept.add(layer)
-            splats = read_outline(bytes(kept.data)).layers[kept.held - 1].splats
+            splats = read_outline(memoryview(kept.data)).layers[kept.held - 1].splats
             took = time.monotonic() - began
             tell(f"layer {kept.held} of {len(pieces)}: {splats} splats, {len(kept.data)} bytes, {took:.1f} s")
     except ThinwireError as e:

@@ -26,6 +26,11 @@ def is_folder(place: str) -> bool:
 def check_new(path: Path, force: bool) -> None:
     """Raise ``InputError`` where ``path`` cannot be written, or is there and not to be written over."""
     check_file(path, "-o")
+    check_absent(path, force)
+
+
+def check_absent(path: Path, force: bool) -> None:
+    """Raise ``InputError`` where ``path`` is there and not to be written over."""
     require(force or not path.exists(), InputError, f"{path} is there; give --force to write over it")
 
 
