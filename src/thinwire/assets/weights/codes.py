@@ -26,7 +26,6 @@ from thinwire.assets.weights.tensors import (
     Same,
     Stepped,
     groups_of,
-    is_narrow,
     matrix_shape,
 )
 from thinwire.types import WRONG_VALUES, PayloadError, require
@@ -75,9 +74,9 @@ def _tensors(name: str, coded: Coded) -> Tensors:
         return {}
     if isinstance(coded, Plain):
         return {name: coded.values}
-    own = {name: coded.codes.to(torch.int8 if is_narrow(coded.codes) else torch.int16)}
     if isinstance(coded, Grouped):
-        return own | {name + SCALES: coded.scales}
+        return {name: coded.codes.to(torch.int8), name + SCALES: coded.scales}
+    own = {name: coded.codes.to(torch.int16 if coded.wide else torch.int8)}
     parts = {ROWS: coded.row_parts, COLUMNS: coded.column_parts}
     return own | {name + end: x.to(torch.int16) for end, x in parts.items()}
 
@@ -107,7 +106,8 @@ def _coded(name: str, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
     if about["kind"] == Plain.kind:
         return Plain(_fitting(tensors, name, shape, [dtype]))
     rows, columns = matrix_shape(shape, swapped)
-    codes = _fitting(tensors, name, (rows, columns), [torch.int8, torch.int16]).to(torch.int16)
+    found = _fitting(tensors, name, (rows, columns), [torch.int8, torch.int16])
+    codes, wide = found.to(torch.int16), found.dtype == torch.int16
     if about["kind"] == Grouped.kind:
         width = about["width"]
         require(width in WIDTHS, PayloadError, f"codes of {width!r:.20} bits")
@@ -119,7 +119,7 @@ def _coded(name: str, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
     ]
     good = all(not x.numel() or int(x.abs().max()) <= REACH for x in parts)
     require(good, PayloadError, f"{name:.99} has steps that no tensor has")
-    return Stepped(codes, parts[0].int(), parts[1].int(), shape, dtype, swapped)
+    return Stepped(codes, parts[0].int(), parts[1].int(), shape, dtype, swapped, wide)
 
 
 def _fitting(
