@@ -3,7 +3,7 @@
 SmolLM2-135M is packed to 3 bits a weight as codes, by what Shakespeare says of it, and published to a
 follower over loopback. Then it learns from the same text, is packed like the first version, and published
 again. The patch stands beside a second version packed anew. Perplexity is on what of the text is held out.
-Writes ``bench/results/model_versions.json``. Ten minutes on two slow cores.
+Writes ``bench/results/versions.json``. Ten minutes on two slow cores.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from thinwire.lab.weights.packing import Size, unpacked
 from thinwire.lab.weights.perplexity import perplexity
 from thinwire.lab.weights.source import Reading, read_source, read_text_with
 
-RESULT = Path(__file__).parent / "results" / "model_versions.json"
+RESULT = Path(__file__).parent / "results" / "versions.json"
 TEXT, BITS = "shakespeare", 3
 STEPS, BATCH, SEQ, RATE = 40, 4, 256, 1e-5
 PATIENCE = 300.0  # seconds that a follower may take for a version
