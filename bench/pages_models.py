@@ -1,4 +1,4 @@
-"""Tables of packed language models: bytes and perplexity, ours beside others, and a next version as a patch."""
+"""Tables of packed language models: ours beside others, and a next version as a patch."""
 
 from __future__ import annotations
 
