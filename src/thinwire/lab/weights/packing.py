@@ -90,18 +90,14 @@ def _entries(job: ModelPacking, model: Model, source: Source, old: Mapping[str, 
 
 
 class Size:
-    """How many bytes a file of entries takes; what does not change is packed once."""
+    """How many bytes a file of entries takes, beside other files that go along."""
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
-        self._files = len(write_model(PackedModel({}, files))) - len(write_model(PackedModel({})))
+        self._files = files
 
     def __call__(self, entries: Entries) -> int:
-        """Return the bytes of the file, within a few for the header's offsets never too few."""
-        without = write_model(PackedModel(entries))
-        return len(without) + self._files + SPARE
-
-
-SPARE = 64  # bytes by which offsets behind other files may be longer
+        """Return the bytes of the file."""
+        return len(write_model(PackedModel(entries, self._files)))
 
 
 def describe(record: ModelRecord, packed: PackedModel, source: Source) -> None:
