@@ -109,6 +109,37 @@ def test_matrices_that_are_turned_over_and_tied_are_coded_once(tmp_path: Path) -
     assert loss(tmp_path / "back", ids) < loss(folder, ids) + 0.3
 
 
+@pytest.mark.parametrize("kind", ("mixtral", "gptj", "opt"))
+def test_the_perplexity_is_that_of_what_unpacks_whatever_the_family(tmp_path: Path, kind: str) -> None:
+    """Experts have other names in files; some families cannot be split, which packing need not."""
+    folder, back = tmp_path / "model", tmp_path / "back"
+    learned(folder, kind, steps=12)
+    text = ["--calibrate", folder / "text.md"]
+    record = packed(folder, "-o", tmp_path / "m.tw", "--bits", 3, *text)
+    assert invoke("unpack", tmp_path / "m.tw", "-o", back).exit_code == 0
+    again = packed(back, "-o", tmp_path / "n.tw", "--target", "1GB", *text)
+    assert again.perplexity_source == pytest.approx(record.perplexity, rel=1e-4)
+    assert record.perplexity != pytest.approx(record.perplexity_source, rel=1e-4)
+
+
+def test_codes_say_what_they_take_on_disk_and_on_the_way(home, tmp_path: Path) -> None:
+    folder, _, _ = home
+    link = ["--seconds", 2, "--link", "160kbit,100ms"]
+    record = packed(folder, "-o", tmp_path / "m.safetensors", "--codes", *link)
+    assert record.packed_nbytes > 80_960 and any("publish" in note for note in record.notes)
+    assert record.seconds_predicted is not None and record.seconds_predicted <= 2
+    assert "safetensors" in refused("pack", folder, "-o", tmp_path / "m.tw", "--codes", *link)
+
+
+def test_inspect_notices_a_bit_that_fell_over(home, tmp_path: Path) -> None:
+    folder, _, _ = home
+    packed(folder, "-o", tmp_path / "m.tw", "--bits", 4)
+    data = bytearray((tmp_path / "m.tw").read_bytes())
+    data[-1000] ^= 4
+    (tmp_path / "m.tw").write_bytes(data)
+    assert invoke("inspect", tmp_path / "m.tw", "--check").exit_code == 3
+
+
 def test_fixed_widths_and_lossless(home, tmp_path: Path) -> None:
     folder, _, ids = home
     record = packed(folder, "-o", tmp_path / "b.tw", "--bits", 4, "--calibrate", folder / "text.md")

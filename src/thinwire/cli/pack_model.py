@@ -53,14 +53,22 @@ def pack_model(
 ) -> None:
     """Pack a model and say what became of it."""
     # After the checks: a wrong option is refused before torch is even imported.
+    from thinwire.assets.weights.container import write_model
     from thinwire.lab.weights.packing import ModelPacking, pack, predicted
     from thinwire.lab.weights.placing import write_packed
 
+    told = f"--codes writes a safetensors file, and {out} is called otherwise; give -o {out.stem}.safetensors"
+    require(not asked.codes or out.suffix == WEIGHTS, InputError, told)
     with nullcontext() if report is None else holding(report, "--report"):
         packed, record = pack(ModelPacking(str(source), most, asked.bits, asked.like, asked.calibrate))
-        record.packed_nbytes = write_packed(packed, out, asked.codes)
+        record.packed_nbytes = sent = write_packed(packed, out, asked.codes)
+        if asked.codes:
+            sent = len(write_model(packed))
+            record.notes += [
+                f"{out.name} has a byte or two a code; publish sends about {sent} bytes of it at first"
+            ]
         if shape is not None:
-            record = predicted(record, shape)
+            record = predicted(record, shape, sent)
         record.config = {"model": str(source), "target": most, "bits": asked.bits, "codes": asked.codes}
         record.config |= {"calibrate": asked.calibrate, "like": asked.like and str(asked.like)}
         if report is not None:
@@ -112,4 +120,5 @@ def unpack_model(source: Path, out: Path, force: bool) -> None:
 
     require(source.is_file(), InputError, f"{source} is not there; give what thinwire pack wrote")
     count = write_unpacked(read_packed(source), out)
-    tell(f"{out}: a model of {count} tensors, which transformers loads")
+    loads = ", which transformers loads" if (out / "config.json").is_file() else ""
+    tell(f"{out}: a model of {count} tensors{loads}")

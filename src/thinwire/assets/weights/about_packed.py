@@ -24,7 +24,8 @@ def describe(place: object, check: bool) -> dict[str, Any]:
             unpack_entry(entry, name)
     except PayloadError as e:
         raise PayloadError(f"{place}: {e}") from e
-    weights = sum(entry.numel for entry in model.entries.values())
+    of = {name: str(entry.about.get("name", name)) for name, entry in model.entries.items()}
+    weights = sum(model.entries[other].numel for other in of.values())  # twins count as in the model's files
     sent = sum(len(entry.data) for entry in model.entries.values())
     found: dict[str, Any] = {"kind": "packed model", "where": str(place), "nbytes": len(data)}
     found |= {"weights": weights, "bits_a_weight": round(8 * sent / max(weights, 1), 3)}

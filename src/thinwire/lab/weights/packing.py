@@ -154,8 +154,8 @@ def _head(path: Path) -> bytes:
         return file.read(256)
 
 
-def predicted(record: ModelRecord, shape: LinkShape) -> ModelRecord:
-    """Return a record with the seconds until the file is there over a link."""
-    seconds = record.packed_nbytes / (shape.rate or math.inf) + shape.delay
+def predicted(record: ModelRecord, shape: LinkShape, sent: int | None = None) -> ModelRecord:
+    """Return a record with the seconds until the file, or ``sent`` bytes, are there over a link."""
+    seconds = (record.packed_nbytes if sent is None else sent) / (shape.rate or math.inf) + shape.delay
     link = LinkInfo(str(shape), shape.rate, shape.delay or None)
     return replace(record, seconds_predicted=seconds, link=link)

@@ -27,7 +27,8 @@ from thinwire.types import InputError, require
 READ, HELDOUT = 16, 4  # windows that moments come from, and that perplexity is of, at most
 LONGEST = 1 << 20  # tokens of a text that are looked through
 SMALL = 64 << 20  # bytes of another file that goes along
-KEPT = frozenset({".json", ".txt", ".model", ".jinja", ".md"})
+KEPT = frozenset({".json", ".txt", ".model", ".jinja", ".md", ".tiktoken"})
+NAMED, OTHERS = ("LICENSE", "NOTICE"), ("trainer_state.json", "optimizer.json")
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,8 +67,9 @@ def _files(folder: Path) -> dict[str, bytes]:
     return {
         file.name: file.read_bytes()
         for file in sorted(folder.iterdir())
-        if file.is_file() and file.suffix in KEPT and file.name != INDEX and not file.name.startswith(".")
-        if file.stat().st_size <= SMALL and not file.name.endswith(f"{SUFFIX}.index.json")
+        if file.is_file() and (file.suffix in KEPT or file.name in NAMED) and not file.name.startswith(".")
+        if file.stat().st_size <= SMALL and not file.name.endswith(".index.json")
+        if file.name not in (INDEX, *OTHERS)
     }
 
 
