@@ -1,6 +1,6 @@
 """One network for all widths against networks of one width each, on Fashion-MNIST: ``make bench-supernet``.
 
-``bench.supernet_plan`` has what is compared. Groups: ``short``, one epoch on one seed, and ``full``, ten
+``bench.supernet_plan`` has what is compared. Groups: ``short``, one epoch on one seed, and ``full``, three
 epochs on three. Each cell trains a network. From one trained at all widths at once a configuration is then
 found for each budget, of bit operations and of bytes, in three ways: the method's greedy search; a linear
 programme over how much the loss rises with each layer alone at each pair of widths; the same rises by one

@@ -131,6 +131,8 @@ def test_a_fine_tuned_version_is_a_small_patch(home, tmp_path: Path) -> None:
     later = transformers.AutoModelForCausalLM.from_pretrained(folder)
     train(later.train(), ids, 3, rate=1e-4)
     later.save_pretrained(tuned)
+    (tuned / "text.md").unlink()  # a file of the first version alone, and one that is longer now
+    (tuned / "config.json").write_text(json.dumps(json.loads((tuned / "config.json").read_text()), indent=3))
     packed(tuned, "-o", new, "--like", old, "--codes", *text)
     with Publisher(read_checkpoint(old)) as publisher, Follower(publisher.host, publisher.port) as follower:
         publisher.publish()
@@ -143,6 +145,7 @@ def test_a_fine_tuned_version_is_a_small_patch(home, tmp_path: Path) -> None:
     assert first < 45_000 and patch < first / 5
     assert invoke("unpack", tmp_path / "came.safetensors", "-o", tmp_path / "came").exit_code == 0
     assert loss(tmp_path / "came", ids) < loss(tuned, ids) + 0.2
+    assert {f.name for f in (tmp_path / "came").iterdir()} >= {"text.md", "config.json"}
 
 
 def test_the_demo_leaves_a_file_and_a_record_and_says_three_sentences(home, tmp_path: Path) -> None:

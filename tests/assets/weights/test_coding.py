@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from thinwire.assets.framing import METADATA
-from thinwire.assets.weights.codes import code_tensors, from_code_tensors
+from thinwire.assets.weights.codes import NOTE, code_tensors, from_code_tensors
 from thinwire.assets.weights.container import FRAME, PackedModel, is_model, read_model, write_model
 from thinwire.assets.weights.encoding import like, to_budget, to_width
 from thinwire.assets.weights.entry import pack_entry, unpack_entry
@@ -177,6 +177,22 @@ def test_a_checkpoint_of_codes_is_the_same_model(odd: Model) -> None:
         for name in list(tensors):
             with pytest.raises(PayloadError, match="missing"):
                 from_code_tensors({n: x for n, x in tensors.items() if n != name})
+
+
+def test_files_that_grow_leave_a_checkpoint_of_codes_the_shapes_it_had(odd: Model) -> None:
+    entries = to_budget(odd, 12_000, size)
+    old, new = (PackedModel(entries, {"config.json": b"{}" * n, "a.txt": b"a" * n}) for n in (200, 206))
+    shapes = [{n: x.shape for n, x in code_tensors(model).items()} for model in (old, new)]
+    assert shapes[0] == shapes[1] and from_code_tensors(code_tensors(new)).files == new.files
+
+
+@pytest.mark.parametrize("files", ({"../up": 2}, {"a": -1}, {"a": 1 << 40}, {"a": "2"}, ["a"], {"/etc/a": 1}))
+def test_a_checkpoint_of_codes_names_files_of_its_folder_alone(odd: Model, files: object) -> None:
+    tensors = code_tensors(PackedModel(to_budget(odd, 12_000, size), {"config.json": b"{}"}))
+    note = json.loads(tensors[NOTE].numpy().tobytes())
+    tensors[NOTE] = torch.tensor(list(json.dumps(note | {"files": files}).encode()), dtype=torch.uint8)
+    with pytest.raises(PayloadError):
+        from_code_tensors(tensors)
 
 
 @pytest.fixture(scope="module")

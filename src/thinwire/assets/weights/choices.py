@@ -12,12 +12,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from thinwire.assets.weights.feedback import MOST, inverse_factor, quantised
+from thinwire.assets.weights.feedback import inverse_factor, quantised
 from thinwire.assets.weights.moments import Moments
 from thinwire.assets.weights.streams import bits_of
 from thinwire.assets.weights.tensors import (
-    NARROW,
     OCTAVE,
+    REACH,
     WIDTHS,
     Grouped,
     Stepped,
@@ -38,6 +38,7 @@ FLOOR = 1e-3  # of the mean of rows: what nothing was seen of still matters
 SIDE = 0.8  # bytes that a row or a column takes besides its codes, about
 CLIPS = (1.0, 0.92, 0.84, 0.76, 0.68)  # of the range that a group's scale spans
 TINY = 1e-30
+LEAST = 2.0**-24  # of float16 above zero
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,14 +65,14 @@ class Matrix:
         return floored / floored.sum()
 
     @cached_property
-    def upper(self) -> Tensor:
-        """What errors are fed forward by [columns, columns]; see ``inverse_factor``."""
-        return inverse_factor(self.moments.columns)
+    def upper(self) -> Tensor | None:
+        """What errors are fed forward by [columns, columns], if anything; see ``inverse_factor``."""
+        return None if self.moments.columns.ndim == 1 else inverse_factor(self.moments.columns)
 
     @property
     def column_costs(self) -> Tensor:
         """What errors in each column cost [columns] once those after it have made them good."""
-        return self.upper.diagonal() ** -2
+        return self.moments.columns if self.upper is None else self.upper.diagonal() ** -2
 
     @cached_property
     def unit(self) -> tuple[Tensor, Tensor]:
@@ -79,7 +80,7 @@ class Matrix:
         rows, columns = self.row_costs ** (-ROWS / 2), self.column_costs ** (-COLUMNS / 2)
         rows = rows / rows.log().mean().exp()
         columns = columns / columns.log().mean().exp()
-        deviation = self.x.square().mean().sqrt().clamp(min=TINY)
+        deviation = self.x.double().square().mean().sqrt().clamp(min=TINY)
         return parts_of(rows), parts_of(columns * deviation)
 
     @cached_property
@@ -125,12 +126,10 @@ def with_steps(
     matrix: Matrix, rows: Tensor, columns: Tensor, feedback: bool = True, kept: Tensor | None = None
 ) -> Stepped:
     """Return a matrix coded with steps in parts of an octave; ``kept`` are codes to stay near."""
-    upper = matrix.upper if feedback else None
-    # What went into a byte each goes on so: a checkpoint of codes has the same types from version to version.
-    most = NARROW if kept is not None and is_narrow(kept) else MOST
+    upper, columns = matrix.upper if feedback else None, columns.clamp(-REACH, REACH)
     scaled = matrix.x / exact_steps(rows)[:, None]
-    codes = quantised(scaled, exact_steps(columns), upper, kept, (-most, most))
-    return Stepped(codes, rows, columns, matrix.shape, matrix.dtype, matrix.swapped)
+    codes = quantised(scaled, exact_steps(columns), upper, kept)
+    return Stepped(codes, rows, columns, matrix.shape, matrix.dtype, matrix.swapped, not is_narrow(codes))
 
 
 def grouped_site(matrix: Matrix) -> Site:
@@ -193,5 +192,5 @@ def _rounded(
 
 def _half(scales: Tensor) -> Tensor:
     """Return scales in float16, none of them zero or infinite."""
-    least, most = torch.finfo(torch.float16).smallest_normal, torch.finfo(torch.float16).max
+    least, most = LEAST, torch.finfo(torch.float16).max
     return torch.copysign(scales.abs().clamp(least, most), scales).to(torch.float16)

@@ -1,7 +1,8 @@
 """A packed model as a checkpoint of codes: tensors that a publisher sends, so that few that move cost little.
 
 Entropy coding is left to what carries them. Every matrix has its codes under its own name, of int8 where they
-fit, and its steps or scales beside them; what else reading needs is a tensor of JSON.
+fit, and its steps or scales beside them. What else reading needs is a tensor of JSON, and the other files are
+one tensor; both have room to grow, because who follows a model takes no tensors of other shapes.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from thinwire.assets.weights.tensors import (
     Same,
     Stepped,
     groups_of,
-    is_narrow,
     matrix_shape,
 )
 from thinwire.types import WRONG_VALUES, PayloadError, require
 
-NOTE, FILE = "thinwire.model", "thinwire.file/"
+NOTE, FILES = "thinwire.model", "thinwire.files"
+ROOM = 256  # bytes of the least room that the note or a file has
 ROWS, COLUMNS, SCALES = "/rows", "/columns", "/scales"
 Tensors = dict[str, Tensor]
 
@@ -42,9 +43,30 @@ def code_tensors(model: PackedModel) -> Tensors:
         coded = unpack_entry(entry, name)
         about[name] = dict(entry.about)
         found |= _tensors(name, coded)
-    note = {"version": VERSION, "tensors": about, "files": list(model.files)}
-    found[NOTE] = _bytes(json.dumps(note, separators=(",", ":")).encode())
-    return found | {FILE + name: _bytes(data) for name, data in model.files.items()}
+    sizes = {name: len(model.files[name]) for name in sorted(model.files)}
+    note = {"version": VERSION, "tensors": about, "files": sizes}
+    told = json.dumps(note, separators=(",", ":")).encode()
+    files = b"".join(model.files[name].ljust(_room(n), b"\0") for name, n in sizes.items())
+    return found | {
+        NOTE: _bytes(told.ljust(_room(len(told)))),
+        FILES: _bytes(files.ljust(_room(len(files)), b"\0")),
+    }
+
+
+def _room(nbytes: int) -> int:
+    """Return the room that so many bytes are given: a power of two."""
+    return max(ROOM, 1 << (nbytes - 1).bit_length())
+
+
+def _files(tensors: Mapping[str, Tensor], sizes: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return the other files: one after another, each in its room."""
+    found, data, at = dict[str, bytes](), _data(tensors, FILES), 0
+    for name, n in sizes.items():
+        good = type(n) is int and 0 <= n <= len(data) - at
+        require(good, PayloadError, f"{name!r:.99} has {n!r:.20} bytes, which are not there")
+        found[name] = data[at : at + n]
+        at += _room(n)
+    return found
 
 
 def _tensors(name: str, coded: Coded) -> Tensors:
@@ -52,9 +74,9 @@ def _tensors(name: str, coded: Coded) -> Tensors:
         return {}
     if isinstance(coded, Plain):
         return {name: coded.values}
-    own = {name: coded.codes.to(torch.int8 if is_narrow(coded.codes) else torch.int16)}
     if isinstance(coded, Grouped):
-        return own | {name + SCALES: coded.scales}
+        return {name: coded.codes.to(torch.int8), name + SCALES: coded.scales}
+    own = {name: coded.codes.to(torch.int16 if coded.wide else torch.int8)}
     parts = {ROWS: coded.row_parts, COLUMNS: coded.column_parts}
     return own | {name + end: x.to(torch.int16) for end, x in parts.items()}
 
@@ -72,7 +94,7 @@ def from_code_tensors(tensors: Mapping[str, Tensor]) -> PackedModel:
         told = f"codes of version {version!r:.20}, and this thinwire reads version {VERSION}; update thinwire"
         require(version == VERSION, PayloadError, told)
         entries = {name: pack_entry(_coded(name, about, tensors)) for name, about in note["tensors"].items()}
-        return PackedModel(entries, {name: _data(tensors, FILE + name) for name in note["files"]})
+        return PackedModel(entries, _files(tensors, note["files"])).checked()
     except WRONG_VALUES as e:
         raise PayloadError(f"a damaged checkpoint of codes: {str(e)[:80]}") from e
 
@@ -84,7 +106,8 @@ def _coded(name: str, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
     if about["kind"] == Plain.kind:
         return Plain(_fitting(tensors, name, shape, [dtype]))
     rows, columns = matrix_shape(shape, swapped)
-    codes = _fitting(tensors, name, (rows, columns), [torch.int8, torch.int16]).to(torch.int16)
+    found = _fitting(tensors, name, (rows, columns), [torch.int8, torch.int16])
+    codes, wide = found.to(torch.int16), found.dtype == torch.int16
     if about["kind"] == Grouped.kind:
         width = about["width"]
         require(width in WIDTHS, PayloadError, f"codes of {width!r:.20} bits")
@@ -96,7 +119,7 @@ def _coded(name: str, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
     ]
     good = all(not x.numel() or int(x.abs().max()) <= REACH for x in parts)
     require(good, PayloadError, f"{name:.99} has steps that no tensor has")
-    return Stepped(codes, parts[0].int(), parts[1].int(), shape, dtype, swapped)
+    return Stepped(codes, parts[0].int(), parts[1].int(), shape, dtype, swapped, wide)
 
 
 def _fitting(

@@ -29,10 +29,28 @@ FRAME = Frame("thinwire.model", "model", VERSION, MAX_HEADER)
 
 @dataclass(frozen=True, eq=False)
 class PackedModel:
-    """A packed model: its tensors by name, and the other files of its folder by theirs."""
+    """A packed model: its tensors by name, and the other files of its folder by theirs.
+
+    Errors: ``PayloadError`` for a file whose name is a path.
+    """
 
     entries: Mapping[str, Entry]
     files: Mapping[str, bytes] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in self.files:
+            plain = PurePosixPath(name).name == name and name not in ("", ".", "..") and "\\" not in name
+            require(plain, PayloadError, f"a file called {name!r:.99}, which is no plain name")
+
+    def checked(self) -> PackedModel:
+        """Return it, where the twin of each tensor without values of its own is there."""
+        for name, entry in self.entries.items():
+            if entry.kind == Same.kind:
+                other = self.entries.get(entry.about["name"])
+                good = other is not None and other.kind != Same.kind
+                told = f"{name:.99} is the same as {entry.about['name']!r:.99}, which is not there"
+                require(good, PayloadError, told)
+        return self
 
 
 def write_model(model: PackedModel) -> bytes:
@@ -71,21 +89,14 @@ def _model(note: dict[str, Any], streams: dict[str, memoryview], size: int) -> P
     named = [*(FILE + name for name in sizes), *(TENSOR + name for name in tensors)]
     told = "tensors that the header does not tell of, or none"
     require(sorted(named) == sorted(streams), PayloadError, told)
-    for name, n in sizes.items():
-        plain = PurePosixPath(name).name == name and name not in ("", ".", "..") and "\\" not in name
-        require(plain, PayloadError, f"a file called {name!r:.99}, which is no plain name")
+    for n in sizes.values():
         require(type(n) is int and n >= 0, PayloadError, f"a file of {n!r:.20} bytes")
     claimed = sum(sizes.values()) + sum(_nbytes(name, about) for name, about in tensors.items())
     told = f"{claimed} bytes in a file of {size}, which is more than any packed model has"
     require(claimed <= FREE + PER_BYTE * size, PayloadError, told)
     entries = {name: Entry(about, bytes(streams[TENSOR + name])) for name, about in tensors.items()}
-    for name, entry in entries.items():
-        if entry.kind == Same.kind:
-            other = entries.get(entry.about["name"])
-            good = other is not None and other.kind != Same.kind
-            told = f"{name:.99} is the same as {entry.about['name']!r:.99}, which is not there"
-            require(good, PayloadError, told)
-    return PackedModel(entries, {name: _unpack_file(streams[FILE + name], n) for name, n in sizes.items()})
+    files = {name: _unpack_file(streams[FILE + name], n) for name, n in sizes.items()}
+    return PackedModel(entries, files).checked()
 
 
 def _nbytes(name: str, about: dict[str, Any]) -> int:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
 
 from thinwire.assets.weights.choices import (
     WIDTHS,
@@ -19,7 +22,7 @@ from thinwire.assets.weights.entry import NAMES, Entry, pack_entry, unpack_entry
 from thinwire.assets.weights.model import Model
 from thinwire.assets.weights.tensors import Coded, Grouped, Plain, Same, Stepped
 from thinwire.policies.allocate import ByteBudget, Site
-from thinwire.types import InputError, require
+from thinwire.types import InputError, PayloadError, require
 
 WITHIN = 0.004  # of a budget: less is not worth another round
 ROUNDS = 6
@@ -49,11 +52,17 @@ def to_budget(model: Model, most: int, size: Callable[[Entries], int]) -> Entrie
 
     coarsest = [site.nbytes.index(min(site.nbytes)) for site in sites]
     if most < NEAR * (rest + sum(min(site.nbytes) for site in sites)):
-        least = size(whole_of(search.coded(sites, coarsest)))
-        told = f"the model takes {least} bytes at least, and {most} are asked for; ask for {least} or more"
-        require(least <= most, InputError, told)
+        _check_least(size(whole_of(search.coded(sites, coarsest))), most)
     found = search.within(sites, most, rest, lambda coded: size(whole_of(coded)))
-    return whole_of(found or search.coded(sites, coarsest))
+    if not found:
+        found = search.coded(sites, coarsest)
+        _check_least(size(whole_of(found)), most)
+    return whole_of(found)
+
+
+def _check_least(least: int, most: int) -> None:
+    told = f"the model takes {least} bytes at least, and {most} are asked for; ask for {least} or more"
+    require(least <= most, InputError, told)
 
 
 def _about(model: Model, name: str) -> dict[str, object]:
@@ -84,24 +93,45 @@ class _Search:
 
         ``rest``: bytes of what is not coded, about.
         """
-        best, before, spare = Entries(), list[int](), 0.0
-        ratios = {site.name: 1.0 for site in sites}
+        best, before, spare, fullest = Entries(), list[int](), 0.0, 0
         for _ in range(ROUNDS):
-            scaled = [Site(s.name, s.costs, tuple(ratios[s.name] * n for n in s.nbytes)) for s in sites]
-            floor = sum(min(s.nbytes) for s in scaled)
-            chosen = ByteBudget(max(most - rest - spare, floor)).choose(scaled)
+            corrected = [self._corrected(site) for site in sites]
+            floor = sum(min(s.nbytes) for s in corrected)
+            chosen = ByteBudget(max(most - rest - spare, floor)).choose(corrected)
             found = self.coded(sites, chosen)
-            ratios = {
-                s.name: len(found[s.name].data) / s.nbytes[i] for s, i in zip(sites, chosen, strict=True)
-            }
             nbytes = size(found)
             rest = nbytes - sum(len(entry.data) for entry in found.values())
-            if size(best) <= nbytes <= most:
-                best = found
+            if fullest <= nbytes <= most:
+                best, fullest = found, nbytes
             if chosen == before or (1 - WITHIN) * most <= nbytes <= most:
                 break
             before, spare = chosen, max(0.0, spare + nbytes - most)
+        if fullest < (1 - WITHIN) * most:
+            return self._settled(sites, most - rest - PLACE, lambda coded: size(coded) <= most) or best
         return best
+
+    def _corrected(self, site: Site) -> Site:
+        """Return a site whose sizes follow those that were measured: each by the nearest of them."""
+        known = [i for i in range(len(site.nbytes)) if (site.name, i) in self._made]
+        if not known:
+            return site
+        ratio = {i: len(self._made[site.name, i].data) / site.nbytes[i] for i in known}
+        nearest = [_nearest(known, i) for i in range(len(site.nbytes))]
+        nbytes = [ratio[k] * n for k, n in zip(nearest, site.nbytes, strict=True)]
+        return Site(site.name, site.costs, tuple(_falling(nbytes)))
+
+    def _settled(self, sites: Sequence[Site], most: float, fits: Callable[[Entries], bool]) -> Entries | None:
+        """Return the best of what was coded so far that fits, if any: all sizes are known."""
+        known = [[i for i in range(len(s.nbytes)) if (s.name, i) in self._made] for s in sites]
+        exact = [
+            Site(s.name, tuple(s.costs[i] for i in own), tuple(len(self._made[s.name, i].data) for i in own))
+            for s, own in zip(sites, known, strict=True)
+        ]
+        if sum(min(s.nbytes) for s in exact) > most:
+            return None
+        chosen = ByteBudget(most).choose(exact)
+        found = self.coded(sites, [own[i] for own, i in zip(known, chosen, strict=True)])
+        return found if fits(found) else None
 
     def coded(self, sites: Sequence[Site], chosen: Sequence[int]) -> Entries:
         """Return entries of the sites at their choices."""
@@ -117,6 +147,19 @@ class _Search:
         return made
 
 
+def _nearest(known: Sequence[int], choice: int) -> int:
+    return min(known, key=lambda k: abs(k - choice))
+
+
+def _falling(nbytes: Sequence[float]) -> list[float]:
+    """Return sizes of which none, from the finest choice to the coarsest, is above the one before it.
+
+    >>> _falling([9.0, 4.0, 5.0])
+    [9.0, 4.0, 4.0]
+    """
+    return list(accumulate(nbytes, min))
+
+
 def to_width(model: Model, bits: float) -> Entries:
     """Return entries of fixed widths that take ``bits`` a coded weight in memory, scales included, or less.
 
@@ -125,7 +168,8 @@ def to_width(model: Model, bits: float) -> Entries:
     sites = [grouped_site(model.matrix(name)) for name in model.coded]
     weights = max(model.weights, 1)
     least = sum(min(site.nbytes) for site in sites) * 8 / weights
-    told = f"{WIDTHS[0]}-bit codes and their scales take {least:.3f} bits a weight, not {bits:g}"
+    shown = math.ceil(least * 1000) / 1000
+    told = f"{WIDTHS[0]}-bit codes and their scales take {shown:g} bits a weight, not {bits:g}"
     require(bits >= least, InputError, f"{told}; ask for that or more")
     chosen = ByteBudget(bits * weights / 8).choose(sites)
     coded = {
@@ -149,18 +193,31 @@ def like(model: Model, old: Mapping[str, Entry]) -> Entries:
     strange = sorted(set(model.tensors) ^ set(old))
     told = f"{strange[0] if strange else ''!s} is in one of both models alone; pack this one anew"
     require(not strange, InputError, told)
-    return {name: _like(model, name, unpack_entry(old[name], name)) for name in model.tensors}
+    plans = {name: unpack_entry(entry, name) for name, entry in old.items()}
+    return {name: _like(model, name, plans) for name in model.tensors}
 
 
-def _like(model: Model, name: str, old: Coded) -> Entry:
-    if isinstance(old, (Plain, Same)):
-        return model.whole(name)
-    same = tuple(model.tensors[name].shape) == old.shape
-    require(same, InputError, f"{name} has another shape than before; pack this model anew")
-    return pack_entry(_near(model.matrix(name), old, model.feedback))
+def _like(model: Model, name: str, plans: Mapping[str, Coded]) -> Entry:
+    known = plans[name]
+    if isinstance(known, Same) and model.same.get(name) == known.name:
+        return pack_entry(known)
+    # What was one tensor and is two now goes on from the same codes.
+    old = plans[known.name] if isinstance(known, Same) else known
+    if isinstance(old, Same):
+        raise PayloadError(f"{name:.99} is the same as one that has no values")
+    x = model.tensors[name]
+    require(
+        tuple(x.shape) == old.shape, InputError, f"{name} has another shape than before; pack this model anew"
+    )
+    if isinstance(old, Plain):
+        return pack_entry(Plain(x))
+    codable = x.is_floating_point() and x.dtype.itemsize > 1
+    require(codable, InputError, f"{name} is {x.dtype} now and was {old.dtype}; pack this model anew")
+    return pack_entry(_near(model.matrix(name, old.swapped), old, model.feedback))
 
 
 def _near(matrix: Matrix, old: Stepped | Grouped, feedback: bool) -> Coded:
     if isinstance(old, Grouped):
         return with_scales(matrix, old, feedback)
-    return with_steps(matrix, old.row_parts, old.column_parts, feedback, old.codes)
+    found = with_steps(matrix, old.row_parts, old.column_parts, feedback, old.codes)
+    return replace(found, wide=found.wide or old.wide)

@@ -85,6 +85,7 @@ def pack_entry(coded: Coded) -> Entry:
     about |= {"swapped": True} if coded.swapped else {}
     if isinstance(coded, Grouped):
         return Entry(about | {"width": coded.width}, _pack_plain(coded.scales) + codes)
+    about |= {"wide": True} if coded.wide else {}
     parts = (pack_numbers(_turns(own)) for own in (coded.row_parts, coded.column_parts))
     return Entry(about, b"".join([*parts, codes]))
 
@@ -128,7 +129,8 @@ def _unpack_matrix(
         return Grouped(codes, scales, width, shape, dtype, swapped)
     by_row, by_column = (torch.from_numpy(_unturned(unpack_numbers(cursor, n))) for n in (rows, columns))
     codes = torch.from_numpy(unpack_codes(cursor, rows, columns))
-    return Stepped(codes, by_row, by_column, shape, dtype, swapped)
+    wide = entry.about.get("wide", False) is True
+    return Stepped(codes, by_row, by_column, shape, dtype, swapped, wide)
 
 
 def shape_of(about: Mapping[str, Any], name: str) -> tuple[int, ...]:

@@ -62,11 +62,15 @@ class Model:
             if name not in self.same
         ]
 
-    def matrix(self, name: str) -> Matrix:
-        """Return one of the coded tensors as a matrix with its moments; flat ones where nothing is known."""
-        x, swapped = self.tensors[name], name in self.swapped
+    def matrix(self, name: str, swapped: bool | None = None) -> Matrix:
+        """Return one of the tensors as a matrix with its moments; flat ones where nothing is known.
+
+        ``swapped``: as an earlier version had it, if there is one; moments of the other way say nothing then.
+        """
+        x, own = self.tensors[name], name in self.swapped
+        swapped = own if swapped is None else swapped
         flat = as_matrix(x, swapped)
-        moments = self.moments.get(name)
+        moments = self.moments.get(name) if swapped == own else None
         if moments is None:
             moments = Moments.flat(flat.shape[0], flat.shape[1], self._usual / _square(x))
         rows = name not in self.lookups

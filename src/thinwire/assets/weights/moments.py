@@ -14,8 +14,9 @@ class Moments:
 
     An error E costs half the sum over rows i of ``rows[i]`` E[i] ``columns`` E[i]^T, in nats a token.
     ``rows`` [rows]: shares, their sum is 1. ``columns`` [columns, columns]: second moments of the inputs,
-    each token weighted by its squared gradient. Source: the Kronecker factors of K-FAC (arXiv 1503.05671),
-    of which that of the outputs is cut to its diagonal.
+    each token weighted by its squared gradient; [columns], their diagonal, where no more is known.
+    Source: the Kronecker factors of K-FAC (arXiv 1503.05671), of which that of the outputs is cut to its
+    diagonal.
     """
 
     rows: Tensor
@@ -24,7 +25,8 @@ class Moments:
     @property
     def mean(self) -> float:
         """Mean curvature of a weight, in nats a token for an error of 1 in it alone."""
-        return float(self.columns.diagonal().double().mean()) / max(len(self.rows), 1)
+        own = self.columns if self.columns.ndim == 1 else self.columns.diagonal()
+        return float(own.double().mean()) / max(len(self.rows), 1)
 
     def plus(self, other: Moments) -> Moments:
         """Return the moments of a matrix that is used in both ways, such as a tied embedding.
@@ -40,4 +42,4 @@ class Moments:
     @classmethod
     def flat(cls, rows: int, columns: int, mean: float = 1.0) -> Moments:
         """Return moments of which nothing is known but how much a weight matters on average."""
-        return cls(torch.full((rows,), 1 / max(rows, 1)), rows * mean * torch.eye(columns))
+        return cls(torch.full((rows,), 1 / max(rows, 1)), torch.full((columns,), rows * mean))

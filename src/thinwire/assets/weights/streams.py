@@ -26,6 +26,7 @@ PIECE = 1 << 22  # weights that are coded together
 PARTS = 4.0  # of an octave
 LOWEST, CLASSES = -24, 64  # of classes: codes that are nearly all zero, and how many there are
 SYMBOLS = 256
+FEW = 64  # sizes of codes that have a symbol each; above, four an octave
 
 
 def pack_codes(codes: Codes) -> bytes:
@@ -49,9 +50,19 @@ def unpack_codes(cursor: ByteCursor, rows: int, columns: int) -> Codes:
 def bits_of(codes: Codes) -> float:
     """Return the bits that codes [rows, columns] take by their entropy, class by class."""
     classes = _classes(*_spread(codes)).astype(np.int64)
-    small = np.clip(codes.astype(np.int64), -SYMBOLS // 2, SYMBOLS // 2 - 1) + SYMBOLS // 2
-    counts = np.bincount((classes * SYMBOLS + small).reshape(-1), minlength=CLASSES * SYMBOLS)
-    return sum(entropy(own) for own in counts.reshape(CLASSES, SYMBOLS))
+    symbols, rest = _symbols(codes)
+    counts = np.bincount((classes * SYMBOLS + symbols).reshape(-1), minlength=CLASSES * SYMBOLS)
+    return float(rest.sum()) + sum(entropy(own) for own in counts.reshape(CLASSES, SYMBOLS))
+
+
+def _symbols(codes: Codes) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return a symbol for each code, and the bits that say more of it: large ones share one."""
+    size = np.abs(codes.astype(np.int64))
+    octave = np.frexp(np.maximum(size, 1).astype(np.float32))[1].astype(np.int64) - 1
+    rest = np.where(size < FEW, 0, octave - 2)
+    shared = FEW + 4 * (octave - FEW.bit_length() + 1) + ((size >> rest) & 3)
+    found = np.where(size < FEW, size, shared)
+    return np.where(codes < 0, SYMBOLS - 1 - found, found), rest
 
 
 def _pieces(codes: Codes) -> list[Codes]:

@@ -12,7 +12,7 @@ from torch import Tensor
 OCTAVE = 8  # parts of it in which steps are given
 NARROW = 127  # of codes in one byte
 WIDTHS = range(2, 9)  # bits of codes in groups
-REACH = 40 * OCTAVE  # of a step, from 1 either way
+REACH = 120 * OCTAVE  # of a step, from 1 either way
 _PARTS = torch.tensor([2.0 ** (i / OCTAVE) for i in range(OCTAVE)])
 
 
@@ -37,7 +37,7 @@ class Stepped:
 
     ``row_parts`` [rows] and ``column_parts`` [columns] are int32, for ``exact_steps``. ``swapped``: the
     tensor is the matrix turned over, as in GPT-2. ``shape``: the tensor's, all behind its first axis are
-    columns.
+    columns. ``wide``: codes are of two bytes each in a checkpoint of codes, as they were in the one before.
     """
 
     kind: ClassVar[str] = "steps"
@@ -47,12 +47,13 @@ class Stepped:
     shape: tuple[int, ...]
     dtype: torch.dtype
     swapped: bool = False
+    wide: bool = False
 
     def decoded(self) -> Tensor:
         """Return the tensor that this stands for."""
         x = self.codes.to(torch.float32)
         x.mul_(exact_steps(self.row_parts)[:, None]).mul_(exact_steps(self.column_parts))
-        return _shaped(x, self.shape, self.swapped).to(self.dtype)
+        return _shaped(x, self.shape, self.swapped, self.dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +75,7 @@ class Grouped:
     def decoded(self) -> Tensor:
         """Return the tensor that this stands for."""
         x = self.codes * spread_scales(self.scales, self.codes.shape[1])
-        return _shaped(x, self.shape, self.swapped).to(self.dtype)
+        return _shaped(x, self.shape, self.swapped, self.dtype)
 
     @property
     def memory(self) -> int:
@@ -160,5 +161,8 @@ def as_matrix(x: Tensor, swapped: bool = False) -> Tensor:
     return flat.t().contiguous() if swapped else flat.contiguous()
 
 
-def _shaped(x: Tensor, shape: tuple[int, ...], swapped: bool) -> Tensor:
-    return (x.t() if swapped else x).reshape(shape).contiguous()
+def _shaped(x: Tensor, shape: tuple[int, ...], swapped: bool, dtype: torch.dtype) -> Tensor:
+    """Return a matrix as the tensor that it was, no value of it beyond what its type reaches."""
+    if dtype == torch.float16:
+        x.clamp_(torch.finfo(dtype).min, torch.finfo(dtype).max)
+    return (x.t() if swapped else x).reshape(shape).contiguous().to(dtype)

@@ -15,6 +15,7 @@ from thinwire.assets.weights.encoding import at_width, to_budget
 from thinwire.lab.machine.processor import environment
 from thinwire.lab.models.source import SMOLLM
 from thinwire.lab.records.schema import RecipeText
+from thinwire.lab.records.writer import RUN
 from thinwire.lab.weights.packing import Size, describe, measure_packed, measure_source, predicted, unpacked
 from thinwire.lab.weights.perplexity import perplexity
 from thinwire.lab.weights.placing import write_packed
@@ -42,6 +43,9 @@ class Demo:
 
 def run(demo: Demo, tell: Callable[[str], None]) -> ModelRecord:
     """Pack, compare, leave ``model.tw``, ``run.json`` and ``report.html``, and return the record."""
+    started = time.monotonic()
+    for file in (FILE, RUN):  # of an earlier demo, which must not pass for this one's
+        (demo.out / file).unlink(missing_ok=True)
     source = read_source(demo.model)
     weights = sum(x.numel() for x in source.tensors.values())
     tell(f"{demo.model}: {weights / 1e6:.1f} M weights, {source.nbytes / 1e6:.0f} MB; it reads {demo.text}")
@@ -58,7 +62,7 @@ def run(demo: Demo, tell: Callable[[str], None]) -> ModelRecord:
     describe(record, packed, source)
     record = predicted(record, demo.link)
     _compare(demo, record, reading, packed, tell)
-    record.status = "done"
+    record.status, record.totals["seconds"] = "done", time.monotonic() - started
     leave_report(demo.out, record)
     return record
 

@@ -53,12 +53,14 @@ class ModelPacking:
 
 def pack(job: ModelPacking) -> tuple[PackedModel, ModelRecord]:
     """Return a packed model and the record of it. Errors: ``InputError``, ``MissingExtra``."""
-    old = None if job.like is None else read_packed(job.like).entries
+    old = None if job.like is None else read_packed(job.like)
     source = read_source(job.source)
     began = time.process_time()
     reading = None if job.text is None else read_text_with(source, job.text)
     model = Model(source.tensors) if reading is None else reading.model
-    packed = PackedModel(_entries(job, model, source, old), source.files)
+    files = source.files if old is None else {**old.files, **source.files}
+    entries = _entries(job, model, source, None if old is None else old.entries)
+    packed = PackedModel(entries, files)
     spent = time.process_time() - began
     record = ModelRecord(recipe=RecipeText("thinwire", _told(job)), source=job.source)
     record.source_nbytes, record.encode_cpu_s = source.nbytes, spent

@@ -1,0 +1,199 @@
+"""A language model packed in every way: bytes and perplexity, ``make bench-models``.
+
+SmolLM2-135M, calibrated on 16 windows of 512 tokens of WikiText-2's training text; perplexity on as many of
+its test text. The bytes are those of the whole file, entropy-coded by the same coder in every way:
+
+- ``nearest``: one width for all in groups of 64 weights, each rounded alone, without clipping;
+- ``lagrangian``: the same with widths chosen by the budget, as large as the file may be;
+- ``gptq``: one width for all in groups of 64, errors fed forward, scales clipped where that costs less;
+- ``rounded``, ``rows``, ``ours``: steps by one slope without feedback; with it and steps a row; and a column.
+
+Ours has further budgets: its curve says what it takes at each rival's perplexity, and where the model breaks.
+Each cell is a file of its own, kept for good. ``python -m bench.models [WAY] [BITS]`` runs the cells alone
+whose names hold these words; ``--list`` prints their names. Needs THINWIRE_DATA.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from bench.cells import run_cells
+from bench.models_summary import summary
+from thinwire.assets.weights import choices
+from thinwire.assets.weights.choices import WIDTHS, grouped, grouped_site, nearest
+from thinwire.assets.weights.container import PackedModel, write_model
+from thinwire.assets.weights.encoding import Entries, at_width, to_budget
+from thinwire.assets.weights.entry import Entry, pack_entry
+from thinwire.assets.weights.model import Model
+from thinwire.lab.data.documents import Document, read_text
+from thinwire.lab.models.source import SMOLLM
+from thinwire.lab.models.tokenizer import tokenise
+from thinwire.lab.records.writer import read_json, write_json
+from thinwire.lab.weights.packing import Size, unpacked
+from thinwire.lab.weights.perplexity import losses
+from thinwire.lab.weights.source import Reading, Source, read_source, read_text_with
+from thinwire.policies.allocate import ByteBudget
+
+RESULT = Path(__file__).parent / "results" / "models.json"
+CELLS = RESULT.with_suffix("")
+TEXT, WINDOWS, WINDOW = "wikitext-2", 16, 512
+BUDGETS = (3.0, 3.5, 4.0)
+LOWER = (2.0, 2.25, 2.5, 2.75)  # of ours alone
+WAYS = {
+    "source": (32.0,),
+    "nearest": (3.0, 4.0),
+    "gptq": (3.0, 4.0),
+    "lagrangian": BUDGETS,
+    "rounded": BUDGETS,
+    "rows": BUDGETS,
+    "ours": (*BUDGETS, *LOWER),
+}
+TRIES = 8  # of a width in memory whose file is as large as a budget
+
+
+class Cell(NamedTuple):
+    way: str
+    bits: float
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What chooses it."""
+        return self.way, f"{self.bits:g}"
+
+
+def cells() -> list[Cell]:
+    """Return all cells: 3 bits in every way first."""
+    every = [Cell(way, bits) for way, own in WAYS.items() for bits in own]
+    return sorted(every, key=lambda cell: (cell.bits != BUDGETS[0], cell.way != "source"))
+
+
+def file_of(cell: Cell) -> Path:
+    """Return where a cell is kept."""
+    return CELLS / f"{cell.way}-{cell.bits:g}.json"
+
+
+class Blind(Model):
+    """A model whose errors are not fed forward, whatever is known of it."""
+
+    @property
+    def feedback(self) -> bool:
+        """No."""
+        return False
+
+
+class Study:
+    """The model, what a text says of it, and another text to see what is left of it."""
+
+    def __init__(self) -> None:
+        self.source: Source = read_source(SMOLLM)
+        self.reading: Reading = read_text_with(self.source, TEXT)
+        self.test = windows_of_test(self.reading)
+        self._grouped = dict[tuple[str, int], Entry]()
+
+    @cached_property
+    def weights(self) -> int:
+        """Weights of the model."""
+        return sum(x.numel() for x in self.source.tensors.values())
+
+    def entries(self, cell: Cell) -> Entries:
+        """Return the model packed in a cell's way."""
+        model, most = self.reading.model, int(cell.bits * self.weights / 8)
+        match cell.way:
+            case "nearest":
+                return at_width(model, int(cell.bits))
+            case "gptq":
+                return self._at_one_width(model, int(cell.bits))
+            case "lagrangian":
+                return self._lagrangian(model, most)
+            case "rounded":
+                return to_budget(_blind(model), most, Size(self.source.files))
+            case "rows":
+                with patch.object(choices, "COLUMNS", 0.0):
+                    return to_budget(model, most, Size(self.source.files))
+        return to_budget(model, most, Size(self.source.files))
+
+    def _at_one_width(self, model: Model, width: int) -> Entries:
+        choice = WIDTHS.index(width)
+        coded = {name: pack_entry(grouped(model.matrix(name), choice)) for name in model.coded}
+        return model.in_order(model.kept() | coded)
+
+    def _lagrangian(self, model: Model, most: int) -> Entries:
+        """Return weights rounded alone at widths by one slope, as many bits as the file has room for."""
+        kept, size = model.kept(), Size(self.source.files)
+        with patch.object(choices, "CLIPS", (1.0,)):
+            sites = [grouped_site(model.matrix(name)) for name in model.coded]
+        low, high = sum(min(s.nbytes) for s in sites), 2.0 * most
+        best = dict[str, Entry]()
+        for _ in range(TRIES):
+            budget = (low + high) / 2
+            chosen = zip(model.coded, ByteBudget(budget).choose(sites), strict=True)
+            found = model.in_order(kept | {name: self._nearest(model, name, i) for name, i in chosen})
+            low, high, best = (budget, high, found) if size(found) <= most else (low, budget, best)
+        return best
+
+    def _nearest(self, model: Model, name: str, choice: int) -> Entry:
+        if (name, choice) not in self._grouped:
+            self._grouped[name, choice] = pack_entry(nearest(model.matrix(name), WIDTHS[choice]))
+        return self._grouped[name, choice]
+
+    def told(self, nbytes: int) -> dict[str, Any]:
+        """Return the bytes and the loss of each window, with the weights that the model has now."""
+        found = losses(self.reading.net, self.test).tolist()
+        return {"nbytes": nbytes, "bits": 8 * nbytes / self.weights, "losses": found}
+
+
+def _blind(model: Model) -> Blind:
+    return Blind(model.tensors, model.moments, model.swapped, model.lookups)
+
+
+def windows_of_test(reading: Reading) -> Tensor:
+    """Return windows [windows, tokens] from all over the test text."""
+    path = Path(os.environ["THINWIRE_DATA"]) / TEXT / "test.txt.xz"
+    ids = tokenise(reading.tokenizer, Document(read_text(path)), limit=1 << 20)
+    whole = ids[: len(ids) // WINDOW * WINDOW].view(-1, WINDOW)
+    return whole[torch.linspace(0, len(whole) - 1, WINDOWS).long()]
+
+
+@cache
+def study() -> Study:
+    """Return the study of this process."""
+    return Study()
+
+
+def measure(cell: Cell) -> dict[str, Any]:
+    """Pack and unpack the model, and return what it takes and how well it tells the test text."""
+    own = study()
+    if cell.way == "source":
+        own.reading.put(own.source.tensors)
+        return own.told(own.source.nbytes)
+    packed = PackedModel(own.entries(cell), own.source.files)
+    own.reading.put(unpacked(packed))
+    return own.told(len(write_model(packed)))
+
+
+def kept() -> Iterator[tuple[str, float, dict[str, Any]]]:
+    """Yield the cells that are finished."""
+    for cell in cells():
+        if file_of(cell).exists():
+            yield cell.way, cell.bits, read_json(file_of(cell))
+
+
+def main(words: list[str]) -> None:
+    if "--list" not in words and not os.environ.get("THINWIRE_DATA"):
+        raise SystemExit(f"{TEXT} is in no package; set THINWIRE_DATA to the folder that has it")
+    if run_cells(words, cells(), file_of, measure):
+        missing = [f"{c.way}-{c.bits:g}" for c in cells() if not file_of(c).exists()]
+        write_json(RESULT, summary(list(kept())) | {"missing": missing})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
