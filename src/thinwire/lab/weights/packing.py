@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from thinwire.assets.weights.codes import from_code_tensors, is_codes
-from thinwire.assets.weights.container import PackedModel, is_model, read_model, write_model
+from thinwire.assets.weights.container import PackedModel, is_model, pack_files, read_model, write_model
 from thinwire.assets.weights.encoding import Entries, like, to_budget, to_width
 from thinwire.assets.weights.entry import unpack_entry
 from thinwire.assets.weights.model import Model
@@ -86,22 +86,24 @@ def _entries(job: ModelPacking, model: Model, source: Source, old: Mapping[str, 
         return like(model, old)
     if job.bits is not None:
         return to_width(model, job.bits)
-    return to_budget(model, job.nbytes or 0, Size(source.files))
+    most, size = job.nbytes or 0, Size(source.files)
+    found = to_budget(model, most, size)
+    nbytes = size(found)
+    require(
+        nbytes <= most, InputError, f"the file takes {nbytes} bytes, not {most}; ask for {nbytes} or more"
+    )
+    return found
 
 
 class Size:
-    """How many bytes a file of entries takes; what does not change is packed once."""
+    """How many bytes a file of entries takes, with other files, which are packed once."""
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
-        self._files = len(write_model(PackedModel({}, files))) - len(write_model(PackedModel({})))
+        self._files, self._packed = files, pack_files(files)
 
     def __call__(self, entries: Entries) -> int:
-        """Return the bytes of the file, within a few for the header's offsets never too few."""
-        without = write_model(PackedModel(entries))
-        return len(without) + self._files + SPARE
-
-
-SPARE = 64  # bytes by which offsets behind other files may be longer
+        """Return the bytes of the file."""
+        return len(write_model(PackedModel(entries, self._files), self._packed))
 
 
 def describe(record: ModelRecord, packed: PackedModel, source: Source) -> None:
