@@ -193,3 +193,13 @@ def test_a_cut_packed_file_leaves_no_folder(home, tmp_path: Path) -> None:
     (tmp_path / "m.tw").write_bytes(data[:-100])
     assert "was cut short" in refused("unpack", tmp_path / "m.tw", "-o", tmp_path / "back")
     assert [f.name for f in tmp_path.iterdir()] == ["m.tw"]
+
+
+def test_a_checkpoint_of_codes_says_what_a_keyframe_takes(home, tmp_path: Path) -> None:
+    folder, _, _ = home
+    out = tmp_path / "m.safetensors"
+    record = packed(folder, "-o", out, "--seconds", 2, "--link", "160kbit,100ms", "--codes")
+    assert record.coded_nbytes is not None and record.seconds_predicted is not None
+    assert record.coded_nbytes <= 38_000 < record.packed_nbytes == out.stat().st_size
+    assert 1.5 < record.seconds_predicted <= 2
+    assert "call it m.safetensors" in refused("pack", folder, "-o", tmp_path / "m.tw", "--bits", 3, "--codes")

@@ -52,13 +52,17 @@ def pack_model(
     json: bool,
 ) -> None:
     """Pack a model and say what became of it."""
+    good = not asked.codes or out.suffix == WEIGHTS
+    require(good, InputError, f"--codes writes a safetensors file; call it {out.stem}{WEIGHTS}")
     # After the checks: a wrong option is refused before torch is even imported.
-    from thinwire.lab.weights.packing import ModelPacking, pack, predicted
+    from thinwire.lab.weights.packing import ModelPacking, as_codes, pack, predicted
     from thinwire.lab.weights.placing import write_packed
 
     with nullcontext() if report is None else holding(report, "--report"):
         packed, record = pack(ModelPacking(str(source), most, asked.bits, asked.like, asked.calibrate))
         record.packed_nbytes = write_packed(packed, out, asked.codes)
+        if asked.codes:
+            as_codes(record, packed)
         if shape is not None:
             record = predicted(record, shape)
         record.config = {"model": str(source), "target": most, "bits": asked.bits, "codes": asked.codes}
@@ -77,7 +81,8 @@ def pack_model(
 
 def _say(out: Path, record: ModelRecord) -> None:
     tell(f"{record.source}: {len(record.tensors)} tensors, {record.source_nbytes} bytes")
-    tell(f"{out}: {record.packed_nbytes} bytes, {record.bits_a_weight:.3f} bits a weight")
+    coded = "" if record.coded_nbytes is None else f", {record.coded_nbytes} entropy-coded"
+    tell(f"{out}: {record.packed_nbytes} bytes{coded}, {record.bits_a_weight:.3f} bits a weight")
     for tensor in sorted(record.tensors, key=lambda t: -t.nbytes)[:WORST]:
         bits = "" if tensor.bits is None else f", {tensor.bits:.2f} bits a weight"
         tell(f"{tensor.name}: {tensor.nbytes} bytes{bits}")

@@ -30,6 +30,7 @@ from thinwire.types import InputError, PayloadError, require
 BLIND = (
     "without --calibrate TEXT nothing says which weights matter: a text makes the same bytes worth far more"
 )
+CODES = "the target, bits a weight and seconds are of the codes entropy-coded, about what a keyframe takes"
 WHOLE = "the target is above what the model takes as it is: it is packed without any loss"
 
 
@@ -160,8 +161,15 @@ def _head(path: Path) -> bytes:
         return file.read(256)
 
 
+def as_codes(record: ModelRecord, packed: PackedModel) -> None:
+    """Note what a checkpoint of codes takes once it is entropy-coded: ``publish`` sends it so."""
+    record.coded_nbytes = len(write_model(packed))
+    record.notes.append(CODES)
+
+
 def predicted(record: ModelRecord, shape: LinkShape) -> ModelRecord:
-    """Return a record with the seconds until the file is there over a link."""
-    seconds = record.packed_nbytes / (shape.rate or math.inf) + shape.delay
+    """Return a record with the seconds until the model is there over a link: of codes, their keyframe."""
+    nbytes = record.packed_nbytes if record.coded_nbytes is None else record.coded_nbytes
+    seconds = nbytes / (shape.rate or math.inf) + shape.delay
     link = LinkInfo(str(shape), shape.rate, shape.delay or None)
     return replace(record, seconds_predicted=seconds, link=link)
