@@ -98,7 +98,9 @@ class Calibration:
             for name, p in self._model.named_parameters():
                 p.requires_grad_(wanted[name])
 
-    def _looked_up(self, module: Any, inputs: Any, output: Tensor) -> Tensor:
+    def _looked_up(self, module: Any, inputs: Any, output: Tensor) -> Tensor | None:
+        if inputs[0].is_floating_point():  # OPT's positions, which come of a mask
+            return None
         ids, made = inputs[0].detach().reshape(-1), output.detach().requires_grad_()
         sums = self._of(module.weight, "lookup", swapped=False)
         made.register_hook(lambda g: sums.add_lookup(ids, g.reshape(len(ids), -1).float()))

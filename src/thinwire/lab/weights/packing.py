@@ -69,7 +69,9 @@ def pack(job: ModelPacking) -> tuple[PackedModel, ModelRecord]:
     record.environment = environment("fp32", torch.get_num_threads())
     record.notes += [] if job.text else [BLIND]
     describe(record, packed, source)
+    del model, source, entries  # what measuring needs takes as much memory again
     if reading is not None:
+        reading = reading._replace(model=Model({}))
         measure_source(record, reading)
     measure_packed(record, packed, reading)
     record.status = "done"

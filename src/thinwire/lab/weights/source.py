@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,12 +18,13 @@ from thinwire.files.checkpoint import INDEX, SUFFIX, folder_of, read_checkpoint
 from thinwire.lab.data.corpus import load_corpus
 from thinwire.lab.models.families import Conversion, import_transformers, meta_model
 from thinwire.lab.models.smollm import smollm_folder
-from thinwire.lab.models.source import SMOLLM, ModelSource, resolve_model
+from thinwire.lab.models.source import SMOLLM, ModelSource, config_of, resolve_model, tokenizer_of
 from thinwire.lab.models.tokenizer import tokenise
 from thinwire.lab.weights.calibration import WINDOW, Calibration, swaps
 from thinwire.types import InputError, require
 
 READ, HELDOUT = 16, 4  # windows that moments come from, and that perplexity is of, at most
+INFORMED = {"output_loading_info": True}
 LONGEST = 1 << 20  # tokens of a text that are looked through
 SMALL = 64 << 20  # bytes of another file that goes along
 KEPT = frozenset({".json", ".txt", ".model", ".jinja", ".md"})
@@ -77,56 +79,73 @@ class Reading(NamedTuple):
     heldout: Tensor
     tokens: int
     tokenizer: Any
-    names: Mapping[str, str]  # of the model's own parameters, by those in files
 
     def put(self, tensors: Mapping[str, Tensor]) -> None:
-        """Give the model weights, by the names in files."""
-        own = {self.names[name]: x for name, x in tensors.items() if name in self.names}
-        self.net.load_state_dict(own, strict=False)
+        """Give the model weights, by the names in files: transformers makes its own of them."""
+        with _silent():
+            made, info = type(self.net).from_pretrained(
+                None, config=self.net.config, state_dict=dict(tensors), dtype=torch.float32, **INFORMED
+            )
+        own = {name: x for name, x in made.state_dict().items() if name not in info["missing_keys"]}
+        self.net.load_state_dict(own, strict=False, assign=True)
         self.net.tie_weights()
 
 
 def read_text_with(source: Source, text: str) -> Reading:
     """Return what a text, by name or path, says of a model's matrices. Errors: ``InputError``."""
-    require(
-        source.folder is not None,
-        InputError,
-        f"--calibrate needs a model's folder, and {source.name} is none",
-    )
-    found = resolve_model(str(source.folder), None, dropout=None, trial=False)
-    net = _loaded(source.folder)
-    read, heldout = windows_of(found, text)
+    folder = source.folder
+    if folder is None:
+        raise InputError(f"--calibrate needs a model's folder, and {source.name} is none")
+    config_of(folder, source.name)  # what cannot be read is told in a sentence
+    net, tokenizer = _loaded(source.name, folder), tokenizer_of(folder)
+    read, heldout = windows_of(net, source.name, tokenizer, text)
     calibration = Calibration(net)
     calibration.read(read)
-    names = names_of(source, net)
-    model = described(source, net, calibration.moments(), names)
-    return Reading(net, model, heldout, read.numel(), found.tokenizer, names)
+    model = described(source, net, calibration.moments(), names_of(source, net))
+    return Reading(net, model, heldout, read.numel(), tokenizer)
 
 
-def _loaded(folder: Path | None) -> Any:
-    """Return the model of a folder, without the bars that transformers draws."""
+def _loaded(name: str, folder: Path) -> Any:
+    """Return the causal language model in a folder. Errors: ``InputError``."""
+    told = f"--calibrate reads a text with a causal language model, and {name} is none"
+    with _silent() as transformers:
+        try:
+            net, info = transformers.AutoModelForCausalLM.from_pretrained(
+                folder, dtype=torch.float32, **INFORMED
+            )
+        except (OSError, ValueError, KeyError) as e:
+            raise InputError(f"{told} ({' '.join(str(e).split())[:120]}); leave it out") from e
+    missing = sorted(info["missing_keys"])
+    require(not missing, InputError, f"{told}: it has no {missing[0] if missing else ''}; leave it out")
+    return net.eval()
+
+
+@contextmanager
+def _silent() -> Iterator[Any]:
+    """Give transformers, without the bars that it draws."""
     transformers = import_transformers()
     logging = transformers.utils.logging
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        yield transformers
     finally:
         if shown:
             logging.enable_progress_bar()
 
 
-def windows_of(source: ModelSource, text: str) -> tuple[Tensor, Tensor]:
+def windows_of(net: Any, name: str, tokenizer: Any, text: str) -> tuple[Tensor, Tensor]:
     """Return tokens [windows, tokens] from all over a text, and from what of it is held out."""
-    corpus = load_corpus(text)
-    size = min(WINDOW, source.max_seq)
+    corpus, config = load_corpus(text), net.config.get_text_config()
+    source = ModelSource(name, config.model_type, config, tokenizer, None)
+    size = min(WINDOW, getattr(config, "max_position_embeddings", WINDOW))
     parts = list[Tensor]()
     for documents, most in ((corpus.train, READ), (corpus.heldout, HELDOUT)):
-        ids = tokenise(source.tokenizer, *documents, limit=LONGEST)
-        source.check_tokens(ids)
+        ids = tokenise(tokenizer, *documents, limit=LONGEST)
         count = len(ids) // size
         told = f"--calibrate {text} has {len(ids)} tokens in one part, and {size} are read at a time"
         require(count > 0, InputError, f"{told}; give a longer text")
+        source.check_tokens(ids)
         chosen = torch.linspace(0, count - 1, min(most, count)).long()
         parts.append(ids[: count * size].view(count, size)[chosen])
     return parts[0], parts[1]
