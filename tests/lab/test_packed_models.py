@@ -203,3 +203,28 @@ def test_a_checkpoint_of_codes_says_what_a_keyframe_takes(home, tmp_path: Path) 
     assert record.coded_nbytes <= 38_000 < record.packed_nbytes == out.stat().st_size
     assert 1.5 < record.seconds_predicted <= 2
     assert "call it m.safetensors" in refused("pack", folder, "-o", tmp_path / "m.tw", "--bits", 3, "--codes")
+
+
+def test_what_belongs_to_a_model_goes_along_and_codes_are_shown_as_such(home, tmp_path: Path) -> None:
+    source, packed_file, codes = tmp_path / "model", tmp_path / "m.tw", tmp_path / "m.safetensors"
+    shutil.copytree(home[0], source)
+    along, left = (
+        ("LICENSE", "vocab.tiktoken"),
+        ("trainer_state.json", "pytorch_model.bin.index.json", "m.py"),
+    )
+    for name in (*along, *left):
+        (source / name).write_text("{}")
+    record = packed(source, "-o", packed_file, "--bits", 3)
+    assert {*along, "config.json"} <= read_packed(packed_file).files.keys() - set(left)
+    assert not set(left) & read_packed(packed_file).files.keys()
+    packed(source, "-o", codes, "--bits", 3, "--codes")
+    shown = json.loads(invoke("inspect", codes, "--json").stdout)
+    assert shown["holds"] == "codes of a packed model" and shown["nbytes"] == codes.stat().st_size
+    assert shown["bits_a_weight"] == round(record.bits_a_weight, 3)
+    assert shown["tensors"] == describe(packed_file, check=False)["tensors"]
+    folder = tmp_path / "d.safetensors"
+    folder.mkdir()
+    assert "is a folder" in refused("unpack", packed_file, "-o", folder, "--force")
+    assert "into a file" in refused("pack", source, "-o", "s3://bucket/m.tw", "--bits", 3)
+    assert "is a packed model" in refused("pack", packed_file, "-o", tmp_path / "n.tw", "--target", "9kB")
+    assert "transformers" not in invoke("unpack", packed_file, "-o", tmp_path / "one.safetensors").output

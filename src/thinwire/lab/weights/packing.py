@@ -23,7 +23,7 @@ from thinwire.lab.machine.processor import environment
 from thinwire.lab.records.schema import LinkInfo, RecipeText
 from thinwire.lab.weights.perplexity import perplexity
 from thinwire.lab.weights.record import ModelRecord, TensorInfo
-from thinwire.lab.weights.source import Reading, Source, read_source, read_text_with
+from thinwire.lab.weights.source import SMALL, Reading, Source, read_source, read_text_with
 from thinwire.links.shape import LinkShape
 from thinwire.types import InputError, PayloadError, require
 
@@ -68,7 +68,9 @@ def pack(job: ModelPacking) -> tuple[PackedModel, ModelRecord]:
     record.target_nbytes, record.target_bits = job.nbytes, job.bits
     record.environment = environment("fp32", torch.get_num_threads())
     record.notes += [] if job.text else [BLIND]
-    describe(record, packed, source)
+    describe(record, packed)
+    if source.left:
+        record.notes.append(f"not taken along, above {SMALL >> 20} MiB: {', '.join(source.left)}")
     del model, source, entries  # what measuring needs takes as much memory again
     if reading is not None:
         reading = reading._replace(model=Model({}))
@@ -109,9 +111,9 @@ class Size:
         return len(write_model(PackedModel(entries, self._files), self._packed))
 
 
-def describe(record: ModelRecord, packed: PackedModel, source: Source) -> None:
-    """Note what each tensor takes."""
-    weights = sum(x.numel() for x in source.tensors.values())
+def describe(record: ModelRecord, packed: PackedModel) -> None:
+    """Note what each tensor takes; weights that are the same as others count once."""
+    weights = sum(entry.numel for entry in packed.entries.values())
     for name, entry in packed.entries.items():
         size = len(entry.data)
         bits = 8 * size / entry.numel if entry.numel else None

@@ -45,7 +45,7 @@ class ModelRecord(RunRecord):
     coded_nbytes: int | None = about(
         "of a checkpoint of codes: bytes as the packed file, about a keyframe", None
     )
-    bits_a_weight: float = about("bits of the tensors in the file, for each weight of the model", 0.0)
+    bits_a_weight: float = about("bits of the tensors in the file, for each weight that has bytes there", 0.0)
     lossless: bool = about("whether all tensors are as they were", False)
     tensors: list[TensorInfo] = about("one object a tensor", make=list)
     rivals: list[Rival] = about("other ways to pack the same model", make=list)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from thinwire.assets.weights.codes import is_codes
 from thinwire.assets.weights.model import Model
 from thinwire.assets.weights.moments import Moments
-from thinwire.files.checkpoint import INDEX, SUFFIX, folder_of, read_checkpoint
+from thinwire.files.checkpoint import folder_of, read_checkpoint
 from thinwire.lab.data.corpus import load_corpus
 from thinwire.lab.models.families import Conversion, import_transformers, meta_model
 from thinwire.lab.models.smollm import smollm_folder
@@ -27,7 +27,9 @@ READ, HELDOUT = 16, 4  # windows that moments come from, and that perplexity is 
 INFORMED = {"output_loading_info": True}
 LONGEST = 1 << 20  # tokens of a text that are looked through
 SMALL = 64 << 20  # bytes of another file that goes along
-KEPT = frozenset({".json", ".txt", ".model", ".jinja", ".md"})
+KEPT = frozenset({".json", ".txt", ".model", ".jinja", ".md", ".tiktoken"})
+LEGAL = ("LICENSE", "LICENCE", "NOTICE")
+TRAINED = ("trainer_state.json",)
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +40,7 @@ class Source:
     folder: Path | None
     tensors: Mapping[str, Tensor]
     files: Mapping[str, bytes] = field(default_factory=dict)
+    left: tuple[str, ...] = ()  # files that are too large to go along
 
     @property
     def nbytes(self) -> int:
@@ -59,16 +62,16 @@ def read_source(name: str) -> Source:
     told = f"{name} holds codes that thinwire packed; give the model that they were made of"
     require(not is_codes(tensors), InputError, told)
     folder = folder_of(place) if place.is_dir() else None
-    return Source(name, folder, tensors, _files(folder) if folder else {})
+    along = [] if folder is None else [f for f in sorted(folder.iterdir()) if _goes_along(f)]
+    files = {f.name: f.read_bytes() for f in along if f.stat().st_size <= SMALL}
+    return Source(name, folder, tensors, files, tuple(f.name for f in along if f.name not in files))
 
 
-def _files(folder: Path) -> dict[str, bytes]:
-    return {
-        file.name: file.read_bytes()
-        for file in sorted(folder.iterdir())
-        if file.is_file() and file.suffix in KEPT and file.name != INDEX and not file.name.startswith(".")
-        if file.stat().st_size <= SMALL and not file.name.endswith(f"{SUFFIX}.index.json")
-    }
+def _goes_along(file: Path) -> bool:
+    """Say whether a file of a model's folder belongs to the model: no code, no state of its training."""
+    kept = file.suffix in KEPT or file.name.startswith(LEGAL)
+    left = file.name in TRAINED or file.name.startswith(".") or file.name.endswith(".index.json")
+    return kept and not left and file.suffix != ".py" and file.is_file()
 
 
 class Reading(NamedTuple):
