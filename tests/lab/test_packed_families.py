@@ -24,19 +24,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 ENDS = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
 CONFIGS = {
     "bloom": lambda: transformers.BloomConfig(vocab_size=300, hidden_size=32, n_layer=1, n_head=2, **ENDS),
-    "opt": lambda: transformers.OPTConfig(
-        vocab_size=300, hidden_size=32, ffn_dim=64, num_hidden_layers=1, num_attention_heads=2,
-        max_position_embeddings=64, word_embed_proj_dim=32, dropout=0.1, **ENDS,
-    ),
-    "gptj": lambda: transformers.GPTJConfig(
-        vocab_size=300, n_positions=64, n_embd=32, n_layer=1, n_head=2, rotary_dim=8, **ENDS
-    ),
     "mamba": lambda: transformers.MambaConfig(
         vocab_size=300, hidden_size=32, num_hidden_layers=1, state_size=4, **ENDS
-    ),
-    "mixtral": lambda: transformers.MixtralConfig(
-        vocab_size=300, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=2, num_local_experts=3, max_position_embeddings=64, **ENDS,
     ),
 }  # fmt: skip
 

@@ -54,19 +54,23 @@ def pack_model(
     json: bool,
 ) -> None:
     """Pack a model and say what became of it."""
-    good = not asked.codes or out.suffix == WEIGHTS
-    require(good, InputError, f"--codes writes a safetensors file; call it {out.stem}{WEIGHTS}")
     # After the checks: a wrong option is refused before torch is even imported.
-    from thinwire.lab.weights.packing import ModelPacking, as_codes, pack, predicted
+    from thinwire.assets.weights.container import write_model
+    from thinwire.lab.weights.packing import ModelPacking, pack, predicted
     from thinwire.lab.weights.placing import write_packed
 
+    told = f"--codes writes a safetensors file, and {out} is called otherwise; give -o {out.stem}.safetensors"
+    require(not asked.codes or out.suffix == WEIGHTS, InputError, told)
     with nullcontext() if report is None else holding(report, "--report"):
         packed, record = pack(ModelPacking(str(source), most, asked.bits, asked.like, asked.calibrate))
-        record.packed_nbytes = write_packed(packed, out, asked.codes)
+        record.packed_nbytes = sent = write_packed(packed, out, asked.codes)
         if asked.codes:
-            as_codes(record, packed)
+            sent = len(write_model(packed))
+            record.notes += [
+                f"{out.name} has a byte or two a code; publish sends about {sent} bytes of it at first"
+            ]
         if shape is not None:
-            record = predicted(record, shape)
+            record = predicted(record, shape, sent)
         record.config = {"model": str(source), "target": most, "bits": asked.bits, "codes": asked.codes}
         record.config |= {"calibrate": asked.calibrate, "like": asked.like and str(asked.like)}
         if report is not None:
@@ -83,8 +87,7 @@ def pack_model(
 
 def _say(out: Path, record: ModelRecord) -> None:
     tell(f"{record.source}: {len(record.tensors)} tensors, {record.source_nbytes} bytes")
-    coded = "" if record.coded_nbytes is None else f", {record.coded_nbytes} entropy-coded"
-    tell(f"{out}: {record.packed_nbytes} bytes{coded}, {record.bits_a_weight:.3f} bits a weight")
+    tell(f"{out}: {record.packed_nbytes} bytes, {record.bits_a_weight:.3f} bits a weight")
     for tensor in sorted(record.tensors, key=lambda t: -t.nbytes)[:WORST]:
         bits = "" if tensor.bits is None else f", {tensor.bits:.2f} bits a weight"
         tell(f"{tensor.name}: {tensor.nbytes} bytes{bits}")

@@ -1,8 +1,7 @@
-"""Files of packed models: damage is told, and whatever is written can be read."""
+"""Files of packed models: whatever is written can be read, and sizes are exact."""
 
 from __future__ import annotations
 
-import struct
 from random import Random
 
 import pytest
@@ -10,29 +9,11 @@ import torch
 
 from thinwire.assets.weights import container
 from thinwire.assets.weights.container import PackedModel, read_model, write_model
-from thinwire.assets.weights.encoding import to_budget
 from thinwire.assets.weights.entry import pack_entry, unpack_entry
-from thinwire.assets.weights.model import Model
 from thinwire.assets.weights.tensors import Plain
 from thinwire.lab.weights.packing import Size
-from thinwire.types import PayloadError
 
 pytest.importorskip("zstandard")
-
-
-def test_every_bit_that_flips_behind_the_header_is_told() -> None:
-    tensors = {"a": torch.randn(48, 64, generator=torch.Generator().manual_seed(0)), "b": torch.ones(9)}
-    entries = to_budget(Model(tensors), 3_000, Size({}))
-    data = bytearray(write_model(PackedModel(entries, {"config.json": b"{}" * 40})))
-    (length,) = struct.unpack_from("<Q", data)
-    draw = Random(0)
-    for _ in range(500):
-        at, bit = draw.randrange(8 + length, len(data)), 1 << draw.randrange(8)
-        data[at] ^= bit
-        with pytest.raises(PayloadError, match="damaged"):
-            read_model(data)
-        data[at] ^= bit
-    assert read_model(data).entries.keys() == tensors.keys()
 
 
 def test_what_packs_to_nearly_nothing_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:

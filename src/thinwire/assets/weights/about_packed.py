@@ -39,7 +39,8 @@ def describe_codes(path: Path) -> dict[str, Any]:
 
 
 def _about(model: PackedModel) -> dict[str, Any]:
-    weights = sum(entry.numel for entry in model.entries.values())
+    of = {name: str(entry.about.get("name", name)) for name, entry in model.entries.items()}
+    weights = sum(model.entries[other].numel for other in of.values())  # twins count as in the model's files
     sent = sum(len(entry.data) for entry in model.entries.values())
     found: dict[str, Any] = {"weights": weights, "bits_a_weight": round(8 * sent / max(weights, 1), 3)}
     found["files"] = [{"name": name, "nbytes": len(own)} for name, own in model.files.items()]

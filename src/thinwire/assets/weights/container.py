@@ -1,15 +1,16 @@
 """Packed models as safetensors files: a header, a tensor of uint8 for each tensor and each other file.
 
-How each tensor is coded is said of each alone. A hash of all is in the header: damage is told, not unpacked.
+How each tensor is coded is said of each alone.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
+from hashlib import blake2b
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -17,14 +18,14 @@ import numpy as np
 
 from thinwire import zstd
 from thinwire.assets.framing import Frame, Head, checked
-from thinwire.assets.weights.entry import DTYPES, Entry, check_known, shape_of
+from thinwire.assets.weights.entry import DTYPES, Entry, shape_of
 from thinwire.assets.weights.tensors import Same
 from thinwire.types import PayloadError, require
 
 VERSION = 1
 MAX_HEADER = 1 << 26  # bytes
-FREE, PER_BYTE = 1 << 28, 1 << 10  # bytes that a file may unpack to, and more for each of its own
-DIGEST = 8  # bytes of the hash that damage is noticed by
+FREE, PER_BYTE = 1 << 28, 256  # bytes that a file may unpack to, and more for each of its own
+CHECK = 8  # bytes of a hash
 LEVEL = 19  # of Zstandard, for files
 TENSOR, FILE, PADDING = "tensor:", "file:", "padding"
 FRAME = Frame("thinwire.model", "model", VERSION, MAX_HEADER)
@@ -56,26 +57,25 @@ class PackedModel:
         return self
 
 
-def write_model(model: PackedModel, packed: Mapping[str, bytes] | None = None) -> bytes:
-    """Return the file of a packed model; ``packed`` are its other files as ``pack_files`` returns them.
-
-    A file that is tiny for what it holds, as of zeros alone, is padded to what readers accept.
-    """
-    files = pack_files(model.files) if packed is None else packed
+def write_model(model: PackedModel) -> bytes:
+    """Return the file of a packed model, padded to what readers accept where it is tiny for what it holds."""
     sizes = {name: len(data) for name, data in model.files.items()}
     tensors = {name: dict(entry.about) for name, entry in model.entries.items()}
-    streams = {TENSOR + name: entry.data for name, entry in model.entries.items()}
-    streams |= {FILE + name: files[name] for name in sizes}
+    streams = {FILE + name: _pack_file(data) for name, data in model.files.items()}
+    streams |= {TENSOR + name: entry.data for name, entry in model.entries.items()}
     least = -(-(_claimed(tensors, sizes) - FREE) // PER_BYTE)
     missing = least - sum(map(len, streams.values()))
     streams |= {PADDING: bytes(missing)} if missing > 0 else {}
-    note: dict[str, Any] = {"tensors": tensors, "files": sizes}
-    return FRAME.write(note | {"hash": _digest(note, streams.items())}, streams)
+    note = {"tensors": tensors, "files": sizes}
+    return FRAME.write({**note, "check": digest(note, streams.values())}, streams)
 
 
-def pack_files(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return files at the level that packs text well: a tokenizer takes megabytes."""
-    return {name: zstd.compress(np.frombuffer(data, np.uint8), LEVEL) for name, data in files.items()}
+def digest(note: Mapping[str, Any], streams: Iterable[bytes | memoryview]) -> str:
+    """Return a hash of what a header says of tensors and files, and of all streams in order."""
+    found = blake2b(json.dumps([note["tensors"], note["files"]]).encode(), digest_size=CHECK)
+    for data in streams:
+        found.update(data)
+    return found.hexdigest()
 
 
 def is_model(data: bytes | memoryview) -> bool:
@@ -87,7 +87,11 @@ def is_model(data: bytes | memoryview) -> bool:
 def read_model(data: bytes | memoryview) -> PackedModel:
     """Return the packed model in a file; tensors are still to be unpacked. Errors: ``PayloadError``."""
     head = FRAME.read(data)
-    return _model(head.note, _streams(data, head), len(data))
+    streams = _streams(data, head)
+    model = _model(head.note, streams, len(data))
+    same = head.note["check"] == digest(head.note, streams.values())
+    require(same, PayloadError, "its bytes are not those that were written: it is damaged; get it again")
+    return model
 
 
 def _streams(data: bytes | memoryview, head: Head) -> dict[str, memoryview]:
@@ -110,36 +114,28 @@ def _model(note: dict[str, Any], streams: dict[str, memoryview], size: int) -> P
     claimed = _claimed(tensors, sizes)
     told = f"{claimed} bytes in a file of {size}, which is more than any packed model has"
     require(claimed <= FREE + PER_BYTE * size, PayloadError, told)
-    for name, about in tensors.items():
-        check_known(about, name)
     entries = {name: Entry(about, bytes(streams[TENSOR + name])) for name, about in tensors.items()}
-    PackedModel(entries).checked()
-    told = "its bytes are not those that were written: it is damaged; fetch it anew"
-    right = note["hash"] == _digest({"tensors": tensors, "files": sizes}, streams.items())
-    require(right, PayloadError, told)
-    return PackedModel(entries, {name: _unpack_file(streams[FILE + name], n) for name, n in sizes.items()})
-
-
-def _digest(note: Mapping[str, Any], streams: Iterable[tuple[str, bytes | memoryview]]) -> str:
-    """Return a hash of what the header says and of all behind it."""
-    found = hashlib.blake2b(json.dumps(note, sort_keys=True).encode(), digest_size=DIGEST)
-    for name, data in streams:
-        found.update(json.dumps([name, len(data)]).encode())
-        found.update(data)
-    return found.hexdigest()
+    files = {name: _unpack_file(streams[FILE + name], n) for name, n in sizes.items()}
+    return PackedModel(entries, files).checked()
 
 
 def _claimed(tensors: Mapping[str, Any], sizes: Mapping[str, int]) -> int:
-    """Return the bytes that tensors and files claim to unpack to. Errors: ``PayloadError``."""
     return sum(sizes.values()) + sum(_nbytes(name, about) for name, about in tensors.items())
 
 
-def _nbytes(name: str, about: Mapping[str, Any]) -> int:
+def _nbytes(name: str, about: dict[str, Any]) -> int:
+    """Return the bytes that a tensor claims to unpack to. Errors: ``PayloadError``."""
     if about.get("kind") == Same.kind:
         return 0
     dtype = DTYPES.get(about["dtype"])
     size = 8 if dtype is None else dtype.itemsize
     return size * math.prod(max(1, n) for n in shape_of(about, name))
+
+
+@lru_cache(maxsize=32)  # a search asks again and again what the whole file takes
+def _pack_file(data: bytes) -> bytes:
+    """Return a file's bytes at the level that packs text well: a tokenizer takes megabytes."""
+    return zstd.compress(np.frombuffer(data, np.uint8), LEVEL)
 
 
 def _unpack_file(data: memoryview, n: int) -> bytes:

@@ -102,14 +102,16 @@ def _unpacked(entry: Entry, name: str) -> Coded:
     about = entry.about
     if entry.kind == Same.kind:
         return Same(str(about["name"]))
-    check_known(about, name)
-    shape, dtype = shape_of(about, name), DTYPES[about["dtype"]]
+    shape, dtype = shape_of(about, name), DTYPES.get(about["dtype"])
+    if dtype is None:
+        raise PayloadError(f"{name:.99} is of type {about['dtype']!r:.20}; update thinwire")
     cursor, swapped = ByteCursor(entry.data, f"{name:.99}"), about.get("swapped", False) is True
     coded: Coded
     if entry.kind == Plain.kind:
         coded = Plain(_unpack_plain(cursor, shape, dtype))
     else:
-        require(len(shape) >= 2, PayloadError, f"{name:.99} is no matrix, and is coded as one")
+        known = entry.kind in (Stepped.kind, Grouped.kind) and len(shape) >= 2
+        require(known, PayloadError, f"{name:.99} is coded as {entry.kind!r:.20}; update thinwire")
         coded = _unpack_matrix(cursor, entry, shape, dtype, swapped)
     cursor.close()
     return coded
@@ -129,16 +131,6 @@ def _unpack_matrix(
     codes = torch.from_numpy(unpack_codes(cursor, rows, columns))
     wide = entry.about.get("wide", False) is True
     return Stepped(codes, by_row, by_column, shape, dtype, swapped, wide)
-
-
-def check_known(about: Mapping[str, Any], name: str) -> None:
-    """Raise ``PayloadError`` where a later thinwire coded a tensor in a way, or of a type, unknown here."""
-    kind = about.get("kind")
-    known = kind in (Stepped.kind, Grouped.kind, Plain.kind, Same.kind)
-    require(known, PayloadError, f"{name:.99} is coded as {kind!r:.20}; update thinwire")
-    dtype = None if kind == Same.kind else about["dtype"]
-    told = f"{name:.99} is of type {dtype!r:.20}; update thinwire"
-    require(dtype is None or dtype in DTYPES, PayloadError, told)
 
 
 def shape_of(about: Mapping[str, Any], name: str) -> tuple[int, ...]:

@@ -9,7 +9,6 @@ import copy
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -137,16 +136,12 @@ class Conversion:
         found = get_model_conversion_mapping(model)
         self.model = model
         self.names: dict[str, Tensor] = model.state_dict()
+        head = next(n for n, m in model.named_modules() if m is model.get_output_embeddings())
+        self.twins = (family_of(model.config).embedding, f"{head}.weight")  # one matrix, where these are tied
         self._renamings = [t for t in found if isinstance(t, WeightRenaming)]
         self._converters = [t for t in found if isinstance(t, WeightConverter)]
         ignored = {*(model._keys_to_ignore_on_load_unexpected or ()), r"rotary_emb\.inv_freq"}
         self._ignored = re.compile("|".join(f"({pattern})" for pattern in sorted(ignored)))
-
-    @cached_property
-    def twins(self) -> tuple[str, str]:
-        """Names of the embedding and the head: one matrix, where these are tied."""
-        head = next(n for n, m in self.model.named_modules() if m is self.model.get_output_embeddings())
-        return family_of(self.model.config).embedding, f"{head}.weight"
 
     def targets(self, name: str) -> tuple[list[str], str | None]:
         """Return the names in the model of what is made of one tensor in the files.

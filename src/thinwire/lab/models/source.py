@@ -124,6 +124,15 @@ def resolve_model(
     return _with_dropout(source, dropout)
 
 
+def reader_of(folder: Path, name: str) -> tuple[Any, Any]:
+    """Return config and tokenizer of a folder whose model only reads: any causal one will do.
+
+    Errors: ``InputError``.
+    """
+    _check_whole(folder, name)
+    return _config(folder, name), _tokenizer(folder)
+
+
 def model_config(name: str, init: str | None) -> Any:
     """Return the config of a model, dropout off: what plans and measurements need, and no text for it.
 
@@ -166,7 +175,7 @@ def _gpt2_config(layers: int, width: int, heads: int, vocab: int) -> Any:
 
 def _gpt2_random(name: str, corpus: Corpus | None) -> ModelSource:
     config = _gpt2_named(name)
-    tokenizer = packaged_gpt2() or _try(lambda: tokenizer_of(_download(name, weights=False)))
+    tokenizer = packaged_gpt2() or _try(lambda: _tokenizer(_download(name, weights=False)))
     if tokenizer is not None:
         return ModelSource(name, "gpt2", config, tokenizer, None)
     if corpus is None:
@@ -199,7 +208,7 @@ def _pretrained(name: str, init: str | None, trial: bool) -> ModelSource:
     else:
         folder = _download(name, weights=init != "random")
     _check_whole(folder, name)
-    config = config_of(folder, name)
+    config = _config(folder, name)
     weights = None if init == "random" else folder
     notes: tuple[str, ...] = ()
     family = family_of(config).name
@@ -207,7 +216,7 @@ def _pretrained(name: str, init: str | None, trial: bool) -> ModelSource:
         check_split(_dropping(config, 0.0))
     if weights is not None:  # a folder without usable ones is refused here, before any rank starts
         notes = Stored(Weights(weights), Conversion(meta_model(config)), config).check()
-    return ModelSource(name, family, config, tokenizer_of(folder), weights, notes)
+    return ModelSource(name, family, config, _tokenizer(folder), weights, notes)
 
 
 def _check_whole(folder: Path, name: str) -> None:
@@ -225,8 +234,7 @@ def _check_whole(folder: Path, name: str) -> None:
     )
 
 
-def config_of(folder: Path, name: str) -> Any:
-    """Return the config in a folder, of weights that are not quantised. Errors: ``InputError``."""
+def _config(folder: Path, name: str) -> Any:
     transformers = import_transformers()
     from huggingface_hub.errors import StrictDataclassError  # of a config whose fields contradict each other
 
@@ -241,13 +249,12 @@ def config_of(folder: Path, name: str) -> Any:
     require(
         getattr(config, "quantization_config", None) is None,
         InputError,
-        f"model {name!r} is quantised and cannot be fine-tuned; use the unquantised weights",
+        f"model {name!r} is quantised already; use the unquantised weights",
     )
     return config
 
 
-def tokenizer_of(folder: Path) -> Any:
-    """Return the tokenizer in a folder. Errors: ``InputError``."""
+def _tokenizer(folder: Path) -> Any:
     transformers = import_transformers()
     try:
         return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)

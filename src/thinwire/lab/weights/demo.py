@@ -59,7 +59,7 @@ def run(demo: Demo, tell: Callable[[str], None]) -> ModelRecord:
     record.config = {"model": demo.model, "text": demo.text, "bits": demo.bits, "link": str(demo.link)}
     demo.out.mkdir(parents=True, exist_ok=True)
     record.packed_nbytes = write_packed(packed, demo.out / FILE, codes=False)
-    describe(record, packed)
+    describe(record, packed, source)
     record = predicted(record, demo.link)
     _compare(demo, record, reading, packed, tell)
     record.status, record.totals["seconds"] = "done", time.monotonic() - started

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from thinwire.assets.weights.codes import from_code_tensors, is_codes
-from thinwire.assets.weights.container import PackedModel, is_model, pack_files, read_model, write_model
+from thinwire.assets.weights.container import PackedModel, is_model, read_model, write_model
 from thinwire.assets.weights.encoding import Entries, like, to_budget, to_width
 from thinwire.assets.weights.entry import unpack_entry
 from thinwire.assets.weights.model import Model
@@ -23,14 +23,13 @@ from thinwire.lab.machine.processor import environment
 from thinwire.lab.records.schema import LinkInfo, RecipeText
 from thinwire.lab.weights.perplexity import perplexity
 from thinwire.lab.weights.record import ModelRecord, TensorInfo
-from thinwire.lab.weights.source import SMALL, Reading, Source, read_source, read_text_with
+from thinwire.lab.weights.source import Reading, Source, read_source, read_text_with
 from thinwire.links.shape import LinkShape
 from thinwire.types import InputError, PayloadError, require
 
 BLIND = (
     "without --calibrate TEXT nothing says which weights matter: a text makes the same bytes worth far more"
 )
-CODES = "the target, bits a weight and seconds are of the codes entropy-coded, about what a keyframe takes"
 WHOLE = "the target is above what the model takes as it is: it is packed without any loss"
 
 
@@ -68,12 +67,8 @@ def pack(job: ModelPacking) -> tuple[PackedModel, ModelRecord]:
     record.target_nbytes, record.target_bits = job.nbytes, job.bits
     record.environment = environment("fp32", torch.get_num_threads())
     record.notes += [] if job.text else [BLIND]
-    describe(record, packed)
-    if source.left:
-        record.notes.append(f"not taken along, above {SMALL >> 20} MiB: {', '.join(source.left)}")
-    del model, source, entries  # what measuring needs takes as much memory again
+    describe(record, packed, source)
     if reading is not None:
-        reading = reading._replace(model=Model({}))
         measure_source(record, reading)
     measure_packed(record, packed, reading)
     record.status = "done"
@@ -91,29 +86,23 @@ def _entries(job: ModelPacking, model: Model, source: Source, old: Mapping[str, 
         return like(model, old)
     if job.bits is not None:
         return to_width(model, job.bits)
-    most, size = job.nbytes or 0, Size(source.files)
-    found = to_budget(model, most, size)
-    nbytes = size(found)
-    require(
-        nbytes <= most, InputError, f"the file takes {nbytes} bytes, not {most}; ask for {nbytes} or more"
-    )
-    return found
+    return to_budget(model, job.nbytes or 0, Size(source.files))
 
 
 class Size:
-    """How many bytes a file of entries takes, with other files, which are packed once."""
+    """How many bytes a file of entries takes, beside other files that go along."""
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
-        self._files, self._packed = files, pack_files(files)
+        self._files = files
 
     def __call__(self, entries: Entries) -> int:
         """Return the bytes of the file."""
-        return len(write_model(PackedModel(entries, self._files), self._packed))
+        return len(write_model(PackedModel(entries, self._files)))
 
 
-def describe(record: ModelRecord, packed: PackedModel) -> None:
-    """Note what each tensor takes; weights that are the same as others count once."""
-    weights = sum(entry.numel for entry in packed.entries.values())
+def describe(record: ModelRecord, packed: PackedModel, source: Source) -> None:
+    """Note what each tensor takes."""
+    weights = sum(x.numel() for x in source.tensors.values())
     for name, entry in packed.entries.items():
         size = len(entry.data)
         bits = 8 * size / entry.numel if entry.numel else None
@@ -165,15 +154,8 @@ def _head(path: Path) -> bytes:
         return file.read(256)
 
 
-def as_codes(record: ModelRecord, packed: PackedModel) -> None:
-    """Note what a checkpoint of codes takes once it is entropy-coded: ``publish`` sends it so."""
-    record.coded_nbytes = len(write_model(packed))
-    record.notes.append(CODES)
-
-
-def predicted(record: ModelRecord, shape: LinkShape) -> ModelRecord:
-    """Return a record with the seconds until the model is there over a link: of codes, their keyframe."""
-    nbytes = record.packed_nbytes if record.coded_nbytes is None else record.coded_nbytes
-    seconds = nbytes / (shape.rate or math.inf) + shape.delay
+def predicted(record: ModelRecord, shape: LinkShape, sent: int | None = None) -> ModelRecord:
+    """Return a record with the seconds until the file, or ``sent`` bytes, are there over a link."""
+    seconds = (record.packed_nbytes if sent is None else sent) / (shape.rate or math.inf) + shape.delay
     link = LinkInfo(str(shape), shape.rate, shape.delay or None)
     return replace(record, seconds_predicted=seconds, link=link)

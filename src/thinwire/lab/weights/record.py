@@ -42,10 +42,7 @@ class ModelRecord(RunRecord):
     target_nbytes: int | None = about("bytes asked for, if any", None)
     target_bits: float | None = about("bits a weight in memory asked for, if any", None)
     packed_nbytes: int = about("bytes of the packed file, header and other files included", 0)
-    coded_nbytes: int | None = about(
-        "of a checkpoint of codes: bytes as the packed file, about a keyframe", None
-    )
-    bits_a_weight: float = about("bits of the tensors in the file, for each weight that has bytes there", 0.0)
+    bits_a_weight: float = about("bits of the tensors in the file, for each weight of the model", 0.0)
     lossless: bool = about("whether all tensors are as they were", False)
     tensors: list[TensorInfo] = about("one object a tensor", make=list)
     rivals: list[Rival] = about("other ways to pack the same model", make=list)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import shutil
+import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,22 +15,20 @@ from torch import Tensor, nn
 from thinwire.assets.weights.codes import is_codes
 from thinwire.assets.weights.model import Model
 from thinwire.assets.weights.moments import Moments
-from thinwire.files.checkpoint import folder_of, read_checkpoint
+from thinwire.files.checkpoint import INDEX, SINGLE, SUFFIX, folder_of, read_checkpoint, write_checkpoint
 from thinwire.lab.data.corpus import load_corpus
 from thinwire.lab.models.families import Conversion, import_transformers, meta_model
 from thinwire.lab.models.smollm import smollm_folder
-from thinwire.lab.models.source import SMOLLM, ModelSource, config_of, resolve_model, tokenizer_of
+from thinwire.lab.models.source import SMOLLM, reader_of, resolve_model
 from thinwire.lab.models.tokenizer import tokenise
 from thinwire.lab.weights.calibration import WINDOW, Calibration, swaps
 from thinwire.types import InputError, require
 
 READ, HELDOUT = 16, 4  # windows that moments come from, and that perplexity is of, at most
-INFORMED = {"output_loading_info": True}
 LONGEST = 1 << 20  # tokens of a text that are looked through
 SMALL = 64 << 20  # bytes of another file that goes along
 KEPT = frozenset({".json", ".txt", ".model", ".jinja", ".md", ".tiktoken"})
-LEGAL = ("LICENSE", "LICENCE", "NOTICE")
-TRAINED = ("trainer_state.json",)
+NAMED, OTHERS = ("LICENSE", "NOTICE"), ("trainer_state.json", "optimizer.json")
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +39,6 @@ class Source:
     folder: Path | None
     tensors: Mapping[str, Tensor]
     files: Mapping[str, bytes] = field(default_factory=dict)
-    left: tuple[str, ...] = ()  # files that are too large to go along
 
     @property
     def nbytes(self) -> int:
@@ -62,16 +60,17 @@ def read_source(name: str) -> Source:
     told = f"{name} holds codes that thinwire packed; give the model that they were made of"
     require(not is_codes(tensors), InputError, told)
     folder = folder_of(place) if place.is_dir() else None
-    along = [] if folder is None else [f for f in sorted(folder.iterdir()) if _goes_along(f)]
-    files = {f.name: f.read_bytes() for f in along if f.stat().st_size <= SMALL}
-    return Source(name, folder, tensors, files, tuple(f.name for f in along if f.name not in files))
+    return Source(name, folder, tensors, _files(folder) if folder else {})
 
 
-def _goes_along(file: Path) -> bool:
-    """Say whether a file of a model's folder belongs to the model: no code, no state of its training."""
-    kept = file.suffix in KEPT or file.name.startswith(LEGAL)
-    left = file.name in TRAINED or file.name.startswith(".") or file.name.endswith(".index.json")
-    return kept and not left and file.suffix != ".py" and file.is_file()
+def _files(folder: Path) -> dict[str, bytes]:
+    return {
+        file.name: file.read_bytes()
+        for file in sorted(folder.iterdir())
+        if file.is_file() and (file.suffix in KEPT or file.name in NAMED) and not file.name.startswith(".")
+        if file.stat().st_size <= SMALL and not file.name.endswith(".index.json")
+        if file.name not in (INDEX, *OTHERS)
+    }
 
 
 class Reading(NamedTuple):
@@ -82,81 +81,88 @@ class Reading(NamedTuple):
     heldout: Tensor
     tokens: int
     tokenizer: Any
+    names: Mapping[str, str]  # of the model's own parameters, by those in files
+    folder: Path
 
     def put(self, tensors: Mapping[str, Tensor]) -> None:
-        """Give the model weights, by the names in files: transformers makes its own of them."""
-        with _silent():
-            made, info = type(self.net).from_pretrained(
-                None, config=self.net.config, state_dict=dict(tensors), dtype=torch.float32, **INFORMED
-            )
-        own = {name: x for name, x in made.state_dict().items() if name not in info["missing_keys"]}
-        self.net.load_state_dict(own, strict=False, assign=True)
+        """Give the model weights, by the names in files."""
+        if set(tensors) <= set(self.names):
+            self.net.load_state_dict({self.names[name]: x for name, x in tensors.items()}, strict=False)
+        else:  # some are put together of several, as experts are: transformers knows how
+            self.net.load_state_dict(_again(self.folder, tensors).state_dict())
         self.net.tie_weights()
+
+
+def _again(folder: Path, tensors: Mapping[str, Tensor]) -> Any:
+    """Return the model of a folder with other tensors."""
+    with tempfile.TemporaryDirectory() as work:
+        for file in folder.glob("*.json"):
+            if not file.name.endswith(f"{SUFFIX}.index.json"):
+                shutil.copy(file, work)
+        write_checkpoint(Path(work) / SINGLE, dict(tensors), {})
+        return _loaded(Path(work))
 
 
 def read_text_with(source: Source, text: str) -> Reading:
     """Return what a text, by name or path, says of a model's matrices. Errors: ``InputError``."""
-    folder = source.folder
-    if folder is None:
+    if source.folder is None:
         raise InputError(f"--calibrate needs a model's folder, and {source.name} is none")
-    config_of(folder, source.name)  # what cannot be read is told in a sentence
-    net, tokenizer = _loaded(source.name, folder), tokenizer_of(folder)
-    read, heldout = windows_of(net, source.name, tokenizer, text)
+    _, tokenizer = reader_of(source.folder, source.name)
+    net = _loaded(source.folder)
+    read, heldout = windows_of(net, tokenizer, text)
     calibration = Calibration(net)
     calibration.read(read)
-    model = described(source, net, calibration.moments(), names_of(source, net))
-    return Reading(net, model, heldout, read.numel(), tokenizer)
+    names = names_of(source, net)
+    model = described(source, net, calibration.moments(), names)
+    return Reading(net, model, heldout, read.numel(), tokenizer, names, source.folder)
 
 
-def _loaded(name: str, folder: Path) -> Any:
-    """Return the causal language model in a folder. Errors: ``InputError``."""
-    told = f"--calibrate reads a text with a causal language model, and {name} is none"
-    with _silent() as transformers:
-        try:
-            net, info = transformers.AutoModelForCausalLM.from_pretrained(
-                folder, dtype=torch.float32, **INFORMED
-            )
-        except (OSError, ValueError, KeyError) as e:
-            raise InputError(f"{told} ({' '.join(str(e).split())[:120]}); leave it out") from e
-    missing = sorted(info["missing_keys"])
-    require(not missing, InputError, f"{told}: it has no {missing[0] if missing else ''}; leave it out")
-    return net.eval()
-
-
-@contextmanager
-def _silent() -> Iterator[Any]:
-    """Give transformers, without the bars that it draws."""
+def _loaded(folder: Path) -> Any:
+    """Return the model of a folder, without the bars that transformers draws."""
     transformers = import_transformers()
     logging = transformers.utils.logging
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        yield transformers
+        return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     finally:
         if shown:
             logging.enable_progress_bar()
 
 
-def windows_of(net: Any, name: str, tokenizer: Any, text: str) -> tuple[Tensor, Tensor]:
+def windows_of(net: Any, tokenizer: Any, text: str) -> tuple[Tensor, Tensor]:
     """Return tokens [windows, tokens] from all over a text, and from what of it is held out."""
-    corpus, config = load_corpus(text), net.config.get_text_config()
-    source = ModelSource(name, config.model_type, config, tokenizer, None)
-    size = min(WINDOW, getattr(config, "max_position_embeddings", WINDOW))
+    corpus = load_corpus(text)
+    size = longest_of(net)
+    known = net.get_input_embeddings().num_embeddings
     parts = list[Tensor]()
     for documents, most in ((corpus.train, READ), (corpus.heldout, HELDOUT)):
         ids = tokenise(tokenizer, *documents, limit=LONGEST)
+        highest = int(ids.max()) if len(ids) else 0
+        told = f"the text has token {highest} of the tokenizer, and the model knows {known}"
+        require(highest < known, InputError, f"{told}; give the model its own tokenizer")
         count = len(ids) // size
         told = f"--calibrate {text} has {len(ids)} tokens in one part, and {size} are read at a time"
         require(count > 0, InputError, f"{told}; give a longer text")
-        source.check_tokens(ids)
         chosen = torch.linspace(0, count - 1, min(most, count)).long()
         parts.append(ids[: count * size].view(count, size)[chosen])
     return parts[0], parts[1]
 
 
+def longest_of(net: Any) -> int:
+    """Return how many tokens a model is given at a time."""
+    return min(WINDOW, getattr(net.config, "max_position_embeddings", None) or WINDOW)
+
+
 def names_of(source: Source, net: Any) -> dict[str, str]:
     """Return the name of a model's parameter by that in files, of those that are the same tensor in both."""
-    conversion, found = Conversion(meta_model(net.config)), dict[str, str]()
+    found, own = dict[str, str](), net.state_dict()
+    try:
+        conversion = Conversion(meta_model(net.config))
+    except (
+        InputError
+    ):  # of a family that thinwire does not split: names that are the same are all that is known
+        return {name: name for name in source.tensors if name in own}
     for name in source.tensors:
         targets, pattern = conversion.targets(name)
         if pattern is None and targets[0] in conversion.names:
