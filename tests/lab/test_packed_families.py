@@ -10,6 +10,7 @@ import torch
 import transformers
 from packed_models import TEXT
 
+from thinwire.files.checkpoint import write_checkpoint
 from thinwire.lab.data.corpus import Corpus
 from thinwire.lab.data.documents import Document
 from thinwire.lab.models.tokenizer import trained_bpe
@@ -54,3 +55,11 @@ def test_perplexity_is_that_of_what_unpacks(
     assert math.isclose(record.perplexity, found, rel_tol=1e-4)
     assert not math.isclose(record.perplexity_source, found, rel_tol=1e-3)
     assert set(unpacked(packed)) == set(read_source(str(folder)).tensors)
+
+
+def test_a_file_too_large_to_go_along_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "SMALL", 100)
+    write_checkpoint(tmp_path / "model.safetensors", {"w": torch.ones(4)}, {})
+    (tmp_path / "vocab.txt").write_text("x" * 101)
+    found = read_source(str(tmp_path))
+    assert found.left == ("vocab.txt",) and "vocab.txt" not in found.files
