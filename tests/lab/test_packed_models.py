@@ -224,3 +224,18 @@ def test_a_cut_packed_file_leaves_no_folder(home, tmp_path: Path) -> None:
     (tmp_path / "m.tw").write_bytes(data[:-100])
     assert "was cut short" in refused("unpack", tmp_path / "m.tw", "-o", tmp_path / "back")
     assert [f.name for f in tmp_path.iterdir()] == ["m.tw"]
+
+
+def test_codes_are_shown_as_such_and_wrong_places_are_told(home, tmp_path: Path) -> None:
+    folder, file, codes = home[0], tmp_path / "m.tw", tmp_path / "m.safetensors"
+    record = packed(folder, "-o", file, "--bits", 3)
+    packed(folder, "-o", codes, "--bits", 3, "--codes")
+    shown = json.loads(invoke("inspect", codes, "--json").stdout)
+    assert shown["holds"] == "codes of a packed model" and shown["nbytes"] == codes.stat().st_size
+    assert shown["bits_a_weight"] == round(record.bits_a_weight, 3)
+    assert shown["tensors"] == describe(file, check=False)["tensors"]
+    place = tmp_path / "d.safetensors"
+    place.mkdir()
+    assert "is a folder" in refused("unpack", file, "-o", place, "--force")
+    assert "into a file" in refused("pack", folder, "-o", "s3://bucket/m.tw", "--bits", 3)
+    assert "is a packed model" in refused("pack", file, "-o", tmp_path / "n.tw", "--target", "9kB")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thinwire.cli.terminal.output import print_json, tell
+from thinwire.cli.terminal.places import URL
 from thinwire.cli.terminal.scene_places import check_absent
 from thinwire.lab.records.holding import holding
 from thinwire.links.shape import LinkShape
@@ -98,6 +100,19 @@ def _say(out: Path, record: ModelRecord) -> None:
         tell(f"note: {note}")
 
 
+def check_out(out: str) -> None:
+    """Raise ``InputError`` where a packed model would not be written to a file."""
+    told = f"{out} is no file here; a model is packed into a file: name one"
+    require(not URL.match(out) and not out.endswith(("/", os.sep)), InputError, told)
+
+
+def check_unpacked(source: Path) -> None:
+    """Raise ``InputError`` where what is to be packed was packed before."""
+    packed = source.suffix.lower() not in SCENES and is_packed_model(source)
+    told = f"{source} is a packed model; give the model it was made of, or thinwire unpack it first"
+    require(not packed, InputError, told)
+
+
 def is_packed_model(source: Path) -> bool:
     """Say whether a file is a packed model, or a checkpoint of codes, by how it begins or is called."""
     if source.suffix == WEIGHTS:
@@ -112,6 +127,8 @@ def is_packed_model(source: Path) -> bool:
 
 def unpack_model(source: Path, out: Path, force: bool) -> None:
     """Write the model that a packed one stands for: a folder, or a file called ``.safetensors``."""
+    told = f"{out} is a folder; give the name of a file in it, or one that does not end in {WEIGHTS}"
+    require(not (out.suffix == WEIGHTS and out.is_dir()), InputError, told)
     told = f"cannot write {out}: {out.parent} is no folder; make it"
     require(out.absolute().parent.is_dir(), InputError, told)
     check_absent(out, force)

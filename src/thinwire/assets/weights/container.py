@@ -27,7 +27,7 @@ MAX_HEADER = 1 << 26  # bytes
 FREE, PER_BYTE = 1 << 28, 256  # bytes that a file may unpack to, and more for each of its own
 CHECK = 8  # bytes of a hash
 LEVEL = 19  # of Zstandard, for files
-TENSOR, FILE = "tensor:", "file:"
+TENSOR, FILE, PADDING = "tensor:", "file:", "padding"
 FRAME = Frame("thinwire.model", "model", VERSION, MAX_HEADER)
 
 
@@ -58,11 +58,14 @@ class PackedModel:
 
 
 def write_model(model: PackedModel) -> bytes:
-    """Return the file of a packed model."""
+    """Return the file of a packed model, padded to what readers accept where it is tiny for what it holds."""
     sizes = {name: len(data) for name, data in model.files.items()}
     tensors = {name: dict(entry.about) for name, entry in model.entries.items()}
     streams = {FILE + name: _pack_file(data) for name, data in model.files.items()}
     streams |= {TENSOR + name: entry.data for name, entry in model.entries.items()}
+    least = -(-(_claimed(tensors, sizes) - FREE) // PER_BYTE)
+    missing = least - sum(map(len, streams.values()))
+    streams |= {PADDING: bytes(missing)} if missing > 0 else {}
     note = {"tensors": tensors, "files": sizes}
     return FRAME.write({**note, "check": digest(note, streams.values())}, streams)
 
@@ -105,15 +108,19 @@ def _model(note: dict[str, Any], streams: dict[str, memoryview], size: int) -> P
     tensors, sizes = note["tensors"], note["files"]
     named = [*(FILE + name for name in sizes), *(TENSOR + name for name in tensors)]
     told = "tensors that the header does not tell of, or none"
-    require(sorted(named) == sorted(streams), PayloadError, told)
+    require(sorted(named) == sorted(streams.keys() - {PADDING}), PayloadError, told)
     for n in sizes.values():
         require(type(n) is int and n >= 0, PayloadError, f"a file of {n!r:.20} bytes")
-    claimed = sum(sizes.values()) + sum(_nbytes(name, about) for name, about in tensors.items())
+    claimed = _claimed(tensors, sizes)
     told = f"{claimed} bytes in a file of {size}, which is more than any packed model has"
     require(claimed <= FREE + PER_BYTE * size, PayloadError, told)
     entries = {name: Entry(about, bytes(streams[TENSOR + name])) for name, about in tensors.items()}
     files = {name: _unpack_file(streams[FILE + name], n) for name, n in sizes.items()}
     return PackedModel(entries, files).checked()
+
+
+def _claimed(tensors: Mapping[str, Any], sizes: Mapping[str, int]) -> int:
+    return sum(sizes.values()) + sum(_nbytes(name, about) for name, about in tensors.items())
 
 
 def _nbytes(name: str, about: dict[str, Any]) -> int:

@@ -23,7 +23,7 @@ from thinwire.lab.machine.processor import environment
 from thinwire.lab.records.schema import LinkInfo, RecipeText
 from thinwire.lab.weights.perplexity import perplexity
 from thinwire.lab.weights.record import ModelRecord, TensorInfo
-from thinwire.lab.weights.source import Reading, Source, read_source, read_text_with
+from thinwire.lab.weights.source import SMALL, Reading, Source, read_source, read_text_with
 from thinwire.links.shape import LinkShape
 from thinwire.types import InputError, PayloadError, require
 
@@ -68,7 +68,10 @@ def pack(job: ModelPacking) -> tuple[PackedModel, ModelRecord]:
     record.environment = environment("fp32", torch.get_num_threads())
     record.notes += [] if job.text else [BLIND]
     describe(record, packed, source)
+    record.notes += [f"not taken along, above {SMALL >> 20} MiB: {name}" for name in source.left]
+    del model, source, entries  # what measuring needs takes as much memory again
     if reading is not None:
+        reading = reading._replace(model=Model({}))
         measure_source(record, reading)
     measure_packed(record, packed, reading)
     record.status = "done"

@@ -39,6 +39,7 @@ class Source:
     folder: Path | None
     tensors: Mapping[str, Tensor]
     files: Mapping[str, bytes] = field(default_factory=dict)
+    left: tuple[str, ...] = ()  # files that are too large to go along
 
     @property
     def nbytes(self) -> int:
@@ -60,17 +61,15 @@ def read_source(name: str) -> Source:
     told = f"{name} holds codes that thinwire packed; give the model that they were made of"
     require(not is_codes(tensors), InputError, told)
     folder = folder_of(place) if place.is_dir() else None
-    return Source(name, folder, tensors, _files(folder) if folder else {})
+    along = [] if folder is None else [file for file in sorted(folder.iterdir()) if _goes_along(file)]
+    files = {file.name: file.read_bytes() for file in along if file.stat().st_size <= SMALL}
+    return Source(name, folder, tensors, files, tuple(f.name for f in along if f.name not in files))
 
 
-def _files(folder: Path) -> dict[str, bytes]:
-    return {
-        file.name: file.read_bytes()
-        for file in sorted(folder.iterdir())
-        if file.is_file() and (file.suffix in KEPT or file.name in NAMED) and not file.name.startswith(".")
-        if file.stat().st_size <= SMALL and not file.name.endswith(".index.json")
-        if file.name not in (INDEX, *OTHERS)
-    }
+def _goes_along(file: Path) -> bool:
+    """Say whether a file of a model's folder belongs to the model: no code, no state of its training."""
+    kept = file.is_file() and (file.suffix in KEPT or file.name in NAMED) and not file.name.startswith(".")
+    return kept and not file.name.endswith(".index.json") and file.name not in (INDEX, *OTHERS)
 
 
 class Reading(NamedTuple):
