@@ -32,6 +32,49 @@ def flux_moe(layers: int = 2, experts: int = 8, chosen: int = 2) -> nn.Module:
     return made
 
 
+def hidream() -> nn.Module:
+    """HiDream's own transformer, which calls its times ``timesteps``."""
+    from diffusers import HiDreamImageTransformer2DModel
+
+    torch.manual_seed(8)
+    model: Any = HiDreamImageTransformer2DModel(
+        patch_size=2,
+        in_channels=4,
+        out_channels=4,
+        num_layers=1,
+        num_single_layers=1,
+        attention_head_dim=8,
+        num_attention_heads=4,
+        caption_channels=[32, 16],
+        text_emb_dim=64,
+        num_routed_experts=4,
+        num_activated_experts=2,
+        axes_dims_rope=(4, 2, 2),
+        max_resolution=(32, 32),
+        llama_layers=(0, 1),
+    )
+    for p in model.parameters():
+        p.data = torch.randn_like(p) * (p.shape[-1] ** -0.5 if p.dim() > 1 else 0.1)
+    made: nn.Module = model.eval()
+    return made
+
+
+def hidream_inputs(pictures: Sequence[int], time: float) -> Inputs:
+    draws = [torch.Generator().manual_seed(k) for k in pictures]
+
+    def normal(*shape: int) -> Tensor:
+        return torch.cat([torch.randn(1, *shape, generator=g) for g in draws])
+
+    return {
+        "hidden_states": normal(4, 8, 8),
+        "encoder_hidden_states_t5": normal(8, 32),
+        "encoder_hidden_states_llama3": torch.stack([normal(8, 16), normal(8, 16)]),
+        "pooled_embeds": normal(64),
+        "timesteps": torch.full((len(pictures),), 1000 * time),
+        "return_dict": False,
+    }
+
+
 def nucleus() -> nn.Module:
     from diffusers import NucleusMoEImageTransformer2DModel
 

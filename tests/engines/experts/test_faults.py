@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from threading import Barrier, Timer
 from typing import Any
 
@@ -14,6 +15,7 @@ from tcp_proxy import TcpProxy
 from torch import Tensor, nn
 from waiting import LONG
 
+from thinwire.engines.experts.session import Spread
 from thinwire.engines.experts.spread import Experts
 from thinwire.types import InputError, LinkError
 
@@ -27,9 +29,11 @@ Meshes = dict[int, list[Mesh]]
     [
         ([0, 1, 5, 1, 0, 1, 0, 1], r"expert 2 is given to rank 5, which nobody is; give it one of \(0, 1\)"),
         ([0, 1], "owners are given for 2 experts, and a layer has 8; name a rank for each"),
+        ("01010101", "owners '01010101' are no ranks; give one for each expert"),
+        (7, "owners 7 are no ranks"),
     ],
 )
-def test_an_expert_that_nobody_owns(ranks: Meshes, owners: list[int], words: str) -> None:
+def test_an_expert_that_nobody_owns(ranks: Meshes, owners: Any, words: str) -> None:
     with pytest.raises(InputError, match=words):
         on_ranks(ranks[2], flux_moe(), "dice", lambda own, *_: None, owners=owners)
 
@@ -37,9 +41,15 @@ def test_an_expert_that_nobody_owns(ranks: Meshes, owners: list[int], words: str
 def test_a_rank_without_the_weights_of_its_expert(ranks: Meshes) -> None:
     model: Any = flux_moe()
     model.transformer_blocks[1].ff.experts[1].to("meta")
-    words = r"transformer_blocks\.1\.ff\.experts\.1 is for rank 1 to compute, and its weights are not here"
+    words = r"blocks\.1\.ff\.experts\.1\.w1\.weight is among what rank 1 computes, and it is on no device"
     with pytest.raises(InputError, match=words):
         on_ranks([ranks[2][1]], model, "dice", lambda own, *_: None)
+    with pytest.raises(InputError, match="among what each rank computes"):
+        on_ranks(ranks[2], model, "batch", lambda own, *_: None)
+    packed: Any = nucleus()
+    packed.transformer_blocks[1].img_mlp.experts.to("meta")
+    with pytest.raises(InputError, match=r"img_mlp\.experts\.\w+ is among what rank 0 computes"):
+        on_ranks([ranks[2][0]], packed, "ep-sync", lambda own, *_: None)
 
 
 @pytest.mark.parametrize("owners", [None, [0] * 8, [1, 0, 0, 0, 0, 0, 0, 0]])
@@ -126,6 +136,30 @@ def test_a_lost_reference_is_made_up_for(ranks: Meshes, recipe: str) -> None:
     assert found[0][1] == 0 < found[1][1]
     for (x, _), (y, _) in zip(found, whole, strict=True):
         assert (x - y).norm() < 1e-2 * y.norm()
+
+
+def test_an_error_between_calls_does_not_wait_for_others(
+    ranks: Meshes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, leave = dict[int, float](), Spread.leave
+
+    def timed(session: Spread, whole: bool) -> None:
+        began = time.monotonic()
+        leave(session, whole)
+        left[session._rank] = time.monotonic() - began
+
+    def use(own: nn.Module, found: Experts, rank: int) -> None:
+        own(**batch([rank], 1.0))
+        if rank == 1:
+            time.sleep(3)  # a call behind
+            return
+        own(**batch([rank], 0.9))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Spread, "leave", timed)
+    with pytest.raises(KeyboardInterrupt):
+        on_ranks(ranks[2], flux_moe(), "ep-displaced", use, deadline=30)
+    assert left[0] < 2
 
 
 @pytest.mark.parametrize("recipe", ["ep-sync", "ep-displaced", "dice-residual"])

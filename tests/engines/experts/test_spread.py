@@ -7,7 +7,18 @@ from typing import Any
 
 import pytest
 import torch
-from expert_models import BY_PICTURE, batch, flux_moe, nucleus, nucleus_inputs, on_ranks, sampled, shares
+from expert_models import (
+    BY_PICTURE,
+    batch,
+    flux_moe,
+    hidream,
+    hidream_inputs,
+    nucleus,
+    nucleus_inputs,
+    on_ranks,
+    sampled,
+    shares,
+)
 from meshes import Mesh
 from picture_models import Inputs
 from torch import Tensor, nn
@@ -17,6 +28,20 @@ from thinwire.engines.experts.spread import Experts
 pytest.importorskip("diffusers")
 
 Meshes = dict[int, list[Mesh]]
+
+
+def test_pictures_of_one_step_never_use_what_was_kept_of_others(ranks: Meshes) -> None:
+    """Calls of one time are passes of one step, as many as there are keys for: then pictures are new ones."""
+    model = flux_moe()
+
+    def use(own: nn.Module, found: Experts, rank: int) -> list[Tensor]:
+        return [own(**batch([2 * k + rank], 1.0))[0] for k in range(20)]
+
+    found = on_ranks(ranks[2], model, "dice:values=own", use)
+    with torch.no_grad():
+        for rank, pictures in enumerate(found):
+            for k, x in enumerate(pictures):
+                assert error(x, model(**batch([2 * k + rank], 1.0))[0]) < 1e-6
 
 
 def made(
@@ -151,14 +176,15 @@ def test_experts_that_choose_tokens(ranks: Meshes, recipe: str) -> None:
         assert error(x, wanted[own]) < bound
 
 
-def test_pictures_after_others_begin_anew(ranks: Meshes) -> None:
+@pytest.mark.parametrize(("model", "inputs"), [(flux_moe, batch), (hidream, hidream_inputs)])
+def test_pictures_after_others_begin_anew(ranks: Meshes, model: Any, inputs: Any) -> None:
     """And nothing of the first ones stays unread."""
-    model = flux_moe()
+    model = model()
 
     def use(own: nn.Module, found: Experts, rank: int) -> int:
-        first, again = (sampled(own, [rank], 4) for _ in range(2))
+        first, again = (sampled(own, [rank], 4, inputs) for _ in range(2))
         assert torch.equal(first, again)
-        assert torch.isfinite(sampled(own, [rank, 2, 3], 4)).all()  # a larger batch
+        assert torch.isfinite(sampled(own, [rank, 2, 3], 4, inputs)).all()  # a larger batch
         return found.generation
 
     for recipe in ("ep-displaced", "dice", "dice-residual:synced=none"):

@@ -21,7 +21,8 @@ class Clock:
     """Number generations from 1, and the calls within each.
 
     A generation begins with the first call, after ``reset``, where the time goes back up, where the shapes of
-    a stream's inputs change, and where a named stream has its first time again: schedulers repeat later ones.
+    a stream's inputs change, where a named stream has its first time again (schedulers repeat later ones),
+    and where there are more streams than keys can tell apart.
     A stream is the name that the caller gives it, else the call's place among those of one time.
     """
 
@@ -45,14 +46,15 @@ class Clock:
         stream: Hashable = self._place if name is None else name
         up = time is not None and self._time is not None and time > self._time
         over = name is not None and name in self._numbers and time is not None and time == self._first
-        begins = self._fresh or up or over or self._shapes.get(stream, shapes) != shapes
+        full = stream not in self._numbers and len(self._numbers) == STREAMS
+        begins = self._fresh or up or over or full or self._shapes.get(stream, shapes) != shapes
         if begins:
             self._forget()
             self._first = time
             self.generation += 1
             stream = 0 if name is None else name
         self._time, self._shapes[stream] = time, shapes
-        number = self._numbers.setdefault(stream, len(self._numbers) % STREAMS)
+        number = self._numbers.setdefault(stream, len(self._numbers))
         self._calls[number] += 1
         return Call(number, self._calls[number] - 1, begins)
 

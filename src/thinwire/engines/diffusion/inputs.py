@@ -44,8 +44,12 @@ def shapes_of(inputs: Mapping[str, object]) -> Hashable:
 
 
 def time_of(inputs: Mapping[str, object]) -> float | None:
-    """Return the latest time that the call is for, None where the model takes none."""
-    time = inputs.get("timestep")
+    """Return the latest time that the call is for, None where the model takes none.
+
+    >>> time_of({"timesteps": torch.tensor([999.0, 980.0])})  # as HiDream calls it
+    999.0
+    """
+    time = inputs.get("timestep", inputs.get("timesteps"))
     if isinstance(time, Tensor) and time.numel():
         return float(time.max())
     return float(time) if isinstance(time, Real) else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import NamedTuple
 
-STREAMS = 16  # a call beyond them takes the place of an earlier one
+STREAMS = 16  # of one generation
 _LAYER, _TENSOR, _SOURCE = 16, 8, 16  # bits
 
 

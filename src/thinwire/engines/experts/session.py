@@ -85,10 +85,10 @@ class Spread:
         """Let the next call of the model begin a generation."""
         self.clock.reset()
 
-    def leave(self) -> None:
-        """Tell the peers not to wait for this rank any more."""
+    def leave(self, whole: bool) -> None:
+        """Tell the peers not to wait for this rank any more; ``whole``: nothing went wrong until now."""
         with suppress(LinkError):
-            self._drop(self._ended)
+            self._drop(whole and self._ended)  # an error does not wait for what the peers still send
         with suppress(LinkError):
             self._abandon()
         self._traffic.leave()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from torch import nn
@@ -39,6 +39,7 @@ def over_experts(
 ) -> Iterator[Experts]:
     """Spread the experts of ``model`` over ranks inside the block; see ``thinwire.spread_experts``."""
     if schedule.mode in (ONE, BATCH) or not peers:
+        _check_here(model.named_parameters(), "each rank computes")
         yield Experts(schedule.mode if schedule.mode == BATCH else ONE)
         return
     check_whole(model)
@@ -50,27 +51,36 @@ def over_experts(
         session = Spread(
             exchange, (dispatch, combine), schedule, spread, [layer for _, layer in found], deadline
         )
+        whole = False
         try:
             with attached(found, session), intercepted(model, session):
                 recipe = f"{dispatch!r}, {combine!r}, {schedule!r}"
-                own = facts(model, recipe, _shared_checksum(model)) | {"the owners of experts": str(owners)}
+                own = facts(model, recipe, _shared_checksum(model)) | {"the owners of experts": str(spread)}
                 agree(exchange, own, deadline)
                 yield Experts(schedule.mode, session)
+            whole = True
         finally:
-            session.leave()
+            session.leave(whole)
     finally:
         exchange.close()
 
 
 def _check_weights(model: nn.Module, owners: Owners, rank: int) -> None:
-    """Raise ``InputError`` for an expert of this rank whose weights are on no device."""
+    """Raise ``InputError`` for weights that this rank needs and that are on no device."""
     experts = routed(model)
+    others = {id(p) for module, _ in experts.values() for p in module.parameters()}
+    shared = ((name, p) for name, p in model.named_parameters() if id(p) not in others)
+    _check_here(shared, f"rank {rank} computes")
     many = {name.rpartition(".experts.")[0]: i + 1 for name, (_, i) in experts.items()}
     for name, (module, i) in experts.items():
-        own = owners.of(many[name.rpartition(".experts.")[0]])[rank]
-        absent = i in own and any(p.device.type == "meta" for p in module.parameters())
-        text = f"{name} is for rank {rank} to compute, and its weights are not here; load them"
-        require(not absent, InputError, text)
+        if i in owners.of(many[name.rpartition(".experts.")[0]])[rank]:
+            parameters = ((f"{name}.{own}", p) for own, p in module.named_parameters())
+            _check_here(parameters, f"rank {rank} computes")
+
+
+def _check_here(parameters: Iterable[tuple[str, nn.Parameter]], who: str) -> None:
+    absent = next((name for name, p in parameters if p.device.type == "meta"), None)
+    require(absent is None, InputError, f"{absent} is among what {who}, and it is on no device; load it")
 
 
 def _shared_checksum(model: nn.Module) -> int:

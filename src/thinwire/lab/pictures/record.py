@@ -37,7 +37,7 @@ class PicturesRecord(RunRecord):
         "bytes.total": "bytes handed to TCP in one repeat by the rank that sent most, headers included",
         "bytes.first_step": "the same in the first denoising step",
         "bytes.steady_step": "the same in the last one; of spread experts, in the mean of all but the first",
-        "bytes.fp16_total": "what plain float16 in the same mode would be, measured in two steps",
+        "bytes.fp16_total": "what plain float16 would be in the same mode, or `ep-sync`; from two steps",
         "bytes.fp16_step": "the same in a later step",
         "bytes.output": "of `total`, for the joined output of the model",
         "bytes.control": "of `total`, for acknowledgements, heartbeats and words between the ranks",

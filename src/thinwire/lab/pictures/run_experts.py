@@ -46,7 +46,7 @@ class ExpertsRank(PicturesRank):
         """Measure as for any picture; a later step is the mean one, because not all send alike."""
         timing = super()._sampled(seeds, tally, way, steps)
         later = (steps or self._steps) - 1
-        timing.last = (timing.nbytes - timing.first) // later if later else 0
+        timing.last = (timing.nbytes - timing.first) // later if later else timing.first
         return timing
 
     def _classes(self, seed: int) -> tuple[int, ...]:

@@ -87,7 +87,7 @@ class Calibration:
         self._model.requires_grad_(False)
         try:
             for module in self._model.modules():
-                if type(module).forward is nn.Embedding.forward:  # OPT's positions are asked in another way
+                if isinstance(module, nn.Embedding):
                     handles.append(module.register_forward_hook(self._looked_up))
                 elif is_linear(module):
                     handles.append(module.register_forward_hook(self._multiplied))
@@ -98,8 +98,11 @@ class Calibration:
             for name, p in self._model.named_parameters():
                 p.requires_grad_(wanted[name])
 
-    def _looked_up(self, module: Any, inputs: Any, output: Tensor) -> Tensor:
-        ids, made = inputs[0].detach().reshape(-1), output.detach().requires_grad_()
+    def _looked_up(self, module: Any, inputs: Any, output: Tensor) -> Tensor | None:
+        asked = inputs[0] if inputs else None
+        if not isinstance(asked, Tensor) or asked.is_floating_point() or asked.shape != output.shape[:-1]:
+            return None  # OPT's positions are asked by a mask
+        ids, made = asked.detach().reshape(-1), output.detach().requires_grad_()
         sums = self._of(module.weight, "lookup", swapped=False)
         made.register_hook(lambda g: sums.add_lookup(ids, g.reshape(len(ids), -1).float()))
         return made

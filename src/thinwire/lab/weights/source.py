@@ -150,7 +150,7 @@ def windows_of(net: Any, tokenizer: Any, text: str) -> tuple[Tensor, Tensor]:
 
 def longest_of(net: Any) -> int:
     """Return how many tokens a model is given at a time."""
-    return min(WINDOW, getattr(net.config, "max_position_embeddings", None) or WINDOW)
+    return min(WINDOW, getattr(net.config.get_text_config(), "max_position_embeddings", None) or WINDOW)
 
 
 def names_of(source: Source, net: Any) -> dict[str, str]:
