@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+from bench.models_ways import OURS, SOURCE
+
 T = {16: 2.131}  # Student's quantile of 97.5 % for so many windows
-OURS, SOURCE = "ours", "source"
 Found = tuple[str, float, dict[str, Any]]
 
 

@@ -1,4 +1,4 @@
-"""Tables of packed language models: bytes and perplexity, ours beside others, and a next version as a patch."""
+"""Tables of packed language models: ours beside others, and a next version as a patch."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from bench.tables import Rows, tabled
 LABELS = {
     "source": "as it was",
     "nearest": "one width, rounded to the nearest in groups of 64",
-    "lagrangian": "the same, widths chosen by the budget",
+    "lagrangian": "widths chosen by the budget, rounded to the nearest",
     "gptq": "one width in groups of 64, GPTQ's feedback",
     "rounded": "`thinwire` without feedback",
     "rows": "`thinwire` without steps a column",
     "ours": "`thinwire`",
 }
+
+FEWER = {"nearest": 0.2, "lagrangian": 0.08}  # of a rival's bytes
 
 
 @tabled(
@@ -51,6 +53,25 @@ def curve(found: Any) -> Rows:
         yield [f"{r['bits']:.2f}", f"{r['nbytes'] / 1e6:,.1f} MB", _between(r["perplexity"])]
 
 
+@tabled("goal at 3 bits", "wanted", "found", "met")
+def goals(found: Any) -> Rows:
+    """What was to be reached at 3 bits, and what was."""
+    for r in found["rows"]:
+        if r["asked"] == 3 and "over_ours" in r:
+            wanted, least = f"lower perplexity than {LABELS[r['way']]}", r["over_ours"][1]
+            yield [wanted, "1.00 times", f"{_between(r['over_ours'], 2)} times", _met(least > 1)]
+    for way, least in FEWER.items():
+        for r in (r for r in found["rows"] if r["way"] == way and r["asked"] == 3):
+            saves = r.get("ours_saves")
+            told = "–" if saves is None else f"{100 * saves:.0f} %"
+            wanted = f"fewer bytes than {LABELS[way]} at its perplexity"
+            yield [wanted, f"{100 * least:.0f} %", told, _met(saves is not None and saves >= least)]
+
+
+def _met(yes: bool) -> str:
+    return "yes" if yes else "**no**"
+
+
 @tabled("version", "bytes", "perplexity")
 def versions(found: Any) -> Rows:
     """A model, the one that it learned to be, and how the second comes to who has the first."""
@@ -70,4 +91,4 @@ def _between(x: list[float], digits: int = 1) -> str:
     return f"{mean} ({low} to {high})"
 
 
-TABLES = {"models": ways, "models-curve": curve, "versions": versions}
+TABLES = {"models": ways, "models-curve": curve, "models-goals": goals, "versions": versions}
