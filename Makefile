@@ -6,7 +6,7 @@ FLOWER := .venv-flower
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: help demo test test-flower check bench bench-stores bench-quality bench-links bench-plan bench-overlap bench-deltas bench-pushed bench-unbiased bench-emulator bench-state bench-student bench-finetuning bench-replicas bench-rates bench-safe-rates bench-replica-times bench-diffusion bench-federated bench-supernet bench-scenes bench-experts bench-garment-distance train-flux-fashion train-flux-fashion-moe train-classifier pages docs setup setup-flower clean
+.PHONY: help demo test test-flower check bench bench-stores bench-quality bench-links bench-plan bench-overlap bench-deltas bench-pushed bench-unbiased bench-emulator bench-state bench-student bench-finetuning bench-replicas bench-rates bench-safe-rates bench-replica-times bench-diffusion bench-federated bench-supernet bench-models bench-model-versions bench-scenes bench-experts bench-garment-distance train-flux-fashion train-flux-fashion-moe train-classifier pages docs setup setup-flower clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -99,8 +99,14 @@ bench-federated: setup  ## Every federated method over slow, unequal links (two 
 bench-scenes: setup  ## Scenes packed in every way beside their formats now (half an hour; goes on where it stopped; needs THINWIRE_DATA)
 	$(BIN)/python -m bench.scene_formats
 
-bench-supernet: setup  ## One network for all widths against one each (five hours; goes on where it stopped; needs THINWIRE_DATA)
+bench-supernet: setup  ## One network for all widths against one each (two hours; goes on where it stopped; needs THINWIRE_DATA)
 	$(BIN)/python -m bench.supernet
+
+bench-models: setup  ## A language model packed in every way (an hour; goes on where it stopped; needs THINWIRE_DATA)
+	$(BIN)/python -m bench.models
+
+bench-model-versions: setup  ## A fine-tuned version of a packed model as a patch (ten minutes)
+	$(BIN)/python -m bench.model_versions
 
 train-flux-fashion: setup  ## The weights of flux-fashion (an hour; goes on where it stopped; needs THINWIRE_DATA)
 	$(BIN)/python -m bench.flux_fashion

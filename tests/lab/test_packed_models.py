@@ -67,11 +67,12 @@ def test_a_text_makes_the_same_bytes_worth_more(home, tmp_path: Path) -> None:
     found = {}
     for name, more in {"seen": ["--calibrate", folder / "text.md"], "blind": []}.items():
         out = tmp_path / f"{name}.tw"
-        record = packed(folder, "-o", out, "--target", "30kB", *more)
-        assert out.stat().st_size == record.packed_nbytes <= 30_000 == record.target_nbytes
+        record = packed(folder, "-o", out, "--target", "36kB", *more)
+        assert out.stat().st_size == record.packed_nbytes <= 36_000 == record.target_nbytes
         assert invoke("unpack", out, "-o", tmp_path / name).exit_code == 0
         found[name] = loss(tmp_path / name, ids)
-    assert loss(folder, ids) < found["seen"] < found["blind"]
+    was = loss(folder, ids)
+    assert found["blind"] - was > 0.002 and found["seen"] - was < 0.5 * (found["blind"] - was)
     assert record.notes and "--calibrate" in record.notes[0]
 
 
