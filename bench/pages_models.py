@@ -38,11 +38,10 @@ def ways(found: Any) -> Rows:
     for r in shown:
         name = LABELS[r["way"]] + ("" if r["way"] == "source" else f", {r['asked']:g} bits")
         bits = "–" if r["way"] == "source" else f"{r['bits']:.2f}"
-        saves = r.get("ours_saves")
         yield [
             *(name, f"{r['nbytes'] / 1e6:,.1f} MB", bits, _between(r["perplexity"])),
             _between(r["over_ours"], 2) if "over_ours" in r else "–",
-            "–" if saves is None else f"{100 * saves:.0f} %",
+            _saved(r),
         ]
 
 
@@ -62,10 +61,13 @@ def goals(found: Any) -> Rows:
             yield [wanted, "1.00 times", f"{_between(r['over_ours'], 2)} times", _met(least > 1)]
     for way, least in FEWER.items():
         for r in (r for r in found["rows"] if r["way"] == way and r["asked"] == 3):
-            saves = r.get("ours_saves")
-            told = "–" if saves is None else f"{100 * saves:.0f} %"
-            wanted = f"fewer bytes than {LABELS[way]} at its perplexity"
-            yield [wanted, f"{100 * least:.0f} %", told, _met(saves is not None and saves >= least)]
+            saves, wanted = r["ours_saves"], f"fewer bytes than {LABELS[way]} at its perplexity"
+            yield [wanted, f"{100 * least:.0f} %", _saved(r), _met(saves is not None and saves >= least)]
+
+
+def _saved(r: dict[str, Any]) -> str:
+    saves = r.get("ours_saves")
+    return "–" if saves is None else f"{'at least ' * r['at_least']}{100 * saves:.0f} %"
 
 
 def _met(yes: bool) -> str:

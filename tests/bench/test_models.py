@@ -81,11 +81,14 @@ def cell(loss: float, nbytes: int) -> dict[str, Any]:
 
 def test_bytes_at_a_rivals_perplexity_lie_on_our_curve() -> None:
     found = summary([("ours", 3, cell(3.5, 30)), ("ours", 2, cell(4.5, 20)),
-                     ("nearest", 3, cell(4.0, 50)), ("gptq", 3, cell(5.0, 28))])  # fmt: skip
+                     ("nearest", 3, cell(4.0, 50)), ("gptq", 3, cell(5.0, 28)),
+                     ("rounded", 3, cell(3.4, 30))])  # fmt: skip
     rows = {(r["way"], r["asked"]): r for r in found["rows"]}
     assert rows["nearest", 3]["ours_saves"] == pytest.approx(0.5)
     assert rows["nearest", 3]["over_ours"] == pytest.approx([math.exp(0.5)] * 3)
-    assert rows["gptq", 3]["ours_saves"] is None and nbytes_at(3.0, [(3.5, 30)]) is None
+    worse = rows["gptq", 3]  # than our smallest file, which is a bound then
+    assert worse["ours_saves"] == pytest.approx(1 - 20 / 28) and worse["at_least"]
+    assert rows["rounded", 3]["ours_saves"] is None and nbytes_at(3.0, [(3.5, 30)]) is None
     assert "over_ours" not in rows["ours", 3]
 
 
