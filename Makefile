@@ -111,7 +111,7 @@ bench-model-versions: setup  ## A fine-tuned version of a packed model as a patc
 train-flux-fashion: setup  ## The weights of flux-fashion (an hour; goes on where it stopped; needs THINWIRE_DATA)
 	$(BIN)/python -m bench.flux_fashion
 
-train-flux-fashion-moe: setup  ## The weights of flux-fashion-moe (half an hour; goes on where it stopped; needs THINWIRE_DATA)
+train-flux-fashion-moe: setup  ## The weights of flux-fashion-moe (ten minutes; goes on where it stopped; needs THINWIRE_DATA)
 	$(BIN)/python -m bench.flux_fashion_moe
 
 train-classifier: setup  ## The classifier of flux-fashion's garments, and what it recognises (five minutes; needs THINWIRE_DATA)

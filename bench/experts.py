@@ -1,11 +1,12 @@
 """Experts spread over ranks: bytes, seconds and pictures of each schedule: ``make bench-experts``.
 
-Each cell is a file of its own, kept until a recipe in it changes. Groups of ways:
+Each cell is a file of its own, kept until a recipe in it changes, or the weights of the model or of the
+classifier. Groups of ways:
 
 - ``two``: two ranks over both links, emulated: one run of ``thinwire generate``, all ways in turn: seconds;
 - ``four``: four ranks in the threads of one process: bytes, and PSNR against one device;
-- ``parts``: the same for each part of DICE left out, with residuals and without;
-- ``distance``: the same for 2,048 pictures of a way, and how far they are from real garments; two sets.
+- ``parts``: the same for each part of DICE left out or done otherwise, with residuals and without;
+- ``distance``: 2,048 pictures of a way, and how far they are from real garments; three sets.
 
 ``python -m bench.experts [GROUP] [LINK] [WAY] [seed=N]`` runs the cells alone whose names hold these words;
 ``--list`` prints their names.
@@ -13,10 +14,12 @@ Each cell is a file of its own, kept until a recipe in it changes. Groups of way
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -26,6 +29,7 @@ from bench.diffusion import figures
 from bench.garment_distance import APART, MANY, classes, reals, told
 from bench.spread import meshes, spread_pictures
 from thinwire.lab.engines import load_run
+from thinwire.lab.pictures import classifier, flux_fashion_moe
 from thinwire.lab.pictures.flux_fashion_moe import NAME, load
 from thinwire.lab.pictures.launch import launch
 from thinwire.lab.pictures.options import PicturesConfig
@@ -39,49 +43,39 @@ RESULT = Path(__file__).parent / "results" / "experts.json"
 CELLS = RESULT.with_suffix("")
 UNLIMITED = "unlimited"
 LINKS = {UNLIMITED: "none", "100mbit": "100mbit,5ms", "20mbit": "20mbit,20ms"}
-SEEDS, SETS = (0, 1, 2), (0, 1)
+SEEDS = (0, 1, 2)  # of noise; in ``distance`` each is that of a whole set
 ONE, SYNC = "one", "ep-sync"
 WAYS = (SYNC, "ep-displaced", "dice", "dice-residual")
 BATCH, STEPS = 32, 28
-# DICE's parts left out, or done otherwise, by what is added to a way's name.
-PARTS = (
-    "synced=deep", "synced=deep,mode=displaced", "synced=none", "synced=deep,stride=1",
-    "synced=deep,stride=4", "synced=none,stride=1", "mode=displaced,synced=none,stride=1",
-)  # fmt: skip
-RESIDUALS = (
-    *PARTS,
-    "mode=sync,stride=1",
-    *(f"synced=deep,{x}" for x in ("bits=1", "bits=2", "bits=8", "early=7")),
-)
+AT_ONCE = 128  # pictures of a set: a picture is the same in any batch, but for rounding
+# Each of DICE's parts left out, or done otherwise, by what is added to a way's name.
+PARTS = ("synced=none", "synced=deep", "mode=displaced", "stride=1", "stride=4")
+# Residuals without DICE's parts, on either schedule; and other residuals.
+ALONE = ("mode=sync,stride=1", "mode=displaced,synced=none,stride=1")
+CODED = ("bits=1", "bits=2", "bits=8", "early=7")
+WEIGHTS = (flux_fashion_moe.WEIGHTS, classifier.WEIGHTS)
 
 
 class Group(NamedTuple):
     ways: tuple[str, ...]
     links: tuple[str, ...]
     ranks: int
-    seeds: tuple[int, ...]
     pictures: int = BATCH
+    at_once: int = BATCH
 
 
 GROUPS = {
-    "two": Group((ONE, *WAYS), ("100mbit", "20mbit"), 2, SEEDS),
-    "four": Group((f"{SYNC}:values=own", *WAYS), (UNLIMITED,), 4, SEEDS),
+    "two": Group((ONE, *WAYS), ("100mbit", "20mbit"), 2),
+    "four": Group((f"{SYNC}:values=own", *WAYS), (UNLIMITED,), 4),
     "parts": Group(
         (
-            *("dice", *(f"dice:{part}" for part in PARTS)),
-            *("dice-residual", *(f"dice-residual:{part}" for part in RESIDUALS)),
+            *(f"dice:{part}" for part in PARTS),
+            *(f"dice-residual:{part}" for part in (*PARTS, *ALONE, *CODED)),
         ),
         (UNLIMITED,),
         4,
-        SEEDS,
     ),
-    "distance": Group(
-        (SYNC, "dice-residual", "dice-residual:synced=deep", "ep-displaced", "dice"),
-        (UNLIMITED,),
-        4,
-        SETS,
-        MANY,
-    ),
+    "distance": Group((SYNC, "dice-residual", "dice", "ep-displaced"), (UNLIMITED,), 4, MANY, AT_ONCE),
 }
 
 
@@ -105,30 +99,36 @@ def cells() -> Iterator[Cell]:
     """Yield all cells: of one way each, but where ways take turns."""
     for name, group in GROUPS.items():
         for link in group.links:
-            for seed in group.seeds:
+            for seed in SEEDS:
                 for ways in [group.ways] if link != UNLIMITED else [(way,) for way in group.ways]:
                     yield Cell(name, link, seed, ways)
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """Run a cell; return the figures of each way, and what its name stood for."""
+    """Run a cell; return the figures of each way, and what they are of."""
     if cell.link != UNLIMITED:
-        return {"ways": timed(cell), "specs": specs(cell)}
-    [way], group = cell.ways, GROUPS[cell.group]
-    found = drawn(way, group.ranks, cell.seed * APART, group.pictures)
-    return {"ways": {way: found}, "specs": specs(cell)}
+        return {"ways": timed(cell)} | identity(cell)
+    [way] = cell.ways
+    return {"ways": {way: drawn(way, GROUPS[cell.group], cell.seed * APART)}} | identity(cell)
 
 
-def specs(cell: Cell) -> dict[str, str]:
-    """Return what each way's name stands for now."""
+def identity(cell: Cell) -> dict[str, Any]:
+    """Return what each way's name stands for now, and a hash of the weights that draw and judge."""
     recipes = {way: parse_experts_recipe(way) for way in cell.ways}
-    return {way: f"{recipe.spec}, {recipe.policy!r}" for way, recipe in recipes.items()}
+    specs = {way: f"{recipe.spec}, {recipe.policy!r}" for way, recipe in recipes.items()}
+    return {"specs": specs, "weights": {file.name: digest(file) for file in WEIGHTS}}
+
+
+@cache
+def digest(file: Path) -> str:
+    """Return a short hash of a file."""
+    return hashlib.blake2b(file.read_bytes(), digest_size=8).hexdigest()
 
 
 def kept(cell: Cell) -> dict[str, Any] | None:
-    """Return a finished cell; None where there is none, or a recipe has changed since."""
+    """Return a finished cell; None where there is none, or what it is of has changed since."""
     found = read_json(file_of(cell)) if file_of(cell).exists() else {}
-    return found if found.get("specs") == specs(cell) else None
+    return found if identity(cell).items() <= found.items() else None
 
 
 def timed(cell: Cell) -> dict[str, dict[str, Any]]:
@@ -154,17 +154,17 @@ def timed(cell: Cell) -> dict[str, dict[str, Any]]:
     return found
 
 
-def drawn(way: str, world: int, first: int, many: int) -> dict[str, Any]:
-    """Make so many pictures of one garment on ranks in threads; return bytes and quality."""
-    model, kinds = load(), classes(many)
-    with meshes(world) as ranks:
-        made = spread_pictures(model, ranks, way, kinds.tolist(), first, STEPS, BATCH)
+def drawn(way: str, group: Group, first: int) -> dict[str, Any]:
+    """Make a group's pictures of one garment on ranks in threads; return bytes and quality."""
+    model, kinds = load(), classes(group.pictures)
+    with meshes(group.ranks) as ranks:
+        made = spread_pictures(model, ranks, way, kinds.tolist(), first, STEPS, group.at_once)
     found: dict[str, Any] = {"nbytes": made.nbytes}
-    if many == BATCH:
-        wanted = sample_each(model, kinds.tolist(), range(first, first + many), STEPS)
-        pairs = zip(made.pictures, wanted, strict=True)
-        return found | averaged([quality(*pair) for pair in pairs])
-    return found | told(made.pictures, kinds, reals()[-1])
+    if group.pictures == MANY:
+        return found | told(made.pictures, kinds, reals()[-1])
+    wanted = sample_each(model, kinds.tolist(), range(first, first + group.pictures), STEPS)
+    pairs = zip(made.pictures, wanted, strict=True)
+    return found | averaged([quality(*pair) for pair in pairs])
 
 
 def file_of(cell: Cell) -> Path:
@@ -182,7 +182,7 @@ def summary() -> dict[str, Any]:
             missing.append(cell.name)
             continue
         for way in cell.ways:
-            of.setdefault((cell.group, cell.link, way), []).append(found["ways"][way])
+            of.setdefault((cell.group, cell.link, way), []).append(found["ways"][way] | {"seed": cell.seed})
     rows = [{"group": g, "link": link, "way": way} | joined(f) for (g, link, way), f in of.items()]
     return {"links": LINKS, "many": MANY, "rows": rows, "missing": missing}
 
@@ -194,7 +194,7 @@ def joined(found: list[dict[str, Any]]) -> dict[str, Any]:
         row["seconds"] = median(f["seconds"] for f in found)
         row["waited"] = median((f["wait_s"] + f["code_s"]) / f["seconds"] for f in found)
     if "distance" in found[0]:
-        return row | {name: [f[name] for f in found] for name in ("distance", "accuracy")}
+        return row | {name: [f[name] for f in found] for name in ("seed", "distance", "accuracy")}
     db = [f["psnr_db"] for f in found if f["psnr_db"] is not None]
     return row | {"psnr_db": sum(db) / len(db) if db else None}
 

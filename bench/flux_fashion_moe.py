@@ -27,7 +27,7 @@ from thinwire.lab.records.writer import write_json
 
 RESULT = Path(__file__).parent / "results" / "moe.json"
 UNFINISHED = RESULT.with_name(".flux_fashion_moe")
-DISTILLED, STEPS = 400, 1200
+DISTILLED, STEPS = 400, 600
 DISTIL_RATE, RATE = 2e-3, 5e-4
 ONE_GARMENT: Sizes = (((1, 1), 1.0),)
 assert ONE_GARMENT[0][0] in [size for size, _ in SIZES]  # flux-fashion knows such sheets
@@ -44,9 +44,10 @@ class MoeTraining(Training):
         super().__init__(images, classes, steps, rate=rate)
         self.auxiliary, self.seen = list[Tensor](), list[tuple[Tensor, Tensor]]()
         learner: Any = self.model
+        taught: Any = self.teacher.transformer_blocks
         for block in learner.transformer_blocks:
             block.ff.gate.register_forward_hook(lambda gate, given, made: self.auxiliary.append(made[2]))
-        for block in self.teacher.transformer_blocks:
+        for block in taught:
             block.ff.register_forward_hook(lambda ff, given, made: self.seen.append((given[0], made)))
 
     def made(self) -> nn.Module:

@@ -12,6 +12,7 @@ from bench.tables import Rows, tabled
 SYNC, GOAL, APART = "ep-sync", "dice-residual", 0.05
 BYTES, FASTER, BUSY = 0.4, 1.2, 0.5
 BASE = {"two": ("two",), "four": ("four",), "parts": ("four",)}  # whose synchronous way is all bytes
+WHOLE = ("dice", GOAL)  # the ways of ``four`` that those of ``parts`` lack a part of
 
 
 @tabled("steps", "mean loss of 100 steps")
@@ -52,7 +53,7 @@ def spread(values: list[float]) -> str:
 
 def ways(name: str, found: dict[str, Any]) -> str:
     """The ways of a group: bytes beside synchronous ones, PSNR, and seconds over each emulated link."""
-    rows = [r for r in found["rows"] if r["group"] == name]
+    rows = _rows(name, found)
     links = [link for link in found["links"] if any("seconds" in r and r["link"] == link for r in rows)]
     of = {(r["way"], r["link"]): r for r in rows}
     base = next((r["nbytes"] for r in found["rows"] if r["way"] == SYNC and r["group"] in BASE[name]), None)
@@ -69,14 +70,48 @@ def ways(name: str, found: dict[str, Any]) -> str:
     return text
 
 
+def _rows(name: str, found: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of a group; parts after the way that has all of them."""
+    if name != "parts":
+        return [r for r in found["rows"] if r["group"] == name]
+    whole = [r for r in found["rows"] if r["group"] == "four" and r["way"] in WHOLE]
+    parts = [r for r in found["rows"] if r["group"] == name]
+    return sorted(whole + parts, key=lambda r: str(r["way"]).partition(":")[0])
+
+
 @tabled("way", "sets", "garment distance", "against synchronous", "garments recognised")
 def distances(found: dict[str, Any]) -> Rows:
-    """How far the pictures of each way are from real garments."""
+    """How far the pictures of each way are from real garments; against synchronous ones of the same sets."""
     rows = {r["way"]: r for r in found["rows"] if "distance" in r}
-    base = fmean(rows[SYNC]["distance"]) if SYNC in rows else None
     for way, r in rows.items():
-        more = f"{fmean(r['distance']) / base - 1:+.1%}" if base and way != SYNC else "–"
-        yield [f"`{way}`", str(r["seeds"]), spread(r["distance"]), more, f"{fmean(r['accuracy']):.1%}"]
+        same = _same_sets(r, rows.get(SYNC))
+        more = [own / base - 1 for own, base in same] if way != SYNC else []
+        yield [
+            f"`{way}`",
+            str(r["seeds"]),
+            spread(r["distance"]),
+            _percents(more),
+            f"{fmean(r['accuracy']):.1%}",
+        ]
+
+
+def _same_sets(r: dict[str, Any], base: dict[str, Any] | None) -> list[tuple[float, float]]:
+    """Return the distances of a way and of the synchronous one, of each set that both have."""
+    known = dict(zip(base["seed"], base["distance"], strict=True)) if base else {}
+    pairs = zip(r["seed"], r["distance"], strict=True)
+    return [(own, known[seed]) for seed, own in pairs if seed in known]
+
+
+def _percents(values: list[float]) -> str:
+    """Return the mean of several shares, and the least and the most.
+
+    >>> _percents([0.01, 0.03]), _percents([0.01]), _percents([])
+    ('+2.0% (+1.0% to +3.0%)', '+1.0%', '–')
+    """
+    if not values:
+        return "–"
+    mean = f"{fmean(values):+.1%}"
+    return mean + (f" ({min(values):+.1%} to {max(values):+.1%})" if len(values) > 1 else "")
 
 
 @tabled("goal", "wanted", "measured")
@@ -87,9 +122,10 @@ def goals(found: dict[str, Any]) -> Rows:
         base = of.get((group, link, SYNC))
         if way != GOAL or base is None:
             continue
-        if group == "distance":
+        if group == "distance" and (same := _same_sets(r, base)):
             apart = max(base["distance"]) - min(base["distance"])
-            bound, value = fmean(base["distance"]) * (1 + APART) + apart, fmean(r["distance"])
+            value, synchronous = (fmean(of) for of in zip(*same, strict=True))
+            bound = synchronous * (1 + APART) + apart
             yield ["garment distance", f"at most {bound:.2f}", _verdict(f"{value:.2f}", value <= bound)]
         elif group == "four":
             share = r["nbytes"] / base["nbytes"]

@@ -109,6 +109,37 @@ def test_matrices_that_are_turned_over_and_tied_are_coded_once(tmp_path: Path) -
     assert loss(tmp_path / "back", ids) < loss(folder, ids) + 0.3
 
 
+@pytest.mark.parametrize("kind", ("mixtral", "gptj", "opt"))
+def test_the_perplexity_is_that_of_what_unpacks_whatever_the_family(tmp_path: Path, kind: str) -> None:
+    """Experts have other names in files; some families cannot be split, which packing need not."""
+    folder, back = tmp_path / "model", tmp_path / "back"
+    learned(folder, kind, steps=12)
+    text = ["--calibrate", folder / "text.md"]
+    record = packed(folder, "-o", tmp_path / "m.tw", "--bits", 3, *text)
+    assert invoke("unpack", tmp_path / "m.tw", "-o", back).exit_code == 0
+    again = packed(back, "-o", tmp_path / "n.tw", "--target", "1GB", *text)
+    assert again.perplexity_source == pytest.approx(record.perplexity, rel=1e-4)
+    assert record.perplexity != pytest.approx(record.perplexity_source, rel=1e-4)
+
+
+def test_codes_say_what_they_take_on_disk_and_on_the_way(home, tmp_path: Path) -> None:
+    folder, _, _ = home
+    link = ["--seconds", 2, "--link", "160kbit,100ms"]
+    record = packed(folder, "-o", tmp_path / "m.safetensors", "--codes", *link)
+    assert record.packed_nbytes > 80_960 and any("publish" in note for note in record.notes)
+    assert record.seconds_predicted is not None and record.seconds_predicted <= 2
+    assert "safetensors" in refused("pack", folder, "-o", tmp_path / "m.tw", "--codes", *link)
+
+
+def test_inspect_notices_a_bit_that_fell_over(home, tmp_path: Path) -> None:
+    folder, _, _ = home
+    packed(folder, "-o", tmp_path / "m.tw", "--bits", 4)
+    data = bytearray((tmp_path / "m.tw").read_bytes())
+    data[-1000] ^= 4
+    (tmp_path / "m.tw").write_bytes(data)
+    assert invoke("inspect", tmp_path / "m.tw", "--check").exit_code == 3
+
+
 def test_fixed_widths_and_lossless(home, tmp_path: Path) -> None:
     folder, _, ids = home
     record = packed(folder, "-o", tmp_path / "b.tw", "--bits", 4, "--calibrate", folder / "text.md")
@@ -193,3 +224,18 @@ def test_a_cut_packed_file_leaves_no_folder(home, tmp_path: Path) -> None:
     (tmp_path / "m.tw").write_bytes(data[:-100])
     assert "was cut short" in refused("unpack", tmp_path / "m.tw", "-o", tmp_path / "back")
     assert [f.name for f in tmp_path.iterdir()] == ["m.tw"]
+
+
+def test_codes_are_shown_as_such_and_wrong_places_are_told(home, tmp_path: Path) -> None:
+    folder, file, codes = home[0], tmp_path / "m.tw", tmp_path / "m.safetensors"
+    record = packed(folder, "-o", file, "--bits", 3)
+    packed(folder, "-o", codes, "--bits", 3, "--codes")
+    shown = json.loads(invoke("inspect", codes, "--json").stdout)
+    assert shown["holds"] == "codes of a packed model" and shown["nbytes"] == codes.stat().st_size
+    assert shown["bits_a_weight"] == round(record.bits_a_weight, 3)
+    assert shown["tensors"] == describe(file, check=False)["tensors"]
+    place = tmp_path / "d.safetensors"
+    place.mkdir()
+    assert "is a folder" in refused("unpack", file, "-o", place, "--force")
+    assert "into a file" in refused("pack", folder, "-o", "s3://bucket/m.tw", "--bits", 3)
+    assert "is a packed model" in refused("pack", file, "-o", tmp_path / "n.tw", "--target", "9kB")

@@ -23,6 +23,19 @@ CONFIGS = {
         vocab_size=300, n_embd=48, n_layer=2, n_head=4, n_positions=SEQ, bos_token_id=0, eos_token_id=0,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
     ),
+    "mixtral": transformers.MixtralConfig(
+        vocab_size=300, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, num_local_experts=4, max_position_embeddings=SEQ,
+        bos_token_id=0, eos_token_id=0,
+    ),
+    "gptj": transformers.GPTJConfig(
+        vocab_size=300, n_embd=32, n_layer=1, n_head=2, rotary_dim=4, n_positions=SEQ, bos_token_id=0,
+        eos_token_id=0, resid_pdrop=0.1,
+    ),
+    "opt": transformers.OPTConfig(
+        vocab_size=300, hidden_size=32, ffn_dim=48, num_hidden_layers=1, num_attention_heads=2,
+        max_position_embeddings=SEQ, word_embed_proj_dim=32, bos_token_id=0, eos_token_id=0, pad_token_id=0,
+    ),
 }  # fmt: skip
 
 

@@ -14,6 +14,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from thinwire.assets.readers import describe_file, describe_folder
+from thinwire.assets.weights.about_packed import describe_codes
+from thinwire.assets.weights.codes import is_codes
 from thinwire.cli.terminal.live import Live, await_coming, printable
 from thinwire.cli.terminal.output import PLAIN_WIDTH, print_json
 from thinwire.cli.terminal.places import (
@@ -198,6 +200,8 @@ def _file(path: Path, check: bool) -> dict[str, Any]:
     own: dict[str, Any] = {"kind": notes.kind, "where": str(path), "nbytes": notes.nbytes}
     if check:
         own |= _checked(notes.check())
+    if notes.layout is not None and is_codes([slot.name for slot in notes.layout.slots]):
+        return own | {"holds": "codes of a packed model"} | describe_codes(path)
     found = own | {k: v for k, v in notes.known.items() if k not in own and k != "checked"}
     return found | (_tensors(notes.layout) if notes.layout is not None else {})
 

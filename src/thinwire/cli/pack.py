@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from thinwire.cli.pack_model import ModelOptions, is_model, pack_model
+from thinwire.cli.pack_model import ModelOptions, check_out, check_unpacked, is_model, pack_model
 from thinwire.cli.pack_scene import SceneOptions, pack_scene
 from thinwire.cli.terminal.scene_places import PackedOut, check_new
 from thinwire.links.shape import SIZES, LinkShape
@@ -120,9 +120,11 @@ def pack(
     if is_model(source):
         told = "--recipe, --quality, --strict and --credit are for scenes; leave them out"
         require(of_scene == SceneOptions(), InputError, told)
+        check_out(out)
         check_new(Path(out), force)
         pack_model(source, Path(out), most, of_model, shape, report, json)
         return
+    check_unpacked(source)
     told = "--bits, --calibrate, --like and --codes are for models; give a model's folder"
     require(of_model == ModelOptions(), InputError, told)
     pack_scene(source, PackedOut(out, force), most, of_scene, shape, report, json)

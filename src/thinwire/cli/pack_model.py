@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thinwire.cli.terminal.output import print_json, tell
+from thinwire.cli.terminal.places import URL
 from thinwire.cli.terminal.scene_places import check_absent
 from thinwire.lab.records.holding import holding
 from thinwire.links.shape import LinkShape
@@ -53,14 +55,22 @@ def pack_model(
 ) -> None:
     """Pack a model and say what became of it."""
     # After the checks: a wrong option is refused before torch is even imported.
+    from thinwire.assets.weights.container import write_model
     from thinwire.lab.weights.packing import ModelPacking, pack, predicted
     from thinwire.lab.weights.placing import write_packed
 
+    told = f"--codes writes a safetensors file, and {out} is called otherwise; give -o {out.stem}.safetensors"
+    require(not asked.codes or out.suffix == WEIGHTS, InputError, told)
     with nullcontext() if report is None else holding(report, "--report"):
         packed, record = pack(ModelPacking(str(source), most, asked.bits, asked.like, asked.calibrate))
-        record.packed_nbytes = write_packed(packed, out, asked.codes)
+        record.packed_nbytes = sent = write_packed(packed, out, asked.codes)
+        if asked.codes:
+            sent = len(write_model(packed))
+            record.notes += [
+                f"{out.name} has a byte or two a code; publish sends about {sent} bytes of it at first"
+            ]
         if shape is not None:
-            record = predicted(record, shape)
+            record = predicted(record, shape, sent)
         record.config = {"model": str(source), "target": most, "bits": asked.bits, "codes": asked.codes}
         record.config |= {"calibrate": asked.calibrate, "like": asked.like and str(asked.like)}
         if report is not None:
@@ -90,6 +100,19 @@ def _say(out: Path, record: ModelRecord) -> None:
         tell(f"note: {note}")
 
 
+def check_out(out: str) -> None:
+    """Raise ``InputError`` where a packed model would not be written to a file."""
+    told = f"{out} is no file here; a model is packed into a file: name one"
+    require(not URL.match(out) and not out.endswith(("/", os.sep)), InputError, told)
+
+
+def check_unpacked(source: Path) -> None:
+    """Raise ``InputError`` where what is to be packed was packed before."""
+    packed = source.suffix.lower() not in SCENES and is_packed_model(source)
+    told = f"{source} is a packed model; give the model it was made of, or thinwire unpack it first"
+    require(not packed, InputError, told)
+
+
 def is_packed_model(source: Path) -> bool:
     """Say whether a file is a packed model, or a checkpoint of codes, by how it begins or is called."""
     if source.suffix == WEIGHTS:
@@ -104,6 +127,8 @@ def is_packed_model(source: Path) -> bool:
 
 def unpack_model(source: Path, out: Path, force: bool) -> None:
     """Write the model that a packed one stands for: a folder, or a file called ``.safetensors``."""
+    told = f"{out} is a folder; give the name of a file in it, or one that does not end in {WEIGHTS}"
+    require(not (out.suffix == WEIGHTS and out.is_dir()), InputError, told)
     told = f"cannot write {out}: {out.parent} is no folder; make it"
     require(out.absolute().parent.is_dir(), InputError, told)
     check_absent(out, force)
@@ -112,4 +137,5 @@ def unpack_model(source: Path, out: Path, force: bool) -> None:
 
     require(source.is_file(), InputError, f"{source} is not there; give what thinwire pack wrote")
     count = write_unpacked(read_packed(source), out)
-    tell(f"{out}: a model of {count} tensors, which transformers loads")
+    loads = ", which transformers loads" if (out / "config.json").is_file() else ""
+    tell(f"{out}: a model of {count} tensors{loads}")

@@ -15,7 +15,7 @@ MTU = 1500  # bytes of an IP packet
 SEGMENT = 1448  # bytes of payload in one TCP segment: the MTU less IPv4, TCP and time-stamp headers
 RATES = {"kbit": 125.0, "mbit": 125e3, "gbit": 125e6}  # bytes/s
 TIMES = {"us": 1e6, "ms": 1e3, "s": 1.0}  # in a second
-SIZES = {"b": 1.0, "kb": 1e3, "mb": 1e6}  # bytes
+SIZES = {"b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9}  # bytes
 MAX_DELAY = 10.0  # seconds one way, and of jitter: beyond any link, so a slip of the unit
 PARTS = {"rate": "rate", "delay": "time", "jitter": "time", "loss": "share"}  # what may be said of a link
 EXAMPLE = "write it like 10mbit,30ms,jitter=2ms,loss=0.1%"

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from thinwire.assets.framing import METADATA
+from thinwire.assets.weights import container
 from thinwire.assets.weights.codes import NOTE, code_tensors, from_code_tensors
-from thinwire.assets.weights.container import FRAME, PackedModel, is_model, read_model, write_model
+from thinwire.assets.weights.container import FRAME, PackedModel, digest, is_model, read_model, write_model
 from thinwire.assets.weights.encoding import like, to_budget, to_width
 from thinwire.assets.weights.entry import pack_entry, unpack_entry
 from thinwire.assets.weights.feedback import inverse_factor, quantised
@@ -212,7 +213,7 @@ def refused_or_read(data: bytes) -> None:
     except PayloadError:
         return
     claimed = sum(np.prod(e.shape, dtype=float) for e in model.entries.values())
-    assert claimed <= (1 << 20) + 256 * len(data)
+    assert claimed <= container.FREE + container.PER_BYTE * len(data)
 
 
 def test_a_cut_file_is_refused_wherever_it_is_cut(packed: bytes) -> None:
@@ -222,7 +223,17 @@ def test_a_cut_file_is_refused_wherever_it_is_cut(packed: bytes) -> None:
     assert is_model(packed) and not is_model(b"ply\n" * 99)
 
 
-def test_hostile_files_are_refused_in_one_error(packed: bytes) -> None:
+def test_a_bit_that_fell_over_is_noticed(packed: bytes) -> None:
+    (length,) = struct.unpack_from("<Q", packed)
+    for at in range(8 + length, len(packed), 7):
+        data = bytearray(packed)
+        data[at] ^= 1 << at % 8
+        with pytest.raises(PayloadError):
+            read_model(bytes(data))
+
+
+def test_hostile_files_are_refused_in_one_error(packed: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(container, "digest", lambda note, _: note["check"])  # who lies has the right hash
     (length,) = struct.unpack_from("<Q", packed)
     draw, begin = Random(7), 8 + length
     for i in range(20_000):
@@ -259,6 +270,7 @@ def _changed(packed: bytes, change) -> bytes:
     fields = json.loads(packed[8 : 8 + length])
     note = json.loads(fields[METADATA][FRAME.key])
     change(note)
+    note["check"] = digest(note, [packed[8 + length :]])
     fields[METADATA][FRAME.key] = json.dumps(note)
     head = json.dumps(fields).encode()
     return struct.pack("<Q", len(head)) + head + packed[8 + length :]

@@ -69,7 +69,7 @@ def test_a_layer_that_a_schedule_does_not_serve(ranks: Meshes, model: Any, recip
 
 
 def test_ranks_that_are_not_alike(ranks: Meshes) -> None:
-    """Other weights of the gate; other times. Other weights of experts nobody compares."""
+    """Other times; a model that is not in evaluation. Other weights of experts nobody compares."""
     model = flux_moe()
 
     def late(own: nn.Module, found: Experts, rank: int) -> None:
@@ -78,20 +78,29 @@ def test_ranks_that_are_not_alike(ranks: Meshes) -> None:
     with pytest.raises(InputError, match="with other inputs; give all ranks one schedule of times"):
         on_ranks(ranks[2], model, "dice", late)
 
-    def grown(own: nn.Module, found: Experts, rank: int) -> None:
-        for i, pictures in enumerate(([rank], [rank, 2])):
-            own(**batch(pictures, 1 - i / 2))
-
-    with pytest.raises(
-        InputError, match=r"has another number of tokens than in the step before; call reset\(\)"
-    ):
-        on_ranks(ranks[2], model, "dice", grown)
-
     def training(own: nn.Module, found: Experts, rank: int) -> None:
         own.train()(**batch([rank]))
 
     with pytest.raises(InputError, match=r"no layer of experts has exchanged anything .* model's eval"):
         on_ranks(ranks[2], model, "dice", training)
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "recipe"),
+    [(flux_moe, batch, "dice"), (nucleus, nucleus_inputs, "dice-residual:mode=sync,stride=1")],
+)
+def test_a_batch_of_another_size(ranks: Meshes, model: Any, inputs: Any, recipe: str) -> None:
+    """Within a generation: refused by name. Else it is new pictures."""
+
+    def use(own: nn.Module, found: Experts, rank: int) -> None:
+        own(**inputs([rank], 1.0))
+        found.reset()
+        for i in range(2):
+            own(**inputs([rank, 2], 1 - i / 4))
+        own(**inputs([rank], 0.5))
+
+    with pytest.raises(InputError, match=r"this rank has another number of tokens .* call reset\(\) first"):
+        on_ranks(ranks[2], model(), recipe, use)
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def test_at_rest_a_stale_schedule_is_exact_in_the_end(ranks: Meshes) -> None:
 
 
 def test_residuals_are_nearer_than_values_of_as_many_bits(ranks: Meshes) -> None:
-    model, steps = flux_moe(), 24
+    model, steps = flux_moe(), 12
     wanted = sampled(model, range(2), steps)
     direct, most = made(ranks[2], model, "ep-sync:values=int4", 2, steps)
     residual, sent = made(ranks[2], model, "dice-residual:mode=sync,stride=1", 2, steps)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from thinwire.assets.weights.container import read_model
+from thinwire.assets.weights.codes import from_code_tensors
+from thinwire.assets.weights.container import PackedModel, read_model
 from thinwire.assets.weights.entry import Entry, unpack_entry
+from thinwire.files.checkpoint import read_checkpoint
 from thinwire.types import InputError, PayloadError
 
 
@@ -24,11 +26,23 @@ def describe(place: object, check: bool) -> dict[str, Any]:
             unpack_entry(entry, name)
     except PayloadError as e:
         raise PayloadError(f"{place}: {e}") from e
-    weights = sum(entry.numel for entry in model.entries.values())
-    sent = sum(len(entry.data) for entry in model.entries.values())
     found: dict[str, Any] = {"kind": "packed model", "where": str(place), "nbytes": len(data)}
-    found |= {"weights": weights, "bits_a_weight": round(8 * sent / max(weights, 1), 3)}
-    found |= {"checked": True} if check else {}
+    return found | _about(model) | ({"checked": True} if check else {})
+
+
+def describe_codes(path: Path) -> dict[str, Any]:
+    """Return what a checkpoint of codes holds: bytes and bits by tensor, entropy-coded. Errors: as above."""
+    try:
+        return _about(from_code_tensors(read_checkpoint(path)))
+    except PayloadError as e:
+        raise PayloadError(f"{path}: {e}") from e
+
+
+def _about(model: PackedModel) -> dict[str, Any]:
+    of = {name: str(entry.about.get("name", name)) for name, entry in model.entries.items()}
+    weights = sum(model.entries[other].numel for other in of.values())  # twins count as in the model's files
+    sent = sum(len(entry.data) for entry in model.entries.values())
+    found: dict[str, Any] = {"weights": weights, "bits_a_weight": round(8 * sent / max(weights, 1), 3)}
     found["files"] = [{"name": name, "nbytes": len(own)} for name, own in model.files.items()]
     return found | {"tensors": [_row(name, entry) for name, entry in model.entries.items()]}
 

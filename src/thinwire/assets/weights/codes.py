@@ -8,7 +8,7 @@ one tensor; both have room to grow, because who follows a model takes no tensors
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from thinwire.assets.weights.tensors import (
 )
 from thinwire.types import WRONG_VALUES, PayloadError, require
 
-NOTE, FILES = "thinwire.model", "thinwire.files"
+NOTE, FILES = "thinwire.codes", "thinwire.files"
 ROOM = 256  # bytes of the least room that the note or a file has
 ROWS, COLUMNS, SCALES = "/rows", "/columns", "/scales"
 Tensors = dict[str, Tensor]
@@ -81,7 +81,7 @@ def _tensors(name: str, coded: Coded) -> Tensors:
     return own | {name + end: x.to(torch.int16) for end, x in parts.items()}
 
 
-def is_codes(names: Mapping[str, Any]) -> bool:
+def is_codes(names: Iterable[str]) -> bool:
     """Say whether the names of a checkpoint's tensors are those of codes."""
     return NOTE in names
 

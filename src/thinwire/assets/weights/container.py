@@ -5,9 +5,12 @@ How each tensor is coded is said of each alone.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
+from hashlib import blake2b
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -21,9 +24,10 @@ from thinwire.types import PayloadError, require
 
 VERSION = 1
 MAX_HEADER = 1 << 26  # bytes
-FREE, PER_BYTE = 1 << 20, 256  # bytes that a file may unpack to, and more for each of its own
+FREE, PER_BYTE = 1 << 28, 256  # bytes that a file may unpack to, and more for each of its own
+CHECK = 8  # bytes of a hash
 LEVEL = 19  # of Zstandard, for files
-TENSOR, FILE = "tensor:", "file:"
+TENSOR, FILE, PADDING = "tensor:", "file:", "padding"
 FRAME = Frame("thinwire.model", "model", VERSION, MAX_HEADER)
 
 
@@ -54,12 +58,24 @@ class PackedModel:
 
 
 def write_model(model: PackedModel) -> bytes:
-    """Return the file of a packed model."""
+    """Return the file of a packed model, padded to what readers accept where it is tiny for what it holds."""
     sizes = {name: len(data) for name, data in model.files.items()}
     tensors = {name: dict(entry.about) for name, entry in model.entries.items()}
     streams = {FILE + name: _pack_file(data) for name, data in model.files.items()}
     streams |= {TENSOR + name: entry.data for name, entry in model.entries.items()}
-    return FRAME.write({"tensors": tensors, "files": sizes}, streams)
+    least = -(-(_claimed(tensors, sizes) - FREE) // PER_BYTE)
+    missing = least - sum(map(len, streams.values()))
+    streams |= {PADDING: bytes(missing)} if missing > 0 else {}
+    note = {"tensors": tensors, "files": sizes}
+    return FRAME.write({**note, "check": digest(note, streams.values())}, streams)
+
+
+def digest(note: Mapping[str, Any], streams: Iterable[bytes | memoryview]) -> str:
+    """Return a hash of what a header says of tensors and files, and of all streams in order."""
+    found = blake2b(json.dumps([note["tensors"], note["files"]]).encode(), digest_size=CHECK)
+    for data in streams:
+        found.update(data)
+    return found.hexdigest()
 
 
 def is_model(data: bytes | memoryview) -> bool:
@@ -71,7 +87,11 @@ def is_model(data: bytes | memoryview) -> bool:
 def read_model(data: bytes | memoryview) -> PackedModel:
     """Return the packed model in a file; tensors are still to be unpacked. Errors: ``PayloadError``."""
     head = FRAME.read(data)
-    return _model(head.note, _streams(data, head), len(data))
+    streams = _streams(data, head)
+    model = _model(head.note, streams, len(data))
+    same = head.note["check"] == digest(head.note, streams.values())
+    require(same, PayloadError, "its bytes are not those that were written: it is damaged; get it again")
+    return model
 
 
 def _streams(data: bytes | memoryview, head: Head) -> dict[str, memoryview]:
@@ -88,15 +108,19 @@ def _model(note: dict[str, Any], streams: dict[str, memoryview], size: int) -> P
     tensors, sizes = note["tensors"], note["files"]
     named = [*(FILE + name for name in sizes), *(TENSOR + name for name in tensors)]
     told = "tensors that the header does not tell of, or none"
-    require(sorted(named) == sorted(streams), PayloadError, told)
+    require(sorted(named) == sorted(streams.keys() - {PADDING}), PayloadError, told)
     for n in sizes.values():
         require(type(n) is int and n >= 0, PayloadError, f"a file of {n!r:.20} bytes")
-    claimed = sum(sizes.values()) + sum(_nbytes(name, about) for name, about in tensors.items())
+    claimed = _claimed(tensors, sizes)
     told = f"{claimed} bytes in a file of {size}, which is more than any packed model has"
     require(claimed <= FREE + PER_BYTE * size, PayloadError, told)
     entries = {name: Entry(about, bytes(streams[TENSOR + name])) for name, about in tensors.items()}
     files = {name: _unpack_file(streams[FILE + name], n) for name, n in sizes.items()}
     return PackedModel(entries, files).checked()
+
+
+def _claimed(tensors: Mapping[str, Any], sizes: Mapping[str, int]) -> int:
+    return sum(sizes.values()) + sum(_nbytes(name, about) for name, about in tensors.items())
 
 
 def _nbytes(name: str, about: dict[str, Any]) -> int:
@@ -108,6 +132,7 @@ def _nbytes(name: str, about: dict[str, Any]) -> int:
     return size * math.prod(max(1, n) for n in shape_of(about, name))
 
 
+@lru_cache(maxsize=32)  # a search asks again and again what the whole file takes
 def _pack_file(data: bytes) -> bytes:
     """Return a file's bytes at the level that packs text well: a tokenizer takes megabytes."""
     return zstd.compress(np.frombuffer(data, np.uint8), LEVEL)

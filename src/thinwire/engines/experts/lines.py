@@ -18,8 +18,9 @@ from thinwire.engines.diffusion.coding import Coding
 from thinwire.engines.diffusion.ends import Ends
 from thinwire.engines.diffusion.repairs import Kept
 from thinwire.engines.diffusion.traffic import Posted, Traffic
-from thinwire.types import Mode, PayloadError, require
+from thinwire.types import InputError, Mode, PayloadError, require
 
+OTHER_TOKENS = "this rank has another number of tokens than in the step before; call reset() first"
 PACKETS = 2  # of a message: rows that are new, and others; either may be empty
 
 
@@ -42,6 +43,7 @@ class Line(Ends):
         whole = rows.new_zeros((len(marked), rows.shape[1]), dtype=torch.float32)
         whole[marked] = rows.float()
         before, known = self._held.get(key, (torch.zeros_like(whole), torch.zeros_like(marked)))
+        require(len(known) == len(marked), InputError, OTHER_TOKENS)
         packets = []
         for part, codec in ((marked & ~known, self._coding.scheme.keyframe), (marked & known, coded)):
             packets.append(b"")

@@ -23,6 +23,7 @@ from thinwire.engines.diffusion.keys import Key, Kind
 from thinwire.engines.diffusion.seam import NO_GRADIENTS
 from thinwire.engines.diffusion.traffic import Traffic
 from thinwire.engines.experts.crossing import Crossing, Turn
+from thinwire.engines.experts.lines import OTHER_TOKENS
 from thinwire.engines.experts.owners import Owners
 from thinwire.engines.experts.schedule import INTERWEAVED, Schedule
 from thinwire.engines.experts.seam import Layer
@@ -109,8 +110,7 @@ class Spread:
         chosen = chosen.gather(1, order)
         place, step = (self._call.stream, layer.number), self._call.step
         last = self._slots.get(place)
-        text = f"rank {self._rank} has another number of tokens than in the step before; call reset() first"
-        require(last is None or len(last.experts) == len(x), InputError, text)
+        require(last is None or len(last.experts) == len(x), InputError, OTHER_TOKENS)
         local = self._local(layer, chosen)
         sends_all = last is None or self._schedule.sends_all(step)
         sent = torch.ones_like(local) if sends_all else local.clone()

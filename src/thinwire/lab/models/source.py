@@ -124,6 +124,15 @@ def resolve_model(
     return _with_dropout(source, dropout)
 
 
+def reader_of(folder: Path, name: str) -> tuple[Any, Any]:
+    """Return config and tokenizer of a folder whose model only reads: any causal one will do.
+
+    Errors: ``InputError``.
+    """
+    _check_whole(folder, name)
+    return _config(folder, name), _tokenizer(folder)
+
+
 def model_config(name: str, init: str | None) -> Any:
     """Return the config of a model, dropout off: what plans and measurements need, and no text for it.
 
@@ -240,7 +249,7 @@ def _config(folder: Path, name: str) -> Any:
     require(
         getattr(config, "quantization_config", None) is None,
         InputError,
-        f"model {name!r} is quantised and cannot be fine-tuned; use the unquantised weights",
+        f"model {name!r} is quantised already; use the unquantised weights",
     )
     return config
 

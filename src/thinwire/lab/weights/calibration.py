@@ -73,10 +73,10 @@ class Calibration:
                 self._inputs.clear()
 
     def moments(self) -> dict[str, Moments]:
-        """Return the moments so far; of a matrix used in two ways, their sum."""
+        """Return the moments so far, and forget them; of a matrix used in two ways, their sum."""
         found: dict[str, Moments] = {}
-        for (name, _), sums in self._sums.items():
-            own = sums.moments(max(self._tokens, 1))
+        for key in list(self._sums):
+            name, own = key[0], self._sums.pop(key).moments(max(self._tokens, 1))
             found[name] = found[name].plus(own) if name in found else own
         return found
 
@@ -87,7 +87,7 @@ class Calibration:
         self._model.requires_grad_(False)
         try:
             for module in self._model.modules():
-                if isinstance(module, nn.Embedding):
+                if type(module).forward is nn.Embedding.forward:  # OPT's positions are asked in another way
                     handles.append(module.register_forward_hook(self._looked_up))
                 elif is_linear(module):
                     handles.append(module.register_forward_hook(self._multiplied))

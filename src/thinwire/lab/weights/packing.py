@@ -23,7 +23,7 @@ from thinwire.lab.machine.processor import environment
 from thinwire.lab.records.schema import LinkInfo, RecipeText
 from thinwire.lab.weights.perplexity import perplexity
 from thinwire.lab.weights.record import ModelRecord, TensorInfo
-from thinwire.lab.weights.source import Reading, Source, read_source, read_text_with
+from thinwire.lab.weights.source import SMALL, Reading, Source, read_source, read_text_with
 from thinwire.links.shape import LinkShape
 from thinwire.types import InputError, PayloadError, require
 
@@ -68,7 +68,10 @@ def pack(job: ModelPacking) -> tuple[PackedModel, ModelRecord]:
     record.environment = environment("fp32", torch.get_num_threads())
     record.notes += [] if job.text else [BLIND]
     describe(record, packed, source)
+    record.notes += [f"not taken along, above {SMALL >> 20} MiB: {name}" for name in source.left]
+    del model, source, entries  # what measuring needs takes as much memory again
     if reading is not None:
+        reading = reading._replace(model=Model({}))
         measure_source(record, reading)
     measure_packed(record, packed, reading)
     record.status = "done"
@@ -90,18 +93,14 @@ def _entries(job: ModelPacking, model: Model, source: Source, old: Mapping[str, 
 
 
 class Size:
-    """How many bytes a file of entries takes; what does not change is packed once."""
+    """How many bytes a file of entries takes, beside other files that go along."""
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
-        self._files = len(write_model(PackedModel({}, files))) - len(write_model(PackedModel({})))
+        self._files = files
 
     def __call__(self, entries: Entries) -> int:
-        """Return the bytes of the file, within a few for the header's offsets never too few."""
-        without = write_model(PackedModel(entries))
-        return len(without) + self._files + SPARE
-
-
-SPARE = 64  # bytes by which offsets behind other files may be longer
+        """Return the bytes of the file."""
+        return len(write_model(PackedModel(entries, self._files)))
 
 
 def describe(record: ModelRecord, packed: PackedModel, source: Source) -> None:
@@ -158,8 +157,8 @@ def _head(path: Path) -> bytes:
         return file.read(256)
 
 
-def predicted(record: ModelRecord, shape: LinkShape) -> ModelRecord:
-    """Return a record with the seconds until the file is there over a link."""
-    seconds = record.packed_nbytes / (shape.rate or math.inf) + shape.delay
+def predicted(record: ModelRecord, shape: LinkShape, sent: int | None = None) -> ModelRecord:
+    """Return a record with the seconds until the file, or ``sent`` bytes, are there over a link."""
+    seconds = (record.packed_nbytes if sent is None else sent) / (shape.rate or math.inf) + shape.delay
     link = LinkInfo(str(shape), shape.rate, shape.delay or None)
     return replace(record, seconds_predicted=seconds, link=link)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,11 +15,11 @@ from torch import Tensor, nn
 from thinwire.assets.weights.codes import is_codes
 from thinwire.assets.weights.model import Model
 from thinwire.assets.weights.moments import Moments
-from thinwire.files.checkpoint import INDEX, SUFFIX, folder_of, read_checkpoint
+from thinwire.files.checkpoint import INDEX, SINGLE, SUFFIX, folder_of, read_checkpoint, write_checkpoint
 from thinwire.lab.data.corpus import load_corpus
 from thinwire.lab.models.families import Conversion, import_transformers, meta_model
 from thinwire.lab.models.smollm import smollm_folder
-from thinwire.lab.models.source import SMOLLM, ModelSource, resolve_model
+from thinwire.lab.models.source import SMOLLM, reader_of, resolve_model
 from thinwire.lab.models.tokenizer import tokenise
 from thinwire.lab.weights.calibration import WINDOW, Calibration, swaps
 from thinwire.types import InputError, require
@@ -25,7 +27,8 @@ from thinwire.types import InputError, require
 READ, HELDOUT = 16, 4  # windows that moments come from, and that perplexity is of, at most
 LONGEST = 1 << 20  # tokens of a text that are looked through
 SMALL = 64 << 20  # bytes of another file that goes along
-KEPT = frozenset({".json", ".txt", ".model", ".jinja", ".md"})
+KEPT = frozenset({".json", ".txt", ".model", ".jinja", ".md", ".tiktoken"})
+NAMED, OTHERS = ("LICENSE", "NOTICE"), ("trainer_state.json", "optimizer.json")
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +39,7 @@ class Source:
     folder: Path | None
     tensors: Mapping[str, Tensor]
     files: Mapping[str, bytes] = field(default_factory=dict)
+    left: tuple[str, ...] = ()  # files that are too large to go along
 
     @property
     def nbytes(self) -> int:
@@ -57,16 +61,15 @@ def read_source(name: str) -> Source:
     told = f"{name} holds codes that thinwire packed; give the model that they were made of"
     require(not is_codes(tensors), InputError, told)
     folder = folder_of(place) if place.is_dir() else None
-    return Source(name, folder, tensors, _files(folder) if folder else {})
+    along = [] if folder is None else [file for file in sorted(folder.iterdir()) if _goes_along(file)]
+    files = {file.name: file.read_bytes() for file in along if file.stat().st_size <= SMALL}
+    return Source(name, folder, tensors, files, tuple(f.name for f in along if f.name not in files))
 
 
-def _files(folder: Path) -> dict[str, bytes]:
-    return {
-        file.name: file.read_bytes()
-        for file in sorted(folder.iterdir())
-        if file.is_file() and file.suffix in KEPT and file.name != INDEX and not file.name.startswith(".")
-        if file.stat().st_size <= SMALL and not file.name.endswith(f"{SUFFIX}.index.json")
-    }
+def _goes_along(file: Path) -> bool:
+    """Say whether a file of a model's folder belongs to the model: no code, no state of its training."""
+    kept = file.is_file() and (file.suffix in KEPT or file.name in NAMED) and not file.name.startswith(".")
+    return kept and not file.name.endswith(".index.json") and file.name not in (INDEX, *OTHERS)
 
 
 class Reading(NamedTuple):
@@ -78,32 +81,42 @@ class Reading(NamedTuple):
     tokens: int
     tokenizer: Any
     names: Mapping[str, str]  # of the model's own parameters, by those in files
+    folder: Path
 
     def put(self, tensors: Mapping[str, Tensor]) -> None:
         """Give the model weights, by the names in files."""
-        own = {self.names[name]: x for name, x in tensors.items() if name in self.names}
-        self.net.load_state_dict(own, strict=False)
+        if set(tensors) <= set(self.names):
+            self.net.load_state_dict({self.names[name]: x for name, x in tensors.items()}, strict=False)
+        else:  # some are put together of several, as experts are: transformers knows how
+            self.net.load_state_dict(_again(self.folder, tensors).state_dict())
         self.net.tie_weights()
+
+
+def _again(folder: Path, tensors: Mapping[str, Tensor]) -> Any:
+    """Return the model of a folder with other tensors."""
+    with tempfile.TemporaryDirectory() as work:
+        for file in folder.glob("*.json"):
+            if not file.name.endswith(f"{SUFFIX}.index.json"):
+                shutil.copy(file, work)
+        write_checkpoint(Path(work) / SINGLE, dict(tensors), {})
+        return _loaded(Path(work))
 
 
 def read_text_with(source: Source, text: str) -> Reading:
     """Return what a text, by name or path, says of a model's matrices. Errors: ``InputError``."""
-    require(
-        source.folder is not None,
-        InputError,
-        f"--calibrate needs a model's folder, and {source.name} is none",
-    )
-    found = resolve_model(str(source.folder), None, dropout=None, trial=False)
+    if source.folder is None:
+        raise InputError(f"--calibrate needs a model's folder, and {source.name} is none")
+    _, tokenizer = reader_of(source.folder, source.name)
     net = _loaded(source.folder)
-    read, heldout = windows_of(found, text)
+    read, heldout = windows_of(net, tokenizer, text)
     calibration = Calibration(net)
     calibration.read(read)
     names = names_of(source, net)
     model = described(source, net, calibration.moments(), names)
-    return Reading(net, model, heldout, read.numel(), found.tokenizer, names)
+    return Reading(net, model, heldout, read.numel(), tokenizer, names, source.folder)
 
 
-def _loaded(folder: Path | None) -> Any:
+def _loaded(folder: Path) -> Any:
     """Return the model of a folder, without the bars that transformers draws."""
     transformers = import_transformers()
     logging = transformers.utils.logging
@@ -116,14 +129,17 @@ def _loaded(folder: Path | None) -> Any:
             logging.enable_progress_bar()
 
 
-def windows_of(source: ModelSource, text: str) -> tuple[Tensor, Tensor]:
+def windows_of(net: Any, tokenizer: Any, text: str) -> tuple[Tensor, Tensor]:
     """Return tokens [windows, tokens] from all over a text, and from what of it is held out."""
     corpus = load_corpus(text)
-    size = min(WINDOW, source.max_seq)
+    size = longest_of(net)
+    known = net.get_input_embeddings().num_embeddings
     parts = list[Tensor]()
     for documents, most in ((corpus.train, READ), (corpus.heldout, HELDOUT)):
-        ids = tokenise(source.tokenizer, *documents, limit=LONGEST)
-        source.check_tokens(ids)
+        ids = tokenise(tokenizer, *documents, limit=LONGEST)
+        highest = int(ids.max()) if len(ids) else 0
+        told = f"the text has token {highest} of the tokenizer, and the model knows {known}"
+        require(highest < known, InputError, f"{told}; give the model its own tokenizer")
         count = len(ids) // size
         told = f"--calibrate {text} has {len(ids)} tokens in one part, and {size} are read at a time"
         require(count > 0, InputError, f"{told}; give a longer text")
@@ -132,9 +148,20 @@ def windows_of(source: ModelSource, text: str) -> tuple[Tensor, Tensor]:
     return parts[0], parts[1]
 
 
+def longest_of(net: Any) -> int:
+    """Return how many tokens a model is given at a time."""
+    return min(WINDOW, getattr(net.config, "max_position_embeddings", None) or WINDOW)
+
+
 def names_of(source: Source, net: Any) -> dict[str, str]:
     """Return the name of a model's parameter by that in files, of those that are the same tensor in both."""
-    conversion, found = Conversion(meta_model(net.config)), dict[str, str]()
+    found, own = dict[str, str](), net.state_dict()
+    try:
+        conversion = Conversion(meta_model(net.config))
+    except (
+        InputError
+    ):  # of a family that thinwire does not split: names that are the same are all that is known
+        return {name: name for name in source.tensors if name in own}
     for name in source.tensors:
         targets, pattern = conversion.targets(name)
         if pattern is None and targets[0] in conversion.names:
