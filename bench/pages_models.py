@@ -58,7 +58,7 @@ def goals(found: Any) -> Rows:
     for r in found["rows"]:
         if r["asked"] == 3 and "over_ours" in r:
             wanted, least = f"lower perplexity than {LABELS[r['way']]}", r["over_ours"][1]
-            yield [wanted, "1.00 times", f"{_between(r['over_ours'], 2)} times", _met(least > 1)]
+            yield [wanted, "more than 1 times ours", f"{_between(r['over_ours'], 2)} times", _met(least > 1)]
     for way, least in FEWER.items():
         for r in (r for r in found["rows"] if r["way"] == way and r["asked"] == 3):
             saves, wanted = r["ours_saves"], f"fewer bytes than {LABELS[way]} at its perplexity"
