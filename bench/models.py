@@ -21,19 +21,15 @@ from collections.abc import Iterator
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
 from bench.cells import run_cells
 from bench.models_summary import summary
-from thinwire.assets.weights import choices
-from thinwire.assets.weights.choices import WIDTHS, grouped, grouped_site, nearest
+from bench.models_ways import BUDGETS, SOURCE, WAYS, Ways
 from thinwire.assets.weights.container import PackedModel, write_model
-from thinwire.assets.weights.encoding import Entries, at_width, to_budget
-from thinwire.assets.weights.entry import Entry, pack_entry
-from thinwire.assets.weights.model import Model
+from thinwire.assets.weights.encoding import Entries
 from thinwire.lab.data.documents import Document, read_text
 from thinwire.lab.models.source import SMOLLM
 from thinwire.lab.models.tokenizer import tokenise
@@ -41,23 +37,10 @@ from thinwire.lab.records.writer import read_json, write_json
 from thinwire.lab.weights.packing import Size, unpacked
 from thinwire.lab.weights.perplexity import losses
 from thinwire.lab.weights.source import Reading, Source, read_source, read_text_with
-from thinwire.policies.allocate import ByteBudget
 
 RESULT = Path(__file__).parent / "results" / "models.json"
 CELLS = RESULT.with_suffix("")
 TEXT, WINDOWS, WINDOW = "wikitext-2", 16, 512
-BUDGETS = (3.0, 3.5, 4.0)
-LOWER = (2.0, 2.25, 2.5, 2.75)  # of ours alone
-WAYS = {
-    "source": (32.0,),
-    "nearest": (3.0, 4.0),
-    "gptq": (3.0, 4.0),
-    "lagrangian": BUDGETS,
-    "rounded": BUDGETS,
-    "rows": BUDGETS,
-    "ours": (*BUDGETS, *LOWER),
-}
-TRIES = 8  # of a width in memory whose file is as large as a budget
 
 
 class Cell(NamedTuple):
@@ -73,21 +56,12 @@ class Cell(NamedTuple):
 def cells() -> list[Cell]:
     """Return all cells: 3 bits in every way first."""
     every = [Cell(way, bits) for way, own in WAYS.items() for bits in own]
-    return sorted(every, key=lambda cell: (cell.bits != BUDGETS[0], cell.way != "source"))
+    return sorted(every, key=lambda cell: (cell.bits != BUDGETS[0], cell.way != SOURCE))
 
 
 def file_of(cell: Cell) -> Path:
     """Return where a cell is kept."""
     return CELLS / f"{cell.way}-{cell.bits:g}.json"
-
-
-class Blind(Model):
-    """A model whose errors are not fed forward, whatever is known of it."""
-
-    @property
-    def feedback(self) -> bool:
-        """No."""
-        return False
 
 
 class Study:
@@ -97,7 +71,7 @@ class Study:
         self.source: Source = read_source(SMOLLM)
         self.reading: Reading = read_text_with(self.source, TEXT)
         self.test = windows_of_test(self.reading)
-        self._grouped = dict[tuple[str, int], Entry]()
+        self._ways = Ways(self.reading.model, Size(self.source.files))
 
     @cached_property
     def weights(self) -> int:
@@ -106,53 +80,12 @@ class Study:
 
     def entries(self, cell: Cell) -> Entries:
         """Return the model packed in a cell's way."""
-        model, most = self.reading.model, int(cell.bits * self.weights / 8)
-        match cell.way:
-            case "nearest":
-                return at_width(model, int(cell.bits))
-            case "gptq":
-                return self._at_one_width(model, int(cell.bits))
-            case "lagrangian":
-                return self._lagrangian(model, most)
-            case "rounded":
-                return to_budget(_blind(model), most, Size(self.source.files))
-            case "rows":
-                with patch.object(choices, "COLUMNS", 0.0):
-                    return to_budget(model, most, Size(self.source.files))
-        return to_budget(model, most, Size(self.source.files))
-
-    def _at_one_width(self, model: Model, width: int) -> Entries:
-        choice = WIDTHS.index(width)
-        coded = {name: pack_entry(grouped(model.matrix(name), choice)) for name in model.coded}
-        return model.in_order(model.kept() | coded)
-
-    def _lagrangian(self, model: Model, most: int) -> Entries:
-        """Return weights rounded alone at widths by one slope, as many bits as the file has room for."""
-        kept, size = model.kept(), Size(self.source.files)
-        with patch.object(choices, "CLIPS", (1.0,)):
-            sites = [grouped_site(model.matrix(name)) for name in model.coded]
-        low, high = sum(min(s.nbytes) for s in sites), 2.0 * most
-        best = dict[str, Entry]()
-        for _ in range(TRIES):
-            budget = (low + high) / 2
-            chosen = zip(model.coded, ByteBudget(budget).choose(sites), strict=True)
-            found = model.in_order(kept | {name: self._nearest(model, name, i) for name, i in chosen})
-            low, high, best = (budget, high, found) if size(found) <= most else (low, budget, best)
-        return best
-
-    def _nearest(self, model: Model, name: str, choice: int) -> Entry:
-        if (name, choice) not in self._grouped:
-            self._grouped[name, choice] = pack_entry(nearest(model.matrix(name), WIDTHS[choice]))
-        return self._grouped[name, choice]
+        return self._ways.entries(cell.way, cell.bits, int(cell.bits * self.weights / 8))
 
     def told(self, nbytes: int) -> dict[str, Any]:
         """Return the bytes and the loss of each window, with the weights that the model has now."""
         found = losses(self.reading.net, self.test).tolist()
         return {"nbytes": nbytes, "bits": 8 * nbytes / self.weights, "losses": found}
-
-
-def _blind(model: Model) -> Blind:
-    return Blind(model.tensors, model.moments, model.swapped, model.lookups)
 
 
 def windows_of_test(reading: Reading) -> Tensor:
@@ -172,7 +105,7 @@ def study() -> Study:
 def measure(cell: Cell) -> dict[str, Any]:
     """Pack and unpack the model, and return what it takes and how well it tells the test text."""
     own = study()
-    if cell.way == "source":
+    if cell.way == SOURCE:
         own.reading.put(own.source.tensors)
         return own.told(own.source.nbytes)
     packed = PackedModel(own.entries(cell), own.source.files)

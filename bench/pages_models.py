@@ -9,12 +9,14 @@ from bench.tables import Rows, tabled
 LABELS = {
     "source": "as it was",
     "nearest": "one width, rounded to the nearest in groups of 64",
-    "lagrangian": "the same, widths chosen by the budget",
+    "lagrangian": "widths chosen by the budget, rounded to the nearest",
     "gptq": "one width in groups of 64, GPTQ's feedback",
     "rounded": "`thinwire` without feedback",
     "rows": "`thinwire` without steps a column",
     "ours": "`thinwire`",
 }
+
+FEWER = {"nearest": 0.2, "lagrangian": 0.08}  # of a rival's bytes
 
 
 @tabled(
@@ -36,11 +38,10 @@ def ways(found: Any) -> Rows:
     for r in shown:
         name = LABELS[r["way"]] + ("" if r["way"] == "source" else f", {r['asked']:g} bits")
         bits = "–" if r["way"] == "source" else f"{r['bits']:.2f}"
-        saves = r.get("ours_saves")
         yield [
             *(name, f"{r['nbytes'] / 1e6:,.1f} MB", bits, _between(r["perplexity"])),
             _between(r["over_ours"], 2) if "over_ours" in r else "–",
-            "–" if saves is None else f"{100 * saves:.0f} %",
+            _saved(r),
         ]
 
 
@@ -49,6 +50,28 @@ def curve(found: Any) -> Rows:
     """Ours at every budget."""
     for r in sorted((r for r in found["rows"] if r["way"] == "ours"), key=lambda r: r["nbytes"]):
         yield [f"{r['bits']:.2f}", f"{r['nbytes'] / 1e6:,.1f} MB", _between(r["perplexity"])]
+
+
+@tabled("goal at 3 bits", "wanted", "found", "met")
+def goals(found: Any) -> Rows:
+    """What was to be reached at 3 bits, and what was."""
+    for r in found["rows"]:
+        if r["asked"] == 3 and "over_ours" in r:
+            wanted, least = f"lower perplexity than {LABELS[r['way']]}", r["over_ours"][1]
+            yield [wanted, "more than 1 times ours", f"{_between(r['over_ours'], 2)} times", _met(least > 1)]
+    for way, least in FEWER.items():
+        for r in (r for r in found["rows"] if r["way"] == way and r["asked"] == 3):
+            saves, wanted = r["ours_saves"], f"fewer bytes than {LABELS[way]} at its perplexity"
+            yield [wanted, f"{100 * least:.0f} %", _saved(r), _met(saves is not None and saves >= least)]
+
+
+def _saved(r: dict[str, Any]) -> str:
+    saves = r.get("ours_saves")
+    return "–" if saves is None else f"{'at least ' * r['at_least']}{100 * saves:.0f} %"
+
+
+def _met(yes: bool) -> str:
+    return "yes" if yes else "**no**"
 
 
 @tabled("version", "bytes", "perplexity")
@@ -70,4 +93,4 @@ def _between(x: list[float], digits: int = 1) -> str:
     return f"{mean} ({low} to {high})"
 
 
-TABLES = {"models": ways, "models-curve": curve, "versions": versions}
+TABLES = {"models": ways, "models-curve": curve, "models-goals": goals, "versions": versions}
