@@ -53,6 +53,7 @@ PARTS = ("synced=none", "synced=deep", "mode=displaced", "stride=1", "stride=4")
 # Residuals without DICE's parts, on either schedule; and other residuals.
 ALONE = ("mode=sync,stride=1", "mode=displaced,synced=none,stride=1")
 CODED = ("bits=1", "bits=2", "bits=8", "early=7")
+WHOLE = ("dice", "dice-residual")  # that have all parts: cells of ``four``
 WEIGHTS = (flux_fashion_moe.WEIGHTS, classifier.WEIGHTS)
 
 
@@ -173,17 +174,24 @@ def file_of(cell: Cell) -> Path:
 
 
 def summary() -> dict[str, Any]:
-    """Return for each group, link and way its figures over all seeds, and which cells are missing."""
+    """Return for each group, link and way its figures over all seeds, and which cells are missing.
+
+    ``parts`` has the ways that they are parts of too, and seeds alone of which no cell is missing.
+    """
+    found = {cell: kept(cell) for cell in cells()}
+    whole = {
+        seed for seed in SEEDS if all(f for c, f in found.items() if (c.group, c.seed) == ("parts", seed))
+    }
     of = dict[tuple[str, str, str], list[dict[str, Any]]]()
-    missing = list[str]()
-    for cell in cells():
-        found = kept(cell)
-        if found is None:
-            missing.append(cell.name)
-            continue
-        for way in cell.ways:
-            of.setdefault((cell.group, cell.link, way), []).append(found["ways"][way] | {"seed": cell.seed})
+    for cell, known in found.items():
+        groups = ["parts"] if cell.group == "four" and cell.ways[0] in WHOLE else []
+        for group in [cell.group, *groups]:
+            if known and (group != "parts" or cell.seed in whole):
+                for way in cell.ways:
+                    one = known["ways"][way] | {"seed": cell.seed}
+                    of.setdefault((group, cell.link, way), []).append(one)
     rows = [{"group": g, "link": link, "way": way} | joined(f) for (g, link, way), f in of.items()]
+    missing = [cell.name for cell, known in found.items() if not known]
     return {"links": LINKS, "many": MANY, "rows": rows, "missing": missing}
 
 

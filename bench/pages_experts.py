@@ -12,7 +12,6 @@ from bench.tables import Rows, tabled
 SYNC, GOAL, APART = "ep-sync", "dice-residual", 0.05
 BYTES, FASTER, BUSY = 0.4, 1.2, 0.5
 BASE = {"two": ("two",), "four": ("four",), "parts": ("four",)}  # whose synchronous way is all bytes
-WHOLE = ("dice", GOAL)  # the ways of ``four`` that those of ``parts`` lack a part of
 
 
 @tabled("steps", "mean loss of 100 steps")
@@ -53,7 +52,10 @@ def spread(values: list[float]) -> str:
 
 def ways(name: str, found: dict[str, Any]) -> str:
     """The ways of a group: bytes beside synchronous ones, PSNR, and seconds over each emulated link."""
-    rows = _rows(name, found)
+    rows = [r for r in found["rows"] if r["group"] == name]
+    rows.sort(
+        key=lambda r: str(r["way"]).partition(":")[0] if name == "parts" else ""
+    )  # parts after the whole
     links = [link for link in found["links"] if any("seconds" in r and r["link"] == link for r in rows)]
     of = {(r["way"], r["link"]): r for r in rows}
     base = next((r["nbytes"] for r in found["rows"] if r["way"] == SYNC and r["group"] in BASE[name]), None)
@@ -68,15 +70,6 @@ def ways(name: str, found: dict[str, Any]) -> str:
 
     text: str = drawn()
     return text
-
-
-def _rows(name: str, found: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows of a group; parts after the way that has all of them."""
-    if name != "parts":
-        return [r for r in found["rows"] if r["group"] == name]
-    whole = [r for r in found["rows"] if r["group"] == "four" and r["way"] in WHOLE]
-    parts = [r for r in found["rows"] if r["group"] == name]
-    return sorted(whole + parts, key=lambda r: str(r["way"]).partition(":")[0])
 
 
 @tabled("way", "sets", "garment distance", "against synchronous", "garments recognised")
