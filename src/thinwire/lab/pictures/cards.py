@@ -22,14 +22,17 @@ STYLE = "image-rendering:pixelated;width:100%;border-radius:4px"
 
 def headline(runs: Sequence[PicturesRun]) -> str:
     """Return what the fastest way that is no single machine won, good or bad."""
-    base = _one(runs)
+    base, many = _one(runs), runs[0].record.config.get("pictures", 1)
+    one = "one picture" if many == 1 else f"{many} pictures"
     others = [run for run in runs if run.record.mode not in (ONE, "batch") and run.valid]
     if base is None or not others:
-        return f"{len(runs)} ways to make one picture" if len(runs) > 1 else f"A picture by {runs[0].label}"
+        ways = f"{len(runs)} ways to make {one}"
+        return ways if len(runs) > 1 else f"{one.capitalize()} by {runs[0].label}"
     best = min(others, key=lambda run: run.record.totals["seconds"])
     ratio = base.record.totals["seconds"] / best.record.totals["seconds"]
     quality = psnr_text(best.record.quality.get("psnr_db"), exact=True)
-    kept = "an equal picture" if quality == "equal" else f"a picture within {quality} of one machine's"
+    same, near = ("an equal picture", "a picture") if many == 1 else ("equal pictures", "pictures")
+    kept = same if quality == "equal" else f"{near} within {quality} of one machine's"
     if ratio < 1:
         return f"One machine is the fastest here: {best.label}, the next best, takes {1 / ratio:.2f}× as long"
     sent = _fewer(best.record)
