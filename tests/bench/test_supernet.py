@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from bench.pages_supernet import TABLES
-from bench.supernet_plan import ALONE, BUDGETS, KINDS, ONESHOT, cells
+from bench.supernet_plan import ALONE, BUDGETS, GROUPS, KINDS, ONESHOT, cells
 from bench.supernet_rivals import pairs, rises, sites, sloped, solved
 from bench.supernet_summary import summary
 
@@ -25,7 +25,7 @@ def test_every_cell_is_trained_as_it_is_called() -> None:
     assert {c.seed for c in full} == {0, 1, 2} and len(full) == 3 * (len(ONESHOT) + len(ALONE))
     for c in every:
         method = c.method(60_000)
-        assert method.steps == (4680 if c.group == "full" else 468)
+        assert method.steps == GROUPS[c.group].epochs * 468
         assert (method.freezing is None) == (c.variant in ("no-scheduler", "neither"))
         assert (method.mitigation == 0) == (c.variant in ("no-mitigation", "neither"))
         assert c.shape().widths == ((ALONE[c.variant],) if c.variant in ALONE else (2, 3, 4, 5, 6))

@@ -98,8 +98,8 @@ def dice(
 
     ``mode=displaced`` is without interweaving, ``synced=none`` without selective synchronisation,
     ``stride=1`` without conditional communication. Source: the three, stride 2, which layers wait an
-    argument [source]; second experts on the own rank are always computed [ours]. Which half waits hardly
-    matters to flux-fashion-moe [measured].
+    argument [source]; second experts on the own rank are always computed [ours]. Where the second half of
+    flux-fashion-moe's two layers waits, pictures are 0.9 dB nearer, and no nearer to real ones [measured].
     """
     return _alike(Coding(FORMS[values])), Schedule(mode, synced, stride, warmup)
 
