@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,11 @@ from launchers import warm
 
 from thinwire.lab.engines import load_run
 from thinwire.lab.pictures import flux_fashion_moe, images
+from thinwire.lab.pictures.cards import headline
 from thinwire.lab.pictures.options import PicturesConfig
 from thinwire.lab.pictures.sampling import sample_batch, sample_each
 from thinwire.lab.pictures.sheets import Sheet
+from thinwire.lab.records.runs import Run
 from thinwire.types import InputError
 
 pytest.importorskip("diffusers")
@@ -48,6 +51,9 @@ def test_each_way_leaves_a_record_and_all_pictures(tmp_path: Path) -> None:
     assert (
         "3 pictures of a garment by flux-fashion-moe, 5 denoising steps" in (out / "report.html").read_text()
     )
+
+    without_one = [Run(name, load_run(out / name)) for name in ("ep-sync", "dice")]
+    assert re.fullmatch(r"\S+ makes 3 pictures [\d.]+× faster than \S+", headline(without_one))
 
 
 def test_pictures_of_a_batch_are_those_made_apart_with_guidance_too() -> None:

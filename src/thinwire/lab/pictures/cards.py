@@ -26,8 +26,7 @@ def headline(runs: Sequence[PicturesRun]) -> str:
     one = "one picture" if many == 1 else f"{many} pictures"
     others = [run for run in runs if run.record.mode not in (ONE, "batch") and run.valid]
     if base is None or not others:
-        ways = f"{len(runs)} ways to make {one}"
-        return ways if len(runs) > 1 else f"{one.capitalize()} by {runs[0].label}"
+        return _among(others, one) or f"{one.capitalize()} by {runs[0].label}"
     best = min(others, key=lambda run: run.record.totals["seconds"])
     ratio = base.record.totals["seconds"] / best.record.totals["seconds"]
     quality = psnr_text(best.record.quality.get("psnr_db"), exact=True)
@@ -38,6 +37,15 @@ def headline(runs: Sequence[PicturesRun]) -> str:
     sent = _fewer(best.record)
     bytes_text = f", sending {sent:.1f}× fewer bytes a step than float16" if sent and sent > 1.05 else ""
     return f"{best.label} makes {kept} {ratio:.2f}× faster than one machine{bytes_text}"
+
+
+def _among(runs: Sequence[PicturesRun], what: str) -> str:
+    """Return how much faster the fastest of several ways is than the slowest; nothing of one alone."""
+    timed = sorted(runs, key=lambda run: run.record.totals["seconds"])
+    if len(timed) < 2:
+        return ""
+    ratio = timed[-1].record.totals["seconds"] / timed[0].record.totals["seconds"]
+    return f"{timed[0].label} makes {what} {ratio:.2f}× faster than {timed[-1].label}"
 
 
 def setting(runs: Sequence[PicturesRun]) -> str:
