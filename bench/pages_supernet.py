@@ -64,9 +64,9 @@ def widths(found: Any) -> Rows:
 
 
 def _group(found: Any) -> str:
-    """Return ``full`` where all of it has run."""
-    missing = any(name.startswith("full-") for name in found["missing"])
-    return "short" if missing else "full"
+    """Return ``full`` where one network for all widths and those apart have run on one seed at least."""
+    there = {r["variant"] for r in found["rows"] if r["group"] == "full"}
+    return "full" if there >= {"both", APART} else "short"
 
 
 TABLES: dict[str, Callable[[Any], str]] = {
