@@ -17,6 +17,13 @@ from thinwire.engines.experts.spread import Experts
 T = TypeVar("T")
 
 
+def drawn(model: nn.Module) -> nn.Module:
+    """Give a model random weights of a fair size, and return it in evaluation."""
+    for p in model.parameters():
+        p.data = torch.randn_like(p) * (p.shape[-1] ** -0.5 if p.dim() > 1 else 0.1)
+    return model.eval()
+
+
 def flux_moe(layers: int = 2, experts: int = 8, chosen: int = 2) -> nn.Module:
     """Flux with HiDream's layers of experts in its double blocks."""
     from diffusers import FluxTransformer2DModel
@@ -24,8 +31,7 @@ def flux_moe(layers: int = 2, experts: int = 8, chosen: int = 2) -> nn.Module:
 
     model: Any = FluxTransformer2DModel.from_config(dict(flux().config) | {"num_layers": layers})
     torch.manual_seed(6)
-    for p in model.parameters():
-        p.data = torch.randn_like(p) * (p.shape[-1] ** -0.5 if p.dim() > 1 else 0.1)
+    drawn(model)
     for block in model.transformer_blocks:
         block.ff = MOEFeedForwardSwiGLU(64, 96, experts, chosen)
     made: nn.Module = model.eval()
@@ -53,10 +59,7 @@ def hidream() -> nn.Module:
         max_resolution=(32, 32),
         llama_layers=(0, 1),
     )
-    for p in model.parameters():
-        p.data = torch.randn_like(p) * (p.shape[-1] ** -0.5 if p.dim() > 1 else 0.1)
-    made: nn.Module = model.eval()
-    return made
+    return drawn(model)
 
 
 def hidream_inputs(pictures: Sequence[int], time: float) -> Inputs:
@@ -93,9 +96,7 @@ def nucleus() -> nn.Module:
         moe_intermediate_dim=24,
         capacity_factors=[2.0, 2.0],
     )
-    for p in model.parameters():
-        p.data = torch.randn_like(p) * (p.shape[-1] ** -0.5 if p.dim() > 1 else 0.1)
-    return model.eval()
+    return drawn(model)
 
 
 def nucleus_inputs(pictures: Sequence[int], time: float) -> Inputs:

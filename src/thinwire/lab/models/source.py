@@ -80,18 +80,23 @@ class ModelSource:
 
     def check_tokens(self, ids: Tensor) -> None:
         """Raise ``InputError`` where the embedding lacks one of the tokens that ``tokenise`` made."""
-        size, highest = self.config.vocab_size, int(torch.where(ids < 0, ~ids, ids).max())
-        if highest >= size:
-            token = self.tokenizer.convert_ids_to_tokens(highest)
-            raise InputError(
-                f"the text has token {token!r}, number {highest} of the tokenizer, but the vocabulary of "
-                f"{self.name} has {size}; give the model its own tokenizer, or resize_token_embeddings"
-            )
+        check_tokens(ids, self.config.vocab_size, self.tokenizer, self.name)
 
     @property
     def max_seq(self) -> int:
         """Longest sequence the model has positions for, in tokens."""
         return int(self.config.max_position_embeddings)
+
+
+def check_tokens(ids: Tensor, size: int, tokenizer: Any, name: str) -> None:
+    """Raise ``InputError`` where a vocabulary of ``size`` lacks one of the tokens that ``tokenise`` made."""
+    highest = int(torch.where(ids < 0, ~ids, ids).max()) if ids.numel() else 0
+    if highest >= size:
+        token = tokenizer.convert_ids_to_tokens(highest)
+        raise InputError(
+            f"the text has token {token!r}, number {highest} of the tokenizer, but the vocabulary of "
+            f"{name} has {size}; give the model its own tokenizer, or resize_token_embeddings"
+        )
 
 
 def resolve_model(
@@ -124,13 +129,11 @@ def resolve_model(
     return _with_dropout(source, dropout)
 
 
-def reader_of(folder: Path, name: str) -> tuple[Any, Any]:
-    """Return config and tokenizer of a folder whose model only reads: any causal one will do.
-
-    Errors: ``InputError``.
-    """
+def tokenizer_of(folder: Path, name: str) -> Any:
+    """Return the tokenizer of a model that only reads: any causal one will do. Errors: ``InputError``."""
     _check_whole(folder, name)
-    return _config(folder, name), _tokenizer(folder)
+    _config(folder, name)
+    return _tokenizer(folder)
 
 
 def model_config(name: str, init: str | None) -> Any:

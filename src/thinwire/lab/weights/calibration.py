@@ -38,6 +38,11 @@ class Sums:
         return Moments(self.rows / self.rows.sum().clamp(min=1e-30), self.columns / tokens)
 
 
+def longest_of(model: Any) -> int:
+    """Return how many tokens a model has positions for, as far as it says."""
+    return int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or WINDOW)
+
+
 def is_linear(module: nn.Module) -> bool:
     """Say whether a module multiplies its input by its one matrix: torch's, or GPT-2's with axes swapped."""
     return isinstance(module, nn.Linear) or swaps(module)
@@ -60,7 +65,7 @@ class Calibration:
 
     def read(self, ids: Tensor) -> None:
         """Add what tokens [windows, tokens] say, a window at a time."""
-        longest = getattr(self._model.config, "max_position_embeddings", WINDOW)
+        longest = longest_of(self._model)
         require(
             ids.shape[1] <= longest, InputError, f"windows of {ids.shape[1]} tokens, at most {longest} fit"
         )

@@ -19,9 +19,9 @@ from thinwire.files.checkpoint import INDEX, SINGLE, SUFFIX, folder_of, read_che
 from thinwire.lab.data.corpus import load_corpus
 from thinwire.lab.models.families import Conversion, import_transformers, meta_model
 from thinwire.lab.models.smollm import smollm_folder
-from thinwire.lab.models.source import SMOLLM, reader_of, resolve_model
+from thinwire.lab.models.source import SMOLLM, check_tokens, resolve_model, tokenizer_of
 from thinwire.lab.models.tokenizer import tokenise
-from thinwire.lab.weights.calibration import WINDOW, Calibration, swaps
+from thinwire.lab.weights.calibration import WINDOW, Calibration, longest_of, swaps
 from thinwire.types import InputError, require
 
 READ, HELDOUT = 16, 4  # windows that moments come from, and that perplexity is of, at most
@@ -106,9 +106,9 @@ def read_text_with(source: Source, text: str) -> Reading:
     """Return what a text, by name or path, says of a model's matrices. Errors: ``InputError``."""
     if source.folder is None:
         raise InputError(f"--calibrate needs a model's folder, and {source.name} is none")
-    _, tokenizer = reader_of(source.folder, source.name)
+    tokenizer = tokenizer_of(source.folder, source.name)
     net = _loaded(source.folder)
-    read, heldout = windows_of(net, tokenizer, text)
+    read, heldout = windows_of(net, tokenizer, text, source.name)
     calibration = Calibration(net)
     calibration.read(read)
     names = names_of(source, net)
@@ -129,17 +129,15 @@ def _loaded(folder: Path) -> Any:
             logging.enable_progress_bar()
 
 
-def windows_of(net: Any, tokenizer: Any, text: str) -> tuple[Tensor, Tensor]:
+def windows_of(net: Any, tokenizer: Any, text: str, name: str) -> tuple[Tensor, Tensor]:
     """Return tokens [windows, tokens] from all over a text, and from what of it is held out."""
     corpus = load_corpus(text)
-    size = longest_of(net)
+    size = min(WINDOW, longest_of(net))
     known = net.get_input_embeddings().num_embeddings
     parts = list[Tensor]()
     for documents, most in ((corpus.train, READ), (corpus.heldout, HELDOUT)):
         ids = tokenise(tokenizer, *documents, limit=LONGEST)
-        highest = int(ids.max()) if len(ids) else 0
-        told = f"the text has token {highest} of the tokenizer, and the model knows {known}"
-        require(highest < known, InputError, f"{told}; give the model its own tokenizer")
+        check_tokens(ids, known, tokenizer, name)
         count = len(ids) // size
         told = f"--calibrate {text} has {len(ids)} tokens in one part, and {size} are read at a time"
         require(count > 0, InputError, f"{told}; give a longer text")
@@ -148,19 +146,12 @@ def windows_of(net: Any, tokenizer: Any, text: str) -> tuple[Tensor, Tensor]:
     return parts[0], parts[1]
 
 
-def longest_of(net: Any) -> int:
-    """Return how many tokens a model is given at a time."""
-    return min(WINDOW, getattr(net.config.get_text_config(), "max_position_embeddings", None) or WINDOW)
-
-
 def names_of(source: Source, net: Any) -> dict[str, str]:
     """Return the name of a model's parameter by that in files, of those that are the same tensor in both."""
     found, own = dict[str, str](), net.state_dict()
     try:
         conversion = Conversion(meta_model(net.config))
-    except (
-        InputError
-    ):  # of a family that thinwire does not split: names that are the same are all that is known
+    except InputError:  # a family that thinwire does not split: what has the same name is all that is known
         return {name: name for name in source.tensors if name in own}
     for name in source.tensors:
         targets, pattern = conversion.targets(name)
