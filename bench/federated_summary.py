@@ -9,7 +9,7 @@ from typing import Any
 
 Found = Mapping[str, Any]  # of a cell
 # Student's t that leaves out 2.5 % at each end, for so many values.
-QUANTILES = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
+QUANTILES = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 16: 2.131}
 
 
 def best_rate(found: Mapping[float, Found]) -> float:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+from bench.federated_summary import interval
 from bench.models_ways import OURS, SOURCE
 
-T = {16: 2.131}  # Student's quantile of 97.5 % for so many windows
 Found = tuple[str, float, dict[str, Any]]
 
 
@@ -25,10 +25,10 @@ def _row(
     way: str, bits: float, cell: dict[str, Any], ours: dict[str, Any] | None, curve: list[tuple[float, int]]
 ) -> dict[str, Any]:
     row = {"way": way, "asked": bits, "nbytes": cell["nbytes"], "bits": cell["bits"]}
-    row["perplexity"] = interval(cell["losses"])
+    row["perplexity"] = exponential(cell["losses"])
     if ours is not None and way not in (OURS, SOURCE):
         apart = [a - b for a, b in zip(cell["losses"], ours["losses"], strict=True)]
-        row["over_ours"] = interval(apart)
+        row["over_ours"] = exponential(apart)
         loss, (worst, fewest) = statistics.fmean(cell["losses"]), curve[-1]
         # Where even our smallest file tells the text better, it is a bound.
         same = fewest if loss > worst else nbytes_at(loss, curve)
@@ -37,14 +37,13 @@ def _row(
     return row
 
 
-def interval(losses: Sequence[float]) -> list[float]:
+def exponential(losses: Sequence[float]) -> list[float]:
     """Return the exponential of a mean, and from where to where it lies with 95 %, by window.
 
-    >>> [round(x, 3) for x in interval([1.0] * 8 + [1.2] * 8)]
+    >>> [round(x, 3) for x in exponential([1.0] * 8 + [1.2] * 8)]
     [3.004, 2.843, 3.174]
     """
-    mean, n = statistics.fmean(losses), len(losses)
-    half = T[n] * statistics.stdev(losses) / math.sqrt(n)
+    mean, half = interval(losses)
     return [math.exp(min(x, 700.0)) for x in (mean, mean - half, mean + half)]
 
 
