@@ -21,7 +21,7 @@ from thinwire.links import Link, LinkShape, Metered, Reliable, Shaped, ZmqLink, 
 from thinwire.links.base import Data, LinkEstimate
 from thinwire.links.mesh import stack
 from thinwire.links.pair.reliable import MAX_SEGMENT, PIECE
-from thinwire.links.pair.segment import label_of
+from thinwire.links.pair.segment import Kind, label_of, pack, parse
 from thinwire.links.tcp import info as tcp_info
 from thinwire.links.tcp.counts import KernelCounts
 from thinwire.types import LinkError
@@ -255,6 +255,17 @@ def test_a_restarted_peer_is_not_mistaken_for_the_old_one() -> None:
         again = Reliable(ZmqLink.connect(b"n", "127.0.0.1", port, peer="rank 0"), LONG)
         with closing(again), pytest.raises(LinkError, match=r"rank 1 .* was restarted"):
             a.recv().result(LONG)
+
+
+def test_both_ends_learn_of_a_restart_though_the_old_end_speaks_first() -> None:
+    x, y = loopback_pair()
+    acknowledging = {"session": 1, "number": 0, "ack": 1, "repair": 0, "arrived": 0}
+    x.send(pack(Kind.ACK, "control", b"", **acknowledging))  # to a process of which the peer had a message
+    new = Reliable(y, LONG)
+    with closing(new):
+        with pytest.raises(LinkError, match="an earlier start of this rank; start all"):
+            new.recv().result(LONG)
+        assert parse(x.recv().result(LONG)).kind == Kind.BYE  # by which the peer sees another session
 
 
 def test_large_messages_travel_in_pieces_and_limits_hold() -> None:

@@ -76,6 +76,7 @@ class Reliable:
         self._error: LinkError | None = None
         self._unsent: BaseException | None = None  # why the link below sends no more
         self._closing = False
+        self._parted = False  # whether last words are on their way
         self._stopped = False
         now = monotonic()
         self._heard = self._spoke = self._turned = now
@@ -161,19 +162,18 @@ class Reliable:
             first, self._closing = not self._closing, True
             self._settled.wait_for(lambda: not self._out or self._error is not None, timeout)
             if first and self._error is None:
-                self._control(Kind.BYE)
+                self._part()
             self._stopped = True
             # all is acknowledged, so only the farewell is on its way, and the peer may be gone by then
-            grace = 0.0 if self._error is not None else FAREWELL + 2 * (self._estimator.smoothed or 0.0)
+            grace = FAREWELL + 2 * (self._estimator.smoothed or 0.0) if self._parted else 0.0
         self._wake.set()
         self._thread.join(10.0)
         self._link.close(grace)
         self._fail(self._closed_here())
 
     def _sent_at(self) -> float | None:
-        return (
-            None if self._peer_session is None else monotonic()
-        )  # waiting for a peer to start is no transfer
+        # waiting for a peer to start is no transfer
+        return None if self._peer_session is None else monotonic()
 
     def _closed_here(self) -> LinkError:
         return LinkError(f"this end closed the link to {self.peer}")
@@ -201,6 +201,10 @@ class Reliable:
 
     def _control(self, kind: Kind, body: bytes = b"") -> None:
         self._emit(kind, "control", body, self._out.top)
+
+    def _part(self) -> None:
+        self._parted = True
+        self._control(Kind.BYE)
 
     def _ping(self) -> None:
         now = monotonic()
@@ -269,7 +273,7 @@ class Reliable:
     def _take(self, segment: Segment) -> None:
         now = monotonic()
         with self._lock:
-            self._check_session(segment.session)
+            self._check_session(segment)
             self._heard = self._spoke = now
             self._alive.set()
             self._acknowledged(segment, now)
@@ -286,10 +290,13 @@ class Reliable:
         if segment.kind == Kind.BYE:
             raise LinkError(f"{self.peer} closed the link")
 
-    def _check_session(self, session: int) -> None:
+    def _check_session(self, segment: Segment) -> None:
         if self._peer_session is None:
-            self._peer_session = session
-        elif session != self._peer_session:
+            if segment.ack > self._out.top:  # of what an earlier process of this rank sent
+                self._part()  # tells the peer of this one, before its deadline does
+                raise LinkError(f"{self.peer} still talks to an earlier start of this rank; start all again")
+            self._peer_session = segment.session
+        elif segment.session != self._peer_session:
             raise LinkError(f"{self.peer} was restarted in the middle of the exchange; start all ranks again")
 
     def _acknowledged(self, segment: Segment, now: float) -> None:
@@ -311,9 +318,7 @@ class Reliable:
     def _on_ping(self, segment: Segment) -> None:
         clock, silent = PING.unpack(segment.body)
         self._control(Kind.PONG, PONG.pack(clock, ticks(self._heard)))
-        if (
-            silent * 1e-3 > self.deadline / 4
-        ):  # we hear the peer, it does not hear us: the connection is broken
+        if silent * 1e-3 > self.deadline / 4:  # we hear the peer, it does not hear us: a broken connection
             self._redial()
 
     def _on_pong(self, segment: Segment) -> None:
