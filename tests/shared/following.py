@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 
@@ -117,12 +117,15 @@ class Liar:
                 self.peer = event.peer
                 return unpack(event.data, UP)
 
-    def transfer(self, begin: Begin, head: bytes, body: bytes) -> None:
+    def transfer(
+        self, begin: Begin, head: bytes, body: bytes, before_end: Callable[[], object] = lambda: None
+    ) -> None:
         """Send a patch, and hear that its bytes came."""
         self.hub.send(self.peer, begin.pack())
         for at in range(0, len(body), 1 << 16):
             self.hub.send(self.peer, Chunk(begin.transfer, at, bytes(body[at : at + (1 << 16)])).pack())
             assert isinstance(self.hear(), Ack)
+        before_end()
         self.hub.send(self.peer, End(begin.transfer, len(body), head).pack())
 
     def greet(self) -> Hello:
