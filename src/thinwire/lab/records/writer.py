@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
+from thinwire.lab.machine.interrupts import held_back
 from thinwire.lab.records.build import build
 from thinwire.lab.records.schema import RunRecord, UnitMetrics, finite, upgraded_unit
 from thinwire.replacing import replacing
@@ -64,9 +65,10 @@ class RunWriter:
         if self._closed:
             raise ValueError("the run record is closed")
         lines = self._open()
-        self.record.count(metrics)
-        lines.write(_line(metrics))
-        lines.flush()
+        with held_back():  # or a Ctrl-C would leave a count without its line
+            self.record.count(metrics)
+            lines.write(_line(metrics))
+            lines.flush()
 
     def note(self, text: str) -> None:
         """Add a warning to the record, once."""

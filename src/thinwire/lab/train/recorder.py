@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from thinwire.lab.machine.interrupts import held_back
 from thinwire.lab.machine.processor import environment, peak_rss_bytes
 from thinwire.lab.ranks.linkwatch import LinkWatch, added
 from thinwire.lab.ranks.places import link_of
@@ -113,9 +114,10 @@ class Recorder:
             ranks=[{name: getattr(r, name) for name in SHARES} for r in reports],
             links=[LinkMetrics(**link) for r in reports for link in r.links],
         )
-        for way in self.streams:
-            self.values[way] += values[way]
-        self.writer.add(metrics)
+        with held_back():
+            for way in self.streams:
+                self.values[way] += values[way]
+            self.writer.add(metrics)
         self.events.write(metrics.scalars(), metrics.step)
         self.progress.step(vars(metrics))
         return loss
