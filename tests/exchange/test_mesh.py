@@ -107,6 +107,8 @@ def test_a_deadline_names_the_silent_peer_and_the_step() -> None:
             exchanges[0].collect(4, 0.3)
         with pytest.raises(LinkError, match=r"^waited 0.3 s for its part of step 4 from rank 2 \(127"):
             sums[1].collect(4, 0.3)
+        exchanges[2].post(5, b"left")
+        assert exchanges[0].collect(5, LONG, final=lambda body: body == b"left") == {2: b"left"}
         exchanges[2].post(4, b"late")
         sums[2].post(4, torch.ones(10))
         assert sums[1].collect(4, LONG).tolist() == [3.0] * 10

@@ -111,6 +111,17 @@ def test_what_moves_is_slow_and_not_late() -> None:
     _close(ranks)
 
 
+def test_a_deadline_counts_from_the_last_move() -> None:
+    ranks = _mesh(2)
+    a, b = ranks[0][1], ranks[1][0]
+    threading.Timer(0.3, b.mailbox.send, (b"other", b"one")).start()
+    start = monotonic()
+    with pytest.raises(LinkError, match=r"waited 1 s for nothing from rank 1 .*; see what happens there"):
+        a.get(b"never", 1.0, "nothing")
+    assert 1.2 < monotonic() - start < 1.9
+    _close(ranks)
+
+
 def test_a_wrong_token_is_an_auth_error_on_both_sides_and_leaves_nothing() -> None:
     before, store = threading.active_count(), dist.HashStore()
     with ThreadPoolExecutor(2) as pool:

@@ -141,15 +141,18 @@ def sampled(
 
 def on_ranks(
     ranks: Sequence[Mesh],
-    model: nn.Module,
+    model: nn.Module | Sequence[nn.Module],
     recipe: str,
     use: Callable[[nn.Module, Experts, int], T],
     **options: Any,
 ) -> list[T]:
-    """Call ``use`` on every rank with a model whose experts are spread; return what each call returns."""
+    """Call ``use`` on every rank with a model whose experts are spread; return what each call returns.
+
+    ``model``: one for all ranks, or one each.
+    """
 
     def one(rank: int, peers: Mesh) -> T:
-        own = copy.deepcopy(model)
+        own = copy.deepcopy(model if isinstance(model, nn.Module) else model[rank])
         with torch.no_grad(), thinwire.spread_experts(own, peers, recipe, **options) as found:
             return use(own, found, rank)
 

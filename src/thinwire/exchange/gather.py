@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from thinwire.exchange.posts import Posts
 from thinwire.links.base import Data
@@ -40,16 +40,26 @@ class MeshExchange:
         for rank, payload in payloads.items():
             self._posts.send(self._posts.peers[rank], "message", step, bytes(payload))
 
-    def collect(self, step: int, deadline: float) -> dict[int, bytes]:
-        peers = self._posts.peers.items()
-        return {r: self._posts.get(p, "message", step, deadline, "the message") for r, p in peers}
+    def collect(
+        self,
+        step: int,
+        deadline: float,
+        what: str = "",
+        final: Callable[[bytes], bool] = lambda body: False,
+    ) -> dict[int, bytes]:
+        """Collect as any ``Exchange``; ``what`` is awaited, in words of an error; ``final``: ``get_all``."""
+        return self._posts.get(self.peers, "message", step, deadline, what or _message(step), final)
 
-    def receive(self, rank: int, step: int, deadline: float) -> bytes:
+    def receive(self, rank: int, step: int, deadline: float, what: str = "") -> bytes:
         """Return the message of one peer alone; what the others send for this step stays."""
-        return self._posts.get(self._posts.peers[rank], "message", step, deadline, "the message")
+        return self._posts.get([rank], "message", step, deadline, what or _message(step))[rank]
 
     def drain(self, deadline: float) -> None:
         self._posts.drain(deadline)
 
     def close(self, timeout: float = 5.0) -> None:
         self._posts.close(timeout)
+
+
+def _message(step: int) -> str:
+    return f"the message of step {step}"

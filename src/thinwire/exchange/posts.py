@@ -11,12 +11,11 @@ from typing import Any
 
 from thinwire.links.base import Data
 from thinwire.links.inbox import pending, renewed
-from thinwire.links.mesh import Peer
+from thinwire.links.mesh import LOOK, Peer, get_all
 from thinwire.links.pair.reliable import PIECE
 from thinwire.types import InputError, LinkError, require
 
 LABEL = "exchange"  # the traffic class for the meters
-LOOK = 0.1  # seconds between two looks at whether the awaited peers still live
 _STEP = struct.Struct("<Q")
 
 
@@ -59,9 +58,18 @@ class Posts:
         else:  # copying and its check sums take a while
             self._sender.submit(self._hand_over, done, peer, self.tag(kind, step), body)
 
-    def get(self, peer: Peer, kind: str, step: int, deadline: float, what: str) -> bytes:
-        """Return the next message of a kind for a step from a peer."""
-        return peer.get(self.tag(kind, step), deadline, f"{what} of step {step}", self.peers.values())
+    def get(
+        self,
+        ranks: Iterable[int],
+        kind: str,
+        step: int,
+        deadline: float,
+        what: str,
+        final: Callable[[bytes], bool] = lambda body: False,
+    ) -> dict[int, bytes]:
+        """Return the next message of a kind for a step from each of some peers, by rank; see ``get_all``."""
+        awaited = {rank: self.peers[rank] for rank in ranks}
+        return get_all(awaited, self.tag(kind, step), deadline, what, self.peers.values(), final)
 
     def wait(
         self, future: Future[Any], awaited: Callable[[], Iterable[Peer]], deadline: float, what: str
@@ -78,7 +86,8 @@ class Posts:
                 if peer.mailbox.error is not None:
                     raise renewed(peer.mailbox.error)
                 if late and before == self._moved():
-                    raise LinkError(f"waited {deadline:g} s for {what} from {peer.name}")
+                    text = f"waited {deadline:g} s for {what} from {peer.name}; see what happens there"
+                    raise LinkError(text)
             if before != (before := self._moved()):
                 end = monotonic() + deadline
 

@@ -66,9 +66,9 @@ class MeshReduction:
         if state is None or state.values is None:
             raise InputError(f"step {step} was not posted, or was collected before; post it first")
         self._finish(step, state, deadline)
-        for rank, peer in self._posts.peers.items():
-            body = self._posts.get(peer, "total", step, deadline, "the sum")
-            _fill(self._part(state.values, rank), body, peer.name)
+        peers = self._posts.peers
+        for rank, body in self._posts.get(peers, "total", step, deadline, f"the sum of step {step}").items():
+            _fill(self._part(state.values, rank), body, peers[rank].name)
         with self._lock:
             del self._steps[step]
         return state.values.reshape(state.shape)

@@ -52,13 +52,19 @@ class Mailbox:
 
         ``what`` is for the ``LinkError`` of a deadline: "waited 60 s for WHAT from rank 1 (127.0.0.1:4567)".
         """
+        found = self.look(tag, timeout)
+        require(found is not None, LinkError, f"waited {timeout:g} s for {what} from {self.peer}")
+        return found  # type: ignore[return-value]  # require has checked it
+
+    def look(self, tag: bytes, timeout: float = 0.0) -> bytes | None:
+        """Return the next message with this tag, or None where none comes within ``timeout`` seconds."""
         with self._changed:
             self._changed.wait_for(lambda: self._filed.get(tag) or self._error is not None, timeout)
             if self._filed.get(tag):
                 return self._take(tag)
             if self._error is not None:
                 raise renewed(self._error)
-        raise LinkError(f"waited {timeout:g} s for {what} from {self.peer}")
+        return None
 
     def on(self, prefix: bytes, handler: Handler) -> None:
         """Call ``handler(tag, body)`` on the reader thread for tags with this prefix, the longest that fits.

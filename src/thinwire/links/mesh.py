@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,6 +36,7 @@ from thinwire.types import InputError, LinkError, require
 
 GRACE = 5.0  # seconds
 POLL = 0.05  # seconds
+LOOK = 0.1  # seconds between two looks at whether anything moves
 EVERYWHERE = ("0.0.0.0", "::")
 AnyLink = ZmqLink | RelayedLink
 Made = tuple[int, AnyLink]  # the other rank, and the link to it
@@ -82,14 +83,7 @@ class Peer:
         A message that still arrives, or waits behind what this end still sends, is slow and not late. What
         moves to and from ``others`` counts as well: the peer may be waiting for one of them.
         """
-        links = [self.reliable, *(peer.reliable for peer in others)]
-        while True:
-            before = [link.moved for link in links]
-            try:
-                return self.mailbox.get(tag, deadline, what)
-            except LinkError:
-                if self.mailbox.error is not None or [link.moved for link in links] == before:
-                    raise
+        return get_all({self.rank: self}, tag, deadline, what, others)[self.rank]
 
     def probe(self, nbytes: int = probes.NBYTES, seconds: float = probes.SECONDS) -> Future[LinkEstimate]:
         """Measure the idle link to this peer with at most ``nbytes`` and about ``seconds`` of line time."""
@@ -124,6 +118,39 @@ class Peer:
     def close(self, timeout: float = 5.0) -> None:
         """Flush for at most ``timeout`` seconds and close the whole stack."""
         self.mailbox.close(timeout)
+
+
+def get_all(
+    peers: Mapping[int, Peer],
+    tag: bytes,
+    deadline: float,
+    what: str,
+    others: Iterable[Peer] = (),
+    final: Callable[[bytes], bool] = lambda body: False,
+) -> dict[int, bytes]:
+    """Return the next message with this tag from each peer, by rank in ascending order; see ``Peer.get``.
+
+    ``final``: whether a message says that the rest need not come; what has come until then is returned.
+    """
+    links = [peer.reliable for peer in {p.rank: p for p in (*peers.values(), *others)}.values()]
+    waiting, found = dict(sorted(peers.items())), dict[int, bytes]()
+    end, before = monotonic() + deadline, [link.moved for link in links]
+    while waiting:
+        for i, (rank, peer) in enumerate(list(waiting.items())):
+            body = peer.mailbox.look(tag, 0.0 if i else min(LOOK, deadline))
+            if body is None:
+                continue
+            found[rank] = body
+            del waiting[rank]
+            if final(body):
+                return found
+        now = [link.moved for link in links]
+        if now != before:
+            end, before = monotonic() + deadline, now
+        elif waiting and monotonic() > end:
+            name = next(iter(waiting.values())).name
+            raise LinkError(f"waited {deadline:g} s for {what} from {name}; see what happens there")
+    return dict(sorted(found.items()))
 
 
 def connect_mesh(

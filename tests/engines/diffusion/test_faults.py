@@ -103,7 +103,7 @@ def test_a_frozen_rank_is_named_by_the_deadline(ranks: Meshes, mode: str) -> Non
         session: Any = found._session
         one_device(own, [qwen_inputs(63, 1.0)])
         if session._rank < 2:
-            with pytest.raises(LinkError, match=r"waited 3 s for the message of step \d+ from rank 2 "):
+            with pytest.raises(LinkError, match=r"waited 3 s for .*transformer_blocks.* from rank 2 "):
                 one_device(own, [qwen_inputs(63, 0.5)])
         over.wait(LONG)
 

@@ -41,15 +41,18 @@ def test_an_expert_that_nobody_owns(ranks: Meshes, owners: Any, words: str) -> N
 def test_a_rank_without_the_weights_of_its_expert(ranks: Meshes) -> None:
     model: Any = flux_moe()
     model.transformer_blocks[1].ff.experts[1].to("meta")
-    words = r"blocks\.1\.ff\.experts\.1\.w1\.weight is among what rank 1 computes, and it is on no device"
+    with pytest.raises(LinkError, match="rank 1 has left, or ended with an error"):  # at once
+        on_ranks(ranks[2], model, "dice", lambda own, *_: None)
+    model.transformer_blocks[1].ff.experts[0].to("meta")
+    words = r"blocks\.1\.ff\.experts\.0\.w1\.weight is among what rank 0 computes, and it is on no device"
     with pytest.raises(InputError, match=words):
-        on_ranks([ranks[2][1]], model, "dice", lambda own, *_: None)
+        on_ranks(ranks[2], model, "dice", lambda own, *_: None)
     with pytest.raises(InputError, match="among what each rank computes"):
         on_ranks(ranks[2], model, "batch", lambda own, *_: None)
     packed: Any = nucleus()
     packed.transformer_blocks[1].img_mlp.experts.to("meta")
     with pytest.raises(InputError, match=r"img_mlp\.experts\.\w+ is among what rank 0 computes"):
-        on_ranks([ranks[2][0]], packed, "ep-sync", lambda own, *_: None)
+        on_ranks(ranks[2], packed, "ep-sync", lambda own, *_: None)
 
 
 @pytest.mark.parametrize("owners", [None, [0] * 8, [1, 0, 0, 0, 0, 0, 0, 0]])
@@ -79,8 +82,16 @@ def test_a_layer_that_a_schedule_does_not_serve(ranks: Meshes, model: Any, recip
 
 
 def test_ranks_that_are_not_alike(ranks: Meshes) -> None:
-    """Other times; a model that is not in evaluation. Other weights of experts nobody compares."""
-    model = flux_moe()
+    """Other weights of an expert, where both have it; another choice; other times; a model in training."""
+    model, other, few = flux_moe(), flux_moe(), flux_moe(chosen=3)
+    other.get_parameter("transformer_blocks.1.ff.experts.5.w2.weight").data *= 3
+    words = {
+        r"the weights of \w+\.1\.ff\.experts\.5 .*": other,
+        "the choice of experts '3 of 8 in 2": few,
+    }
+    for word, unlike in words.items():
+        with pytest.raises(InputError, match=f"rank 1 has {word}.*make them alike"):
+            on_ranks(ranks[2], [model, unlike], "ep-sync", lambda *_: None)
 
     def late(own: nn.Module, found: Experts, rank: int) -> None:
         own(**batch([rank], 1.0 - rank / 2))
@@ -201,9 +212,11 @@ def test_a_frozen_rank_is_named_by_the_deadline(ranks: Meshes, recipe: str) -> N
     def use(own: nn.Module, found: Experts, rank: int) -> None:
         own(**batch([rank], 1.0))
         if rank < 2:
-            with pytest.raises(LinkError, match=r"waited 1 s for the message of step \d+ from rank 2 "):
+            start = time.monotonic()
+            with pytest.raises(LinkError, match=r"waited 1 s for the \w+ of transformer_bl.* from rank 2 "):
                 for i in range(3):
                     own(**batch([rank], 0.5 - i / 10))
+            assert time.monotonic() - start < 1.9
         over.wait(LONG)
 
     on_ranks(ranks[3], model, recipe, use, deadline=1.0)

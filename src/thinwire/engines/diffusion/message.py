@@ -50,3 +50,8 @@ class Message:
         require(version == VERSION and state < 2, PayloadError, "an exchange's message of another version")
         packets = unframed(cursor, count)
         return cls(key, inputs, packets, bool(state))
+
+
+def is_last(data: bytes) -> bool:
+    """Return whether the sender of a message has left, or ended with an error."""
+    return Message.unpack(data).stopped

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from weakref import WeakKeyDictionary
 
 import torch
@@ -19,15 +20,15 @@ from thinwire.engines.diffusion.division import Division, Mode, Session
 from thinwire.engines.diffusion.gather import Gather
 from thinwire.engines.diffusion.guidance import Guidance
 from thinwire.engines.diffusion.inputs import weights_checksum
-from thinwire.engines.diffusion.message import Message
+from thinwire.engines.diffusion.message import Message, is_last
 from thinwire.engines.diffusion.pipe import Pipe
 from thinwire.engines.diffusion.tally import Tally
 from thinwire.engines.diffusion.ulysses import Ulysses
-from thinwire.exchange import Exchange, MeshExchange
+from thinwire.exchange import MeshExchange
 from thinwire.exchange.framing import words_of
 from thinwire.links.mailbox import Mailbox
 from thinwire.links.mesh import Peer
-from thinwire.types import InputError, require
+from thinwire.types import InputError, LinkError, require
 
 ONE = "one"  # each rank computes everything
 MODES: dict[str, type[Mode]] = {
@@ -76,10 +77,11 @@ def over_ranks(
     if mode == ONE or not peers:
         yield Parallel(ONE)
         return
-    check_whole(model)
     exchange = MeshExchange(own_rank(peers), peers, name=f"diffusion{uses_of(peers)}")
     try:
-        session = MODES[mode](exchange, attention, output, division, deadline)
+        with told(exchange):
+            check_whole(model)
+            session = MODES[mode](exchange, attention, output, division, deadline)
         try:
             with session.attached(model):
                 own = facts(model, f"{attention!r}, {output!r}, {division!r}", weights_checksum(model))
@@ -89,6 +91,27 @@ def over_ranks(
             session.leave()
     finally:
         exchange.close()
+
+
+@contextmanager
+def told(exchange: MeshExchange) -> Iterator[None]:
+    """Tell the other ranks of an error in the block, who would else wait for what this rank has."""
+    try:
+        yield
+    except BaseException:
+        with suppress(LinkError):
+            exchange.post(0, Message(stopped=True).pack())
+        raise
+
+
+def check_given(model: object, recipe: object, deadline: object) -> None:
+    """Raise ``InputError`` for what cannot be spread over ranks, or would wait for ever."""
+    kind = type(model).__name__
+    text = f"a {kind} is no model that can be spread over ranks; give the pipeline's transformer"
+    require(isinstance(model, nn.Module), InputError, text)
+    require(isinstance(recipe, str), InputError, f"{recipe!r:.40} is no recipe; give its name")
+    seconds = isinstance(deadline, int | float) and 0 < deadline < math.inf
+    require(seconds, InputError, f"a deadline of {deadline!r:.40} is no number of seconds; give one above 0")
 
 
 def check_whole(model: nn.Module) -> None:
@@ -124,17 +147,20 @@ def facts(model: nn.Module, recipe: str, weights: int) -> dict[str, str]:
     }
 
 
-def agree(exchange: Exchange, own: Mapping[str, str], deadline: float) -> None:
-    """Compare with all ranks what they must have in common.
+def agree(
+    exchange: MeshExchange, own: Mapping[str, str], deadline: float, held: Mapping[str, str] | None = None
+) -> None:
+    """Compare with all ranks what they must have in common; ``held``: where two ranks have it at all.
 
     Errors: ``InputError`` naming a rank; ``LinkError`` for one that is silent or has left.
     """
-    exchange.post(0, Message(packets=[json.dumps(own).encode()]).pack())
-    for rank, data in exchange.collect(0, deadline).items():
+    exchange.post(0, Message(packets=[json.dumps({**own, **(held or {})}).encode()]).pack())
+    for rank, data in exchange.collect(0, deadline, "what its model is", is_last).items():
         message = Message.unpack(data)
         message.check_sender(rank)
         theirs = words_of(b"".join(message.packets), f"rank {rank}")
-        for what, value in own.items():
+        both = {what: value for what, value in (held or {}).items() if what in theirs}
+        for what, value in {**own, **both}.items():
             other = str(theirs.get(what))[:200]
             text = f"rank {rank} has {what} {other!r}, and this rank {value!r}; make them alike"
             require(theirs.get(what) == value, InputError, text)

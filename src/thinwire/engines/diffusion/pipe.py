@@ -205,7 +205,8 @@ class Pipe:
         before = self._ranks[:-1] if kind == Kind.OUTPUT else self._ranks[: self._place - 1]
         late, cause = self._deadline * (1 + _GRACE * len(before)), rank
         try:
-            message = Message.unpack(self._exchange.receive(rank, self._step(kind, m), late))
+            data = self._exchange.receive(rank, self._step(kind, m), late, f"patch {m}")
+            message = Message.unpack(data)
             cause = message.key - 1 if message.stopped and message.key else rank
             message.check_sender(rank)
             return message

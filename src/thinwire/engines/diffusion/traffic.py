@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thinwire.engines.diffusion.ends import Ends, Shape
 from thinwire.engines.diffusion.keys import Key
-from thinwire.engines.diffusion.message import Message
+from thinwire.engines.diffusion.message import Message, is_last
 from thinwire.engines.diffusion.repairs import Kept, Repairs
 from thinwire.engines.diffusion.tally import Tally
 from thinwire.exchange import MeshExchange
@@ -80,7 +80,7 @@ class Traffic:
         ``PayloadError`` for one that calls the model otherwise.
         """
         start = perf_counter()
-        received = self._exchange.collect(posted.step, self._deadline)
+        received = self._exchange.collect(posted.step, self._deadline, posted.what, is_last)
         self.tally.wait_s += perf_counter() - start
         messages = {rank: Message.unpack(body) for rank, body in received.items()}
         for rank, message in messages.items():
@@ -111,7 +111,7 @@ class Traffic:
 
     def drop(self, posted: Posted) -> bool:
         """Take what the others have sent in an exchange, unread; return whether all of them go on."""
-        found = self._exchange.collect(posted.step, self._deadline)
+        found = self._exchange.collect(posted.step, self._deadline, posted.what, is_last)
         return not any(Message.unpack(body).stopped for body in found.values())
 
     def leave(self) -> None:

@@ -20,6 +20,8 @@ from thinwire.engines.experts.owners import Owners
 from thinwire.engines.experts.seam import Layer
 from thinwire.types import PayloadError, require
 
+MOST_CHOICES = 1 << 26  # a peer's tokens times the experts here
+
 
 @dataclass
 class Turn:
@@ -76,21 +78,17 @@ class Crossing:
 
     def serve(self, turn: Turn, inputs: int) -> None:
         """Take the other ranks' tokens, and send back what this rank's experts make of them."""
-        own, found = (
-            self._owners.of(turn.layer.experts)[self._traffic.rank],
-            dict[int, tuple[Tensor, Tensor]](),
-        )
-        posted = _of(turn.tokens)
+        own, posted = self._owners.of(turn.layer.experts)[self._traffic.rank], _of(turn.tokens)
+        found = dict[int, tuple[Tensor, Tensor]]()
         received = self._traffic.collect(posted)
         with self._traffic.coding():
             for rank, (mask, *coded) in received.items():
                 wanted = self._choices(posted, rank, mask, len(own)).to(turn.like.device)
                 marked = wanted.any(1)
                 rows = self._to[rank].take(self._traffic, posted, coded, marked, turn.like)
-                x = turn.like.new_zeros((len(wanted), rows.shape[1]))
-                x[marked] = rows
-                found[rank] = x, wanted
-        made = dict(zip(found, computed(turn.layer, own, list(found.values())), strict=True))
+                found[rank] = rows, wanted
+        parts = [(rows, wanted[wanted.any(1)]) for rows, wanted in found.values()]
+        made = dict(zip(found, computed(turn.layer, own, parts), strict=True))
         packets, kept = dict[int, Packets](), dict[int, Kept]()
         key = turn.key._replace(kind=Kind.MADE)
         with self._traffic.coding():
@@ -125,7 +123,7 @@ class Crossing:
 
     def _choices(self, posted: Posted, rank: int, data: bytes | memoryview, own: int) -> Tensor:
         """Return which of this rank's experts the tokens of a peer are for: [T, own]."""
-        packet = wire.unpack(data)
+        packet = wire.unpack(data, MOST_CHOICES)
         key = posted.key._replace(kind=Kind.CHOICES, source=rank).pack()
         shape = packet.spec.shape
         fits = (

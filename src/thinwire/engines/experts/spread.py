@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -10,10 +11,11 @@ from torch import nn
 from thinwire.engines.diffusion.coding import Coding
 from thinwire.engines.diffusion.host import intercepted
 from thinwire.engines.diffusion.inputs import weights_checksum
-from thinwire.engines.diffusion.parallel import Parallel, agree, check_whole, facts, own_rank, uses_of
+from thinwire.engines.diffusion.parallel import Parallel, agree, check_whole, facts, own_rank, told, uses_of
 from thinwire.engines.experts.host import attached, layers_of, routed
 from thinwire.engines.experts.owners import Owners
 from thinwire.engines.experts.schedule import BATCH, ONE, Schedule
+from thinwire.engines.experts.seam import Layer
 from thinwire.engines.experts.session import Spread
 from thinwire.exchange import MeshExchange
 from thinwire.links.mesh import Peer
@@ -42,21 +44,21 @@ def over_experts(
         _check_here(model.named_parameters(), "each rank computes")
         yield Experts(schedule.mode if schedule.mode == BATCH else ONE)
         return
-    check_whole(model)
-    rank, found = own_rank(peers), layers_of(model)
-    spread = Owners(range(len(peers) + 1), owners)
-    _check_weights(model, spread, rank)
+    rank = own_rank(peers)
     exchange = MeshExchange(rank, peers, name=f"experts{uses_of(peers)}")
     try:
-        session = Spread(
-            exchange, (dispatch, combine), schedule, spread, [layer for _, layer in found], deadline
-        )
+        with told(exchange):
+            check_whole(model)
+            found, spread = layers_of(model), Owners(range(len(peers) + 1), owners)
+            _check_weights(model, spread, rank)
+            layers = [layer for _, layer in found]
+            session = Spread(exchange, (dispatch, combine), schedule, spread, layers, deadline)
         whole = False
         try:
             with attached(found, session), intercepted(model, session):
-                recipe = f"{dispatch!r}, {combine!r}, {schedule!r}"
-                own = facts(model, recipe, _shared_checksum(model)) | {"the owners of experts": str(spread)}
-                agree(exchange, own, deadline)
+                own = facts(model, f"{dispatch!r}, {combine!r}, {schedule!r}", _shared_checksum(model))
+                own |= {"the owners of experts": str(spread), "the choice of experts": _choices(layers)}
+                agree(exchange, own, deadline, _expert_checksums(model))
                 yield Experts(schedule.mode, session)
             whole = True
         finally:
@@ -81,6 +83,18 @@ def _check_weights(model: nn.Module, owners: Owners, rank: int) -> None:
 def _check_here(parameters: Iterable[tuple[str, nn.Parameter]], who: str) -> None:
     absent = next((name for name, p in parameters if p.device.type == "meta"), None)
     require(absent is None, InputError, f"{absent} is among what {who}, and it is on no device; load it")
+
+
+def _choices(layers: Sequence[Layer]) -> str:
+    alike = Counter((layer.chosen, layer.experts) for layer in layers)
+    return ", ".join(f"{k} of {experts} in {many} layers" for (k, experts), many in alike.items())
+
+
+def _expert_checksums(model: nn.Module) -> dict[str, str]:
+    """Return a checksum of each expert that is here, by its name: where two ranks have it, it is one."""
+    here = ((name, module) for name, (module, _) in routed(model).items())
+    loaded = ((name, module) for name, module in here if all(not p.is_meta for p in module.parameters()))
+    return {f"the weights of {name} (a checksum)": str(weights_checksum(module)) for name, module in loaded}
 
 
 def _shared_checksum(model: nn.Module) -> int:

@@ -19,6 +19,8 @@ def stop(processes: Sequence[subprocess.Popen[Any]], *asking: signal.Signals) ->
         for number in asking:
             for p in processes:
                 p.send_signal(number)  # which spares those that have ended
+                if hasattr(signal, "SIGCONT"):  # one that is frozen would not hear it
+                    p.send_signal(signal.SIGCONT)
             end = time.monotonic() + GRACE
             while None in [p.poll() for p in processes] and time.monotonic() < end:
                 time.sleep(POLL)

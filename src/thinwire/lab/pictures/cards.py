@@ -6,6 +6,7 @@ import html
 from collections.abc import Sequence
 from typing import Any
 
+from thinwire.engines.experts.schedule import BATCH
 from thinwire.lab.pictures.options import ONE
 from thinwire.lab.pictures.quality import psnr_text
 from thinwire.lab.pictures.record import PicturesRecord
@@ -24,7 +25,9 @@ def headline(runs: Sequence[PicturesRun]) -> str:
     """Return what the fastest way that is no single machine won, good or bad."""
     base, many = _one(runs), runs[0].record.config.get("pictures", 1)
     one = "one picture" if many == 1 else f"{many} pictures"
-    others = [run for run in runs if run.record.mode not in (ONE, "batch") and run.valid]
+    # of a single picture a batch of one a rank is no faster way
+    alone = (ONE, BATCH) if many == 1 else (ONE,)
+    others = [run for run in runs if run.record.mode not in alone and run.valid]
     if base is None or not others:
         return _among(others, one) or f"{one.capitalize()} by {runs[0].label}"
     best = min(others, key=lambda run: run.record.totals["seconds"])

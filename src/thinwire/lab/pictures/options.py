@@ -37,13 +37,18 @@ class PicturesConfig(RunConfig):
         None, PICTURE, "'random' takes random weights.", metavar="random", choices=("random",)
     )
     sheet: str = option(
-        "", PICTURE, "Rows and columns of garments, one sample: 4x8, or 1x1 of experts.", metavar="RxC"
+        None, PICTURE, "Rows and columns of garments, one sample: 4x8, or 1x1 of experts.", metavar="RxC"
     )
     classes: str = option(
         "", PICTURE, "A class from 0 to 9 for each garment; 0 to 9 in turn unless given.", metavar="C,C,..."
     )
     pictures: int = option(
-        0, PICTURE, "How many pictures, each of its own noise: 1, or 32 of experts.", least=0, most=1000
+        None,
+        PICTURE,
+        "How many pictures, each of its own noise: 1, or 32 of experts.",
+        metavar="N",
+        least=1,
+        most=1000,
     )
     steps: int = option(28, PICTURE, "Denoising steps.", metavar="N", least=1, most=1000)
     guidance: float = option(
@@ -68,7 +73,7 @@ class PicturesConfig(RunConfig):
 
     def __post_init__(self) -> None:
         for name, value in OWN.get(self.model, {}).items():
-            if not getattr(self, name):
+            if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
         super().__post_init__()
 
@@ -91,9 +96,6 @@ class PicturesConfig(RunConfig):
         super().check()
         names = self.ways
         require(bool(names), InputError, "no way to make a picture is named; give auto, one or compact")
-        text = "guidance gives each of two ranks one of two forwards a step, and --guidance 1 takes one"
-        off = self.guidance == 1
-        require(not (off and GUIDANCE in names), InputError, f"{text}; give --guidance 3, or another way")
         for i, name in enumerate(names):
             require(name not in names[:i], InputError, f"{name} is named twice; name each way once")
             if name != AUTO:
@@ -101,6 +103,9 @@ class PicturesConfig(RunConfig):
             else:
                 text = f"auto chooses among ways of {FLUX}; for {EXPERTS} name ways, such as ep-sync or dice"
                 require(self.model == FLUX, InputError, text)
+        text = "guidance gives each of two ranks one of two forwards a step, and --guidance 1 takes one"
+        off = self.guidance == 1
+        require(not (off and GUIDANCE in names), InputError, f"{text}; give --guidance 3, or another way")
         few = self.model == EXPERTS and self.pictures < self.ranks
         text = f"--pictures {self.pictures} are too few for {self.ranks} ranks, each of which makes its own"
         require(not few, InputError, f"{text}; give {self.ranks} at least")

@@ -28,7 +28,7 @@ class ExpertsRank(PicturesRank):
 
     def _plan(self) -> tuple[dict[str, str], dict[str, float]]:
         """Measure what two steps as float16 send; return the ways as they were asked for."""
-        if self.world.peers:
+        if self.world.peers and any(self._mode(way) in EXCHANGING for way in self.config.ways):
             own = self._seeds()[self.world.rank :: self.world.size]
             before = self._sent()[0]
             with self._entered(PLAIN) as spread:
