@@ -157,12 +157,13 @@ def timed(cell: Cell) -> dict[str, dict[str, Any]]:
 
 def drawn(way: str, group: Group, first: int) -> dict[str, Any]:
     """Make a group's pictures of one garment on ranks in threads; return bytes and quality."""
+    real = reals()[-1] if group.pictures == MANY else None  # first: where data are missing it says so
     model, kinds = load(), classes(group.pictures)
     with meshes(group.ranks) as ranks:
         made = spread_pictures(model, ranks, way, kinds.tolist(), first, STEPS, group.at_once)
     found: dict[str, Any] = {"nbytes": made.nbytes}
-    if group.pictures == MANY:
-        return found | told(made.pictures, kinds, reals()[-1])
+    if real is not None:
+        return found | told(made.pictures, kinds, real)
     wanted = sample_each(model, kinds.tolist(), range(first, first + group.pictures), STEPS)
     pairs = zip(made.pictures, wanted, strict=True)
     return found | averaged([quality(*pair) for pair in pairs])

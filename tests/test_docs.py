@@ -36,6 +36,10 @@ def test_it_builds_without_a_warning(tmp_path: Path) -> None:
     assert len(pages) > 10
     for page in pages:  # nothing is fetched when a page is opened
         assert not re.search(r'(?:src|href)="https?://[^"]+\.(?:js|css|woff2?)"', page.read_text()), page
+    for page in sorted((ROOT / "docs").glob("*.md")):  # a fence that is not understood takes text for code
+        headings = re.findall(r"^## ", re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.S | re.M), re.M)
+        built = (tmp_path / page.with_suffix(".html").name).read_text()
+        assert built.count("<h2 id=") == len(headings), page.name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)

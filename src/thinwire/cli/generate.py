@@ -28,8 +28,8 @@ Names = Annotated[
 def generate(names: Names, given: dict[str, Any]) -> None:
     """Make one picture on several machines, and show what each way took and how near it came.
 
-    First predicts each way from a measured step and link; auto takes the fastest that keeps to --psnr. Leaves
-    one folder a way in OUT, OUT/compare.json and OUT/report.html.
+    First predicts each way of flux-fashion from a measured step and link; auto takes the fastest that keeps
+    to --psnr. Leaves one folder a way in OUT, OUT/compare.json and OUT/report.html.
 
     [bold]Examples[/bold]
 
