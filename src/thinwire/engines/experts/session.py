@@ -25,14 +25,16 @@ from thinwire.engines.diffusion.traffic import Traffic
 from thinwire.engines.experts.crossing import Crossing, Turn
 from thinwire.engines.experts.lines import OTHER_TOKENS
 from thinwire.engines.experts.owners import Owners
-from thinwire.engines.experts.schedule import INTERWEAVED, Schedule
+from thinwire.engines.experts.schedule import DISPLACED, INTERWEAVED, SYNC, Schedule
 from thinwire.engines.experts.seam import Layer
 from thinwire.engines.experts.slots import Slots
 from thinwire.exchange import MeshExchange
 from thinwire.types import InputError, LinkError, require
 
 Place = tuple[int, int]  # guidance stream, and layer
-_UNDECODED = 8  # exchanges of a layer that a peer may not have decoded yet, in two streams and two steps
+# Exchanges of a layer that a peer may not have decoded yet: tokens and outputs of two streams, of the steps
+# that outputs are late. And some more of the layers where both are now.
+_UNDECODED, _NOW = {SYNC: 0, INTERWEAVED: 4, DISPLACED: 8}, 4
 
 
 class Spread:
@@ -51,7 +53,7 @@ class Spread:
         check_choices(layers, schedule)
         for layer in layers:
             owners.of(layer.experts)
-        due = _UNDECODED * len(layers) + 2
+        due = _UNDECODED[schedule.mode] * len(layers) + _NOW
         self._traffic = Traffic(exchange, deadline, due, "schedule of times")
         self.tally, self._owners = self._traffic.tally, owners
         self._crossing = Crossing(self._traffic, codings, owners)
