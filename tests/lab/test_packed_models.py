@@ -37,9 +37,9 @@ def packed(*arguments: object) -> ModelRecord:
     return ModelRecord.from_dict(json.loads(result.stdout))
 
 
-def refused(*arguments: object) -> str:
+def refused(*arguments: object, code: int = 2) -> str:
     result = invoke(*arguments)
-    assert result.exit_code == 2, result.output
+    assert result.exit_code == code, result.output
     (line,) = result.stderr.strip().splitlines()
     return str(line)
 
@@ -217,12 +217,27 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(home, tmp_path: Path) -> N
     assert out.read_bytes() == b"x"
 
 
+def test_a_folder_that_transformers_does_not_load_whole_is_refused(home, tmp_path: Path) -> None:
+    lacking, strange = (shutil.copytree(home[0], tmp_path / name) for name in ("lacking", "strange"))
+    tensors = read_checkpoint(lacking)
+    del tensors["model.layers.0.mlp.up_proj.weight"]
+    write_checkpoint(lacking / "model.safetensors", tensors, {})
+    about = json.loads((strange / "config.json").read_text())
+    (strange / "config.json").write_text(json.dumps(about | {"model_type": "t5"}))
+    arguments = ["-o", tmp_path / "m.tw", "--target", "30kB", "--calibrate", home[0] / "text.md"]
+    assert "up_proj.weight'], which its model needs" in refused("pack", lacking, *arguments)
+    assert "transformers cannot load" in refused("pack", strange, *arguments)
+    assert packed(lacking, *arguments[:4]).lossless is False
+
+
 def test_a_cut_packed_file_leaves_no_folder(home, tmp_path: Path) -> None:
     folder, _, _ = home
     packed(folder, "-o", tmp_path / "m.tw", "--target", "30kB")
     data = (tmp_path / "m.tw").read_bytes()
     (tmp_path / "m.tw").write_bytes(data[:-100])
-    assert "was cut short" in refused("unpack", tmp_path / "m.tw", "-o", tmp_path / "back")
+    for what in (["unpack", tmp_path / "m.tw", "-o", tmp_path / "back"], ["inspect", tmp_path / "m.tw"]):
+        line = refused(*what, code=3)
+        assert f"{tmp_path / 'm.tw'}: {len(data) - 100} bytes, and" in line and "was cut short" in line
     assert [f.name for f in tmp_path.iterdir()] == ["m.tw"]
 
 

@@ -15,6 +15,7 @@ from thinwire.cli.terminal.scene_places import PackedOut, check_new
 from thinwire.links.shape import SIZES, LinkShape
 from thinwire.types import InputError, require
 
+_LARGEST = 1e30  # of a number in any unit
 _NUMBER = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]*)")
 Source = Annotated[
     Path,
@@ -44,7 +45,7 @@ Bits = Annotated[
     float | None,
     typer.Option(
         metavar="B",
-        help="Fixed widths of 2 to 8 bits a tensor, so many a weight on average, scales included.",
+        help="Fixed widths of 2 to 8 bits a tensor: so many a weight on average, scales included, 2 to 9.",
         rich_help_panel=MODELS,
     ),
 ]
@@ -122,6 +123,8 @@ def pack(
         require(of_scene == SceneOptions(), InputError, told)
         check_out(out)
         check_new(Path(out), force)
+        told = f"-o and --report are both {out}; give the report a folder of its own"
+        require(report is None or report.absolute() != Path(out).absolute(), InputError, told)
         pack_model(source, Path(out), most, of_model, shape, report, json)
         return
     check_unpacked(source)
@@ -137,7 +140,7 @@ def number_of(text: str, option: str, units: dict[str, float], example: str) -> 
     5000000.0
     """
     found = _NUMBER.fullmatch(text.strip())
-    good = found is not None and found[2].lower() in units and float(found[1]) > 0
+    good = found is not None and found[2].lower() in units and 0 < float(found[1]) < _LARGEST
     require(good, InputError, f"{option} {text!r} is no number with its unit; write it like {example}")
     return float(found[1]) * units[found[2].lower()] if found else math.nan
 

@@ -13,7 +13,7 @@ from thinwire.cli.terminal.places import URL
 from thinwire.cli.terminal.scene_places import check_absent
 from thinwire.lab.records.holding import holding
 from thinwire.links.shape import LinkShape
-from thinwire.types import InputError, require
+from thinwire.types import InputError, PayloadError, require
 
 if TYPE_CHECKING:
     from thinwire.lab.weights.record import ModelRecord
@@ -55,9 +55,8 @@ def pack_model(
 ) -> None:
     """Pack a model and say what became of it."""
     # After the checks: a wrong option is refused before torch is even imported.
-    from thinwire.assets.weights.container import write_model
     from thinwire.lab.weights.packing import ModelPacking, pack, predicted
-    from thinwire.lab.weights.placing import write_packed
+    from thinwire.lab.weights.placing import published_nbytes, write_packed
 
     told = f"--codes writes a safetensors file, and {out} is called otherwise; give -o {out.stem}.safetensors"
     require(not asked.codes or out.suffix == WEIGHTS, InputError, told)
@@ -65,10 +64,10 @@ def pack_model(
         packed, record = pack(ModelPacking(str(source), most, asked.bits, asked.like, asked.calibrate))
         record.packed_nbytes = sent = write_packed(packed, out, asked.codes)
         if asked.codes:
-            sent = len(write_model(packed))
-            record.notes += [
-                f"{out.name} has a byte or two a code; publish sends about {sent} bytes of it at first"
-            ]
+            sent = published_nbytes(packed)
+            over = f", {sent - most} above the target for a packed file" if most and sent > most else ""
+            told = f"{out.name} has a byte or two a code; publish sends {sent} bytes of it at first{over}"
+            record.notes.append(told)
         if shape is not None:
             record = predicted(record, shape, sent)
         record.config = {"model": str(source), "target": most, "bits": asked.bits, "codes": asked.codes}
@@ -136,6 +135,10 @@ def unpack_model(source: Path, out: Path, force: bool) -> None:
     from thinwire.lab.weights.placing import write_unpacked
 
     require(source.is_file(), InputError, f"{source} is not there; give what thinwire pack wrote")
-    count = write_unpacked(read_packed(source), out)
+    packed = read_packed(source)
+    try:
+        count = write_unpacked(packed, out)
+    except PayloadError as e:  # that of one tensor
+        raise PayloadError(f"{source}: {e}") from e
     loads = ", which transformers loads" if (out / "config.json").is_file() else ""
     tell(f"{out}: a model of {count} tensors{loads}")

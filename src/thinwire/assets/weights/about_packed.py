@@ -8,6 +8,7 @@ from typing import Any
 from thinwire.assets.weights.codes import from_code_tensors
 from thinwire.assets.weights.container import PackedModel, read_model
 from thinwire.assets.weights.entry import Entry, unpack_entry
+from thinwire.assets.weights.tensors import Same
 from thinwire.files.checkpoint import read_checkpoint
 from thinwire.types import InputError, PayloadError
 
@@ -39,7 +40,7 @@ def describe_codes(path: Path) -> dict[str, Any]:
 
 
 def _about(model: PackedModel) -> dict[str, Any]:
-    of = {name: str(entry.about.get("name", name)) for name, entry in model.entries.items()}
+    of = {name: str(e.about["name"]) if e.kind == Same.kind else name for name, e in model.entries.items()}
     weights = sum(model.entries[other].numel for other in of.values())  # twins count as in the model's files
     sent = sum(len(entry.data) for entry in model.entries.values())
     found: dict[str, Any] = {"weights": weights, "bits_a_weight": round(8 * sent / max(weights, 1), 3)}

@@ -29,6 +29,7 @@ from thinwire.assets.weights.tensors import (
     spread_scales,
 )
 from thinwire.policies.allocate import Site
+from thinwire.types import InputError, require
 
 SAMPLE = 1 << 16  # weights that a choice is estimated from, about
 PER_OCTAVE = 4  # choices of steps
@@ -67,7 +68,12 @@ class Matrix:
     @cached_property
     def upper(self) -> Tensor | None:
         """What errors are fed forward by [columns, columns], if anything; see ``inverse_factor``."""
-        return None if self.moments.columns.ndim == 1 else inverse_factor(self.moments.columns)
+        columns = self.moments.columns
+        if columns.ndim == 1:
+            return None
+        told = f"{self.name} has inputs that are no finite numbers on this text: is the model broken?"
+        require(bool(columns.isfinite().all()), InputError, f"{told} Pack it without --calibrate")
+        return inverse_factor(columns)
 
     @property
     def column_costs(self) -> Tensor:

@@ -19,13 +19,15 @@ import numpy as np
 from thinwire import zstd
 from thinwire.assets.framing import Frame, Head, checked
 from thinwire.assets.weights.entry import DTYPES, Entry, shape_of
-from thinwire.assets.weights.tensors import Same
+from thinwire.assets.weights.tensors import Plain, Same
 from thinwire.types import PayloadError, require
 
 VERSION = 1
 MAX_HEADER = 1 << 26  # bytes
 FREE, PER_BYTE = 1 << 28, 256  # bytes that a file may unpack to, and more for each of its own
+DECODING = 16  # bytes a weight that decoding codes takes, whatever type comes of it
 CHECK = 8  # bytes of a hash
+LONGEST = 240  # bytes of a file's name
 LEVEL = 19  # of Zstandard, for files
 TENSOR, FILE, PADDING = "tensor:", "file:", "padding"
 FRAME = Frame("thinwire.model", "model", VERSION, MAX_HEADER)
@@ -44,6 +46,7 @@ class PackedModel:
     def __post_init__(self) -> None:
         for name in self.files:
             plain = PurePosixPath(name).name == name and name not in ("", ".", "..") and "\\" not in name
+            plain = plain and name.isprintable() and len(name.encode()) <= LONGEST
             require(plain, PayloadError, f"a file called {name!r:.99}, which is no plain name")
 
     def checked(self) -> PackedModel:
@@ -129,6 +132,7 @@ def _nbytes(name: str, about: dict[str, Any]) -> int:
         return 0
     dtype = DTYPES.get(about["dtype"])
     size = 8 if dtype is None else dtype.itemsize
+    size = size if about.get("kind") == Plain.kind else max(size, DECODING)
     return size * math.prod(max(1, n) for n in shape_of(about, name))
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
 from thinwire.assets.weights.choices import (
-    WIDTHS,
     Matrix,
     grouped,
     grouped_site,
@@ -44,8 +42,12 @@ def to_budget(model: Model, most: int, size: Callable[[Entries], int]) -> Entrie
         whole = model.lossless()
         if size(whole) <= most:
             return whole
-    blank = {name: Entry(_about(model, name), b"") for name in model.coded}
-    rest = size(kept | blank) + PLACE * len(blank)
+        found = _filled(model, search.coded(sites, [0] * len(sites)), sites, whole, most, size)
+        if found:
+            return found
+    # Not empty: a file that is tiny for what it holds is padded.
+    blank = {site.name: Entry(_about(model, site.name), bytes(int(min(site.nbytes)))) for site in sites}
+    rest = size(kept | blank) - sum(len(entry.data) for entry in blank.values()) + PLACE * len(blank)
 
     def whole_of(coded: Entries) -> Entries:
         return model.in_order(kept | coded)
@@ -58,6 +60,28 @@ def to_budget(model: Model, most: int, size: Callable[[Entries], int]) -> Entrie
         found = search.coded(sites, coarsest)
         _check_least(size(whole_of(found)), most)
     return whole_of(found)
+
+
+def _filled(
+    model: Model,
+    finest: Entries,
+    sites: Sequence[Site],
+    whole: Entries,
+    most: int,
+    size: Callable[[Entries], int],
+) -> Entries:
+    """Return the finest steps, and tensors as they are where there is room; nothing where there is none."""
+    own = [Site(s.name, (0.0, s.costs[0]), _sizes(whole[s.name], finest[s.name])) for s in sites]
+    room = most - size(model.in_order(model.kept() | finest)) - PLACE * len(sites)
+    least = sum(min(site.nbytes) for site in own)
+    chosen = ByteBudget(max(room, 0) + least).choose(own)
+    made = {s.name: (finest if c else whole)[s.name] for s, c in zip(own, chosen, strict=True)}
+    found = model.in_order(model.kept() | made)
+    return found if size(found) <= most else {}
+
+
+def _sizes(*entries: Entry) -> tuple[float, ...]:
+    return tuple(float(len(entry.data)) for entry in entries)
 
 
 def _check_least(least: int, most: int) -> None:
@@ -163,15 +187,11 @@ def _falling(nbytes: Sequence[float]) -> list[float]:
 def to_width(model: Model, bits: float) -> Entries:
     """Return entries of fixed widths that take ``bits`` a coded weight in memory, scales included, or less.
 
-    Errors: ``InputError`` that names the least there is.
+    Where that is less than the least width takes, all have that.
     """
     sites = [grouped_site(model.matrix(name)) for name in model.coded]
-    weights = max(model.weights, 1)
-    least = sum(min(site.nbytes) for site in sites) * 8 / weights
-    shown = math.ceil(least * 1000) / 1000
-    told = f"{WIDTHS[0]}-bit codes and their scales take {shown:g} bits a weight, not {bits:g}"
-    require(bits >= least, InputError, f"{told}; ask for that or more")
-    chosen = ByteBudget(bits * weights / 8).choose(sites)
+    least = sum(min(site.nbytes) for site in sites)
+    chosen = ByteBudget(max(bits * model.weights / 8, least)).choose(sites)
     coded = {
         name: pack_entry(grouped(model.matrix(name), choice, model.feedback))
         for name, choice in zip(model.coded, chosen, strict=True)

@@ -66,7 +66,7 @@ class Entry:
     @property
     def shape(self) -> tuple[int, ...]:
         """The tensor's shape; empty for ``same``."""
-        return tuple(self.about.get("shape", ()))
+        return () if self.kind == Same.kind else tuple(self.about.get("shape", ()))
 
     @property
     def numel(self) -> int:

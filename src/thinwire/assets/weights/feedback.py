@@ -16,6 +16,7 @@ HOLD = 0.75  # of a step: how far off a code may be before it moves, where earli
 BLOCK = 64  # columns whose errors are passed on together
 DAMPING = 0.01  # of the mean of the diagonal
 TRIES = 6  # at more and more damping
+NOTHING = 1e-30  # of moments: a layer before it gives zeros; squares of the factor are numbers still
 
 
 def inverse_factor(columns: Tensor) -> Tensor:
@@ -27,7 +28,7 @@ def inverse_factor(columns: Tensor) -> Tensor:
     [0.5, 0.5]
     """
     n = len(columns)
-    mean = columns.diagonal().mean().clamp(min=torch.finfo(torch.float32).tiny)
+    mean = columns.diagonal().mean().clamp(min=NOTHING)
     eye = torch.eye(n, dtype=columns.dtype)
     for i in range(TRIES):
         damped = columns / mean + DAMPING * 4**i * eye

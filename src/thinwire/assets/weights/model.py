@@ -18,6 +18,7 @@ from thinwire.types import InputError, require
 
 FIRST = 8  # values that tensors are compared by before all of them are
 LEAST = 1024  # weights of a tensor that is worth steps
+MOST = 1e15  # of a weight: squares of larger ones, as masks hold, are soon beyond float32
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +60,7 @@ class Model:
             name
             for name, x in self.tensors.items()
             if x.ndim >= 2 and x.numel() >= LEAST and x.is_floating_point() and x.dtype.itemsize > 1
-            if name not in self.same
+            if name not in self.same and bool(x.abs().max() < MOST)
         ]
 
     def matrix(self, name: str, swapped: bool | None = None) -> Matrix:

@@ -119,7 +119,7 @@ Coded = Stepped | Grouped | Plain | Same
 
 def spread_scales(scales: Tensor, columns: int) -> Tensor:
     """Return the scale [rows, columns] of each weight in float32."""
-    return scales.float().repeat_interleave(Grouped.GROUP, 1)[:, :columns]
+    return scales.float().repeat_interleave(min(Grouped.GROUP, columns), 1)[:, :columns]
 
 
 def groups_of(columns: int) -> int:

@@ -31,7 +31,7 @@ def check_new(path: Path, force: bool) -> None:
 
 def check_absent(path: Path, force: bool) -> None:
     """Raise ``InputError`` where ``path`` is there and not to be written over."""
-    require(force or not path.exists(), InputError, f"{path} is there; give --force to write over it")
+    require(force or not os.path.lexists(path), InputError, f"{path} is there; give --force to write over it")
 
 
 class PackedOut:

@@ -17,7 +17,7 @@ from thinwire.assets.weights.container import PackedModel, is_model, read_model,
 from thinwire.assets.weights.encoding import Entries, like, to_budget, to_width
 from thinwire.assets.weights.entry import unpack_entry
 from thinwire.assets.weights.model import Model
-from thinwire.assets.weights.tensors import Plain, Same
+from thinwire.assets.weights.tensors import Grouped, Plain, Same, matrix_shape, memory_of
 from thinwire.files.checkpoint import read_checkpoint
 from thinwire.lab.machine.processor import environment
 from thinwire.lab.records.schema import LinkInfo, RecipeText
@@ -30,6 +30,7 @@ from thinwire.types import InputError, PayloadError, require
 BLIND = (
     "without --calibrate TEXT nothing says which weights matter: a text makes the same bytes worth far more"
 )
+WIDER = " has codes that need two bytes now, which no patch of --codes brings: publish it to a new place"
 WHOLE = "the target is above what the model takes as it is: it is packed without any loss"
 
 
@@ -68,6 +69,8 @@ def pack(job: ModelPacking) -> tuple[PackedModel, ModelRecord]:
     record.environment = environment("fp32", torch.get_num_threads())
     record.notes += [] if job.text else [BLIND]
     describe(record, packed, source)
+    if old is not None and (names := widened(packed, old)):
+        record.notes.append(f"{names[0]}{WIDER}")
     record.notes += [f"not taken along, above {SMALL >> 20} MiB: {name}" for name in source.left]
     del model, source, entries  # what measuring needs takes as much memory again
     if reading is not None:
@@ -113,6 +116,23 @@ def describe(record: ModelRecord, packed: PackedModel, source: Source) -> None:
     record.bits_a_weight = 8 * sum(t.nbytes for t in record.tensors) / max(weights, 1)
     record.lossless = all(t.kind in (Plain.kind, Same.kind) for t in record.tensors)
     record.notes += [WHOLE] if record.lossless and record.target_nbytes is not None else []
+    held = bits_in_memory(packed)
+    if record.target_bits is not None and held > record.target_bits:
+        record.notes.append(f"the narrowest codes and their scales take {held:.3g} bits a weight in memory")
+
+
+def bits_in_memory(packed: PackedModel) -> float:
+    """Return the bits a weight of codes of fixed widths in memory, scales included; 0 without any."""
+    coded = [entry for entry in packed.entries.values() if entry.kind == Grouped.kind]
+    swapped = [(e, matrix_shape(e.shape, e.about.get("swapped", False))) for e in coded]
+    nbytes = sum(memory_of(rows, columns, e.about["width"]) for e, (rows, columns) in swapped)
+    return 8 * nbytes / max(1, sum(entry.numel for entry in coded))
+
+
+def widened(packed: PackedModel, old: PackedModel) -> list[str]:
+    """Return the tensors whose codes need two bytes, and needed one in an earlier version."""
+    wide = {name for name, entry in packed.entries.items() if entry.about.get("wide")}
+    return sorted(name for name in wide if not old.entries[name].about.get("wide"))
 
 
 def measure_source(record: ModelRecord, reading: Reading) -> None:
@@ -139,7 +159,10 @@ def unpacked(packed: PackedModel) -> dict[str, Tensor]:
 
 
 def read_packed(path: Path) -> PackedModel:
-    """Return the packed model at a path: a packed file, or a checkpoint of codes. Errors: ``InputError``."""
+    """Return the packed model at a path: a packed file, or a checkpoint of codes.
+
+    Errors: ``InputError`` for what is none, ``PayloadError`` for what is damaged.
+    """
     require(path.exists(), InputError, f"{path} is not there; give what thinwire pack wrote of a model")
     try:
         if path.is_file() and is_model(_head(path)):
@@ -149,7 +172,7 @@ def read_packed(path: Path) -> PackedModel:
         require(is_codes(tensors), InputError, told)
         return from_code_tensors(tensors)
     except PayloadError as e:
-        raise InputError(f"cannot read {path}: {e}") from e
+        raise PayloadError(f"{path}: {e}") from e
 
 
 def _head(path: Path) -> bytes:

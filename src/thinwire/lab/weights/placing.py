@@ -11,6 +11,8 @@ from thinwire.assets.weights.container import PackedModel, write_model
 from thinwire.files.checkpoint import SINGLE, SUFFIX, write_checkpoint
 from thinwire.lab.weights.packing import unpacked
 from thinwire.replacing import replacing
+from thinwire.state.history import History
+from thinwire.state.layout import Layout
 from thinwire.types import InputError, require
 
 
@@ -22,6 +24,14 @@ def write_packed(packed: PackedModel, out: Path, codes: bool) -> int:
         with replacing(out) as part:
             part.write_bytes(write_model(packed))
     return out.stat().st_size
+
+
+def published_nbytes(packed: PackedModel) -> int:
+    """Return the bytes by which ``publish`` sends the codes of a packed model to a new follower."""
+    tensors = code_tensors(packed)
+    history = History(Layout.of(tensors))
+    history.publish(tensors)
+    return len(history.patch().pack())
 
 
 def write_unpacked(packed: PackedModel, out: Path) -> int:
@@ -55,5 +65,7 @@ def _replace(out: Path, work: Path) -> None:
     strange = sorted({f.name for f in out.iterdir()} - {f.name for f in work.iterdir()})
     told = f"{out} holds {strange[0] if strange else ''} besides a model; name another folder"
     require(not strange, InputError, told)
+    folders = [name for f in work.iterdir() if (name := out / f.name).is_dir()]
+    require(not folders, InputError, f"{folders[:1]} is a folder, and a file is to be; name another folder")
     for file in work.iterdir():
         file.replace(out / file.name)

@@ -22,7 +22,7 @@ from thinwire.lab.models.smollm import smollm_folder
 from thinwire.lab.models.source import SMOLLM, check_tokens, resolve_model, tokenizer_of
 from thinwire.lab.models.tokenizer import tokenise
 from thinwire.lab.weights.calibration import WINDOW, Calibration, longest_of, swaps
-from thinwire.types import InputError, require
+from thinwire.types import WRONG_VALUES, InputError, require
 
 READ, HELDOUT = 16, 4  # windows that moments come from, and that perplexity is of, at most
 LONGEST = 1 << 20  # tokens of a text that are looked through
@@ -106,6 +106,7 @@ def read_text_with(source: Source, text: str) -> Reading:
     """Return what a text, by name or path, says of a model's matrices. Errors: ``InputError``."""
     if source.folder is None:
         raise InputError(f"--calibrate needs a model's folder, and {source.name} is none")
+    Model(source.tensors)  # before what takes long: tensors that cannot be packed are refused
     tokenizer = tokenizer_of(source.folder, source.name)
     net = _loaded(source.folder)
     read, heldout = windows_of(net, tokenizer, text, source.name)
@@ -123,10 +124,18 @@ def _loaded(folder: Path) -> Any:
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        auto = transformers.AutoModelForCausalLM
+        net, found = auto.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    except (*WRONG_VALUES, OSError) as e:
+        why = str(e).strip().partition("\n")[0][:200]
+        raise InputError(f"transformers cannot load {folder}: {why}; pack it without --calibrate") from e
     finally:
         if shown:
             logging.enable_progress_bar()
+    absent = sorted(found["missing_keys"])
+    told = f"{folder} has no {absent[:1]}, which its model needs; repair it, or pack it without --calibrate"
+    require(not absent, InputError, told)
+    return net.eval()
 
 
 def windows_of(net: Any, tokenizer: Any, text: str, name: str) -> tuple[Tensor, Tensor]:
