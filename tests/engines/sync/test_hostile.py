@@ -172,6 +172,7 @@ def test_a_patch_that_goes_wrong_while_it_is_read_is_never_held(
             assert isinstance(again, Again) and again.transfer == number and f.held.number == 0
         liar.transfer(Begin(3, *ends, 0), head, data)
         assert f.wait(newest.number).hash == newest.hash and same(f.tensors(), w)
+        assert not noticed.is_set()
 
 
 def test_a_layout_that_comes_later_than_a_follower_waits_is_taken(

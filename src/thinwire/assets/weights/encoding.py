@@ -38,19 +38,21 @@ def to_budget(model: Model, most: int, size: Callable[[Entries], int]) -> Entrie
     """
     search = _Search(model)
     kept, sites = model.kept(), [search.site(model.matrix(name)) for name in model.coded]
+
+    def whole_of(coded: Entries) -> Entries:
+        return model.in_order(kept | coded)
+
     if sum(max(site.nbytes) for site in sites) <= most:
         whole = model.lossless()
         if size(whole) <= most:
             return whole
-        found = _filled(model, search.coded(sites, [0] * len(sites)), sites, whole, most, size)
-        if found:
+        finest = search.coded(sites, [0] * len(sites))
+        found = whole_of(_filled(sites, finest, whole, most - size(whole_of(finest))))
+        if size(found) <= most:
             return found
     # Not empty: a file that is tiny for what it holds is padded.
     blank = {site.name: Entry(_about(model, site.name), bytes(int(min(site.nbytes)))) for site in sites}
-    rest = size(kept | blank) - sum(len(entry.data) for entry in blank.values()) + PLACE * len(blank)
-
-    def whole_of(coded: Entries) -> Entries:
-        return model.in_order(kept | coded)
+    rest = size(kept | blank) - sum(len(entry.data) for entry in blank.values())
 
     coarsest = [site.nbytes.index(min(site.nbytes)) for site in sites]
     if most < NEAR * (rest + sum(min(site.nbytes) for site in sites)):
@@ -62,26 +64,14 @@ def to_budget(model: Model, most: int, size: Callable[[Entries], int]) -> Entrie
     return whole_of(found)
 
 
-def _filled(
-    model: Model,
-    finest: Entries,
-    sites: Sequence[Site],
-    whole: Entries,
-    most: int,
-    size: Callable[[Entries], int],
-) -> Entries:
-    """Return the finest steps, and tensors as they are where there is room; nothing where there is none."""
-    own = [Site(s.name, (0.0, s.costs[0]), _sizes(whole[s.name], finest[s.name])) for s in sites]
-    room = most - size(model.in_order(model.kept() | finest)) - PLACE * len(sites)
-    least = sum(min(site.nbytes) for site in own)
-    chosen = ByteBudget(max(room, 0) + least).choose(own)
-    made = {s.name: (finest if c else whole)[s.name] for s, c in zip(own, chosen, strict=True)}
-    found = model.in_order(model.kept() | made)
-    return found if size(found) <= most else {}
-
-
-def _sizes(*entries: Entry) -> tuple[float, ...]:
-    return tuple(float(len(entry.data)) for entry in entries)
+def _filled(sites: Sequence[Site], finest: Entries, whole: Entries, room: int) -> Entries:
+    """Return the finest steps, and tensors as they are where ``room`` more bytes have place for that."""
+    ways = [(whole[site.name], finest[site.name]) for site in sites]
+    nbytes = [tuple(float(len(entry.data)) for entry in both) for both in ways]
+    own = [Site(s.name, (0.0, s.costs[0]), n) for s, n in zip(sites, nbytes, strict=True)]
+    least = sum(map(min, nbytes))
+    chosen = ByteBudget(max(room - PLACE * len(sites), 0) + least).choose(own)
+    return {site.name: both[i] for site, both, i in zip(sites, ways, chosen, strict=True)}
 
 
 def _check_least(least: int, most: int) -> None:
