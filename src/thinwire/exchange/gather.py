@@ -45,7 +45,7 @@ class MeshExchange:
         step: int,
         deadline: float,
         what: str = "",
-        final: Callable[[bytes], bool] = lambda body: False,
+        final: Callable[[bytes], bool] | None = None,
     ) -> dict[int, bytes]:
         """Collect as any ``Exchange``; ``what`` is awaited, in words of an error; ``final``: ``get_all``."""
         return self._posts.get(self.peers, "message", step, deadline, what or _message(step), final)

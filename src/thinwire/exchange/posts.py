@@ -6,12 +6,11 @@ import struct
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
-from time import monotonic
 from typing import Any
 
 from thinwire.links.base import Data
 from thinwire.links.inbox import pending, renewed
-from thinwire.links.mesh import LOOK, Peer, get_all
+from thinwire.links.mesh import LOOK, Peer, Progress, get_all
 from thinwire.links.pair.reliable import PIECE
 from thinwire.types import InputError, LinkError, require
 
@@ -65,7 +64,7 @@ class Posts:
         step: int,
         deadline: float,
         what: str,
-        final: Callable[[bytes], bool] = lambda body: False,
+        final: Callable[[bytes], bool] | None = None,
     ) -> dict[int, bytes]:
         """Return the next message of a kind for a step from each of some peers, by rank; see ``get_all``."""
         awaited = {rank: self.peers[rank] for rank in ranks}
@@ -79,17 +78,12 @@ class Posts:
         Errors: ``LinkError`` of an awaited peer that is lost, or that names it after ``deadline`` seconds in
         which nothing moved to or from any peer.
         """
-        end, before = monotonic() + deadline, self._moved()
+        progress = Progress(self.peers.values(), deadline)
         while not wait([future], LOOK).done:
-            late = monotonic() > end
             for peer in awaited():
                 if peer.mailbox.error is not None:
                     raise renewed(peer.mailbox.error)
-                if late and before == self._moved():
-                    text = f"waited {deadline:g} s for {what} from {peer.name}; see what happens there"
-                    raise LinkError(text)
-            if before != (before := self._moved()):
-                end = monotonic() + deadline
+                progress.check(what, peer)
 
     def drain(self, deadline: float) -> None:
         """Wait until every peer has acknowledged what it was sent."""
@@ -103,9 +97,6 @@ class Posts:
         self._closed = True
         wait(list(self._unacknowledged), timeout)
         self._sender.shutdown(cancel_futures=True)
-
-    def _moved(self) -> list[tuple[int, int]]:
-        return [peer.reliable.moved for peer in self.peers.values()]
 
     def _hand_over(self, done: Future[None], peer: Peer, tag: bytes, body: Data) -> None:
         peer.mailbox.send(tag, body, LABEL).add_done_callback(partial(self._delivered, done))

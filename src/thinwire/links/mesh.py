@@ -120,21 +120,39 @@ class Peer:
         self.mailbox.close(timeout)
 
 
+class Progress:
+    """A deadline in seconds that begins anew whenever something moves to or from one of some peers."""
+
+    def __init__(self, peers: Iterable[Peer], deadline: float) -> None:
+        self._peers, self._deadline = tuple(peers), deadline
+        self._end, self._before = monotonic() + deadline, self._moved()
+
+    def check(self, what: str, peer: Peer) -> None:
+        """Raise ``LinkError`` that names who is awaited, and for what, once nothing moves any more."""
+        now = self._moved()
+        if now != self._before:
+            self._end, self._before = monotonic() + self._deadline, now
+        text = f"waited {self._deadline:g} s for {what} from {peer.name}; see what happens there"
+        require(monotonic() <= self._end, LinkError, text)
+
+    def _moved(self) -> list[tuple[int, int]]:
+        return [peer.reliable.moved for peer in self._peers]
+
+
 def get_all(
     peers: Mapping[int, Peer],
     tag: bytes,
     deadline: float,
     what: str,
     others: Iterable[Peer] = (),
-    final: Callable[[bytes], bool] = lambda body: False,
+    final: Callable[[bytes], bool] | None = None,
 ) -> dict[int, bytes]:
     """Return the next message with this tag from each peer, by rank in ascending order; see ``Peer.get``.
 
     ``final``: whether a message says that the rest need not come; what has come until then is returned.
     """
-    links = [peer.reliable for peer in {p.rank: p for p in (*peers.values(), *others)}.values()]
+    progress = Progress((*peers.values(), *others), deadline)
     waiting, found = dict(sorted(peers.items())), dict[int, bytes]()
-    end, before = monotonic() + deadline, [link.moved for link in links]
     while waiting:
         for i, (rank, peer) in enumerate(list(waiting.items())):
             body = peer.mailbox.look(tag, 0.0 if i else min(LOOK, deadline))
@@ -142,14 +160,10 @@ def get_all(
                 continue
             found[rank] = body
             del waiting[rank]
-            if final(body):
+            if final is not None and final(body):
                 return found
-        now = [link.moved for link in links]
-        if now != before:
-            end, before = monotonic() + deadline, now
-        elif waiting and monotonic() > end:
-            name = next(iter(waiting.values())).name
-            raise LinkError(f"waited {deadline:g} s for {what} from {name}; see what happens there")
+        for peer in waiting.values():
+            progress.check(what, peer)
     return dict(sorted(found.items()))
 
 

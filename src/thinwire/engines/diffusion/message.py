@@ -53,5 +53,5 @@ class Message:
 
 
 def is_last(data: bytes) -> bool:
-    """Return whether the sender of a message has left, or ended with an error."""
-    return Message.unpack(data).stopped
+    """Return whether the head of a message says that the sender has left, or ended with an error."""
+    return bytes(data[1:2]) == b"\1"

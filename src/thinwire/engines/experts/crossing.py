@@ -79,21 +79,20 @@ class Crossing:
     def serve(self, turn: Turn, inputs: int) -> None:
         """Take the other ranks' tokens, and send back what this rank's experts make of them."""
         own, posted = self._owners.of(turn.layer.experts)[self._traffic.rank], _of(turn.tokens)
-        found = dict[int, tuple[Tensor, Tensor]]()
+        parts, marks = dict[int, tuple[Tensor, Tensor]](), dict[int, Tensor]()
         received = self._traffic.collect(posted)
         with self._traffic.coding():
             for rank, (mask, *coded) in received.items():
                 wanted = self._choices(posted, rank, mask, len(own)).to(turn.like.device)
                 marked = wanted.any(1)
                 rows = self._to[rank].take(self._traffic, posted, coded, marked, turn.like)
-                found[rank] = rows, wanted
-        parts = [(rows, wanted[wanted.any(1)]) for rows, wanted in found.values()]
-        made = dict(zip(found, computed(turn.layer, own, parts), strict=True))
+                parts[rank], marks[rank] = (rows, wanted[marked]), wanted.flatten()
+        made = dict(zip(parts, computed(turn.layer, own, list(parts.values())), strict=True))
         packets, kept = dict[int, Packets](), dict[int, Kept]()
         key = turn.key._replace(kind=Kind.MADE)
         with self._traffic.coding():
-            for rank, (_, wanted) in found.items():
-                sent, values = self._back[rank].send(made[rank], wanted.flatten(), key.pack(), turn.step)
+            for rank, mark in marks.items():
+                sent, values = self._back[rank].send(made[rank], mark, key.pack(), turn.step)
                 packets[rank] = sent
                 kept |= {rank: values} if values else {}
         turn.back = self._scatter(f"the outputs of {turn.layer.name}", key, inputs, packets, kept)

@@ -86,11 +86,11 @@ def layers_of(model: nn.Module) -> list[tuple[nn.Module, Layer]]:
     return found
 
 
-def routed(model: nn.Module) -> dict[str, tuple[nn.Module, int]]:
-    """Return the module of each expert that has one of its own, and the expert's number, by name."""
+def routed(found: Sequence[tuple[nn.Module, Layer]]) -> dict[str, tuple[nn.Module, int]]:
+    """Return each expert of ``layers_of`` that is a module of its own, and its number, by name."""
     return {
         f"{layer.name}.experts.{i}": (expert, i)
-        for module, layer in layers_of(model)
+        for module, layer in found
         if layer.chosen
         for i, expert in enumerate(module.experts)  # type: ignore[arg-type]
     }

@@ -21,6 +21,8 @@ from thinwire.exchange import MeshExchange
 from thinwire.links.mesh import Peer
 from thinwire.types import InputError, require
 
+Routed = Mapping[str, tuple[nn.Module, int]]  # the module and number of each expert, by name
+
 
 class Experts(Parallel):
     """A model whose experts are spread over several ranks: what it exchanged so far.
@@ -50,15 +52,16 @@ def over_experts(
         with told(exchange):
             check_whole(model)
             found, spread = layers_of(model), Owners(range(len(peers) + 1), owners)
-            _check_weights(model, spread, rank)
-            layers = [layer for _, layer in found]
+            experts, layers = routed(found), [layer for _, layer in found]
+            _check_weights(model, experts, spread, rank)
             session = Spread(exchange, (dispatch, combine), schedule, spread, layers, deadline)
         whole = False
         try:
             with attached(found, session), intercepted(model, session):
-                own = facts(model, f"{dispatch!r}, {combine!r}, {schedule!r}", _shared_checksum(model))
+                shared = weights_checksum(model, but=_own_weights(experts))
+                own = facts(model, f"{dispatch!r}, {combine!r}, {schedule!r}", shared)
                 own |= {"the owners of experts": str(spread), "the choice of experts": _choices(layers)}
-                agree(exchange, own, deadline, _expert_checksums(model))
+                agree(exchange, own, deadline, _checksums(experts))
                 yield Experts(schedule.mode, session)
             whole = True
         finally:
@@ -67,10 +70,14 @@ def over_experts(
         exchange.close()
 
 
-def _check_weights(model: nn.Module, owners: Owners, rank: int) -> None:
+def _own_weights(experts: Routed) -> set[int]:
+    """Return the ``id`` of all weights of experts, which may be with their owners alone."""
+    return {id(p) for module, _ in experts.values() for p in module.parameters()}
+
+
+def _check_weights(model: nn.Module, experts: Routed, owners: Owners, rank: int) -> None:
     """Raise ``InputError`` for weights that this rank needs and that are on no device."""
-    experts = routed(model)
-    others = {id(p) for module, _ in experts.values() for p in module.parameters()}
+    others = _own_weights(experts)
     shared = ((name, p) for name, p in model.named_parameters() if id(p) not in others)
     _check_here(shared, f"rank {rank} computes")
     many = {name.rpartition(".experts.")[0]: i + 1 for name, (_, i) in experts.items()}
@@ -90,14 +97,7 @@ def _choices(layers: Sequence[Layer]) -> str:
     return ", ".join(f"{k} of {experts} in {many} layers" for (k, experts), many in alike.items())
 
 
-def _expert_checksums(model: nn.Module) -> dict[str, str]:
+def _checksums(experts: Routed) -> dict[str, str]:
     """Return a checksum of each expert that is here, by its name: where two ranks have it, it is one."""
-    here = ((name, module) for name, (module, _) in routed(model).items())
-    loaded = ((name, module) for name, module in here if all(not p.is_meta for p in module.parameters()))
-    return {f"the weights of {name} (a checksum)": str(weights_checksum(module)) for name, module in loaded}
-
-
-def _shared_checksum(model: nn.Module) -> int:
-    """Return a checksum of all weights but those of experts, which may be with their owners alone."""
-    experts = {id(p) for module, _ in routed(model).values() for p in module.parameters()}
-    return weights_checksum(model, but=experts)
+    here = [(name, m) for name, (m, _) in experts.items() if not any(p.is_meta for p in m.parameters())]
+    return {f"the weights of {name} (a checksum)": str(weights_checksum(module)) for name, module in here}

@@ -6,8 +6,7 @@ import html
 from collections.abc import Sequence
 from typing import Any
 
-from thinwire.engines.experts.schedule import BATCH
-from thinwire.lab.pictures.options import ONE
+from thinwire.lab.pictures.options import BATCH, ONE
 from thinwire.lab.pictures.quality import psnr_text
 from thinwire.lab.pictures.record import PicturesRecord
 from thinwire.lab.records.progress import megabytes

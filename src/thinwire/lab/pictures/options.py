@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from thinwire.recipes.base import Recipe, Registry
 
 PICTURE = "Picture"
-AUTO, ONE, GUIDANCE = "auto", "one", "guidance"
+AUTO, ONE, BATCH, GUIDANCE = "auto", "one", "batch", "guidance"
 FLUX, EXPERTS = "flux-fashion", "flux-fashion-moe"
 OWN = {FLUX: {"sheet": "4x8", "pictures": 1}, EXPERTS: {"sheet": "1x1", "pictures": 32}}  # unless given
 MOST_RANKS = 8

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 from thinwire.codecs import Codec
 from thinwire.engines.diffusion.coding import Coding
-from thinwire.lab.pictures.options import AUTO, GUIDANCE, ONE, PicturesConfig
+from thinwire.lab.pictures.options import AUTO, BATCH, GUIDANCE, ONE, PicturesConfig
 from thinwire.recipes.diffusion import ATTENTION, DIFFUSION, OUTPUT, division_of, parse_diffusion_recipe
 from thinwire.types import WRONG_VALUES, TensorSpec
 
-BATCH = "batch"
 HALF = 16  # bits of float16
 TOKENS, WIDTH = 1024, 192  # of a tensor by which the bits of a code are told
 # dB against one device on a sheet of 4x8 in 28 steps, the worst of three noises, rounded down; None: equal.

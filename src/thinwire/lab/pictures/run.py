@@ -20,7 +20,7 @@ from thinwire.engines.diffusion.parallel import over_ranks
 from thinwire.engines.diffusion.tally import Tally
 from thinwire.lab.machine.processor import peak_rss_bytes
 from thinwire.lab.pictures import flux_fashion, predict
-from thinwire.lab.pictures.options import AUTO, ONE, PicturesConfig
+from thinwire.lab.pictures.options import AUTO, BATCH, ONE, PicturesConfig
 from thinwire.lab.pictures.recording import Made, write_records
 from thinwire.lab.pictures.sampling import OnStep, sample
 from thinwire.lab.ranks.joining import check_options
@@ -85,7 +85,7 @@ class PicturesRank:
         crossings = self._crossings(weighed, {division_of(name).mode for name in asked})
         sends = {name: division_of(name).mode for name in weighed}
         if self.world.peers:
-            weighed = [name for name in weighed if sends[name] in (*crossings, ONE, predict.BATCH)]
+            weighed = [name for name in weighed if sends[name] in (*crossings, ONE, BATCH)]
         chosen_from = [name for name in chosen_from if name in weighed]
         machine = self._machine()
         seconds = {
@@ -132,7 +132,7 @@ class PicturesRank:
         for name in names:
             division = division_of(name)
             mode = division.mode
-            if mode in (ONE, predict.BATCH) or mode in found or not self.world.peers:
+            if mode in (ONE, BATCH) or mode in found or not self.world.peers:
                 continue
             before = self._sent()
             try:
@@ -171,7 +171,7 @@ class PicturesRank:
 
     def _apart(self, mode: str) -> bool:
         """Return whether the ranks make pictures of their own."""
-        return mode == predict.BATCH
+        return mode == BATCH
 
     def _entered(self, way: str) -> AbstractContextManager[Any]:
         return parallel(self.model, self.world.peers, way, deadline=self.config.deadline)

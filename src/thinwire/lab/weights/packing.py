@@ -124,8 +124,7 @@ def describe(record: ModelRecord, packed: PackedModel, source: Source) -> None:
 def bits_in_memory(packed: PackedModel) -> float:
     """Return the bits a weight of codes of fixed widths in memory, scales included; 0 without any."""
     coded = [entry for entry in packed.entries.values() if entry.kind == Grouped.kind]
-    swapped = [(e, matrix_shape(e.shape, e.about.get("swapped", False))) for e in coded]
-    nbytes = sum(memory_of(rows, columns, e.about["width"]) for e, (rows, columns) in swapped)
+    nbytes = sum(memory_of(*matrix_shape(e.shape, "swapped" in e.about), e.about["width"]) for e in coded)
     return 8 * nbytes / max(1, sum(entry.numel for entry in coded))
 
 

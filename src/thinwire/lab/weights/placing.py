@@ -31,7 +31,8 @@ def published_nbytes(packed: PackedModel) -> int:
     tensors = code_tensors(packed)
     history = History(Layout.of(tensors))
     history.publish(tensors)
-    return len(history.patch().pack())
+    patch = history.patch()
+    return len(patch.head()) + patch.nbytes
 
 
 def write_unpacked(packed: PackedModel, out: Path) -> int:
