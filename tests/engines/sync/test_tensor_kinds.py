@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import pytest
 import torch
 from following import publisher, small
 from torch import Tensor, nn
-from torch.distributed import HashStore, tensor
+from torch.distributed import HashStore, TCPStore, tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.masked import masked_tensor
+from toy import in_processes
 from waiting import HOST
 
 from thinwire.engines.sync.mirror import Mirror
@@ -42,11 +44,13 @@ def followed(state: State, into: nn.Module) -> Iterator[State]:
         yield state
 
 
-def shard(rank: int, world: int, meet: Path) -> None:
-    """Follow with a model of three kinds of parameters on one of ``world`` ranks."""
-    torch.distributed.init_process_group("gloo", f"file://{meet}", rank=rank, world_size=world)
+def shard(rank: int, world: int, port: int) -> int:
+    """Follow with a model of three kinds of parameters on one of the ranks; return the versions shown."""
+    store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=world)
     mesh = init_device_mesh("cpu", (world,))
     torch.manual_seed(0)
+    versions = 0
     model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 4), nn.BatchNorm1d(4))
     state = {name: x.clone() for name, x in model.state_dict().items()}
     model[0].weight = nn.Parameter(tensor.distribute_tensor(model[0].weight, mesh, [tensor.Shard(1)]))
@@ -59,11 +63,13 @@ def shard(rank: int, world: int, meet: Path) -> None:
         with torch.no_grad():  # after which the second layer keeps what it has gathered
             assert torch.equal(wrapped(torch.zeros(2, 5))[0], now["1.bias"])
         assert not isinstance(wrapped.weight, tensor.DTensor)
-    torch.distributed.destroy_process_group()
+        versions += 1
+    torch.distributed.barrier()
+    return versions
 
 
-def test_each_process_of_a_sharded_model_gets_its_shards(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(shard, (2, tmp_path / "meet"), 2)
+def test_each_process_of_a_sharded_model_gets_its_shards() -> None:
+    assert in_processes(2, shard) == [2, 2]
 
 
 class Wrapping(Tensor):
