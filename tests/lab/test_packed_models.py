@@ -217,7 +217,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(home, tmp_path: Path) -> N
     assert out.read_bytes() == b"x"
 
 
-def test_a_folder_that_transformers_does_not_load_whole_is_refused(home, tmp_path: Path) -> None:
+def test_a_folder_that_transformers_does_not_load_whole_or_run_is_refused(home, tmp_path: Path) -> None:
     lacking, strange = (shutil.copytree(home[0], tmp_path / name) for name in ("lacking", "strange"))
     tensors = read_checkpoint(lacking)
     del tensors["model.layers.0.mlp.up_proj.weight"]
@@ -227,6 +227,11 @@ def test_a_folder_that_transformers_does_not_load_whole_is_refused(home, tmp_pat
     arguments = ["-o", tmp_path / "m.tw", "--target", "30kB", "--calibrate", home[0] / "text.md"]
     assert "up_proj.weight'], which its model needs" in refused("pack", lacking, *arguments)
     assert "transformers cannot load" in refused("pack", strange, *arguments)
+    kept = ("vocab_size", "hidden_size", "intermediate_size", "max_position_embeddings", "num_hidden_layers")
+    sizes = {k: about[k] for k in kept} | {"num_attention_heads": 4, "num_key_value_heads": 4}
+    greedy = transformers.MixtralConfig(**sizes, num_local_experts=2, num_experts_per_tok=3)
+    transformers.MixtralForCausalLM(greedy).save_pretrained(strange)
+    assert "strange cannot read a text" in refused("pack", strange, *arguments)
     assert packed(lacking, *arguments[:4]).lossless is False
 
 

@@ -111,7 +111,14 @@ def read_text_with(source: Source, text: str) -> Reading:
     net = _loaded(source.folder)
     read, heldout = windows_of(net, tokenizer, text, source.name)
     calibration = Calibration(net)
-    calibration.read(read)
+    try:
+        calibration.read(read)
+    except InputError:
+        raise
+    except WRONG_VALUES as e:  # it loads and cannot run: more experts a token than there are, say
+        why = str(e).strip().partition("\n")[0][:200]
+        told = f"{source.name} cannot read a text: {why}; repair it, or pack it without --calibrate"
+        raise InputError(told) from e
     names = names_of(source, net)
     model = described(source, net, calibration.moments(), names)
     return Reading(net, model, heldout, read.numel(), tokenizer, names, source.folder)
@@ -126,7 +133,7 @@ def _loaded(folder: Path) -> Any:
     try:
         auto = transformers.AutoModelForCausalLM
         net, found = auto.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
-    except (*WRONG_VALUES, OSError) as e:
+    except (*WRONG_VALUES, AssertionError, OSError) as e:
         why = str(e).strip().partition("\n")[0][:200]
         raise InputError(f"transformers cannot load {folder}: {why}; pack it without --calibrate") from e
     finally:
