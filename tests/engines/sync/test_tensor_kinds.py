@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,11 @@ import pytest
 import torch
 from following import publisher, small
 from torch import Tensor, nn
-from torch.distributed import HashStore, TCPStore, tensor
+from torch.distributed import HashStore, tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.masked import masked_tensor
-from toy import in_processes
+from toy import in_processes, joined
 from waiting import HOST
 
 from thinwire.engines.sync.mirror import Mirror
@@ -46,26 +45,24 @@ def followed(state: State, into: nn.Module) -> Iterator[State]:
 
 def shard(rank: int, world: int, port: int) -> int:
     """Follow with a model of three kinds of parameters on one of the ranks; return the versions shown."""
-    store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
-    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    mesh = init_device_mesh("cpu", (world,))
-    torch.manual_seed(0)
-    versions = 0
-    model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 4), nn.BatchNorm1d(4))
-    state = {name: x.clone() for name, x in model.state_dict().items()}
-    model[0].weight = nn.Parameter(tensor.distribute_tensor(model[0].weight, mesh, [tensor.Shard(1)]))
-    wrapped: Any = fully_shard(model[1], mesh=mesh, reshard_after_forward=False)
-    for now in followed(state, model):
-        for name, x in model.state_dict().items():
-            whole = x.full_tensor() if isinstance(x, tensor.DTensor) else x
-            assert torch.equal(whole, now[name]), name
-        assert isinstance(wrapped.weight, tensor.DTensor) and type(model[0].bias) is nn.Parameter
-        with torch.no_grad():  # after which the second layer keeps what it has gathered
-            assert torch.equal(wrapped(torch.zeros(2, 5))[0], now["1.bias"])
-        assert not isinstance(wrapped.weight, tensor.DTensor)
-        versions += 1
-    torch.distributed.barrier()
-    return versions
+    with joined(rank, world, port):
+        mesh = init_device_mesh("cpu", (world,))
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 4), nn.BatchNorm1d(4))
+        state = {name: x.clone() for name, x in model.state_dict().items()}
+        model[0].weight = nn.Parameter(tensor.distribute_tensor(model[0].weight, mesh, [tensor.Shard(1)]))
+        wrapped: Any = fully_shard(model[1], mesh=mesh, reshard_after_forward=False)
+        shown = 0
+        for now in followed(state, model):
+            for name, x in model.state_dict().items():
+                whole = x.full_tensor() if isinstance(x, tensor.DTensor) else x
+                assert torch.equal(whole, now[name]), name
+            assert isinstance(wrapped.weight, tensor.DTensor) and type(model[0].bias) is nn.Parameter
+            with torch.no_grad():  # after which the second layer keeps what it has gathered
+                assert torch.equal(wrapped(torch.zeros(2, 5))[0], now["1.bias"])
+            assert not isinstance(wrapped.weight, tensor.DTensor)
+            shown += 1
+    return shown
 
 
 def test_each_process_of_a_sharded_model_gets_its_shards() -> None:

@@ -113,11 +113,8 @@ def read_text_with(source: Source, text: str) -> Reading:
     calibration = Calibration(net)
     try:
         calibration.read(read)
-    except InputError:
-        raise
     except WRONG_VALUES as e:  # it loads and cannot run: more experts a token than there are, say
-        why = str(e).strip().partition("\n")[0][:200]
-        told = f"{source.name} cannot read a text: {why}; repair it, or pack it without --calibrate"
+        told = f"{source.name} cannot read a text: {_why(e)}; repair it, or pack it without --calibrate"
         raise InputError(told) from e
     names = names_of(source, net)
     model = described(source, net, calibration.moments(), names)
@@ -134,8 +131,7 @@ def _loaded(folder: Path) -> Any:
         auto = transformers.AutoModelForCausalLM
         net, found = auto.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
     except (*WRONG_VALUES, AssertionError, OSError) as e:
-        why = str(e).strip().partition("\n")[0][:200]
-        raise InputError(f"transformers cannot load {folder}: {why}; pack it without --calibrate") from e
+        raise InputError(f"transformers cannot load {folder}: {_why(e)}; pack it without --calibrate") from e
     finally:
         if shown:
             logging.enable_progress_bar()
@@ -143,6 +139,11 @@ def _loaded(folder: Path) -> Any:
     told = f"{folder} has no {absent[:1]}, which its model needs; repair it, or pack it without --calibrate"
     require(not absent, InputError, told)
     return net.eval()
+
+
+def _why(error: Exception) -> str:
+    """Return the first line of what a library says."""
+    return str(error).strip().partition("\n")[0][:200]
 
 
 def windows_of(net: Any, tokenizer: Any, text: str, name: str) -> tuple[Tensor, Tensor]:
