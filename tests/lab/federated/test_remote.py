@@ -23,10 +23,12 @@ from thinwire.engines.federated.download import DeltaDownload, Download, FullDow
 from thinwire.engines.federated.journal import WitnessedServer, replay
 from thinwire.engines.federated.message import Update, Version
 from thinwire.engines.federated.remote.door import PROBE_SIZE, PROBES
+from thinwire.engines.federated.remote.guest import SIZE as UP
 from thinwire.engines.federated.remote.guest import Guest
+from thinwire.engines.federated.remote.host import SIZE as DOWN
 from thinwire.engines.federated.remote.host import Host
-from thinwire.engines.federated.remote.pieces import HEAD, Piece, Receiving, Sending
-from thinwire.engines.federated.remote.words import Word, pack
+from thinwire.engines.federated.remote.pieces import HEAD, WINDOW, Piece, Receiving, Sending
+from thinwire.engines.federated.remote.words import Word, pack, values_of, whole
 from thinwire.engines.federated.residuals import Residuals
 from thinwire.engines.federated.row import Parameters
 from thinwire.engines.federated.samples import Samples
@@ -344,6 +346,34 @@ def test_a_message_arrives_whole_however_often_the_line_breaks(
         sending.send(put)
         sending.restart(receiving.have)
     assert (receiving.data, sending.done) == (data, True)
+
+
+@pytest.mark.parametrize("size", [UP, DOWN])
+@pytest.mark.parametrize("nbytes", [WINDOW, 2 * WINDOW + 1])
+@pytest.mark.parametrize("full", [False, True])
+def test_a_message_above_the_window_arrives_on_a_line_of_any_speed(
+    nbytes: int, size: int, full: bool
+) -> None:
+    sending, receiving = Sending(3, bytes(nbytes), size), Receiving(3, nbytes)
+    under_way, said = list[bytes](), list[bytes]()
+
+    def put(answer: bytes) -> bool:
+        said.append(answer)
+        return not full or len(said) % 3 == 0  # the others find no room
+
+    while not sending.done:
+        sending.send(lambda piece: under_way.append(piece) is None)
+        assert under_way, f"it stands at {receiving.have} of {nbytes} bytes"
+        for piece in under_way:
+            receiving.take(Piece.unpack(piece), now=1.0)  # as on a line that takes no time
+            many = len(said)
+            receiving.acknowledge(1.0, put)
+            if said[many:] and (not full or len(said) % 3 == 0):
+                sending.heard(whole(values_of(said[-1]), "have"))
+        under_way.clear()
+        if receiving.have == nbytes:
+            break
+    assert len(said) < 40  # and not with each piece
 
 
 def test_a_client_that_the_hub_lost_though_its_connection_lives_goes_on() -> None:

@@ -150,8 +150,7 @@ class Guest:
             require(piece.total <= most, PayloadError, wrong)
             self._down = Receiving(piece.number, piece.total)
         whole_now = self._down.take(piece, at)
-        if self._down.is_due(at):
-            self._spoke.send(pack(Word.HAVE, number=piece.number, have=self._down.have))
+        self._down.acknowledge(at, self._spoke.send)
         if whole_now:
             data, self._trained, self._down = self._down.data, piece.number, None
             self._answer(self._client, data)

@@ -301,8 +301,7 @@ class Host:
         if seat.up is None:
             seat.up = Receiving(piece.number, piece.total)
         done = seat.up.take(piece, at)
-        if seat.up.is_due(at):
-            self._hub.send(seat.peer, pack(Word.HAVE, number=piece.number, have=seat.up.have))
+        seat.up.acknowledge(at, lambda said: self._hub.send(seat.peer, said))
         if done:
             self._update(seat, seat.up)
 

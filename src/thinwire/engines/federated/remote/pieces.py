@@ -11,12 +11,13 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
-from thinwire.engines.federated.remote.words import Word
+from thinwire.engines.federated.remote.words import Word, pack
 from thinwire.types import ByteCursor, PayloadError, require
 
 HEAD = struct.Struct("<BQQQ")
 WINDOW = 1 << 22  # bytes that may be under way unacknowledged
-EVERY = 0.25  # seconds between two acknowledgements at least, but for the last
+EVERY = 0.25  # seconds after which an acknowledgement is due,
+SHARE = WINDOW // 4  # or bytes: a line that carries the window within that time would stand still else
 
 
 class Piece(NamedTuple):
@@ -81,7 +82,7 @@ class Receiving:
     def __init__(self, number: int, total: int) -> None:
         self.number, self.total = number, total
         self._data = bytearray()
-        self._told = -EVERY  # when the last acknowledgement was due
+        self._told = -EVERY, 0  # when the last acknowledgement left, and for how many bytes
         self._first: tuple[float, int] | None = None  # when the first piece had come, and bytes by then
         self.rate: float | None = None  # bytes/s between the first piece and the last, of one connection
 
@@ -110,8 +111,9 @@ class Receiving:
         """Forget the times of a connection that broke."""
         self._first = self.rate = None
 
-    def is_due(self, now: float) -> bool:
-        """Return whether to say now how much is here."""
-        due = self.have == self.total or now - self._told >= EVERY
-        self._told = now if due else self._told
-        return due
+    def acknowledge(self, now: float, put: Callable[[bytes], bool]) -> None:
+        """Say by ``put`` how much is here, where that is due at ``now`` [s]; again, had it found no room."""
+        then, have = self._told
+        due = self.have == self.total or now - then >= EVERY or self.have - have >= SHARE
+        if due and put(pack(Word.HAVE, number=self.number, have=self.have)):
+            self._told = now, self.have
