@@ -23,8 +23,8 @@ def replacing(path: str | Path) -> Iterator[Path]:
     """Yield a path to write to; the file takes the place of ``path`` at the end of the block.
 
     It lies beside ``path`` as ``.NAME.8HEX.part``, and is on the disk before it gets the name. If the block
-    raises, ``path`` stays as it was and nothing is left. Errors: ``OSError``, which names ``path`` where the
-    disk is full, and those of the block.
+    raises, ``path`` stays as it was and nothing is left. Errors: ``OSError``, which names ``path``, and those
+    of the block.
 
     >>> import tempfile
     >>> target = Path(tempfile.mkdtemp()) / "state.json"
@@ -45,7 +45,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
             os.fsync(file.fileno())  # or a power cut leaves the new name on an empty file
         temporary.replace(path)
     except OSError as e:
-        if e.errno in FULL:  # of a write, which knows no name, or of a name that nobody gave
+        if e.errno in FULL or e.filename == str(temporary):  # no name is known, or one that nobody gave
             e.filename = str(path)
         raise
     finally:

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import signal
+import threading
 import time
 import weakref
 from pathlib import Path
@@ -280,6 +281,48 @@ def test_a_full_disk_leaves_the_file_that_was_there(
     assert result.exit_code == 2
     assert f"the disk is full: cannot write {out}; free space" in one_sentence(result.stderr)
     assert holds(out, first) and list(tmp_path.iterdir()) == [out]
+
+
+def test_what_cannot_be_written_is_told_once_and_written_later(
+    tmp_path: Path, published, monkeypatch: pytest.MonkeyPatch
+):
+    """A folder that is removed, and comes back: neither --out nor --state ends who follows, nor is stale."""
+    publisher, state, _ = published
+    for name in ("RETRY", "STATE_EVERY"):
+        monkeypatch.setattr(f"thinwire.cli.follow.{name}", 0.01)
+    notes: list[str] = []
+    monkeypatch.setattr("thinwire.cli.terminal.live.Live.note", lambda _, text: notes.append(text))
+    (kept := tmp_path / "kept").mkdir()
+    out, saved = kept / "o.safetensors", kept / "saved"
+
+    def back() -> None:
+        state["b"].add_(1)
+        publisher.publish()  # meanwhile: it is the newest that is written then
+        time.sleep(0.2)
+        (tmp_path / "gone").rename(kept)
+
+    with Follower("127.0.0.1", publisher.port, state=saved) as f:
+        taking = Taking(f, out, saved, None, Live(str, quiet=True))
+        taking.take(f.wait().number)
+        kept.rename(tmp_path / "gone")
+        state["b"].add_(1)
+        newest = f.wait(publisher.publish().number).number
+        later = threading.Timer(0.2, back)
+        later.start()
+        taking.take(newest)
+        later.join()
+        taking.take(f.wait(newest + 1).number)
+        assert holds(out, state)
+        kept.rename(tmp_path / "gone")
+        taking._save()
+        taking._save()
+        (tmp_path / "gone").rename(kept)
+        taking._save()
+    lost, written, unsaved, again = notes
+    assert re.fullmatch(f"note: cannot use {out}: No such file or directory; .*; it is tried again", lost)
+    assert written == f"note: {out} can be written again"
+    assert f"note: cannot save a state to {saved}: " in unsaved
+    assert again == f"note: {saved} can be written again"
 
 
 def test_versions_are_taken_at_most_so_often(monkeypatch: pytest.MonkeyPatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import math
+import os
 import re
 import threading
 import time
@@ -44,7 +45,7 @@ def test_a_publisher_saves_its_state_now_and_then(tmp_path: Path, monkeypatch: p
         write_checkpoint(file, weights(), {})
         yield lambda: any("cannot save a state" in note for note in notes)
         (tmp_path / "gone").rename(kept)
-        yield lambda: version() == 3
+        yield lambda: version() == 3 and notes[-1] == "note: the state is saved again"
 
     notes = meanwhile(monkeypatch, script())
     result = invoke("publish", file, "--port", "0", "--state", saved, "--quiet")
@@ -124,10 +125,12 @@ def test_a_feed_that_died_ends_the_publisher_though_its_file_rests(tmp_path: Pat
 
 
 def test_half_a_file_is_never_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """And the whole one is, though it has the size and the time of the half; both are told once."""
+    monkeypatch.setattr("thinwire.files.watch.RETRY", 0.02)
     file, whole, store = tmp_path / "m.safetensors", tmp_path / "whole", tmp_path / "store"
     write_checkpoint(file, weights(), {})
     write_checkpoint(whole, trained(weights()), {})
-    data = whole.read_bytes()
+    data, before = whole.read_bytes(), file.read_bytes()
 
     def script() -> Script:
         yield lambda: True
@@ -137,13 +140,25 @@ def test_half_a_file_is_never_published(tmp_path: Path, monkeypatch: pytest.Monk
             yield lambda: "note: cannot read" in notes[-1]
             written.write(data[len(data) // 2 :])
         yield lambda: newest(store) == 2
+        file.write_bytes(bytes(len(before)))  # as a file that gets its room first, and its contents later
+        was = file.stat()
+        yield lambda: "a header of 0 bytes" in notes[-1]
+        told = len(notes)
+        for _ in range(20):
+            yield lambda: len(notes) == told
+        file.write_bytes(before)
+        os.utime(file, ns=(was.st_atime_ns, was.st_mtime_ns))
+        yield lambda: newest(store) == 3
 
     notes = meanwhile(monkeypatch, script())
     result = invoke("publish", file, "--store", store)
     assert result.exit_code == 0, result.output
-    assert re.search("cut short .* version 1 stays the newest", notes[-1])
+    first, mended, second, again = notes[-4:]
+    assert re.search("cut short .* version 1 stays the newest", first)
+    assert mended == again == f"note: {file} can be read again"
+    assert second.endswith("version 2 stays the newest")
     assert invoke("follow", store, "--once", "--out", tmp_path / "o").exit_code == 0
-    assert holds(tmp_path / "o", trained(weights()))
+    assert holds(tmp_path / "o", weights())
 
 
 def test_one_version_goes_to_the_followers_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -222,6 +237,8 @@ def test_a_checkpoint_that_is_still_to_be_written_is_waited_for(tmp_path: Path) 
 
     def train() -> None:
         file.parent.mkdir()
+        file.write_bytes(b"half of a")  # and a rest that is too long
+        time.sleep(1.0)
         write_checkpoint(file, weights(), {})
 
     training = threading.Timer(0.5, train)

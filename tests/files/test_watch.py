@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 import shutil
 import time
 from collections.abc import Callable
@@ -11,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from commanded import trained, weights
+from commanded import same, trained, weights
 from waiting import until
 
 from thinwire.files import watch
@@ -94,6 +96,59 @@ def test_what_comes_back_as_it_was_is_no_change(tmp_path: Path):
     for _ in range(5):
         assert not watch.changed()
         time.sleep(0.02)
+
+
+def spoilt(file: Path, data: bytes) -> Callable[[], None]:
+    """Leave half of what is to be in ``file``; return what writes the rest and keeps size, time and inode."""
+    file.write_bytes(data[:100] + bytes(len(data) - 100))
+    was = file.stat()
+
+    def mend() -> None:
+        file.write_bytes(data)
+        os.utime(file, ns=(was.st_atime_ns, was.st_mtime_ns))
+
+    return mend
+
+
+def without_descriptors(file: Path, data: bytes) -> Callable[[], None]:
+    file.write_bytes(data)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+    return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize("spoil", [spoilt, without_descriptors])
+def test_what_cannot_be_read_is_read_again_though_it_looks_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Path, bytes], Callable[[], None]]
+):
+    monkeypatch.setattr(watch, "RETRY", 0.02)
+    file, data = tmp_path / "m.safetensors", tmp_path / "next"
+    write_checkpoint(file, weights(), {})
+    write_checkpoint(data, trained(weights()), {})
+    looking, whole = Watch(file, rest=0.01), data.read_bytes()
+    looking.first()
+    mend = spoil(file, whole)
+    try:
+        for _ in range(2):
+            until(looking.changed, "an attempt")
+            with pytest.raises((InputError, OSError)) as told:
+                looking.take()
+            assert looking.trouble == str(told.value) and not looking.changed()
+    finally:
+        mend()
+    until(lambda: looking.changed() and same(looking.take() or {}, trained(weights())), "the mended file")
+    assert looking.trouble == "" and not looking.changed()
+
+
+def test_parts_without_an_index_are_a_checkpoint_once_all_are_there(tmp_path: Path):
+    def write(part: int) -> None:
+        write_checkpoint(tmp_path / f"m-0000{part}-of-00002.safetensors", {f"w{part}": torch.ones(3)}, {})
+
+    write(2)
+    with pytest.raises(InputError, match="has 1 of the 2 parts of m; save or fetch"):
+        Watch(tmp_path, rest=0.01).first()
+    write(1)
+    assert Watch(tmp_path, rest=0.01).first().keys() == {"w1", "w2"}
 
 
 def test_a_single_file_counts_before_the_index_that_an_earlier_checkpoint_left(tmp_path: Path):

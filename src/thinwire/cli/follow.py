@@ -13,7 +13,7 @@ from torch import Tensor
 
 from thinwire.assets.splats.state_form import LAYERS, scene_of
 from thinwire.cli.terminal.command import SECONDS, ShellCommand
-from thinwire.cli.terminal.live import LOOK, Live, await_coming
+from thinwire.cli.terminal.live import LOOK, Live, Trouble, await_coming
 from thinwire.cli.terminal.places import (
     Address,
     Congestion,
@@ -33,6 +33,7 @@ from thinwire.engines.sync.using import PATIENCE, TIMEOUT
 from thinwire.files.checkpoint import read_checkpoint, write_checkpoint
 from thinwire.files.folder import open_folder
 from thinwire.files.place import shown
+from thinwire.lab.machine.files import file_trouble
 from thinwire.lab.machine.interrupts import stopped_by_signals
 from thinwire.lab.records.progress import megabytes
 from thinwire.links.security import read_token
@@ -41,6 +42,8 @@ from thinwire.replacing import replacing
 from thinwire.types import InputError, LinkError, ThinwireError, require
 
 STATE_EVERY = 10.0  # seconds between two saves of --state at least
+# Seconds until what could not be written is tried again: at first, and, twice as long each time, at last.
+RETRY, SLOWEST = 1.0, 60.0
 Source = Annotated[
     str,
     typer.Argument(metavar="SOURCE", help="A publisher's or relay's HOST:PORT, or a store's path or URL."),
@@ -227,7 +230,8 @@ def _keep_up(reader: Reader, taking: Taking, every: float) -> None:
 class Taking:
     """What is done with a version: it is put to use, written, saved, and told to a command.
 
-    With ``once`` a command that fails is an error: there is no later version to run it for.
+    What cannot be written is told once and tried again, with the newest version then: a disk may have space
+    again. With ``once`` that is an error, and so is a command that fails: there is no later version.
     """
 
     def __init__(
@@ -243,16 +247,34 @@ class Taking:
         self._reader, self._out, self._state, self._command, self._live = reader, out, state, command, live
         self._saved_at = -STATE_EVERY
         self._taken = 0  # hash of the newest one
+        self._writing = Trouble(live, f"{out} can be written again")
+        self._saving = Trouble(live, f"{state} can be written again")
 
     def take(self, number: int) -> None:
         """Take the newest version, which is ``number`` or newer, unless it was taken already."""
+        pause = RETRY
+        while True:
+            try:
+                self._take(number)
+            except OSError as e:
+                if self._once:
+                    raise
+                self._writing.tell(f"{file_trouble(e) or e}; it is tried again")
+            else:
+                self._writing.tell("")
+                return
+            time.sleep(pause)
+            pause = min(2 * pause, SLOWEST)
+            self._reader.wait(0)  # raises what has ended it meanwhile
+
+    def _take(self, number: int) -> None:
         replica = self._reader.replica
         if self._out is not None:
             replica.catch_up(TIMEOUT)  # for nobody else: from then on there are two buffers
         version = replica.held if self._out is None else replica.shown
         if version.hash == self._taken:
             return
-        self._taken, number = version.hash, max(number, version.number)
+        number = max(number, version.number)
         if self._out is not None:
             own = {slot.name for slot in replica.layout.slots}  # a tied name stands for one of these
             tensors = {name: x for name, x in replica.tensors().items() if name in own}
@@ -262,12 +284,23 @@ class Taking:
                     part.write_bytes(scene_of(tensors, version.meta[LAYERS]))
             else:
                 write_checkpoint(self._out, tensors, notes | {"thinwire.version": str(number)})
+        self._taken = version.hash
         if self._state is not None and time.monotonic() - self._saved_at >= STATE_EVERY:
-            self._reader.save()
-            self._saved_at = time.monotonic()
+            self._save()
         self._live.tick()
         if self._command is not None:
             self._run(self._command, number)
+
+    def _save(self) -> None:
+        """Save what is held; where that fails, the next version tries again, and the end."""
+        self._saved_at, trouble = time.monotonic(), ""
+        try:
+            self._reader.save()
+        except InputError as e:
+            if self._once:
+                raise
+            trouble = str(e)
+        self._saving.tell(trouble)
 
     def _run(self, command: ShellCommand, number: int) -> None:
         known = {"THINWIRE_VERSION": str(number)}

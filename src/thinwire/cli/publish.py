@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +13,7 @@ import typer
 from torch import Tensor
 
 from thinwire.cli.terminal.layered import publish_layers, read_layered
-from thinwire.cli.terminal.live import Live, warned
+from thinwire.cli.terminal.live import Live, Trouble, warned
 from thinwire.cli.terminal.places import PORT, Address, Congestion, TokenFile, check_state
 from thinwire.engines.sync.outlets import Outlets
 from thinwire.files.watch import LOOK, PART_REST, REST, Watch
@@ -140,7 +140,7 @@ def publish(
             _await(watch, wait)
             _check_apart(file, state)
             scene = read_layered(file) if layers else None
-            tensors = watch.first() if scene is None else scene.state(0)
+            tensors = watch.first(wait) if scene is None else scene.state(0)
             outlets = Outlets(tensors, _by_name(dtypes, tensors), bounds, name, token, strict)
             stack.callback(outlets.close)
             if port is not None:
@@ -203,22 +203,24 @@ def _publish_file(watch: Watch, outlets: Outlets, live: Live, once: bool) -> Non
 
 def _follow_file(watch: Watch, outlets: Outlets, live: Live) -> None:
     """Publish each change of the file, until somebody ends it."""
+    reading = Trouble(live, f"{watch.path} can be read again")
+    saving = Trouble(live, "the state is saved again")
     while True:
         time.sleep(LOOK)
         outlets.check()
-        trouble = outlets.save()
-        if trouble is not None:
-            live.note(f"note: {trouble}")
-        if not watch.changed():
+        saving.tell(outlets.save())
+        found = None
+        with suppress(InputError, OSError):  # a later one may be whole again
+            found = watch.take() if watch.changed() else None
+        stays = f"; version {outlets.newest.number} stays the newest"
+        reading.tell(watch.trouble and watch.trouble + stays)
+        if found is None:
             continue
         try:
-            found = watch.take()
-            if found is None:
-                continue
             with warned(live.note):
                 outlets.replace(found, watch.path)
-        except (InputError, OSError) as e:  # a later one may be whole again
-            live.note(f"note: {e}; version {outlets.newest.number} stays the newest")
+        except InputError as e:
+            live.note(f"note: {e}{stays}")
             continue
         outlets.check()
         live.tick()

@@ -12,6 +12,7 @@ import math
 import os
 import re
 import struct
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +30,7 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 SUFFIX = ".safetensors"
 STEP, SHARD = re.compile(r"checkpoint-(\d+)"), "-of-"  # how a Trainer calls its folders, and parts of a model
+PART = re.compile(rf"(.*)-\d+{SHARD}(\d+){re.escape(SUFFIX)}")
 HASH, IMPRINT = "thinwire.hash", "thinwire.imprint"  # notes: of a version, and of what the file holds
 MAX_HEADER = 100_000_000  # bytes; the format's own limit
 KINDS = {
@@ -82,7 +84,16 @@ def files_of(path: Path) -> list[Path]:
         return [path / Path(name).name for name in sorted(set(named.values()))]
     found = sorted(path.glob(f"*{SUFFIX}"))
     require(bool(found), InputError, f"{path} has no safetensors file; save the model with save_pretrained")
+    _check_parts(path, found)
     return found
+
+
+def _check_parts(folder: Path, files: list[Path]) -> None:
+    """Raise ``InputError`` where no index is there yet, and only some of a model's parts are."""
+    parts = Counter(match.groups() for file in files if (match := PART.fullmatch(file.name)))
+    for (name, count), here in parts.items():
+        told = f"{folder} has {here} of the {int(count)} parts of {name}; save or fetch the model again"
+        require(here >= int(count), InputError, told)
 
 
 def folder_of(path: Path) -> Path:
@@ -144,7 +155,7 @@ def read_header(
     require(len(data) >= 8, PayloadError, f"a file of {size} bytes is no safetensors file")
     (length,) = struct.unpack_from("<Q", data)
     begin = 8 + length
-    whole = length <= min(MAX_HEADER, size - 8) and begin <= len(data)
+    whole = 0 < length <= min(MAX_HEADER, size - 8) and begin <= len(data)
     if not whole and bytes(data[:4]).startswith((b"PK\x03\x04", b"\x80\x02")):  # a zip, a pickle
         advice = "a file of torch.save, which is not read; save it with safetensors.torch.save_file"
         raise PayloadError(advice)
@@ -174,9 +185,12 @@ def _entry(name: str, fields: Any, size: int) -> TensorEntry:
 
 
 def _read(file: Path) -> dict[str, Tensor]:
-    with file.open("rb") as opened:
-        data = bytearray(os.fstat(opened.fileno()).st_size)
-        n = opened.readinto(data)
+    try:
+        with file.open("rb") as opened:
+            data = bytearray(os.fstat(opened.fileno()).st_size)
+            n = opened.readinto(data)
+    except MemoryError as e:  # which may be free again later
+        raise InputError(f"cannot read {file}: {file.stat().st_size} bytes do not fit in memory") from e
     try:
         require(n == len(data), PayloadError, f"{len(data) - (n or 0)} bytes fewer than a moment ago")
         entries, _, begin = read_header(data, len(data))

@@ -16,6 +16,8 @@ REST = 0.5  # seconds without a change after which a file counts as written
 PART_REST = 10.0  # the same where only some of several files have changed: the others may be on their way
 LOOK = 0.1  # seconds between two looks
 ATTEMPTS = 600  # looks at a checkpoint that does not come to rest, or changes while it is read
+# Seconds before files that could not be read are read again: at first, and, twice as long each time, at last.
+RETRY, SLOWEST = 1.0, 60.0
 Stamp = tuple[
     tuple[str, int, int, int], ...
 ]  # of each file: name, bytes, time of its last change [ns], inode
@@ -26,8 +28,9 @@ class Watch:
 
     That takes ``rest`` seconds; without it ``REST``, or ``PART_REST`` as long as some of several files are
     those that were taken last: half of the next checkpoint, and half of the last one. One that is lost after
-    it was taken counts as changed once, when it has been away for ``PART_REST``, or a longer ``rest``. For
-    one thread.
+    it was taken counts as changed once, when it has been away for ``PART_REST``, or a longer ``rest``. One
+    that cannot be read is read again after a pause, also unchanged: its stamp does not tell of a lease that
+    is back, of permission or of free descriptors. For one thread.
     Reading takes as much memory as the files have bytes.
     """
 
@@ -35,8 +38,10 @@ class Watch:
         self.path, self._rest = path, rest
         self._seen: Stamp = ()
         self._since = 0.0
-        self._tried: Stamp = ()  # the last that was read, a checkpoint or not
+        self._failed: Stamp = ()  # the last that could not be read
+        self._pause, self._again = 0.0, 0.0  # seconds until it is read again, and when that is
         self._taken: Stamp = ()
+        self.trouble = ""  # why the last attempt failed; empty where there is nothing to mend
         self._there = 0.0  # when it was whole, or nothing was taken yet
         self._told = False  # that it is not there
 
@@ -67,8 +72,10 @@ class Watch:
             self._seen, self._since = seen, now
         if self._lost(stamp, now):
             return True
-        new = bool(stamp) and stamp not in (self._tried, self._taken)
-        return new and now - self._since >= self._needed(stamp)
+        if stamp and stamp == self._taken:
+            self._mended()
+        due = bool(stamp) and stamp != self._taken and (stamp != self._failed or now >= self._again)
+        return due and now - self._since >= self._needed(stamp)
 
     def _lost(self, stamp: Stamp, now: float) -> bool:
         """Return whether what was taken has been away for so long that nobody is just replacing it; once."""
@@ -90,24 +97,33 @@ class Watch:
         """Return the tensors by name; None where the files changed meanwhile: look again.
 
         Errors: ``InputError`` for files that rest and are no checkpoint, or are lost, naming what is missing;
-        they are not told again. ``OSError``.
+        ``OSError``. ``trouble`` is then what they say, until the files can be read.
         """
         before = self.stamp()
-        if not before:
-            if self._told:
-                self._check_there()
-            return None
+        found: dict[str, Tensor] | None = None
         try:
-            found = read_checkpoint(self.path)
-        except (InputError, OSError):
+            if before:
+                found = read_checkpoint(self.path)
+            elif self._told:
+                self._check_there()
+        except (InputError, OSError) as e:
             if self.stamp() != before:
                 return None
-            self._tried = before
+            self._fails(before, str(e))
             raise
-        if self.stamp() != before:
+        if found is None or self.stamp() != before:
             return None
-        self._tried = self._taken = before
+        self._taken = before
+        self._mended()
         return found
+
+    def _fails(self, stamp: Stamp, why: str) -> None:
+        self._pause = min(2 * self._pause, SLOWEST) if stamp == self._failed else RETRY
+        self._failed, self._again = stamp, time.monotonic() + self._pause
+        self.trouble = why
+
+    def _mended(self) -> None:
+        self._failed, self.trouble = (), ""
 
     def await_files(self, seconds: float) -> None:
         """Wait until there is a checkpoint, whole or not yet, for at most ``seconds``.
@@ -119,17 +135,23 @@ class Watch:
             time.sleep(LOOK)
         files_of(self.path)
 
-    def first(self) -> dict[str, Tensor]:
+    def first(self, patience: float = 0.0) -> dict[str, Tensor]:
         """Wait until the checkpoint rests, and return its tensors.
 
         Errors: ``InputError`` where it is not there, is no checkpoint, lacks a file that its index names, or
-        is written to without an end.
+        is written to without an end; for what cannot be read, once that has been so for ``patience`` seconds.
+        ``OSError``.
         """
         files_of(self.path)
-        resting = 0 if self._rest is None else math.ceil(self._rest / LOOK)
-        for _ in range(ATTEMPTS + resting):
-            if self.changed() and (found := self.take()) is not None:
-                return found
+        until = time.monotonic() + patience
+        resting = (self._rest or 0.0) + patience
+        for _ in range(ATTEMPTS + (math.ceil(resting / LOOK) if resting else 0)):
+            try:
+                if self.changed() and (found := self.take()) is not None:
+                    return found
+            except (InputError, OSError):
+                if time.monotonic() >= until:
+                    raise
             time.sleep(LOOK)
         self._check_there()
         raise InputError(f"{self.path} changes all the time; publish a file that is written now and then")

@@ -112,3 +112,16 @@ class Live(Display):
     def write(self, text: str) -> None:
         """Write to stderr; on a terminal, over the live line."""
         super().write(f"\r\x1b[K{text}" if self.terminal else text)
+
+
+class Trouble:
+    """Tell in ``live`` of what goes on failing: once for each reason, and ``over`` once it is."""
+
+    def __init__(self, live: Live, over: str) -> None:
+        self._live, self._over, self._told = live, over, ""
+
+    def tell(self, why: str) -> None:
+        """Say why it fails now; nothing where it does not."""
+        if why != self._told:
+            self._live.note(f"note: {why or self._over}")
+        self._told = why

@@ -49,6 +49,7 @@ class Outlets:
         self.newest = Version()
         self._state: Path | None = None
         self._saved, self._save_at = 0, -SAVE_EVERY  # number of the version, and when the next may be
+        self._unsaved = ""  # why the last attempt failed
 
     @property
     def history(self) -> History:
@@ -67,21 +68,22 @@ class Outlets:
         self.push = Publisher(self._tensors, *at, *self._kind, **known)
         self._state = state
 
-    def save(self) -> InputError | None:
+    def save(self) -> str:
         """Write a version that is not in the file yet, unless that was done lately; return what went wrong.
 
-        The versions go on then, and the file is tried again.
+        The versions go on then, and the file is tried again. It is empty where the last attempt did well.
         """
         now, newest = time.monotonic(), self.newest.number
         if self.push is None or self._state is None or self._saved == newest or now < self._save_at:
-            return None
+            return self._unsaved
         self._save_at = now + SAVE_EVERY
         try:
             self.push.save()
         except InputError as e:
-            return e
-        self._saved = newest
-        return None
+            self._unsaved = str(e)
+        else:
+            self._saved, self._unsaved = newest, ""
+        return self._unsaved
 
     def keep(self, url: str) -> None:
         """Write versions to a store, on from what it holds, so that readers need a patch only."""
