@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from thinwire.cli.terminal.needs import fetch_needs
 from thinwire.cli.terminal.options import is_leader, with_config
 from thinwire.cli.terminal.output import REPORT, finish, tell
 from thinwire.lab.engines import load_run, load_runs
@@ -114,7 +115,8 @@ def run_all(configs: list[TrainConfig], out: Path, reach: int | None = None) -> 
         _check_reach(configs[0], reach)
         for config in configs[1:]:
             config.replace(steps=reach)  # refused now, if at all
-    leading = is_leader(configs[0])
+    first, leading = configs[0], is_leader(configs[0])
+    fetch_needs(first.model, first.data, quiet=first.quiet or first.json)
     with holding(out) if leading else nullcontext():
         records = _run_each(configs, out, leading, reach)
         if leading:

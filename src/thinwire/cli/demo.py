@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from thinwire.cli.compare import configs_of, run_all
+from thinwire.cli.terminal.needs import fetch_needs
 from thinwire.cli.terminal.options import with_config
 from thinwire.cli.terminal.output import REPORT, print_json, tell
 from thinwire.lab.federated.options import FederatedConfig
@@ -206,6 +207,7 @@ def state(given: dict[str, Any]) -> None:
     from thinwire.lab.records.holding import holding
     from thinwire.lab.report.page import write_report
 
+    fetch_needs(config.model, config.data, quiet=config.quiet or config.json)
     out = Path(config.out)
     with holding(out):
         (out / REPORT).unlink(missing_ok=True)  # of an earlier demo, which must not pass for this one's
@@ -236,8 +238,10 @@ def models(
     from thinwire.lab.records.holding import holding
     from thinwire.lab.weights.demo import Demo, run
 
+    wanted = Demo(out, shape)
+    fetch_needs(wanted.model, wanted.text, quiet=json)
     with holding(out):
-        record = run(Demo(out, shape), (lambda _: None) if json else tell)
+        record = run(wanted, (lambda _: None) if json else tell)
     if json:
         print_json(record.to_dict())
     else:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from thinwire.cli.terminal.needs import fetch_needs
 from thinwire.cli.terminal.options import with_config
 from thinwire.cli.terminal.output import REPORT, finish, tell
 from thinwire.lab.engines import load_run, load_runs
@@ -55,6 +56,7 @@ def run(config: FederatedConfig, real: str = "", rounds: int | None = None) -> N
     # After the checks: a wrong option is refused before torch is even imported.
     from thinwire.lab.federated.run import Comparison, raise_failure
 
+    fetch_needs(config.data, quiet=config.quiet or config.json)
     out = Path(config.out)
     outcomes: list[Outcome] = []
     records: list[dict[str, Any]] = []

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from thinwire.cli.terminal.needs import fetch_needs
 from thinwire.cli.terminal.options import with_config
 from thinwire.cli.terminal.output import tell
 from thinwire.lab.federated.machines import JoinConfig
@@ -29,6 +30,7 @@ def federate_join(address: Server, given: dict[str, Any]) -> None:
     config = JoinConfig.from_dict(given | {"address": address})
     from thinwire.lab.federated.joining import join
 
+    fetch_needs(config.data, quiet=config.quiet)
     with stopped_by_signals():
         last = join(config, (lambda text: None) if config.quiet else tell)
     tell(f"the server has its last version, {last}")

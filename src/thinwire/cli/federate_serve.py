@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from thinwire.cli.terminal.needs import fetch_needs
 from thinwire.cli.terminal.options import with_config
 from thinwire.cli.terminal.output import REPORT, finish, tell
 from thinwire.cli.terminal.places import Address
@@ -43,6 +44,7 @@ def federate_serve(given: dict[str, Any], method: Method = "thinwire") -> None:
     # After the checks: a wrong option is refused before torch is even imported.
     from thinwire.lab.federated.serving import Serving
 
+    fetch_needs(config.data, quiet=config.quiet or config.json)
     out = Path(config.out)
     with holding(out), stopped_by_signals():
         serving = Serving(config, _told(config), tell)

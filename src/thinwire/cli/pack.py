@@ -11,6 +11,7 @@ import typer
 
 from thinwire.cli.pack_model import ModelOptions, check_out, check_unpacked, is_model, pack_model
 from thinwire.cli.pack_scene import SceneOptions, pack_scene
+from thinwire.cli.terminal.needs import fetch_needs
 from thinwire.cli.terminal.scene_places import PackedOut, check_new
 from thinwire.links.shape import SIZES, LinkShape
 from thinwire.types import InputError, require
@@ -119,6 +120,7 @@ def pack(
     of_scene = SceneOptions(recipe, decibels, strict, credit)
     of_model = ModelOptions(bits, calibrate, like, codes)
     if is_model(source):
+        fetch_needs(str(source), calibrate, quiet=json)
         told = "--recipe, --quality, --strict and --credit are for scenes; leave them out"
         require(of_scene == SceneOptions(), InputError, told)
         check_out(out)

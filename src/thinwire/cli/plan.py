@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from thinwire.cli.terminal.needs import fetch_needs
 from thinwire.cli.terminal.options import with_config
 from thinwire.cli.terminal.output import PLAIN_WIDTH, print_json, tell
 from thinwire.lab.machine.processor import cores
@@ -101,6 +102,7 @@ def plan(given: dict[str, Any], machines: File = None, measure: Measure = False,
         schedules = _taken(config, schedules, n)
     from thinwire.lab.planning.planner import Planner  # after the checks: it imports the engine
 
+    fetch_needs(config.model, quiet=json)
     planner, load = Planner(config), _load()
     if found is None:
         name, entry = socket.gethostname(), planner.measured()

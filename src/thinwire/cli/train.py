@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from thinwire.cli.terminal.needs import fetch_needs
 from thinwire.cli.terminal.options import is_leader, with_config
 from thinwire.cli.terminal.output import print_json, print_runs, tell
 from thinwire.lab.engines import load_run, load_runs
@@ -30,6 +31,7 @@ def train(given: dict[str, Any]) -> None:
     # After the checks: a wrong option is refused before the engine is even imported.
     from thinwire.lab.train.launch import launch
 
+    fetch_needs(config.model, config.data, quiet=config.quiet or config.json)
     out = launch(config)
     if not is_leader(config):
         return

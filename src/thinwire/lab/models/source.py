@@ -19,7 +19,7 @@ from thinwire.files.proxy import way
 from thinwire.lab.data.corpus import Corpus
 from thinwire.lab.models.cnn import CNN, CnnConfig
 from thinwire.lab.models.families import Conversion, family_of, import_transformers, meta_model
-from thinwire.lab.models.smollm import smollm_folder
+from thinwire.lab.models.smollm import SMOLLM, smollm_folder
 from thinwire.lab.models.tokenizer import LAB_VOCAB, packaged_gpt2, trained_bpe
 from thinwire.lab.models.trial import check_split
 from thinwire.lab.models.weights import Stored, Weights
@@ -27,7 +27,6 @@ from thinwire.lab.options import nearest
 from thinwire.types import WRONG_VALUES, InputError, require
 
 GPT2_SHAPES = {"gpt2": (12, 768, 12), "gpt2-medium": (24, 1024, 16), "gpt2-xl": (48, 1600, 25)}
-SMOLLM = "smollm2-135m"
 PRESETS = (SMOLLM, "gpt2-lab", *GPT2_SHAPES, CNN)
 HUB_TIMEOUT = 10.0  # seconds
 DROPOUTS = ("resid_pdrop", "embd_pdrop", "hidden_dropout", "dropout", "residual_dropout", "embedding_dropout")
