@@ -93,6 +93,7 @@ def test_every_option_reaches_the_configuration(
         "tensorboard": False, "quiet": True, "json": True, "emulate": True, "congestion": "bbr",
         "optimizer": "sgd:momentum=0.5", "references": "disk", "lora": 8, "relay": "127.0.0.1:7000",
         "overlap": False, "replicas": 2, "replica_recipe": "topk:ratio=0.5", "until_loss": 2.5,
+        "until_sample": True,
     }  # fmt: skip
     one = {"stages": 1, "microbatches": 1}
     needs = {"until_loss": {"eval_every": 4}, "replicas": one, "replica_recipe": one | {"replicas": 2}}.get(

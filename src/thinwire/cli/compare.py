@@ -35,7 +35,7 @@ Reach = Annotated[
     typer.Option(
         metavar="STEPS",
         help="The first recipe takes --steps; each later one runs on until its held-out loss is at or under "
-        "the one that the first ended with, for so many steps at most.",
+        "the one that the first ended with, on the same --eval-samples, for so many steps at most.",
         rich_help_panel=EVALUATION,
         min=1,
     ),
@@ -43,7 +43,9 @@ Reach = Annotated[
 
 
 @with_config(
-    TrainConfig, defaults={"out": "runs/compare"}, without=("recipe", "replica_recipe", "until_loss")
+    TrainConfig,
+    defaults={"out": "runs/compare"},
+    without=("recipe", "replica_recipe", "until_loss", "until_sample"),
 )
 def compare(recipes: Recipes, given: dict[str, Any], reach: Reach = None) -> None:
     """Run several recipes on the same seed and data order, and show what each costs and wins.
@@ -149,7 +151,7 @@ def _run_each(
 
 def _reaching(config: TrainConfig, reach: int, first: TrainConfig) -> TrainConfig:
     loss = load_run(first.out).loss.eval_final  # type: ignore[attr-defined]
-    return config.replace(steps=reach, until_loss=loss)
+    return config.replace(steps=reach, until_loss=loss, until_sample=True)
 
 
 def _kept(configs: list[TrainConfig]) -> list[bool]:

@@ -14,6 +14,7 @@ from thinwire.cli.terminal.output import REPORT, finish, tell
 from thinwire.cli.terminal.places import Address
 from thinwire.lab.engines import load_run, load_runs
 from thinwire.lab.federated.machines import ServeConfig
+from thinwire.lab.federated.options import ROUNDS
 from thinwire.lab.machine.interrupts import stopped_by_signals
 from thinwire.lab.records.holding import holding
 
@@ -24,10 +25,14 @@ if TYPE_CHECKING:
 Method = Annotated[
     str, typer.Option(metavar="METHOD", help="How clients and server exchange: thinwire recipes lists them.")
 ]
+HELPS = {
+    "rounds": f"Versions at most; by default {ROUNDS}.",
+    "eval_every": "Versions from one evaluation to the next; 0 makes about 200 evaluations of --rounds.",
+}
 WITHOUT = ("methods", "devices", "downlink", "deploy", "link", "emulate", "workers", "split", "budget")
 
 
-@with_config(ServeConfig, {"out": "runs/served"}, WITHOUT)
+@with_config(ServeConfig, {"out": "runs/served"}, WITHOUT, helps=HELPS)
 def federate_serve(given: dict[str, Any], method: Method = "thinwire") -> None:
     """Serve a model that clients on other machines train on data that stay there.
 

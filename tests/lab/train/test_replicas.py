@@ -96,6 +96,25 @@ def test_a_comparison_runs_to_a_loss(job: list[Any], tmp_path: Path) -> None:
     assert "Held-out loss against time" in page
 
 
+def test_a_loss_counts_as_reached_by_all_held_out_samples(job: list[Any], tmp_path: Path) -> None:
+    """The first held-out samples have the lower loss here, and the target lies between."""
+    (tmp_path / "text.txt").write_text("".join(f"{i} bottles of {'beer' * (i % 3)}\n" for i in range(300)))
+    small = ["--data", tmp_path / "text.txt", "--steps", 2, "--lr", 1e-9, "--no-save-model"]
+    losses, ends = [], ([], ["--eval-samples", 10**6])
+    for i, more in enumerate(ends):
+        command = warm().run(tmp_path / str(i), "train", *job, *small, *more, "--out", tmp_path / f"o{i}")
+        assert command.code == 0, command.err
+        losses.append(record(tmp_path / f"o{i}")["loss"]["eval_first"])
+    target = sum(losses) / 2
+    assert losses[0] < target < losses[1]
+    more = ["--eval-every", 1, "--until-loss", target, "--out", tmp_path / "out"]
+    command = warm().run(tmp_path, "train", *job, *small, *more)
+    assert command.code == 0, command.err
+    ended = record(tmp_path / "out")
+    assert ended["totals"]["steps"] == 2 and "of --eval-samples, which" in ended["unreached"]
+    assert ended["unreached"] in command.out
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

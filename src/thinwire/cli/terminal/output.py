@@ -30,6 +30,11 @@ def print_runs(runs: Sequence[Run[Any]]) -> None:
     console.print(show.summary_table(runs))
     console.print()
     console.print(show.headline(runs), style="bold", highlight=False, markup=False)
+    for run in runs:
+        if run.record.unreached:
+            console.print(
+                f"{run.label}: {run.record.unreached}", highlight=False, markup=False, soft_wrap=True
+            )
 
 
 def finish(runs: Sequence[Run[Any]], out: Path, json_wanted: bool, records: Sequence[Any]) -> None:

@@ -113,7 +113,7 @@ def _simulate(
 
     def made(version: Made) -> bool:
         ends.append(version.at)
-        return version.number < config.rounds
+        return version.number < config.versions
 
     clients = setup.clients(Residuals(method.memory))
     trainer = InProcess(setup.compute)

@@ -13,6 +13,7 @@ from thinwire.types import InputError, require
 
 LEARNING, DATA, CLIENTS, OUTPUT = "Learning", "Data", "Clients", "Output"
 MOST_EMULATED = 15
+ROUNDS, MOST_ROUNDS = 100, 10**6
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h)?")
 _SEED = re.compile(r"[0-9]{1,9}")
 _SECONDS = {None: 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
@@ -26,14 +27,21 @@ class FederatedConfig(Options):
     model: str = option(
         "cnn", LEARNING, "cnn, logistic, or module:function, which returns a model.", metavar="MODEL"
     )
-    rounds: int = option(100, LEARNING, "Versions at most.", metavar="N", least=1, most=10**6)
+    rounds: int | None = option(
+        None,
+        LEARNING,
+        f"Versions at most; by default {ROUNDS}, or with --budget as many as it has time for.",
+        metavar="N",
+        least=1,
+        most=MOST_ROUNDS,
+    )
     until: float = option(
         0.0, LEARNING, "Accuracy at which a run ends; 0 takes all rounds.", metavar="SHARE", least=0, most=1
     )
     eval_every: int = option(
         0,
         LEARNING,
-        "Versions from one evaluation to the next; 0 makes about 200 evaluations of all --rounds.",
+        "Versions from one evaluation to the next; 0 makes about 200 evaluations of --rounds or --budget.",
         metavar="N",
         least=0,
         most=10**6,
@@ -97,7 +105,9 @@ class FederatedConfig(Options):
         many = f"--participate is {self.participate} of --clients {self.clients}; give at most as many"
         require(self.participate <= self.clients, InputError, many)
         require(bool(self.ways), InputError, "no method is named; give thinwire or fedavg")
-        _ = self.budget_seconds
+        planned = self.rounds is not None or not self.decay or self.budget_seconds is None
+        wrong = f"--decay {self.decay:g} is planned for a number of versions, and --budget names none"
+        require(planned, InputError, f"{wrong}; give --rounds too")
         self._check_deployment()
         _once([str(seed) for seed in self.every_seed], "--seeds")
         _once([slug(name) for name in self.ways], "the methods")  # the folders of their records
@@ -120,6 +130,11 @@ class FederatedConfig(Options):
         except ValueError as e:
             wrong = f"the methods {self.methods!r} cannot be read ({e}); write them as on a command line"
             raise InputError(wrong) from e
+
+    @property
+    def versions(self) -> int:
+        """How many versions there may be."""
+        return self.rounds or (ROUNDS if self.budget_seconds is None else MOST_ROUNDS)
 
     @property
     def budget_seconds(self) -> float | None:

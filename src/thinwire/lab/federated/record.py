@@ -34,7 +34,9 @@ class Point:
     virtual_s: float = about("virtual time, seconds")
     up: int = about("bytes that clients had sent by then")
     down: int = about("bytes that the server had sent by then")
-    accuracy: float = about("share of the held-out samples that were named right")
+    accuracy: float = about(
+        "share of the held-out samples that were named right: of all, or of some drawn at random"
+    )
     density: float | None = about("share of the values that the last updates sent, the mean", None)
     staleness: float = about("by how many versions the last updates were late, the mean", 0.0)
 
@@ -44,7 +46,7 @@ class Accuracy:
     """How good the model was, and when."""
 
     final: float | None = about("of the last version", None)
-    best: float | None = about("of the best version that was evaluated", None)
+    best: float | None = about("of the version that evaluations found best, on all held-out samples", None)
     curve: list[Point] = about("evaluations in order; see below", make=list)
 
 

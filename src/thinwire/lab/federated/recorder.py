@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from thinwire.engines.federated.conductor import Made, Tally
 from thinwire.engines.federated.method import Method
 from thinwire.engines.federated.rates import Decay
@@ -22,7 +24,7 @@ from thinwire.lab.federated.record import (
     RefusedUpdate,
     VersionMetrics,
 )
-from thinwire.lab.federated.setup import Setup
+from thinwire.lab.federated.setup import LOOKED_AT, Setup
 from thinwire.lab.machine.processor import environment, peak_rss_bytes, resident_peak
 from thinwire.lab.records.schema import Memory, RecipeText
 from thinwire.lab.records.writer import RunWriter
@@ -31,7 +33,12 @@ from thinwire.recipes.base import Recipe
 from thinwire.recipes.federated import METHOD
 
 POINTS = 200  # evaluations of a run, about, unless it is asked for others
+DONE = "done"
 WAITS = 40  # parts of the budget, after each of which the next version is evaluated too
+SOME = (
+    f"Accuracies on the way are of {LOOKED_AT} held-out samples, drawn at random; the last one, and one that "
+    "comes to the target, are of all."
+)
 Told = Callable[[str, Made, float | None], object]  # of a version: the run, what it is, its accuracy
 
 
@@ -41,10 +48,12 @@ class Recorder:
     def __init__(self, setup: Setup, name: str, spec: str, server: Server, folder: Path, told: Told) -> None:
         self.setup, self.name, self.server = setup, name, server
         self._told, self._config = told, setup.config
-        self._every = self._config.eval_every or -(-self._config.rounds // POINTS)
-        self._span = (self._config.budget_seconds or float("inf")) / WAITS
+        self._every = self._config.eval_every or -(-self._config.versions // POINTS)
+        parts = POINTS if self._config.rounds is None and not self._config.eval_every else WAITS
+        self._span = (self._config.budget_seconds or float("inf")) / parts
         self._looked = 0.0  # when a version was evaluated last, seconds of the run's clock
         self._points: list[Point] = []
+        self._best: Tensor | None = None  # the weights that were found best
         self._target: dict[str, float] | None = None
         self._started = self._before = time.perf_counter()
         self.record = FederatedRecord(
@@ -53,15 +62,15 @@ class Recorder:
             environment=environment("fp32", 1),
             seed=setup.seed,
             counts=setup.counts,
-            notes=list(setup.data.notes),
+            notes=[*setup.data.notes, *([SOME] if setup.looks_at_some else [])],
         )
         self._writer = RunWriter(folder, self.record, server.version)
 
     def made(self, made: Made) -> bool:
         """Note a version; return whether to go on."""
-        last = made.number >= self._config.rounds
+        last = made.number >= self._config.versions
         look = made.number % self._every == 0 or made.at - self._looked >= self._span or last
-        accuracy = self.setup.accuracy(self.server.weights) if look else None
+        accuracy = self._accuracy(last) if look else None
         self._told(self.name, made, accuracy)
         density = made.kept / self.setup.values if made.updates else None
         self._add(made, density)
@@ -70,11 +79,25 @@ class Recorder:
         self._looked = made.at
         traffic = [self.server.traffic(c) for c in self.server.known]
         up, down = sum(t.up for t in traffic), sum(t.down for t in traffic)
+        if accuracy > max((p.accuracy for p in self._points), default=-1.0):
+            self._best = self.server.weights
         self._points.append(Point(made.number, made.at, up, down, accuracy, density, made.staleness))
         reached = 0 < self._config.until <= accuracy
         if reached:
             self._target = {"accuracy": self._config.until, "virtual_s": made.at, "up": up, "down": down}
         return not (last or reached)
+
+    def _accuracy(self, last: bool) -> float:
+        """Evaluate on some of the held-out samples, and on all where these alone say that it is over."""
+        weights, setup = self.server.weights, self.setup
+        found = setup.accuracy(weights, all_samples=last)
+        if last or not setup.looks_at_some or not 0 < self._config.until <= found:
+            return found
+        return setup.accuracy(weights, all_samples=True)
+
+    def _best_of(self, final: float) -> float | None:
+        """Return what the best version names right of all held-out samples; the last one may be better."""
+        return None if self._best is None else max(final, self.setup.accuracy(self._best, all_samples=True))
 
     def close(self, status: str, seconds: float, tally: Tally, others: Sequence[int] = ()) -> None:
         """Write the final record of a run that lasted ``seconds`` of its clock.
@@ -91,14 +114,23 @@ class Recorder:
         traffic = [server.traffic(c) for c in server.known]
         record.bytes = {n: sum(getattr(t, n) for t in traffic) for n in ("up", "down", "raw_up", "raw_down")}
         final = self.setup.accuracy(server.weights, all_samples=True)
-        best = max((p.accuracy for p in self._points), default=None)
-        record.accuracy = Accuracy(final, best, self._points)
+        record.accuracy = Accuracy(final, self._best_of(final), self._points)
         record.target = self._target
+        record.unreached = self._unreached(final) if status == DONE else ""
         record.clients = [self._client(c, tally) for c in server.known]
         record.refused = [RefusedUpdate(r.client, at, r.reason) for at, r in tally.refused]
         record.weights = digest(server)
         record.memory = Memory([resident_peak(os.getpid()) or peak_rss_bytes(), *others])
         self._writer.close(status)
+
+    def _unreached(self, final: float) -> str:
+        """Say which rule ended a run before it came to its target; nothing where it did, or had none."""
+        config = self._config
+        if not config.until or self._target is not None:
+            return ""
+        over = self.server.version >= config.versions
+        ended = f"--rounds, {config.versions}," if over else f"--budget {config.budget}"
+        return f"{ended} ended it at {final:.1%}, before --until {config.until:.1%}"
 
     def _add(self, made: Made, density: float | None) -> None:
         now = time.perf_counter()
@@ -132,7 +164,7 @@ def new_server(
 ) -> Server:
     """Return the server of a run that begins, by the recipe that ``name`` asked for."""
     config, method = setup.config, recipe.schemes[METHOD]
-    rates = Decay(config.lr, config.decay, config.rounds)
+    rates = Decay(config.lr, config.decay, config.versions)
     policy = with_steps(recipe.policy, name, config.steps)
     return kind(setup.weights, method.rule, policy, method.download, rates)
 

@@ -130,6 +130,6 @@ class Serving:
         self.server.load_state_dict(read_checkpoint(file))
         for client in self.server.clients:  # until they say that they are here
             self.server.leave(client)
-        version, rounds = self.server.version, self.config.rounds
+        version, rounds = self.server.version, self.config.versions
         wrong = f"{file} is of version {version} of {rounds}; give more --rounds"
         require(version < rounds, InputError, wrong)

@@ -22,7 +22,8 @@ from thinwire.lab.federated.tasks import Dataset, load_dataset
 from thinwire.lab.federated.trainer import Turn
 
 AT_ONCE = 100  # held-out samples that are named together; [measured] of 1000, caches hold too little
-LOOKED_AT = 2000  # held-out samples of an evaluation; the last one takes all
+LOOKED_AT = 2000  # held-out samples of an evaluation, drawn once; the last one takes all
+DRAW = 0x7E57  # of these, the same for every seed: a file may have its samples in any order
 
 
 @dataclass(eq=False)
@@ -80,11 +81,21 @@ class Setup:
         version = Version(turn.version, turn.sequence, 0, 0, Form.FULL, (), turn.steps, turn.rate, Raw())
         return self._computing[turn.client].change(version, weights)
 
+    @property
+    def looks_at_some(self) -> bool:
+        """Whether an evaluation on the way takes a part of the held-out samples."""
+        return len(self.data.test_labels) > LOOKED_AT
+
+    @cached_property
+    def _drawn(self) -> Tensor:
+        order = torch.randperm(len(self.data.test_labels), generator=torch.Generator().manual_seed(DRAW))
+        return order[:LOOKED_AT].sort().values
+
     def accuracy(self, weights: Tensor, all_samples: bool = False) -> float:
-        """Return which share of the held-out samples is named right: of the first of them, or of all."""
+        """Return which share of the held-out samples is named right: of some drawn at random, or of all."""
         inputs, labels = self.data.test_inputs, self.data.test_labels
-        if not all_samples:
-            inputs, labels = inputs[:LOOKED_AT], labels[:LOOKED_AT]
+        if not all_samples and self.looks_at_some:
+            inputs, labels = inputs[self._drawn], labels[self._drawn]
         self._parameters.write(weights)
         self.model.eval()
         with torch.no_grad():

@@ -157,6 +157,9 @@ class RunRecord:
         make=lambda: datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
     )
     notes: list[str] = about("warnings a reader must know, one sentence each", make=list)
+    unreached: str = about(
+        "where a run had a target and another rule ended it sooner: which one, and how far it came", ""
+    )
     config: dict[str, Any] = about("every option of the run, by its name; see below", make=dict)
     environment: dict[str, Any] = about("versions and machine; see below", make=dict)
     link: LinkInfo = about("the link as asked for and as measured", make=LinkInfo)

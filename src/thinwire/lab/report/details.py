@@ -20,7 +20,7 @@ def notes(runs: Runs) -> list[str]:
     found += [_unfinished(run) if run.valid else _invalid(run) for run in runs if run.record.status != "done"]
     said: dict[str, list[str]] = {}
     for run in runs:
-        for text in run.record.notes:
+        for text in [*run.record.notes, *filter(None, [run.record.unreached])]:
             said.setdefault(text, []).append(run.label)
     return found + [
         text if len(labels) == len(runs) else f"{', '.join(labels)}: {text}" for text, labels in said.items()

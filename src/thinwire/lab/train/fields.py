@@ -235,8 +235,15 @@ class TrainFields(RunConfig):
     until_loss: float | None = option(
         None,
         EVALUATION,
-        "End at the first evaluation with a held-out loss at or under this; see --eval-every.",
+        "End at the first evaluation with a loss at or under this that all held-out samples confirm.",
         metavar="NATS",
+        free=True,
+        alike=True,
+    )
+    until_sample: bool = option(
+        False,
+        EVALUATION,
+        "For --until-loss the --eval-samples are enough, as where other runs are measured on these.",
         free=True,
         alike=True,
     )

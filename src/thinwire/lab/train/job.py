@@ -70,6 +70,10 @@ class Job:
             found.update(blocks.contiguous().numpy().data)
         return found.hexdigest()
 
+    def heldout_blocks(self) -> Tensor:
+        """Return all held-out blocks, but for what makes no whole batch."""
+        return self.heldout[: len(self.heldout) // self.config.batch * self.config.batch]
+
     def eval_blocks(self) -> tuple[Tensor, Tensor]:
         """Return the held-out blocks and the slice of the visited training blocks that are evaluated.
 

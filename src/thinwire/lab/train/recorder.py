@@ -54,6 +54,7 @@ class Recorder:
         self._seconds: list[float] = []
         self._owner = world.rank == 0
         self._rtt: float | None = None
+        self.heldout: float | None = None  # the newest held-out loss, on rank 0
         self._saved_before = 0  # bytes of saving before a resume
         self.links = LinkWatch(world)
         if self._owner:
@@ -145,7 +146,7 @@ class Recorder:
         final: bool = False,
     ) -> None:
         """Book an evaluation after ``step`` steps: the first, the ``final`` one or one on the way."""
-        loss = self.record.loss
+        self.heldout, loss = heldout, self.record.loss
         if step == 0:
             loss.eval_first, loss.train_eval_first, loss.accuracy_first = heldout, seen, accuracy
         elif final:
@@ -165,6 +166,14 @@ class Recorder:
     def aligned(self, seconds: float) -> None:
         """Count by how much the slowest replica came later to an evaluation: that is training's time too."""
         self._waited += seconds
+
+    def unreached(self, target: float) -> None:
+        """Say that the last step ended a run that was to come to a loss."""
+        loss = self.heldout
+        if self._owner and loss is not None:
+            at = f"{self.job.steps} steps ended it at a held-out loss of {loss:.3f}"
+            more = "" if loss > target else " of --eval-samples, which that of all samples exceeds,"
+            self.record.unreached = f"{at}{more}, before --until-loss {target:g}".replace(",,", ",")
 
     def ended_early(self) -> None:
         """Take the newest evaluation for the final one."""

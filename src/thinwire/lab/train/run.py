@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from thinwire.engines.pipeline import boundary
 from thinwire.engines.replicas import mail
@@ -158,6 +159,9 @@ class TrainingRank:
                 self.replicator.settle()
         else:
             self._evaluate(self.job.steps)
+            target = self.config.until_loss
+            if target is not None and not self._is_enough(self.recorder.heldout, target):
+                self.recorder.unreached(target)
         self.recorder.finish(self._final_reports())
         if self.replicator is not None:
             equal = are_equal(self.world, self.telemetry, self.stages)
@@ -190,15 +194,22 @@ class TrainingRank:
         self._collect(self.job.steps + 1)
 
     def _reached(self, step: int) -> bool:
-        """Return whether the run may end after ``step``, as rank 0's record says to all."""
-        config, losses = self.config, []
-        if config.until_loss is None or step % config.eval_every:
+        """Return whether the run may end after ``step``, before the last, as rank 0's record says to all."""
+        config = self.config
+        if config.until_loss is None or step % config.eval_every or step == self.job.steps:
             return False
-        if self.world.rank == 0:
-            losses = [e.heldout for e in self.recorder.record.loss.evaluations[-1:]]
-        enough = any(loss is not None and loss <= config.until_loss for loss in losses)
-        self._ended = bool(self.telemetry.spread(b"B", enough, "whether to go on"))
+        self._ended = self._is_enough(self.recorder.heldout, config.until_loss)
         return self._ended
+
+    def _is_enough(self, loss: float | None, target: float) -> bool:
+        """Return whether ``loss``, rank 0's, is at the target, and that of all held-out samples is too."""
+        enough = self.telemetry.spread(b"B", loss is not None and loss <= target, "whether to go on")
+        every, some = self.job.heldout_blocks(), self.job.eval_blocks()[0]
+        if not enough or self.config.until_sample or len(every) == len(some):
+            return bool(enough)
+        found = self._pass(every)
+        loss = _means([rank[0] for rank in found])[0] if found else None
+        return bool(self.telemetry.spread(b"B", loss is not None and loss <= target, "whether to go on"))
 
     def _rest(self, step: int) -> str:
         """Return what replicas do behind a step, in its time: what looks at weights needs them equal."""
@@ -271,25 +282,29 @@ class TrainingRank:
         """Evaluate after ``step`` steps, on held-out samples and on a slice of what the run trains on."""
         if not self.config.eval_samples:
             return
-        heldout, seen = self.job.eval_blocks()
-        nbytes = 4 * (len(heldout) + len(seen)) * self.job.task.values
+        found = self._pass(*self.job.eval_blocks())
+        if found:
+            (loss, right), (seen_loss, _) = (_means([rank[k] for rank in found]) for k in range(2))
+            accuracy = right if self.job.task.accuracy else None
+            self.recorder.evaluated(step, loss, seen_loss, accuracy, final=step == self.job.steps)
+
+    def _pass(self, *parts: Tensor) -> list[Any] | None:
+        """Evaluate blocks of samples; return on rank 0 every rank's sums over each part."""
+        nbytes = 4 * sum(map(len, parts)) * self.job.task.values
         self.recorder.phase(f"evaluating: {megabytes(nbytes)} uncompressed between stages")
         for s in self.stages:
             s.submod.eval()
         with self._unshaped(), self._shared(), torch.no_grad():
-            sums = [self.stepper.evaluate(blocks) for blocks in (heldout, seen)]
+            sums = [self.stepper.evaluate(blocks) for blocks in parts]
         for s in self.stages:
             s.submod.train()
             s.end()
             s.tally.take()
         part = self.recorder.part()
         found = self.telemetry.gather(b"E", [*sums, part], "the evaluation losses")
-        if found:
-            (loss, right), (seen_loss, _) = (_means([rank[k] for rank in found]) for k in range(2))
-            if self.world.replicas > 1:
-                self.recorder.aligned(max(rank[2] for rank in found) - part)
-            accuracy = right if self.job.task.accuracy else None
-            self.recorder.evaluated(step, loss, seen_loss, accuracy, final=step == self.job.steps)
+        if found and self.world.replicas > 1:
+            self.recorder.aligned(max(rank[-1] for rank in found) - part)
+        return found
 
     def _shared(self) -> contextlib.AbstractContextManager[None]:
         """Have the parameters in place that all replicas share."""

@@ -140,7 +140,7 @@ class TrainRecord(RunRecord):
     }
     FREE: ClassVar[frozenset[str]] = RunRecord.FREE | {
         *("resume", "auto_resume", "save_model", "save_dtype", "tensorboard"),
-        *("eval_every", "checkpoint_every", "save_every", "replica_recipe", "until_loss"),
+        *("eval_every", "checkpoint_every", "save_every", "replica_recipe", "until_loss", "until_sample"),
     }
 
     kind: str = about("`pipeline`", "pipeline")
