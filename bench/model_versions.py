@@ -98,7 +98,7 @@ def measure() -> dict[str, Any]:
         reading.tokenizer.save_pretrained(folder)
         again = read_source(folder)
         second = read_text_with(again, TEXT)
-        new = PackedModel(like(second.model, old.entries), {**old.files, **again.files})
+        new = PackedModel(like(second.model, old.entries).entries, {**old.files, **again.files})
         found["like"] = told(second, new)
         anew = PackedModel(to_budget(second.model, most, Size(again.files)), again.files)
         found["anew"] = told(second, anew)

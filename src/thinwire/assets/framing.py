@@ -41,6 +41,8 @@ class Head(NamedTuple):
 class Frame:
     """One kind of file: the ``key`` of its note, what it holds, its version, and its longest header.
 
+    A note may name an older version that says all there is to say; files are read from ``oldest`` on.
+
     >>> frame = Frame("thinwire.example", "example", 1, most=1000)
     >>> data = frame.write({"of": 2}, {"a": b"12", "b": b"3"})
     >>> head = frame.read(data)
@@ -52,6 +54,7 @@ class Frame:
     what: str
     version: int
     most: int  # bytes
+    oldest: int | None = None  # version, where it is another one
 
     def write(self, note: Mapping[str, Any], streams: Mapping[str, bytes]) -> bytes:
         """Return the file of streams by name, and of a note, which gets the version."""
@@ -84,7 +87,8 @@ class Frame:
         note = json.loads(fields.pop(METADATA)[self.key])
         version = note["version"]
         told = f"a {self.what} of version {version!r:.20}, and this thinwire reads version {self.version}"
-        require(version == self.version, PayloadError, f"{told}; update thinwire")
+        oldest = self.version if self.oldest is None else self.oldest
+        require(oldest <= version <= self.version, PayloadError, f"{told}; update thinwire")
         return Head(note, _places(fields, begin), begin)
 
 

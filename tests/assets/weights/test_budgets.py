@@ -98,7 +98,7 @@ def test_a_next_version_is_turned_over_as_the_first_was() -> None:
     known = Model({"x": x}, {"x": moments(72, 40)}, swapped={"x"})
     for first, second in ((known, Model({"x": x})), (Model({"x": x}), known)):
         old = to_budget(first, 1_600, size)
-        new = unpack_entry(like(second, old)["x"], "x")
+        new = unpack_entry(like(second, old).entries["x"], "x")
         before = unpack_entry(old["x"], "x")
         assert isinstance(new, Stepped) and isinstance(before, Stepped) and new.swapped == before.swapped
         assert float((new.decoded() - x).norm()) <= 1.2 * float((before.decoded() - x).norm())
@@ -112,7 +112,7 @@ def test_codes_keep_their_types_and_large_ones_are_not_cut() -> None:
     assert first["wide"].dtype == torch.int16 and first["narrow"].dtype == torch.int8
     wide[0, 0], narrow[0, 0] = 1.0, 1000.0
     kept = from_code_tensors(first).entries
-    new = like(Model({"wide": wide, "narrow": narrow}), kept)
+    new = like(Model({"wide": wide, "narrow": narrow}), kept).entries
     assert code_tensors(PackedModel(new))["wide"].dtype == torch.int16
     assert abs(float(decoded(new)["narrow"][0, 0]) - 1000) < 1
 
@@ -121,7 +121,7 @@ def test_twins_that_part_go_on_from_the_same_codes_and_whole_numbers_are_refused
     x = normal(48, 48)
     old = to_budget(Model({"a": x, "b": x.clone()}), 1_800, size)
     assert old["b"].kind == "same"
-    parted = like(Model({"a": x, "b": x + 0.01 * normal(48, 48)}), old)
+    parted = like(Model({"a": x, "b": x + 0.01 * normal(48, 48)}), old).entries
     assert parted["b"].kind == "steps" and len(parted["b"].data) < 1.2 * len(parted["a"].data)
     with pytest.raises(InputError, match=r"a is torch\.int64 now and was torch\.float32"):
         like(Model({"a": x.long(), "b": x}), old)

@@ -175,13 +175,13 @@ def test_what_cannot_be_packed_is_named() -> None:
 
 def test_a_version_like_another_moves_few_codes(odd: Model) -> None:
     old = to_budget(odd, 7_000, size)
-    same = like(odd, old)
+    same = like(odd, old).entries
     assert all(torch.equal(a, decoded(old)[n]) for n, a in decoded(same).items())
     moved = {
         n: x + 0.04 * x.std() * torch.randn_like(x) if n in odd.coded else x for n, x in odd.tensors.items()
     }
     moved["head"] = moved["embed"].clone()
-    new = like(Model(moved, odd.moments, odd.swapped, odd.lookups), old)
+    new = like(Model(moved, odd.moments, odd.swapped, odd.lookups), old).entries
     first, second = (unpack_entry(e["embed"], "embed").codes for e in (old, new))
     assert 0 < float((first != second).float().mean()) < 0.2
     with pytest.raises(InputError, match="norm is in one of both"):
@@ -281,8 +281,8 @@ def test_a_header_that_lies_is_refused(packed: bytes, told: str) -> None:
 
 
 def test_a_newer_version_says_update(packed: bytes) -> None:
-    with pytest.raises(PayloadError, match="version 2, and this thinwire reads version 1; update"):
-        read_model(_changed(packed, lambda note: note.update(version=2)))
+    with pytest.raises(PayloadError, match="version 3, and this thinwire reads version 2; update"):
+        read_model(_changed(packed, lambda note: note.update(version=3)))
 
 
 def _changed(packed: bytes, change) -> bytes:

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.assets.weights.container import VERSION, PackedModel
-from thinwire.assets.weights.entry import DTYPES, pack_entry, shape_of, unpack_entry
+from thinwire.assets.weights.container import OLDEST, VERSION, PackedModel, version_of
+from thinwire.assets.weights.entry import DTYPES, pack_entry, power_in, shape_of, unpack_entry
 from thinwire.assets.weights.tensors import (
     REACH,
     WIDTHS,
@@ -44,7 +44,7 @@ def code_tensors(model: PackedModel) -> Tensors:
         about[name] = dict(entry.about)
         found |= _tensors(name, coded)
     sizes = {name: len(model.files[name]) for name in sorted(model.files)}
-    note = {"version": VERSION, "tensors": about, "files": sizes}
+    note = {"version": version_of(model), "tensors": about, "files": sizes}
     told = json.dumps(note, separators=(",", ":")).encode()
     files = b"".join(model.files[name].ljust(_room(n), b"\0") for name, n in sizes.items())
     return found | {
@@ -92,7 +92,7 @@ def from_code_tensors(tensors: Mapping[str, Tensor]) -> PackedModel:
         note = json.loads(_data(tensors, NOTE))
         version = note["version"]
         told = f"codes of version {version!r:.20}, and this thinwire reads version {VERSION}; update thinwire"
-        require(version == VERSION, PayloadError, told)
+        require(OLDEST <= version <= VERSION, PayloadError, told)
         entries = {name: pack_entry(_coded(name, about, tensors)) for name, about in note["tensors"].items()}
         return PackedModel(entries, _files(tensors, note["files"])).checked()
     except WRONG_VALUES as e:
@@ -107,19 +107,20 @@ def _coded(name: str, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
         return Plain(_fitting(tensors, name, shape, [dtype]))
     rows, columns = matrix_shape(shape, swapped)
     found = _fitting(tensors, name, (rows, columns), [torch.int8, torch.int16])
-    codes, wide = found.to(torch.int16), found.dtype == torch.int16
+    codes, wide, power = found.to(torch.int16), found.dtype == torch.int16, power_in(about)
     if about["kind"] == Grouped.kind:
         width = about["width"]
         require(width in WIDTHS, PayloadError, f"codes of {width!r:.20} bits")
-        scales = _fitting(tensors, name + SCALES, (rows, groups_of(columns)), [torch.float16])
-        return Grouped(codes, scales, width, shape, dtype, swapped)
+        kinds = [torch.float16, torch.bfloat16]
+        scales = _fitting(tensors, name + SCALES, (rows, groups_of(columns)), kinds)
+        return Grouped(codes, scales, width, shape, dtype, swapped, power)
     require(about["kind"] == Stepped.kind, PayloadError, f"{name:.99} is coded in an unknown way")
     parts = [
         _fitting(tensors, name + end, (n,), [torch.int16]) for end, n in ((ROWS, rows), (COLUMNS, columns))
     ]
     good = all(not x.numel() or int(x.abs().max()) <= REACH for x in parts)
     require(good, PayloadError, f"{name:.99} has steps that no tensor has")
-    return Stepped(codes, parts[0].int(), parts[1].int(), shape, dtype, swapped, wide)
+    return Stepped(codes, parts[0].int(), parts[1].int(), shape, dtype, swapped, wide, power)
 
 
 def _fitting(

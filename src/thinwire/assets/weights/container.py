@@ -22,7 +22,8 @@ from thinwire.assets.weights.entry import DTYPES, Entry, shape_of
 from thinwire.assets.weights.tensors import Plain, Same
 from thinwire.types import PayloadError, require
 
-VERSION = 1
+VERSION, OLDEST = 2, 1
+NEWER = frozenset({"power", "scales"})  # words about a tensor that version 1 does not have
 MAX_HEADER = 1 << 26  # bytes
 FREE, PER_BYTE = 1 << 28, 256  # bytes that a file may unpack to, and more for each of its own
 DECODING = 16  # bytes a weight that decoding codes takes, whatever type comes of it
@@ -30,7 +31,7 @@ CHECK = 8  # bytes of a hash
 LONGEST = 240  # bytes of a file's name
 LEVEL = 19  # of Zstandard, for files
 TENSOR, FILE, PADDING = "tensor:", "file:", "padding"
-FRAME = Frame("thinwire.model", "model", VERSION, MAX_HEADER)
+FRAME = Frame("thinwire.model", "model", VERSION, MAX_HEADER, OLDEST)
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,8 +70,13 @@ def write_model(model: PackedModel) -> bytes:
     least = -(-(_claimed(tensors, sizes) - FREE) // PER_BYTE)
     missing = least - sum(map(len, streams.values()))
     streams |= {PADDING: bytes(missing)} if missing > 0 else {}
-    note = {"tensors": tensors, "files": sizes}
+    note = {"version": version_of(model), "tensors": tensors, "files": sizes}
     return FRAME.write({**note, "check": digest(note, streams.values())}, streams)
+
+
+def version_of(model: PackedModel) -> int:
+    """Return the oldest version that has words for all that a model holds."""
+    return VERSION if any(NEWER & entry.about.keys() for entry in model.entries.values()) else OLDEST
 
 
 def digest(note: Mapping[str, Any], streams: Iterable[bytes | memoryview]) -> str:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
+from typing import NamedTuple
+
+import torch
 
 from thinwire.assets.weights.choices import (
     Matrix,
     grouped,
     grouped_site,
     nearest,
+    renewed,
     stepped,
     stepped_site,
     with_scales,
@@ -26,6 +30,7 @@ WITHIN = 0.004  # of a budget: less is not worth another round
 ROUNDS = 6
 SMALL = 1 << 12  # weights of a matrix that is coded in all ways at once
 PLACE = 16  # bytes that a tensor's place in the header may grow by
+SOME = 0.01  # of the groups of a matrix: what has other scales in more of them is named
 NEAR = 1.3  # times the estimate of the smallest size: below it, that is coded to know it
 Entries = dict[str, Entry]
 
@@ -195,22 +200,45 @@ def at_width(model: Model, width: int) -> Entries:
     return model.in_order(model.kept() | coded)
 
 
-def like(model: Model, old: Mapping[str, Entry]) -> Entries:
+class NextVersion(NamedTuple):
+    """Entries of a model by the plan of an earlier version, and the names of those that it did not fit."""
+
+    entries: Entries
+    renewed: list[str]
+
+
+def like(model: Model, old: Mapping[str, Entry]) -> NextVersion:
     """Return entries with the steps of an earlier version's, and its codes where they are near enough.
 
+    What grew or shrank so that these do not fit it any more gets steps of its own.
     Errors: ``InputError`` where the tensors are others; ``PayloadError``.
     """
     strange = sorted(set(model.tensors) ^ set(old))
     told = f"{strange[0] if strange else ''!s} is in one of both models alone; pack this one anew"
     require(not strange, InputError, told)
     plans = {name: unpack_entry(entry, name) for name, entry in old.items()}
-    return {name: _like(model, name, plans) for name in model.tensors}
+    found, changed = Entries(), list[str]()
+    for name in model.tensors:
+        coded = _like(model, name, plans)
+        found[name] = pack_entry(coded)
+        changed += [name] if _has_other_steps(coded, plans[name]) else []
+    return NextVersion(found, changed)
 
 
-def _like(model: Model, name: str, plans: Mapping[str, Coded]) -> Entry:
+def _has_other_steps(new: Coded, old: Coded) -> bool:
+    if isinstance(new, Grouped) and isinstance(old, Grouped):
+        other = new.scales != old.scales
+        return new.power != old.power or int(other.sum()) > SOME * other.numel()
+    if isinstance(new, Stepped) and isinstance(old, Stepped):
+        same = torch.equal(new.row_parts, old.row_parts) and torch.equal(new.column_parts, old.column_parts)
+        return new.power != old.power or not same
+    return False
+
+
+def _like(model: Model, name: str, plans: Mapping[str, Coded]) -> Coded:
     known = plans[name]
     if isinstance(known, Same) and model.same.get(name) == known.name:
-        return pack_entry(known)
+        return known
     # What was one tensor and is two now goes on from the same codes.
     old = plans[known.name] if isinstance(known, Same) else known
     if isinstance(old, Same):
@@ -220,14 +248,16 @@ def _like(model: Model, name: str, plans: Mapping[str, Coded]) -> Entry:
         tuple(x.shape) == old.shape, InputError, f"{name} has another shape than before; pack this model anew"
     )
     if isinstance(old, Plain):
-        return pack_entry(Plain(x))
+        return Plain(x)
     codable = x.is_floating_point() and x.dtype.itemsize > 1
     require(codable, InputError, f"{name} is {x.dtype} now and was {old.dtype}; pack this model anew")
-    return pack_entry(_near(model.matrix(name, old.swapped), old, model.feedback))
+    return _near(model.matrix(name, old.swapped), old, model.feedback)
 
 
 def _near(matrix: Matrix, old: Stepped | Grouped, feedback: bool) -> Coded:
     if isinstance(old, Grouped):
         return with_scales(matrix, old, feedback)
-    found = with_steps(matrix, old.row_parts, old.column_parts, feedback, old.codes)
+    found = renewed(matrix, old, feedback)
+    if found is None:
+        found = with_steps(matrix, old.row_parts, old.column_parts, feedback, old.codes)
     return replace(found, wide=found.wide or old.wide)

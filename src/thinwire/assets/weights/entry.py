@@ -21,6 +21,7 @@ from thinwire.assets.code.symbols import (
 )
 from thinwire.assets.weights.streams import pack_codes, unpack_codes
 from thinwire.assets.weights.tensors import (
+    FARTHEST,
     REACH,
     WIDTHS,
     Coded,
@@ -48,6 +49,7 @@ DTYPES = {
     "bool": torch.bool,
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
+SCALES = {"float16": torch.float16, "bfloat16": torch.bfloat16}  # types of scales; the first is not said
 MOST_AXES = 16
 
 
@@ -83,7 +85,9 @@ def pack_entry(coded: Coded) -> Entry:
         return Entry(about, _pack_plain(coded.values))
     codes = pack_codes(coded.codes.numpy().astype(np.int16, copy=False))
     about |= {"swapped": True} if coded.swapped else {}
+    about |= {"power": coded.power} if coded.power else {}
     if isinstance(coded, Grouped):
+        about |= {"scales": NAMES[coded.scales.dtype]} if coded.scales.dtype != torch.float16 else {}
         return Entry(about | {"width": coded.width}, _pack_plain(coded.scales) + codes)
     about |= {"wide": True} if coded.wide else {}
     parts = (pack_numbers(_turns(own)) for own in (coded.row_parts, coded.column_parts))
@@ -121,16 +125,26 @@ def _unpack_matrix(
     cursor: ByteCursor, entry: Entry, shape: tuple[int, ...], dtype: torch.dtype, swapped: bool
 ) -> Coded:
     rows, columns = matrix_shape(shape, swapped)
+    power = power_in(entry.about)
     if entry.kind == Grouped.kind:
         width = entry.about["width"]
         require(type(width) is int and width in WIDTHS, PayloadError, f"codes of {width!r:.20} bits")
-        scales = _unpack_plain(cursor, (rows, groups_of(columns)), torch.float16)
+        kind = SCALES[entry.about.get("scales", "float16")]
+        scales = _unpack_plain(cursor, (rows, groups_of(columns)), kind)
         codes = torch.from_numpy(unpack_codes(cursor, rows, columns))
-        return Grouped(codes, scales, width, shape, dtype, swapped)
+        return Grouped(codes, scales, width, shape, dtype, swapped, power)
     by_row, by_column = (torch.from_numpy(_unturned(unpack_numbers(cursor, n))) for n in (rows, columns))
     codes = torch.from_numpy(unpack_codes(cursor, rows, columns))
     wide = entry.about.get("wide", False) is True
-    return Stepped(codes, by_row, by_column, shape, dtype, swapped, wide)
+    return Stepped(codes, by_row, by_column, shape, dtype, swapped, wide, power)
+
+
+def power_in(about: Mapping[str, Any]) -> int:
+    """Return the power of two that an entry's matrix is divided by. Errors: ``PayloadError``."""
+    power = about.get("power", 0)
+    good = type(power) is int and abs(power) <= FARTHEST
+    require(good, PayloadError, f"a power of {power!r:.20}, which no number has")
+    return int(power)
 
 
 def shape_of(about: Mapping[str, Any], name: str) -> tuple[int, ...]:

@@ -13,12 +13,12 @@ from torch import Tensor
 from thinwire.assets.weights.choices import Matrix
 from thinwire.assets.weights.entry import DTYPES, Entry, pack_entry
 from thinwire.assets.weights.moments import Moments
-from thinwire.assets.weights.tensors import Plain, Same, as_matrix
+from thinwire.assets.weights.tensors import Plain, Same, as_matrix, power_of, times_power
 from thinwire.types import InputError, require
 
 FIRST = 8  # values that tensors are compared by before all of them are
 LEAST = 1024  # weights of a tensor that is worth steps
-MOST = 1e15  # of a weight: squares of larger ones, as masks hold, are soon beyond float32
+MOST = 0.5  # of what a type reaches: masks hold more, and codes of more may go beyond it
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +60,7 @@ class Model:
             name
             for name, x in self.tensors.items()
             if x.ndim >= 2 and x.numel() >= LEAST and x.is_floating_point() and x.dtype.itemsize > 1
-            if name not in self.same and bool(x.abs().max() < MOST)
+            if name not in self.same and _within(x)
         ]
 
     def matrix(self, name: str, swapped: bool | None = None) -> Matrix:
@@ -70,17 +70,23 @@ class Model:
         """
         x, own = self.tensors[name], name in self.swapped
         swapped = own if swapped is None else swapped
-        flat = as_matrix(x, swapped)
+        power = self.powers[name]
+        flat = as_matrix(x, swapped, power)
         moments = self.moments.get(name) if swapped == own else None
         if moments is None:
-            moments = Moments.flat(flat.shape[0], flat.shape[1], self._usual / _square(x))
+            moments = Moments.flat(flat.shape[0], flat.shape[1], self._usual / _square(flat))
         rows = name not in self.lookups
-        return Matrix(name, flat, moments, tuple(x.shape), x.dtype, swapped, rows)
+        return Matrix(name, flat, moments, tuple(x.shape), x.dtype, swapped, rows, power)
+
+    @cached_property
+    def powers(self) -> dict[str, int]:
+        """The powers of two that tensors are divided by to be coded."""
+        return {name: power_of(x) for name, x in self.tensors.items() if x.is_floating_point()}
 
     @cached_property
     def _usual(self) -> float:
         """What a weight costs that is wrong by its tensor's deviation, where nothing is known of it."""
-        known = [m.mean * _square(self.tensors[name]) for name, m in self.moments.items()]
+        known = [m.mean * _square(self.tensors[n], self.powers[n]) for n, m in self.moments.items()]
         return statistics.median(known) if known else 1.0
 
     def whole(self, name: str) -> Entry:
@@ -112,5 +118,11 @@ class Model:
         return {name: self.whole(name) for name in self.tensors}
 
 
-def _square(x: Tensor) -> float:
-    return max(float(x.float().square().mean()), 1e-30)
+def _square(x: Tensor, power: int = 0) -> float:
+    own = times_power(x, -power) if power else x
+    return max(float(own.float().square().mean()), 1e-30)
+
+
+def _within(x: Tensor) -> bool:
+    """Say whether codes of a tensor stay within its type; those of float16 are kept there."""
+    return x.dtype == torch.float16 or bool(x.abs().max() < MOST * torch.finfo(x.dtype).max)

@@ -12,6 +12,7 @@ from torch import Tensor
 class Moments:
     """The curvature of the loss in a matrix [rows, columns]: a part of the rows times one of the columns.
 
+    The matrix is the one that is coded: divided by 2 ** ``power_of`` it.
     An error E costs half the sum over rows i of ``rows[i]`` E[i] ``columns`` E[i]^T, in nats a token.
     ``rows`` [rows]: shares, their sum is 1. ``columns`` [columns, columns]: second moments of the inputs,
     each token weighted by its squared gradient; [columns], their diagonal, where no more is known.

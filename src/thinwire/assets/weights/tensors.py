@@ -13,6 +13,8 @@ OCTAVE = 8  # parts of it in which steps are given
 NARROW = 127  # of codes in one byte
 WIDTHS = range(2, 9)  # bits of codes in groups
 REACH = 120 * OCTAVE  # of a step, from 1 either way
+SPAN = 40  # octaves from 1 either way that a tensor's largest value may be at: float32 has its squares
+FARTHEST = 1100  # octaves from 1 that any number of float64 is at
 _PARTS = torch.tensor([2.0 ** (i / OCTAVE) for i in range(OCTAVE)])
 
 
@@ -38,6 +40,7 @@ class Stepped:
     ``row_parts`` [rows] and ``column_parts`` [columns] are int32, for ``exact_steps``. ``swapped``: the
     tensor is the matrix turned over, as in GPT-2. ``shape``: the tensor's, all behind its first axis are
     columns. ``wide``: codes are of two bytes each in a checkpoint of codes, as they were in the one before.
+    ``power``: see ``power_of``.
     """
 
     kind: ClassVar[str] = "steps"
@@ -48,19 +51,21 @@ class Stepped:
     dtype: torch.dtype
     swapped: bool = False
     wide: bool = False
+    power: int = 0
 
     def decoded(self) -> Tensor:
         """Return the tensor that this stands for."""
         x = self.codes.to(torch.float32)
         x.mul_(exact_steps(self.row_parts)[:, None]).mul_(exact_steps(self.column_parts))
-        return _shaped(x, self.shape, self.swapped, self.dtype)
+        return _shaped(x, self.shape, self.swapped, self.dtype, self.power)
 
 
 @dataclass(frozen=True, eq=False)
 class Grouped:
-    """A matrix as codes of ``width`` bits [rows, columns], each times the float16 scale of its group.
+    """A matrix as codes of ``width`` bits [rows, columns], each times the scale of its group.
 
-    ``scales`` [rows, groups]; a group is ``GROUP`` columns of a row, the last one what is left.
+    ``scales`` [rows, groups] in float16, or in bfloat16 where float16 has no such numbers; a group is
+    ``GROUP`` columns of a row, the last one what is left. ``power``: see ``power_of``.
     """
 
     kind: ClassVar[str] = "groups"
@@ -71,11 +76,12 @@ class Grouped:
     shape: tuple[int, ...]
     dtype: torch.dtype
     swapped: bool = False
+    power: int = 0
 
     def decoded(self) -> Tensor:
         """Return the tensor that this stands for."""
         x = self.codes * spread_scales(self.scales, self.codes.shape[1])
-        return _shaped(x, self.shape, self.swapped, self.dtype)
+        return _shaped(x, self.shape, self.swapped, self.dtype, self.power)
 
     @property
     def memory(self) -> int:
@@ -155,14 +161,35 @@ def is_narrow(codes: Tensor) -> bool:
     return not codes.numel() or int(codes.abs().max()) <= NARROW
 
 
-def as_matrix(x: Tensor, swapped: bool = False) -> Tensor:
-    """Return a tensor as a matrix [rows, columns] in float32: what is behind the first axis are columns."""
-    flat = x.reshape(len(x), -1).float()
+def power_of(x: Tensor) -> int:
+    """Return the power of two that a tensor is divided by to be coded: 0 but for very large and small ones.
+
+    >>> power_of(torch.tensor([1e9, 1.0])), power_of(torch.tensor([1e-30]))
+    (0, -99)
+    """
+    octave = math.frexp(float(x.abs().max()))[1] if x.numel() else 0
+    return octave if abs(octave) > SPAN else 0
+
+
+def times_power(x: Tensor, power: int) -> Tensor:
+    """Return ``x`` times 2 ** ``power`` in float64, which may have neither the power nor its inverse."""
+    half = power // 2
+    return x.double().mul(2.0**half).mul_(2.0 ** (power - half))
+
+
+def as_matrix(x: Tensor, swapped: bool = False, power: int = 0) -> Tensor:
+    """Return a tensor as a matrix [rows, columns] in float32: what is behind the first axis are columns.
+
+    Divided by 2 ** ``power``.
+    """
+    flat = (times_power(x, -power) if power else x).reshape(len(x), -1).float()
     return flat.t().contiguous() if swapped else flat.contiguous()
 
 
-def _shaped(x: Tensor, shape: tuple[int, ...], swapped: bool, dtype: torch.dtype) -> Tensor:
+def _shaped(x: Tensor, shape: tuple[int, ...], swapped: bool, dtype: torch.dtype, power: int) -> Tensor:
     """Return a matrix as the tensor that it was, no value of it beyond what its type reaches."""
-    if dtype == torch.float16:
+    if power:
+        x = times_power(x, power)
+    if power or dtype == torch.float16:
         x.clamp_(torch.finfo(dtype).min, torch.finfo(dtype).max)
     return (x.t() if swapped else x).reshape(shape).contiguous().to(dtype)

@@ -10,28 +10,36 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.assets.weights.moments import Moments
+from thinwire.assets.weights.tensors import power_of
 from thinwire.types import InputError, require
 
 WINDOW = 512  # tokens that are read at a time
 
 
 class Sums:
-    """Sums over tokens for one use of a matrix: squared gradients a row, second moments of columns."""
+    """Sums over tokens for one use of a matrix: squared gradients a row, second moments of columns.
 
-    def __init__(self, rows: int, columns: int) -> None:
-        self.rows = torch.zeros(rows)
+    Of the matrix over 2 ** ``power``, as it is coded: squares of what a very large one gets are no numbers.
+    """
+
+    def __init__(self, rows: int, columns: int, power: int) -> None:
+        self.rows, self._power = torch.zeros(rows), power
         self.columns = torch.zeros(columns, columns)
 
     def add_linear(self, x: Tensor, g: Tensor) -> None:
         """Add inputs [tokens, columns] and gradients of the outputs [tokens, rows]."""
-        squares = g * g
+        squares = self._scaled(g).square()
         self.rows += squares.sum(0)
         self.columns.addmm_(x.t() * squares.sum(1), x)
 
     def add_lookup(self, ids: Tensor, g: Tensor) -> None:
         """Add rows looked up [tokens], and gradients of what was found [tokens, columns]."""
         self.rows.index_add_(0, ids, torch.ones(len(ids)))
+        g = self._scaled(g)
         self.columns.addmm_(g.t(), g)
+
+    def _scaled(self, g: Tensor) -> Tensor:
+        return g * 2.0**self._power if self._power else g
 
     def moments(self, tokens: int) -> Moments:
         """Return the means over ``tokens``."""
@@ -126,5 +134,5 @@ class Calibration:
         key = self._names[id(weight)], use
         if key not in self._sums:
             rows, columns = reversed(weight.shape) if swapped else weight.shape
-            self._sums[key] = Sums(rows, columns)
+            self._sums[key] = Sums(rows, columns, power_of(weight.detach()))
         return self._sums[key]

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from thinwire.assets.weights.codes import from_code_tensors, is_codes
 from thinwire.assets.weights.container import PackedModel, is_model, read_model, write_model
-from thinwire.assets.weights.encoding import Entries, like, to_budget, to_width
-from thinwire.assets.weights.entry import unpack_entry
+from thinwire.assets.weights.encoding import Entries, NextVersion, like, to_budget, to_width
+from thinwire.assets.weights.entry import Entry, unpack_entry
 from thinwire.assets.weights.model import Model
 from thinwire.assets.weights.tensors import Grouped, Plain, Same, matrix_shape, memory_of
 from thinwire.files.checkpoint import read_checkpoint
@@ -30,7 +30,9 @@ from thinwire.types import InputError, PayloadError, require
 BLIND = (
     "without --calibrate TEXT nothing says which weights matter: a text makes the same bytes worth far more"
 )
-WIDER = " has codes that need two bytes now, which no patch of --codes brings: publish it to a new place"
+WIDER = " has codes or scales now that no patch of --codes brings, wider ones say: publish it to a new place"
+NAMED = 3  # tensors that a note each is about
+RENEWED = "grew or shrank since the earlier version, whole or in part, past its codes: it has new ones"
 WHOLE = "the target is above what the model takes as it is: it is packed without any loss"
 
 
@@ -60,7 +62,7 @@ def pack(job: ModelPacking) -> tuple[PackedModel, ModelRecord]:
     reading = None if job.text is None else read_text_with(source, job.text)
     model = Model(source.tensors) if reading is None else reading.model
     files = source.files if old is None else {**old.files, **source.files}
-    entries = _entries(job, model, source, None if old is None else old.entries)
+    entries, changed = _entries(job, model, source, None if old is None else old.entries)
     packed = PackedModel(entries, files)
     spent = time.process_time() - began
     record = ModelRecord(recipe=RecipeText("thinwire", _told(job)), source=job.source)
@@ -69,6 +71,9 @@ def pack(job: ModelPacking) -> tuple[PackedModel, ModelRecord]:
     record.environment = environment("fp32", torch.get_num_threads())
     record.notes += [] if job.text else [BLIND]
     describe(record, packed, source)
+    record.notes += [f"{name} {RENEWED}" for name in changed[:NAMED]]
+    more = len(changed) - NAMED
+    record.notes += [f"so have {more} more, and so they have new codes"] if more > 0 else []
     if old is not None and (names := widened(packed, old)):
         record.notes.append(f"{names[0]}{WIDER}")
     record.notes += [f"not taken along, above {SMALL >> 20} MiB: {name}" for name in source.left]
@@ -87,12 +92,12 @@ def _told(job: ModelPacking) -> str:
     return "codes of fixed widths in groups" if job.bits is not None else "entropy-coded steps"
 
 
-def _entries(job: ModelPacking, model: Model, source: Source, old: Mapping[str, Any] | None) -> Entries:
+def _entries(job: ModelPacking, model: Model, source: Source, old: Mapping[str, Any] | None) -> NextVersion:
     if old is not None:
         return like(model, old)
     if job.bits is not None:
-        return to_width(model, job.bits)
-    return to_budget(model, job.nbytes or 0, Size(source.files))
+        return NextVersion(to_width(model, job.bits), [])
+    return NextVersion(to_budget(model, job.nbytes or 0, Size(source.files)), [])
 
 
 class Size:
@@ -129,9 +134,12 @@ def bits_in_memory(packed: PackedModel) -> float:
 
 
 def widened(packed: PackedModel, old: PackedModel) -> list[str]:
-    """Return the tensors whose codes need two bytes, and needed one in an earlier version."""
-    wide = {name for name, entry in packed.entries.items() if entry.about.get("wide")}
-    return sorted(name for name in wide if not old.entries[name].about.get("wide"))
+    """Return the tensors whose codes need two bytes, or other scales, than in an earlier version."""
+    return sorted(name for name, own in packed.entries.items() if _types(own) != _types(old.entries[name]))
+
+
+def _types(entry: Entry) -> tuple[Any, ...]:
+    return entry.kind == Same.kind, entry.about.get("wide", False), entry.about.get("scales")
 
 
 def measure_source(record: ModelRecord, reading: Reading) -> None:
