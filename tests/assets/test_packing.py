@@ -21,7 +21,7 @@ from thinwire.assets.splats.layers import SHARES, encode_layers, shown_after, st
 from thinwire.assets.splats.merging import merged
 from thinwire.assets.splats.mesongs import MesonGS, block_codes, block_values
 from thinwire.assets.splats.part import Layer
-from thinwire.assets.splats.scene import Splats
+from thinwire.assets.splats.scene import Splats, cleaned
 from thinwire.assets.splats.thinning import thinned_to_budget
 from thinwire.assets.splats.view.cameras import Frame, reported_views
 from thinwire.assets.splats.view.image import mse, psnr
@@ -79,6 +79,21 @@ ODD = {
     ),
     "never seen": replace(ball(5), opacities=np.full(5, -np.inf, np.float32)),
 }
+
+
+def outlier(name: str, value: float) -> Splats:
+    """Return a scene whose first splat has another value in an attribute, as it is cleaned."""
+    scene = ball(60, 1)
+    getattr(scene, name)[0] = value
+    return cleaned(scene)[0]
+
+
+ODD |= {f"log-scale {x}": outlier("log_scales", x) for x in (30, 80, 1e30)}
+ODD |= {f"{name} {x}": outlier(name, x) for name in ("colours", "harmonics") for x in (-1e30, 3e38)}
+ODD |= {f"rotation {x}": outlier("rotations", x) for x in (1e-30, 3e38)}
+ODD |= {f"position {x}": outlier("positions", x) for x in (20, 3e38)}
+ODD["opacity"] = outlier("opacities", 1e30)
+ODD["all of them large"] = cleaned(replace(ball(9), log_scales=np.full((9, 3), 80, np.float32)))[0]
 
 
 @pytest.mark.parametrize("name", ODD)

@@ -22,7 +22,7 @@ Source = Annotated[
     Path,
     typer.Argument(
         metavar="IN",
-        help="A .ply, .compressed.ply, .spz or .sog, a folder of SOG, or a model's folder or name.",
+        help="A .ply, .compressed.ply, .spz, .splat or .sog, a folder of SOG, or a model's folder or name.",
     ),
 ]
 Out = Annotated[

@@ -18,7 +18,7 @@ from thinwire.types import InputError, PayloadError, require
 if TYPE_CHECKING:
     from thinwire.lab.weights.record import ModelRecord
 
-SCENES = (".ply", ".spz", ".sog", ".json")  # how names of scenes end
+SCENES = (".ply", ".spz", ".sog", ".splat", ".json")  # how names of scenes end
 WEIGHTS = ".safetensors"
 WORST = 5  # tensors that are named
 

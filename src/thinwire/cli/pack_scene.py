@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 ODD = {
     "dropped": "dropped: they hold a NaN or a wrong infinity",
+    "far": "dropped: they are a million times as far out as the others",
     "endless": "of infinite opacity",
     "flat": "with a scale of zero",
     "turnless": "with a rotation of zero, taken for none",

@@ -17,7 +17,7 @@ Source = Annotated[
     str,
     typer.Argument(
         metavar="IN",
-        help="A packed scene, its URL, a folder or store of its layers, or a .ply, .spz or .sog.",
+        help="A packed scene, its URL, a folder or store of its layers, or a .ply, .spz, .splat or .sog.",
     ),
 ]
 Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The page to write: page.html.")]

@@ -30,6 +30,7 @@ LAYERS = (
 )
 ODD = {
     "dropped": "dropped: they hold a NaN or a wrong infinity",
+    "far": "dropped: they are a million times as far out as the others",
     "endless": "of infinite opacity, kept",
     "flat": "with a scale of zero, kept",
     "turnless": "with a rotation of zero, taken for none",
@@ -76,9 +77,10 @@ def setting(runs: Runs) -> str:
 def warnings(runs: Runs) -> list[str]:
     """Return what no record's notes say: splats that went."""
     return [
-        f"{run.label}: {run.record.odd['dropped']} splats were {ODD['dropped']}."
+        f"{run.label}: {run.record.odd[kind]} splats were {ODD[kind]}."
         for run in runs
-        if run.record.odd.get("dropped")
+        for kind in ("dropped", "far")
+        if run.record.odd.get(kind)
     ]
 
 

@@ -21,7 +21,7 @@ class ScenesConfig(RunConfig):
     scene: str | None = option(
         None,
         JOB,
-        "A .ply, .compressed.ply, .spz or .sog, or a folder of SOG; by default PLAYBOT, which comes along.",
+        "A .ply, .compressed.ply, .spz, .splat or .sog, a folder of SOG; by default PLAYBOT, which is there.",
         metavar="IN",
     )
     credit: str | None = option(

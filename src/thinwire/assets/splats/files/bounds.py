@@ -17,6 +17,7 @@ FREE = 1 << 16  # splats that any file may have, besides one for each byte of it
 PIECE, ROOM = 1 << 16, 1 << 16  # bytes: read at once, and that may be in an SPZ besides its splats
 GZIP, MAGIC = b"\x1f\x8b", b"NGSP"
 NEWEST = 4
+NOTHING = "it holds no splats"
 _HEAD = struct.Struct("<4sIIBBBB")  # magic, version, splats, bands, fraction, flags; streams in version 4
 _PLACE, _STREAM = struct.Struct("<I"), struct.Struct("<QQ")  # of a table, and its rows: bytes packed and not
 POSITIONS, TURNS = {1: 6}, {3: 4, 4: 4}  # bytes of them, where it is not 9 and 3
@@ -58,6 +59,7 @@ def _spz(data: bytes) -> None:
 
 
 def _count(count: int, nbytes: int) -> None:
+    require(count > 0, PayloadError, NOTHING)
     require(count <= FREE + nbytes, PayloadError, f"{count} splats in {nbytes} bytes cannot be")
 
 
@@ -102,6 +104,7 @@ def _compressed_ply(data: bytes) -> None:
             require(good, PayloadError, f"a property that cannot be read: {words!r:.60}")
             nbytes += counts[name] * WIDTHS[words[1]]
     splats, chunks = counts.get(b"vertex", 0), counts.get(b"chunk", 0)
+    require(splats > 0, PayloadError, NOTHING)
     good = chunks == -(-splats // CHUNK) and counts.get(b"sh", splats) == splats
     told = f"{splats} splats in {chunks} chunks, with {counts.get(b'sh', splats)} harmonics: damaged"
     require(good, PayloadError, told)

@@ -10,6 +10,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from thinwire.assets.splats.files.axes import SPZ as AXES
+from thinwire.assets.splats.files.axes import turned
 from thinwire.assets.splats.scene import Splats
 
 NAMES = {"spz": "SPZ", "compressed.ply": "compressed .ply"}
@@ -34,6 +36,7 @@ def beyond(splats: Splats, form: str) -> dict[str, int]:
     {'positions': 1, 'opacities': 1, 'splats': 2}
     """
     found, some = dict[str, int](), np.zeros(splats.count, bool)
+    splats = turned(splats, AXES) if form == "spz" else splats
     for name, (low, high) in RANGES.get(form, {}).items():
         values: npt.NDArray[np.float32] = getattr(splats, name).reshape(splats.count, -1)
         out = (values < low) | (values > high)

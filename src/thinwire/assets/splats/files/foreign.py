@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from thinwire.assets.splats.files.axes import SPZ, axes_of_spz, turned
 from thinwire.assets.splats.files.bounds import check_claims
 from thinwire.assets.splats.files.ply import read_ply
 from thinwire.assets.splats.scene import COEFFICIENTS, Array, Splats
@@ -31,6 +32,12 @@ NAMES = {"log_scales": "scales", "opacities": "alphas", "colours": "colors"}  # 
 def read_foreign(data: bytes, form: str) -> Splats:
     """Return the scene in a file of ``form``. Errors: ``PayloadError``, ``MissingExtra``."""
     check_claims(data, form)
+    found = _read(data, form)
+    return turned(found, axes_of_spz(data)) if form == "spz" else found
+
+
+def _read(data: bytes, form: str) -> Splats:
+    """Return what gaussforge reads, along the axes of the file."""
     forge = _forge()
     with _silent():
         found = forge.read(data, form)
@@ -59,6 +66,7 @@ def _array(data: bytes, n: int, width: int, name: str) -> Array:
 
 def write_foreign(splats: Splats, form: str) -> bytes:
     """Return a scene as a file of ``form``. Errors: ``PayloadError``, ``MissingExtra``."""
+    splats = turned(splats, SPZ) if form == "spz" else splats
     # 0.6.0 writes harmonics of a compressed .ply as given, and reads them colour by colour, as others do.
     sh = splats.harmonics.transpose(0, 2, 1) if form == "compressed.ply" else splats.harmonics
     ir: dict[str, Any] = {"numPoints": splats.count, "sh": sh.tobytes(), "extras": {}}

@@ -1,104 +1,73 @@
 """``.ply`` files as 3D Gaussian Splatting saves them: binary of either byte order, or text.
 
-Source: the header as in the format's own description (G. Turk, 1994); the names of properties as in "3D
-Gaussian Splatting for Real-Time Radiance Field Rendering", arXiv 2308.04079 [quoted from files].
+Source: the names of properties as in "3D Gaussian Splatting for Real-Time Radiance Field Rendering", arXiv
+2308.04079 [quoted from files]; other programs write colours as red, green and blue, or disks of two scales.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from thinwire.assets.splats.files.ply_header import CUT, Header, read_header, skipped
 from thinwire.assets.splats.scene import COEFFICIENTS, Splats
+from thinwire.assets.splats.view.harmonics import CONSTANT
 from thinwire.types import PayloadError, require
 
-TYPES = {"char": "i1", "uchar": "u1", "short": "i2", "ushort": "u2", "int": "i4", "uint": "u4"}
-TYPES |= {"int8": "i1", "uint8": "u1", "int16": "i2", "uint16": "u2", "int32": "i4", "uint32": "u4"}
-TYPES |= {"float": "f4", "double": "f8", "float32": "f4", "float64": "f8"}
-ORDERS = {"binary_little_endian": "<", "binary_big_endian": ">", "ascii": ""}
-MAX_HEADER = 1 << 16  # bytes
 MAX_LINE = 1 << 16  # characters
 LINES = 1024  # of text that are numbers at a time
 POSITIONS, COLOURS = ("x", "y", "z"), ("f_dc_0", "f_dc_1", "f_dc_2")
 SCALES, ROTATIONS = ("scale_0", "scale_1", "scale_2"), ("rot_0", "rot_1", "rot_2", "rot_3")
-NORMALS = ("nx", "ny", "nz")
-CUT = "it was cut short, or its header is wrong"
-
-
-class Header(NamedTuple):
-    """What a header says of the vertices: byte order, number, properties; and where their data begin."""
-
-    order: str
-    splats: int
-    properties: tuple[tuple[str, str], ...]
-    begin: int
+NORMALS, SHOWN = ("nx", "ny", "nz"), ("red", "green", "blue")
+WHOLE = {"u1": 255.0, "u2": 65535.0}  # what is full of a shown colour in whole numbers
 
 
 def read_ply(data: bytes | memoryview) -> Splats:
-    """Return the scene in a ``.ply``, columns that no splat has left out. Errors: ``PayloadError``."""
+    """Return the scene in a ``.ply``, columns that no splat has left out. Errors: ``PayloadError``.
+
+    Without ``f_dc_0`` to ``f_dc_2``, colours are ``red``, ``green`` and ``blue``; without a third scale,
+    splats are flat. Elements before or behind the vertices are passed over.
+    """
     header = read_header(data)
-    names = [name for name, _ in header.properties]
-    missing = [name for name in COLOURS if name not in names]
-    told = f"there is no {missing[0] if missing else ''}: a mesh or a point cloud, not a scene of Gaussians"
-    require(not missing, PayloadError, f"{told}; train one on it, or export it with spherical harmonics")
-    rest = sum(name.startswith("f_rest_") for name in names)
-    require(
-        rest % 3 == 0 and rest // 3 in COEFFICIENTS,
-        PayloadError,
-        f"{rest} f_rest columns; 0, 9, 24 or 45 are",
-    )
-    own = [*POSITIONS, *SCALES, *ROTATIONS, "opacity", *COLOURS, *(f"f_rest_{i}" for i in range(rest))]
-    missing = [name for name in own if name not in names]
-    require(not missing, PayloadError, f"there is no {', '.join(missing[:3])}, which every Gaussian has")
-    whole = [n for n, kind in header.properties if n in own and kind[0] != "f"]
-    require(not whole, PayloadError, f"{', '.join(whole[:3])} of whole numbers, expected floats")
+    kinds = {p.name: p.kind for p in header.vertices.properties}
+    rest = sum(name.startswith("f_rest_") for name in kinds)
+    told = f"{rest} f_rest columns, and a scene has {', '.join(str(3 * k) for k in COEFFICIENTS)}"
+    require(rest % 3 == 0 and rest // 3 in COEFFICIENTS, PayloadError, told)
+    colours = COLOURS if COLOURS[0] in kinds or SHOWN[0] not in kinds else SHOWN
+    scales = SCALES if SCALES[2] in kinds or SCALES[1] not in kinds else SCALES[:2]
+    own = [*POSITIONS, *scales, *ROTATIONS, "opacity", *colours, *(f"f_rest_{i}" for i in range(rest))]
+    _check(kinds, own)
     table = _text(data, header, own) if not header.order else _binary(data, header, own)
+    if scales != SCALES:
+        table = np.insert(table, 5, -np.inf, axis=1)
+    if colours == SHOWN:
+        table[:, 11:14] = (table[:, 11:14] / WHOLE.get(kinds["red"], 1.0) - 0.5) / CONSTANT
     return _scene(table, rest)
 
 
-def read_header(data: bytes | memoryview) -> Header:
-    """Return what the header says. Errors: ``PayloadError``."""
-    head = bytes(data[:MAX_HEADER])
-    require(head[:4] in (b"ply\n", b"ply\r"), PayloadError, "it does not begin as a .ply does")
-    stop = head.find(b"end_header")
-    end = head.find(b"\n", stop)
-    require(0 < stop < end, PayloadError, "a header without an end")
-    order, elements = "?", list[tuple[str, int, list[tuple[str, str]]]]()
-    for line in head[:stop].decode("latin-1").splitlines()[1:]:
-        words = line.split()
-        if words[:1] == ["format"] and len(words) > 1:
-            order = ORDERS.get(words[1], "?")
-        elif words[:1] == ["element"] and len(words) == 3 and words[2].isdigit() and len(words[2]) < 19:
-            elements.append((words[1], int(words[2]), []))
-        elif words[:1] == ["property"]:
-            known = len(words) == 3 and words[1] in TYPES and bool(elements)
-            require(known, PayloadError, f"a property that cannot be read: {line[:60]!r}")
-            elements[-1][2].append((words[2], TYPES[words[1]]))
-        else:
-            require(
-                words[:1] in ([], ["comment"], ["obj_info"]), PayloadError, f"a wrong line: {line[:60]!r}"
-            )
-    require(order != "?", PayloadError, f"a format that is none of {', '.join(ORDERS)}")
-    first = bool(elements) and elements[0][0] == "vertex"
-    require(
-        first, PayloadError, f"the first element is {elements[0][0] if elements else 'missing'!r}, not vertex"
-    )
-    names = [name for name, _ in elements[0][2]]
-    require(len(set(names)) == len(names), PayloadError, "two columns of one name")
-    return Header(order, elements[0][1], tuple(elements[0][2]), end + 1)
+def _check(kinds: dict[str, str], own: list[str]) -> None:
+    """Raise ``PayloadError`` where columns are missing, or of another type."""
+    missing = [name for name in own if name not in kinds]
+    if SCALES[0] in missing or COLOURS[0] in missing:
+        told = f"there is no {missing[0]}: a mesh or a point cloud, not a scene of Gaussians"
+        raise PayloadError(f"{told}; train one on it, or export it with spherical harmonics")
+    require(not missing, PayloadError, f"there is no {', '.join(missing[:3])}, which every Gaussian has")
+    whole = [n for n in own if kinds[n][0] != "f" and not (n in SHOWN and kinds[n] in WHOLE)]
+    require(not whole, PayloadError, f"{', '.join(whole[:3])} of whole numbers, expected floats")
+    odd = len({kinds[n] for n in SHOWN if n in own}) > 1
+    require(not odd, PayloadError, "red, green and blue of different types, expected one")
 
 
 def _binary(data: bytes | memoryview, header: Header, own: list[str]) -> npt.NDArray[np.float32]:
-    kind = np.dtype([(name, header.order + type_) for name, type_ in header.properties])
-    left = len(data) - header.begin
-    told = f"{header.splats} splats of {kind.itemsize} bytes in {left} bytes: {CUT}"
-    require(header.splats * kind.itemsize <= left, PayloadError, told)
-    rows = np.frombuffer(data, kind, header.splats, header.begin)
-    table = np.empty((header.splats, len(own)), np.float32)
+    count, begin = header.vertices.rows, skipped(data, header)
+    kind = np.dtype([(p.name, header.order + p.kind) for p in header.vertices.properties])
+    told = f"{count} splats of {kind.itemsize} bytes in {len(data) - begin} bytes: {CUT}"
+    require(count * kind.itemsize <= len(data) - begin, PayloadError, told)
+    rows = np.frombuffer(data, kind, count, begin) if count else np.empty(0, kind)
+    table = np.empty((count, len(own)), np.float32)
     with np.errstate(over="ignore"):
         for i, name in enumerate(own):
             table[:, i] = rows[name]
@@ -106,15 +75,18 @@ def _binary(data: bytes | memoryview, header: Header, own: list[str]) -> npt.NDA
 
 
 def _text(data: bytes | memoryview, header: Header, own: list[str]) -> npt.NDArray[np.float32]:
-    left, width = len(data) - header.begin, len(header.properties)
-    told = f"{header.splats} splats of {width} numbers in {left} bytes: {CUT}"
-    require(header.splats * width * 2 <= left + 1, PayloadError, told)  # a digit and a space each
-    at = [[name for name, _ in header.properties].index(name) for name in own]
-    table, lines = np.empty((header.splats, len(own)), np.float32), iter(_lines(data, header.begin))
-    for start in range(0, header.splats, LINES):
-        rows = [line.split() for line in islice(lines, min(LINES, header.splats - start))]
-        whole = len(rows) == min(LINES, header.splats - start) and all(len(row) == width for row in rows)
-        require(whole, PayloadError, f"fewer than {header.splats} lines of {width} numbers: {CUT}")
+    count, names = header.vertices.rows, [p.name for p in header.vertices.properties]
+    left, width = len(data) - header.begin, len(names)
+    told = f"{count} splats of {width} numbers in {left} bytes: {CUT}"
+    require(count * width * 2 <= left + 1, PayloadError, told)  # a digit and a space each
+    at = [names.index(name) for name in own]
+    table, lines = np.empty((count, len(own)), np.float32), iter(_lines(data, header.begin))
+    for _ in range(sum(element.rows for element in header.before)):
+        require(next(lines, None) is not None, PayloadError, f"fewer lines than elements: {CUT}")
+    for start in range(0, count, LINES):
+        rows = [line.split() for line in islice(lines, min(LINES, count - start))]
+        whole = len(rows) == min(LINES, count - start) and all(len(row) == width for row in rows)
+        require(whole, PayloadError, f"fewer than {count} lines of {width} numbers: {CUT}")
         try:
             table[start : start + len(rows)] = np.array(rows, dtype=np.float64)[:, at]
         except ValueError as e:
@@ -126,7 +98,8 @@ def _lines(data: bytes | memoryview, begin: int) -> Iterator[str]:
     """Yield the lines of a text that are not empty, a piece of it at a time."""
     rest = ""
     for start in range(begin, len(data), MAX_LINE):
-        *whole, rest = (rest + bytes(data[start : start + MAX_LINE]).decode("latin-1")).split("\n")
+        text = rest + bytes(data[start : start + MAX_LINE]).decode("latin-1")
+        *whole, rest = text.replace("\r", "\n").split("\n")  # whichever of both ends a line
         require(len(rest) < MAX_LINE, PayloadError, f"a line of {MAX_LINE} characters or more")
         yield from filter(str.strip, whole)
     if rest.strip():

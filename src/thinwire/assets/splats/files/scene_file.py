@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import zlib
+from contextlib import suppress
 from pathlib import Path
 
+from thinwire.assets.splats.files.bounds import GZIP, MAGIC, NOTHING
 from thinwire.assets.splats.files.foreign import packed_folder, read_foreign, write_foreign
 from thinwire.assets.splats.files.ply import read_ply, write_ply
+from thinwire.assets.splats.files.ply_header import MAX_HEADER
+from thinwire.assets.splats.files.splat import read_splat
 from thinwire.assets.splats.scene import Splats
 from thinwire.types import InputError, PayloadError, require
 
-FORMS = {".compressed.ply": "compressed.ply", ".ply": "ply", ".spz": "spz", ".sog": "sog"}
-READABLE = "a .ply, .compressed.ply, .spz or .sog, or a folder of SOG"
+FORMS = {".compressed.ply": "compressed.ply", ".ply": "ply", ".spz": "spz", ".sog": "sog", ".splat": "splat"}
+READABLE = "a .ply, .compressed.ply, .spz, .splat or .sog, or a folder of SOG"
 WRITABLE = "a .ply, .compressed.ply or .spz"
+ZIP, PACKED = b"PK\x03\x04", b"packed_position"
+READERS = {"ply": read_ply, "splat": read_splat}
 
 
 def form_of(path: Path) -> str:
@@ -19,6 +26,24 @@ def form_of(path: Path) -> str:
     if path.is_dir() or path.name == "meta.json":
         return "sog folder"
     return next((form for end, form in FORMS.items() if path.name.lower().endswith(end)), "")
+
+
+def form_in(data: bytes, named: str) -> str:
+    """Return the form that a file's first bytes tell, or else what it is ``named``. Errors: ``PayloadError``.
+
+    >>> form_in(b"NGSP and more", "ply")
+    'spz'
+    """
+    require(bool(data), PayloadError, "it is empty")
+    if data[:3] == b"ply":
+        return "compressed.ply" if PACKED in data[:MAX_HEADER].partition(b"end_header")[0] else "ply"
+    if data[:2] == GZIP:
+        packed = zlib.decompressobj(31)
+        with suppress(zlib.error):
+            told = "it is packed by gzip; unpack it first"
+            require(packed.decompress(data[:MAX_HEADER], 4) == MAGIC, PayloadError, told)
+        return "spz"
+    return "spz" if data[:4] == MAGIC else "sog" if data[:4] == ZIP else named
 
 
 def read_scene_file(path: Path) -> tuple[Splats, int]:
@@ -29,10 +54,14 @@ def read_scene_file(path: Path) -> tuple[Splats, int]:
         if form == "sog folder":
             folder = path if path.is_dir() else path.parent
             require((folder / "meta.json").is_file(), PayloadError, f"no meta.json; give {READABLE}")
-            data = packed_folder(folder)
-            return read_foreign(data, "sog"), sum(f.stat().st_size for f in folder.iterdir())
-        data = path.read_bytes()
-        return (read_ply(data) if form == "ply" else read_foreign(data, form)), len(data)
+            data, nbytes = packed_folder(folder), sum(f.stat().st_size for f in folder.iterdir())
+            form = "sog"
+        else:
+            data = path.read_bytes()
+            form, nbytes = form_in(data, form), len(data)
+        splats = READERS[form](data) if form in READERS else read_foreign(data, form)
+        require(splats.count > 0, PayloadError, NOTHING)
+        return splats, nbytes
     except PayloadError as e:
         raise InputError(f"cannot read {path}: {e}") from e
 
@@ -40,7 +69,7 @@ def read_scene_file(path: Path) -> tuple[Splats, int]:
 def scene_bytes(splats: Splats, path: Path) -> bytes:
     """Return a scene in the form that a path's name asks for. Errors: ``InputError``."""
     form = form_of(path)
-    good = form not in ("", "sog folder")
+    good = form not in ("", "sog folder", "splat")
     require(good, InputError, f"{path} is no scene that can be written; name {WRITABLE}")
     require(form != "sog", InputError, f"{path}: SOG takes minutes to write on a CPU; name {WRITABLE}")
     try:

@@ -17,6 +17,7 @@ from thinwire.assets.splats.view.harmonics import shaded
 
 WIDER = 0.3  # square pixels
 LEAST_ALPHA = 1 / 255  # what is fainter is not drawn
+LONGEST = 1e6  # pixels of an axis: beyond, its end is nowhere near, and squares of squares overflow
 BEYOND = 1.3  # of half a picture: where the linear part is taken of what lies farther out
 
 
@@ -86,6 +87,10 @@ def _form(
     scale = np.float32(camera.focal) / z
     across = scale * (right - np.clip(u, -wide, wide) * forward)
     upright = scale * (down - np.clip(v, -high, high) * forward)
+    longest = np.maximum(np.abs(across), np.abs(upright))
+    if longest.max(initial=0) > LONGEST:
+        shorter = np.float32(LONGEST) / np.maximum(longest, np.float32(LONGEST))
+        across, upright = across * shorter, upright * shorter
     xx, yy = (across * across).sum(0) + np.float32(WIDER), (upright * upright).sum(0) + np.float32(WIDER)
     xy = (across * upright).sum(0)
     inverse = 1 / np.maximum(xx * yy - xy * xy, np.float32(WIDER * WIDER))  # as much as widening leaves
