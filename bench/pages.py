@@ -74,7 +74,17 @@ def percent(x: float) -> str:
     return f"{100 * x:+.2f} %"
 
 
-@tabled("recipe", "sent", "fewer", "bits a value, fw + bw", "a step", "faster", "held-out loss")
+@tabled(
+    "recipe",
+    "sent",
+    "fewer than fp32",
+    "than bf16",
+    "on the first pass",
+    "bits a value, fw + bw",
+    "a step",
+    "faster",
+    "held-out loss",
+)
 def demo(runs: list[dict[str, Any]]) -> Rows:
     """The runs of the demo side by side."""
     base = runs[0]
@@ -88,6 +98,7 @@ def demo(runs: list[dict[str, Any]]) -> Rows:
             f"`{r['recipe']['name']}`",
             f"{sent / 1e6:.2f} MB",
             f"{all_fp32 / sent:.1f}×",
+            *(f"{x:.1f}×" if x else "–" for x in read_record(r, "demo.json").times_bf16()),  # type: ignore[attr-defined]
             f"{bits['forward'] + bits['backward']:.1f}",
             f"{step:.2f} s",
             f"{slowest / step:.2f}×",
@@ -95,7 +106,16 @@ def demo(runs: list[dict[str, Any]]) -> Rows:
         ]
 
 
-@tabled("recipe", "sent a step", "fewer", "a step", "held-out loss", "to the first one's loss", "sooner")
+@tabled(
+    "recipe",
+    "sent a step",
+    "fewer than fp32",
+    "than bf16",
+    "a step",
+    "held-out loss",
+    "to the first one's loss",
+    "sooner",
+)
 def reached(runs: list[dict[str, Any]]) -> Rows:
     """The replicas of the demo: what each sent, and how soon it came to the loss of the first."""
     target = runs[0]["loss"]["eval_final"]
@@ -111,6 +131,7 @@ def reached(runs: list[dict[str, Any]]) -> Rows:
             f"`{r['recipe']['name']}`",
             f"{sent / 1e3:,.0f} kB",
             f"{base / sent:.1f}×",
+            f"{read_record(r, 'reached.json').times_bf16()[0]:.1f}×",  # type: ignore[attr-defined]
             f"{r['totals']['seconds'] / steps:.2f} s",
             f"{r['loss']['eval_first']:.3f} → {r['loss']['eval_final']:.3f}",
             f"{soon:.1f} s" if soon else f"not within {steps:.0f} steps",
@@ -141,7 +162,7 @@ def quality(found: dict[str, Any]) -> Rows:
            percent(c["train_slice"]), "yes" if c["met"] else "no"]  # fmt: skip
 
 
-@tabled("recipe", "sent", "fewer bytes than fp32", "median step", "faster", "train loss, last 10 steps",
+@tabled("recipe", "sent", "fewer bytes than fp32", "than bf16", "median step", "faster", "train loss, last 10 steps",
         "held-out loss")  # fmt: skip
 def student(found: dict[str, Any]) -> Rows:
     """The student paper's comparison, as measured here."""
@@ -151,7 +172,7 @@ def student(found: dict[str, Any]) -> Rows:
         yield [
             f"`{r['recipe']}`",
             f"{r['bytes'] / 1e6:.1f} MB",
-            f"{100 * (1 - r['bytes'] / r['raw_bytes']):.1f} %",
+            *(f"{100 * (1 - n * r['bytes'] / r['raw_bytes']):.1f} %" for n in (1, 2)),
             f"{r['median_step_s']:.3f} s",
             f"{base['median_step_s'] / r['median_step_s']:.2f}×",
             f"{r['train_loss_last10']:.4f}",

@@ -60,7 +60,7 @@ def ways(name: str, found: dict[str, Any]) -> str:
     of = {(r["way"], r["link"]): r for r in rows}
     base = next((r["nbytes"] for r in found["rows"] if r["way"] == SYNC and r["group"] in BASE[name]), None)
 
-    @tabled("way", "sent", "of synchronous", "PSNR", *links)
+    @tabled("way", "sent", "of synchronous (16 bits)", "PSNR", *links)
     def drawn() -> Rows:
         for way in dict.fromkeys(r["way"] for r in rows):
             first = next(r for r in rows if r["way"] == way)

@@ -13,9 +13,11 @@ from run_records import write_run
 
 from thinwire.lab.engines import load_runs
 from thinwire.lab.records.runs import Run, slug, unequal
+from thinwire.lab.records.schema import RecipeText
 from thinwire.lab.records.writer import COMPARE
 from thinwire.lab.report.page import report_html
 from thinwire.lab.train.record import cards
+from thinwire.lab.train.record.schema import StepMetrics, TrainRecord
 from thinwire.lab.train.record.summary import cells, headline, summary_rows
 from thinwire.types import InputError
 
@@ -109,16 +111,33 @@ def test_the_numbers_of_a_row(compared: Path):
     assert ours.sent == o.bytes["forward"] + o.bytes["backward"] + o.bytes["control"]
     assert ours.fewer == pytest.approx(base.sent / ours.sent)
     assert ours.faster == pytest.approx(b.totals["seconds"] / o.totals["seconds"])
-    assert cells(ours)[3] == "3.0 + 2.5 = 5.5"
+    values = (b.bytes["raw_forward"] + b.bytes["raw_backward"]) / 4
+    assert ours.than_bf16 == pytest.approx(2 * values / ours.sent) and ours.first_pass is None
+    assert cells(ours)[4] == "3.0 + 2.5 = 5.5"
 
 
 def test_headline_says_what_the_numbers_say(compared: Path):
     runs = load_runs([compared])
     ours = summary_rows(runs)[2]
     assert headline(runs) == (
-        f"thinwire sent {ours.fewer:.1f}× fewer bytes and was {ours.faster:.1f}× faster than fp32, "
-        "at the same held-out loss (+0.1%)."
+        f"thinwire sent {ours.fewer:.1f}× fewer bytes (5.8× fewer than bf16) and was "
+        f"{ours.faster:.1f}× faster than fp32, at the same held-out loss (+0.1%)."
     )
+
+
+def test_a_first_pass_has_a_ratio_of_its_own() -> None:
+    """Three passes of two steps over 1,000 values; the first one's are sent in 8 bits, the others' in 2."""
+    record = TrainRecord(recipe=RecipeText("x"), config={"steps": 6, "epochs": 3})
+    for step in range(1, 7):
+        bits = 8.0 if step <= 2 else 2.0
+        sent = {"forward": int(1000 * bits / 8), "backward": int(1000 * bits / 8)}
+        parts = dict.fromkeys(("compute_s", "encode_s", "decode_s", "wait_s"), 0.0)
+        said = {"seconds": 1.0, "bytes": sent, "bits": dict.fromkeys(sent, bits), "loss": 1.0}
+        record.count(StepMetrics(step=step, **said, **parts))
+        if step >= 2:
+            assert record.times_bf16()[1] == pytest.approx(2.0)
+    assert record.times_bf16()[0] == pytest.approx(4.0)
+    assert TrainRecord(recipe=RecipeText("x")).times_bf16() == (None, None)
 
 
 def test_headline_is_honest_when_worse(compared: Path):

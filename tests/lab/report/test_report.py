@@ -196,8 +196,9 @@ def test_interrupted_runs_alone_are_measured_by_the_step(compared: Path):
     fp32, _, ours = load_runs([compared])
     whole = summary_rows([fp32, ours])[1]
     assert headline([fp32, interrupted(ours, 2)]) == (
-        f"thinwire (interrupted) sent {whole.fewer:.1f}× fewer bytes a step and was {whole.faster:.1f}× "
-        "faster than fp32, with no held-out loss to compare."
+        f"thinwire (interrupted) sent {whole.fewer:.1f}× fewer bytes a step "
+        f"({whole.than_bf16:.1f}× fewer than bf16) and was {whole.faster:.1f}× faster than fp32, "
+        "with no held-out loss to compare."
     )
     assert headline([interrupted(fp32, 2), ours]).startswith("fp32 (interrupted) sent ")
     assert headline([fp32, interrupted(ours, 0)]).startswith("fp32: 21 steps sent ")
@@ -221,9 +222,9 @@ def test_an_invalid_run_shows_bytes_and_losses_but_no_times(compared: Path):
     runs = [fp32, invalid(ours)]
     row = summary_rows(runs)[1]
     assert (row.step_seconds, row.faster) == (None, None)
-    assert cells(row) == ["thinwire (invalid)", *cells(summary_rows([fp32, ours])[1])[1:4], "–", "–",
+    assert cells(row) == ["thinwire (invalid)", *cells(summary_rows([fp32, ours])[1])[1:5], "–", "–",
                           "3.741 → 3.502", cells(row)[-1]]  # fmt: skip
-    assert "fewer bytes and cannot be timed against fp32" in headline(runs)
+    assert "fewer than bf16) and cannot be timed against fp32" in headline(runs)
     text = page_of(runs)
     assert "thinwire is no valid measurement, so its times are left out; its notes say why" in text
     assert "did not finish" not in text and ">–</" in text

@@ -106,6 +106,7 @@ def _table(runs: Runs) -> str:
         "The figures",
         "Bytes sent in training over all boundaries, both directions and control traffic. "
         f"Ratios are against {next(named(r) for r in shown if r.baseline)}{apart}. "
+        "Than bf16: against two bytes a value, without headers. "
         "Losses are nats a token, before → after, by uncompressed passes.",
         scroll(COLUMNS, "".join(rows)),
     )

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING
 from thinwire.lab.records.progress import megabytes
 from thinwire.lab.records.runs import Run
 from thinwire.lab.train.record.schema import TrainRecord
-from thinwire.lab.train.record.summary import DASH, Row, baseline_of, fixed, named, summary_rows, table_of
+from thinwire.lab.train.record.summary import (
+    DASH,
+    Row,
+    baseline_of,
+    fixed,
+    named,
+    summary_rows,
+    table_of,
+    than_bf16,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -65,10 +74,11 @@ def headline(runs: Runs) -> str:
     ours = next((pair for pair in other if pair[0].record.recipe.name.startswith("auto")), None)
     run, point = ours or min(other, key=lambda pair: pair[1].seconds)
     sooner = goal.seconds / point.seconds if point.seconds else 0.0
-    fewer = next(row.fewer for row in rows if row.label == run.label) or 0.0
+    row = next(row for row in rows if row.label == run.label)
     return (
         f"{run.label} came to {base.label}'s held-out loss of {target:.3f} {_times(sooner)}, after "
-        f"{point.seconds:.1f} s instead of {goal.seconds:.1f}, with {fewer:.0f}× fewer bytes a step."
+        f"{point.seconds:.1f} s instead of {goal.seconds:.1f}, "
+        f"with {row.fewer or 0.0:.0f}× fewer bytes a step{than_bf16(row)}."
     )
 
 
@@ -89,7 +99,16 @@ def _missed(base: Run[TrainRecord], others: int, target: float | None) -> str:
     return f"None of {others} came to {base.label}'s held-out loss of {target:.3f}."
 
 
-COLUMNS = ("recipe", "sent a step", "× fewer", "s/step", "held-out loss", "s to loss", "× sooner")
+COLUMNS = (
+    "recipe",
+    "sent a step",
+    "× fewer",
+    "than bf16",
+    "s/step",
+    "held-out loss",
+    "s to loss",
+    "× sooner",
+)
 
 
 def cells(runs: Runs) -> list[list[str]]:
@@ -105,6 +124,7 @@ def cells(runs: Runs) -> list[list[str]]:
                 named(row),
                 megabytes(row.sent / steps) if steps else DASH,
                 fixed(row.fewer, 1),
+                fixed(row.than_bf16, 1),
                 fixed(row.step_seconds, 2),
                 f"{fixed(row.eval_first, 3)} → {fixed(row.eval_final, 3)}",
                 fixed(point.seconds if point else None, 1),

@@ -68,8 +68,9 @@ def _table(runs: Runs) -> str:
     base = baseline_of(runs)
     return card(
         "The figures",
-        "Bytes of a step are those of all replicas, control traffic included. The loss to come to is the end "
-        f"of {html.escape(base.label)}. Losses are by evaluations without compression, before → after.",
+        "Bytes of a step are those of all replicas, control traffic included. Than bf16: against an "
+        "all-reduce of bf16 gradients at each step, without headers. The loss to come to is the end of "
+        f"{html.escape(base.label)}. Losses are by evaluations without compression, before → after.",
         scroll(COLUMNS, rows),
     )
 

@@ -135,6 +135,8 @@ class TrainRecord(RunRecord):
         "time it was saved; none where all share a file system; in no other figure",
         "bytes.raw_forward": "what the activations would have been as plain fp32 tensors",
         "bytes.raw_backward": "what the gradients would have been as plain fp32 tensors",
+        "bytes.first_pass": "bytes of activations and gradients that the first pass over the samples sent; "
+        "there where more follow, and `--steps` and `--epochs` say how many",
         "bits_per_value.forward": "bits sent for each activation value",
         "bits_per_value.backward": "bits sent for each gradient value",
     }
@@ -167,14 +169,35 @@ class TrainRecord(RunRecord):
         """Add a step that is done."""
         super().count(done)
         if isinstance(done, StepMetrics):
+            if done.step <= self._first_steps:
+                self.bytes["first_pass"] = self.bytes.get("first_pass", 0) + sum(done.bytes.values())
             self.loss.train.append(done.loss)
             images = self.config.get("model") == "cnn-fashion"
             each = 1 if images else int(self.config.get("seq", 0))
             self.totals["tokens"] = done.step * int(self.config.get("batch", 0)) * each
 
+    @property
+    def _first_steps(self) -> int:
+        """Steps of the first pass where others follow, else 0."""
+        steps, passes = self.config.get("steps") or 0, self.config.get("epochs") or 1
+        return steps // passes if passes > 1 else 0
+
+    def times_bf16(self) -> tuple[float | None, float | None]:
+        """Return how many times fewer bytes were sent than as bfloat16: in all, and by the first pass.
+
+        Two bytes a value are taken for bfloat16, without headers. ``None`` where nothing is known.
+        """
+        streams = self.streams
+        values = sum(self.bytes[f"raw_{name}"] for name in streams) / 4
+        sent = sum(self.bytes[name] for name in (*streams, "control"))
+        first, steps = self.bytes.get("first_pass", 0), self.totals["steps"]
+        early = self._first_steps / steps * values if first and steps >= self._first_steps else 0
+        return (2 * values / sent if sent and values else None), (2 * early / first if early else None)
+
     def recount(self, done: Any) -> None:
         """Set counts and training losses to those of the steps that are done."""
         self.loss.train = []
+        self.bytes.pop("first_pass", None)
         super().recount(done)
 
     def conditions(self) -> dict[str, str]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 Runs = Sequence[Run[TrainRecord]]
 EXACT = ("fp32", "allreduce", "fp32/allreduce")
 SAME_LOSS = 0.005  # a held-out loss within 0.5 % of the baseline's counts as the same
+APART = 0.1  # a first pass is named where its ratio differs by more
 NOTHING, PART, WHOLE = range(3)  # what a record shows of its run: an invalid one lacks times alone
 DASH = "–"
 
@@ -34,6 +35,8 @@ class Row:
     shows: int  # NOTHING, PART or WHOLE
     sent: int
     fewer: float | None
+    than_bf16: float | None  # times fewer bytes than two a value
+    first_pass: float | None  # the same, of the first pass alone
     bits_forward: float | None
     bits_backward: float | None
     step_seconds: float | None
@@ -81,12 +84,15 @@ def summary_rows(runs: Runs) -> list[Row]:
 def _row(run: Run[TrainRecord], base: Run[TrainRecord]) -> Row:
     r, b = run.record, base.record
     compare = not unequal([b, r])
+    than_bf16, first_pass = r.times_bf16()
     return Row(
         label=run.label,
         recipe=r.recipe.name,
         shows=_shows(r),
         sent=sent_bytes(r),
         fewer=_ratio(_per_step(sent_bytes(b), b), _per_step(sent_bytes(r), r)) if compare else None,
+        than_bf16=than_bf16,
+        first_pass=first_pass,
         bits_forward=r.bits_per_value.get("forward"),
         bits_backward=r.bits_per_value.get("backward"),
         step_seconds=step_seconds(r),
@@ -129,8 +135,8 @@ def headline(runs: Runs) -> str:
     ours = next((r for r in able if is_ours(r)), max(able, key=lambda r: r.fewer or 0.0))
     a_step = "" if ours.shows == base.shows == WHOLE else " a step"
     return (
-        f"{named(ours)} {_bytes_words(ours)}{a_step} and {_speed_words(ours)} {named(base)}, "
-        f"{_loss_words(ours, base)}."
+        f"{named(ours)} {_bytes_words(ours)}{a_step}{than_bf16(ours)} and {_speed_words(ours)} "
+        f"{named(base)}, {_loss_words(ours, base)}."
     )
 
 
@@ -173,6 +179,19 @@ def _bytes_words(row: Row) -> str:
     return f"sent {1 / row.fewer:.2f}× the bytes" if row.fewer < 0.995 else "sent as many bytes"
 
 
+def than_bf16(row: Row) -> str:
+    """Say in brackets how many times fewer bytes than bfloat16 a run sent; nothing where that is unknown.
+
+    The first pass over the samples is named where it is far from the rest.
+    """
+    if row.than_bf16 is None or (row.fewer or 0.0) < 1.005:
+        return ""
+    first = row.first_pass
+    apart = first is not None and abs(first / row.than_bf16 - 1) > APART
+    early = f", {first:.1f}× on the first pass" if apart else ""
+    return f" ({row.than_bf16:.1f}× fewer than bf16{early})"
+
+
 def _speed_words(row: Row) -> str:
     if row.faster is None:
         return "cannot be timed against"
@@ -198,6 +217,7 @@ COLUMNS = (
     "recipe",
     "sent",
     "× fewer",
+    "than bf16",
     "bits a value, fw + bw",
     "s/step",
     "× faster",
@@ -206,9 +226,10 @@ COLUMNS = (
 )
 
 
-BITS = 3
+BITS = 4
 TWO_LINES = {
     "× fewer": "×\nfewer",
+    "than bf16": "than\nbf16",
     "× faster": "×\nfaster",
     "bits a value, fw + bw": "bits,\nfw+bw",
     "held-out loss": "held-out\nloss",
@@ -222,6 +243,7 @@ def cells(row: Row) -> list[str]:
         named(row),
         megabytes(row.sent),
         fixed(row.fewer, 1),
+        fixed(row.than_bf16, 1),
         _bits(row),
         fixed(row.step_seconds, 2),
         fixed(row.faster, 2),
