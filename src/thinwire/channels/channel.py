@@ -63,10 +63,9 @@ class Scheme(Spec):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, kind in (("codec", Codec), ("memory", Memory), ("keyframe", Codec), ("references", Codec)):
-            if not isinstance(getattr(self, name), kind):
-                raise InputError(
-                    f"{name}={getattr(self, name)!r} is no {kind.__name__.lower()}; see the recipes"
-                )
+            given = getattr(self, name)
+            wrong = f"{name}={given!r} is no {kind.__name__.lower()}; see the recipes"
+            require(isinstance(given, kind), InputError, wrong)
         check_holds(self.references)
 
 
@@ -241,6 +240,16 @@ class Sender(ChannelEnd):
         self._references.drop(keys)
         self._stale.update(keys)
 
+    def held(self) -> dict[int, Payload]:
+        """Return the references as they are held, not to be written to, for ``take_back``."""
+        return self._references.held()
+
+    def take_back(self, held: Mapping[int, Payload]) -> None:
+        """Hold what ``held`` returned before a message that nobody uses, and nothing else."""
+        self.reset()
+        self._references.put(list(held), list(held.values()))
+        self._stale.difference_update(held)
+
     def load_states(self, parts: Iterable[Mapping[str, Tensor]]) -> None:
         self._take_over(parts)
         self._stale = set(self._versions) - set(self._references.store.keys())
@@ -345,10 +354,8 @@ class Receiver(ChannelEnd):
             raise PayloadError(f"values to remember are float32, not {packet.spec.dtype}")
         codec = parse_codec(packet.references)
         if codec != self._references.codec:
-            if self._versions:
-                raise PayloadError(
-                    f"a packet holds references as {codec!r}, the ones before as {self._references.codec!r}"
-                )
+            wrong = f"a packet holds references as {codec!r}, the ones before as {self._references.codec!r}"
+            require(not self._versions, PayloadError, wrong)
             try:
                 check_holds(codec)
             except InputError as e:

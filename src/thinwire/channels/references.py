@@ -153,6 +153,10 @@ class References:
             self._specs[key] = payload.spec
             self.store.put(key, payload.parts)
 
+    def held(self) -> dict[int, Payload]:
+        """Return what is held, not to be written to: for ``put``, should it be wanted again."""
+        return {key: Payload(spec, self._parts(key)) for key, spec in self._specs.items()}
+
     def drop(self, keys: Iterable[int] | None = None) -> None:
         """Forget some keys, or all."""
         gone = list(self._specs) if keys is None else list(keys)

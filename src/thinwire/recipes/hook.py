@@ -65,7 +65,7 @@ def replicate(
         if replicated.ready:  # not while the first gradients are under way
             optimizer.step()
         ...
-        replicated.drain(optimizer.step)
+        replicated.drain(optimizer.step)  # or the function that clips, steps and schedules
         replicated.close()
 
     Errors: ``InputError``, one sentence, for what cannot be exchanged so. Later, out of ``backward``:

@@ -181,6 +181,7 @@ def new_buckets_lose_no_residuals() -> None:
                 total[n] += p.grad
             if step == 0:
                 first = set(layouts)
+            assert ours.ready
         state = ours.state_dict()
     hooks.EXACT = kept
     assert layouts - first, "DDP no longer lays its buckets out anew"

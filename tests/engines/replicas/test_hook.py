@@ -56,6 +56,11 @@ def test_sites_average_first_and_leaders_exchange(tmp_path: Path) -> None:
         assert "passed" in text.splitlines(), f"rank {rank}:\n{text[-3000:]}"
 
 
+def test_loops_as_people_write_them_end_as_plain_ddp_does(tmp_path: Path) -> None:
+    for rank, text in enumerate(run(RANKS.with_name("loop_ranks.py"), tmp_path / "store", 2)):
+        assert "passed" in text.splitlines(), f"rank {rank}:\n{text[-3000:]}"
+
+
 @pytest.mark.parametrize("name", CHECKS)
 def test_over_two_ranks(name: str, passed: list[str]) -> None:
     if name.startswith("accelerate"):

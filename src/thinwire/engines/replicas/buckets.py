@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.futures import Future
-from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.engines.replicas.site import Site
-from thinwire.engines.replicas.table import Table
+from thinwire.engines.replicas.table import Table, real
 
 
 class Buckets(Table):
@@ -19,12 +20,14 @@ class Buckets(Table):
     """
 
     def __init__(
-        self, ddp: DistributedDataParallel, scaler: torch.amp.GradScaler | None, site: Site | None = None
+        self,
+        named: Mapping[str, nn.Parameter],
+        scaler: torch.amp.GradScaler | None,
+        site: Site | None = None,
     ) -> None:
-        left_out = set(ddp.parameters_to_ignore)
-        named = {n: p for n, p in ddp.module.named_parameters() if p.requires_grad and n not in left_out}
         super().__init__(named)
         self._names = {id(p): name for name, p in named.items()}
+        self.trained = tuple(named.values())
         self._scaler, self._site = scaler, site
         self._open: list[tuple[Tensor, Future[Tensor]]] = []  # each bucket, and what DDP waits for
         self._views: dict[str, Tensor] = {}  # of the gradients in them
@@ -34,24 +37,36 @@ class Buckets(Table):
         """Add the next bucket of a pass; its first one begins anew, should the last pass have failed."""
         if bucket.index() == 0:
             self._open, self._views = [], {}
-        for p, view in zip(bucket.parameters(), bucket.gradients(), strict=True):
-            self._views[self._names[id(p)]] = view
         buffer = bucket.buffer()
+        # Of complex values a buffer has both parts, and ``bucket.gradients()`` the wrong ones.
+        names = [self._names[id(p)] for p in bucket.parameters()]
+        parts = buffer.split([self._shapes[name].numel() for name in names])
+        for name, part in zip(names, parts, strict=True):
+            self._views[name] = part.view(self._shapes[name])
         future: Future[Tensor] = Future(devices=None if buffer.device.type == "cpu" else [buffer.device])
         self._open.append((buffer, future))
         return future
 
-    def complete(self, flat: Tensor | None) -> None:
-        """Hand all buckets back to DDP with these gradients, or zeros."""
+    def complete(self, flat: Tensor | None) -> bool:
+        """Hand all buckets back to DDP with these gradients, or zeros; return whether they are finite.
+
+        Zeros are negative: they change no sum, and tell themselves from gradients that were cleared.
+        """
         if flat is None:
             for buffer, _ in self._open:
-                buffer.zero_()
+                buffer.fill_(-0.0)
         else:
             for name, part in self._parts(self._scaled(flat)):
                 self._views[name].copy_(part)
+        finite = self._scaler is None or all(bool(buffer.isfinite().all()) for buffer, _ in self._open)
         for buffer, future in self._open:
             future.set_result(buffer)
         self._open, self._views = [], {}
+        return finite
+
+    def are_cleared(self) -> bool:
+        """Return whether no parameter has a gradient but zeros such as ``zero_grad`` leaves."""
+        return all(p.grad is None or _is_cleared(real(p.grad)) for p in self.trained)
 
     def gradients(self) -> Tensor:
         flat = self.flat(self._views)
@@ -76,3 +91,7 @@ class Buckets(Table):
     @property
     def _scale(self) -> float:
         return 1.0 if self._scaler is None else float(self._scaler.get_scale())
+
+
+def _is_cleared(gradient: Tensor) -> bool:
+    return not bool(gradient.any()) and not bool(gradient.signbit().any())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 
 import torch
@@ -73,6 +74,12 @@ class Coder:
                 fits, PayloadError, f"rank {rank} sent other segments than {rows.start} to {rows.stop - 1}"
             )
             part.add_(self._receivers[rank].decode(packet, expect=TensorSpec.of(part)))
+
+    def revert(self) -> Callable[[], None]:
+        """Return what makes this coder forget what it encodes from here on, but not that it did."""
+        if self.sender.scheme.memory.mirrored:
+            return lambda: None  # the others decode it too, so nothing is lost
+        return partial(self.sender.take_back, self.sender.held())
 
     def state_dict(self, table: Table) -> dict[str, Tensor]:
         """Return what was dropped and is still to be sent, by parameter; nothing where none is kept."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from time import perf_counter
 
 import torch
@@ -17,6 +18,18 @@ from thinwire.engines.replicas.replicator import Apply, Replicator
 from thinwire.engines.replicas.table import Table
 from thinwire.engines.replicas.tally import Tally
 from thinwire.exchange import Reduction
+
+Mean = tuple[int, Tensor]  # of an exchange, by its number
+
+
+@dataclass
+class _Since:
+    """What has gone on since the gradients were last taken, for where they are thrown away."""
+
+    revert: Callable[[], None]
+    again: dict[int, Tensor]
+    sent: set[int] = field(default_factory=set)
+    given: list[Mean] = field(default_factory=list)
 
 
 class SummedGradients(Replicator):
@@ -83,62 +96,112 @@ class DelayedGradients(Replicator):
     passes in which nothing is. ``exact``: steps at the start whose gradients go as they are.
     ``skips``: where a replica's gradient was not finite, all apply infinity, by which a gradient scaler skips
     the step, and what the others sent is sent again with their next gradient; else ``NotFinite`` is raised.
+    ``undo``, where it is ``undoable``, gives back what was due, drops what was sent, and turns what was kept
+    back to what it was.
     """
 
-    def __init__(self, table: Table, coder: Coder, mail: Mail, exact: int = 0, skips: bool = False) -> None:
+    def __init__(
+        self,
+        table: Table,
+        coder: Coder,
+        mail: Mail,
+        exact: int = 0,
+        skips: bool = False,
+        undoable: bool = False,
+    ) -> None:
         super().__init__(mail.tally, [mail])
         self._table, self._coder, self._only, self._exact, self._skips = table, coder, mail, exact, skips
-        self._held: deque[Tensor] = deque()  # means that came before they are due
-        self._again: Tensor | None = None  # what was sent in vain
+        self._held: deque[Mean] = deque()  # means that came before they are due
+        self._again: dict[int, Tensor] = {}  # what was sent in vain, by number
+        self._void: set[int] = set()  # those under way that count for nothing
+        self._undoes = False  # since the last message
+        self._undoable = undoable
+        self._since: _Since | None = None  # what has gone on since the last ``keep``
 
     def step(self, apply: Apply) -> None:
         mail = self._only
         with self._timed():
             flat = self._table.gradients()
             finite = bool(flat.isfinite().all())
-            if finite and self._again is not None:
-                flat, self._again = flat + self._again, None
+            if self._undoable:
+                self._since = self._since or _Since(self._coder.revert(), dict(self._again))
+                self._since.sent.add(mail.number)
+            if finite and self._again:
+                flat = sum(self._again.values(), flat)
+                self._again = {}
             codec = Raw() if self._steps < self._exact else mail.pilot.codec
-            mail.post(self._coder.encode(flat, codec) if finite else [], finite)
+            mail.post(self._coder.encode(flat, codec) if finite else [], finite, self._undoes)
+            self._undoes = False
             self._steps += 1
-            while len(self._held) + len(mail) > mail.pilot.staleness:
+            while self._waiting > mail.pilot.staleness:
                 self._land(apply)
+            while mail.first in self._void and len(mail) > mail.pilot.staleness:
+                self._collect()
+
+    @property
+    def _waiting(self) -> int:
+        """How many exchanges are under way or not due yet."""
+        return len(self._held) + len(self._only) - len(self._void)
 
     def drain(self, apply: Apply) -> None:
-        while self._held or len(self._only):
+        while self._waiting:
             self._land(apply)
+        self.hold()  # nothing but what was undone
         self._pause()
 
     def hold(self) -> None:
         while len(self._only):
-            self._held.append(self._mean())
+            self._held.extend(self._collect())
+
+    def keep(self) -> None:
+        self._since = None
+
+    def undo(self) -> None:
+        since, self._since = self._since, None
+        if since is None:
+            return
+        since.revert()
+        self._undoes = True
+        self._void |= {number for number in since.sent if number >= self._only.first}
+        self._held = deque(mean for mean in (*since.given, *self._held) if mean[0] not in since.sent)
+        self._again = since.again | {n: x for n, x in self._again.items() if n not in since.sent}
 
     def _land(self, apply: Apply) -> None:
-        self._table.put_gradients(self._held.popleft() if self._held else self._mean())
+        while not self._held:
+            self._held.extend(self._collect())
+        mean = self._held.popleft()
+        if self._since is not None:
+            self._since.given.append(mean)
+        self._table.put_gradients(mean[1])
         self._apply(apply)
 
-    def _mean(self) -> Tensor:
+    def _collect(self) -> list[Mean]:
+        """Return the oldest exchange under way, with its number; nothing where it was undone."""
+        number = self._only.first
         try:
-            return self._coder.mean(self._only.oldest())
+            mean = self._coder.mean(self._only.oldest())
         except NotFinite as e:
-            if not self._skips:
+            if not self._skips and number not in self._void:
                 raise
-            if e.own:
-                own = self._coder.mean({self._only.rank: e.own})
-                self._again = own if self._again is None else self._again + own
-            return torch.full(self._table.shape, math.inf)
+            if e.own and number not in self._void:
+                self._again[number] = self._coder.mean({self._only.rank: e.own})
+            mean = torch.full(self._table.shape, math.inf)
+        if number in self._void:
+            self._void.remove(number)
+            return []
+        return [(number, mean)]
 
     def state_dict(self) -> dict[str, Tensor]:
         state = {"steps": torch.tensor(self._steps), "held": torch.tensor(len(self._held))}
-        for k, mean in enumerate(self._held):
+        for k, (_, mean) in enumerate(self._held):
             state |= self._table.named(mean, f"held{k}.")
-        if self._again is not None:
-            state |= self._table.named(self._again, "again.")
+        if self._again:
+            state |= self._table.named(torch.stack(list(self._again.values())).sum(0), "again.")
         return state | self._coder.state_dict(self._table)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         self._steps = self._only.number = int(state["steps"])
-        self._held = deque(self._table.flat(state, f"held{k}.") for k in range(int(state["held"])))
+        self._held = deque((-1, self._table.flat(state, f"held{k}.")) for k in range(int(state["held"])))
         if any(name.startswith("again.") for name in state):
-            self._again = self._table.flat(state, "again.")
+            self._again = {-1: self._table.flat(state, "again.")}
         self._coder.load_state_dict(self._table, state)

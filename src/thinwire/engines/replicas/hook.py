@@ -17,17 +17,22 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd import Variable
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.engines.replicas.buckets import Buckets
 from thinwire.engines.replicas.mail import NotFinite
+from thinwire.engines.replicas.model import Copied, average_statistics, broadcast_the_rest, check_same
+from thinwire.engines.replicas.origin import Origin
 from thinwire.engines.replicas.replicator import Apply, Replicator
+from thinwire.engines.replicas.steps import Steps
 from thinwire.spec import Spec
 from thinwire.types import InputError, require
 
 EXACT = 2  # passes until the buckets are final
+MANY = 100  # passes without a step that begin a run, after which it is a loop whose steps nobody sees
 
 
 @dataclass(frozen=True, repr=False)
@@ -45,27 +50,76 @@ class PowerSgd(Spec):
         )
 
 
+@dataclass(frozen=True)
+class Terms:
+    """What all ranks of a hooked model have agreed on.
+
+    ``undoes``: gradients are late, or kept back, so it matters which of them are thrown away.
+    ``broadcasts``: a drain does what DDP would do before each forward pass, rank 0's buffers to all.
+    """
+
+    origin: Origin
+    undoes: bool
+    broadcasts: bool
+
+
 class Replicated:
     """What exchanges the gradients of a DDP model; made by ``replicate``.
 
-    ``ready``: whether the last backward pass left a gradient to step with. Where gradients are late, none is
-    due at first: skip ``optimizer.step`` then.
+    What stands in the parameters' ``.grad``:
+
+    - A backward pass outside of ``no_sync`` exchanges what stands there at its end, as in DDP, and leaves the
+      mean that is due. If none is, it leaves zeros, ``ready`` is False, and optimisers of torch skip a step.
+    - A step takes a mean. So does a look at ``ready``, and any other change of the parameters in place.
+    - Gradients that are cleared without a step are thrown away: the pass is as if it had never been.
+    - A drain, and only the steps in it, has other gradients for a while, and leaves those that it found.
     """
 
-    def __init__(self, ddp: DistributedDataParallel, buckets: Buckets, replicator: Replicator) -> None:
-        self.ready = False
-        self._ddp, self._buckets, self._replicator = ddp, buckets, replicator
+    def __init__(
+        self,
+        ddp: DistributedDataParallel,
+        buckets: Buckets,
+        replicator: Replicator,
+        terms: Terms,
+        scaler: torch.amp.GradScaler | None,
+    ) -> None:
+        self.vacant = self.draining = False
+        self.undoes = terms.undoes
+        self._ddp, self._buckets, self._replicator, self._terms = ddp, buckets, replicator, terms
         self._due: Tensor | None = None
+        self._pending = False  # neither a step nor cleared gradients have been seen since the last exchange
+        self._looked = False  # at the gradients before this pass
+        self._moved: list[int] = []  # how often parameters had changed at the last exchange
+        self._thrown = 0  # passes, before the first step
+        self._steps = Steps(self, buckets.trained, scaler)
+        self._arrivals = [p.register_hook(self._arrive) for p in buckets.trained]
+
+    def __reduce__(self) -> tuple[type[Copied], tuple[()]]:
+        return Copied, ()
+
+    @property
+    def ready(self) -> bool:
+        """Whether the last backward pass left a gradient to step with; who asks takes it.
+
+        Where gradients are late, none is due at first.
+        """
+        self.take()
+        return self._due is not None
 
     def receive(self, bucket: dist.GradBucket) -> Future[Tensor]:
         """Take a bucket; with the last one of a pass, exchange, and complete them all."""
+        require(not self.draining, InputError, "a step of a drain may take no backward pass; leave it out")
         future = self._buckets.take(bucket)
         if bucket.is_last():
+            check_same(self._ddp, self._buckets.trained)
             self._due = None
             with advised():
                 self._exchange()
-            self.ready = self._due is not None
-            self._buckets.complete(self._due)
+            finite = self._buckets.complete(self._due)
+            self.vacant, self._pending = self._due is None, self.undoes
+            self._moved = [p._version for p in self._buckets.trained]
+            if not finite:
+                self._keep()  # the scaler skips the step, which nobody sees
         return future
 
     def _exchange(self) -> None:
@@ -75,52 +129,129 @@ class Replicated:
         # Two means may be due in one pass, which has one optimiser step.
         self._due = self._buckets.mean if self._due is None else self._due + self._buckets.mean
 
+    def _arrive(self, gradient: Tensor) -> None:
+        """Look at the gradients, as the first one of a pass arrives and before it is added."""
+        if not self._looked:
+            self._looked = True
+            Variable._execution_engine.queue_callback(self._end_of_pass)
+            self._settle()
+            self.vacant = False
+
+    def _end_of_pass(self) -> None:
+        self._looked = False
+
+    def take(self) -> None:
+        """Hear of a step."""
+        self._thrown = -1
+        self._keep()
+
+    def _keep(self) -> None:
+        if self._pending:
+            self._pending = False
+            self._replicator.keep()
+
+    def _settle(self) -> None:
+        """Undo the last exchanges if their gradients were thrown away."""
+        if not self._pending:
+            return
+        if self._moved != [p._version for p in self._buckets.trained]:
+            self.take()
+        elif self._buckets.are_cleared():
+            self._pending = False
+            self._replicator.undo()
+            self._thrown += self._thrown >= 0
+            text = (
+                f"the gradients of {MANY} passes were cleared, and no torch optimiser has stepped; ask ready"
+            )
+            text += " before a step of another kind, and run passes without a step under no_sync"
+            require(self._thrown < MANY, InputError, text)
+
     def drain(self, step: Apply) -> None:
         """Wait for what is under way; for each mean put it into the gradients and call ``step``.
 
-        Then average the buffers of floats, such as BatchNorm's, over all ranks. Before an evaluation, and at
-        the end. All ranks drain after the same backward pass.
+        ``step`` is all that follows a backward pass in the loop, such as clipping and a schedule. Then the
+        running statistics of norms are averaged over all ranks. All ranks drain at the same place: before an
+        evaluation and at the end, where the last pass was followed by a step.
         """
-
-        with advised():
+        self._check_settled("drain")
+        with self._drained(), advised():
             self._replicator.drain(self._stepping(step))
-        average_buffers(self._ddp)
+        self._settle_buffers()
+
+    def _check_settled(self, what: str) -> None:
+        self._settle()
+        text = "the gradients of the last pass were neither applied by a step nor cleared"
+        require(not self._pending, InputError, f"{text}; {what} behind one of these")
+
+    @contextmanager
+    def _drained(self) -> Iterator[None]:
+        """Have the means in the gradients inside the block, and behind it those that were there."""
+        due, vacant = self._due, self.vacant
+        self.draining, self.vacant = True, False
+        self._steps.set_aside(self._ddp.module.parameters())
+        try:
+            yield
+        finally:
+            self._due, self.vacant, self.draining = due, vacant, False
+            self._steps.aside.give_back()
 
     def _stepping(self, step: Apply) -> Apply:
         def apply() -> None:
+            self._due = self._buckets.mean
             self._buckets.put_mean()
             step()
+            self._steps.ended()
 
         return apply
+
+    def _settle_buffers(self) -> None:
+        average_statistics(self._ddp)
+        if self._terms.broadcasts:
+            broadcast_the_rest(self._ddp)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return residuals and means that are not due yet, by parameter. Each rank saves its own.
 
-        All ranks call this after the same backward pass; it waits for what is under way.
+        All ranks call this after the same step; it waits for what is under way.
         """
+        self._check_settled("save")
         with advised():
             self._replicator.hold()
-        return self._replicator.state_dict()
+        return self._replicator.state_dict() | self._terms.origin.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Load what ``state_dict`` returned on this rank, before the first backward pass."""
+        """Load what ``state_dict`` returned on this rank, before the first backward pass.
+
+        Errors: ``InputError`` where another rank, recipe or model saved it.
+        """
         wrong = "residuals fit the pass after which they were saved; load them before the first backward pass"
         require(self._replicator.steps == 0, InputError, wrong)
+        self._terms.origin.check(state)
         self._replicator.load_state_dict(state)
 
     def close(self) -> None:
         """Exchange nothing more; links or group stay open. Before ``destroy_process_group``; drain first."""
+        self._unwatch()
         self._replicator.close()
+
+    def _unwatch(self) -> None:
+        self._steps.close()
+        for handle in self._arrivals:
+            handle.remove()
 
 
 class PowerReplicated(Replicated):
     """Torch's PowerSGD: each pass has its gradient at once."""
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
-        self.ready, self._ddp = True, ddp
+        self._ddp = ddp
+
+    @property
+    def ready(self) -> bool:
+        return True
 
     def drain(self, step: Apply) -> None:
-        average_buffers(self._ddp)
+        average_statistics(self._ddp)
 
     def state_dict(self) -> dict[str, Tensor]:
         raise InputError(
@@ -153,36 +284,6 @@ def power_hook(state: power.PowerSGDState, bucket: dist.GradBucket) -> Future[Te
         if before is not None:
             state.error_dict[index] = before
     return future
-
-
-def check_free(ddp: object) -> None:
-    """Raise ``InputError`` unless this is a DDP model without a hook."""
-    if not isinstance(ddp, DistributedDataParallel):
-        raise InputError(
-            f"replicate takes a DistributedDataParallel, not {type(ddp).__name__}; wrap the model"
-        )
-    sparse = [name for name, module in ddp.module.named_modules() if getattr(module, "sparse", False)]
-    wrong = f"the gradients of {', '.join(sparse)} are sparse tensors; build it with sparse=False"
-    require(not sparse, InputError, wrong)
-    # A built-in hook, or one of mixed_precision, leaves a name with the logger alone.
-    name = ddp._get_ddp_logging_data().get("comm_hook", "")
-    taken = ddp._comm_hooks or name
-    require(
-        not taken, InputError, f"this model has the hook {name or taken}, and DDP takes one; leave it out"
-    )
-
-
-def average_buffers(ddp: DistributedDataParallel) -> None:
-    """Average the buffers of floats over DDP's own group; counts, such as BatchNorm's, stay as they are."""
-    buffers = [x for x in ddp.module.buffers() if x.is_floating_point()]
-    if not buffers:
-        return
-    flat = torch.cat([x.detach().reshape(-1).float() for x in buffers])
-    dist.all_reduce(flat, group=ddp.process_group)
-    flat /= ddp.process_group.size()
-    with torch.no_grad():
-        for x, part in zip(buffers, flat.split([x.numel() for x in buffers]), strict=True):
-            x.copy_(part.view_as(x))
 
 
 @contextmanager

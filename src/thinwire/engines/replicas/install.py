@@ -19,13 +19,15 @@ from thinwire.engines.replicas.hook import (
     PowerReplicated,
     PowerSgd,
     Replicated,
-    check_free,
+    Terms,
     hook,
     power_hook,
 )
 from thinwire.engines.replicas.members import Leader, Member
 from thinwire.engines.replicas.method import AllReduce, Differences, Gradients, Method
+from thinwire.engines.replicas.model import check_free, digest_of_weights, trained
 from thinwire.engines.replicas.networks import over_group, over_mesh
+from thinwire.engines.replicas.origin import Origin
 from thinwire.engines.replicas.replicate import Network, Plan, by_gradients
 from thinwire.engines.replicas.site import Site
 from thinwire.engines.replicas.table import Table
@@ -64,40 +66,59 @@ def install(
     )
     fits = not ddp.find_unused_parameters or not (keeps or policy)
     require(fits, InputError, f"{wrong}; build the model without it, or exchange at once and without memory")
-    exact = EXACT_STATIC if ddp.static_graph else hooks.EXACT
+    recipe = f"{method} {policy}" if policy else str(method)
     if isinstance(method, Gradients):
+        exact = EXACT_STATIC if ddp.static_graph else hooks.EXACT
         method = replace(method, exact=max(method.exact, exact))
+    scaler = scaler if scaler is not None and scaler.is_enabled() else None
     inside = Site(ddp) if site else None
-    buckets = Buckets(ddp, scaler, inside)
+    buckets = Buckets(trained(ddp), scaler, inside)
     what = f"{buckets.digest} {method} {policy} {scaler is None}"
-    _check_alike(ddp, what if site else f"{what} {peers is None}")
-    replicated = _replicated(ddp, method, policy, peers, group, buckets, inside, what, scaler, deadline)
+    weights = digest_of_weights(ddp)
+    differs = "exchanges other parameters, or by another recipe,"
+    _check_alike(ddp, what if site else f"{what} {peers is None}", differs)
+    _check_alike(ddp, weights, "starts from other weights")
+    late = policy is not None or (isinstance(method, Gradients) and method.staleness > 0)
+    broadcasts = late and not site and ddp.broadcast_buffers
+    terms = Terms(_origin(ddp, recipe, peers, site, buckets), bool(keeps or policy), broadcasts)
+    replicated: Replicated
+    if inside is not None and not inside.leads:
+        replicated = Member(ddp, buckets, terms, scaler, inside)
+    else:
+        network = _network(ddp, method, policy, peers, group, buckets, site, deadline)
+        if inside is not None:
+            inside.meet(network, what, weights)
+        replicated = _replicated(ddp, method, policy, network, buckets, inside, terms, scaler)
+    if broadcasts:
+        ddp.broadcast_buffers = False  # before each forward pass, it would wait for rank 0
     ddp.register_comm_hook(replicated, hook)
     return replicated
+
+
+def _origin(
+    ddp: DistributedDataParallel, recipe: str, peers: Mapping[int, Peer] | None, site: bool, table: Table
+) -> Origin:
+    rank, ranks = ddp.process_group.rank(), ddp.process_group.size()
+    if site and peers is not None:
+        rank, ranks = _place(peers, len(peers) + 1), len(peers) + 1
+    return Origin(rank, ranks, recipe, table.described)
 
 
 def _replicated(
     ddp: DistributedDataParallel,
     method: AllReduce | Gradients,
     policy: ReplicaPolicy | None,
-    peers: Mapping[int, Peer] | None,
-    group: dist.ProcessGroup | None,
+    network: Network,
     buckets: Buckets,
     site: Site | None,
-    what: str,
+    terms: Terms,
     scaler: torch.amp.GradScaler | None,
-    deadline: float,
 ) -> Replicated:
-    if site is not None and not site.leads:
-        return Member(ddp, buckets, site)
-    network = _network(ddp, method, policy, peers, group, buckets, site is not None, deadline)
-    if site is not None:
-        site.meet(network, what)
     plan = None if policy is None else Plan(policy)
-    replicator = by_gradients(method, buckets, network, plan, scaler is not None)
+    replicator = by_gradients(method, buckets, network, plan, scaler is not None, terms.undoes)
     if site is None:
-        return Replicated(ddp, buckets, replicator)
-    return Leader(ddp, buckets, replicator, site)
+        return Replicated(ddp, buckets, replicator, terms, scaler)
+    return Leader(ddp, buckets, replicator, terms, scaler, site)
 
 
 def _check_network(
@@ -128,17 +149,15 @@ def _install_power(
     return PowerReplicated(ddp)
 
 
-def _check_alike(ddp: DistributedDataParallel, what: str) -> None:
-    """Raise ``InputError`` unless all ranks exchange the same in the same way."""
+def _check_alike(ddp: DistributedDataParallel, what: str, differs: str) -> None:
+    """Raise ``InputError`` unless all ranks say the same."""
     digest = list(hashlib.blake2b(what.encode(), digest_size=16).digest())
     own = torch.tensor(digest, dtype=torch.uint8, device=next(ddp.module.parameters()).device)
     others = [torch.empty_like(own) for _ in range(ddp.process_group.size())]
     dist.all_gather(others, own, group=ddp.process_group)
     wrong = [rank for rank, other in enumerate(others) if not torch.equal(own, other)]
-    text = (
-        f"rank {wrong} exchanges other parameters, or by another recipe, than rank {ddp.process_group.rank()}"
-    )
-    require(not wrong, InputError, f"{text}; give all ranks the same")
+    text = f"rank {wrong} {differs} than rank {ddp.process_group.rank()}; give all ranks the same"
+    require(not wrong, InputError, text)
 
 
 def _network(
@@ -159,7 +178,7 @@ def _network(
             f"{len(peers)} peers are not the {many - 1} other replicas; connect all ranks of DDP, no others"
         )
         require(len(peers) == many - 1, InputError, wrong)
-        return over_mesh(next(r for r in range(many) if r not in peers), peers, deadline=deadline)
+        return over_mesh(_place(peers, many), peers, deadline=deadline)
     wrong = f"a group of {group.size()} ranks is not DDP's {many}; make one of all by new_group"
     require(group.size() == many, InputError, wrong)
     wrong = "DDP's own group is taken; make another for the hook by new_group(backend='gloo')"
@@ -168,3 +187,8 @@ def _network(
     require(policy is None, InputError, f"{wrong}; give peers of connect_mesh, or choose dd-ef-sgd or topk")
     scheme, exact = (method.scheme, method.exact) if isinstance(method, Gradients) else (Scheme(), 0)
     return over_group(group, scheme, exact, table, deadline)
+
+
+def _place(peers: Mapping[int, Peer], many: int) -> int:
+    """Return the rank that ``peers`` leave out."""
+    return next(rank for rank in range(many) if rank not in peers)

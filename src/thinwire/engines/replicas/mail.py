@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 
 from thinwire.engines.replicas.message import Message
 from thinwire.engines.replicas.pilot import Pilot
 from thinwire.engines.replicas.tally import Tally
 from thinwire.exchange import Exchange
-from thinwire.types import ThinwireError
+from thinwire.types import ThinwireError, require
 
 Packets = Sequence[bytes | memoryview]
 
@@ -46,9 +46,17 @@ class Mail:
     def __len__(self) -> int:
         return len(self._own)
 
-    def post(self, packets: Sequence[bytes], finite: bool = True) -> None:
-        """Send the packets; values that are not ``finite`` are not sent, but that they are not is."""
-        data = self.pilot.head(packets if finite else (), finite).pack()
+    @property
+    def first(self) -> int:
+        """The number of the oldest message under way, or of the next one."""
+        return self.number - len(self._own)
+
+    def post(self, packets: Sequence[bytes], finite: bool = True, undoes: bool = False) -> None:
+        """Send the packets; values that are not ``finite`` are not sent, but that they are not is.
+
+        ``undoes``: what was posted since the last step counts for nothing.
+        """
+        data = self.pilot.head(packets if finite else (), finite, undoes).pack()
         self._exchange.post(self.number, data)
         self._own.append(data)
         self.number += 1
@@ -57,13 +65,15 @@ class Mail:
     def oldest(self) -> dict[int, Packets]:
         """Return what each rank posted in the oldest message under way, and take over the plan in it.
 
-        Errors: ``LinkError`` naming a rank; ``NotFinite`` on every rank for values that are not finite.
+        Errors: ``LinkError`` naming a rank; ``NotFinite`` on every rank for values that are not finite;
+        ``ThinwireError`` where some ranks alone undo.
         """
-        number, start = self.number - len(self._own), perf_counter()
+        number, start = self.first, perf_counter()
         received = self._exchange.collect(number, self._deadline)
         self.tally.wait_s += perf_counter() - start
         received[self._exchange.rank] = self._own.popleft()
         messages = {rank: Message.unpack(data) for rank, data in sorted(received.items())}
+        _check_undone(messages, number)
         self.pilot.heard(messages)
         own = messages[self._exchange.rank].packets
         for rank, message in messages.items():
@@ -74,3 +84,10 @@ class Mail:
     def close(self) -> None:
         """Wait a little for what is under way, and send nothing more."""
         self._exchange.close()
+
+
+def _check_undone(messages: Mapping[int, Message], number: int) -> None:
+    undo = [rank for rank, message in messages.items() if message.undoes]
+    text = f"before exchange {number + 1} rank {undo} threw the gradients of a pass away, and others did not"
+    alike = len(undo) in (0, len(messages))
+    require(alike, ThinwireError, f"{text}; let all ranks step and clear gradients after the same passes")

@@ -9,9 +9,10 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.engines.replicas.buckets import Buckets
-from thinwire.engines.replicas.hook import Replicated, advised, average_buffers
+from thinwire.engines.replicas.hook import Replicated, Terms, advised
 from thinwire.engines.replicas.replicator import Apply, Replicator
 from thinwire.engines.replicas.site import Site
+from thinwire.engines.replicas.tally import Tally
 from thinwire.types import InputError, require
 
 
@@ -19,9 +20,15 @@ class Leader(Replicated):
     """The leader of a site: tells the other ranks of it each mean."""
 
     def __init__(
-        self, ddp: DistributedDataParallel, buckets: Buckets, replicator: Replicator, site: Site
+        self,
+        ddp: DistributedDataParallel,
+        buckets: Buckets,
+        replicator: Replicator,
+        terms: Terms,
+        scaler: torch.amp.GradScaler | None,
+        site: Site,
     ) -> None:
-        super().__init__(ddp, buckets, replicator)
+        super().__init__(ddp, buckets, replicator, terms, scaler)
         self._site = site
 
     def _exchange(self) -> None:
@@ -34,19 +41,26 @@ class Leader(Replicated):
             self._site.tell(self._buckets.mean)
             step()
 
-        with self._site.telling(), advised():
+        self._check_settled("drain")
+        with self._drained(), self._site.telling(), advised():
             self._replicator.drain(self._stepping(told))
         self._site.tell(None)
-        average_buffers(self._ddp)
+        self._settle_buffers()
 
 
 class Member(Replicated):
     """Another rank of a site: it averages with the leader, and takes what that one tells."""
 
-    def __init__(self, ddp: DistributedDataParallel, buckets: Buckets, site: Site) -> None:
-        self.ready = False
-        self._ddp, self._buckets, self._site = ddp, buckets, site
-        self._due: Tensor | None = None
+    def __init__(
+        self,
+        ddp: DistributedDataParallel,
+        buckets: Buckets,
+        terms: Terms,
+        scaler: torch.amp.GradScaler | None,
+        site: Site,
+    ) -> None:
+        super().__init__(ddp, buckets, Replicator(Tally()), terms, scaler)
+        self._site = site
         self._like = torch.empty(0)
 
     def _exchange(self) -> None:
@@ -54,17 +68,16 @@ class Member(Replicated):
         self._due = self._site.hear(self._like)
 
     def drain(self, step: Apply) -> None:
-        while (mean := self._site.hear(self._like)) is not None:
-            self._buckets.put_gradients(mean)
-            self._buckets.put_mean()
-            step()
-        average_buffers(self._ddp)
+        self._check_settled("drain")
+        apply = self._stepping(step)
+        with self._drained():
+            while (mean := self._site.hear(self._like)) is not None:
+                self._buckets.put_gradients(mean)
+                apply()
+        self._settle_buffers()
 
     def state_dict(self) -> dict[str, Tensor]:
         return {}  # the leader has the site's
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         require(not state, InputError, "the leader of a site loads its state; give the other ranks {}")
-
-    def close(self) -> None:
-        pass

@@ -1,6 +1,7 @@
 """The message of one exchange: a small head, then packets that describe themselves. Little-endian::
 
-version u8 (1), state u8 (0: values follow; 1: the sender's values are not finite), packets u16
+version u8 (1), state u8 (0: values follow; 1: the sender's values are not finite; 2 more: the sender
+takes back what it sent since its last step), packets u16
 what rank 0 plans: staleness u16, local steps u16 (others repeat what holds)
 what the sender measured, NaN where it did not yet: seconds of compute a step and of coding an exchange,
 bytes/s of its uplink, seconds of one way, f32 each
@@ -40,12 +41,14 @@ class Message:
     measured: Measured
     packets: Sequence[bytes | memoryview] = ()
     finite: bool = True
+    undoes: bool = False
 
     def pack(self) -> bytes:
         """Return the message as bytes."""
         m = self.measured
+        state = (not self.finite) + 2 * self.undoes
         counts = len(self.packets), self.staleness, self.local_steps
-        head = HEAD.pack(VERSION, not self.finite, *counts, m.compute, m.coding, m.rate, m.delay)
+        head = HEAD.pack(VERSION, state, *counts, m.compute, m.coding, m.rate, m.delay)
         return framed(head, self.packets)
 
     @classmethod
@@ -53,6 +56,6 @@ class Message:
         """Read what ``pack`` wrote; ``PayloadError`` for anything else."""
         cursor = ByteCursor(data, "the message of an exchange")
         version, state, count, staleness, local_steps, *measured = cursor.unpack(HEAD)
-        require(version == VERSION and state < 2, PayloadError, "an exchange's message of another version")
+        require(version == VERSION and state < 4, PayloadError, "an exchange's message of another version")
         packets = unframed(cursor, count)
-        return cls(staleness, local_steps, Measured(*measured), packets, not state)
+        return cls(staleness, local_steps, Measured(*measured), packets, not state & 1, state > 1)

@@ -41,9 +41,9 @@ class Pilot:
     def measured(self, compute: float, coding: float) -> None:
         """Take the seconds of a step's compute, and of coding an exchange."""
 
-    def head(self, packets: Sequence[bytes], finite: bool = True) -> Message:
+    def head(self, packets: Sequence[bytes], finite: bool = True, undoes: bool = False) -> Message:
         """Return the message that takes ``packets`` to the others."""
-        return Message(self.staleness, self.local_steps, Measured(), packets, finite)
+        return Message(self.staleness, self.local_steps, Measured(), packets, finite, undoes)
 
     def heard(self, messages: Mapping[int, Message]) -> None:
         """Take over rank 0's plan, as these messages of all ranks are applied."""
@@ -91,14 +91,14 @@ class AdaptivePilot(Pilot):
         if coding:
             self._coding.append(coding)
 
-    def head(self, packets: Sequence[bytes], finite: bool = True) -> Message:
+    def head(self, packets: Sequence[bytes], finite: bool = True, undoes: bool = False) -> Message:
         self._posted = True
         for known, value in zip((self._rates, self._delays), self._link(), strict=True):
             if value is not None:
                 known.append(value)
         leads = self._rank == min(self._ranks)
         plan = self._planned if leads else (self.staleness, self.local_steps)
-        return Message(*plan, self._measured(), packets, finite)
+        return Message(*plan, self._measured(), packets, finite, undoes)
 
     def _measured(self) -> Measured:
         known = (self._compute, self._coding, self._rates, self._delays)

@@ -80,14 +80,15 @@ def by_gradients(
     network: Network,
     plan: Plan | None = None,
     skips: bool = False,
+    undoable: bool = False,
 ) -> Replicator:
-    """Return what exchanges the gradients of ``table``; ``skips`` as for ``DelayedGradients``."""
+    """Return what exchanges the gradients of ``table``; ``skips`` and so on as for ``DelayedGradients``."""
     tally = Tally()
     if isinstance(method, AllReduce):
         dtype = getattr(torch, method.dtype)
         return SummedGradients(table, network.sums("sum"), tally, dtype, network.deadline, skips)
     mail, coder = _ends(method.scheme, table, network, tally, "gradients", method.staleness, 1, plan)
-    return DelayedGradients(table, coder, mail, method.exact, skips)
+    return DelayedGradients(table, coder, mail, method.exact, skips, undoable)
 
 
 def _fragments(

@@ -51,6 +51,12 @@ class Replicator:
     def hold(self) -> None:
         """Wait for what is under way, and keep it until it is due: ``state_dict`` has it then."""
 
+    def keep(self) -> None:
+        """Take what was exchanged as applied: it can no more be undone."""
+
+    def undo(self) -> None:
+        """Make what was exchanged since ``keep`` as if it had never been, on all ranks."""
+
     def close(self) -> None:
         """Exchange nothing more. The links stay open."""
         for mail in self._mail:

@@ -38,15 +38,17 @@ class Site:
         dist.all_reduce(shared, group=self._group)
         return flat.copy_(shared).mul_(self.weight / self.size)
 
-    def meet(self, network: Network, what: str) -> None:
-        """Weigh this site against the others. Errors: ``InputError`` where ``what`` differs."""
+    def meet(self, network: Network, what: str, weights: str) -> None:
+        """Weigh this site against the others. Errors: ``InputError`` where one of these differs."""
         exchange = network.messages("sites")
-        exchange.post(0, json.dumps({"what": what, "ranks": self.size}).encode())
+        exchange.post(0, json.dumps({"what": what, "weights": weights, "ranks": self.size}).encode())
         sizes = [self.size]
         for rank, data in exchange.collect(0, network.deadline).items():
             theirs = words_of(bytes(data), f"site {rank}")
             text = f"site {rank} exchanges other parameters, or by another recipe; give all sites the same"
             require(theirs.get("what") == what, InputError, text)
+            text = f"site {rank} starts from other weights; start all sites from the same"
+            require(theirs.get("weights") == weights, InputError, text)
             sizes.append(int(str(theirs.get("ranks"))))
         exchange.close()
         self.weight = self.size * len(sizes) / sum(sizes)

@@ -16,12 +16,14 @@ from thinwire.types import InputError, require
 
 WIDTH = 1 << 16  # values of a segment
 CHUNK = 1 << 12  # values, of which a segment has a whole number
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.complex64)  # those that float32 holds
 
 
 class Table:
     """Read the parameters, or their gradients, as [n, N] in fp32, and write them back.
 
-    What the last segment has too many are zeros. Errors: ``InputError`` where nothing is trained.
+    A complex value is two of them. What the last segment has too many are zeros.
+    Errors: ``InputError`` where nothing is trained, or is of a dtype that float32 does not hold.
 
     >>> table = Table({"b": torch.tensor([3.0]), "a": torch.tensor([[1.0, 2.0]])}, width=2)
     >>> table.parameters()
@@ -31,8 +33,14 @@ class Table:
 
     def __init__(self, parameters: Mapping[str, Tensor], width: int = WIDTH) -> None:
         require(len(parameters) > 0, InputError, "no parameter is trained here; there is nothing to exchange")
+        for name, p in parameters.items():
+            _check_dtype(name, p)
         self._parameters = {name: parameters[name] for name in sorted(parameters)}
-        self.numel = sum(p.numel() for p in self._parameters.values())
+        self._shapes = {name: real(p.detach()).shape for name, p in self._parameters.items()}
+        self.numel = sum(shape.numel() for shape in self._shapes.values())
+        require(
+            self.numel > 0, InputError, "what is trained here has no values; there is nothing to exchange"
+        )
         rows = -(-self.numel // width)
         whole = CHUNK if width >= CHUNK else 1  # so that little is left over
         width = -(-self.numel // (rows * whole)) * whole
@@ -41,8 +49,12 @@ class Table:
     @property
     def digest(self) -> str:
         """Digest of names, shapes and cuts: replicas with another one cannot exchange."""
-        rows = [[name, list(p.shape), str(p.dtype)] for name, p in self._parameters.items()]
-        return hashlib.blake2b(json.dumps([rows, self.shape]).encode(), digest_size=16).hexdigest()
+        return hashlib.blake2b(json.dumps([self.described, self.shape]).encode(), digest_size=16).hexdigest()
+
+    @property
+    def described(self) -> dict[str, str]:
+        """Return shape and dtype of each parameter, as text."""
+        return {name: f"{list(p.shape)} {p.dtype}" for name, p in self._parameters.items()}
 
     def parameters(self) -> Tensor:
         """Return the parameters' values [n, N]."""
@@ -56,15 +68,15 @@ class Table:
         """Write [n, N] into the parameters."""
         with torch.no_grad():
             for name, part in self._parts(flat):
-                self._parameters[name].copy_(part)
+                real(self._parameters[name]).copy_(part)
 
     def put_gradients(self, flat: Tensor) -> None:
         """Write [n, N] into the gradients, also of parameters that have none yet."""
         for name, part in self._parts(flat):
             p = self._parameters[name]
-            if p.grad is None:
+            if p.grad is None or p.grad.is_conj():
                 p.grad = torch.empty_like(p)
-            p.grad.copy_(part)
+            real(p.grad).copy_(part)
 
     def flat(self, values: Mapping[str, Tensor], prefix: str = "") -> Tensor:
         """Return what ``values`` has for each parameter, under its name behind ``prefix``, as [n, N]."""
@@ -72,6 +84,10 @@ class Table:
         for name, part in self._parts(out):
             value = values.get(prefix + name)
             if value is not None:
+                value = real(value)
+                fits = value.shape == part.shape
+                text = f"{prefix}{name} has the shape {list(value.shape)}, not {list(part.shape)}"
+                require(fits, InputError, f"{text}; give all replicas the same model")
                 part.copy_(value)
         return out
 
@@ -80,6 +96,17 @@ class Table:
         return {prefix + name: part for name, part in self._parts(flat)}
 
     def _parts(self, flat: Tensor) -> list[tuple[str, Tensor]]:
-        sizes = [p.numel() for p in self._parameters.values()]
+        sizes = [shape.numel() for shape in self._shapes.values()]
         parts = flat.view(-1)[: self.numel].split(sizes)
-        return [(n, x.view(p.shape)) for (n, p), x in zip(self._parameters.items(), parts, strict=True)]
+        return [(n, x.view(s)) for (n, s), x in zip(self._shapes.items(), parts, strict=True)]
+
+
+def real(x: Tensor) -> Tensor:
+    """Return ``x``, where it is complex as its real and imaginary parts [..., 2]."""
+    return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
+
+
+def _check_dtype(name: str, p: Tensor) -> None:
+    names = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+    text = f"{name} is {str(p.dtype).removeprefix('torch.')}, and what replicas exchange is float32"
+    require(p.dtype in DTYPES, InputError, f"{text}; train it as one of {names}, or freeze it")
