@@ -21,7 +21,7 @@ from commanded import holds, invoke, one_sentence, running, trained, weights
 from torch import Tensor
 from waiting import LONG, free_port, until
 
-from thinwire.cli.follow import Taking, _keep_up, line
+from thinwire.cli.states.following import Taking, _keep_up, line
 from thinwire.cli.terminal.live import Live
 from thinwire.engines.sync.pull.writer import ShelfWriter
 from thinwire.engines.sync.push.follower import Follower
@@ -112,7 +112,7 @@ def test_a_store_that_goes_meanwhile_is_a_link_lost(tmp_path: Path, monkeypatch:
     def gone(*_: object) -> None:
         raise OSError("no route")  # as web servers and fsspec have it: without a file's name
 
-    monkeypatch.setattr("thinwire.cli.follow.look", gone)
+    monkeypatch.setattr("thinwire.cli.states.following.look", gone)
     result = invoke("follow", tmp_path / "store", "--once")
     assert result.exit_code == 3 and "cannot be read any more: no route" in one_sentence(result.stderr)
 
@@ -209,7 +209,7 @@ def test_a_base_is_let_go_of_once_a_follower_has_begun_with_it(
         left.append(sum(ref() is not None for ref in kept))
         taking(self, number)
 
-    monkeypatch.setattr("thinwire.cli.follow.read_checkpoint", read)
+    monkeypatch.setattr("thinwire.cli.states.following.read_checkpoint", read)
     monkeypatch.setattr(Taking, "take", take)
     result = invoke("follow", at, "--base", base, "--relay", relay, "--once")
     assert result.exit_code == 0, result.output
@@ -289,7 +289,7 @@ def test_what_cannot_be_written_is_told_once_and_written_later(
     """A folder that is removed, and comes back: neither --out nor --state ends who follows, nor is stale."""
     publisher, state, _ = published
     for name in ("RETRY", "STATE_EVERY"):
-        monkeypatch.setattr(f"thinwire.cli.follow.{name}", 0.01)
+        monkeypatch.setattr(f"thinwire.cli.states.following.{name}", 0.01)
     notes: list[str] = []
     monkeypatch.setattr("thinwire.cli.terminal.live.Live.note", lambda _, text: notes.append(text))
     (kept := tmp_path / "kept").mkdir()
@@ -335,7 +335,7 @@ def test_versions_are_taken_at_most_so_often(monkeypatch: pytest.MonkeyPatch):
             now[0] += 0.01 if number < 3 else 5.0  # to write one may take longer than the pause
 
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda s: now.__setitem__(0, now[0] + s))
-    monkeypatch.setattr("thinwire.cli.follow.time", clock)
+    monkeypatch.setattr("thinwire.cli.states.following.time", clock)
     _keep_up([Version(n) for n in (1, 2, 3, 4)], Recorder(), 2.0)  # type: ignore[arg-type]
     assert taken == pytest.approx([100.0, 102.0, 104.0, 109.0])
 

@@ -122,7 +122,7 @@ def test_a_file_s_damage_counts_though_its_publisher_gives_signs_meanwhile(
     def later(*args: object) -> Manifest:
         return replace(read_manifest(*args), written=float(next(signs)))  # type: ignore[arg-type]
 
-    monkeypatch.setattr("thinwire.cli.inspect.read_manifest", later)
+    monkeypatch.setattr("thinwire.cli.states.inspecting.read_manifest", later)
     broken = invoke("inspect", tmp_path, "--check")
     assert broken.exit_code == 3 and "is damaged" in one_sentence(broken.stderr)
 

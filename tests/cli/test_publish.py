@@ -96,7 +96,7 @@ def test_a_publisher_that_listens_everywhere_names_its_addresses(tmp_path: Path,
             yield lambda: True
 
         with monkeypatch.context() as patched:
-            patched.setattr("thinwire.cli.publish.interfaces", lambda found=found: found)
+            patched.setattr("thinwire.cli.states.publishing.interfaces", lambda found=found: found)
             notes = meanwhile(patched, script())
             result = invoke("publish", file, "--host", "0.0.0.0", "--port", "0", "--token-file", token)
         assert result.exit_code == 0, result.output
@@ -225,7 +225,7 @@ def test_a_ctrl_c_before_the_first_version_ends_a_publisher_as_any_other(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(f"thinwire.cli.publish.{early}", interrupted)
+    monkeypatch.setattr(f"thinwire.cli.states.publishing.{early}", interrupted)
     command = ["publish", file, "--port", 0, "--store", tmp_path / "store", "--quiet"]
     result = invoke(*command)
     assert (result.exit_code, result.stderr) == (0, ""), result.output

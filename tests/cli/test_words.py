@@ -13,7 +13,7 @@ from commanded import invoke, one_sentence, weights
 from waiting import until
 
 from thinwire.cli.follow import follow
-from thinwire.cli.inspect import _print
+from thinwire.cli.states.inspecting import show
 from thinwire.cli.publish import parse_bounds
 from thinwire.cli.terminal.live import Live, warned
 from thinwire.cli.terminal.places import Address, parse_place
@@ -143,7 +143,7 @@ def test_a_limit_of_nothing_is_refused(text: str) -> None:
 def test_what_others_say_does_nothing_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     evil = "a\x1b[2J\x07\r\u202eb\x9b1m"
     tensors = [{"name": evil, "shape": [2], "published": 1e308}]
-    _print({"name": evil, "published": 1e308, "meta": {evil: evil}, "tensors": tensors})
+    show({"name": evil, "published": 1e308, "meta": {evil: evil}, "tensors": tensors})
     with Live(lambda: evil) as live:
         live.note(evil)
     shown = "".join(capsys.readouterr())

@@ -113,7 +113,7 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, script: Script) -> list[str]:
                 raise KeyboardInterrupt from None
 
     clock = SimpleNamespace(sleep=sleep, monotonic=time.monotonic)
-    for room in ("cli.publish", "engines.sync.outlets"):
+    for room in ("cli.states.publishing", "engines.sync.outlets"):
         monkeypatch.setattr(f"thinwire.{room}.time", clock)
     monkeypatch.setattr("thinwire.cli.terminal.live.Live.note", lambda _, text: notes.append(text))
     return notes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -11,16 +11,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from thinwire.cli.terminal.output import print_json, tell
-from thinwire.lab.doctor.advice import advice
-from thinwire.lab.doctor.diagnosis import BROKEN, LACKS, OK, Check, diagnose
-from thinwire.lab.doctor.linktest import PORT, SECONDS, LinkTest, MeasuredWay, dial, listen
+from thinwire.lab.doctor.check import BROKEN, LACKS, OK, PORT, SECONDS, Check
 from thinwire.lab.machine.interrupts import stopped_by_signals
 from thinwire.lab.machine.network import Interface, interfaces, way_out
 from thinwire.lab.records.progress import megabytes
 from thinwire.links.address import check_port, parse_address
-from thinwire.links.mesh import EVERYWHERE
 from thinwire.links.security import check_host, is_loopback, read_token
 from thinwire.types import InputError, require
+
+if TYPE_CHECKING:
+    from thinwire.lab.doctor.linktest import LinkTest, MeasuredWay
 
 MARKS = {OK: "[green]has[/green]", LACKS: "[yellow]lacks[/yellow]", BROKEN: "[bold red]broken[/bold red]"}
 LINK = "The link to another machine"
@@ -59,7 +59,7 @@ def doctor(
     json: Json = False,
     listening: Listen = False,
     peer: Peer = None,
-    host: Host = EVERYWHERE[0],
+    host: Host = "0.0.0.0",
     port: Port = PORT,
     token_file: TokenFile = None,
     once: Once = False,
@@ -99,6 +99,8 @@ def _check_used(ctx: typer.Context, mode: str | None) -> None:
 
 
 def _listen(host: str, port: int, token: bytes | None, once: bool) -> None:
+    from thinwire.lab.doctor.linktest import listen
+
     check_host(host, token)
     own = ", ".join(map(str, interfaces())) or "none but loopback"
     tell(f"this machine's addresses: {own}")
@@ -113,6 +115,8 @@ def _listen(host: str, port: int, token: bytes | None, once: bool) -> None:
 
 
 def _dial(peer: str, token: bytes | None, seconds: float, json: bool) -> None:
+    from thinwire.lab.doctor.linktest import dial
+
     host, port = parse_address(peer)
     require(bool(host), InputError, "--peer is empty; give HOST or HOST:PORT")
     check_host(host, token)
@@ -132,6 +136,7 @@ def _plain(test: LinkTest) -> dict[str, Any]:
 
 
 def _advice(test: LinkTest) -> list[str]:
+    from thinwire.lab.doctor.advice import advice
     from thinwire.lab.doctor.paying import coding_seconds, pays  # it needs torch
 
     return [*advice(test), pays(min(test.out.rate, test.back.rate), coding_seconds())]
@@ -176,6 +181,8 @@ _ROWS = {
 
 
 def _diagnose(json: bool) -> None:
+    from thinwire.lab.doctor.diagnosis import diagnose  # it needs torch
+
     checks = diagnose()
     if json:
         print_json([dataclasses.asdict(check) for check in checks])

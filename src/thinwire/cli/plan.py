@@ -8,7 +8,7 @@ import shlex
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -20,11 +20,13 @@ from thinwire.cli.terminal.options import with_config
 from thinwire.cli.terminal.output import PLAIN_WIDTH, print_json, tell
 from thinwire.lab.machine.processor import cores
 from thinwire.lab.options import flag
-from thinwire.lab.planning.machines_file import MachinesFile, read_machines
 from thinwire.lab.train.checks import MAX_STAGES
 from thinwire.lab.train.config import TrainConfig
-from thinwire.policies.pipeline.plan import Proposal
 from thinwire.types import InputError, require
+
+if TYPE_CHECKING:
+    from thinwire.lab.planning.machines_file import MachinesFile
+    from thinwire.policies.pipeline.plan import Proposal
 
 USED = (
     "model",
@@ -95,6 +97,8 @@ def plan(given: dict[str, Any], machines: File = None, measure: Measure = False,
         InputError,
         "plan takes a file of machines, or --measure without one; see thinwire plan --help",
     )
+    from thinwire.lab.planning.machines_file import read_machines  # it needs torch
+
     found = None if machines is None else read_machines(machines)
     n = len(found.machines) if found is not None else 0
     schedules: Sequence[str] = (config.schedule,) if "schedule" in given else TRIED

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from thinwire.cli.terminal.output import tell
-from thinwire.links.address import RELAY_PORT, check_port
+from thinwire.links.address import MAX_RELAYED, RELAY_PORT, check_port
 from thinwire.links.relay.handshake import is_pass, relay_pass
-from thinwire.links.relay.server import MAX_CONNECTIONS, RelayServer
 from thinwire.links.security import REMEDY, read_token
 from thinwire.types import InputError, require
+
+if TYPE_CHECKING:
+    from thinwire.links.relay.server import RelayServer
 
 Host = Annotated[str, typer.Option(help="Address to listen at; by default every one of this machine.")]
 Port = Annotated[int, typer.Option(help="Port to listen at; 0 takes a free one.")]
@@ -32,7 +33,7 @@ def relay(
     host: Host = "0.0.0.0",
     port: Port = RELAY_PORT,
     token_file: TokenFile = None,
-    max_connections: MaxConnections = MAX_CONNECTIONS,
+    max_connections: MaxConnections = MAX_RELAYED,
     show_pass: ShowPass = False,
 ) -> None:
     """Pass bytes between ranks that can only dial out, without being able to read them. Runs until Ctrl-C.
@@ -57,11 +58,17 @@ def relay(
     require(max_connections >= 3, InputError, f"--max-connections is {max_connections}; a pair takes 3")
     if not is_pass(secret):
         tell("note: this relay holds the ranks' token; if others run this machine, use --show-pass")
+    import asyncio
+
+    from thinwire.links.relay.server import RelayServer
+
     asyncio.run(_serve(RelayServer(secret, max_connections, tell), host, port))
 
 
 async def _serve(server: RelayServer, host: str, port: int) -> None:
     """Serve until Ctrl-C or SIGTERM, which is how a relay ends: no error."""
+    import asyncio
+
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         try:

@@ -10,10 +10,9 @@ from pathlib import Path
 from torch import Tensor
 
 from thinwire.files.checkpoint import INDEX, SUFFIX, files_of, folder_of, read_checkpoint
+from thinwire.files.resting import PART_REST, REST
 from thinwire.types import InputError, require
 
-REST = 0.5  # seconds without a change after which a file counts as written
-PART_REST = 10.0  # the same where only some of several files have changed: the others may be on their way
 LOOK = 0.1  # seconds between two looks
 ATTEMPTS = 600  # looks at a checkpoint that does not come to rest, or changes while it is read
 # Seconds before files that could not be read are read again: at first, and, twice as long each time, at last.

@@ -8,6 +8,7 @@ from thinwire.types import InputError, require
 
 MAX_PORT = 65536
 RELAY_PORT = 7000  # of a relay, where nobody says otherwise
+MAX_RELAYED = 256  # connections at a time through it, the same
 
 
 def parse_address(text: str) -> tuple[str, int | None]:

@@ -11,11 +11,12 @@ import hmac
 import ipaddress
 import os
 from pathlib import Path
-
-import zmq
-from zmq.utils import z85
+from typing import TYPE_CHECKING
 
 from thinwire.types import InputError, require
+
+if TYPE_CHECKING:  # a token is read without it
+    import zmq
 
 REMEDY = "set THINWIRE_TOKEN or give --token-file (in Python token=thinwire.read_token())"
 BINDER, CONNECTOR = b"thinwire link 1 binder", b"thinwire link 1 connector"
@@ -74,13 +75,14 @@ def check_host(host: str, token: bytes | None) -> None:
         raise InputError(
             f"a link at {host} leaves this machine and needs a shared token: {REMEDY} on each rank"
         )
-    if token is not None and not is_loopback(host):
+    if token is None:
+        return
+    if not is_loopback(host):
         require_long(token)
-    require(
-        token is None or zmq.has("curve"),
-        InputError,
-        "this pyzmq has no CURVE encryption; install the pyzmq wheel",
-    )
+    import zmq
+
+    curve = zmq.has("curve")
+    require(curve, InputError, "this pyzmq has no CURVE encryption; install the pyzmq wheel")
 
 
 def require_long(token: bytes) -> None:
@@ -104,6 +106,9 @@ def check_bytes(token: bytes | None) -> None:
 
 def key_pair(token: bytes, role: bytes) -> tuple[bytes, bytes]:
     """Return the public and the secret CURVE key of ``role`` (Z85 text)."""
+    import zmq
+    from zmq.utils import z85
+
     digest = hashlib.blake2b(role, key=hashlib.blake2b(token).digest(), digest_size=32).digest()
     secret = z85.encode(digest)
     return zmq.curve_public(secret), secret
@@ -124,6 +129,8 @@ def secure_connector(socket: zmq.Socket[bytes], token: bytes) -> None:
 
 def answer_zap(socket: zmq.Socket[bytes], token: bytes) -> bool:
     """Answer one authentication request of libzmq (RFC 27) and return whether the key was the token's."""
+    from zmq.utils import z85
+
     frames = socket.recv_multipart()
     wanted = z85.decode(key_pair(token, CONNECTOR)[0])
     good = len(frames) == 7 and frames[5] == b"CURVE" and hmac.compare_digest(frames[6], wanted)

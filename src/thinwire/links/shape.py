@@ -7,8 +7,6 @@ import re
 from dataclasses import dataclass
 from decimal import Decimal
 
-import numpy as np
-
 from thinwire.types import InputError, require
 
 MTU = 1500  # bytes of an IP packet
@@ -158,6 +156,8 @@ class Timetable:
 
     def __init__(self, shape: LinkShape, seed: int = 0) -> None:
         self.shape = shape
+        import numpy as np  # by whom jitter is drawn alone: to read a shape must cost nothing
+
         self._rng = np.random.default_rng(seed)
         self._line_free = 0.0
         self._last = 0.0

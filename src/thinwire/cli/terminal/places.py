@@ -9,14 +9,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from thinwire.links.address import parse_address
 from thinwire.links.tcp import congestion
-from thinwire.state.layout import MAX_NBYTES, TooLarge
 from thinwire.types import InputError, MissingExtra, PayloadError, require
+
+if TYPE_CHECKING:
+    from thinwire.state.layout import TooLarge
 
 PORT = 7200  # of a publisher, where nobody says otherwise
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(::|://)")  # one letter is a drive, not a scheme
@@ -71,12 +73,16 @@ def parse_place(text: str) -> Address | str:
 def largest(max_gb: float | None) -> int:
     """Return the bytes of the largest state to take. Errors: ``InputError``."""
     require(max_gb is None or max_gb > 0, InputError, f"--max-gb is {max_gb}; it must be above 0")
+    from thinwire.state.layout import MAX_NBYTES
+
     return MAX_NBYTES if max_gb is None else round(min(max_gb, GREATEST) * GB)
 
 
 @contextmanager
 def limited(where: object) -> Iterator[None]:
     """Let the refusal of a large state name --max-gb, and ``where`` the state is."""
+    from thinwire.state.layout import TooLarge
+
     try:
         yield
     except TooLarge as e:

@@ -6,17 +6,20 @@ import time
 from abc import ABC, abstractmethod
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
-from torch import Tensor, nn
-
-from thinwire.engines.sync.mirror import Mirror
-from thinwire.state.patches.patch import Version
-from thinwire.state.replica import Replica
 from thinwire.types import InputError
+
+if TYPE_CHECKING:  # the defaults below are named where nothing is followed yet
+    from torch import Tensor, nn
+
+    from thinwire.engines.sync.mirror import Mirror
+    from thinwire.state.patches.patch import Version
+    from thinwire.state.replica import Replica
 
 TIMEOUT = 60.0  # seconds that a wait takes at most, unless told otherwise
 PATIENCE = 300.0  # seconds without a sign of the publisher after which iteration gives up
+POLL = 2.0  # seconds between two looks into a store
 SLOW = 5e4  # bytes/s below which a store's file does not count as coming
 
 

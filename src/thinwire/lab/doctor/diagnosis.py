@@ -8,11 +8,11 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import zmq
 
 from thinwire.codecs.kernels import native as codec_passes
+from thinwire.lab.doctor.check import BROKEN, LACKS, OK, Check
 from thinwire.lab.machine import processor as machine
 from thinwire.lab.machine.cache import cache_folder
 from thinwire.lab.machine.network import restarts, tcp_settings
@@ -22,7 +22,6 @@ from thinwire.state import native as state_passes
 from thinwire.types import ThinwireError
 from thinwire.zstd import literals
 
-OK, LACKS, BROKEN = "ok", "lacks", "broken"
 TORCH = "2.13"
 EXTRAS = {
     "entropy": ("zstandard",),
@@ -60,16 +59,6 @@ except (isolation.Refusal, ValueError) as e:
 except ImportError:
     sys.exit("networks need pyroute2, which is absent; pip install 'thinwire[emulate]'")
 """
-
-
-@dataclass(frozen=True)
-class Check:
-    """One finding: ``status`` is ok, lacks (something optional) or broken (thinwire cannot work)."""
-
-    name: str
-    status: str
-    finding: str
-    remedy: str = ""
 
 
 def diagnose() -> list[Check]:

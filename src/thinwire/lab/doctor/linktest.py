@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any, TypeVar
 
+from thinwire.lab.doctor.check import PORT, SECONDS
 from thinwire.lab.machine.network import check_listener, restarts, tcp_settings
 from thinwire.links.inbox import within
 from thinwire.links.mesh import Peer, stack
@@ -30,9 +31,7 @@ from thinwire.links.shape import MTU, SEGMENT, LinkShape
 from thinwire.links.tcp.counts import KernelTotals
 from thinwire.types import WRONG_VALUES, AuthError, LinkError, PayloadError, require
 
-PORT = 7100
 NAME = b"thinwire doctor"
-SECONDS = 4.0  # of a transfer
 DEADLINE = 20.0  # seconds for an answer
 ALIVE = 8.0  # seconds for the first sign of life
 PATIENCE = 7 * 86400.0  # seconds that a listener waits for its next peer

@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import thinwire
 
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pyzmq", "zstandard")
@@ -49,6 +47,8 @@ def memory_bytes() -> tuple[int | None, int | None]:
 
 def bf16_native() -> bool:
     """Say whether the processor multiplies bfloat16 itself: elsewhere bf16 is slower than fp32."""
+    import torch
+
     capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     if any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16")):
         return True

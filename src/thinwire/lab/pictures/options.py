@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from thinwire.lab.options import option
-from thinwire.lab.pictures.sheets import Sheet
 from thinwire.lab.ranks.config import MACHINES, RunConfig
 from thinwire.types import InputError, require
 
 if TYPE_CHECKING:
+    from thinwire.lab.pictures.sheets import Sheet
     from thinwire.recipes.base import Recipe, Registry
 
 PICTURE = "Picture"
@@ -69,6 +69,8 @@ class PicturesConfig(RunConfig):
     @property
     def scene(self) -> Sheet:
         """The sheet that is made."""
+        from thinwire.lab.pictures.sheets import Sheet
+
         return Sheet.parse(self.sheet, self.classes)
 
     def __post_init__(self) -> None:

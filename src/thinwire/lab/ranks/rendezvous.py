@@ -14,13 +14,15 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
-
-import torch.distributed as dist
+from typing import TYPE_CHECKING
 
 from thinwire.lab.ranks.config import RunConfig
 from thinwire.links.security import is_loopback
 from thinwire.links.sockets import interface_names
 from thinwire.types import InputError, LinkError, ThinwireError, require
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
 
 PATIENCE = 5.0  # seconds before a wait says what it is for
 POLL = 0.2  # seconds
@@ -90,6 +92,8 @@ def meet(config: RunConfig, rank: int, size: int, replicas: int = 1) -> dist.Sto
     With a relay the ranks need no store and get one of their own. Errors: ``LinkError`` after
     ``config.deadline`` seconds in which the others did not come.
     """
+    import torch.distributed as dist
+
     wait = timedelta(seconds=config.deadline)
     # torch's stages want a process group to exist. All traffic goes over our own links, so gloo need not
     # connect anything, and its one listening socket stays on loopback.
@@ -127,6 +131,8 @@ def loopback_interface() -> str:
 
 
 def _store(config: RunConfig, rank: int, size: int, wait: timedelta) -> dist.Store:
+    import torch.distributed as dist
+
     if config.relay is not None:
         return dist.HashStore()
     if rank:

@@ -17,6 +17,7 @@ from ipaddress import IPv6Address, IPv6Network
 from time import monotonic
 from typing import Any
 
+from thinwire.links.address import MAX_RELAYED
 from thinwire.links.relay import handshake
 from thinwire.links.relay.handshake import Answer, Request, Role, Verdict
 from thinwire.links.relay.stream import Stream, reason, serve_streams, splice
@@ -29,7 +30,6 @@ HEARTBEAT = 3.0  # seconds between two pings to a waiting listener; routers forg
 SILENCE = 5.0  # seconds for the answer
 KNOCKING = 64  # connections without a proof yet; one more, and the oldest of whoever has most is dropped
 KNOCKING_EACH = 16  # of them from one address; ranks behind one router come at once, and are soon done
-MAX_CONNECTIONS = 256
 LOST = b""  # instead of a listener's answer
 Reply = Callable[[Answer], Awaitable[None]]
 
@@ -98,7 +98,7 @@ class RelayServer:
     def __init__(
         self,
         secret: bytes,
-        max_connections: int = MAX_CONNECTIONS,
+        max_connections: int = MAX_RELAYED,
         say: Callable[[str], object] = len,
     ) -> None:
         self.counts = RelayCounts()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from thinwire.engines.sync.mirror import Mirror
 from thinwire.engines.sync.pull.fetching import Fetching
 from thinwire.engines.sync.pull.proof import Proof
-from thinwire.engines.sync.using import PATIENCE, SLOW, TIMEOUT, Using
+from thinwire.engines.sync.using import PATIENCE, POLL, SLOW, TIMEOUT, Using
 from thinwire.files.folder import open_folder
 from thinwire.links.inbox import renewed
 from thinwire.state.code.stream import check_coder
@@ -24,7 +24,6 @@ from thinwire.state.patches.patch import Version
 from thinwire.state.replica import CHECK_EVERY, Replica
 from thinwire.types import AuthError, InputError, LinkError, ThinwireError, require
 
-POLL = 2.0  # seconds between two looks at the manifest
 SIGNS = 8  # of the publisher, the last ones, by which its clock is judged: either clock may be set
 MOMENT = 1.0  # seconds for a look to end that nobody waits for any more
 SLOWEST = 30.0  # seconds between two looks, where the store cannot be reached

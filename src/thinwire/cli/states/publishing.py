@@ -1,0 +1,172 @@
+"""What ``thinwire publish`` does with what it reads."""
+
+from __future__ import annotations
+
+import fnmatch
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import typer
+from torch import Tensor
+
+from thinwire.cli.terminal.layered import publish_layers, read_layered
+from thinwire.cli.terminal.live import Live, Trouble, warned
+from thinwire.cli.terminal.places import Address
+from thinwire.engines.sync.outlets import Outlets
+from thinwire.files.watch import LOOK, Watch
+from thinwire.lab.machine.network import interfaces
+from thinwire.lab.records.progress import megabytes
+from thinwire.links.mesh import EVERYWHERE
+from thinwire.links.security import is_loopback
+from thinwire.recipes.state import DTYPES
+from thinwire.state.binding import WRAPPED
+from thinwire.state.layout import Dtypes
+from thinwire.types import InputError, require
+
+HERE = "ADDRESS_OF_THIS_MACHINE"  # where none is known
+NAMER = "a wrapper such as DistributedDataParallel"
+
+
+@dataclass(frozen=True)
+class Publishing:
+    """What to publish, as what, and where: the command's options, checked."""
+
+    file: Path
+    rest: float | None
+    wait: float
+    layers: bool
+    dtypes: dict[str, str]
+    bounds: dict[str, float] | float | None
+    name: str
+    token: bytes | None
+    strict: bool
+    at: tuple[str, int, Path | None, str] | None  # host, port, saved state, congestion control
+    store: str | None
+    once: bool
+    quiet: bool
+
+    def run(self, stack: ExitStack) -> None:
+        """Publish until somebody ends it, or with ``once`` until a follower or the store has it."""
+        watch = Watch(self.file, self.rest)
+        _await(watch, self.wait)
+        _check_apart(self.file, self.at[2] if self.at is not None else None)
+        scene = read_layered(self.file) if self.layers else None
+        tensors = watch.first(self.wait) if scene is None else scene.state(0)
+        dtypes = {name: DTYPES[kind] for name, kind in self.dtypes.items()}
+        kind = _by_name(dtypes, tensors), self.bounds
+        outlets = Outlets(tensors, *kind, self.name, self.token, self.strict)
+        stack.callback(outlets.close)
+        if self.at is not None:
+            outlets.listen(*self.at)
+        if self.store is not None:
+            with warned():  # of a wait for the last publisher
+                outlets.keep(self.store)
+        live = stack.enter_context(Live(lambda: _line(outlets), self.quiet))
+        live.note(_title(outlets))
+        if scene is not None:
+            publish_layers(scene, outlets, live, self.once)
+        else:
+            _publish_file(watch, outlets, live, self.once)
+
+
+def _await(watch: Watch, wait: float) -> None:
+    if wait and not watch.stamp():
+        typer.echo(f"waiting for {watch.path}, for up to {wait:g} s", err=True)
+    watch.await_files(wait)
+
+
+def _check_apart(file: Path, state: Path | None) -> None:
+    """Raise ``InputError`` where what is saved would be published, or written over it."""
+    if state is not None and file.exists():
+        inside = file.samefile(state.parent) or (state.exists() and file.samefile(state))
+        require(not inside, InputError, f"--state {state} is in what is published; give another place for it")
+
+
+def _publish_file(watch: Watch, outlets: Outlets, live: Live, once: bool) -> None:
+    """Publish what was read, and wait until it is there, or go on with each change of the file."""
+    with warned(live.note):  # of casts that overflow
+        outlets.publish()
+    live.tick()
+    if once:
+        outlets.finish()
+    else:
+        _follow_file(watch, outlets, live)
+
+
+def _follow_file(watch: Watch, outlets: Outlets, live: Live) -> None:
+    """Publish each change of the file, until somebody ends it."""
+    reading = Trouble(live, f"{watch.path} can be read again")
+    saving = Trouble(live, "the state is saved again")
+    while True:
+        time.sleep(LOOK)
+        outlets.check()
+        saving.tell(outlets.save())
+        found = None
+        with suppress(InputError, OSError):  # a later one may be whole again
+            found = watch.take() if watch.changed() else None
+        stays = f"; version {outlets.newest.number} stays the newest"
+        reading.tell(watch.trouble and watch.trouble + stays)
+        if found is None:
+            continue
+        try:
+            with warned(live.note):
+                outlets.replace(found, watch.path)
+        except InputError as e:
+            live.note(f"note: {e}{stays}")
+            continue
+        outlets.check()
+        live.tick()
+
+
+def _by_name(dtypes: dict[str, torch.dtype], tensors: dict[str, Tensor]) -> Dtypes:
+    """Return the dtype of each tensor that is cast, or the one for all floats; names may be patterns."""
+    every = dtypes.pop("", None)
+    if not dtypes:
+        return every
+    found = {name: every for name, x in tensors.items() if x.is_floating_point()} if every else {}
+    for pattern, dtype in dtypes.items():
+        found |= dict.fromkeys(fnmatch.filter(tensors, pattern) or [pattern], dtype)
+    return found
+
+
+def _title(outlets: Outlets) -> str:
+    """Return what is published, and how to follow it."""
+    layout, push, ways = outlets.history.layout, outlets.push, []
+    if push is not None:
+        only = " on this machine" if is_loopback(push.host) else ""
+        ways += [f"'thinwire follow {Address(host, push.port)}'{only}" for host in _hosts(push.host)]
+    if outlets.pull is not None:
+        ways.append(f"'thinwire follow {outlets.pull.where}'")
+    about = f"{len(layout.slots)} tensors, {megabytes(layout.nbytes)}"
+    told = f"publishing {outlets.name!r}: {about}; {' or '.join(ways)}"
+    if all(slot.name.startswith(WRAPPED) for slot in layout.slots):
+        told += f"\nnote: all names begin with {WRAPPED!r}, as {NAMER} has them; save its .module"
+    return told
+
+
+def _hosts(host: str) -> list[str]:
+    """Return by which addresses others reach a publisher: it may listen at all of this machine's."""
+    if host not in EVERYWHERE:
+        return [host]
+    own = [i.address for i in interfaces() if host == "::" or ":" not in i.address]
+    return own or [HERE]
+
+
+def _line(outlets: Outlets) -> str:
+    """Return where it stands."""
+    newest = outlets.newest
+    share = newest.changed / max(1, outlets.history.layout.numel)
+    parts = [f"version {newest.number}", f"{100 * share:.3g} % changed"]
+    if outlets.push is not None:
+        followers = outlets.push.followers
+        upto = sum(f.version >= newest.number for f in followers)
+        parts += [f"{megabytes(outlets.push.sent)} sent", f"{upto} of {len(followers)} followers have it"]
+    if outlets.pull is not None:
+        status = outlets.pull.status
+        there = "" if status.version >= newest.number else f" (version {status.version} there)"
+        parts.append(f"{megabytes(status.nbytes)} stored{there}")
+        parts += [f"note: {status.error}"] if status.error else []
+    return ", ".join(parts)
