@@ -13,8 +13,8 @@ from commanded import invoke, one_sentence, weights
 from waiting import until
 
 from thinwire.cli.follow import follow
-from thinwire.cli.states.inspecting import show
 from thinwire.cli.publish import parse_bounds
+from thinwire.cli.states.inspecting import show
 from thinwire.cli.terminal.live import Live, warned
 from thinwire.cli.terminal.places import Address, parse_place
 from thinwire.files.checkpoint import write_checkpoint
