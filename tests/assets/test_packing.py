@@ -91,7 +91,7 @@ def outlier(name: str, value: float) -> Splats:
 ODD |= {f"log-scale {x}": outlier("log_scales", x) for x in (30, 80, 1e30)}
 ODD |= {f"{name} {x}": outlier(name, x) for name in ("colours", "harmonics") for x in (-1e30, 3e38)}
 ODD |= {f"rotation {x}": outlier("rotations", x) for x in (1e-30, 3e38)}
-ODD |= {f"position {x}": outlier("positions", x) for x in (20, 3e38)}
+ODD |= {f"position {x}": outlier("positions", x) for x in (20, 1e5, 3e38)}
 ODD["opacity"] = outlier("opacities", 1e30)
 ODD["all of them large"] = cleaned(replace(ball(9), log_scales=np.full((9, 3), 80, np.float32)))[0]
 

@@ -34,8 +34,10 @@ PIXELS = 64
 NUMBER = re.compile(rb"\d+")
 
 
-def packed(n: int) -> bytes:
-    part = thinwire.encode(thinwire.Analysis.of(ball(n, 1), PIXELS), 1e-5)
+def packed(n: int, farthest: float = 0) -> bytes:
+    scene = ball(n, 1)
+    scene.positions[0, 0] += farthest
+    part = thinwire.encode(thinwire.Analysis.of(scene, PIXELS), 1e-5)
     return write_scene([Layer(None, part), Layer(part)])
 
 
@@ -56,6 +58,7 @@ def samples() -> dict[str, bytes]:
     return {
         "packed": packed(80),
         "packed, larger": packed(3000),
+        "packed, with a stray": packed(80, 1e4),
         "ply": write_ply(ball(6, 1)),
         "text ply": text(ball(4, 0)),
         "spz 3": spz(40, 1, 3),

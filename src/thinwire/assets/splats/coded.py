@@ -16,7 +16,7 @@ import numpy.typing as npt
 from thinwire.assets.code.symbols import Ints, pack_numbers, unpack_numbers
 from thinwire.assets.splats.code import turns
 from thinwire.assets.splats.code.channels import Floats, Numbers, Transform, pack_finer, unpack_finer
-from thinwire.assets.splats.code.grid import MOST_DEPTH, Codes, Grid, cells_of
+from thinwire.assets.splats.code.grid import MOST_DEPTH, Bend, Codes, Grid, cells_of
 from thinwire.assets.splats.code.octree import ROOT, pack_cells, unpack_cells
 from thinwire.assets.splats.code.raht import Plan
 from thinwire.assets.splats.importance import MOST_CLASS
@@ -24,7 +24,9 @@ from thinwire.assets.splats.part import Part
 from thinwire.assets.splats.scene import COEFFICIENTS, Splats
 from thinwire.types import WRONG_VALUES, ByteCursor, PayloadError, require
 
-NAME, CLASSES = "thinwire", MOST_CLASS + 1
+# Of parts whose grid is plain, and of those that have a bend, which earlier versions do not know.
+NAME, BENT = NAMES = "thinwire", "thinwire:bent"
+CLASSES = MOST_CLASS + 1
 CHANNELS = {"opacities": 1, "rotations": 3, "log_scales": 3, "colours": 3}
 MOST_LEVELS = 21  # three bits each fit in one number
 DEEPER = 2  # levels of the octree that the coarse form leaves out
@@ -49,8 +51,7 @@ class Coded:
     def coarser(self, most: Mapping[str, float]) -> Coded:
         """Return the same splats in coarser steps, which are at most those given by attribute."""
         fewer = _fewer(self.grid.depth)
-        step = self.grid.step[0] * (1 << fewer)
-        grid = Grid(self.grid.origin, (step, step, step), self.grid.depth - fewer)
+        grid = self.grid.times(self.grid.step[0] * (1 << fewer), self.grid.depth - fewer)
         groups = {name: numbers.coarser(most[name]) for name, numbers in self.groups.items()}
         return Coded(self.bands, grid, self.codes >> np.uint64(3 * fewer), self.classes, groups, 0)
 
@@ -64,7 +65,10 @@ class Coded:
         streams |= {name: numbers.pack() for name, numbers in self.groups.items()}
         about = {"origin": list(self.grid.origin), "step": self.grid.step[0]}
         about |= {"depth": self.grid.depth, "cells": len(unique), "above": self.above}
-        return Part(NAME, self.count, self.bands, about, streams)
+        if self.grid.bend is None:
+            return Part(NAME, self.count, self.bands, about, streams)
+        about["bend"] = [*self.grid.bend.middle, self.grid.bend.radius]
+        return Part(BENT, self.count, self.bands, about, streams)
 
     def splats(self) -> Splats:
         """Return the scene that they stand for."""
@@ -136,6 +140,7 @@ def _of_part(part: Part) -> Coded:
     depth, cells, step = int(about["depth"]), int(about["cells"]), float(about["step"])
     require(1 <= depth <= MOST_DEPTH and 1 <= cells <= n, PayloadError, f"{cells} cells at depth {depth}")
     x, y, z = map(float, about["origin"])
+    bend = _bend(about["bend"]) if part.codec == BENT else None
     cursor = ByteCursor(part.streams["positions"], "positions")
     codes = _unpack_positions(cursor, n, cells, depth, ROOT)
     cursor.close()
@@ -144,8 +149,15 @@ def _of_part(part: Part) -> Coded:
     groups = {
         name: Numbers.unpack(part.streams[name], d, counts, name) for name, d in widths(part.bands).items()
     }
-    grid = Grid((x, y, z), (step, step, step), depth)
+    grid = Grid((x, y, z), (step, step, step), depth, bend)
     return Coded(part.bands, grid, codes, classes, groups, int(about["above"]))
+
+
+def _bend(given: Sequence[float]) -> Bend:
+    x, y, z, radius = map(float, given)
+    good = np.isfinite([x, y, z, radius]).all() and radius > 0
+    require(bool(good), PayloadError, f"a bend of radius {radius}")
+    return Bend((x, y, z), radius)
 
 
 def widths(bands: int) -> dict[str, int]:
@@ -192,8 +204,7 @@ def _refined(coarse: Sequence[Coded], part: Part) -> list[Coded]:
         codes = _unpack_positions(cursor, before.count, cells, more, np.unique(before.codes))
         same = bool((codes >> np.uint64(3 * more) == before.codes).all())
         require(same, PayloadError, "finer positions of other splats")
-        step = before.grid.step[0] / (1 << more)
-        grid = Grid(before.grid.origin, (step, step, step), int(depth))
+        grid = before.grid.times(before.grid.step[0] / (1 << more), int(depth))
         own = {name: numbers[i] for name, numbers in groups.items()}
         found.append(Coded(before.bands, grid, codes, before.classes, own, before.above + more))
     cursor.close()

@@ -42,7 +42,7 @@ def _finer(stays: Sequence[Coded | Splats | None], part: Part) -> list[Coded | S
 
 
 def _read(part: Part) -> Coded | Splats:
-    if part.codec == coded.NAME:
+    if part.codec in coded.NAMES:
         _check(part, ["positions", "classes", *coded.widths(part.bands)])
         return coded.of_part(part)
     require(part.codec == mesongs.NAME, PayloadError, f"a part by {part.codec!r:.40}; update thinwire")

@@ -20,6 +20,7 @@ from thinwire.assets.splats.view.project import rotation_matrices
 NEAR = 6  # places on the curve at which a splat looks for its neighbour
 DEPTH = 12
 COLOUR, PLACE = 2.8, 0.01  # units of cost: a constant coefficient of 1 / COLOUR, and a share of the radius
+FAR = 16.0  # radii: splats farther out are in the order as if they were there
 SHARE = 0.6  # of a round's pairs that merge
 LEAST_ALPHA, MOST_ALPHA = 0.02, 0.995
 FLOOR = 1e-12  # of a variance
@@ -44,7 +45,9 @@ def merged_more(splats: Splats, weights: Floats, radius: float, counts: Sequence
     mass = weights + 1e-6 * max(float(weights.max()), 1e-300)
     places = splats.positions.astype(np.float64)
     features = np.concatenate([places / (PLACE * radius), COLOUR * splats.colours.astype(np.float64)], axis=1)
-    for group in _groups(places, features, mass, counts):
+    middle = np.median(places, axis=0)
+    near = np.clip(places, middle - FAR * radius, middle + FAR * radius)  # or strays would be all the order
+    for group in _groups(near, features, mass, counts):
         whole = int(group.max()) + 1 == splats.count
         yield splats if whole else _moments(splats, mass, group)
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from thinwire.assets.splats.code import turns
 from thinwire.assets.splats.code.channels import Axes, Channels, Floats, Numbers, class_steps
-from thinwire.assets.splats.code.grid import Grid, morton
+from thinwire.assets.splats.code.grid import Bend, Grid, morton
 from thinwire.assets.splats.coded import CHANNELS, CLASSES, DEEPER, Coded, forward, of_part
 from thinwire.assets.splats.importance import classes_of, most_steps, seen_around, sensitivities
 from thinwire.assets.splats.part import Part
@@ -26,6 +26,7 @@ from thinwire.spec import Spec
 
 LOGIT, FLOOR = 12.0, -23.0  # what infinite opacities and scales of zero become
 TURNED = ("log_scales", "colours", "harmonics")  # attributes whose channels vary together
+FAR, BALL = 8.0, 2.0  # radii: from where on space is drawn in, and the ball in which it is not
 WORTH = 200  # splats for each number of the axes, or they cost more than they save
 
 
@@ -70,6 +71,12 @@ class Analysis:
         channels = {g: Channels.of(x, _axes(g, x, weights)) for g, x in _values(splats).items()}
         return cls(splats, frame, seen, classes, sensitivity, channels)
 
+    @property
+    def bend(self) -> Bend | None:
+        """Return how space is drawn in, or the step of positions would go with the farthest stray."""
+        away = np.abs(self.splats.positions - np.array(self.frame.middle, np.float32)).max(initial=0)
+        return Bend(self.frame.middle, BALL * self.frame.radius) if away > FAR * self.frame.radius else None
+
     def step(self, group: str, slope: float) -> float:
         """Return the step of an attribute, in class 0, at a slope."""
         values = {"positions": 3, "harmonics": 3 * self.splats.harmonics.shape[1]} | CHANNELS
@@ -84,7 +91,8 @@ class Analysis:
 def quantised(scene: Analysis, slope: float, which: npt.NDArray[np.intp] | None = None) -> Coded:
     """Return a scene, or those of its splats that are asked for, in whole steps at a slope."""
     which = np.arange(scene.splats.count) if which is None else which
-    grid = Grid.cubic(scene.splats.positions, scene.step("positions", slope))  # one for all parts of a scene
+    # One grid for all parts of a scene.
+    grid = Grid.cubic(scene.splats.positions, scene.step("positions", slope), scene.bend)
     codes = morton(grid.cells(scene.splats.positions[which]))
     order = np.lexsort((scene.classes[which], codes))
     classes = scene.classes[which[order]].astype(np.int32)

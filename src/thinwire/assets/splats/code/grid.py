@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,8 @@ from thinwire.types import InputError, require
 MOST_DEPTH = 20  # bits of a coordinate: three of them fit in one number
 Codes = npt.NDArray[np.uint64]
 Cells = npt.NDArray[np.int64]
+Places = npt.NDArray[np.float64]
+NEAREST = 2e-3  # radii from where the endless comes to lie: a million radii out
 _SPREAD = (
     (32, 0x1F00000000FFFF),
     (16, 0x1F0000FF0000FF),
@@ -23,22 +26,52 @@ _SPREAD = (
 
 
 @dataclass(frozen=True)
+class Bend:
+    """Space drawn in around a ball, within which nothing moves: what is far out takes little of a grid.
+
+    A place n radii out comes to lie 3 - 2 / sqrt(n) radii out, so steps there are as far apart as n ** 1.5
+    says: seen from the ball, errors of the direction stay, and those of the distance grow slowly.
+    """
+
+    middle: tuple[float, float, float]
+    radius: float
+
+    def inward(self, positions: Array) -> Places:
+        """Return where places [n, 3] come to lie."""
+        return self._along(positions.astype(np.float64), lambda n: 3 - 2 / np.sqrt(n))
+
+    def outward(self, places: Places) -> Places:
+        """Return the places that come to lie there."""
+        return self._along(places, lambda n: (2 / np.maximum(3 - n, NEAREST)) ** 2)
+
+    def _along(self, places: Places, lengths: Callable[[Places], Places]) -> Places:
+        away = places - np.array(self.middle)
+        length = np.linalg.norm(away, axis=1, keepdims=True) / self.radius
+        scale = lengths(np.maximum(length, 1)) / np.maximum(length, 1)
+        return np.where(length > 1, np.array(self.middle) + away * scale, places)
+
+
+@dataclass(frozen=True)
 class Grid:
-    """Cells from ``origin`` on, of ``step`` along each axis; as many as ``depth`` bits can count."""
+    """Cells from ``origin`` on, of ``step`` along each axis; as many as ``depth`` bits can count.
+
+    Where there is a ``bend``, cells are equal in the space that it draws in.
+    """
 
     origin: tuple[float, float, float]
     step: tuple[float, float, float]
     depth: int
+    bend: Bend | None = None
 
     @classmethod
-    def cubic(cls, positions: Array, step: float) -> Grid:
+    def cubic(cls, positions: Array, step: float, bend: Bend | None = None) -> Grid:
         """Return a grid over all positions, of cubes of ``step``, or larger where there would be too many."""
-        low, extent = _extent(positions)
+        low, extent = _extent(positions if bend is None else bend.inward(positions))
         most = float(extent.max())
         step = max(step, most / ((1 << MOST_DEPTH) - 1), 1e-30)
         depth = min(MOST_DEPTH, max(1, int(most / step + 1).bit_length()))
         half = step / 2  # so that the lowest positions are in the middle of a cell
-        return cls((low[0] - half, low[1] - half, low[2] - half), (step, step, step), depth)
+        return cls((low[0] - half, low[1] - half, low[2] - half), (step, step, step), depth, bend)
 
     @classmethod
     def fitted(cls, positions: Array, depth: int) -> Grid:
@@ -50,15 +83,21 @@ class Grid:
 
     def cells(self, positions: Array) -> Cells:
         """Return the cell of each position [n, 3]."""
-        where = (positions.astype(np.float64) - np.array(self.origin)) / np.array(self.step)
+        places = positions.astype(np.float64) if self.bend is None else self.bend.inward(positions)
+        where = (places - np.array(self.origin)) / np.array(self.step)
         return np.clip(where, 0, (1 << self.depth) - 1).astype(np.int64)
 
     def positions(self, cells: Cells, within: float = 0.5) -> Array:
         """Return where cells [n, 3] are: their middles, or another share of the way through."""
-        return ((cells + within) * np.array(self.step) + np.array(self.origin)).astype(np.float32)
+        places = (cells + within) * np.array(self.step) + np.array(self.origin)
+        return (places if self.bend is None else self.bend.outward(places)).astype(np.float32)
+
+    def times(self, step: float, depth: int) -> Grid:
+        """Return the grid of cubes of another ``step``, from the same corner on."""
+        return replace(self, step=(step, step, step), depth=depth)
 
 
-def _extent(positions: Array) -> tuple[list[float], npt.NDArray[np.float64]]:
+def _extent(positions: Array | Places) -> tuple[list[float], npt.NDArray[np.float64]]:
     low = positions.min(0).astype(np.float64)
     return low.tolist(), positions.max(0).astype(np.float64) - low
 
