@@ -86,6 +86,21 @@ def test_participants_are_some_of_the_mesh_and_exchanges_have_names() -> None:
             MeshExchange(0, ranks[0], ranks=(0, 5))
 
 
+def test_exchanges_of_one_name_are_told_apart_by_their_order() -> None:
+    with meshes(3) as ranks:
+        twice = [(_gathers(ranks), _sums(ranks)) for _ in range(2)]
+        for n, (gathers, sums) in reversed(list(enumerate(twice))):
+            for gather, total in zip(gathers, sums, strict=True):
+                gather.post(0, b"%d" % n)
+                total.post(0, torch.full((4,), float(n)))
+        for n, (gathers, sums) in enumerate(twice):
+            assert all(set(gather.collect(0, LONG).values()) == {b"%d" % n} for gather in gathers)
+            assert all(total.collect(0, LONG).tolist() == [3.0 * n] * 4 for total in sums)
+        MeshExchange(0, ranks[0], (0, 1), "pair")
+        with pytest.raises(InputError, match=r"\(0, 1, 2\) have an exchange 'pair' already"):
+            MeshExchange(0, ranks[0], (0, 1, 2), "pair")
+
+
 def test_the_meters_count_an_exchange_with_its_headers() -> None:
     with meshes(2) as ranks:
         a, b = _gathers(ranks)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from datetime import timedelta
 from pathlib import Path
 from time import monotonic, sleep
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -142,14 +145,76 @@ def test_a_rank_that_does_not_come_is_named() -> None:
         connect_mesh(1, 2, dist.HashStore(), connect_timeout=0.3)
 
 
+class Answering:
+    """A store that has this for an answer to everything."""
+
+    def __init__(self, published: str) -> None:
+        self._published = published
+
+    def set(self, key: str, value: str) -> None: ...
+
+    def get(self, key: str) -> bytes:
+        return self._published.encode()
+
+
 @pytest.mark.parametrize(
-    "published", ["", "{}", '["127.0.0.1"]', '["127.0.0.1", "x", "n"]', '["192.0.2.1", 1, "n"]', "[1, 2, 3]"]
+    ("published", "told"),
+    [
+        *((text, "rank 0 published cannot be read") for text in ("", "{}", '["127.0.0.1"]', "[1, 2, 3, 4]")),
+        ('["127.0.0.1", "x", "n"]', "rank 0 published cannot be read"),
+        ('["192.0.2.1", 1, "n"]', "needs a shared token"),
+    ],
 )
-def test_a_strange_address_in_the_store_is_refused(published: str) -> None:
+def test_a_strange_address_in_the_store_is_refused(published: str, told: str) -> None:
+    with pytest.raises((LinkError, InputError), match=told):
+        connect_mesh(1, 2, Answering(published), connect_timeout=0.3)
+
+
+class Bare:
+    """A store that only waits, as the contract asks at least."""
+
+    def __init__(self) -> None:
+        self._store = dist.HashStore()
+        self._store.set_timeout(timedelta(seconds=0.3))
+        self.set, self.get = self._store.set, self._store.get
+
+
+@pytest.mark.parametrize("make", [dist.HashStore, Bare])
+@pytest.mark.parametrize("world", [2, 3])
+def test_the_meshes_of_a_store_are_made_one_after_the_other_whatever_is_left_there(
+    make: Callable[[], Any], world: int
+) -> None:
+    store = make()
+    with pytest.raises(LinkError, match="rank 0 to publish"):  # its question stays there
+        connect_mesh(1, world, store, connect_timeout=0.1)
+    kept = []
+    for mesh in range(3):
+        first = mesh % world  # who comes before the others, and finds what the last mesh left there
+        with ThreadPoolExecutor(world) as pool:
+            made = {first: pool.submit(connect_mesh, first, world, store)}
+            sleep(0.05)
+            made |= {r: pool.submit(connect_mesh, r, world, store) for r in range(world) if r != first}
+            ranks = [made[r].result(LONG) for r in range(world)]
+        for r, peers in enumerate(ranks):
+            for peer in peers.values():
+                peer.mailbox.send(b"mesh", b"%d of %d" % (mesh, r))
+        kept.append(ranks)
+    for mesh, ranks in enumerate(kept):  # and no mesh has taken another's connections
+        for peers in ranks:
+            assert [p.get(b"mesh", LONG, "it") for p in peers.values()] == [
+                b"%d of %d" % (mesh, r) for r in peers
+            ]
+        _close(ranks)
+
+
+def test_two_processes_of_one_rank_are_told_at_once() -> None:
     store = dist.HashStore()
-    store.set("thinwire/links/0-1", published)
-    with pytest.raises((LinkError, InputError)):
-        connect_mesh(1, 2, store, connect_timeout=0.3)
+    with ThreadPoolExecutor(2) as pool:
+        made = [pool.submit(connect_mesh, 1, 2, store, connect_timeout=2.0) for _ in range(2)]
+        done = wait(made, 1.0).done
+        assert len(done) == 1
+        with pytest.raises(InputError, match="another process came as rank 1 to the mesh 'thinwire/links'"):
+            done.pop().result()
 
 
 def test_bad_arguments() -> None:

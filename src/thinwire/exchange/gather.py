@@ -13,7 +13,8 @@ class MeshExchange:
     """An ``Exchange`` over links of ``connect_mesh``, whose threads send and receive.
 
     - ``ranks``: the participants, such as the replicas of one stage; all ranks of the mesh if None.
-    - ``name``: the same on all participants, another for each exchange of a mesh.
+    - ``name``: the same on all participants. Exchanges of one name are told apart by their order, which is
+      the same on all of them.
     """
 
     capacity = None

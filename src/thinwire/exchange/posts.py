@@ -19,7 +19,10 @@ _STEP = struct.Struct("<Q")
 
 
 class Posts:
-    """Send to ``ranks`` of the mesh, and wait for them. ``name`` tells several exchanges of a mesh apart."""
+    """Send to ``ranks`` of the mesh, and wait for them. ``name`` tells several exchanges of a mesh apart.
+
+    So does their order, where some of the same ranks have one name.
+    """
 
     def __init__(self, rank: int, peers: Mapping[int, Peer], ranks: Iterable[int] | None, name: str) -> None:
         self.rank, self.name = rank, name
@@ -29,6 +32,12 @@ class Posts:
                 r in (rank, *peers), InputError, f"rank {r} is not in the mesh of rank {rank}; connect it"
             )
         self.peers = {r: peers[r] for r in self.ranks if r != rank}
+        taken = {peer.mailbox.claim(name) for peer in self.peers.values()}
+        wrong = (
+            f"some of the ranks {self.ranks} have an exchange {name!r} already; give this one another name"
+        )
+        require(len(taken) < 2, InputError, wrong)
+        self._key = next(iter(taken), name)
         self._sender = ThreadPoolExecutor(1, f"exchange {name!r}")
         self._unacknowledged: dict[Future[None], Peer] = {}
         self._closed = False
@@ -39,7 +48,7 @@ class Posts:
 
     def prefix(self, kind: str) -> bytes:
         """Return what the tags of one kind begin with."""
-        return f"{self.name}/{kind}/".encode()
+        return f"{self._key}/{kind}/".encode()
 
     def step(self, tag: bytes) -> int:
         """Return the step of a tag."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 
@@ -27,6 +27,7 @@ class Mailbox:
         self._link = link
         self._filed: defaultdict[bytes, deque[bytes]] = defaultdict(deque)
         self._handlers: dict[bytes, Handler] = {FILLER: lambda tag, body: None}
+        self._claimed: Counter[str] = Counter()
         self._changed = threading.Condition()
         self._handling = threading.RLock()  # held while a message is filed or handled: they keep their order
         self._error: Exception | None = None
@@ -81,6 +82,13 @@ class Mailbox:
                     self._handle(handler, tag, body)
             except LinkError as e:
                 self.fail(e)
+
+    def claim(self, name: str) -> str:
+        """Return ``name`` for tags of one's own, numbered where it was claimed before, by both ends alike."""
+        with self._changed:
+            number = self._claimed[name]
+            self._claimed[name] += 1
+        return f"{name}#{number}" if number else name
 
     def close(self, timeout: float = 5.0) -> None:
         """Flush and close the link; waiters get a ``LinkError``. Safe to call twice."""

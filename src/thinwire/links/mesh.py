@@ -7,18 +7,18 @@ The lower rank of a pair listens and publishes its address, the higher one conne
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic, sleep
-from typing import Any, Protocol
+from typing import Any
 
 from thinwire.links.address import Route, parse_address
 from thinwire.links.base import LinkEstimate
 from thinwire.links.mailbox import Mailbox
+from thinwire.links.meeting import Meeting, RendezvousStore
 from thinwire.links.metered import Metered, wire_bytes
 from thinwire.links.pair import probe as probes
 from thinwire.links.pair.reliable import LIMIT, MAX_SEGMENT, Reliable, piece_size
@@ -35,23 +35,11 @@ from thinwire.links.tcp.counts import KernelCounts
 from thinwire.types import InputError, LinkError, require
 
 GRACE = 5.0  # seconds
-POLL = 0.05  # seconds
+LEAST, POLL = 0.002, 0.05  # seconds between two looks at the store
 LOOK = 0.1  # seconds between two looks at whether anything moves
 EVERYWHERE = ("0.0.0.0", "::")
 AnyLink = ZmqLink | RelayedLink
 Made = tuple[int, AnyLink]  # the other rank, and the link to it
-
-
-class RendezvousStore(Protocol):
-    """What is needed of a ``torch.distributed`` store."""
-
-    def set(self, key: str, value: str) -> None:
-        """Publish a value."""
-        ...
-
-    def get(self, key: str) -> bytes:
-        """Return a value, waiting for it up to the store's own timeout."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -193,6 +181,8 @@ def connect_mesh(
     - ``relay``: the address of a running ``thinwire relay``, ``HOST:PORT`` or ``HOST:PORT/RUN``. This rank
       dials out to it; store, host, port and advertise are not used. Two runs with one token need two names.
     - ``control``: TCP's congestion control, by name (``links/tcp/congestion.py``).
+    - ``prefix``: of the keys in the store. Meshes that are made one after the other may share it; those of
+      other ranks, or made at the same time, may not.
 
     Errors: ``InputError`` for an address off loopback, or a relay, without a token; ``LinkError`` that names
     the rank that did not come within ``connect_timeout`` seconds; ``AuthError`` for a wrong token.
@@ -200,33 +190,42 @@ def connect_mesh(
     require(0 <= rank < world, InputError, f"rank {rank} is not one of the {world} ranks 0 to {world - 1}")
     end = monotonic() + connect_timeout
     peers: dict[int, Peer] = {}
+    meeting = Meeting(store, prefix, rank)
+    options: dict[str, Any] = {"connect_timeout": connect_timeout, "control": control}
+
+    def tend() -> None:
+        meeting.answer(other for other, peer in peers.items() if not peer.reliable.alive.is_set())
 
     def add(other: int, link: AnyLink) -> None:
         draw = seed * world * world + rank * world + other  # each direction has its own jitter and loss
         peers[other] = stack(other, link, shape or LinkShape(), draw, deadline, connect_timeout)
 
     if relay is not None:
-        options: dict[str, Any] = {"connect_timeout": connect_timeout, "control": control}
         links = _relayed(rank, world, Route.parse(relay), check_relay(token), end, options)
     else:
-        options = {
-            "token": token,
-            "connect_timeout": connect_timeout,
-            "max_message": MAX_SEGMENT,
-            "control": control,
-        }
-        links = _direct(rank, world, store, (host, port), advertise, prefix, end, options)
+        options |= {"token": token, "max_message": MAX_SEGMENT}
+        links = _direct(rank, world, meeting, (host, port), advertise, tend, end, options)
     try:
         for other, link in links:
             add(other, link)
-        for peer in peers.values():
-            # the link below gives up first, because it knows better why nobody came (a wrong token?)
-            peer.reliable.wait_alive(max(0.0, end - monotonic()) + GRACE)
+        _await_all(peers.values(), tend, end)
     except BaseException:
         for peer in peers.values():
             peer.close(0.0)
         raise
+    meeting.met()
     return peers
+
+
+def _await_all(peers: Iterable[Peer], tend: Callable[[], object], end: float) -> None:
+    """Wait for a sign of life from all, and let those who come know meanwhile where this rank listens."""
+    for peer in peers:
+        pause = LEAST
+        while not peer.reliable.alive.wait(pause) and monotonic() < end + GRACE:
+            tend()
+            pause = min(2 * pause, POLL)
+        # the link below gives up first, because it knows better why nobody came (a wrong token?)
+        peer.reliable.wait_alive(max(0.0, end - monotonic()))
 
 
 def pair_number(low: int, high: int, world: int) -> int:
@@ -252,10 +251,10 @@ def _relayed(
 def _direct(
     rank: int,
     world: int,
-    store: RendezvousStore | None,
+    meeting: Meeting,
     at: tuple[str, int],
     advertise: str | None,
-    prefix: str,
+    tend: Callable[[], object],
     end: float,
     options: dict[str, Any],
 ) -> Iterator[Made]:
@@ -265,18 +264,27 @@ def _direct(
     shown, mapped = parse_address(advertise or host)
     if shown in (*EVERYWHERE, *interface_names()):
         raise InputError(f"others cannot reach {shown}; also say by which address they reach this rank")
-    if store is None:
-        raise InputError("without a relay the ranks meet at a store; pass one to connect_mesh")
+    meeting.check()
     for other in range(rank + 1, world):
         name = secrets.token_hex(16)  # known to those who can read the store
         pair = pair_number(rank, other, world)
         link = ZmqLink.bind(name.encode(), host, port and port + pair, peer=f"rank {other}", **options)
         yield other, link
-        shown_port = link.port if mapped is None else mapped + pair
-        store.set(f"{prefix}/{rank}-{other}", json.dumps([shown, shown_port, name]))
+        meeting.listen(other, shown, link.port if mapped is None else mapped + pair, name)
     for other in range(rank):
-        address, number, name = _address(store, f"{prefix}/{other}-{rank}", other, end - monotonic())
-        yield other, ZmqLink.connect(name.encode(), address, number, peer=f"rank {other}", **options)
+        meeting.ask(other)
+    left, began, pause = list(range(rank)), monotonic(), LEAST
+    while left:
+        tend()
+        for other in list(left):
+            if (found := meeting.address(other)) is not None:
+                address, number, name = found
+                yield other, ZmqLink.connect(name.encode(), address, number, peer=f"rank {other}", **options)
+                left.remove(other)
+        late, waited = monotonic() > end, f"waited {end - began:.0f} s"
+        if left:
+            require(not late, LinkError, f"{waited} for rank {left[0]} to publish its address, in vain")
+            sleep(pause := min(2 * pause, POLL))
 
 
 def stack(
@@ -305,20 +313,3 @@ def stack(
         kernel=kernel,
     )
     return Peer(rank, Mailbox(reliable), reliable, shaped, meter, kernel)
-
-
-def _address(store: RendezvousStore, key: str, rank: int, timeout: float) -> tuple[str, int, str]:
-    try:
-        check = getattr(store, "check", None)
-        end = monotonic() + max(0.1, timeout)
-        # torch's stores: get alone waits for the store's own timeout, and no signal gets through meanwhile
-        while check is not None and not check([key]):
-            if monotonic() > end:
-                raise TimeoutError
-            sleep(POLL)
-        host, port, name = json.loads(store.get(key))
-        return str(host), int(port), str(name)
-    except (RuntimeError, TimeoutError, KeyError) as e:
-        raise LinkError(f"waited {timeout:.0f} s for rank {rank} to publish its address, in vain") from e
-    except (ValueError, TypeError) as e:
-        raise LinkError(f"the address that rank {rank} published cannot be read") from e

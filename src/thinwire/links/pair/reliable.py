@@ -86,7 +86,7 @@ class Reliable:
         self._ack_at: float | None = None  # when the acknowledgement is due
         self._arrived_at = now  # when the newest data came
         self._wake = threading.Event()
-        self._alive = threading.Event()
+        self.alive = threading.Event()  # set by the peer's first sign of life, or a failure
         self._next = self._listen()
         self._thread = threading.Thread(target=self._run, name=f"reliable link to {self.peer}", daemon=True)
         self._thread.start()
@@ -102,7 +102,7 @@ class Reliable:
 
     def wait_alive(self, timeout: float) -> None:
         """Wait for the peer's first sign of life; ``LinkError`` after ``timeout`` seconds or on a failure."""
-        if not self._alive.wait(timeout):
+        if not self.alive.wait(timeout):
             raise LinkError(f"waited {timeout:g} s for a first sign of life from {self.peer}")
         if self._error is not None and self._peer_session is None:
             raise renewed(self._error)
@@ -275,7 +275,7 @@ class Reliable:
         with self._lock:
             self._check_session(segment)
             self._heard = self._spoke = now
-            self._alive.set()
+            self.alive.set()
             self._acknowledged(segment, now)
             data = segment.kind in (Kind.DATA, Kind.MORE)
             whole = self._in.accept(segment.number, segment.kind, segment.body) if data else []
@@ -376,7 +376,7 @@ class Reliable:
             self._error = self._error or error
             lost = self._out.drain()
             self._settled.notify_all()
-        self._alive.set()
+        self.alive.set()
         for future in lost:
             future.set_exception(renewed(self._error))
         self._inbox.fail(self._error)
