@@ -49,7 +49,11 @@ class Meeting:
 
     def check(self) -> None:
         """Raise ``InputError`` where there is no store."""
-        require(self._store is not None, InputError, "without a relay the ranks meet at a store; give one")
+        require(
+            self._store is not None,
+            InputError,
+            "without a relay the ranks meet at a store; pass one to connect_mesh",
+        )
 
     def listen(self, other: int, host: str, port: int, name: str) -> None:
         """Let ``answer`` tell the higher rank ``other`` that address."""
