@@ -22,14 +22,14 @@ from bench.cells import run_cells
 from bench.scene_data import dequantised, level, own_streams, streams_of
 from thinwire.assets.splats.files.container import read_scene, write_scene
 from thinwire.assets.splats.files.foreign import read_foreign, write_foreign
-from thinwire.assets.splats.importance import seen_around
+from thinwire.assets.splats.importance import seen_through
 from thinwire.assets.splats.layers import LAYERS, shown_after
 from thinwire.assets.splats.mesongs import MesonGS
 from thinwire.assets.splats.part import Layer
 from thinwire.assets.splats.scene import Splats
 from thinwire.assets.splats.thinwire import Analysis
-from thinwire.assets.splats.view.cameras import Frame, reported_views
 from thinwire.assets.splats.view.pictures import Pictures
+from thinwire.assets.splats.view.views import Views
 from thinwire.lab.records.writer import finite, read_json, write_json
 from thinwire.lab.scenes.packing import layers_at, layers_within
 from thinwire.recipes.scenes import SCENE, SCENES
@@ -74,7 +74,8 @@ class Study:
     def __init__(self, cell: Cell) -> None:
         self.source, self._source_nbytes, self._folder = level(cell.level)
         self.splats = dequantised(self.source, self._folder) if cell.form == "float" else self.source
-        self.pictures = Pictures(self.splats, reported_views(Frame.of(self.splats)))
+        self.views = Views.of(self.splats)
+        self.pictures = Pictures(self.splats, self.views.reported)
 
     def of(self, name: str, data: bytes, decode: Callable[[], Splats], encode_s: float) -> dict[str, Any]:
         """Return the row of a file."""
@@ -108,7 +109,7 @@ class Study:
         coder = SCENES.parse(recipe).schemes[SCENE]
         if not isinstance(coder, MesonGS):
             raise SystemExit(f"{recipe} is not MesonGS")
-        seen = partial(seen_around, self.splats, Frame.of(self.splats))
+        seen = partial(seen_through, self.splats, self.views)
         layers, seconds = timed(lambda: [Layer(coder.encode(self.splats, seen()))])
         return self.packed(recipe, layers, seconds)
 

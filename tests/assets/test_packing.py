@@ -16,7 +16,7 @@ from thinwire.assets.splats import search, thinwire
 from thinwire.assets.splats.coded import finer_part
 from thinwire.assets.splats.decoding import decode_part
 from thinwire.assets.splats.files.container import read_scene, write_scene
-from thinwire.assets.splats.importance import classes_of, seen_around
+from thinwire.assets.splats.importance import classes_of, seen_through
 from thinwire.assets.splats.layers import SHARES, encode_layers, shown_after, stand_ins
 from thinwire.assets.splats.merging import merged
 from thinwire.assets.splats.mesongs import MesonGS, block_codes, block_values
@@ -27,6 +27,7 @@ from thinwire.assets.splats.view.cameras import Frame, reported_views
 from thinwire.assets.splats.view.image import mse, psnr
 from thinwire.assets.splats.view.project import Drawable
 from thinwire.assets.splats.view.render import Seen, render
+from thinwire.assets.splats.view.views import Views
 from thinwire.types import InputError, PayloadError
 
 pytest.importorskip("zstandard")
@@ -104,13 +105,13 @@ def test_odd_scenes_read_back(name: str) -> None:
     assert (back.count, back.bands) == (scene.count, scene.bands)
     assert quality(scene, back) > 35
     meson = MesonGS(prune=0.0, depth=10, blocks=3, book=16, steps=5)
-    back = decode_part(meson.encode(scene, seen_around(scene, Frame.of(scene), PIXELS)))
+    back = decode_part(meson.encode(scene, seen_through(scene, Views.of(scene, PIXELS))))
     assert 1 <= back.count <= scene.count
 
 
 def test_mesongs_codes_the_same_numbers_either_way() -> None:
     scene = ball(800, 2)
-    seen = seen_around(scene, Frame.of(scene), PIXELS)
+    seen = seen_through(scene, Views.of(scene, PIXELS))
     plain = MesonGS(prune=0.1, depth=12, book=64, steps=10)
     layers = [coder.encode(scene, seen) for coder in (plain, replace(plain, coder="own"))]
     a, b = map(decode_part, layers)
@@ -142,7 +143,7 @@ def test_layers_show_more_and_more() -> None:
     scene = thinwire.Analysis.of(ball(4000, 1), PIXELS)
     whole = thinwire.encode(scene, 1e-6)
     for count in SHARES:
-        layers = encode_layers(scene, 1e-6, stand_ins(scene, whole.nbytes, count, PIXELS), count)
+        layers = encode_layers(scene, 1e-6, stand_ins(scene, whole.nbytes, count), count)
         layers = read_scene(write_scene(layers))
         assert len(layers) == count and (count == 1 or layers[0].nbytes <= 0.1 * whole.nbytes)
         shown = [quality(scene.splats, shown_after(layers[: i + 1])) for i in range(count)]
@@ -154,7 +155,7 @@ def test_layers_show_more_and_more() -> None:
 def test_merging_looks_better_than_dropping() -> None:
     scene = ball(3000, 0)
     frame = Frame.of(scene)
-    seen = seen_around(scene, frame, PIXELS)
+    seen = seen_through(scene, Views.of(scene, PIXELS))
     fewer = merged(scene, seen.weights, frame.radius, 400)
     dropped = scene.take(np.argsort(-seen.weights)[:400])
     assert fewer.count == 400 and quality(scene, fewer) > quality(scene, dropped) + 0.5
@@ -174,18 +175,18 @@ def test_channels_that_vary_slowly_are_cheaper_as_coefficients() -> None:
     found = [read_scene(write_scene([Layer(coarse.part()), Layer(finer=finer_part([coarse], [fine]))]))]
     shown = [quality(slow, shown_after(found[0][:n])) for n in (1, 2)]
     assert shown[1] > shown[0] + 3 and shown[1] > quality(slow, decode_part(thinwire.encode(raw, 1e-6))) - 0.5
-    assert np.array_equal(shown_after(found[0]).colours, decode_part(fine.part()).colours)
+    assert np.allclose(shown_after(found[0]).colours, decode_part(fine.part()).colours, atol=1e-6)
 
 
 def test_few_bytes_hold_fewer_splats_and_look_better() -> None:
     scene = thinwire.Analysis.of(ball(4000, 1), PIXELS)
     most = 24000
-    fewer, _ = thinned_to_budget(scene, most, PIXELS)
+    fewer, _ = thinned_to_budget(scene, most)
     assert 100 < fewer.splats.count < 3000
     found = [search.to_budget(partial(thinwire.encode, x), lambda p: p.nbytes, most) for x in (scene, fewer)]
     before, after = (quality(scene.splats, decode_part(part)) for part in found)
     assert after > before + 0.5
-    assert thinned_to_budget(scene, 120000, PIXELS)[0] is scene  # enough for all
+    assert thinned_to_budget(scene, 120000)[0] is scene  # enough for all
 
 
 def test_merged_splats_have_the_moments_of_both() -> None:
@@ -236,7 +237,7 @@ def test_damage_raises_one_error(data: st.DataObject) -> None:
 def _meson(coder: str) -> bytes:
     scene = ball(60, 1)
     own = MesonGS(depth=8, blocks=2, book=8, steps=3, coder=coder)
-    return write_scene([Layer(own.encode(scene, seen_around(scene, Frame.of(scene), PIXELS)))])
+    return write_scene([Layer(own.encode(scene, seen_through(scene, Views.of(scene, PIXELS))))])
 
 
 DAMAGED = [FILE, _finer(), _meson("deflate"), _meson("own")]

@@ -44,13 +44,13 @@ def test_strays_cost_the_rest_nothing_and_stay_where_they_were() -> None:
     found = back.positions[np.argsort(-away)[: len(STRAYS)]][::-1].astype(np.float64)
     for place, wanted in zip(found, np.array(STRAYS, float), strict=True):
         length = np.linalg.norm(wanted)
-        assert abs(np.linalg.norm(place) / length - 1) < 0.02
+        assert abs(np.linalg.norm(place) / length - 1) < 0.05
         assert np.linalg.norm(place / np.linalg.norm(place) - wanted / length) < 1e-4
 
 
 def test_strays_come_in_layers_and_do_not_lead_the_merging() -> None:
     scene = thinwire.Analysis.of(strayed(2400), PIXELS)
-    shown = stand_ins(scene, thinwire.encode(scene, 1e-6).nbytes, 4, PIXELS)
+    shown = stand_ins(scene, thinwire.encode(scene, 1e-6).nbytes, 4)
     layers = encode_layers(scene, 1e-6, shown, 4)
     pictures = Pictures(scene.splats, reported_views(scene.frame, PIXELS))
     found = [pictures.psnr(pictures.of(shown_after(layers[: i + 1]))) for i in range(len(layers))]

@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 
 from thinwire.assets.splats import thinwire
 from thinwire.assets.splats.files.ply import read_ply, write_ply
+from thinwire.assets.splats.scene import Splats
+from thinwire.assets.splats.view.cameras import Frame, look_at
 from thinwire.cli.terminal.app import app
 from thinwire.lab.scenes.record import SceneRecord
 
@@ -58,6 +60,32 @@ def test_a_time_over_a_link_is_a_target(source: Path, tmp_path: Path) -> None:
     *_, layer = json.loads(result.stdout)["layers"]
     assert 0.97 <= layer["seconds_predicted"] <= 1 and layer["seconds_measured"] is None
     assert packed.stat().st_size <= 0.9 * 20000
+
+
+def camera(place: list[float], scene: Splats, turn: int) -> dict[str, object]:
+    """Return a camera of ``cameras.json`` that looks at a scene from an angle and from ``place`` more."""
+    own = look_at(Frame.of(scene), turn, 5, 96)
+    size = {"width": 96, "height": 96, "fx": own.focal, "fy": own.focal}
+    return size | {"position": (own.place + place).tolist(), "rotation": own.turn.T.tolist()}
+
+
+def test_cameras_that_are_given_say_from_where_a_scene_is_judged(source: Path, tmp_path: Path) -> None:
+    scene, places = read_ply(source.read_bytes()), tmp_path / "cameras.json"
+    command = "pack", source, "-o", tmp_path / "scene.tw", "--quality", "32dB", "--cameras", places
+    places.write_text(json.dumps([camera([1.2, 0, 0], scene, turn) for turn in range(0, 20, 2)]))
+    result = invoke(*command, "--json")
+    assert result.exit_code == 0, result.output
+    record = SceneRecord.from_dict(json.loads(result.stdout))
+    (view,) = record.views
+    assert (view.name, view.chosen, view.reported, record.cameras) == ("as given", 8, 2, str(places))
+    assert record.psnr_db is not None and view.psnr_db == record.psnr_db >= 32
+    assert 0.05 * 900 < record.unseen < 0.9 * 900  # what lies on the far side
+    said = invoke(*command, "--force")
+    assert f"{record.unseen} of 900 splats" in said.output and "seen by none of the 8 cameras" in said.output
+    places.write_text(json.dumps([camera([0, 0, -1000], scene, 0)]))
+    assert "no camera of" in one_sentence(invoke(*command, "--force"), 2)
+    places.write_text("[]")
+    assert "there is no camera in it" in one_sentence(invoke(*command, "--force"), 2)
 
 
 REFUSED = {

@@ -5,20 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from thinwire.assets.splats import importance, thinwire
+from thinwire.assets.splats import thinwire
 from thinwire.assets.splats.scene import Splats
-from thinwire.assets.splats.view import cameras
+from thinwire.assets.splats.view import given, views
 
 
 def small_pictures(patch: pytest.MonkeyPatch, size: int = 96) -> None:
     """Let all pictures of scenes have ``size`` pixels both ways, which is enough for small ones."""
-    for module in (cameras, importance, thinwire):
-        patch.setattr(module, "SIZE", size)
-    for name in ("importance_views", "reported_views"):
-        patch.setattr(getattr(cameras, name), "__defaults__", (size,))
-    patch.setattr(importance.seen_around, "__defaults__", (size,))
-    patch.setattr(importance.sensitivities, "__defaults__", (size,))
-    patch.setattr(thinwire.Analysis.of.__func__, "__defaults__", (size,))
+    for function in (views.Views.of.__func__, given.read_cameras, thinwire.Analysis.of.__func__):
+        patch.setattr(function, "__defaults__", (size,))
 
 
 def ball(n: int = 600, bands: int = 1, seed: int = 0) -> Splats:

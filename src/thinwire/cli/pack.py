@@ -38,6 +38,13 @@ Link = Annotated[str | None, typer.Option(metavar="LINK", help="The link of --se
 Quality = Annotated[
     str | None, typer.Option(metavar="DB", help="At least so near the source's pictures: 40dB.")
 ]
+Cameras = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="PLACE",
+        help="From where a scene is looked at: cameras.json, a folder of COLMAP or transforms.json.",
+    ),
+]
 Strict = Annotated[
     bool, typer.Option("--strict", help="Refuse a scene with a NaN; else its splats are dropped.")
 ]
@@ -88,6 +95,7 @@ def pack(
     seconds: Seconds = None,
     link: Link = None,
     quality: Quality = None,
+    cameras: Cameras = None,
     strict: Strict = False,
     bits: Bits = None,
     calibrate: Calibrate = None,
@@ -109,6 +117,8 @@ def pack(
 
     thinwire pack scene.spz -o scene.tw --seconds 4 --link 10mbit,30ms --report runs/scene
 
+    thinwire pack room.ply -o room.tw --quality 40dB --cameras cameras.json
+
     thinwire pack scene.ply -o s3://bucket/scene/ --target 5MB
 
     thinwire pack smollm2-135m -o model.tw --target 50MB --calibrate shakespeare
@@ -117,11 +127,11 @@ def pack(
     most = _most(target, seconds, shape)
     require(credit is None or report is not None, InputError, "--credit is for pictures; give --report too")
     decibels = None if quality is None else number_of(quality, "--quality", {"db": 1.0, "": 1.0}, "40dB")
-    of_scene = SceneOptions(recipe, decibels, strict, credit)
+    of_scene = SceneOptions(recipe, decibels, strict, credit, cameras)
     of_model = ModelOptions(bits, calibrate, like, codes)
     if is_model(source):
         fetch_needs(str(source), calibrate, quiet=json)
-        told = "--recipe, --quality, --strict and --credit are for scenes; leave them out"
+        told = "--recipe, --quality, --cameras, --strict and --credit are for scenes; leave them out"
         require(of_scene == SceneOptions(), InputError, told)
         check_out(out)
         check_new(Path(out), force)

@@ -33,6 +33,7 @@ class SceneOptions:
     quality: float | None = None  # dB
     strict: bool = False
     credit: str | None = None
+    cameras: Path | None = None
 
 
 def pack_scene(
@@ -50,10 +51,11 @@ def pack_scene(
         from thinwire.lab.scenes.packing import Packing, predicted
         from thinwire.lab.scenes.packing import pack as packed
 
-        job = Packing(source, asked.recipe, most, asked.quality, asked.strict)
+        job = Packing(source, asked.recipe, most, asked.quality, asked.strict, asked.cameras)
         data, record = packed(job, doing.tell)
         record.config = {"scene": str(source), "recipe": asked.recipe, "target": most}
         record.config |= {"quality": asked.quality, "strict": asked.strict, "link": str(shape or "none")}
+        record.config |= {"cameras": str(asked.cameras or "")}
         if shape is not None and shape.rate:
             record = predicted(record, shape)
         place.write(data)
@@ -76,11 +78,22 @@ def _say(source: Path, out: str, record: SceneRecord) -> None:
     tell(f"{out}: {record.packed_nbytes} bytes ({streams})")
     for i, layer in enumerate(record.layers[:-1], 1):
         tell(f"layer {i}: {layer.nbytes} bytes, {layer.splats} splats, {_decibels(layer.psnr_db)}")
-    tell(f"{_decibels(record.psnr_db)}, SSIM {record.ssim or 0:.4f} to the source's own pictures")
+    for view in record.views:
+        near = f"{_decibels(view.psnr_db)}, SSIM {view.ssim or 0:.4f} to the source's own pictures"
+        tell(f"{near}, by {view.reported} cameras {view.name}")
+    tell(_told_unseen(record))
     for rival in record.rivals:
         tell(f"{rival.name}: {rival.nbytes} bytes, {_decibels(rival.psnr_db)}")
     for note in [*record.notes, *_odd(record.odd)]:
         tell(f"note: {note}")
+
+
+def _told_unseen(record: SceneRecord) -> str:
+    from thinwire.lab.scenes.cards import unseen
+
+    if not record.unseen:
+        return f"each splat is seen by some of {sum(view.chosen for view in record.views)} cameras"
+    return unseen(record) + ("" if record.cameras else "; --cameras says where it is looked at from")
 
 
 def _odd(odd: dict[str, int]) -> list[str]:

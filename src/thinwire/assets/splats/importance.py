@@ -10,16 +10,15 @@ import numpy.typing as npt
 
 from thinwire.assets.splats.code import turns
 from thinwire.assets.splats.scene import Array, Splats
-from thinwire.assets.splats.view.cameras import SIZE, Frame, importance_views, spread
 from thinwire.assets.splats.view.image import mse
 from thinwire.assets.splats.view.project import Drawable
 from thinwire.assets.splats.view.render import Seen, render, seen_in
+from thinwire.assets.splats.view.views import Views
 
 GROUPS = ("positions", "opacities", "rotations", "log_scales", "colours", "harmonics")
 # Noise of about the steps that 40 to 45 dB want, in each attribute's unit: for positions, the radius.
 TRIED = {"positions": 2e-4, "opacities": 0.3, "rotations": 0.05, "log_scales": 0.1}
 TRIED |= {"colours": 0.1, "harmonics": 0.1}
-VIEWS = 4  # pictures that measure noise
 TOP, MOST_CLASS = 0.98, 7
 
 
@@ -51,26 +50,24 @@ def noisy(splats: Splats, group: str, amount: Array) -> Splats:
     return replace(splats, **{group: (values + noise).astype(np.float32)})
 
 
-def sensitivities(
-    splats: Splats, frame: Frame, classes: npt.NDArray[np.int64], size: int = SIZE
-) -> Mapping[str, float]:
+def sensitivities(splats: Splats, views: Views, classes: npt.NDArray[np.int64]) -> Mapping[str, float]:
     """Return by attribute the mean square error of pictures for each square unit of a step's noise.
 
     Noise is by class, as steps are; that of positions is not.
     """
-    cameras = spread(importance_views(frame, size), VIEWS)
+    cameras, radius = views.searched, views.frame.radius
     exact = Drawable.of(splats)
     pictures = [render(exact, camera) for camera in cameras]
     found = dict[str, float]()
     for group in GROUPS if splats.harmonics.size else GROUPS[:-1]:
-        step = TRIED[group] * (frame.radius if group == "positions" else 1)
+        step = TRIED[group] * (radius if group == "positions" else 1)
         wide = np.full(splats.count, step) if group == "positions" else step * 2.0**classes
-        moved = Drawable.of(noisy(splats, group, np.minimum(wide, most_steps(group, frame.radius))))
+        moved = Drawable.of(noisy(splats, group, np.minimum(wide, most_steps(group, radius))))
         errors = [mse(p, render(moved, c)) for p, c in zip(pictures, cameras, strict=True)]
         found[group] = max(float(np.mean(errors)), 1e-15) / step**2
     return found
 
 
-def seen_around(splats: Splats, frame: Frame, size: int = SIZE) -> Seen:
-    """Return how much of each splat 24 views around a scene see, of ``size`` pixels both ways."""
-    return seen_in(Drawable.of(splats), importance_views(frame, size))
+def seen_through(splats: Splats, views: Views) -> Seen:
+    """Return how much of each splat the chosen cameras see."""
+    return seen_in(Drawable.of(splats), views.chosen)

@@ -23,7 +23,6 @@ from thinwire.assets.splats.merging import merged
 from thinwire.assets.splats.part import Layer, Part
 from thinwire.assets.splats.scene import Splats
 from thinwire.assets.splats.thinwire import Analysis
-from thinwire.assets.splats.view.cameras import SIZE
 from thinwire.types import InputError, PayloadError, require
 
 LAYERS = 4  # that a scene comes in
@@ -45,25 +44,23 @@ def divided(scene: Analysis, layers: int) -> list[npt.NDArray[np.intp]]:
     return [order[:0], *(np.sort(part) for part in parts)]
 
 
-def stand_ins(scene: Analysis, nbytes: int, layers: int = LAYERS, size: int = SIZE) -> list[Part]:
+def stand_ins(scene: Analysis, nbytes: int, layers: int = LAYERS) -> list[Part]:
     """Return what the first layers show in place of splats to come, in their shares of ``nbytes`` in all.
 
     None where so few bytes say nothing.
     """
     come = divided(scene, layers)
     rests = [np.concatenate(come[i + 1 :]) for i in range(len(come) - 1)]
-    found = [
-        _fewer(scene, rest, int(share * nbytes), size) for rest, share in zip(rests, STAND_INS, strict=False)
-    ]
+    found = [_fewer(scene, rest, int(share * nbytes)) for rest, share in zip(rests, STAND_INS, strict=False)]
     return [] if None in found else [part for part in found if part is not None]
 
 
-def _fewer(scene: Analysis, rest: npt.NDArray[np.intp], most: int, size: int) -> Part | None:
+def _fewer(scene: Analysis, rest: npt.NDArray[np.intp], most: int) -> Part | None:
     """Return these splats merged to as many as go into ``most`` bytes; none where that is hardly any."""
     splats, weights = scene.splats.take(rest), scene.seen.weights[rest]
     count = int((most - EMPTY_NBYTES) / MERGED_NBYTES)
     while count >= FEWEST_MERGED:
-        own = Analysis.of(merged(splats, weights, scene.frame.radius, count), size)
+        own = Analysis.through(scene.views, merged(splats, weights, scene.frame.radius, count))
         with suppress(InputError):  # even the coarsest steps take more
             return search.to_budget(partial(thinwire.encode, own), _nbytes, most)
         count //= 2

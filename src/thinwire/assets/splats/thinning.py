@@ -17,15 +17,12 @@ import numpy.typing as npt
 from thinwire.assets.splats import search
 from thinwire.assets.splats.merging import merged, merged_more
 from thinwire.assets.splats.part import Part
-from thinwire.assets.splats.scene import Splats
 from thinwire.assets.splats.thinwire import Analysis, encode, quantised
-from thinwire.assets.splats.view.cameras import SIZE, Frame, importance_views, spread
 from thinwire.assets.splats.view.image import psnr
 from thinwire.assets.splats.view.pictures import Pictures
 from thinwire.types import InputError
 
 SHARES = (0.95, 0.8, 0.6, 0.4, 0.25, 0.12, 0.05, 0.02, 0.008, 0.003, 0.001)  # of the splats, that are tried
-VIEWS = 4  # pictures that a search looks at
 WORTH = 0.97  # a larger share is not worth it
 FEWEST = 100  # splats that are tried
 COARSE = 1e-4  # a slope, where only the fewest splats fit
@@ -62,26 +59,26 @@ class Thinner:
         at = int(np.argmin(own))
         return float(tried[at]), float(errors[at])
 
-    def thinned(self, share: float, size: int = SIZE) -> Analysis:
+    def thinned(self, share: float) -> Analysis:
         """Return the scene with a share of its splats; itself where that is nearly all."""
         if share >= WORTH:
             return self.scene
         scene, count = self.scene, max(int(share * self.scene.splats.count), 1)
         fewer = merged(scene.splats, scene.seen.weights, scene.frame.radius, count)
-        return replace(Analysis.within(scene.frame, fewer, size), transforms=scene.transforms)
+        return replace(Analysis.through(scene.views, fewer), transforms=scene.transforms)
 
 
-def searched(splats: Splats, frame: Frame, size: int = SIZE) -> Pictures:
-    """Return the pictures of a scene that a search looks at, by some of the cameras for importance."""
-    return Pictures(splats, spread(importance_views(frame, size), VIEWS))
+def searched(scene: Analysis) -> Pictures:
+    """Return the pictures of a scene that a search looks at, by some of the cameras that say what matters."""
+    return Pictures(scene.splats, scene.views.searched)
 
 
-def thinned_to_budget(scene: Analysis, most: int, size: int = SIZE) -> tuple[Analysis, float]:
+def thinned_to_budget(scene: Analysis, most: int) -> tuple[Analysis, float]:
     """Return a scene with as many splats as look best in ``most`` bytes, perhaps all, and their slope.
 
     Both are about right.
     """
-    pictures, slope = searched(scene.splats, scene.frame, size), COARSE
+    pictures, slope = searched(scene), COARSE
     first = Thinner.of(scene, pictures, SHARES[:1])
     with suppress(InputError):  # not even the coarsest steps take so little
         slope, part = search.to_budget(lambda slope: (slope, encode(scene, slope)), _nbytes, most)
@@ -95,23 +92,21 @@ def thinned_to_budget(scene: Analysis, most: int, size: int = SIZE) -> tuple[Ana
     with suppress(InputError):  # the fewest splats, then
         slope, part = search.to_budget(lambda slope: (slope, encode(scene, slope)), nbytes, most, slope)
         share = thinner.best(slope, part.nbytes)[0]
-    return thinner.thinned(max(share, float(thinner.shares[-1])), size), slope
+    return thinner.thinned(max(share, float(thinner.shares[-1]))), slope
 
 
-def fewest(scene: Analysis, size: int = SIZE) -> Analysis:
+def fewest(scene: Analysis) -> Analysis:
     """Return a scene with the fewest splats that are tried."""
-    return Thinner(scene, np.ones(1), np.zeros(1)).thinned(max(SHARES[-1], FEWEST / scene.splats.count), size)
+    return Thinner(scene, np.ones(1), np.zeros(1)).thinned(max(SHARES[-1], FEWEST / scene.splats.count))
 
 
-def thinned_to_quality(
-    scene: Analysis, pictures: Pictures, least: float, size: int = SIZE
-) -> tuple[Analysis, float]:
+def thinned_to_quality(scene: Analysis, pictures: Pictures, least: float) -> tuple[Analysis, float]:
     """Return a scene with as many splats as take fewest bytes at ``least`` dB, perhaps all, and their slope.
 
     Both are about right. ``pictures`` are those that ``least`` is of. Errors: ``InputError`` for a quality
     that even the finest steps do not reach.
     """
-    thinner = Thinner.of(scene, searched(scene.splats, scene.frame, size))
+    thinner = Thinner.of(scene, searched(scene))
 
     def made(slope: float) -> tuple[float, float, float]:
         coded = quantised(scene, slope)
@@ -119,7 +114,7 @@ def thinned_to_quality(
         return slope, share, psnr(error + pictures.error(pictures.of(coded.splats())))
 
     slope, share, _ = search.to_quality(made, lambda found: found[2], least, near=ABOUT)
-    return thinner.thinned(share, size), slope
+    return thinner.thinned(share), slope
 
 
 def _nbytes(made: tuple[float, Part]) -> int:

@@ -17,11 +17,12 @@ from thinwire.assets.splats.code import turns
 from thinwire.assets.splats.code.channels import Axes, Channels, Floats, Numbers, class_steps
 from thinwire.assets.splats.code.grid import Bend, Grid, morton
 from thinwire.assets.splats.coded import CHANNELS, CLASSES, DEEPER, Coded, forward, of_part
-from thinwire.assets.splats.importance import classes_of, most_steps, seen_around, sensitivities
+from thinwire.assets.splats.importance import classes_of, most_steps, seen_through, sensitivities
 from thinwire.assets.splats.part import Part
 from thinwire.assets.splats.scene import Splats
 from thinwire.assets.splats.view.cameras import SIZE, Frame
 from thinwire.assets.splats.view.render import Seen
+from thinwire.assets.splats.view.views import Views
 from thinwire.spec import Spec
 
 LOGIT, FLOOR = 12.0, -23.0  # what infinite opacities and scales of zero become
@@ -46,7 +47,7 @@ class Analysis:
     """What coding a scene begins with, at any slope: splats in their smallest rotations, what matters."""
 
     splats: Splats
-    frame: Frame
+    views: Views
     seen: Seen
     classes: npt.NDArray[np.int64]
     sensitivity: Mapping[str, float]
@@ -56,26 +57,31 @@ class Analysis:
     @classmethod
     def of(cls, splats: Splats, size: int = SIZE) -> Analysis:
         """Return the analysis of a scene, from pictures of it that have ``size`` pixels both ways."""
-        return cls.within(Frame.of(splats), splats, size)
+        return cls.through(Views.of(splats, size), splats)
 
     @classmethod
-    def within(cls, frame: Frame, splats: Splats, size: int) -> Analysis:
-        """Return the analysis of a scene from pictures of a frame that is not its own."""
+    def through(cls, views: Views, splats: Splats) -> Analysis:
+        """Return the analysis of a scene from pictures by these cameras, which may be another's."""
         rotations, scales = turns.smallest(splats.rotations, np.maximum(splats.log_scales, FLOOR))
         bounded = np.clip(splats.opacities, -LOGIT, LOGIT)
         splats = replace(splats, rotations=rotations.astype(np.float32), log_scales=scales, opacities=bounded)
-        seen = seen_around(splats, frame, size)
+        seen = seen_through(splats, views)
         classes = classes_of(seen)
-        sensitivity = sensitivities(splats, frame, classes, size)
+        sensitivity = sensitivities(splats, views, classes)
         weights: Floats = np.exp2(-2.0 * classes)
         channels = {g: Channels.of(x, _axes(g, x, weights)) for g, x in _values(splats).items()}
-        return cls(splats, frame, seen, classes, sensitivity, channels)
+        return cls(splats, views, seen, classes, sensitivity, channels)
 
     @property
     def bend(self) -> Bend | None:
         """Return how space is drawn in, or the step of positions would go with the farthest stray."""
         away = np.abs(self.splats.positions - np.array(self.frame.middle, np.float32)).max(initial=0)
         return Bend(self.frame.middle, BALL * self.frame.radius) if away > FAR * self.frame.radius else None
+
+    @property
+    def frame(self) -> Frame:
+        """Where the scene is, but for what lies far out."""
+        return self.views.frame
 
     def step(self, group: str, slope: float) -> float:
         """Return the step of an attribute, in class 0, at a slope."""

@@ -70,18 +70,37 @@ def setting(runs: Runs) -> str:
     return (
         f"{Path(record.source).name}: {record.splats:,} splats with {record.bands} bands of harmonics, "
         f"{megabytes(record.source_nbytes)}{sent}.{credit} PSNR and SSIM are against the source's own "
-        "pictures by four cameras between those that say what matters; there are no photographs."
+        f"pictures by {_cameras(record)}, and of the worse where there are several kinds; "
+        "there are no photographs."
     )
 
 
+def _cameras(record: SceneRecord) -> str:
+    """Return from where a scene was looked at."""
+    told = [f"{view.reported} cameras {view.name}" for view in record.views]
+    return " and ".join(told or ["4 cameras around the scene"]) + ", beside those that say what matters"
+
+
 def warnings(runs: Runs) -> list[str]:
-    """Return what no record's notes say: splats that went."""
-    return [
+    """Return what no record's notes say: splats that went, and those that nothing is claimed of."""
+    gone = [
         f"{run.label}: {run.record.odd[kind]} splats were {ODD[kind]}."
         for run in runs
         for kind in ("dropped", "far")
         if run.record.odd.get(kind)
     ]
+    return gone + [f"{run.label}: {unseen(run.record)}." for run in runs if run.record.unseen]
+
+
+def unseen(record: SceneRecord) -> str:
+    """Return how many splats no camera saw.
+
+    >>> unseen(SceneRecord(splats=10, unseen=1))
+    '1 of 10 splats (10.0%) are seen by none of the 0 cameras, and nothing is claimed of them'
+    """
+    share, cameras = record.unseen / max(1, record.splats), sum(view.chosen for view in record.views)
+    said = f"{record.unseen:,} of {record.splats:,} splats ({share:.1%})"
+    return f"{said} are seen by none of the {cameras} cameras, and nothing is claimed of them"
 
 
 def story(record: SceneRecord) -> list[str]:
@@ -107,7 +126,17 @@ def folds(runs: Runs) -> dict[str, Rows]:
         )
         for run in runs
     ]
-    return {"Odd splats": odd, "Target": [(run.label, _target(run.record)) for run in runs]}
+    seen = [
+        (
+            f"{run.label}, {view.name}" if len(runs) > 1 else view.name,
+            f"{decibels(view.psnr_db)}, SSIM {view.ssim or 0:.4f}, by {view.reported} cameras; "
+            f"{view.chosen} others say what matters",
+        )
+        for run in runs
+        for view in run.record.views
+    ]
+    target = [(run.label, _target(run.record)) for run in runs]
+    return {"Odd splats": odd, "Cameras": seen, "Target": target}
 
 
 def cards(runs: Runs) -> list[str]:
@@ -158,7 +187,7 @@ def _pictures(run: SceneRun, of: str) -> str:
     shown = [_figure(run, p.file, _title(p), _words(record, p)) for p in record.pictures]
     off = [_figure(run, p.difference, _title(p), _words(record, p)) for p in record.pictures if p.difference]
     text = f"Amplified {record.stronger:g} times: black where there is none."
-    return card(f"Pictures{of}", "All by the same camera.", _side_by_side(shown)) + card(
+    return card(f"Pictures{of}", "All by the same cameras.", _side_by_side(shown)) + card(
         f"Differences from the source{of}", text, _side_by_side(off)
     )
 

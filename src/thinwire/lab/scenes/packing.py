@@ -15,20 +15,24 @@ from thinwire.assets.splats.files.clipping import told_beyond
 from thinwire.assets.splats.files.container import read_scene, write_scene
 from thinwire.assets.splats.files.foreign import read_foreign, write_foreign
 from thinwire.assets.splats.files.scene_file import read_scene_file
-from thinwire.assets.splats.importance import seen_around
+from thinwire.assets.splats.importance import seen_through
 from thinwire.assets.splats.layers import LAYERS, encode_layers, shown_after, stand_ins
 from thinwire.assets.splats.mesongs import MesonGS
 from thinwire.assets.splats.part import Layer
 from thinwire.assets.splats.scene import Splats, cleaned
-from thinwire.assets.splats.thinning import fewest, searched, thinned_to_budget, thinned_to_quality
-from thinwire.assets.splats.view.cameras import Frame, reported_views
+from thinwire.assets.splats.thinning import fewest, thinned_to_budget, thinned_to_quality
+from thinwire.assets.splats.view.given import read_cameras
 from thinwire.assets.splats.view.pictures import Pictures
+from thinwire.assets.splats.view.render import Seen
+from thinwire.assets.splats.view.views import Views
 from thinwire.lab.machine.processor import environment
 from thinwire.lab.records.schema import LinkInfo, RecipeText
-from thinwire.lab.scenes.record import LayerInfo, Rival, SceneRecord
+from thinwire.lab.scenes.record import LayerInfo, Rival, SceneRecord, View
 from thinwire.links.shape import LinkShape
 from thinwire.recipes.scenes import SCENE, SCENES, Coder
 from thinwire.types import InputError, MissingExtra, require
+
+TRIES = 2  # at a quality that the reported cameras do not see yet
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,7 @@ class Packing:
     nbytes: int | None = None
     quality: float | None = None  # dB
     strict: bool = False
+    cameras: Path | None = None  # else thinwire chooses some
 
     def __post_init__(self) -> None:
         targets, own = (self.nbytes, self.quality), self.coder
@@ -67,28 +72,63 @@ def pack(job: Packing, told: Callable[[str], None] = lambda doing: None) -> tupl
     splats, odd = cleaned(found, job.strict)
     told(f"packing {splats.count:,} splats")
     began = time.process_time()
-    data = write_scene(_coded(job, splats))
+    views = views_of(splats, job.cameras)
+    layers, seen = _coded(job, splats, views)
+    data = write_scene(layers)
     encode_s = time.process_time() - began
     record = SceneRecord(recipe=RecipeText(job.recipe, repr(job.coder)), source=str(job.source))
     record.source_nbytes, record.packed_nbytes, record.encode_cpu_s = source_nbytes, len(data), encode_s
     record.target_nbytes, record.target_db = job.nbytes, job.quality
     record.splats, record.bands, record.odd = splats.count, splats.bands, odd._asdict()
-    record.environment = environment("fp32", 1)
+    record.environment, record.cameras = environment("fp32", 1), str(job.cameras or "")
+    record.unseen = int((seen.weights == 0).sum())
     told("measuring what is left")
-    _measure(record, splats, read_scene(data))
+    _measure(record, splats, read_scene(data), views)
     record.status, record.totals["seconds"] = "done", time.monotonic() - start
     return data, record
 
 
-def _coded(job: Packing, splats: Splats) -> list[Layer]:
+def views_of(splats: Splats, cameras: Path | None) -> Views:
+    """Return the cameras that a scene is judged by: those of a file, if any. Errors: ``InputError``."""
+    return Views.of(splats) if cameras is None else Views.given(splats, read_cameras(cameras))
+
+
+def _coded(job: Packing, splats: Splats, views: Views) -> tuple[list[Layer], Seen]:
+    """Return a scene's layers, and how much of each splat the chosen cameras see."""
     coder = job.coder
     if isinstance(coder, MesonGS):
-        return [Layer(coder.encode(splats, seen_around(splats, Frame.of(splats))))]
-    scene = replace(thinwire.Analysis.of(splats), transforms=coder.transforms)
+        seen = _some(seen_through(splats, views), job)
+        return [Layer(coder.encode(splats, seen))], seen
+    scene = thinwire.Analysis.through(views, splats)
+    seen = _some(scene.seen, job)
+    scene = replace(scene, transforms=coder.transforms)
     if job.nbytes is not None:
-        return layers_within(scene, job.nbytes, coder.layers)
-    pictures = searched(splats, scene.frame)
-    return layers_at(scene, pictures, float(job.quality or 0), coder.layers)
+        return layers_within(scene, job.nbytes, coder.layers), seen
+    return _layers_reported(scene, splats, float(job.quality or 0), coder.layers), seen
+
+
+def _some(seen: Seen, job: Packing) -> Seen:
+    told = f"no camera of {job.cameras} sees any splat; give cameras of this scene, in its coordinates"
+    require(job.cameras is None or bool(seen.weights.any()), InputError, told)
+    return seen
+
+
+def _layers_reported(scene: thinwire.Analysis, splats: Splats, least: float, layers: int) -> list[Layer]:
+    """Return a scene's layers that have ``least`` dB at the reported cameras too, as far as tries go.
+
+    Searches look through others, so that what is reported is not what was chosen by. More is asked of these
+    where the reported ones see less.
+    """
+    pictures, reported = Pictures(splats, scene.views.searched), Pictures(splats, scene.views.reported)
+    found, asked = layers_at(scene, pictures, least, layers), least
+    for _ in range(TRIES):
+        missing = least - reported.psnr(reported.of(shown_after(found)))
+        if missing <= 0:
+            break
+        asked += missing + search.NEAR
+        with suppress(InputError):  # no steps are that fine; then what is missing is said
+            found = layers_at(scene, pictures, asked, layers)
+    return found
 
 
 def layers_within(scene: thinwire.Analysis, nbytes: int, layers: int = LAYERS) -> list[Layer]:
@@ -130,9 +170,9 @@ def _nbytes(layers: list[Layer]) -> int:
     return len(write_scene(layers))
 
 
-def _measure(record: SceneRecord, splats: Splats, layers: list[Layer]) -> None:
+def _measure(record: SceneRecord, splats: Splats, layers: list[Layer], views: Views) -> None:
     """Note how near the packed scene and its rivals come at cameras that nothing was chosen by."""
-    pictures = Pictures(splats, reported_views(Frame.of(splats)))
+    pictures, kinds = Pictures(splats, views.reported), [camera.kind for camera in views.chosen]
     for i, layer in enumerate(layers):
         began = time.process_time()
         shown = shown_after(layers[: i + 1])
@@ -144,6 +184,13 @@ def _measure(record: SceneRecord, splats: Splats, layers: list[Layer]) -> None:
             for name, stream in part.streams.items():
                 record.streams[name] = record.streams.get(name, 0) + len(stream)
     record.ssim = pictures.ssim(drawn)
+    if record.psnr_db is not None and record.psnr_db < (record.target_db or -math.inf):
+        asked = f"{record.target_db:g} dB are asked for"
+        record.notes.append(f"{asked}, and the reported cameras see {record.psnr_db:.2f}; ask for more")
+    record.views = [
+        View(kind, kinds.count(kind), reported, _known(decibels), alike)
+        for kind, (reported, decibels, alike) in pictures.by_kind(drawn).items()
+    ]
     try:
         spz = write_foreign(splats, "spz")
         record.notes += told_beyond(splats, "spz")

@@ -41,6 +41,17 @@ class Picture:
 
 
 @dataclass
+class View:
+    """What cameras of one kind see of a packed scene."""
+
+    name: str = about("where they stand: `around the scene`, `within the scene`, or `as given`")
+    chosen: int = about("cameras that say what matters")
+    reported: int = about("other cameras, between those, that the figures are of")
+    psnr_db: float | None = about("PSNR to the source's own pictures there; `null` where equal", None)
+    ssim: float | None = about("structural similarity to the same pictures", None)
+
+
+@dataclass
 class SceneRecord(RunRecord):
     """The record of a scene that was packed."""
 
@@ -54,6 +65,7 @@ class SceneRecord(RunRecord):
         "seconds",
         "quality",
         "strict",
+        "cameras",
         "link",
     }
 
@@ -67,6 +79,9 @@ class SceneRecord(RunRecord):
     packed_nbytes: int = about("bytes of the packed file, header included", 0)
     splats: int = about("splats that were packed", 0)
     bands: int = about("bands of spherical harmonics besides the constant one", 0)
+    cameras: str = about("file or folder of cameras that were given; empty where thinwire chose them", "")
+    views: list[View] = about("one object a kind of cameras", make=list)
+    unseen: int = about("splats that none of the chosen cameras sees: no figure is about them", 0)
     odd: dict[str, int] = about("splats that were `dropped`, and odd ones that were kept, by kind", make=dict)
     streams: dict[str, int] = about("bytes of each stream, all layers together", make=dict)
     layers: list[LayerInfo] = about("one object a layer, the coarsest first", make=list)
@@ -74,13 +89,15 @@ class SceneRecord(RunRecord):
     pictures: list[Picture] = about("pictures beside the record, the source's first", make=list)
     stronger: float = about("times by which the pictures of differences are amplified", 0.0)
     psnr_db: float | None = about(
-        "PSNR to the source's own pictures at 4 cameras between those of importance; `null` where equal", None
+        "PSNR to the source's own pictures at the reported cameras, of the worst kind; `null` where equal",
+        None,
     )
-    ssim: float | None = about("structural similarity to the same pictures", None)
+    ssim: float | None = about("structural similarity to the same pictures, of the worst kind", None)
     encode_cpu_s: float = about("processor seconds of packing, pictures for importance included", 0.0)
     decode_cpu_s: float = about("processor seconds of unpacking", 0.0)
 
     def conditions(self) -> dict[str, str]:
         """Return what must be the same in runs whose figures compare: the scene, and a link if any."""
         told = super().conditions() | {"scene": f"{Path(self.source).name} of {self.splats} splats"}
+        told |= {"views": ", ".join(f"{view.reported} cameras {view.name}" for view in self.views)}
         return told | {"link": self.link.asked} if self.link.asked != "none" else told

@@ -13,6 +13,7 @@ from thinwire.lab.records.writer import RUN, write_json
 from thinwire.lab.report.page import write_report
 from thinwire.lab.scenes import cards
 from thinwire.lab.scenes.credit import credit_of
+from thinwire.lab.scenes.packing import views_of
 from thinwire.lab.scenes.record import SceneRecord
 from thinwire.lab.scenes.showing import draw_pictures
 
@@ -36,6 +37,7 @@ def leave_report(
     splats = cleaned(read_scene_file(source)[0])[0]
     record.credit = credit_of(source) if credit is None else credit
     rivals = {rival.name: write_foreign(splats, rival.name) for rival in record.rivals}
-    draw_pictures(record, splats, packed, rivals, folder)
+    cameras = views_of(splats, Path(record.cameras) if record.cameras else None).reported
+    draw_pictures(record, splats, packed, rivals, folder, cameras)
     write_json(folder / RUN, record.to_dict())
     return write_report([Run(record.recipe.name, record, folder=folder)], folder / REPORT, cards)

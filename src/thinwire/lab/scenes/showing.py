@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from thinwire.assets.splats.files.container import read_scene
 from thinwire.assets.splats.files.foreign import read_foreign
 from thinwire.assets.splats.layers import shown_after
 from thinwire.assets.splats.scene import Array, Splats
-from thinwire.assets.splats.view.cameras import Frame, reported_views
+from thinwire.assets.splats.view.cameras import Camera
 from thinwire.assets.splats.view.project import Drawable
 from thinwire.assets.splats.view.render import render
 from thinwire.lab.records.progress import megabytes
@@ -25,34 +25,53 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 STRONGER = 4.0  # times, of a difference that is drawn
-VIEW = 1  # of the reported cameras: the one of the pictures
+VIEW = 1  # of the reported cameras of a kind: the one of the pictures
 MARGIN, INK, STRIP = 6, (235, 238, 242), (24, 28, 34)  # pixels; colours of the words under a picture
 TITLE, SMALL = 15, 11  # pixels of the letters
 PATTERN = "picture-*.png"
 
 
 def draw_pictures(
-    record: SceneRecord, source: Splats, packed: bytes, rivals: dict[str, bytes], folder: Path
+    record: SceneRecord,
+    source: Splats,
+    packed: bytes,
+    rivals: dict[str, bytes],
+    folder: Path,
+    cameras: Sequence[Camera],
 ) -> None:
-    """Draw source, layers and rivals by one camera into a folder, and note them in the record.
+    """Draw source, layers and rivals by a camera of each kind into a folder, and note them in the record.
 
     ``rivals``: files by their form. Each picture has its name and the scene's credit under it. Those of an
     earlier run go. Errors: ``MissingExtra``.
     """
     for old in folder.glob(PATTERN):
         old.unlink()
-    camera = reported_views(Frame.of(source))[VIEW]
-    record.stronger, first = STRONGER, render(Drawable.of(source), camera)
+    shown = one_of_each(cameras)
+    record.stronger, first = STRONGER, _drawn(source, shown)
     record.pictures = [Picture("source", _file("source"))]
     whole = f"the source, {megabytes(record.source_nbytes)}"
     _save(first, whole, record.credit, folder / _file("source"))
     for name, title, splats in _scenes(record, packed, rivals):
-        drawn, picture = render(Drawable.of(splats), camera), Picture(name, _file(name), _file(name, "-off"))
+        drawn, picture = _drawn(splats, shown), Picture(name, _file(name), _file(name, "-off"))
         off = np.abs(np.clip(drawn, 0, 1) - np.clip(first, 0, 1)) * np.float32(STRONGER)
         _save(drawn, title, record.credit, folder / picture.file)
         said = f"difference, amplified {STRONGER:g} times: {title}"
         _save(off, said, record.credit, folder / picture.difference)
         record.pictures.append(picture)
+
+
+def one_of_each(cameras: Sequence[Camera]) -> list[Camera]:
+    """Return a camera of each kind: the second there is, where there are two."""
+    by_kind = dict[str, list[Camera]]()
+    for camera in cameras:
+        by_kind.setdefault(camera.kind, []).append(camera)
+    return [own[min(VIEW, len(own) - 1)] for own in by_kind.values()]
+
+
+def _drawn(splats: Splats, cameras: Sequence[Camera]) -> Array:
+    """Return the pictures by these cameras side by side."""
+    scene = Drawable.of(splats)
+    return np.concatenate([render(scene, camera) for camera in cameras], axis=1)
 
 
 def _file(name: str, end: str = "") -> str:

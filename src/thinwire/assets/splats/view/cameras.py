@@ -18,6 +18,7 @@ WITHIN = 0.95  # the share of a scene's weight that the pictures hold
 RINGS, AROUND = (-20.0, 10.0, 40.0), 8  # degrees above the scene's middle, and cameras a ring
 BETWEEN = (-5.0, 25.0, -5.0, 25.0)  # degrees of the reported ones
 UP = (0.0, -1.0, 0.0)  # files of Gaussians have y downwards
+OUTSIDE, INSIDE, GIVEN = "around the scene", "within the scene", "as given"  # kinds of cameras
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +31,7 @@ class Camera:
     width: int = SIZE
     height: int = SIZE
     near: float = 0.01
+    kind: str = OUTSIDE  # of where it stands
 
 
 @dataclass(frozen=True)
@@ -57,18 +59,27 @@ def _quantile(x: npt.NDArray[np.float64], weight: npt.NDArray[np.float64], share
     return float(x[order[min(np.searchsorted(total, share * total[-1]), len(x) - 1)]])
 
 
-def look_at(frame: Frame, azimuth: float, elevation: float, size: int = SIZE) -> Camera:
-    """Return a camera that sees the whole frame from an angle in degrees."""
+def turn_of(azimuth: float, elevation: float) -> npt.NDArray[np.float64]:
+    """Return right, down and forward [3, 3] of who looks from an angle in degrees at the middle."""
     around, above = math.radians(azimuth), math.radians(elevation)
     up = np.array(UP)
     out = math.cos(above) * np.array([math.sin(around), 0.0, math.cos(around)]) + math.sin(above) * up
-    distance = frame.radius * MARGIN / math.sin(math.radians(ANGLE) / 2)
-    forward = -out
-    right = np.cross(forward, up)
+    right = np.cross(-out, up)
     right /= np.linalg.norm(right)
-    turn = np.stack([right, np.cross(forward, right), forward])
-    focal = size / 2 / math.tan(math.radians(ANGLE) / 2)
-    return Camera(np.array(frame.middle) + out * distance, turn, focal, size, size, distance / 50)
+    return np.stack([right, np.cross(-out, right), -out])
+
+
+def focal_of(angle: float, size: int) -> float:
+    """Return the focal length in pixels that shows an angle in degrees on so many pixels."""
+    return size / 2 / math.tan(math.radians(angle) / 2)
+
+
+def look_at(frame: Frame, azimuth: float, elevation: float, size: int = SIZE) -> Camera:
+    """Return a camera that sees the whole frame from an angle in degrees."""
+    turn = turn_of(azimuth, elevation)
+    distance = frame.radius * MARGIN / math.sin(math.radians(ANGLE) / 2)
+    place = np.array(frame.middle) - turn[2] * distance
+    return Camera(place, turn, focal_of(ANGLE, size), size, size, distance / 50)
 
 
 def importance_views(frame: Frame, size: int = SIZE) -> list[Camera]:

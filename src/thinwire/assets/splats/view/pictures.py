@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -14,7 +14,11 @@ from thinwire.assets.splats.view.render import render
 
 
 class Pictures:
-    """Pictures of a scene by some cameras, to compare others with."""
+    """Pictures of a scene by some cameras, to compare others with.
+
+    Cameras of several kinds are told apart: what is said of all is what the worst kind has, so that pictures
+    from afar do not hide what is wrong close by.
+    """
 
     def __init__(self, splats: Splats, cameras: Sequence[Camera]) -> None:
         self._cameras = cameras
@@ -27,7 +31,7 @@ class Pictures:
 
     def error(self, others: Sequence[Array]) -> float:
         """Return the mean square error of another scene's pictures."""
-        return float(np.mean([mse(a, b) for a, b in zip(self._pictures, others, strict=True)]))
+        return max(self._by_kind(mse, others).values())
 
     def psnr(self, others: Sequence[Array]) -> float:
         """Return the PSNR of another scene's pictures in dB, by the mean of all errors."""
@@ -35,4 +39,16 @@ class Pictures:
 
     def ssim(self, others: Sequence[Array]) -> float:
         """Return the structural similarity of another scene's pictures, the mean of all."""
-        return float(np.mean([ssim(a, b) for a, b in zip(self._pictures, others, strict=True)]))
+        return min(self._by_kind(ssim, others).values())
+
+    def by_kind(self, others: Sequence[Array]) -> dict[str, tuple[int, float, float]]:
+        """Return by kind of camera how many there are, and another scene's PSNR in dB and SSIM there."""
+        kinds = [camera.kind for camera in self._cameras]
+        errors, alike = self._by_kind(mse, others), self._by_kind(ssim, others)
+        return {kind: (kinds.count(kind), psnr(errors[kind]), alike[kind]) for kind in errors}
+
+    def _by_kind(self, of: Callable[[Array, Array], float], others: Sequence[Array]) -> dict[str, float]:
+        found = dict[str, list[float]]()
+        for camera, a, b in zip(self._cameras, self._pictures, others, strict=True):
+            found.setdefault(camera.kind, []).append(of(a, b))
+        return {kind: float(np.mean(values)) for kind, values in found.items()}
