@@ -90,6 +90,13 @@ class Mailbox:
             self._claimed[name] += 1
         return f"{name}#{number}" if number else name
 
+    def forget(self, prefix: bytes) -> None:
+        """Drop the handlers of tags with this prefix, and what was filed under it."""
+        with self._handling, self._changed:
+            for tags in (self._handlers, self._filed):
+                for tag in [tag for tag in tags if tag.startswith(prefix)]:
+                    del tags[tag]
+
     def close(self, timeout: float = 5.0) -> None:
         """Flush and close the link; waiters get a ``LinkError``. Safe to call twice."""
         self._link.close(timeout)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from thinwire import codecs, spec
 from thinwire.channels import memory
@@ -209,11 +209,12 @@ def parallel(
     mode: str | None = None,
     *,
     deadline: float = 60.0,
+    plan: Mapping[str, Any] | None = None,
 ) -> Iterator[Parallel]:
     """Run a transformer of diffusers over this rank and ``peers`` inside the block; leave it as it was.
 
-    - ``model``: a ``FluxTransformer2DModel``, ``WanTransformer3DModel`` or another with a plan of its own for
-      how to split it, with the same weights on all ranks;
+    - ``model``: a ``FluxTransformer2DModel``, ``WanTransformer3DModel`` or another with a plan for how to
+      split it, with the same weights on all ranks;
     - ``peers``: links of ``connect_mesh`` to all other ranks;
     - ``recipe``: how what the ranks exchange is sent, and in which mode: see ``thinwire recipes``;
     - ``mode``: the recipe's own unless given. ``gather``: each rank computes its share of the tokens, with
@@ -221,6 +222,8 @@ def parallel(
       attention, all tokens and its share of the heads; ``guidance``: each of two ranks computes one of the
       two forward passes of a step; ``batch``: each rank makes pictures of its own, from inputs of its own;
       ``one``: each rank computes everything. The last two send nothing;
+    - ``plan``: how the tokens are split, as diffusers writes it in ``_cp_plan``; only for a model whose plan
+      is not known here (pictures.md has the list), or is other than you want;
     - ``deadline``: seconds without any data after which a wait for a rank fails.
 
     But in mode ``batch``, all ranks make the same calls, with the same inputs: noise comes from one generator
@@ -236,5 +239,5 @@ def parallel(
     found = parse_diffusion_recipe(recipe)
     division, schemes = division_of(recipe), found.schemes
     division = division if mode is None else replace(division, mode=mode)
-    with over_ranks(model, peers, schemes[ATTENTION], schemes[OUTPUT], division, deadline) as made:
+    with over_ranks(model, peers, schemes[ATTENTION], schemes[OUTPUT], division, deadline, plan) as made:
         yield made

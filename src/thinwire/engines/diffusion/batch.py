@@ -9,8 +9,10 @@ from torch import nn
 from thinwire.engines.diffusion.clock import Clock
 from thinwire.engines.diffusion.coding import Coding
 from thinwire.engines.diffusion.division import Division
+from thinwire.engines.diffusion.host_plan import Plan
 from thinwire.engines.diffusion.message import Message
 from thinwire.engines.diffusion.tally import Tally
+from thinwire.engines.diffusion.weights import Weights
 from thinwire.exchange import MeshExchange
 from thinwire.types import LinkError
 
@@ -24,14 +26,17 @@ class Batch:
         self.tally, self.clock = Tally(), Clock()
         self._exchange = exchange
 
-    def attached(self, model: nn.Module) -> AbstractContextManager[None]:
+    def attached(self, model: nn.Module, plan: Plan | None = None) -> AbstractContextManager[None]:
         """Leave the model as it is."""
         return nullcontext()
+
+    def watch(self, weights: Weights) -> None:
+        """Do nothing: once the pictures are begun, each rank's are its own."""
 
     def reset(self) -> None:
         """Do nothing: no call depends on another."""
 
-    def leave(self) -> None:
+    def leave(self, cause: BaseException | None = None) -> None:
         """Tell the peers, should they still wait to compare their models, not to wait for this rank."""
         with suppress(LinkError):
-            self._exchange.post(0, Message(stopped=True).pack())
+            self._exchange.post(0, Message.stop(cause).pack())

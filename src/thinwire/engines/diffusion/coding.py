@@ -4,13 +4,33 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
+from torch import Tensor
+
 from thinwire.channels.channel import Scheme
-from thinwire.codecs import Cast, Codec
+from thinwire.codecs import Cast, Codec, Raw
 from thinwire.spec import Spec
 from thinwire.types import InputError, require
 
 MAX_WARMUP = 1000
 WARM: Codec = Cast("float16")
+_LEAST, _MOST = torch.finfo(torch.float16).tiny, torch.finfo(torch.float16).max
+
+
+def wide(codec: Codec, x: Tensor) -> Codec:
+    """Return what sends ``x`` in place of float16: what is bfloat16 as it is, and other values raw.
+
+    That is where float16 has no room: it ends at 65,504, and below 6e-5 it has fewer bits.
+
+    >>> wide(WARM, torch.ones(2)), wide(WARM, torch.full((2,), 1e5)), wide(WARM, torch.ones(2).bfloat16())
+    (Cast(), Raw(), Cast(dtype='bfloat16'))
+    """
+    if codec != WARM or x.dtype == torch.float16:
+        return codec
+    if x.dtype == torch.bfloat16:
+        return Cast("bfloat16")
+    peak = float(x.abs().max()) if x.numel() else 0.0
+    return codec if peak == 0 or _LEAST <= peak <= _MOST else Raw()
 
 
 @dataclass(frozen=True, repr=False)

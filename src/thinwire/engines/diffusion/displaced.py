@@ -40,11 +40,11 @@ class Displaced(Gather):
             self._last.clear()
         super().begin(stream, inputs)
 
-    def leave(self) -> None:
+    def leave(self, cause: BaseException | None = None) -> None:
         """Tell the peers not to wait for this rank any more."""
         with suppress(LinkError):
             self._drop()
-        super().leave()
+        super().leave(cause)
 
     def _forget(self) -> None:
         self._drop()

@@ -6,9 +6,9 @@ latents are the same bits on all ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -18,14 +18,16 @@ from thinwire.engines.diffusion.clock import Call, Clock
 from thinwire.engines.diffusion.coding import Coding
 from thinwire.engines.diffusion.division import Division
 from thinwire.engines.diffusion.ends import Ends, Shape, pack_mask, unpack_mask
-from thinwire.engines.diffusion.inputs import checksum, shapes_of, time_of
+from thinwire.engines.diffusion.host_plan import Plan
+from thinwire.engines.diffusion.inputs import shapes_of, time_of
 from thinwire.engines.diffusion.keys import Key, Kind
 from thinwire.engines.diffusion.repairs import Kept
 from thinwire.engines.diffusion.seam import NO_GRADIENTS, Attention, Stock
 from thinwire.engines.diffusion.shares import Shares
 from thinwire.engines.diffusion.traffic import Packets, Posted, Traffic
+from thinwire.engines.diffusion.weights import Weights
 from thinwire.exchange import MeshExchange
-from thinwire.types import InputError, require
+from thinwire.types import InputError, LinkError, require
 
 Kinds = tuple[Kind, ...]
 
@@ -59,9 +61,13 @@ class Divided:
         self._ended = True
         self._forget()
 
-    def attached(self, model: nn.Module) -> AbstractContextManager[None]:
+    def attached(self, model: nn.Module, plan: Plan | None = None) -> AbstractContextManager[None]:
         """Let the calls of ``model`` exchange inside the block."""
-        return host.attached(model, self)
+        return host.attached(model, self, plan)
+
+    def watch(self, weights: Weights) -> None:
+        """Compare these weights with the other ranks' in each call."""
+        self._traffic.inquiry.watch(weights)
 
     def begin(self, stream: str | None, inputs: Mapping[str, object]) -> None:
         """Begin a call of the model, with the whole inputs."""
@@ -72,7 +78,7 @@ class Divided:
         self._call, self._ended = self.clock.call(stream, time_of(inputs), shapes_of(inputs)), False
         if self._call.begins:
             self._forget()
-        self._inputs, self._layer = checksum(inputs), 0
+        self._inputs, self._layer = self._traffic.inquiry.note(self.clock.generation, inputs), 0
         self._shares.clear()
 
     def cut(self, name: str, x: Tensor, dim: int) -> Tensor:
@@ -80,7 +86,19 @@ class Divided:
         return self._shares.cut(name, x, dim)
 
     def attend(self, layer: str, attention: Attention, stock: Stock) -> Tensor:
-        """Return the attention of this rank's queries over the tokens of all ranks."""
+        """Return the attention of this rank's queries over the tokens of all ranks.
+
+        Before any tokens are split all ranks have all of them.
+        """
+        if not self._shares.split:
+            return stock.whole(attention)
+        own = by_key(layer, attention)
+        if own.mask is not None and own.mask is not attention.mask:
+            stock = replace(stock, whole=_outer(stock, own.mask))
+        return self._attend(layer, own, stock)
+
+    def _attend(self, layer: str, attention: Attention, stock: Stock) -> Tensor:
+        """Attend with a mask by keys alone, if any."""
         raise NotImplementedError
 
     def join(self, x: Tensor, dim: int) -> Tensor:
@@ -92,6 +110,11 @@ class Divided:
         whole = torch.cat([p.reshape(-1, *moved.shape[1:]) for p in parts])
         return whole.to(x.dtype).movedim(0, dim)
 
+    def fail(self, cause: BaseException) -> None:
+        """Tell the peers at once that a call of the model has failed."""
+        with suppress(LinkError):
+            self._traffic.abandon(cause)
+
     def end(self) -> None:
         """End a call of the model."""
         self.tally.calls += 1
@@ -101,9 +124,9 @@ class Divided:
         """Let the next call of the model begin a generation."""
         self.clock.reset()
 
-    def leave(self) -> None:
+    def leave(self, cause: BaseException | None = None) -> None:
         """Tell the peers not to wait for this rank any more."""
-        self._traffic.leave()
+        self._traffic.leave(cause)
 
     def _forget(self) -> None:
         """Begin a generation without references."""
@@ -164,12 +187,34 @@ def rows(x: Tensor) -> Tensor:
     return x.reshape(x.shape[0] * x.shape[1], -1)
 
 
-def check_attention(layer: str, attention: Attention) -> None:
-    """Raise ``InputError`` for keys, values or a mask that cannot be put together from those of ranks."""
+def by_key(layer: str, attention: Attention) -> Attention:
+    """Return an attention with a mask of its keys alone [..., 1, keys], if any.
+
+    A mask of 0 and 1 for pairs of tokens is one of tokens if it is the product of both tokens' own.
+    Errors: ``InputError`` for keys, values or a mask that cannot be put together from those of ranks.
+    """
     _, key, value, mask = attention
     text = f"{layer} has keys of shape {tuple(key.shape)} and values of {tuple(value.shape)}; use mode one"
     require(key.shape == value.shape, InputError, text)
+    if mask is not None and mask.dim() > 2 and mask.shape[-2] == mask.shape[-1] == key.shape[1] > 1:
+        own = mask.diagonal(dim1=-2, dim2=-1)[..., None, :]
+        if torch.equal(own.mT * own, mask):
+            return attention._replace(mask=own)
     if mask is not None:
         text = f"the mask of {layer}, {tuple(mask.shape)}, is not over its {key.shape[1]} keys; use mode one"
-        by_key = mask.shape[-1] == key.shape[1] and (mask.dim() == 2 or mask.shape[-2] == 1)
-        require(by_key, InputError, text)
+        by_keys = mask.shape[-1] == key.shape[1] and (mask.dim() == 2 or mask.shape[-2] == 1)
+        require(by_keys, InputError, text)
+    return attention
+
+
+def _outer(stock: Stock, own: Tensor) -> Callable[[Attention], Tensor]:
+    """Return a back end whose mask is of pairs of tokens: the product of what both have, ``own`` here."""
+
+    def whole(attention: Attention) -> Tensor:
+        keys = attention.mask
+        if keys is None:
+            return stock.whole(attention)
+        queries = keys if keys.shape[-1] == attention.query.shape[1] else own
+        return stock.whole(attention._replace(mask=queries.mT * keys))
+
+    return whole

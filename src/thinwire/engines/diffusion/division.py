@@ -10,7 +10,9 @@ from torch import nn
 
 from thinwire.engines.diffusion.clock import Clock
 from thinwire.engines.diffusion.coding import Coding
+from thinwire.engines.diffusion.host_plan import Plan
 from thinwire.engines.diffusion.tally import Tally
+from thinwire.engines.diffusion.weights import Weights
 from thinwire.exchange import MeshExchange
 from thinwire.spec import Spec
 
@@ -50,13 +52,19 @@ class Mode(Session, Protocol):
         """
         ...
 
-    def attached(self, model: nn.Module) -> AbstractContextManager[None]:
+    def attached(self, model: nn.Module, plan: Plan | None = None) -> AbstractContextManager[None]:
         """Let the calls of ``model`` exchange inside the block, and leave it as it was.
+
+        ``plan``: how its tokens are split, where the mode does that; else by a plan that is known here.
 
         Errors: ``InputError``, one sentence, for a model that the mode cannot divide.
         """
         ...
 
-    def leave(self) -> None:
-        """Tell the peers not to wait for this rank any more."""
+    def watch(self, weights: Weights) -> None:
+        """Compare these weights with the other ranks' in each call."""
+        ...
+
+    def leave(self, cause: BaseException | None = None) -> None:
+        """Tell the peers not to wait for this rank any more, and why if it is an error."""
         ...

@@ -9,7 +9,7 @@ from torch import Tensor
 from thinwire.channels import wire
 from thinwire.channels.channel import Receiver, Sender
 from thinwire.channels.memory import NoMemory
-from thinwire.engines.diffusion.coding import Coding
+from thinwire.engines.diffusion.coding import Coding, wide
 from thinwire.types import Mode, Packet, PayloadError, TensorSpec, require
 
 Shape = tuple[int, ...]
@@ -31,9 +31,10 @@ class Ends:
 
     def encode(self, x: Tensor, keys: Sequence[int], step: int) -> tuple[bytes, Tensor]:
         """Return the packet for ``x`` in a step of the generation, and what the others will decode."""
-        codec, keyframe, mode = self._coding.codec(step), None, None
+        scheme, mode = self._coding.scheme, None
+        codec, keyframe = wide(self._coding.codec(step) or scheme.codec, x), wide(scheme.keyframe, x)
         if not self._forgotten.isdisjoint(keys):
-            keyframe, mode = self._coding.scheme.keyframe, Mode.KEYFRAME
+            mode = Mode.KEYFRAME
             self._forgotten.difference_update(keys)
         packet, x_hat = self._sender.encode(x, keys, codec=codec, keyframe=keyframe, mode=mode)
         return wire.pack(packet), x_hat

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from thinwire.engines.diffusion.divided import Divided, Sent, check_attention, rows
+from thinwire.engines.diffusion.divided import Divided, Sent, rows
 from thinwire.engines.diffusion.keys import Kind
 from thinwire.engines.diffusion.parts import attended, divisible, merged
 from thinwire.engines.diffusion.seam import Attention, Stock
@@ -17,12 +17,11 @@ from thinwire.engines.diffusion.seam import Attention, Stock
 class Gather(Divided):
     """Attention of own queries over the keys and values of all ranks."""
 
-    def attend(self, layer: str, attention: Attention, stock: Stock) -> Tensor:
+    def _attend(self, layer: str, attention: Attention, stock: Stock) -> Tensor:
         """Return what this rank's queries find among the keys and values of all ranks.
 
         Among its own they may while the others' are under way.
         """
-        check_attention(layer, attention)
         sent = self._offer(layer, attention)
         in_parts = stock.parts and divisible(attention)
         mine = attended(attention, stock.scale) if in_parts else None

@@ -1,40 +1,59 @@
-"""A tensor that is filled later, and may be cut and reshaped, but not read, until then."""
+"""A tensor whose values come later: it may be cut and reshaped at once, and is awaited where it is read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
-from thinwire.types import InputError, require
-
 _ABOUT = {"size", "dim", "ndimension", "numel", "stride", "is_floating_point", "is_complex", "element_size"}
+_VIEWS = {
+    *("chunk", "split", "tensor_split", "unbind", "narrow", "select", "__getitem__", "movedim", "expand"),
+    *("view", "view_as", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "transpose", "permute"),
+    *("to", "detach", "contiguous", "float", "type", "type_as", "__get__"),  # if they leave it as it is
+}
 
 
 class Filled:
-    """Whether a tensor and the views of it have their values."""
+    """What brings the values of a tensor and of all views of it, until it has."""
 
-    def __init__(self) -> None:
-        self.done = False
+    def __init__(self, fill: Callable[[], None]) -> None:
+        self._fill: Callable[[], None] | None = fill
+
+    @property
+    def done(self) -> bool:
+        return self._fill is None
+
+    def now(self) -> None:
+        """Wait for the values, unless they are there."""
+        if self._fill is not None:
+            self._fill()
+            self._fill = None
 
 
 class Later(Tensor):
-    """What ``like`` returns; views of it are filled with it. Reading it too early is an ``InputError``."""
+    """What ``like`` returns; views of it get their values with it."""
 
     filled: Filled
 
     @staticmethod
-    def like(x: Tensor) -> Later:
-        """Return a tensor of the shape, type and device of ``x``, without values."""
-        return _marked(torch.empty_like(x), Filled())
+    def all_like(xs: Sequence[Tensor], values: Callable[[], Sequence[Tensor]]) -> list[Later]:
+        """Return tensors of the shapes, types and devices of ``xs``, with ``values()`` once one is read."""
+        empty = [torch.empty_like(x) for x in xs]
 
-    def fill(self, x: Tensor) -> None:
-        """Give it the values of ``x``; from now on it is a tensor like any other."""
-        self.filled.done = True
-        self.copy_(x)
+        def fill() -> None:
+            for x, value in zip(empty, values(), strict=True):
+                x.copy_(value)
+
+        filled = Filled(fill)
+        return [_marked(x, filled) for x in empty]
+
+    def fill(self) -> None:
+        """Let it have its values; from now on it is a tensor like any other."""
+        self.filled.now()
 
     @classmethod
     def __torch_function__(
@@ -44,20 +63,21 @@ class Later(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        waiting = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Later) and not x._has_values()]
+        given = tree_flatten((args, kwargs))[0]
+        waiting = [x for x in given if isinstance(x, Later) and not x._has_values()]
         with torch._C.DisableTorchFunctionSubclass():
-            versions = [x._version for x in waiting]
-            made = func(*args, **(kwargs or {}))
-            if not waiting:
-                return made
-            text = "a model's output is read before the step's other forward pass, for which mode guidance is"
-            changed = versions != [x._version for x in waiting]
-            plain = func.__name__ in _ABOUT or func.__name__ == "__get__"
-            parts = tree_flatten(made)[0]
-            kept = all(_views(x, waiting) if isinstance(x, Tensor) else plain for x in parts)
-            require(kept and not changed, InputError, f"{text}; use mode gather")
-            filled = waiting[0].filled
-            return tree_map(lambda x: _marked(x, filled) if isinstance(x, Tensor) else x, made)
+            name = func.__name__
+            if waiting and name in _ABOUT:
+                return func(*args, **(kwargs or {}))
+            if waiting and name in _VIEWS:
+                made = func(*args, **(kwargs or {}))
+                parts = [x for x in tree_flatten(made)[0] if isinstance(x, Tensor)]
+                if all(_views(x, waiting) for x in parts):
+                    filled = waiting[0].filled
+                    return tree_map(lambda x: _marked(x, filled) if isinstance(x, Tensor) else x, made)
+            for x in waiting:
+                x.fill()
+            return func(*args, **(kwargs or {}))
 
     def _has_values(self) -> bool:
         filled = self.__dict__.get("filled")

@@ -1,6 +1,7 @@
 """The message of one exchange: a small head, then packets that describe themselves. Little-endian::
 
-version u8 (1), state u8 (0: packets follow; 1: the sender makes no more calls), packets u16
+version u8 (1), state u8 (0: packets follow; 1: the sender makes no more calls, and a packet may say why),
+packets u16
 key u64: what is exchanged, as ``keys.py`` packs it; inputs u32: a checksum of the call's inputs; where state
 is 1, key is 1 + the rank that the sender waited for in vain, or 0
 each packet: length u32, bytes as ``channels/wire.py`` has them
@@ -8,12 +9,13 @@ each packet: length u32, bytes as ``channels/wire.py`` has them
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from thinwire.exchange.framing import framed, unframed
-from thinwire.types import ByteCursor, LinkError, PayloadError, require
+from thinwire.types import ByteCursor, InputError, LinkError, PayloadError, require
 
 VERSION = 1
 HEAD = struct.Struct("<BBHQI")
@@ -28,8 +30,19 @@ class Message:
     packets: Sequence[bytes | memoryview] = ()
     stopped: bool = False
 
+    @classmethod
+    def stop(cls, cause: BaseException | None = None, waited: int | None = None) -> Message:
+        """Return what says that the sender makes no more calls: why, and for which rank it waited in vain."""
+        told = isinstance(cause, InputError)
+        return cls(0 if waited is None else waited + 1, 0, [json.dumps(str(cause)).encode()] * told, True)
+
     def check_sender(self, rank: int) -> None:
-        """Raise ``LinkError`` if the sender, of this rank, makes no more calls."""
+        """Raise ``LinkError`` if the sender, of this rank, makes no more calls.
+
+        Errors: ``InputError`` in its own words, if it has been given what no rank can take.
+        """
+        if self.stopped and self.packets:
+            raise InputError(_said(rank, bytes(self.packets[0])))
         text = f"rank {rank} has left, or ended with an error; see what it says, and make as many calls there"
         if self.key:
             text = (
@@ -50,6 +63,16 @@ class Message:
         require(version == VERSION and state < 2, PayloadError, "an exchange's message of another version")
         packets = unframed(cursor, count)
         return cls(key, inputs, packets, bool(state))
+
+
+def _said(rank: int, packet: bytes) -> str:
+    """Return the sentence by which a rank stopped, with the number of the first one that said it."""
+    try:
+        text = json.loads(packet)
+    except ValueError:
+        text = None
+    require(isinstance(text, str), PayloadError, f"rank {rank} has stopped, and cannot be read why")
+    return text if text.startswith("rank ") else f"rank {rank}: {text}"
 
 
 def is_last(data: bytes) -> bool:

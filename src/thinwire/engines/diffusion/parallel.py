@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,29 +17,39 @@ from thinwire.engines.diffusion.batch import Batch
 from thinwire.engines.diffusion.coding import Coding
 from thinwire.engines.diffusion.displaced import Displaced
 from thinwire.engines.diffusion.division import Division, Mode, Session
+from thinwire.engines.diffusion.drawing import drawing_alike, state_of
 from thinwire.engines.diffusion.gather import Gather
 from thinwire.engines.diffusion.guidance import Guidance
-from thinwire.engines.diffusion.inputs import weights_checksum
+from thinwire.engines.diffusion.host_plan import Plan
 from thinwire.engines.diffusion.message import Message, is_last
 from thinwire.engines.diffusion.pipe import Pipe
 from thinwire.engines.diffusion.tally import Tally
 from thinwire.engines.diffusion.ulysses import Ulysses
+from thinwire.engines.diffusion.weights import Weights
 from thinwire.exchange import MeshExchange
 from thinwire.exchange.framing import words_of
 from thinwire.links.mailbox import Mailbox
 from thinwire.links.mesh import Peer
 from thinwire.types import InputError, LinkError, require
 
-ONE = "one"  # each rank computes everything
+ONE, BATCH = "one", "batch"  # each rank computes everything, or pictures of its own
 MODES: dict[str, type[Mode]] = {
     "gather": Gather,
     "displaced": Displaced,
     "ulysses": Ulysses,
     "guidance": Guidance,
-    "batch": Batch,
+    BATCH: Batch,
     "pipe": Pipe,
 }
-_USES: WeakKeyDictionary[Mailbox, Counter[str]] = WeakKeyDictionary()
+_USES: WeakKeyDictionary[Mailbox, Uses] = WeakKeyDictionary()
+
+
+@dataclass
+class Uses:
+    """How often a mesh was used, and the names of uses that have ended since all ranks last agreed."""
+
+    count: int = 0
+    ended: list[str] = field(default_factory=list)
 
 
 class Parallel:
@@ -68,6 +78,7 @@ def over_ranks(
     output: Coding,
     division: Division | None = None,
     deadline: float = 60.0,
+    plan: Plan | None = None,
 ) -> Iterator[Parallel]:
     """Run ``model`` over this rank and ``peers`` inside the block; see ``thinwire.parallel``."""
     division = division or Division()
@@ -77,19 +88,31 @@ def over_ranks(
     if mode == ONE or not peers:
         yield Parallel(ONE)
         return
-    exchange = MeshExchange(own_rank(peers), peers, name=f"diffusion{uses_of(peers)}")
-    try:
+    with used(peers, "diffusion") as exchange, ExitStack() as undo:
         with told(exchange):
             check_whole(model)
             session = MODES[mode](exchange, attention, output, division, deadline)
-        try:
-            with session.attached(model):
-                own = facts(model, f"{attention!r}, {output!r}, {division!r}", weights_checksum(model))
-                agree(exchange, own, deadline)
-                yield Parallel(mode, session)
-        finally:
-            session.leave()
+            undo.push(lambda kind, error, trace: session.leave(error))
+            undo.enter_context(session.attached(model, plan))
+            weights = Weights(model)
+            own = facts(model, f"{attention!r}, {output!r}, {division!r}", weights.checksum(False))
+            drawn = None if mode == BATCH else state_of(model)
+            first = agree(exchange, own, deadline, drawn=drawn)
+            session.watch(weights)
+        undo.enter_context(drawing_alike(model, drawn, first))
+        yield Parallel(mode, session)
+
+
+@contextmanager
+def used(peers: Mapping[int, Peer], what: str) -> Iterator[MeshExchange]:
+    """Use a mesh under a name of its own, so that nothing is taken that an aborted use before it has left."""
+    uses = _USES.setdefault(peers[min(peers)].mailbox, Uses())
+    uses.count += 1
+    exchange = MeshExchange(own_rank(peers), peers, name=f"{what}{uses.count}")
+    try:
+        yield exchange
     finally:
+        uses.ended.append(exchange.name)
         exchange.close()
 
 
@@ -98,9 +121,9 @@ def told(exchange: MeshExchange) -> Iterator[None]:
     """Tell the other ranks of an error in the block, who would else wait for what this rank has."""
     try:
         yield
-    except BaseException:
+    except BaseException as e:
         with suppress(LinkError):
-            exchange.post(0, Message(stopped=True).pack())
+            exchange.post(0, Message.stop(e).pack())
         raise
 
 
@@ -128,14 +151,6 @@ def own_rank(peers: Mapping[int, Peer]) -> int:
     return missing.pop()
 
 
-def uses_of(peers: Mapping[int, Peer]) -> int:
-    """Number the uses of a mesh, so that none takes what an aborted one before it has left."""
-    mailbox = peers[min(peers)].mailbox
-    uses = _USES.setdefault(mailbox, Counter())
-    uses["parallel"] += 1
-    return uses["parallel"]
-
-
 def facts(model: nn.Module, recipe: str, weights: int) -> dict[str, str]:
     """Return what all ranks must have in common; ``weights`` is a checksum."""
     return {
@@ -148,19 +163,37 @@ def facts(model: nn.Module, recipe: str, weights: int) -> dict[str, str]:
 
 
 def agree(
-    exchange: MeshExchange, own: Mapping[str, str], deadline: float, held: Mapping[str, str] | None = None
-) -> None:
+    exchange: MeshExchange,
+    own: Mapping[str, str],
+    deadline: float,
+    held: Mapping[str, str] | None = None,
+    drawn: bytes | None = None,
+) -> bytes | None:
     """Compare with all ranks what they must have in common; ``held``: where two ranks have it at all.
 
-    Errors: ``InputError`` naming a rank; ``LinkError`` for one that is silent or has left.
+    Returns what the first rank gave as ``drawn``. Errors: ``InputError`` naming a rank; ``LinkError`` for one
+    that is silent or has left.
     """
-    exchange.post(0, Message(packets=[json.dumps({**own, **(held or {})}).encode()]).pack())
+    mailboxes = [peer.mailbox for peer in exchange.peers.values()]
+    uses = _USES.get(exchange.peers[min(exchange.peers)].mailbox, Uses())
+    ended = list(uses.ended)
+    packets = [json.dumps({**own, **(held or {})}).encode(), *([] if drawn is None else [drawn])]
+    exchange.post(0, Message(packets=packets).pack())
+    first = drawn if exchange.rank == min(exchange.ranks) else None
     for rank, data in exchange.collect(0, deadline, "what its model is", is_last).items():
         message = Message.unpack(data)
         message.check_sender(rank)
-        theirs = words_of(b"".join(message.packets), f"rank {rank}")
+        words, *rest = message.packets or [b""]
+        theirs = words_of(bytes(words), f"rank {rank}")
         both = {what: value for what, value in (held or {}).items() if what in theirs}
         for what, value in {**own, **both}.items():
             other = str(theirs.get(what))[:200]
             text = f"rank {rank} has {what} {other!r}, and this rank {value!r}; make them alike"
             require(theirs.get(what) == value, InputError, text)
+        if rank == min(exchange.ranks) and rest:
+            first = bytes(rest[0])
+    for name in ended:  # all ranks have left these: nothing more comes
+        uses.ended.remove(name)
+        for mailbox in mailboxes:
+            mailbox.forget(f"{name}/".encode())
+    return first

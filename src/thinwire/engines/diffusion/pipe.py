@@ -22,13 +22,16 @@ from thinwire.engines.diffusion.coding import Coding
 from thinwire.engines.diffusion.division import Division
 from thinwire.engines.diffusion.ends import Ends
 from thinwire.engines.diffusion.host_blocks import Embedded, FluxBlocks, cut, piped
-from thinwire.engines.diffusion.inputs import checksum, shapes_of, time_of
+from thinwire.engines.diffusion.host_plan import Plan
+from thinwire.engines.diffusion.inputs import shapes_of, time_of
+from thinwire.engines.diffusion.inquiry import Inquiry
 from thinwire.engines.diffusion.keys import Key, Kind
 from thinwire.engines.diffusion.message import Message
 from thinwire.engines.diffusion.repairs import Kept, Repairs
 from thinwire.engines.diffusion.seam import NO_GRADIENTS, Attention, Stock
 from thinwire.engines.diffusion.tally import Tally
 from thinwire.engines.diffusion.traffic import Posted, check
+from thinwire.engines.diffusion.weights import Weights
 from thinwire.exchange import MeshExchange
 from thinwire.types import DesyncError, InputError, LinkError, require
 
@@ -50,12 +53,12 @@ class Pipe:
         self._place = self._ranks.index(self._rank)
         self._last = self._place == len(self._ranks) - 1
         self._repairs = Repairs(exchange, deadline, due=division.patches)
-        self._codings = attention, output
+        self._inquiry, self._codings = Inquiry(exchange, deadline), (attention, output)
         self._warmup = max(1, attention.warmup)
         self._calls, self._inputs, self._ended = 0, 0, True
         self._forget()
 
-    def attached(self, model: nn.Module) -> AbstractContextManager[None]:
+    def attached(self, model: nn.Module, plan: Plan | None = None) -> AbstractContextManager[None]:
         """Let the calls of ``model`` pass through the ranks inside the block."""
         self._model = FluxBlocks(model)
         self._own = cut(self._model.blocks, len(self._ranks))[self._place]
@@ -65,24 +68,33 @@ class Pipe:
         """Let the next call of the model begin a generation."""
         self.clock.reset()
 
-    def leave(self) -> None:
+    def watch(self, weights: Weights) -> None:
+        """Compare these weights with the other ranks' in each call."""
+        self._inquiry.watch(weights)
+
+    def fail(self, cause: BaseException) -> None:
+        """Tell the others at once that a call of the model has failed."""
+        with suppress(LinkError):
+            self._abandon(Message.stop(cause))
+
+    def leave(self, cause: BaseException | None = None) -> None:
         """Tell the others not to wait for this rank, in this picture and at the beginning of the next."""
         self._repairs.leave()
         with suppress(LinkError):
-            self._abandon()
-            self._stop(self.clock.generation + 1 << _GENERATION)
+            self._abandon(Message.stop(cause))
+            self._stop(self.clock.generation + 1 << _GENERATION, Message.stop(cause))
 
     def run(self, stream: str | None, inputs: Mapping[str, Any], compute: Callable[[], Any]) -> Any:
         """Return the model's output for these inputs, the same bits on all ranks."""
         require(not torch.is_grad_enabled(), InputError, NO_GRADIENTS)
         if not self._ended:  # an error or an interrupt: the ranks may be at different patches of that call
-            self._abandon()
+            self._abandon(Message.stop())
             self.clock.reset()
         self._ended = False
         call = self.clock.call(stream, time_of(inputs), shapes_of(inputs))
         if call.begins:
             self._forget()
-        self._call, self._inputs = call, checksum(inputs)
+        self._call, self._inputs = call, self._inquiry.note(self.clock.generation, inputs)
         embedded = self._model.embed(inputs)
         rows = self._cut(embedded.picture.shape[1])
         if call.step < self._warmup:
@@ -190,7 +202,7 @@ class Pipe:
         came = perf_counter()
         self.tally.wait_s += came - start
         key, step = self._key(kind, m, rank), self._step(kind, m)
-        check(rank, message, Posted(step, f"patch {m}", key, self._inputs, 1))
+        check(rank, message, Posted(step, f"patch {m}", key, self._inputs, 1), self._inquiry)
         ends, keys, rows = self._ends[kind], [key.pack()], (1, shape[0] * shape[1], shape[2])
         try:
             x = ends.decode(rank, message.packets[0], keys, [rows], like)
@@ -212,21 +224,21 @@ class Pipe:
             return message
         except LinkError as e:
             with suppress(LinkError):
-                self._abandon(cause)
+                self._abandon(Message.stop(e, cause))
             others = [str(r) for r in before if r != self._rank]
             if others and cause == rank and self._exchange.peers[rank].mailbox.error is None:
                 raise LinkError(f"{e}; it waits in turn for rank {' and '.join(others)}") from e
             raise
 
-    def _abandon(self, cause: int | None = None) -> None:
+    def _abandon(self, stop: Message) -> None:
         """Tell those who wait for more of this picture that no more comes."""
         for call in (self._calls, self._calls + 1):
-            self._stop((self.clock.generation << _GENERATION) + (call << _CALL), cause)
+            self._stop((self.clock.generation << _GENERATION) + (call << _CALL), stop)
 
-    def _stop(self, call: int, cause: int | None = None) -> None:
-        stop = Message(0 if cause is None else cause + 1, stopped=True).pack()
+    def _stop(self, call: int, stop: Message) -> None:
+        body = stop.pack()
         for m in range(self._patches):
-            self._exchange.scatter(call + self._slot(self._sends, m), dict.fromkeys(self._next, stop))
+            self._exchange.scatter(call + self._slot(self._sends, m), dict.fromkeys(self._next, body))
 
     @property
     def _sends(self) -> Kind:

@@ -55,6 +55,10 @@ class Session(Protocol):
         """End the pass."""
         ...
 
+    def fail(self, cause: BaseException) -> None:
+        """End the pass with an error."""
+        ...
+
     def reset(self) -> None:
         """Take the next pass as the first of a picture."""
         ...
@@ -65,6 +69,10 @@ class Passes(Protocol):
 
     def run(self, stream: str | None, inputs: Mapping[str, object], compute: Callable[[], Any]) -> Any:
         """Return what the model returns for these inputs; ``compute()`` lets it."""
+        ...
+
+    def fail(self, cause: BaseException) -> None:
+        """End the pass with an error."""
         ...
 
     def reset(self) -> None:

@@ -24,6 +24,11 @@ class Shares:
         """Forget the inputs of the last call."""
         self._split.clear()
 
+    @property
+    def split(self) -> bool:
+        """Whether tokens were split in this call."""
+        return bool(self._split)
+
     def cut(self, name: str, x: Tensor, dim: int) -> Tensor:
         """Return this rank's share of ``x`` along ``dim``."""
         n = x.shape[dim]

@@ -10,6 +10,7 @@ from time import perf_counter
 from torch import Tensor
 
 from thinwire.engines.diffusion.ends import Ends, Shape
+from thinwire.engines.diffusion.inquiry import PROMPT, Inquiry
 from thinwire.engines.diffusion.keys import Key
 from thinwire.engines.diffusion.message import Message, is_last
 from thinwire.engines.diffusion.repairs import Kept, Repairs
@@ -38,10 +39,8 @@ class Traffic:
     ``due``: see ``Repairs``; ``alike``: what of the inputs all ranks must have in common.
     """
 
-    def __init__(
-        self, exchange: MeshExchange, deadline: float, due: int = 1, alike: str = "prompt, seed and schedule"
-    ) -> None:
-        self.tally, self._alike = Tally(), alike
+    def __init__(self, exchange: MeshExchange, deadline: float, due: int = 1, alike: str = PROMPT) -> None:
+        self.tally, self.inquiry = Tally(), Inquiry(exchange, deadline, alike)
         self.rank, self.ranks = exchange.rank, exchange.ranks
         self.others = [rank for rank in self.ranks if rank != self.rank]
         self._exchange, self._deadline = exchange, deadline
@@ -52,9 +51,9 @@ class Traffic:
         """Number the exchanges of another generation, from 0."""
         self._generation, self._number = generation, 0
 
-    def abandon(self) -> None:
+    def abandon(self, cause: BaseException | None = None) -> None:
         """Tell whoever waits for more of this generation that no more comes: a call of the model failed."""
-        self._exchange.post(self._step, Message(stopped=True).pack())
+        self._exchange.post(self._step, Message.stop(cause).pack())
 
     def skip(self) -> None:
         """Leave out a number, on this rank alone: whoever awaits the exchange gets what was said of it."""
@@ -73,6 +72,11 @@ class Traffic:
         count = len(packets[self.others[0]])
         return self._posted(Posted(self._step, what, key, inputs, count), sum(map(len, bodies.values())))
 
+    def due(self, what: str, key: Key, inputs: int, count: int) -> Posted:
+        """Return an exchange in which this rank sends nothing, to be collected."""
+        self._number += 1
+        return Posted(self._step - 1, what, key, inputs, count)
+
     def collect(self, posted: Posted) -> dict[int, Packets]:
         """Return the packets of all others in this exchange, by rank.
 
@@ -84,7 +88,7 @@ class Traffic:
         self.tally.wait_s += perf_counter() - start
         messages = {rank: Message.unpack(body) for rank, body in received.items()}
         for rank, message in messages.items():
-            check(rank, message, posted, self._alike)
+            check(rank, message, posted, self.inquiry)
         return {rank: message.packets for rank, message in messages.items()}
 
     def keep(self, kept: Mapping[int, Kept]) -> None:
@@ -114,13 +118,13 @@ class Traffic:
         found = self._exchange.collect(posted.step, self._deadline, posted.what, is_last)
         return not any(Message.unpack(body).stopped for body in found.values())
 
-    def leave(self) -> None:
+    def leave(self, cause: BaseException | None = None) -> None:
         """Tell the others not to wait for this rank, in this picture and at the beginning of the next."""
         self._repairs.leave()
         with suppress(LinkError):
-            self.abandon()
+            self.abandon(cause)
             self.begin(self._generation + 1)
-            self.abandon()
+            self.abandon(cause)
 
     @contextmanager
     def coding(self) -> Iterator[None]:
@@ -140,11 +144,11 @@ class Traffic:
         return posted
 
 
-def check(rank: int, message: Message, due: Posted, alike: str = "prompt, seed and schedule") -> None:
+def check(rank: int, message: Message, due: Posted, inquiry: Inquiry) -> None:
     """Raise ``LinkError``, ``InputError``, ``DesyncError`` or ``PayloadError`` for what is not due."""
     message.check_sender(rank)
-    text = f"rank {rank} called the model with other inputs; give all ranks one {alike}"
-    require(message.inputs == due.inputs, InputError, text)
+    if message.inputs != due.inputs:
+        raise InputError(inquiry.cause(rank))
     text = f"rank {rank} is at another layer than {due.what} here; call the model alike on all ranks"
     require(message.key == due.key._replace(source=rank).pack(), DesyncError, text)
     text = f"rank {rank} sent {len(message.packets)} packets for {due.what}, where {due.count} are due"

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from thinwire.engines.diffusion.divided import Divided, Kinds, Sent, check_attention, shapes
+from thinwire.engines.diffusion.divided import Divided, Kinds, Sent, shapes
 from thinwire.engines.diffusion.ends import Ends
 from thinwire.engines.diffusion.keys import Kind
 from thinwire.engines.diffusion.repairs import Kept
@@ -23,31 +23,44 @@ from thinwire.types import InputError, require
 class Ulysses(Divided):
     """Attention of the queries of all ranks, over the keys and values of all, in own heads."""
 
-    def attend(self, layer: str, attention: Attention, stock: Stock) -> Tensor:
+    def _attend(self, layer: str, attention: Attention, stock: Stock) -> Tensor:
         """Return what this rank's queries find among the keys and values of all ranks."""
         self._check(layer, attention)
         world, dtype = len(self._ranks), attention.query.dtype
         batch, tokens, heads, width = attention.query.shape
-        x = torch.stack([x.transpose(0, 1) for x in attention[:3]])  # [3, tokens, B, heads, channels]
-        sent = self._scatter(
-            layer,
-            (Kind.QUERIES, Kind.KEYS, Kind.VALUES),
-            x.tensor_split(world, 3),
-            self._lengths(tokens, layer),
-            attention.mask,
-        )
-        parts, masks = self._collect(sent)
-        own = [p.reshape(3, -1, batch, heads // world, width).to(dtype) for p in parts]
-        query, key, value = torch.cat(own, 1).transpose(1, 2)
-        found = stock.whole(Attention(query, key, value, torch.cat(masks, -1) if masks else None))
-        back = found.transpose(0, 1)[None].split([p.shape[1] for p in own], 1)
+        if attention.key.shape[1] == tokens:
+            three = (Kind.QUERIES, Kind.KEYS, Kind.VALUES)
+            (query, key, value), masks, lengths = self._all(layer, three, attention[:3], attention.mask)
+        else:  # two sequences, each with shares of its own
+            (query,), _, lengths = self._all(layer, (Kind.QUERIES,), attention[:1], None)
+            two = (Kind.KEYS, Kind.VALUES)
+            (key, value), masks, _ = self._all(layer, two, attention[1:3], attention.mask)
+        mask = torch.cat(masks, -1) if masks else None
+        found = stock.whole(Attention(query, key, value, self._of_heads(mask, heads)))
+        back = found.transpose(0, 1)[None].split(lengths, 1)
         due = {rank: {tokens} for rank in self._ranks}
         parts, _ = self._collect(self._scatter(f"what {layer} finds", (Kind.FOUND,), back, due, None))
         own = [p.reshape(tokens, batch, heads // world, width).to(dtype) for p in parts]
         return torch.cat(own, 2).transpose(0, 1)
 
+    def _all(
+        self, layer: str, kinds: Kinds, own: Sequence[Tensor], mask: Tensor | None
+    ) -> tuple[Tensor, list[Tensor], list[int]]:
+        """Return tensors [B, tokens, heads, channels] of all tokens in own heads, masks, and all lengths."""
+        world, (batch, tokens, heads, width) = len(self._ranks), own[0].shape
+        x = torch.stack([x.transpose(0, 1) for x in own])  # [kinds, tokens, B, heads, channels]
+        due = self._lengths(tokens, layer)
+        parts, masks = self._collect(self._scatter(layer, kinds, x.tensor_split(world, 3), due, mask))
+        shaped = [p.reshape(len(kinds), -1, batch, heads // world, width).to(x.dtype) for p in parts]
+        return torch.cat(shaped, 1).transpose(1, 2), masks, [p.shape[1] for p in shaped]
+
+    def _of_heads(self, mask: Tensor | None, heads: int) -> Tensor | None:
+        """Return the part of a mask that is of this rank's heads."""
+        if mask is None or mask.dim() < 4 or mask.shape[1] != heads:
+            return mask
+        return mask.tensor_split(len(self._ranks), 1)[self._ranks.index(self._rank)]
+
     def _check(self, layer: str, attention: Attention) -> None:
-        check_attention(layer, attention)
         heads, keys, world = attention.query.shape[2], attention.key.shape[2], len(self._ranks)
         text = f"{layer} has {heads} heads, which {world} ranks cannot share evenly; use mode gather"
         require(heads % world == 0, InputError, text)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from thinwire.channels import wire
 from thinwire.codecs import Codec, Rows
-from thinwire.engines.diffusion.coding import Coding
+from thinwire.engines.diffusion.coding import Coding, wide
 from thinwire.engines.diffusion.ends import Ends
 from thinwire.engines.diffusion.repairs import Kept
 from thinwire.engines.diffusion.traffic import Posted, Traffic
@@ -36,7 +36,7 @@ class Line(Ends):
         """Return the packets for ``rows`` [n, width], those ``marked`` [all], and what they stand for."""
         if not len(rows):
             return [b""] * PACKETS, None
-        coded = self._coding.codec(step) or self._coding.scheme.codec
+        coded = wide(self._coding.codec(step) or self._coding.scheme.codec, rows)
         if not self.remember:
             packet, _ = self._sender.encode(rows[None], [key], codec=coded)
             return [b"", wire.pack(packet)], None
@@ -45,7 +45,8 @@ class Line(Ends):
         before, known = self._held.get(key, (torch.zeros_like(whole), torch.zeros_like(marked)))
         require(len(known) == len(marked), InputError, OTHER_TOKENS)
         packets = []
-        for part, codec in ((marked & ~known, self._coding.scheme.keyframe), (marked & known, coded)):
+        first = wide(self._coding.scheme.keyframe, rows)
+        for part, codec in ((marked & ~known, first), (marked & known, coded)):
             packets.append(b"")
             if bool(part.any()):
                 news = torch.where(part[:, None], whole, before)

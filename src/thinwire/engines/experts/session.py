@@ -18,10 +18,11 @@ from torch import Tensor
 
 from thinwire.engines.diffusion.clock import Call, Clock
 from thinwire.engines.diffusion.coding import Coding
-from thinwire.engines.diffusion.inputs import checksum, time_of
+from thinwire.engines.diffusion.inputs import time_of
 from thinwire.engines.diffusion.keys import Key, Kind
 from thinwire.engines.diffusion.seam import NO_GRADIENTS
 from thinwire.engines.diffusion.traffic import Traffic
+from thinwire.engines.diffusion.weights import Weights
 from thinwire.engines.experts.crossing import Crossing, Turn
 from thinwire.engines.experts.lines import OTHER_TOKENS
 from thinwire.engines.experts.owners import Owners
@@ -75,7 +76,8 @@ class Spread:
         self._call, self._ended = self.clock.call(stream, time, ()), False
         if self._call.begins:
             self._forget(whole)
-        self._inputs, before = checksum({"time": time or 0.0}), self._heard
+        self._inputs = self._traffic.inquiry.note(self.clock.generation, {"time": time or 0.0})
+        before = self._heard
         made = compute()
         text = "no layer of experts has exchanged anything in this call; call the model's eval() first"
         require(self._heard > before, InputError, text)
@@ -87,13 +89,23 @@ class Spread:
         """Let the next call of the model begin a generation."""
         self.clock.reset()
 
-    def leave(self, whole: bool) -> None:
-        """Tell the peers not to wait for this rank any more; ``whole``: nothing went wrong until now."""
+    def watch(self, weights: Weights) -> None:
+        """Compare these weights with the other ranks' in each call."""
+        self._traffic.inquiry.watch(weights)
+
+    def fail(self, cause: BaseException) -> None:
+        """Tell the peers at once that a call of the model has failed."""
         with suppress(LinkError):
-            self._drop(whole and self._ended)  # an error does not wait for what the peers still send
+            self._abandon(cause)
+
+    def leave(self, cause: BaseException | None = None) -> None:
+        """Tell the peers not to wait for this rank any more, and why if it is an error."""
+        whole = cause is None and self._ended
         with suppress(LinkError):
-            self._abandon()
-        self._traffic.leave()
+            self._drop(whole)  # an error does not wait for what the peers still send
+        with suppress(LinkError):
+            self._abandon(cause)
+        self._traffic.leave(cause)
 
     def every(self, layer: Layer, x: Tensor, tokens: Tensor) -> Tensor:
         """Return what each expert makes of its ``tokens`` [experts, n]: [experts * n, width]."""
@@ -190,10 +202,10 @@ class Spread:
         self._awaited.clear()
         self._crossing.drop(turns)
 
-    def _abandon(self) -> None:
+    def _abandon(self, cause: BaseException | None = None) -> None:
         """Tell whoever waits for one of the next two messages that none comes."""
         for _ in range(2):
-            self._traffic.abandon()
+            self._traffic.abandon(cause)
             self._traffic.skip()
 
 

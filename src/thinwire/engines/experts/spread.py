@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from torch import nn
 
 from thinwire.engines.diffusion.coding import Coding
 from thinwire.engines.diffusion.host import intercepted
-from thinwire.engines.diffusion.inputs import weights_checksum
-from thinwire.engines.diffusion.parallel import Parallel, agree, check_whole, facts, own_rank, told, uses_of
+from thinwire.engines.diffusion.parallel import Parallel, agree, check_whole, facts, own_rank, told, used
+from thinwire.engines.diffusion.weights import Weights, weights_checksum
 from thinwire.engines.experts.host import attached, layers_of, routed
 from thinwire.engines.experts.owners import Owners
 from thinwire.engines.experts.schedule import BATCH, ONE, Schedule
 from thinwire.engines.experts.seam import Layer
 from thinwire.engines.experts.session import Spread
-from thinwire.exchange import MeshExchange
 from thinwire.links.mesh import Peer
 from thinwire.types import InputError, require
 
@@ -47,27 +46,22 @@ def over_experts(
         yield Experts(schedule.mode if schedule.mode == BATCH else ONE)
         return
     rank = own_rank(peers)
-    exchange = MeshExchange(rank, peers, name=f"experts{uses_of(peers)}")
-    try:
+    with used(peers, "experts") as exchange, ExitStack() as undo:
         with told(exchange):
             check_whole(model)
             found, spread = layers_of(model), Owners(range(len(peers) + 1), owners)
             experts, layers = routed(found), [layer for _, layer in found]
             _check_weights(model, experts, spread, rank)
             session = Spread(exchange, (dispatch, combine), schedule, spread, layers, deadline)
-        whole = False
-        try:
-            with attached(found, session), intercepted(model, session):
-                shared = weights_checksum(model, but=_own_weights(experts))
-                own = facts(model, f"{dispatch!r}, {combine!r}, {schedule!r}", shared)
-                own |= {"the owners of experts": str(spread), "the choice of experts": _choices(layers)}
-                agree(exchange, own, deadline, _checksums(experts))
-                yield Experts(schedule.mode, session)
-            whole = True
-        finally:
-            session.leave(whole)
-    finally:
-        exchange.close()
+            undo.push(lambda kind, error, trace: session.leave(error))
+            undo.enter_context(attached(found, session))
+            undo.enter_context(intercepted(model, session))
+            shared = Weights(model, but=_own_weights(experts))
+            own = facts(model, f"{dispatch!r}, {combine!r}, {schedule!r}", shared.checksum(False))
+            own |= {"the owners of experts": str(spread), "the choice of experts": _choices(layers)}
+            agree(exchange, own, deadline, _checksums(experts))
+            session.watch(shared)
+        yield Experts(schedule.mode, session)
 
 
 def _own_weights(experts: Routed) -> set[int]:
