@@ -110,3 +110,12 @@ def test_what_is_within_a_format_s_ranges_reads_back(form: str) -> None:
     assert told_beyond(flat, form)[0].endswith("log-scales 2")
     found = foreign.read_foreign(foreign.write_foreign(flat, form), form)
     assert found.log_scales.max() < 21  # as it is told
+
+
+def test_strays_that_spoil_their_neighbours_in_a_compressed_ply_are_told() -> None:
+    scene = within(600, 0)
+    assert told_beyond(scene, "compressed.ply") == []
+    scene.positions[:2, 0] = 2047, -500
+    (told,) = told_beyond(scene, "compressed.ply")
+    assert told.startswith("2 splats are far out, and in compressed .ply up to 510 others share ranges")
+    assert "their places are 1 apart" in told

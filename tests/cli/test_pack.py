@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -127,3 +128,16 @@ def test_what_is_no_packed_scene_is_told(source: Path, tmp_path: Path) -> None:
     assert "is no scene that can be read" in one_sentence(
         invoke("pack", __file__, "-o", out, "--target", "1MB"), 2
     )
+
+
+def test_a_file_whose_name_is_no_text_is_shown_and_reported(source: Path, tmp_path: Path) -> None:
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/b\xff\xfed.ply"))
+    try:
+        source.rename(odd)
+    except OSError:
+        pytest.skip("this file system takes names of text only")
+    assert invoke("view", odd, "-o", tmp_path / "page.html").exit_code == 0
+    asked = "--target", "15kB", "--report", tmp_path / "report"
+    result = invoke("pack", odd, "-o", tmp_path / "scene.tw", *asked)
+    assert result.exit_code == 0, result.output
+    assert "b??d" in (tmp_path / "report" / "report.html").read_text("utf-8")

@@ -41,9 +41,10 @@ def view(source: Source, out: Out, title: Title = "", credit: Credit = "", force
     check_new(out, force)
     title = title or Path(source.partition("?")[0]).stem
     text = _page(source, title, credit)
+    page = text.encode(errors="replace")  # the name of a file may be no text
     with replacing(out) as part:
-        part.write_text(text, encoding="utf-8")
-    tell(f"{out}: {len(text.encode())} bytes, which any browser with WebGL2 shows")
+        part.write_bytes(page)
+    tell(f"{out}: {len(page)} bytes, which any browser with WebGL2 shows")
 
 
 def _page(source: str, title: str, credit: str) -> str:

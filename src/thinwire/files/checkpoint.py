@@ -160,9 +160,7 @@ def read_header(
         advice = "a file of torch.save, which is not read; save it with safetensors.torch.save_file"
         raise PayloadError(advice)
     require(bytes(data[: len(HEAD)]) != HEAD, PayloadError, MEANING)
-    require(
-        whole, PayloadError, f"a header of {length} bytes in a file of {size}: not safetensors, or cut short"
-    )
+    require(whole, PayloadError, f"its {size} bytes hold no header: not safetensors, or cut short")
     try:
         fields = json.loads(bytes(memoryview(data)[8:begin]))
         notes = {str(key): str(value) for key, value in (fields.pop(METADATA, None) or {}).items()}

@@ -26,7 +26,7 @@ from thinwire.engines.sync.pull.manifest import Manifest
 from thinwire.engines.sync.pull.proof import Proof
 from thinwire.engines.sync.push.ask import ask
 from thinwire.engines.sync.push.follower import Follower
-from thinwire.files.folder import open_folder
+from thinwire.files.folder import PlainFolder, open_folder
 from thinwire.files.notes import read_notes
 from thinwire.files.place import Folder, shown
 from thinwire.lab.machine.network import check_listener
@@ -93,6 +93,8 @@ def _store(url: str, token: bytes | None, check: bool, most: int) -> dict[str, A
         asset = _asset(folder, check)
         if asset is not None:
             return asset
+        there = not isinstance(folder, PlainFolder) or folder.path.exists()
+        require(there, InputError, f"there is no {folder.where}; give a file, a store or a HOST:PORT")
         raise InputError(f"{folder.where} holds no state; publish one with --store {folder.where}") from e
     except OSError as e:
         raise LinkError(f"{folder.where} holds no state that can be read: {e}") from e

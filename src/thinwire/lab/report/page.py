@@ -53,7 +53,7 @@ def write_report(runs: Sequence[Run[Any]], path: str | Path, show: Show) -> Path
     text = report_html(runs, show)
     target.parent.mkdir(parents=True, exist_ok=True)
     with replacing(target) as temporary:
-        temporary.write_text(text, "utf-8")
+        temporary.write_text(text, "utf-8", "replace")  # a path may be of other bytes
     return target
 
 

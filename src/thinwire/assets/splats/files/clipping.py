@@ -24,6 +24,8 @@ SPZ = {
     "harmonics": (-1 - 1 / 256, 1.0),
 }
 COMPRESSED_PLY = {"log_scales": (-20.0, 20.0), "opacities": (-6.91, 6.91), "harmonics": (-4.0, 4.0)}
+CHUNK, PLACES = 256, 2047  # splats of a compressed .ply that share a range, and its steps
+STRAY = 8.0  # times as far out as nearly all
 RANGES = {"spz": SPZ, "compressed.ply": COMPRESSED_PLY}
 
 
@@ -54,12 +56,25 @@ def told_beyond(splats: Splats, form: str) -> list[str]:
     >>> told_beyond(Splats.of([[3000, 0, 0]]), "spz")
     ['SPZ clips 1 of 1 splats that are beyond its ranges: positions 1 (they come back elsewhere)']
     """
+    strays = _strays(splats) if form == "compressed.ply" else []
     found = beyond(splats, form)
     if not found:
-        return []
+        return strays
     count = found.pop("splats")
     parts = [f"{name.replace('_', '-')} {n}" for name, n in found.items()]
     if form == "spz" and "positions" in found:
         parts[0] += " (they come back elsewhere)"
     told = f"{NAMES[form]} clips {count} of {splats.count} splats that are beyond its ranges"
-    return [f"{told}: {', '.join(parts)}"]
+    return [f"{told}: {', '.join(parts)}", *strays]
+
+
+def _strays(splats: Splats) -> list[str]:
+    """Return what splats far out do to others whose range of places they share."""
+    places = splats.positions.astype(np.float64)
+    away = np.linalg.norm(places - np.median(places, axis=0), axis=1)
+    far = int((away > STRAY * np.quantile(away, 0.95)).sum())
+    if not far:
+        return []
+    beside, step = min(far * (CHUNK - 1), splats.count - far), away.max() / PLACES
+    told = f"{far} splats are far out, and in compressed .ply up to {beside} others share ranges with them"
+    return [f"{told}: their places are {step:.2g} apart; write .ply to keep them"]
