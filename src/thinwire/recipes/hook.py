@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
-from thinwire.engines.replicas.hook import PowerSgd, Replicated
+from thinwire.engines.replicas.hook import Replicated
 from thinwire.engines.replicas.install import install
 from thinwire.engines.replicas.method import Method
+from thinwire.engines.replicas.power import PowerSgd
 from thinwire.links.mesh import Peer
 from thinwire.policies.replicas.site import ReplicaPolicy
 from thinwire.recipes.base import Parameter, Registry

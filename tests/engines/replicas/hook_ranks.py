@@ -139,16 +139,20 @@ def a_delay_equals_the_reference() -> None:
 
 @check
 def a_delay_waits_for_nobody() -> None:
-    """While rank 1 stands still, rank 0 goes as many steps ahead as the delay is long."""
-    for over in ("group", "peers"):
+    """While rank 1 stands still, rank 0 goes as many steps ahead as the delay is long; and the reverse.
+
+    Also where DDP would broadcast buffers before each forward pass.
+    """
+    for over, last in (("group", 1), ("peers", 1), ("peers", 0)):
         ours = Student()
+        ours.ddp = DistributedDataParallel(nn.Sequential(nn.BatchNorm1d(16), *ours.ddp.module))
         with replicating(ours, LATE, over) as replicated:
             ours.train(4, replicated)
-            if RANK == 1:
-                STORE.get(f"ahead over {over}")
+            if last == RANK:
+                STORE.get(f"ahead of {last} over {over}")
             ours.train(2, replicated)
-            if RANK == 0:
-                STORE.set(f"ahead over {over}", "yes")
+            if last != RANK:
+                STORE.set(f"ahead of {last} over {over}", "yes")
             replicated.drain(ours.optimiser.step)
         assert equal_everywhere(ours.weights())
 
@@ -210,18 +214,24 @@ def backward(student: Student, scaler: torch.amp.GradScaler, damaged: bool = Fal
 
 @check
 def a_drain_averages_the_statistics_of_batch_norm() -> None:
-    student = Student(broadcast_buffers=False)
-    norm = nn.BatchNorm1d(16)
-    student.ddp = DistributedDataParallel(nn.Sequential(norm, *student.ddp.module), broadcast_buffers=False)
-    assert isinstance(norm.running_mean, Tensor)
-    with replicating(student, LATE) as replicated:
-        student.train(5, replicated)
-        own = [torch.empty(16) for _ in range(WORLD)]
-        dist.all_gather(own, norm.running_mean)
-        replicated.drain(student.optimiser.step)
-    assert not torch.equal(*own)
-    torch.testing.assert_close(norm.running_mean, (own[0] + own[1]) / 2)
-    assert norm.num_batches_tracked == 5
+    for broadcasts in (False, True):
+        student = Student()
+        norm = nn.BatchNorm1d(16).requires_grad_(False)
+        norm.register_buffer("own", torch.tensor([torch.inf, RANK]))
+        norm.register_module("wide", nn.BatchNorm1d(2, affine=False, dtype=torch.float64))
+        student.ddp = DistributedDataParallel(
+            nn.Sequential(norm, *student.ddp.module), broadcast_buffers=broadcasts, init_sync=False
+        )
+        with replicating(student, LATE) as replicated:
+            norm.eval()
+            norm.running_mean += RANK / 3
+            norm.wide.running_var += RANK / 3
+            student.train(2, replicated)
+            replicated.drain(student.optimiser.step)
+        torch.testing.assert_close(norm.running_mean, torch.full((16,), 1 / 6))
+        wide = torch.full((2,), (1 + (1 + 1 / 3)) / 2, dtype=torch.float64)
+        assert torch.equal(norm.wide.running_var, wide)
+        assert torch.equal(norm.own, torch.tensor([torch.inf, 0.0 if broadcasts else RANK]))
 
 
 @check
@@ -371,8 +381,105 @@ def what_cannot_be_is_one_sentence() -> None:
     refused(r"rank \[1\] exchanges other|rank \[0\] exchanges other", ("topk", SPARSE)[RANK], peers=peers)
     sparse = DistributedDataParallel(nn.Sequential(nn.Embedding(9, 4, sparse=True)))
     refused("gradients of 0 are sparse tensors", model=sparse, peers=peers)
+    refused_models(refused, peers)
     student.ddp.register_comm_hook(None, allreduce_hook)
     refused("has the hook .*allreduce_hook.* and DDP takes one", peers=peers)
+
+
+def refused_models(refused: Callable[..., None], peers: Any) -> None:
+    """A model that DDP was made of, and what became of it before replicate."""
+
+    def added(m: nn.Module) -> None:
+        m.register_parameter("extra", nn.Parameter(torch.ones(3)))
+
+    def frozen(m: nn.Module) -> None:
+        m[0].bias.requires_grad_(False)  # type: ignore[index]
+
+    def unlike(m: nn.Module) -> None:
+        m[0].weight.data[0, 0] += RANK  # type: ignore[index]
+
+    def as_it_is(m: nn.Module) -> None:
+        pass
+
+    for change, dtype, recipe, text in (
+        (added, torch.float32, SPARSE, "DDP does not reduce extra, which was added or unfrozen"),
+        (frozen, torch.float32, SPARSE, "DDP reduces 1 parameters that were removed or frozen"),
+        (nn.Module.half, torch.float32, SPARSE, "0.weight, 0.bias has another dtype than when DDP was made"),
+        (unlike, torch.float32, SPARSE, rf"rank \[{1 - RANK}\] starts from other weights"),
+        (as_it_is, torch.float64, SPARSE, "0.weight is float64, and what replicas exchange is float32"),
+        (as_it_is, torch.complex64, "powersgd", "powersgd takes no parameters that are complex"),
+        (unlike, torch.float32, "powersgd", rf"rank \[{1 - RANK}\] starts from other weights"),
+    ):
+        model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 3, dtype=dtype)))
+        change(model.module)
+        refused(text, recipe, model, **({} if recipe == "powersgd" else {"peers": peers}))
+
+
+@check
+def what_a_loop_cannot_do_is_one_sentence() -> None:
+    def refused(text: str, call: Callable[[], object], error: type[Exception] = thinwire.InputError) -> None:
+        with pytest.raises(error, match=text):
+            call()
+
+    student = Student()
+    with replicating(student, LATE) as ours:
+        student.loss().backward()
+        refused(
+            "neither applied by a step nor cleared; drain behind", lambda: ours.drain(student.optimiser.step)
+        )
+        refused("neither applied by a step nor cleared; save behind", ours.state_dict)
+        student.optimiser.step()
+        wrong = "a step of a drain may take no backward pass"
+        refused(wrong, lambda: ours.drain(lambda: student.loss().backward()))
+        lbfgs = torch.optim.LBFGS(student.ddp.parameters())
+        refused("LBFGS needs each gradient at once", lambda: lbfgs.step(lambda: 0.0))
+    student = Student()
+    with replicating(student, LATE, "more"):
+        student.train(2)
+        student.ddp.module.register_parameter("extra", nn.Parameter(torch.ones(3)))
+        refused("extra was added or unfrozen after replicate", student.loss().backward)
+
+
+@check
+def a_pass_that_some_ranks_throw_away_ends_all_of_them() -> None:
+    student = Student()
+    with replicating(student, LATE, "third") as ours:
+        for step in range(8):
+            student.optimiser.zero_grad()
+            if step == 7:
+                with pytest.raises(
+                    thinwire.ThinwireError, match=r"before exchange 6 rank \[1\] threw the grad"
+                ):
+                    student.loss().backward()
+                break
+            student.loss().backward()
+            if (step, RANK) != (4, 1):
+                student.optimiser.step()
+        assert ours.draining is False
+
+
+@check
+def a_state_is_loaded_where_it_was_saved() -> None:
+    student = Student()
+    with replicating(student, SPARSE) as ours:
+        student.train(3, ours)
+        state = ours.state_dict()
+    theirs: list[Any] = [None, None]
+    dist.all_gather_object(theirs, state)
+    parts = {n: x for n, x in state.items() if not n.startswith("residual.2")}
+    for text, saved, recipe in (
+        (rf"saved by rank {1 - RANK} of 2, and this is rank {RANK} of 2", theirs[1 - RANK], SPARSE),
+        ("saved with the recipe", state, "topk"),
+        ("lacks residual.2.bias, 2.weight", parts, SPARSE),
+        ("no state that replicate saved", {n: x for n, x in state.items() if n != "origin"}, SPARSE),
+        ("cannot be read", state | {"origin": torch.zeros(3, dtype=torch.uint8)}, SPARSE),
+        (r"0.bias was \[64\] torch.float32 and is missing", state, SPARSE),
+    ):
+        later = Student()
+        if "missing" in text:
+            later.ddp = DistributedDataParallel(later.ddp.module[0])
+        with replicating(later, recipe) as ours, pytest.raises(thinwire.InputError, match=text):
+            ours.load_state_dict(saved)
 
 
 @check

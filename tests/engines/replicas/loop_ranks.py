@@ -28,32 +28,34 @@ import thinwire
 RANK, WORLD, LONG = int(sys.argv[1]), 2, 60.0
 LATE = "exchange=Gradients(staleness=2)"
 FED_BACK = "exchange=Gradients(Scheme(ChunkTopK(0.1), ErrorFeedback()), staleness={})"
+ODD = {"b": (), "c": (0, 3)}
 Steps = Callable[[], object]
 
 
 class Slopes(nn.Module):
     """A model whose loss has the gradient that a seed and the rank draw."""
 
-    def __init__(self, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> None:
+    def __init__(self, dtype: torch.dtype = torch.float32, odd: bool = True) -> None:
         super().__init__()
         draw = torch.Generator().manual_seed(1)
-        for name, shape in {"a": (40, 30), "b": (), "c": (0, 3), "d": (300,)}.items():
+        for name, shape in {"a": (40, 30), "d": (300,), **(ODD if odd else {})}.items():
             self.register_parameter(name, nn.Parameter(torch.randn(shape, generator=draw).to(dtype)))
-        self.scale = scale
 
     def forward(self, seed: int) -> Tensor:
         draw = torch.Generator().manual_seed(7 * seed + RANK)
         kinds = [(p, torch.randn(p.shape, generator=draw, dtype=p.dtype)) for p in self.parameters()]
         parts = [(p * c).sum() for p, c in kinds]
-        return self.scale * sum(x.real if x.is_complex() else x for x in parts).float()  # type: ignore[union-attr]
+        return sum(x.real if x.is_complex() else x for x in parts).float()  # type: ignore[union-attr]
 
 
 class Loop:
     """What a loop is written with: a model, its optimiser, and what exchanges, or None for plain DDP."""
 
-    def __init__(self, recipe: str | None, dtype: torch.dtype = torch.float32, **options: Any) -> None:
+    def __init__(
+        self, recipe: str | None, dtype: torch.dtype = torch.float32, odd: bool = True, **options: Any
+    ) -> None:
         self.scaler = options.pop("scaler", None)
-        self.module = Slopes(dtype)
+        self.module = Slopes(dtype, odd)
         self.ddp = DistributedDataParallel(self.module, bucket_cap_mb=0.002, **options)  # type: ignore[arg-type]
         self.optimiser: Any = torch.optim.AdamW(self.ddp.parameters(), 0.01, weight_decay=0.1)
         self.replicated: Any = None
@@ -300,6 +302,17 @@ def check_thrown(recipe: str) -> None:
     print("thrown", recipe, flush=True)
 
 
+def check_powersgd() -> None:
+    """Torch's residuals know nothing of what was thrown away either."""
+    ends = []
+    for thrown in (False, True):
+        loop = Loop(None, odd=False)
+        loop.replicated = thinwire.replicate(loop.ddp, "powersgd:start=2")
+        throws_away(loop, thrown)
+        ends.append(loop.close())
+    assert torch.equal(*ends)
+
+
 def main() -> None:
     for write in LOOPS:
         check(write.__name__, write)
@@ -309,6 +322,7 @@ def main() -> None:
         check(f"throws_away {kind}", throws_away, **options)
     for late in (0, 2):
         check_thrown(FED_BACK.format(late))
+    check_powersgd()
 
 
 if __name__ == "__main__":

@@ -23,7 +23,9 @@ LEADS = SITES[SITE][0] == RANK
 
 def model() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 3))
+    net = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 3))
+    net.register_buffer("running_mean", torch.zeros(64))
+    return net
 
 
 def trained(ddp: DistributedDataParallel, replicated: Any, steps: int) -> Tensor:
@@ -31,6 +33,9 @@ def trained(ddp: DistributedDataParallel, replicated: Any, steps: int) -> Tensor
     for step in range(steps):
         x = torch.randn(8, 16, generator=torch.Generator().manual_seed(1000 * RANK + step))
         optimiser.zero_grad()
+        if replicated is not None and step % 3 == 2:
+            ddp(x).sum().backward()  # thrown away
+            optimiser.zero_grad()
         nn.functional.cross_entropy(ddp(x), x[:, :3].argmax(1)).backward()
         if replicated is None or replicated.ready:
             optimiser.step()
@@ -62,9 +67,12 @@ def main() -> None:
     if LEADS:
         peers = thinwire.connect_mesh(SITE, 2, dist.FileStore(FOLDER + "/sites", 2))
     for recipe in ("exchange=Gradients()", "allreduce", "dd-ef-sgd:ratio=0.05,staleness=2"):
-        ddp = DistributedDataParallel(model(), process_group=groups[SITE])
+        ddp = DistributedDataParallel(model(), process_group=groups[SITE], broadcast_buffers=False)
+        mean = ddp.module.running_mean
+        mean += RANK
         weights = trained(ddp, thinwire.replicate(ddp, recipe, peers=peers, site=True, deadline=60), 12)
         assert all(torch.equal(weights, other) for other in everywhere(weights)), recipe
+        assert torch.equal(mean, torch.full((64,), 1.5)), recipe  # of four ranks, each counts alike
         if "dd" not in recipe:
             torch.testing.assert_close(weights, plain)
     ddp = DistributedDataParallel(model(), process_group=groups[SITE])

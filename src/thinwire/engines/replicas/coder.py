@@ -12,6 +12,7 @@ from torch import Tensor
 
 from thinwire.channels import wire
 from thinwire.channels.channel import Receiver, Scheme, Sender
+from thinwire.channels.memory import NoMemory
 from thinwire.codecs import Codec, InTurn
 from thinwire.engines.replicas.table import Table
 from thinwire.engines.replicas.tally import Tally
@@ -93,10 +94,11 @@ class Coder:
     def load_state_dict(self, table: Table, state: Mapping[str, Tensor]) -> None:
         """Load what ``state_dict`` returned, whatever the width of the segments was."""
         self._messages = int(state["messages"])
-        if not any(name.startswith("residual.") for name in state):
+        remembers = self._messages > 0 and not isinstance(self.sender.scheme.memory, NoMemory)
+        if not remembers and not any(name.startswith("residual.") for name in state):
             return
         shape = torch.tensor([1, self._shape[1]])
         held: dict[str, Tensor] = {"versions": torch.tensor([[k, 1] for k in range(self._shape[0])])}
-        for k, row in enumerate(table.flat(state, "residual.")):
+        for k, row in enumerate(table.saved(state, "residual.")):
             held |= {f"{k}.shape": shape, f"{k}.0": row}
         self.sender.load_state_dict(held)

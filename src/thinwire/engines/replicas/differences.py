@@ -111,9 +111,9 @@ class Fragment:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Load what ``state_dict`` returned."""
         self.mail.number, self._next, self._last = state["counts"].tolist()
-        self._shared = self.table.flat(state, "shared.")
+        self._shared = self.table.saved(state, "shared.")
         if any(name.startswith("momentum.") for name in state):
-            self._momentum = self.table.flat(state, "momentum.")
+            self._momentum = self.table.saved(state, "momentum.")
         self._coder.load_state_dict(self.table, state)
 
 

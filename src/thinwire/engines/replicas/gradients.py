@@ -201,7 +201,7 @@ class DelayedGradients(Replicator):
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         self._steps = self._only.number = int(state["steps"])
-        self._held = deque((-1, self._table.flat(state, f"held{k}.")) for k in range(int(state["held"])))
+        self._held = deque((-1, self._table.saved(state, f"held{k}.")) for k in range(int(state["held"])))
         if any(name.startswith("again.") for name in state):
-            self._again = {-1: self._table.flat(state, "again.")}
+            self._again = {-1: self._table.saved(state, "again.")}
         self._coder.load_state_dict(self._table, state)

@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Variable
-from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
@@ -28,26 +27,10 @@ from thinwire.engines.replicas.model import Copied, average_statistics, broadcas
 from thinwire.engines.replicas.origin import Origin
 from thinwire.engines.replicas.replicator import Apply, Replicator
 from thinwire.engines.replicas.steps import Steps
-from thinwire.spec import Spec
 from thinwire.types import InputError, require
 
 EXACT = 2  # passes until the buckets are final
 MANY = 100  # passes without a step that begin a run, after which it is a loop whose steps nobody sees
-
-
-@dataclass(frozen=True, repr=False)
-class PowerSgd(Spec):
-    """Torch's own hook of this name: matrices of low ``rank``, after ``start`` exact passes."""
-
-    rank: int = 1
-    start: int = 10
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.rank >= 1, InputError, f"rank={self.rank} is below 1; give the rank of a matrix")
-        require(
-            self.start >= EXACT, InputError, f"start={self.start} is below {EXACT}; buckets change so long"
-        )
 
 
 @dataclass(frozen=True)
@@ -89,6 +72,7 @@ class Replicated:
         self._due: Tensor | None = None
         self._pending = False  # neither a step nor cleared gradients have been seen since the last exchange
         self._looked = False  # at the gradients before this pass
+        self._dtypes = [p.dtype for p in buckets.trained]
         self._moved: list[int] = []  # how often parameters had changed at the last exchange
         self._thrown = 0  # passes, before the first step
         self._steps = Steps(self, buckets.trained, scaler)
@@ -111,16 +95,19 @@ class Replicated:
         require(not self.draining, InputError, "a step of a drain may take no backward pass; leave it out")
         future = self._buckets.take(bucket)
         if bucket.is_last():
-            check_same(self._ddp, self._buckets.trained)
             self._due = None
             with advised():
                 self._exchange()
             finite = self._buckets.complete(self._due)
-            self.vacant, self._pending = self._due is None, self.undoes
-            self._moved = [p._version for p in self._buckets.trained]
+            self._exchanged(vacant=self._due is None)
             if not finite:
                 self._keep()  # the scaler skips the step, which nobody sees
         return future
+
+    def _exchanged(self, vacant: bool) -> None:
+        check_same(self._ddp, self._buckets.trained)
+        self.vacant, self._pending = vacant, self.undoes
+        self._moved = [p._version for p in self._buckets.trained]
 
     def _exchange(self) -> None:
         self._replicator.step(self._add)
@@ -133,6 +120,9 @@ class Replicated:
         """Look at the gradients, as the first one of a pass arrives and before it is added."""
         if not self._looked:
             self._looked = True
+            text = "the model has another dtype than when DDP was made, which then reduces nothing"
+            same = self._dtypes == [p.dtype for p in self._buckets.trained]
+            require(same, InputError, f"{text}; convert the model before it is wrapped")
             Variable._execution_engine.queue_callback(self._end_of_pass)
             self._settle()
             self.vacant = False
@@ -142,6 +132,7 @@ class Replicated:
 
     def take(self) -> None:
         """Hear of a step."""
+        self._settle()
         self._thrown = -1
         self._keep()
 
@@ -155,9 +146,10 @@ class Replicated:
         if not self._pending:
             return
         if self._moved != [p._version for p in self._buckets.trained]:
-            self.take()
+            self._thrown = -1
+            self._keep()
         elif self._buckets.are_cleared():
-            self._pending = False
+            self._pending, self._due = False, None
             self._replicator.undo()
             self._thrown += self._thrown >= 0
             text = (
@@ -205,9 +197,12 @@ class Replicated:
         return apply
 
     def _settle_buffers(self) -> None:
-        average_statistics(self._ddp)
+        average_statistics(self._ddp, self._beyond)
         if self._terms.broadcasts:
             broadcast_the_rest(self._ddp)
+
+    def _beyond(self, mean: Tensor) -> Tensor:
+        return mean
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return residuals and means that are not due yet, by parameter. Each rank saves its own.
@@ -240,50 +235,9 @@ class Replicated:
             handle.remove()
 
 
-class PowerReplicated(Replicated):
-    """Torch's PowerSGD: each pass has its gradient at once."""
-
-    def __init__(self, ddp: DistributedDataParallel) -> None:
-        self._ddp = ddp
-
-    @property
-    def ready(self) -> bool:
-        return True
-
-    def drain(self, step: Apply) -> None:
-        average_statistics(self._ddp)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        raise InputError(
-            "torch's powersgd keeps residuals by bucket, and a later run has other buckets; save none"
-        )
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        raise InputError("a run with powersgd has nothing to load; leave it out")
-
-    def close(self) -> None:
-        pass
-
-
 def hook(state: Replicated, bucket: dist.GradBucket) -> Future[Tensor]:
     """Hand a bucket over."""
     return state.receive(bucket)
-
-
-def power_hook(state: power.PowerSGDState, bucket: dist.GradBucket) -> Future[Tensor]:
-    """Call torch's hook, and forget what it remembers of gradients that were not finite.
-
-    Bucket by bucket: over gloo, torch's callbacks of two buckets average in any order, another on each rank.
-    """
-    index = bucket.index()
-    before = state.error_dict.get(index)
-    future = power.powerSGD_hook(state, bucket)
-    if not bool(future.wait().isfinite().all()):  # the same on all ranks
-        for memory in (state.error_dict, state.p_memory_dict, state.q_memory_dict):
-            memory.pop(index, None)
-        if before is not None:
-            state.error_dict[index] = before
-    return future
 
 
 @contextmanager

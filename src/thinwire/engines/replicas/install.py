@@ -16,18 +16,16 @@ from thinwire.channels.memory import NoMemory
 from thinwire.engines.replicas import hook as hooks
 from thinwire.engines.replicas.buckets import Buckets
 from thinwire.engines.replicas.hook import (
-    PowerReplicated,
-    PowerSgd,
     Replicated,
     Terms,
     hook,
-    power_hook,
 )
 from thinwire.engines.replicas.members import Leader, Member
 from thinwire.engines.replicas.method import AllReduce, Differences, Gradients, Method
 from thinwire.engines.replicas.model import check_free, digest_of_weights, trained
 from thinwire.engines.replicas.networks import over_group, over_mesh
 from thinwire.engines.replicas.origin import Origin
+from thinwire.engines.replicas.power import PowerReplicated, PowerSgd
 from thinwire.engines.replicas.replicate import Network, Plan, by_gradients
 from thinwire.engines.replicas.site import Site
 from thinwire.engines.replicas.table import Table
@@ -36,6 +34,7 @@ from thinwire.policies.replicas.site import ReplicaPolicy
 from thinwire.types import InputError, require
 
 EXACT_STATIC = 3  # exact passes with static_graph=True
+OTHER = "exchanges other parameters, or by another recipe,"
 
 
 def install(
@@ -75,8 +74,7 @@ def install(
     buckets = Buckets(trained(ddp), scaler, inside)
     what = f"{buckets.digest} {method} {policy} {scaler is None}"
     weights = digest_of_weights(ddp)
-    differs = "exchanges other parameters, or by another recipe,"
-    _check_alike(ddp, what if site else f"{what} {peers is None}", differs)
+    _check_alike(ddp, what if site else f"{what} {peers is None}", OTHER)
     _check_alike(ddp, weights, "starts from other weights")
     late = policy is not None or (isinstance(method, Gradients) and method.staleness > 0)
     broadcasts = late and not site and ddp.broadcast_buffers
@@ -144,9 +142,17 @@ def _install_power(
     require(
         peers is None, InputError, "powersgd averages over a torch group; give group, or nothing, not peers"
     )
+    buckets = Buckets(trained(ddp), None)
+    text = "powersgd takes no parameters that are complex, empty or without a dimension; choose topk"
+    odd = any(p.is_complex() or not p.numel() or not p.dim() for p in buckets.trained)
+    require(not odd, InputError, text)
+    _check_alike(ddp, f"{buckets.digest} {method}", OTHER)
+    _check_alike(ddp, digest_of_weights(ddp), "starts from other weights")
     state = power.PowerSGDState(group or ddp.process_group, method.rank, method.start)
-    ddp.register_comm_hook(state, power_hook)
-    return PowerReplicated(ddp)
+    terms = Terms(_origin(ddp, str(method), None, False, buckets), undoes=True, broadcasts=False)
+    replicated = PowerReplicated(ddp, buckets, state, terms)
+    ddp.register_comm_hook(replicated, hook)
+    return replicated
 
 
 def _check_alike(ddp: DistributedDataParallel, what: str, differs: str) -> None:

@@ -47,6 +47,13 @@ class Leader(Replicated):
         self._site.tell(None)
         self._settle_buffers()
 
+    def _beyond(self, mean: Tensor) -> Tensor:
+        return self._site.mean_of_sites(mean)
+
+    def close(self) -> None:
+        super().close()
+        self._site.close()
+
 
 class Member(Replicated):
     """Another rank of a site: it averages with the leader, and takes what that one tells."""
@@ -75,6 +82,9 @@ class Member(Replicated):
                 self._buckets.put_gradients(mean)
                 apply()
         self._settle_buffers()
+
+    def _beyond(self, mean: Tensor) -> Tensor:
+        return self._site.mean_of_sites(mean)
 
     def state_dict(self) -> dict[str, Tensor]:
         return {}  # the leader has the site's

@@ -6,7 +6,7 @@ Tested with torch 2.13, of whose DDP it uses private names.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import torch
 import torch.distributed as dist
@@ -52,13 +52,17 @@ def trained(ddp: DistributedDataParallel) -> dict[str, nn.Parameter]:
     Errors: ``InputError`` where a parameter was added, replaced, frozen or unfrozen since DDP was made.
     """
     found = to_train(ddp)
-    known = {id(p) for bucket in ddp.reducer._get_zeros_like_grad_buckets() for p in bucket.parameters()}
+    buckets = ddp.reducer._get_zeros_like_grad_buckets()
+    known = {id(p): bucket.buffer().dtype for bucket in buckets for p in bucket.parameters()}
     new = [name for name, p in found.items() if id(p) not in known]
     text = f"DDP does not reduce {', '.join(new)}, which was added or unfrozen after it was made"
     require(not new, InputError, f"{text}; wrap the model once it is complete")
     gone = len(known) - len(found)
     text = f"DDP reduces {gone} parameters that were removed or frozen after it was made"
     require(gone == 0, InputError, f"{text}; wrap the model once it is complete")
+    other = [name for name, p in found.items() if p.dtype.to_real() != known[id(p)]]
+    text = f"{', '.join(other)} has another dtype than when DDP was made"
+    require(not other, InputError, f"{text}; convert the model before it is wrapped")
     return found
 
 
@@ -95,17 +99,20 @@ def digest_of_weights(ddp: DistributedDataParallel) -> str:
     return digest.hexdigest()
 
 
-def average_statistics(ddp: DistributedDataParallel) -> None:
+def average_statistics(
+    ddp: DistributedDataParallel, beyond: Callable[[Tensor], Tensor] = lambda mean: mean
+) -> None:
     """Average the running statistics of norms, such as BatchNorm's, over DDP's own group.
 
     In float64, so that equal ones stay what they are; counts and all other buffers stay as they are.
+    ``beyond`` makes the mean of all sites of this site's.
     """
     found = statistics(ddp)
     if not found:
         return
     flat = torch.cat([x.detach().reshape(-1).double() for x in found])
     dist.all_reduce(flat, group=ddp.process_group)
-    flat /= ddp.process_group.size()
+    flat = beyond(flat / ddp.process_group.size())
     with torch.no_grad():
         for x, part in zip(found, flat.split([x.numel() for x in found]), strict=True):
             x.copy_(part.view_as(x))

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.engines.replicas.replicate import Network
+from thinwire.exchange import Exchange
 from thinwire.exchange.framing import words_of
 from thinwire.types import InputError, ThinwireError, require
 
@@ -30,6 +31,8 @@ class Site:
         self.size, self.leads = self._group.size(), self._group.rank() == 0
         self._device = next(ddp.module.parameters()).device
         self._leader = dist.get_global_rank(self._group, 0)
+        self._statistics: Exchange | None = None  # with the other leaders
+        self._deadline, self._averaged = 0.0, 0
         self.weight = 1.0  # of this site's mean beside others': by its number of ranks
 
     def average(self, flat: Tensor) -> Tensor:
@@ -51,7 +54,28 @@ class Site:
             require(theirs.get("weights") == weights, InputError, text)
             sizes.append(int(str(theirs.get("ranks"))))
         exchange.close()
+        self._statistics, self._deadline = network.messages("statistics"), network.deadline
         self.weight = self.size * len(sizes) / sum(sizes)
+
+    def mean_of_sites(self, flat: Tensor) -> Tensor:
+        """Return the mean of all sites' ``flat``, of float64, each by its weight."""
+        if self._statistics is not None:
+            with self.telling():
+                self._statistics.post(self._averaged, (flat.cpu() * self.weight).numpy().tobytes())
+                parts = self._statistics.collect(self._averaged, self._deadline)
+            self._averaged += 1
+            parts[self._statistics.rank] = (flat.cpu() * self.weight).numpy().tobytes()
+            every = [torch.frombuffer(bytearray(parts[r]), dtype=flat.dtype) for r in sorted(parts)]
+            flat = torch.stack(every).sum(0) / len(every)
+            self.tell(flat)
+            return flat.to(self._device)
+        mean = self.hear(flat)
+        return flat if mean is None else mean
+
+    def close(self) -> None:
+        """Exchange no more statistics."""
+        if self._statistics is not None:
+            self._statistics.close()
 
     def tell(self, mean: Tensor | None) -> None:
         """Let the other ranks of the site have a mean, or know that none is due."""

@@ -155,8 +155,8 @@ class Steps:
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         watched = self._watched()
         if watched is not None and not self._ids.isdisjoint(map(id, _all(optimizer))):
-            watched.take()  # what a closure exchanged
             self._aside.give_back()
+            watched.take()  # what a closure exchanged
 
 
 def _all(optimizer: Optimizer) -> list[nn.Parameter]:

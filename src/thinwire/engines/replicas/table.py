@@ -78,6 +78,12 @@ class Table:
                 p.grad = torch.empty_like(p)
             real(p.grad).copy_(part)
 
+    def saved(self, state: Mapping[str, Tensor], prefix: str) -> Tensor:
+        """Return what ``named`` made of [n, N]. Errors: ``InputError`` for a parameter that is not there."""
+        lost = [name for name in self._parameters if prefix + name not in state]
+        require(not lost, InputError, f"this state lacks {prefix}{', '.join(lost)}; load the whole of it")
+        return self.flat(state, prefix)
+
     def flat(self, values: Mapping[str, Tensor], prefix: str = "") -> Tensor:
         """Return what ``values`` has for each parameter, under its name behind ``prefix``, as [n, N]."""
         out = torch.zeros(self.shape)
