@@ -69,7 +69,7 @@ class Federation:
     ) -> None:
         self.policy, self.residuals = Same(steps, codec or Raw()), residuals or Residuals()
         self.shared = model()
-        start = Parameters(self.shared).read()
+        start = Parameters(self.shared)
         self.server = Server(start, rule or Synchronous(), self.policy, download, Decay(RATE))
         self.clients = {
             i: Client(i, self.shared, samples(i, batch), self.residuals) for i in range(len(SIZES))

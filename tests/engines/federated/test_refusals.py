@@ -282,11 +282,11 @@ def test_an_update_is_read_as_it_was_written() -> None:
     update = Update(2**62, 3, 4, 5, 6, b"packet")
     assert len(update.pack()) == update.nbytes and Update.unpack(update.pack()) == update
     assert update.pack().hex() == (
-        "54460101654e82230000000000000040030000000000000004000000000000000500000000000000060000007061636b6574"
+        "54460201654e82230000000000000040030000000000000004000000000000000500000000000000060000007061636b6574"
     )
     version = Version(5, 6, 4, 7, Form.MISSED, (b"ab",), 3, 0.5, TopK(0.1))
     assert version.pack().hex() == (
-        "5446010213873e5e"
+        "544602023c7bf107"
         "0500000000000000"
         "0600000000000000"
         "0400000000000000"
@@ -295,6 +295,7 @@ def test_an_update_is_read_as_it_was_written() -> None:
         "0100"
         "03000000"
         "000000000000e03f"
+        "0000000000000000"
         "0f00546f704b28726174696f3d302e3129"
         "020000006162"
     )

@@ -19,6 +19,7 @@ from thinwire.channels.memory import NoMemory
 from thinwire.channels.references import References
 from thinwire.codecs import Cast, Codec, Entropy, HardThreshold, Raw, TopK, Uniform
 from thinwire.engines.federated.aggregation import FedAsync, FedBuff, Periodic, Rule, Synchronous, moved
+from thinwire.engines.federated.conductor import Conductor
 from thinwire.engines.federated.download import DeltaDownload, FullDownload
 from thinwire.engines.federated.intake import Receipt
 from thinwire.engines.federated.message import Update
@@ -290,3 +291,52 @@ def test_versions_may_be_made_elsewhere(download: FullDownload | DeltaDownload) 
         with pytest.raises(InputError, match=words):
             other.server.adopt(wrong)
     assert other.server.version == 3
+
+
+def test_a_round_is_over_those_who_were_there_as_it_began() -> None:
+    """Who leaves, comes or says something else in the midst of it changes nothing of n, S and assignments."""
+    shares, sizes = [], []
+    for unrest in (False, True):
+        federation = Federation(Synchronous("participants"))
+        server = federation.server
+        server.begin([0, 1, 2])
+        updates = {c: federation.update(c) for c in (0, 1)}
+        before = server.assignments()
+        if unrest:
+            server.leave(3)
+            server.join(Device(7, 0.1, 1000))
+            server.leave(2)
+            server.join(Device(1, 0.1, server.device(1).samples + 50))
+            copy = Federation(Synchronous("participants")).server
+            copy.load_state_dict(server.state_dict())
+            federation.server = server = copy
+            assert {c: server.assignments()[c] for c in before} == before
+        else:
+            server.give_up(2)
+        for client, update in updates.items():
+            taken(server.receive(client, update))
+        shares.append(server.weights)
+        sizes.append(server.version)
+    assert sizes == [1, 1] and same(*shares)
+
+
+def test_who_does_not_answer_in_time_is_left_out_for_longer_each_time() -> None:
+    federation, asked = Federation(Synchronous()), []
+    server = federation.server
+
+    def begin(client: int) -> None:
+        if client == 3:
+            asked.append(server.version)
+        else:
+            updates[client] = federation.update(client)
+
+    updates: dict[int, bytes] = {}
+    conductor = Conductor(server, lambda: server.clients, begin, lambda made: made.number < 40, lambda: 0.0)
+    conductor.start(federation.clients)
+    while conductor.going:
+        for client, update in list(updates.items()):
+            del updates[client]
+            conductor.came(client, server.receive(client, update))
+        if conductor.going and server.missing == [3]:
+            conductor.late(3)
+    assert asked == [0, 2, 6, 14, 30]

@@ -28,7 +28,7 @@ from thinwire.engines.federated.remote.guest import Guest
 from thinwire.engines.federated.remote.host import SIZE as DOWN
 from thinwire.engines.federated.remote.host import Host
 from thinwire.engines.federated.remote.pieces import HEAD, WINDOW, Piece, Receiving, Sending
-from thinwire.engines.federated.remote.words import Word, pack, values_of, whole
+from thinwire.engines.federated.remote.words import PROTOCOL, Word, pack, values_of, whole
 from thinwire.engines.federated.residuals import Residuals
 from thinwire.engines.federated.row import Parameters
 from thinwire.engines.federated.samples import Samples
@@ -74,12 +74,13 @@ class Federation:
     expected: int = CLIENTS
     participate: int = 0
     deadline: float = PATIENCE
+    quorum: float = 1.0
     made: list[Made] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     error: Exception | None = None
 
     def server(self, kind: type[Server] = Server) -> Any:
-        return kind(Parameters(net()).read(), self.rule, Same(self.codec), self.download)
+        return kind(Parameters(net()), self.rule, Same(self.codec), self.download)
 
     def __post_init__(self) -> None:
         self.running = self.server(WitnessedServer)
@@ -93,6 +94,7 @@ class Federation:
             participate=self.participate,
             gather=PATIENCE,
             deadline=self.deadline,
+            quorum=self.quorum,
             noted=self.notes.append,
         )
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -225,6 +227,28 @@ def test_a_round_goes_on_without_a_client_that_vanished(returns: bool) -> None:
         assert torch.equal(federation.running.weights, federation.again())
 
 
+class Silent(Client):
+    """A client that is there, and takes far longer than the others."""
+
+    def train(self, version: Version, start: torch.Tensor | None = None) -> Update:
+        time.sleep(2.0)
+        return super().train(version, start)
+
+
+def test_a_quorum_gives_the_others_as_long_again() -> None:
+    federation = Federation(Synchronous(), versions=4, quorum=0.6)
+    began = time.monotonic()
+    clients = [new_client(0), new_client(1), Silent(2, net(), new_client(2).data, Residuals())]
+    with guests(federation.hub.port, clients):
+        federation.wait()
+        took = time.monotonic() - began
+    assert federation.error is None and took < PATIENCE
+    assert [m.updates for m in federation.made].count(2) >= 3
+    (reason, *_) = federation.refusals()
+    assert "and 60% of the round had answered" in reason
+    assert torch.equal(federation.running.weights, federation.again())
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_where_nobody_answers_the_run_ends_and_names_the_clients() -> None:
     federation = Federation(Synchronous(), deadline=0.4, expected=1)
@@ -280,10 +304,10 @@ def test_what_a_stranger_says_changes_nothing() -> None:
         seat_of(federation, 1)
         seat_of(federation, 0)
         stranger = Stranger(federation)
-        stranger.say(pack(Word.ASK, protocol=1, client=0))
+        stranger.say(pack(Word.ASK, protocol=PROTOCOL, client=0))
         assert b"client 0 is here already" in stranger.hear(Word.REFUSED)
         stranger.say(pack(Word.ASK, protocol=9))
-        assert b"the server speaks protocol 1, not 9; update the server" in stranger.hear(Word.REFUSED)
+        assert b"the server speaks protocol 2, not 9; update the server" in stranger.hear(Word.REFUSED)
         stranger.hello(0)
         assert b"client 0 is here already" in stranger.hear(Word.REFUSED)
         hostile = (b"", b"\xff\x00", b"\x04{", b"\x04[]", b"\x06short", b"\x03" * 4000)

@@ -15,6 +15,7 @@ from thinwire.engines.federated.model_copy import ModelCopy
 from thinwire.engines.federated.residuals import Residuals
 from thinwire.engines.federated.row import Parameters
 from thinwire.engines.federated.samples import Data
+from thinwire.engines.federated.signature import Signature
 from thinwire.engines.federated.training import LocalSGD, Loss, check_finite, classification
 from thinwire.types import DesyncError, require
 
@@ -62,6 +63,11 @@ class Client:
         return self._parameters.numel
 
     @property
+    def signature(self) -> Signature:
+        """What the model is made of; to be told to the server before the first version."""
+        return self._parameters.signature
+
+    @property
     def held(self) -> Held | None:
         """What version the next one may lead on from; to be told to the server with each request."""
         return self._copy.held
@@ -73,6 +79,7 @@ class Client:
         An update that the server did not take before goes with this one.
         Errors: ``PayloadError`` or ``DesyncError`` for a version that cannot be followed, or was answered
         before: ask for another, with ``held`` and ``sequence``. ``TrainingError`` naming client and step.
+        ``InputError`` where the server has another model, or training moves what clients do not share.
         After an error, what is undelivered stays so.
         """
         self._check_new(version)
@@ -92,6 +99,8 @@ class Client:
         made, last = version.sequence, self.sequence  # settled by a newer version; it would be sent twice
         wrong = f"update {made} was made already, and {last} is the last; ask for another version"
         require(made > last, DesyncError, wrong)
+        theirs = Signature(version.model) if version.model else None
+        Signature(self.signature.digest).check(theirs, f"the server's model, version {version.number},")
 
     def change(self, version: Version, start: Tensor) -> Tensor:
         """Return start less end [1, N] of the local steps from ``start``; what is undelivered stays so."""
@@ -99,8 +108,10 @@ class Client:
         seed = _seed(self._seed, self.id, version.sequence)
         batches = self.data.batches(version.steps, torch.Generator().manual_seed(seed))
         self._parameters.write(start)
+        stood = self._parameters.stands()
         with _seeded(seed):
             self._local.run(self._model, self._loss, batches, version.rate, who)
+        self._parameters.check_kept(stood)
         change = start - self._parameters.read()
         check_finite(float(change.sum()), who, version.steps, version.rate)
         return change

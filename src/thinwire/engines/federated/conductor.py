@@ -16,6 +16,7 @@ from thinwire.types import LinkError, require
 ASKED_AGAIN = 1  # how often a round that nobody answered is repeated
 SILENCE = 100  # turns in a row that may end without an update where there are no rounds; twice all, if more
 NAMED = 8  # clients that an error names
+REST = 6  # doublings of how long a client that does not answer in time is left out
 KEPT = 100  # refusals of a client that are kept; of more, the last one says so
 
 
@@ -85,6 +86,8 @@ class Conductor:
         self._arrived: list[Receipt] = []  # for the next version
         self._silent: Counter[int] = Counter()  # turns by client since an update came
         self._again = 0  # rounds in a row that nobody answered
+        self._late: Counter[int] = Counter()  # turns in a row that a client did not answer in time
+        self._rests: dict[int, int] = {}  # the version at which such a client may be asked again
 
     def start(self, clients: Iterable[int]) -> None:
         """Begin with these clients."""
@@ -111,6 +114,8 @@ class Conductor:
             self._arrived.append(found)
             self.tally.kept[client] += found.kept
             self._silent.clear()
+            self._late.pop(client, None)
+            self._rests.pop(client, None)
             self._go_on(client, found.version, waits=self.server.rule.seconds > 0)
             return
         self.tally.refuse(self.clock(), found)
@@ -123,6 +128,12 @@ class Conductor:
         number = self.server.leave(client) if leaves else self.server.give_up(client)
         self._go_on(client, number, waits=False, stays=not leaves)
 
+    def late(self, client: int, leaves: bool = False) -> None:
+        """Go on without a client that did not answer in time; leave it out for 1, 3, 7, ... versions."""
+        self._late[client] = min(REST, self._late[client] + 1)
+        self._rests[client] = self.server.version + (1 << self._late[client])
+        self.lost(client, leaves)
+
     def end_period(self) -> None:
         """Make a version of what came, and let those begin who waited for it."""
         self._tell(self.server.close())
@@ -133,6 +144,8 @@ class Conductor:
 
     def _go_on(self, client: int, number: int | None, waits: bool, stays: bool = True) -> None:
         self._tell(number)
+        if number is not None and self.going and self._rests and not self.server.rule.in_rounds:
+            self._fill()  # some may have rested long enough
         self._busy.discard(client)
         if not self.going:
             return
@@ -169,6 +182,7 @@ class Conductor:
     def _round(self) -> None:
         here = list(self.present())
         self._check_answers(bool(here), f"{self._again} rounds, and nobody is there")
+        here = [c for c in here if not self._is_resting(c)] or here
         chosen = sorted(self._draw.permutation(here)[: self.participate or len(here)].tolist())
         self.server.begin(chosen)
         for client in chosen:
@@ -177,11 +191,18 @@ class Conductor:
     def _fill(self) -> None:
         """Let idle clients begin, as many as take part."""
         while self._idle and (not self.participate or self._at_work < self.participate):
-            idle = sorted(self._idle)
+            idle = sorted(c for c in self._idle if not self._is_resting(c))
+            idle = idle or ([] if self._at_work else sorted(self._idle))
+            if not idle:
+                return
             client = idle[int(self._draw.integers(len(idle)))] if self.participate else idle[0]
             self._idle.discard(client)
             self._busy.add(client)
             self.begin(client)
+
+    def _is_resting(self, client: int) -> bool:
+        """Return whether a client is left out now."""
+        return self.server.version < self._rests.get(client, 0)
 
     @property
     def _at_work(self) -> int:

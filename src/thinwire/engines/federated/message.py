@@ -1,9 +1,10 @@
 """What crosses between the server of a federation and its clients, as bytes. Little-endian::
 
-magic "TF", format u8 (1), kind u8 (1: update, 2: version), crc32 u32 over all that follows
+magic "TF", format u8 (2), kind u8 (1: update, 2: version), crc32 u32 over all that follows
 update: client u64, sequence u64, version u64, samples u64, steps u32, one packet as channels/wire.py has it
 version: number u64, sequence u64, confirmed u64, check u32, form u8, packets u16, steps u32, rate f64,
-    codec (u16 length, ASCII), each packet: length u32, bytes as channels/wire.py or state/patches/patch.py
+    model u64, codec (u16 length, ASCII), each packet: length u32, bytes as channels/wire.py or
+    state/patches/patch.py
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from typing import NamedTuple
 from thinwire.codecs import Codec, parse_codec
 from thinwire.types import MAX_KEY, ByteCursor, PayloadError, require
 
-MAGIC, FORMAT = b"TF", 1
+MAGIC, FORMAT = b"TF", 2
 MAX_STEPS = 1 << 20  # local steps that a server may ask for
 HEAD = struct.Struct("<2sBBI")
 UPDATE = struct.Struct("<QQQQI")
-VERSION = struct.Struct("<QQQIBHId")
+VERSION = struct.Struct("<QQQIBHIdQ")
 TEXT, LENGTH = struct.Struct("<H"), struct.Struct("<I")
 
 
@@ -86,7 +87,8 @@ class Version:
 
     ``sequence`` is the number of the update that answers it, and ``confirmed`` that of the client's last
     update which was taken: another that the client sent before is void. ``check``: sum over the values.
-    ``steps`` local steps at the step size ``rate``; ``codec``: of the update.
+    ``steps`` local steps at the step size ``rate``; ``codec``: of the update. ``model``: the digest of the
+    server's ``Signature``; 0 where it knows of none.
     """
 
     number: int
@@ -98,6 +100,7 @@ class Version:
     steps: int
     rate: float
     codec: Codec
+    model: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -114,14 +117,15 @@ class Version:
         """Return the version as bytes."""
         n, codec = len(self.packets), repr(self.codec).encode("ascii")
         numbers = self.number, self.sequence, self.confirmed, self.check
-        parts = [VERSION.pack(*numbers, self.form, n, self.steps, self.rate), TEXT.pack(len(codec)), codec]
+        head = VERSION.pack(*numbers, self.form, n, self.steps, self.rate, self.model)
+        parts = [head, TEXT.pack(len(codec)), codec]
         return _signed(2, b"".join([*parts, *(b for p in self.packets for b in (LENGTH.pack(len(p)), p))]))
 
     @classmethod
     def unpack(cls, data: bytes | memoryview) -> Version:
         """Read what ``pack`` wrote; ``PayloadError`` for anything else."""
         cursor = _opened(data, 2, "a version")
-        number, sequence, confirmed, check, form, packets, steps, rate = cursor.unpack(VERSION)
+        number, sequence, confirmed, check, form, packets, steps, rate, model = cursor.unpack(VERSION)
         most = max(number, sequence, confirmed)
         require(most < MAX_KEY, PayloadError, f"a version with the number {most}, beyond 2**63")
         fits = form == Form.MISSED or (form < Form.MISSED and packets == 1)
@@ -131,7 +135,7 @@ class Version:
         codec = parse_codec(_ascii(cursor.take(*cursor.unpack(TEXT))))
         found = tuple(cursor.take(*cursor.unpack(LENGTH)) for _ in range(packets))
         cursor.close()
-        return cls(number, sequence, confirmed, check, Form(form), found, steps, rate, codec)
+        return cls(number, sequence, confirmed, check, Form(form), found, steps, rate, codec, model)
 
 
 def _signed(kind: int, body: bytes) -> bytes:

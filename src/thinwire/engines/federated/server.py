@@ -17,7 +17,8 @@ from thinwire.engines.federated.intake import Receipt, Refusal, checked
 from thinwire.engines.federated.message import Held, Update, Version
 from thinwire.engines.federated.rates import Decay
 from thinwire.engines.federated.roster import Member, Traffic
-from thinwire.engines.federated.row import unpack_row
+from thinwire.engines.federated.row import Parameters, unpack_row
+from thinwire.engines.federated.signature import Signature
 from thinwire.policies.federated.device import Assignment, Device, FederatedPolicy, Situation
 from thinwire.types import MAX_KEY, InputError, PayloadError, ThinwireError, require
 
@@ -27,9 +28,11 @@ NORMS = 256  # of the last updates that policies are told
 class Server:
     """Hold the weights, the clients and the updates that wait; no transport and no clock.
 
-    ``weights`` [1, N]: version 0. A client is given versions by ``issue``, one at a time: each voids an
-    earlier one that it did not answer, so no update counts twice, whatever is lost on the way. Rules in
-    rounds want ``begin`` first, which says who is asked; ``close`` ends a round, or a period.
+    ``model``: version 0, the ``Parameters`` of a model, with which those of clients are compared by name,
+    shape and type; or a row [1, N] alone, of which only the number can be. A client is given versions by
+    ``issue``, one at a time: each voids an earlier one that it did not answer, so no update counts twice,
+    whatever is lost on the way. Rules in rounds want ``begin`` first, which says who is asked; ``close`` ends
+    a round, or a period.
 
     Updates are added in the order of (client, sequence), so the bits of a version do not depend on the order
     in which they came.
@@ -50,12 +53,14 @@ class Server:
 
     def __init__(
         self,
-        weights: Tensor,
+        model: Tensor | Parameters,
         rule: Rule,
         policy: FederatedPolicy,
         download: Download | None = None,
         rates: Decay | None = None,
     ) -> None:
+        self.signature = model.signature if isinstance(model, Parameters) else None
+        weights = model.read() if isinstance(model, Parameters) else model
         row = weights.detach().reshape(1, -1).float().clone()
         fits = row.numel() > 0 and bool(row.isfinite().all())
         require(fits, InputError, "the first weights are empty or not finite; give those of a sound model")
@@ -67,6 +72,7 @@ class Server:
         self._norms: deque[float] = deque(maxlen=NORMS)
         self._asked: set[int] = set()
         self._gone = 0  # asked in this round, and given up
+        self._round: dict[int, int] = {}  # who was there as the round began, and with how many samples
         self._waiting: dict[int, list[Update]] = {}  # by client, in the order of their sequence numbers
         self._starts: dict[int, Tensor] = {}  # what clients that train were given, for rules that mix
         self._assigned: tuple[int, dict[int, Assignment]] | None = None
@@ -85,7 +91,8 @@ class Server:
     def leave(self, client: int) -> int | None:
         """Count no longer on a client, which may come back; return the version that this completes."""
         self._member(client).present = False
-        self._assigned = None
+        if client not in self._round:  # else its round goes on as it was planned
+            self._assigned = None
         return self.give_up(client)
 
     @property
@@ -108,6 +115,11 @@ class Server:
         return sorted(self._asked - self._waiting.keys())
 
     @property
+    def answers(self) -> tuple[int, int]:
+        """Of how many clients updates wait, and how many were asked in this round."""
+        return len(self._waiting), len(self._asked) + self._gone
+
+    @property
     def waiting(self) -> int:
         """How many updates wait to be made a version of."""
         return sum(map(len, self._waiting.values()))
@@ -119,7 +131,7 @@ class Server:
     def assignments(self) -> dict[int, Assignment]:
         """Return what the policy has each client that is present do now; asked once a version."""
         if self._assigned is None or self._assigned[0] != self.version:
-            devices = [self._members[c].device for c in self.clients]
+            devices = [self._members[c].device for c in sorted(self._round.keys() | set(self.clients))]
             rates, v = self.rates, self.version
             numbers = v, rates.at(v), rates.first, rates.last
             situation = Situation(self.weights.numel(), *numbers, norms=tuple(self._norms))
@@ -150,6 +162,7 @@ class Server:
         require(not absent, InputError, f"clients {absent[:8]} are not here; ask others")
         require(len(asked) > 0, InputError, "nobody is asked in this round; ask one client at least")
         self._asked, self._gone = asked, 0
+        self._round = {c: m.device.samples for c, m in self._members.items() if m.present}
 
     def issue(self, client: int, held: Held | None = None, after: int = 0) -> Version:
         """Return the newest version for ``client``, which holds ``held``, and what it is to do; count bytes.
@@ -168,8 +181,8 @@ class Server:
         form, packets = self._outlet.lead(held)
         member.issued, member.started = max(member.issued, after) + 1, self.version
         numbers = self.version, member.issued, member.confirmed, self._outlet.check
-        rate = self.rates.at(self.version)
-        version = Version(*numbers, form, packets, assignment.steps, rate, assignment.codec)
+        rate, made = self.rates.at(self.version), self.signature.digest if self.signature else 0
+        version = Version(*numbers, form, packets, assignment.steps, rate, assignment.codec, made)
         member.traffic.down += version.nbytes
         member.traffic.raw_down += 4 * self.weights.numel()
         if self.rule.mixes:
@@ -270,14 +283,15 @@ class Server:
 
     def _end(self) -> None:
         """End the round or period."""
-        self._asked, self._gone = set(), 0
+        self._asked, self._gone, self._round = set(), 0, {}
         if self.rule.mixes:
             self._forget_starts()
 
     def _sum(self) -> Tensor:
         updates = [u for c in sorted(self._waiting) for u in self._waiting[c]]
         arrivals = [Arrival(u.client, u.sequence, u.samples, self.version - u.version) for u in updates]
-        counted = [m.device.samples for c, m in self._members.items() if m.present or c in self._waiting]
+        there = {c: m.device.samples for c, m in self._members.items() if m.present or c in self._waiting}
+        counted = list((self._round or there).values())
         asked = len(self._asked) + self._gone
         shares = self.rule.shares(arrivals, Federation(len(counted), sum(counted), asked))
         found = moved(self.weights, zip(shares, self._changes(updates), strict=True))
@@ -303,9 +317,11 @@ class Server:
         updates = [u for c in sorted(self._waiting) for u in self._waiting[c]]
         words = {
             "config": self._config(),
+            "model": self.signature and list(self.signature),
             "version": self.version,
             "asked": sorted(self._asked),
             "gone": self._gone,
+            "round": list(self._round.items()),
             "norms": list(self._norms),
             "members": {str(c): m.to_dict() for c, m in sorted(self._members.items())},
         }
@@ -322,8 +338,11 @@ class Server:
         words = json.loads(state["words"].numpy().tobytes())
         wrong = f"the state is one of {words['config']}, and this server is one of {self._config()}"
         require(words["config"] == self._config(), InputError, wrong)
+        if self.signature is not None:
+            self.signature.check(Signature.read(words.get("model")), "the model of the state")
         self.weights, self.version = state["weights"].clone(), words["version"]
         self._asked, self._gone = set(words["asked"]), words["gone"]
+        self._round = dict(words.get("round", ()))
         self._norms = deque(words["norms"], NORMS)
         self._members = {int(c): Member.from_dict(m) for c, m in words["members"].items()}
         self._starts = {int(v): row.clone() for v, row in under(state, "start.").items()}

@@ -14,7 +14,7 @@ from thinwire.codecs import Raw
 from thinwire.engines.federated.client import Client
 from thinwire.engines.federated.message import Form, Version
 from thinwire.engines.federated.remote.guest import Guest
-from thinwire.engines.federated.remote.words import whole
+from thinwire.engines.federated.remote.words import text
 from thinwire.engines.federated.residuals import Residuals
 from thinwire.engines.federated.row import Parameters
 from thinwire.engines.federated.samples import Samples
@@ -22,6 +22,7 @@ from thinwire.lab.federated.machines import JoinConfig
 from thinwire.lab.federated.models import build_model
 from thinwire.lab.federated.splits import Split
 from thinwire.lab.federated.tasks import Dataset, load_dataset
+from thinwire.lab.federated.terms import Terms
 from thinwire.links.hub.spoke import Spoke
 from thinwire.links.security import read_token
 from thinwire.types import InputError, require
@@ -44,7 +45,7 @@ def join(config: JoinConfig, noted: Callable[[str], object]) -> int:
         asked = config.client if config.client >= 0 else config.share[0] if config.share else None
         terms = guest.terms(asked)
         client = make_client(config, terms, data)
-        noted(f"client {client.id} of {spoke.peer}: {terms.get('method')}, {client.data.samples} samples")
+        noted(f"client {client.id} of {spoke.peer}: {text(terms, 'method')}, {client.data.samples} samples")
         return guest.serve(client, step_seconds(client))
     finally:
         spoke.close()
@@ -52,19 +53,14 @@ def join(config: JoinConfig, noted: Callable[[str], object]) -> int:
 
 def make_client(config: JoinConfig, terms: Mapping[str, Any], data: Dataset) -> Client:
     """Return the client that a server's terms ask for. Errors: ``InputError`` where the data do not fit."""
-    values = dict(terms)
-    theirs, classes = values.get("shape"), whole(values, "classes")
-    fits = theirs == list(data.shape) and classes >= data.classes
-    wrong = f"--data {config.data} has samples of {list(data.shape)} in {data.classes} classes"
-    require(fits, InputError, f"{wrong}, the server's are {theirs} in {classes}; give the same kind of data")
-    seed = whole(values, "seed")
-    model = build_model(_model(config, values), data.shape, classes, seed)
-    many, wanted = Parameters(model).numel, whole(values, "values")
-    wrong = f"the model has {many} parameters here and {wanted} at the server; give the same --model"
-    require(many == wanted, InputError, wrong)
-    residuals = Residuals(ErrorFeedback() if values.get("feedback") else NoMemory())
-    samples = own_samples(data, _part(config, data, seed), whole(values, "batch"))
-    return Client(whole(values, "client"), model, samples, residuals, seed=seed)
+    asked = Terms.read(terms)
+    name = _model(config, asked.model)
+    asked.check(data, f"--data {config.data}", name)
+    model = build_model(name, data.shape, asked.classes, asked.seed)
+    asked.check_count(Parameters(model).numel)
+    residuals = Residuals(ErrorFeedback() if asked.feedback else NoMemory())
+    samples = own_samples(data, _part(config, data, asked.seed), asked.batch)
+    return Client(asked.client, model, samples, residuals, seed=asked.seed)
 
 
 def own_samples(data: Dataset, part: Tensor, batch: int) -> Samples:
@@ -82,9 +78,8 @@ def step_seconds(client: Client) -> float:
     return max(1e-6, (time.perf_counter() - began) / TRIED)
 
 
-def _model(config: JoinConfig, terms: Mapping[str, Any]) -> str:
+def _model(config: JoinConfig, theirs: str) -> str:
     """Return the model's name; code is not imported because a server says so."""
-    theirs = str(terms.get("model", ""))
     wrong = f"the server trains {theirs[:80]!r}, a model of its own; give it here as --model"
     require(bool(config.model) or ":" not in theirs, InputError, wrong)
     return config.model or theirs

@@ -59,6 +59,15 @@ class ServeConfig(FederatedConfig):
         above=0,
         free=True,
     )
+    quorum: float = option(
+        1.0,
+        MACHINES,
+        "Share of a round that is enough: the others have as long again as these took.",
+        metavar="SHARE",
+        above=0,
+        most=1,
+        free=True,
+    )
     resume: bool = option(False, OUTPUT, "Go on from the last version in OUT.", free=True)
 
     def check(self) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from thinwire.engines.federated.row import Parameters
 from thinwire.types import InputError, require
 
 CNN, LOGISTIC = "cnn", "logistic"
@@ -106,10 +107,13 @@ def _check(name: str, model: nn.Module, shape: tuple[int, ...], classes: int) ->
     shared = not any(isinstance(m, _BatchNorm) and m.track_running_stats for m in model.modules())
     wrong = f"--model {name} has batch norm, whose statistics clients do not exchange; take nn.GroupNorm"
     require(shared, InputError, wrong)
+    parameters = Parameters(model.float())
+    stood = parameters.stands()
     try:
-        logits = model.float()(torch.zeros(2, *shape))
+        logits = model(torch.randn(2, *shape))
     except Exception as e:
         raise InputError(f"--model {name} takes no samples of shape {list(shape)} ({_why(e)}); {OWN}") from e
+    parameters.check_kept(stood)
     found = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
     require(found == [2, classes], InputError, f"--model {name} returns {found}, not [2, {classes}]; {OWN}")
 

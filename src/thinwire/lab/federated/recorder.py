@@ -166,7 +166,7 @@ def new_server(
     config, method = setup.config, recipe.schemes[METHOD]
     rates = Decay(config.lr, config.decay, config.versions)
     policy = with_steps(recipe.policy, name, config.steps)
-    return kind(setup.weights, method.rule, policy, method.download, rates)
+    return kind(setup.parameters, method.rule, policy, method.download, rates)
 
 
 def lengths(ends: Sequence[float]) -> list[float]:

@@ -114,6 +114,7 @@ class Serving:
             seed=self.setup.seed,
             gather=config.gather,
             deadline=config.deadline,
+            quorum=config.quorum,
             noted=self._noted,
         )
 

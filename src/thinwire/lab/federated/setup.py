@@ -44,8 +44,8 @@ class Setup:
         return cls(config, seed, data, parts, build_model(config.model, data.shape, data.classes, seed))
 
     def __post_init__(self) -> None:
-        self._parameters = Parameters(self.model)
-        self.weights = self._parameters.read()  # version 0, [1, N]
+        self.parameters = Parameters(self.model)
+        self.weights = self.parameters.read()  # version 0, [1, N]
 
     @property
     def values(self) -> int:
@@ -67,7 +67,7 @@ class Setup:
                 Samples(d.inputs, d.labels, batch, part, d.prepare),
                 residuals,
                 seed=self.seed,
-                parameters=self._parameters,
+                parameters=self.parameters,
             )
             for i, part in enumerate(self.parts)
         }
@@ -96,7 +96,7 @@ class Setup:
         inputs, labels = self.data.test_inputs, self.data.test_labels
         if not all_samples and self.looks_at_some:
             inputs, labels = inputs[self._drawn], labels[self._drawn]
-        self._parameters.write(weights)
+        self.parameters.write(weights)
         self.model.eval()
         with torch.no_grad():
             named = [self.model(self.data.prepare(some)).argmax(1) for some in inputs.split(AT_ONCE)]

@@ -9,8 +9,9 @@ from typing import Any
 from thinwire.engines.federated.remote.pieces import Piece, Receiving
 from thinwire.engines.federated.remote.seat import Hello, Seat
 from thinwire.engines.federated.remote.words import PROTOCOL, Word, pack, whole
+from thinwire.engines.federated.signature import Signature
 from thinwire.links.hub.hub import Hub
-from thinwire.types import PayloadError, require
+from thinwire.types import InputError, PayloadError, require
 
 PROBES, PROBE_SIZE = 4, 3900  # messages that are timed at the start, and bytes of each
 HERE_ALREADY = (
@@ -21,7 +22,8 @@ HERE_ALREADY = (
 class Door:
     """Let peers of ``hub`` in as clients that have no seat yet, or come back to theirs.
 
-    ``known``: the clients that were here before, whose numbers nobody gets by chance.
+    ``known``: the clients that were here before, whose numbers nobody gets by chance. ``signature``: of the
+    model, which each client's must be like.
     """
 
     def __init__(
@@ -31,7 +33,10 @@ class Door:
         seats: Mapping[int, Seat],
         known: Callable[[], Iterable[int]],
         noted: Callable[[str], object],
+        signature: Signature | None = None,
     ) -> None:
+        self._signature = signature
+        terms = {**terms, "signature": signature and list(signature)}
         self._hub, self._terms, self._seats, self._known, self._noted = hub, dict(terms), seats, known, noted
         self._promised: dict[bytes, int] = {}  # who was told that it is which client
         self._probes: dict[bytes, Receiving] = {}
@@ -71,6 +76,13 @@ class Door:
         probe = self._probes.pop(peer, None)
         seat = self._seats.get(whole(values, "client"))
         up = seat.device.up if seat is not None else math.inf
+        try:
+            theirs = Signature.read(values.get("signature"))
+            self._signature = self._signature or theirs  # a host of a row alone: all are like the first
+            if self._signature is not None:
+                self._signature.check(theirs, f"the model of client {whole(values, 'client')}")
+        except InputError as e:
+            raise PayloadError(str(e)) from e
         hello = Hello.of(values, probe.rate or math.inf if probe is not None else up)
         require(hello.client not in self._taken(peer), PayloadError, HERE_ALREADY.format(hello.client))
         other = any(s.peer == peer and s.client != hello.client for s in self._seats.values())

@@ -25,6 +25,7 @@ from thinwire.engines.federated.remote.words import (
     word_of,
 )
 from thinwire.engines.federated.row import most_nbytes
+from thinwire.engines.federated.signature import Signature
 from thinwire.links.hub.events import Event, EventKind
 from thinwire.links.hub.spoke import Spoke
 from thinwire.types import DesyncError, InputError, LinkError, PayloadError, require
@@ -52,6 +53,7 @@ class Guest:
         self._heard = time.monotonic()
         self._probe = Receiving(0, PROBES * PROBE_SIZE)
         self._client: Client | None = None
+        self._signature: Signature | None = None  # of the host's model
         self._step_seconds = 0.0
         self._down: Receiving | None = None
         self._up: Sending | None = None
@@ -71,15 +73,19 @@ class Guest:
                 word = word_of(event.data)
                 self._check_refused(word, event.data)
                 if word is Word.TERMS:
+                    values = values_of(event.data)
+                    self._signature = Signature.read(values.get("signature"))
                     self._time_the_way()
-                    return values_of(event.data)
+                    return values
                 require(word is not Word.DONE, LinkError, f"{self._spoke.peer} has its last version already")
 
     def serve(self, client: Client, step_seconds: float) -> int:
         """Train what comes until the host says that it is over; return the number of the last version.
 
-        ``step_seconds``: of a local step, as measured. Errors: ``TrainingError``, of which the host is told.
+        ``step_seconds``: of a local step, as measured. Errors: ``TrainingError``, of which the host is told;
+        ``InputError`` where the host's model is another.
         """
+        client.signature.check(self._signature, f"the model of {self._spoke.peer}")
         self._client, self._step_seconds = client, step_seconds
         self._say_hello()
         while True:
@@ -189,6 +195,7 @@ class Guest:
             pack(
                 Word.HELLO,
                 client=client.id,
+                signature=list(client.signature),
                 samples=client.data.samples,
                 step_seconds=self._step_seconds,
                 down=self._probe.rate,

@@ -27,7 +27,7 @@ from thinwire.engines.federated.server import Server
 from thinwire.links.hub.events import Event, EventKind
 from thinwire.links.hub.hub import Hub
 from thinwire.policies.federated.device import Device
-from thinwire.types import LinkError, PayloadError, require
+from thinwire.types import InputError, LinkError, PayloadError, require
 
 SIZE = 1 << 15  # bytes of a piece to a client
 TICK, LOOK = 0.1, 1.0  # seconds
@@ -40,7 +40,9 @@ class Host:
 
     It begins when ``expected`` clients are there, or ``gather`` seconds have passed and one is. A round, or
     without rounds the wait for any update, lasts ``deadline`` seconds at most. A client that is cut off has
-    that long to come back; its update goes on from where it was. ``noted`` hears of clients that come and go.
+    that long to come back; its update goes on from where it was. A client that does not answer in time is
+    left out of the next version, then of three, of seven. Once a share ``quorum`` of a round has answered,
+    the others have as long again as that took. ``noted`` hears of clients that come and go.
     Devices are as clients and probes measure them, and assignments are made again where these change.
 
     Errors: ``LinkError`` where nobody comes, or nobody answers; it names the clients.
@@ -58,13 +60,16 @@ class Host:
         seed: int = 0,
         gather: float = 300.0,
         deadline: float = 600.0,
+        quorum: float = 1.0,
         noted: Callable[[str], object] = lambda text: None,
     ) -> None:
         self.server, self._hub, self._made = server, hub, made
+        require(0 < quorum <= 1, InputError, f"quorum={quorum} is no share; give one above 0, up to 1")
         self._expected, self._gather, self._deadline = expected, gather, deadline
+        self._quorum = quorum
         self._noted = noted
         self._seats: dict[int, Seat] = {}
-        self._door = Door(hub, terms, self._seats, lambda: server.known, noted)
+        self._door = Door(hub, terms, self._seats, lambda: server.known, noted, server.signature)
         self._conductor = Conductor(
             server, self._here, self._issue, self._tell, lambda: self.now, seed, participate
         )
@@ -73,6 +78,7 @@ class Host:
         self._due = self._look = (
             math.inf
         )  # when the round or the period ends, and to look after all, monotonic
+        self._round_began = 0.0  # monotonic
         self._heard = 0.0  # when an update came last, monotonic
 
     @property
@@ -131,7 +137,8 @@ class Host:
             event = self._hub.recv(TICK)
             if event is not None:
                 self._handle(event)
-        self._due = time.monotonic() + self._deadline
+        self._round_began = time.monotonic()
+        self._due = self._round_began + self._deadline
         return self._present()
 
     def _issue(self, client: int) -> None:
@@ -190,11 +197,14 @@ class Host:
         return f"no update came for {self._deadline:g} s, of clients {who}; see what they say"
 
     def _give_up(self, client: int) -> None:
-        seat, why = self._seats[client], f"no update came within {self._deadline:g} s"
+        seat, waited = self._seats[client], time.monotonic() - self._round_began
+        why = f"no update came within {self._deadline:g} s"
+        if self.server.rule.in_rounds and waited < self._deadline:
+            why = f"no update came within {waited:.1f} s, and {self._quorum:.0%} of the round had answered"
         self._refuse(client, why)
         self._hub.send(seat.peer, pack(Word.RECEIPT, number=seat.sequence, reason=why))
         seat.end_turn()
-        self._conductor.lost(client, leaves=not seat.there)
+        self._conductor.late(client, leaves=not seat.there)
 
     def _refuse(self, client: int, why: str) -> None:
         self.tally.refuse(self.now, Refusal(client, why))
@@ -323,6 +333,10 @@ class Host:
             self._noted(f"client {seat.client}: {reason}")
         self._hub.send(seat.peer, pack(Word.RECEIPT, number=number, reason=reason))
         self._conductor.came(seat.client, found)
+        answered, asked = self.server.answers
+        if self._conductor.going and self._quorum < 1 and answered >= self._quorum * asked > 0:
+            now = time.monotonic()
+            self._due = min(self._due, 2 * now - self._round_began)
 
     def _note_speed(self, seat: Seat, device: Device) -> None:
         """Choose again for a device whose speed has changed."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from thinwire.types import MAX_KEY, PayloadError, require
 
-PROTOCOL = 1
+PROTOCOL = 2
 MOST = 4000  # bytes of a piece, or of a word: what a hub reads at a time, less its head
 MOST_TEXT = 400  # characters of a sentence that somebody else wrote
 GREATEST = 1e18  # of a number of seconds or bytes/s
