@@ -86,6 +86,29 @@ def forbidden_in(path: Path) -> list[object]:
     return [*asserts, *wrong, *objects, *pickles]
 
 
+def test_texts_in_files_and_pipes_have_a_named_encoding() -> None:
+    """The locale's is another one on the next machine."""
+    assert {of(path): found for path, tree in TREES.items() if (found := unnamed_in(tree))} == {}
+
+
+def unnamed_in(tree: ast.AST) -> list[tuple[int, str]]:
+    found = []
+    for node in (n for n in ast.walk(tree) if isinstance(n, ast.Call)):
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
+        named = {str(k.arg): k.value for k in node.keywords}
+        at = {"read_text": 0, "write_text": 1}.get(name) if isinstance(node.func, ast.Attribute) else None
+        bare = at is not None and len(node.args) <= at
+        if name in ("open", "fdopen"):
+            places = [named.get("mode"), *node.args[:2]]
+            modes = [m.value for m in places if isinstance(m, ast.Constant) and isinstance(m.value, str)]
+            bare = any(re.fullmatch("[rwax][t+]*", mode) for mode in modes)
+        process = name in ("Popen", "run", "check_output", "check_call")
+        bare = bare or (process and ("text" in named or "universal_newlines" in named))
+        if bare and "encoding" not in named:
+            found.append((node.lineno, name))
+    return found
+
+
 def public() -> Iterator[tuple[str, Named]]:
     """Yield what a user may call: all that stands in a module under a public name."""
     for path, tree in TREES.items():

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
-from thinwire.types import InputError, require
+from thinwire.types import InputError
 
 if TYPE_CHECKING:
     import torch
@@ -13,18 +14,34 @@ SHORT = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}  # as users o
 FLOATS = {*SHORT, *SHORT.values()}
 
 
+def name_of(given: object) -> str:
+    """Return torch's name of a dtype, which is given as such, or by that name or a short one.
+
+    >>> [name_of(x) for x in ("bf16", "torch.int8", "float32")]
+    ['bfloat16', 'int8', 'float32']
+    """
+    text = str(given).strip().removeprefix("torch.")
+    return SHORT.get(text, text)
+
+
+def among(given: Any, names: Iterable[str]) -> Any:
+    """Return that of ``names`` which means the dtype ``given``; what none of them means comes as it is.
+
+    >>> among("bfloat16", ("bf16", "fp32")), among("int4", ("bf16",))
+    ('bf16', 'int4')
+    """
+    return next((name for name in names if name_of(name) == name_of(given)), given)
+
+
 def dtype_of(given: str | torch.dtype) -> torch.dtype:
-    """Return a dtype that is given as such, or by torch's name or a short one. Errors: ``InputError``.
+    """Return a dtype that is given as such or by name. Errors: ``InputError``.
 
     >>> dtype_of("bf16"), dtype_of("torch.int8")
     (torch.bfloat16, torch.int8)
     """
     import torch
 
-    if isinstance(given, torch.dtype):
-        return given
-    text = given.strip().removeprefix("torch.") if isinstance(given, str) else ""
-    found = getattr(torch, SHORT.get(text, text), None) if text.isidentifier() else None
-    told = f"dtype {given!r} is none of torch's; give one like torch.bfloat16, bfloat16 or bf16"
-    require(isinstance(found, torch.dtype), InputError, told)
-    return found  # type: ignore[return-value]
+    found = getattr(torch, name_of(given), None)
+    if not isinstance(found, torch.dtype):
+        raise InputError(f"dtype {given!r} is none of torch's; give one like torch.bfloat16 or 'bf16'")
+    return found

@@ -19,6 +19,7 @@ from functools import lru_cache
 from numbers import Integral, Real
 from typing import Any
 
+from thinwire.dtypes import name_of
 from thinwire.types import WRONG_VALUES, InputError, PayloadError
 
 MAX_LENGTH = 512  # characters; a spec travels in every packet, and a hostile one must not cost time
@@ -35,7 +36,8 @@ class Spec:
     """Base of frozen dataclasses whose repr reads back through ``parse``.
 
     Numbers become Python's own, by the type a field is declared with: numpy's print otherwise, and 4.0 bits
-    pass for 4 until something counts with them. A ``__post_init__`` of a subclass calls this one first.
+    pass for 4 until something counts with them. Dtypes become torch's names of them. A ``__post_init__`` of
+    a subclass calls this one first.
     Errors: ``InputError`` for what is no such number, or not finite.
     """
 
@@ -45,6 +47,9 @@ class Spec:
             value = getattr(self, name)
             if type(value) is not kind or (isinstance(value, float) and not math.isfinite(value)):
                 object.__setattr__(self, name, _plain(name, value, kind))
+        for name in _dtypes(cls):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, name_of(value))
 
     def __repr__(self) -> str:
         # A packet names its codecs, and none ever changes: printed once. No field, so no part of equality.
@@ -68,6 +73,11 @@ class Spec:
 @lru_cache(maxsize=256)
 def _numbers(cls: type) -> tuple[tuple[str, type], ...]:
     return tuple((f.name, NUMBERS[f.type]) for f in fields(cls) if f.type in NUMBERS)
+
+
+@lru_cache(maxsize=256)
+def _dtypes(cls: type) -> tuple[str, ...]:
+    return tuple(f.name for f in fields(cls) if f.name.endswith("dtype"))
 
 
 def _plain(name: str, value: object, kind: type) -> int | float:

@@ -263,7 +263,7 @@ def test_tensors_are_cast_by_name(tmp_path: Path) -> None:
     names = ("a.weight", "a.norm.weight", "b.norm.weight", "router")
     write_checkpoint(file, {name: torch.linspace(0, 1, 9) for name in names}, {})
     publish = ("publish", file, "--once", "--store")
-    asked = ("--dtype", "bf16", "--dtype", "*.norm.*=fp32", "--dtype", "router=fp16")
+    asked = ("--dtype", "bf16", "--dtype", "*.norm.*=fp32", "--dtype", "router=float16")
     assert invoke(*publish, store, *asked).exit_code == 0
     out = tmp_path / "out.safetensors"
     assert invoke("follow", store, "--out", out, "--once").exit_code == 0

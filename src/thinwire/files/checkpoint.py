@@ -49,6 +49,7 @@ KINDS = {
     "U16": torch.uint16,
     "U8": torch.uint8,
     "BOOL": torch.bool,
+    "C64": torch.complex64,
     "F8_E8M0": torch.float8_e8m0fnu,
     "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
     "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
@@ -211,8 +212,15 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[s
     """Write ``tensors`` as a safetensors file that replaces ``path`` at once, with ``notes`` as metadata.
 
     ``from_pretrained`` reads it, and needs the note ``format``, which is always ``pt``. What was left there
-    when a writer was killed is removed. Errors: ``OSError``; then what was there is still there.
+    when a writer was killed is removed. Errors: ``OSError``, and ``InputError`` for a dtype that such files
+    do not hold; then what was there is still there.
     """
+    odd = next((name for name, x in tensors.items() if x.dtype not in NAMES), None)
+    if odd is not None:
+        kind = str(tensors[odd].dtype).removeprefix("torch.")
+        raise InputError(
+            f"{odd} is {kind}, which safetensors files do not hold; leave it out, or write no file"
+        )
     ordered = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # so all are aligned
     own = {IMPRINT: imprint(tensors, notes[HASH])} if HASH in notes else {}  # else it is no copy of a version
     fields: dict[str, Any] = {METADATA: dict(notes) | own | {"format": "pt"}}

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from thinwire.dtypes import among
 from thinwire.types import InputError
 
 WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
@@ -150,9 +151,13 @@ def known(key: str, names: list[str], where: str) -> None:
 def typed(config: Options) -> dict[str, Any]:
     """Return every field's value in its declared type; ``InputError`` where it is of another one."""
     hints = typing.get_type_hints(type(config))
-    return {
-        f.name: _coerce(f.name, getattr(config, f.name), hints[f.name]) for f in dataclasses.fields(config)
-    }
+    return {f.name: _coerce(f.name, _meant(f, config), hints[f.name]) for f in dataclasses.fields(config)}
+
+
+def _meant(f: dataclasses.Field[Any], config: Options) -> Any:
+    """Return a field's value; a dtype by that of its names which the field has among its choices."""
+    value = getattr(config, f.name)
+    return among(value, f.metadata["choices"]) if f.name.endswith("dtype") else value
 
 
 def _coerce(name: str, value: Any, hint: Any) -> Any:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any, Generic, ParamSpec, TypeVar, get_type_hints
 
+from thinwire.dtypes import among
 from thinwire.types import InputError, PayloadError, require
 
 A = ParamSpec("A")
@@ -62,6 +63,11 @@ class Parameter:
             return int(text) if self.whole else float(text)
         except ValueError:
             return text
+
+    def meant(self, value: Value) -> Value:
+        """Return a value as it is called here: a dtype may have other names, or be torch's own."""
+        given = value is not None and self.choices and value not in self.choices
+        return among(value, self.choices) if given else value
 
     def accepts(self, value: Value) -> bool:
         if value is None:
@@ -118,10 +124,12 @@ class Registry(Generic[S, P]):
 
             @wraps(function)
             def build(*args: A.args, **kwargs: A.kwargs) -> Recipe[S, P]:
-                given = signature.bind(*args, **kwargs).arguments
+                bound = signature.bind(*args, **kwargs)
+                given = bound.arguments
+                given.update({k: parameters[k].meant(v) for k, v in given.items()})
                 _check(name, parameters, given)
                 shown = [f"{k}={v}" for k, v in given.items() if v != parameters[k].default]
-                made = function(*args, **kwargs)
+                made = function(*bound.args, **bound.kwargs)
                 schemes, policy = made if isinstance(made, tuple) else (made, None)
                 return Recipe(f"{name}:{','.join(shown)}" if shown else name, schemes, summary, policy)
 

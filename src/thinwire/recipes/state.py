@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import torch
 
 from thinwire import spec
+from thinwire.dtypes import among
 from thinwire.recipes.base import Parameter, Registry
 from thinwire.spec import Spec
 from thinwire.state.layout import LEAST_BOUND, MOST_BOUND
@@ -29,6 +30,7 @@ class Values(Spec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        object.__setattr__(self, "dtype", among(self.dtype, DTYPES))
         good = self.dtype is None or self.dtype in DTYPES
         require(good, InputError, f"dtype={self.dtype!r} is not one of {', '.join(DTYPES)}")
         good = self.bound is None or LEAST_BOUND <= self.bound <= MOST_BOUND

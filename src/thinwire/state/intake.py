@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thinwire.state.compare import Changes, Keep, changed, words_of
 from thinwire.state.grid import settle
-from thinwire.state.layout import PIECE, Array, Slot
+from thinwire.state.layout import BARE, INTEGERS, PIECE, Array, Slot
 
 Look = Callable[[Slot, Tensor, Array], object]  # told of values that were cast, and of their words
 
@@ -19,7 +19,7 @@ Look = Callable[[Slot, Tensor, Array], object]  # told of values that were cast,
 def fill(slot: Slot, x: Tensor, words: np.ndarray, look: Look | None = None) -> None:
     """Write ``x`` into ``words`` [numel], which are zeros. Errors: ``InputError`` for NaN in a lossy one."""
     if slot.bound is None:
-        words[...] = words_of(_plain(x).to("cpu", slot.dtype).contiguous())
+        words[...] = words_of(plain(x).to("cpu", slot.taken).contiguous())
         if look is not None:
             look(slot, x, words)
         return
@@ -40,20 +40,29 @@ def take(
     """
     if slot.bound is None:
         seen = None if look is None else partial(look, slot)
-        return changed(x, words, slot.dtype, slot.name, whole=True, keep=keep, look=seen)
+        return changed(x, words, slot.taken, slot.name, whole=True, keep=keep, look=seen)
     return settle(x, words, slot.bound, slot.name, whole=True, dtype=slot.dtype, keep=keep)
 
 
 def flat(slot: Slot, x: Tensor, look: Look | None = None) -> Tensor:
     """Return the values of ``x`` in this machine's memory, 1-D; from another device they come cast."""
-    x = _plain(x)
+    x = plain(x)
     if x.device.type != "cpu":
-        there, x = x, (x.to(slot.dtype) if slot.bound is None else x.float()).cpu()
+        there, x = x, (x.to(slot.taken) if slot.bound is None else x.float()).cpu()
         if look is not None and slot.bound is None:
             look(slot, there, words_of(x.contiguous()))
     return x.contiguous().reshape(-1)
 
 
-def _plain(x: Tensor) -> Tensor:
-    """Return ``x`` without its history, and truths as 0 and 1: torch takes other bytes too."""
-    return x.view(torch.uint8) != 0 if x.dtype is torch.bool else x.detach()
+def plain(x: Tensor) -> Tensor:
+    """Return ``x`` without its history, in memory as it reads, and truths as 0 and 1: torch takes others too.
+
+    What has too few operations comes as integers of its bits; a complex value as two of them, in one more
+    dimension.
+    """
+    if x.dtype is torch.bool:
+        return x.view(torch.uint8) != 0
+    x = x.detach().resolve_conj().resolve_neg()
+    if x.dtype not in BARE:
+        return x
+    return (torch.view_as_real(x) if x.is_complex() else x).view(INTEGERS[BARE[x.dtype]])

@@ -21,7 +21,7 @@ def check_dense(name: str, x: object) -> None:
     if odd := _odd(x):
         raise InputError(
             f"{name}: a state is made of dense tensors that hold values, not of {odd}; give a plain tensor, "
-            "such as full_tensor() of a DTensor"
+            "such as full_tensor() of a DTensor or int_repr() of a quantized one"
         )
 
 
@@ -57,6 +57,8 @@ def _odd(x: object) -> str | None:
     wraps = type(x) not in _PLAIN and type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__
     if wraps:  # its operations are its own, and so is where its values are
         return article(x)
+    if x.is_quantized:
+        return "a quantized tensor, whose scale is not in it"
     if x.is_nested:
         return "a nested tensor"
     return f"a tensor of {x.layout} on {x.device}" if x.layout != torch.strided or x.is_meta else None

@@ -16,12 +16,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from thinwire.dtypes import dtype_of
 from thinwire.state.kinds import check_dense
 from thinwire.types import WRONG_VALUES, InputError, PayloadError, require
 
 Array = npt.NDArray[Any]
 Given = TypeVar("Given")
-Dtypes = Mapping[str, torch.dtype] | torch.dtype | None  # by name, or for all floats
+Dtype = torch.dtype | str  # torch's own, or by one of its names
+Dtypes = Mapping[str, Dtype] | Dtype | None  # by name of a tensor, or for all floats
 Bounds = Mapping[str, float] | float | None
 
 WORDS: dict[torch.dtype, np.dtype] = {
@@ -46,7 +48,20 @@ WORDS: dict[torch.dtype, np.dtype] = {
     torch.float4_e2m1fn_x2: np.dtype(np.int8),  # two values an element
 }
 BITS = frozenset(list(WORDS)[-4:])  # scales, and weights that go with them: carried as they are, never cast
+PARTS: dict[torch.dtype, np.dtype] = {  # two words an element
+    torch.complex32: np.dtype(np.int16),
+    torch.complex64: np.dtype(np.int32),
+    torch.complex128: np.dtype(np.int64),
+}
+_NARROW = ("bits8", "bits1x8", "bits2x4", "bits4x2", *(f"{u}int{n}" for u in ("", "u") for n in range(1, 8)))
+BARE: dict[torch.dtype, np.dtype] = {
+    getattr(torch, name): np.dtype(np.int8) for name in _NARROW
+}  # with few operations of their own
+BARE[torch.bits16] = np.dtype(np.int16)
+BARE |= PARTS
+WORDS |= BARE
 DTYPES = {str(d).removeprefix("torch."): d for d in WORDS}
+INTEGERS = {np.dtype(f"i{x.itemsize}"): x for x in (torch.int8, torch.int16, torch.int32, torch.int64)}
 GRID = np.dtype(np.int32)  # a lossy tensor's words: multiples of its bound
 PIECE = 1 << 22  # elements a piece: the longest run of words that is compared, coded and logged at once
 ALIGNED = 64  # bytes: a slot begins at a multiple of it, so kernels may read whole vectors
@@ -87,7 +102,9 @@ class Slot:
         require(self.dtype in WORDS, InputError, f"{self.name}: {self.dtype} cannot be followed; cast it")
         sizes = all(type(d) is int and d >= 0 for d in self.shape) and len(self.shape) <= MAX_DIMENSIONS
         require(sizes, InputError, f"{self.name}: {self.shape} is no shape of up to {MAX_DIMENSIONS} sizes")
-        nbytes = math.prod(max(1, d) for d in self.shape) * 8  # empty tensors could claim any other size
+        nbytes = math.prod(max(1, d) for d in self.shape) * max(
+            8, self.dtype.itemsize
+        )  # empty tensors could claim any other size
         require(nbytes < MOST_NBYTES, InputError, f"{self.name}: {self.shape} is too large")
         if self.bound is not None:
             floats, ok = takes_casts(self.dtype), LEAST_BOUND <= self.bound <= MOST_BOUND
@@ -103,6 +120,16 @@ class Slot:
     @property
     def numel(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def count(self) -> int:
+        """Words: as many as there are values, but two of a complex one."""
+        return self.numel * (2 if self.dtype in PARTS else 1)
+
+    @property
+    def taken(self) -> torch.dtype:
+        """What its words are made from: its dtype, or integers where bits are all that counts."""
+        return INTEGERS[self.word] if self.dtype in BARE else self.dtype
 
     @property
     def nbytes(self) -> int:
@@ -155,21 +182,27 @@ class Layout:
     ) -> Layout:
         """Return the layout of ``tensors`` as followers will use them: floats as ``dtype``, if given.
 
-        ``dtype`` may name the tensors that are cast, each with its own. ``bounds`` names the tensors that may
-        be off by so much, or is one bound for all floats. Names of one and the same memory are kept once.
+        ``dtype`` is torch's, or a name of one such as "bfloat16" or "bf16"; it may name the tensors that are
+        cast, each with its own. ``bounds`` names the tensors that may be off by so much, or is one bound for
+        all floats. Names of one and the same memory are kept once.
         Errors: ``InputError`` for what cannot be followed.
         """
+        tensors = dict(tensors)  # all at once: one that is computed at each access would leave its memory
         slots: list[Slot] = []
         aliases: list[tuple[str, str]] = []
         seen: dict[object, str] = {}
         first = {name: seen.setdefault(_memory(name, x), name) for name, x in tensors.items()}
         bounds = _untied(bounds, first, "bounds") if isinstance(bounds, Mapping) else bounds
-        dtype = _untied(dtype, first, "dtype") if isinstance(dtype, Mapping) else dtype
+        kinds: Mapping[str, torch.dtype] | torch.dtype | None
+        if isinstance(dtype, Mapping):
+            kinds = _untied({name: dtype_of(d) for name, d in dtype.items()}, first, "dtype")
+        else:
+            kinds = None if dtype is None else dtype_of(dtype)
         for name, x in tensors.items():
             if first[name] != name:
                 aliases.append((name, first[name]))
             else:
-                slots.append(_slot(name, x, dtype, bounds))
+                slots.append(_slot(name, x, kinds, bounds))
         return cls(tuple(slots), tuple(aliases))
 
     @cached_property
@@ -180,7 +213,7 @@ class Layout:
     @cached_property
     def numel(self) -> int:
         """Elements of the state."""
-        return sum(s.numel for s in self.slots)
+        return sum(s.count for s in self.slots)
 
     @cached_property
     def index(self) -> dict[str, int]:
@@ -198,8 +231,8 @@ class Layout:
         """The word dtypes in use, narrow ones first, and the elements of the array of each."""
         ends: dict[np.dtype, int] = {}
         for slot, at in zip(self.slots, self.places, strict=True):
-            if slot.numel:
-                ends[slot.word] = at + slot.numel
+            if slot.count:
+                ends[slot.word] = at + slot.count
         return dict(sorted(ends.items(), key=lambda item: item[0].itemsize))
 
     @cached_property
@@ -210,15 +243,15 @@ class Layout:
         for slot in self.slots:
             step = ALIGNED // slot.word.itemsize
             found.append(-(-ends.get(slot.word, 0) // step) * step)
-            ends[slot.word] = found[-1] + slot.numel
+            ends[slot.word] = found[-1] + slot.count
         return found
 
     @cached_property
     def _blocks(self) -> tuple[Piece, ...]:
         found = []
         for i, (slot, at) in enumerate(zip(self.slots, self.places, strict=True)):
-            for start in range(0, slot.numel, PIECE):
-                found.append(Piece(i, start, min(start + PIECE, slot.numel), slot.word, at + start))
+            for start in range(0, slot.count, PIECE):
+                found.append(Piece(i, start, min(start + PIECE, slot.count), slot.word, at + start))
         return tuple(found)
 
     def blocks(self) -> tuple[Piece, ...]:
@@ -273,7 +306,12 @@ def _memory(name: str, x: Tensor) -> object:
     """Return what two names of one tensor share."""
     check_dense(name, x)
     place = x.data_ptr()
-    return (x.device, place, x.dtype, tuple(x.shape), x.stride()) if place and x.numel() else name
+    return (x.device, place, *form_of(x)) if place and x.numel() else name
+
+
+def form_of(x: Tensor) -> tuple[object, ...]:
+    """Return how a tensor reads the memory where it begins."""
+    return x.dtype, tuple(x.shape), x.stride(), x.is_conj(), x.is_neg()
 
 
 def _untied(by_name: Mapping[str, Given], first: Mapping[str, str], what: str) -> dict[str, Given]:
@@ -305,7 +343,9 @@ def takes_casts(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point and dtype not in BITS
 
 
-def _slot(name: str, x: Tensor, dtype: Dtypes, bounds: Bounds) -> Slot:
+def _slot(
+    name: str, x: Tensor, dtype: Mapping[str, torch.dtype] | torch.dtype | None, bounds: Bounds
+) -> Slot:
     floats = takes_casts(x.dtype)
     bound = bounds.get(name) if isinstance(bounds, Mapping) else bounds if floats else None
     used = dtype.get(name) if isinstance(dtype, Mapping) else dtype if floats else None

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from thinwire.replacing import replacing, sweep
-from thinwire.state.layout import BITS, MAX_NBYTES, Layout
+from thinwire.state.layout import BARE, BITS, MAX_NBYTES, PARTS, Layout
 from thinwire.state.patches.patch import MAX_VERSION, Version, check_meta, is_time
 from thinwire.state.words import Words
 from thinwire.types import WRONG_VALUES, InputError, MissingExtra, PayloadError, require
@@ -74,7 +74,8 @@ def _read(file: Any, max_nbytes: int) -> tuple[Words, Version]:
     version = Version(number, int(known["hash"], 16), published, check_meta(known["meta"]))
     for slot in layout.slots:
         shape = tuple(file.get_slice(slot.name).get_shape())
-        require(shape == slot.shape, PayloadError, f"{slot.name} is {shape}, expected {slot.shape}")
+        want = (*slot.shape, 2) if slot.dtype in PARTS else slot.shape
+        require(shape == want, PayloadError, f"{slot.name} is {shape}, expected {want}")
     words = Words(layout)
     for i, slot in enumerate(layout.slots):
         into, x = _tensor(words, i), file.get_tensor(slot.name)
@@ -87,7 +88,10 @@ def _tensor(words: Words, index: int) -> Tensor:
     """Return the words of a slot as they are saved: as its dtype, or as integers."""
     slot = words.layout.slots[index]
     flat = torch.from_numpy(words.slot(index))
-    return (flat if slot.bound or slot.dtype in BITS else flat.view(slot.dtype)).view(slot.shape)
+    if slot.dtype in PARTS:
+        return flat.view(*slot.shape, 2)
+    as_words = slot.bound or slot.dtype in BITS or slot.dtype in BARE
+    return (flat if as_words else flat.view(slot.dtype)).view(slot.shape)
 
 
 def _safetensors() -> ModuleType:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thinwire.state import content, intake
 from thinwire.state.kinds import check_dense
-from thinwire.state.layout import ALIGNED, WORDS, Layout, Slot, takes_casts
+from thinwire.state.layout import ALIGNED, WORDS, Layout, Slot, form_of, takes_casts
 from thinwire.types import InputError, require
 
 
@@ -29,7 +29,7 @@ class Words:
     def slot(self, index: int) -> np.ndarray:
         """Return all words of a slot, a view [n]."""
         slot, at = self.layout.slots[index], self.layout.places[index]
-        return self.flat[slot.word][at : at + slot.numel] if slot.numel else np.zeros(0, slot.word)
+        return self.flat[slot.word][at : at + slot.count] if slot.count else np.zeros(0, slot.word)
 
     def copy_from(self, other: Words) -> None:
         """Take over all words of another state of this layout."""
@@ -66,7 +66,7 @@ def imprint(tensors: Mapping[str, Tensor], note: str) -> str:
 
 
 def _bits(x: Tensor) -> np.ndarray:
-    return x.contiguous().reshape(-1).view(torch.uint8).numpy().view(WORDS[x.dtype])
+    return intake.plain(x).contiguous().reshape(-1).view(torch.uint8).numpy().view(WORDS[x.dtype])
 
 
 def _zeros(n: int, word: np.dtype) -> np.ndarray:
@@ -96,15 +96,19 @@ def named(layout: Layout, tensors: Mapping[str, Tensor]) -> list[Tensor]:
         require(given, InputError, f"{slot.name} is in the layout of this state, but was not given")
         check_fits(slot, tensors[slot.name])
     for alias, target in layout.aliases:
-        same = alias not in tensors or _same(tensors[alias], tensors[target])
+        if alias not in tensors:
+            continue
+        check_dense(alias, tensors[alias])
+        same = _same(tensors[alias], tensors[target])
         require(same, InputError, f"{alias} was tied to {target} and now differs; publish the state anew")
     return [tensors[s.name] for s in layout.slots]
 
 
 def _same(x: Tensor, y: Tensor) -> bool:
-    alike = x.shape == y.shape and x.dtype == y.dtype
-    if not alike or x.data_ptr() == y.data_ptr():
-        return alike
+    if x.shape != y.shape or x.dtype != y.dtype:
+        return False
+    if x.data_ptr() == y.data_ptr() and form_of(x) == form_of(y):
+        return True
     ours, theirs = (_bits(z.detach().cpu()) for z in (x, y))
     return np.array_equal(ours, theirs)
 

@@ -15,13 +15,13 @@ from torch import Tensor
 from thinwire.cli.terminal.layered import publish_layers, read_layered
 from thinwire.cli.terminal.live import Live, Trouble, warned
 from thinwire.cli.terminal.places import Address
+from thinwire.dtypes import dtype_of
 from thinwire.engines.sync.outlets import Outlets
 from thinwire.files.watch import LOOK, Watch
 from thinwire.lab.machine.network import interfaces
 from thinwire.lab.records.progress import megabytes
 from thinwire.links.mesh import EVERYWHERE
 from thinwire.links.security import is_loopback
-from thinwire.recipes.state import DTYPES
 from thinwire.state.binding import WRAPPED
 from thinwire.state.layout import Dtypes
 from thinwire.types import InputError, require
@@ -55,7 +55,7 @@ class Publishing:
         _check_apart(self.file, self.at[2] if self.at is not None else None)
         scene = read_layered(self.file) if self.layers else None
         tensors = watch.first(self.wait) if scene is None else scene.state(0)
-        dtypes = {name: DTYPES[kind] for name, kind in self.dtypes.items()}
+        dtypes = {name: dtype_of(kind) for name, kind in self.dtypes.items()}
         kind = _by_name(dtypes, tensors), self.bounds
         outlets = Outlets(tensors, *kind, self.name, self.token, self.strict)
         stack.callback(outlets.close)

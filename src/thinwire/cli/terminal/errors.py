@@ -14,6 +14,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from thinwire.cli.terminal.encoding import accept_all
 from thinwire.lab.machine.files import file_trouble
 from thinwire.types import InputError, ThinwireError
 
@@ -37,6 +38,7 @@ class Program(TyperGroup):
         **extra: Any,
     ) -> Any:
         run = super().main
+        accept_all()
         code = guarded(
             lambda: run(
                 args, prog_name, complete_var, False, windows_expand_args=windows_expand_args, **extra

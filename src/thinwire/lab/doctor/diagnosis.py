@@ -206,7 +206,12 @@ def emulation() -> Check:
     """Try, in a process of its own, what the emulator does first: to make a network, which ends with it."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", TRIAL], capture_output=True, text=True, timeout=30, check=False
+            [sys.executable, "-c", TRIAL],
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=30,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as e:
         return Check("emulated links", LACKS, f"could not be tried: {e}")

@@ -67,9 +67,9 @@ def isolate() -> bool:
         pass
     try:
         unshare(CLONE_NEWUSER | CLONE_NEWNET)
-        Path("/proc/self/setgroups").write_text("deny")
-        Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
-        Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+        Path("/proc/self/setgroups").write_text("deny", "utf-8")
+        Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1", "utf-8")
+        Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1", "utf-8")
     except OSError as e:
         raise Refusal(
             f"this system lets neither this user nor a user namespace make networks ({e.strerror}); "

@@ -95,11 +95,11 @@ def dropped(net: int) -> int:
 def _set(name: str, value: str) -> str:
     path = Path("/proc/sys") / name.replace(".", "/")
     try:
-        path.write_text(value)
+        path.write_text(value, "utf-8")
     except OSError:  # read-only in many containers
         pass
     try:
-        return " ".join(path.read_text().split())
+        return " ".join(path.read_text("utf-8").split())
     except OSError:
         return "absent"
 
@@ -141,7 +141,7 @@ def _route(ip: Any, device: int, own: str, congestion: str) -> None:
     try:
         ip.route("add", dst=network, oif=device, prefsrc=own, metrics={"cc_algo": congestion})
     except NetlinkError as e:
-        known = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
+        known = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text("utf-8").split()
         raise InputError(
             f"this kernel has no congestion control {congestion!r}; choose one of {', '.join(sorted(known))}"
         ) from e

@@ -35,7 +35,7 @@ def mark(pid: int) -> str:
 def _started(pid: int) -> str:
     """Return when a process started, in ticks since boot; empty: it does not exist, or is a zombie."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
     except OSError:
         return ""
     return "" if fields[0] in "ZX" else fields[19]

@@ -77,7 +77,7 @@ def deploy(config: FederatedConfig, name: str, rounds: int) -> dict[str, Any]:
     if method.rule.in_rounds:
         foretold = _simulate(config, setup, method, server, found.steps)
     else:
-        text = (_folder(config) / JOURNAL).read_text()
+        text = (_folder(config) / JOURNAL).read_text("utf-8")
         clients = setup.clients(Residuals(method.memory))
         replay((Entry(*entry) for entry in json.loads(text)), server, clients)
     return {

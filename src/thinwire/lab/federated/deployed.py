@@ -78,7 +78,7 @@ def serve(config: DeployConfig) -> None:
     serving.run(lambda hub: say("listening", port=hub.port, token=token.hex()))
     server = serving.server
     if isinstance(server, WitnessedServer):
-        (Path(config.out) / JOURNAL).write_text(json.dumps(server.journal))
+        (Path(config.out) / JOURNAL).write_text(json.dumps(server.journal), "utf-8")
     say("served", weights=digest(server), rounds=lengths(ends), wire=serving.wire)
     await_order("stop", PATIENCE)
 

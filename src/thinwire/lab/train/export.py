@@ -148,7 +148,8 @@ def _sharing(folder: Path, world: World, telemetry: Telemetry) -> list[bool]:
         b"M", _leave_mark(folder) if world.rank == 0 else None, "the mark of the model folder"
     )
     file = folder / MARK
-    seen = telemetry.agree(b"M", file.is_file() and file.read_text() == mark, "the state of the model folder")
+    marked = file.is_file() and file.read_text("utf-8") == mark
+    seen = telemetry.agree(b"M", marked, "the state of the model folder")
     if world.rank == 0:
         file.unlink()
     return [bool(s) for s in seen]
@@ -156,7 +157,7 @@ def _sharing(folder: Path, world: World, telemetry: Telemetry) -> list[bool]:
 
 def _leave_mark(folder: Path) -> str:
     mark = secrets.token_hex(16)
-    (folder / MARK).write_text(mark)
+    (folder / MARK).write_text(mark, "utf-8")
     return mark
 
 

@@ -1,0 +1,34 @@
+"""Texts on terminals, in pipes and in files whose encoding lacks some of their characters."""
+
+from __future__ import annotations
+
+import codecs
+import io
+import sys
+
+NAME = "thinwire.plain"
+PLAIN = {"→": "->", "←": "<-", "×": "x", "±": "+-", "·": "-", "–": "-", "—": "-", "…": "...", "µ": "u"}
+PLAIN |= {"≤": "<=", "≥": ">=", "≈": "~", "‘": "'", "’": "'", "“": '"', "”": '"', "²": "2", "°": " deg"}
+PLAIN |= {"\N{BULLET}": "*", "\N{NO-BREAK SPACE}": " ", "\N{THIN SPACE}": " ", "\N{FULL BLOCK}": "#"}
+BYTES = range(0xDC80, 0xDD00)  # how Python reads bytes of file names that are no text
+
+
+def accept_all() -> None:
+    """Let standard output and error take every text: what their encoding lacks is written in ASCII.
+
+    A command has done its work when it says so, and must not end in ``UnicodeEncodeError`` then.
+    """
+    codecs.register_error(NAME, _in_ascii)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=NAME)
+
+
+def _in_ascii(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(map(_plain, error.object[error.start : error.end])), error.end
+
+
+def _plain(c: str) -> str:
+    return f"\\x{ord(c) - 0xDC00:02x}" if ord(c) in BYTES else PLAIN.get(c, "?")
