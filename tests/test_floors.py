@@ -25,7 +25,7 @@ LAB += ["planning", "doctor", "following", "pictures", "federated", "scenes", "w
 ALLOWED: dict[str, set[str]] = {
     "types": set(),
     "dtypes": {"types"},
-    "spec": {"types"},
+    "spec": {"types", "dtypes"},
     "replacing": set(),
     "compiled": set(),
     "zstd": {"types", "compiled", "zstd"},
