@@ -351,6 +351,6 @@ def _slot(
     used = dtype.get(name) if isinstance(dtype, Mapping) else dtype if floats else None
     castable = floats or used in (None, x.dtype)
     require(castable, InputError, f"{name} is {x.dtype}, which is not cast: leave it out of dtype")
-    cast_to_bits = used in BITS and used != x.dtype
+    cast_to_bits = used not in (None, x.dtype) and not takes_casts(used)
     require(not cast_to_bits, InputError, f"{name} cannot be cast to {used}, which is carried as bits only")
     return Slot(name, tuple(x.shape), used or x.dtype, None if bound is None else float(bound))

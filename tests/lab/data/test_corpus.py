@@ -218,6 +218,24 @@ def test_what_is_hidden_in_a_folder_is_passed_over_and_counted(tmp_path):
         load_corpus(str(place))
 
 
+def test_empty_files_of_a_folder_are_passed_over_and_counted(tmp_path):
+    empty = {"a.txt": "", "sub/b.md": "\ufeff \n \n", "c.jsonl": '{"text": ""}\n\n{"text": " "}\n'}
+    empty |= {"d.txt.gz": gzip.compress(b""), "e.txt": b"\xff\xfe"}
+    for name, content in empty.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(InputError, match=r"is empty"):
+        load_corpus(str(tmp_path))
+    (tmp_path / "good.txt").write_bytes("grüße 1\n".encode("utf-16") + "grüße\n".encode("utf-16-le") * 99)
+    _write_lines(tmp_path / "good.jsonl", {"text": "x" * 300}, {"text": ""})
+    corpus = load_corpus(str(tmp_path))
+    assert text_of(corpus.train + corpus.heldout) == "x" * 300 + "grüße 1\n" + "grüße\n" * 99
+    assert corpus.notes == (f"left out of data '{tmp_path}': empty files (5)",)
+    (tmp_path / "binary.txt").write_bytes(b"caf\xe9")  # which may be what is to be learnt
+    with pytest.raises(InputError, match=r"binary\.txt is not UTF-8 text; convert it"):
+        load_corpus(str(tmp_path))
+
+
 def test_copies_of_a_file_are_one_text_so_that_none_is_held_out_and_trained_on(tmp_path):
     """Whatever their names, packing and line ends are."""
     text = "".join(f"line {i}\n" for i in range(100))

@@ -15,8 +15,10 @@ import torch
 from thinwire.channels.channel import Receiver, Scheme, Sender
 from thinwire.channels.disk import DiskStore
 from thinwire.channels.memory import Delta
+from thinwire.lab.data.batches import Batches
 from thinwire.lab.train import launch, resume
 from thinwire.lab.train.config import TrainConfig
+from thinwire.lab.train.stepper import learning_rate
 from thinwire.types import InputError
 
 MODEL, OTHER = SimpleNamespace(digest="m"), SimpleNamespace(digest="n")
@@ -83,9 +85,41 @@ def test_copies_of_checkpoints_are_left_alone(tmp_path: Path):
 
 def job(out: Path, **options: object) -> SimpleNamespace:
     """Return what a launcher knows of a run of two ranks that goes on from a checkpoint."""
-    return SimpleNamespace(
-        config=TrainConfig(out=str(out), resume=True, **options), steps=100, digest="d", source=MODEL
-    )
+    config = TrainConfig(out=str(out), resume=True, **options)
+    batches = Batches(100, config.batch, config.planned_steps, config.epochs, config.seed)
+    return SimpleNamespace(config=config, steps=100, digest="d", source=MODEL, batches=batches)
+
+
+def past(made: SimpleNamespace, steps: int) -> list[tuple[list[int], float]]:
+    """Return samples and learning rates of the first ``steps``."""
+    config, batches = made.config, list(made.batches)
+    rates = (learning_rate(config, step, len(batches)) for step in range(1, len(batches) + 1))
+    return [(ids.tolist(), rate) for ids, rate in zip(batches, rates, strict=True)][:steps]
+
+
+def test_what_does_not_change_the_past_may_change(tmp_path: Path):
+    """More passes or steps, wherever samples and learning rates up to here would be the same; evaluations."""
+    lengths = [{"epochs": 2}, {"epochs": 3}, {"steps": 24}, {"steps": 36}, {"steps": 12, "epochs": 2}]
+    lengths += [{"steps": 18, "epochs": 3}, {"steps": 24, "epochs": 2}]
+    free = 0
+    for schedule in ("constant", "cosine"):
+        for old in lengths:
+            before = job(tmp_path, lr_schedule=schedule, **old)
+            folder = written(tmp_path, 4, 0, 1)
+            saved = {"config": before.config.to_dict(), "data": "d", "model": "m"}
+            for rank in range(2):
+                (folder / f"rank-{rank}.json").write_text(json.dumps(saved))
+            resume.check(job(tmp_path, lr_schedule=schedule, eval_samples=3, eval_every=1, **old))
+            for new in lengths:
+                now = job(tmp_path, lr_schedule=schedule, **new)
+                steps = min(len(before.batches), len(now.batches))
+                if past(now, steps) == past(before, steps):
+                    resume.check(now)
+                    free += new != old
+                else:
+                    with pytest.raises(InputError, match="the checkpoint was made with --"):
+                        resume.check(now)
+    assert free >= 10
 
 
 def test_a_launcher_refuses_to_go_on_from_nothing(tmp_path: Path, monkeypatch):

@@ -10,7 +10,15 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
-from thinwire.lab.data.documents import RECORDS, Document, has_records, read_documents, read_text, unpacked
+from thinwire.lab.data.documents import (
+    RECORDS,
+    Document,
+    Empty,
+    has_records,
+    read_documents,
+    read_text,
+    unpacked,
+)
 from thinwire.lab.machine.cache import cache_folder
 from thinwire.types import InputError, require
 
@@ -50,8 +58,8 @@ def load_corpus(name: str, field: str = FIELD, prompt: str = "") -> Corpus:
     A file is a document, but for one of JSON lines: there each line is an object, its ``field`` a document,
     and its field ``prompt``, if one is named, what stands before that. The held-out part is about the last
     tenth, so it shares no sentence with the training part; wikitext-2 has a validation file of its own.
-    Of a folder, what is hidden or a program's own is passed over, and copies of files; so are copies, in the
-    held-out part, of what is trained on. Notes say how many.
+    Of a folder, what is hidden, a program's own or empty is passed over, and copies of files; so are copies,
+    in the held-out part, of what is trained on. Notes say how many.
     ``InputError`` for an unknown name, a missing, empty or binary file, a line without the fields, or fields
     where nothing has any.
     """
@@ -60,17 +68,33 @@ def load_corpus(name: str, field: str = FIELD, prompt: str = "") -> Corpus:
     _check_fields(name, files, field, prompt)
     if name in NAMES:
         return _shakespeare() if name == "shakespeare" else _wikitext()
-    parts = _different(read_documents(p, field, prompt) for p in files)
+    read, empty = _read(files, field, prompt)
+    parts = _different(read)
     source = f"folder {path.name}, {len(parts)} files" if path.is_dir() else f"file {path.name}"
     corpus = _split(name, [document for part in parts for document in part], source)
     heldout = _untrained(corpus)
     left_out = {
         "files that are hidden or a program's own": hidden,
-        "copies of other files": len(files) - len(parts),
+        "empty files": empty,
+        "copies of other files": len(read) - len(parts),
         "held-out texts that are trained on too": len(corpus.heldout) - len(heldout),
     }
     told = ", ".join(f"{what} ({n})" for what, n in left_out.items() if n)
     return replace(corpus, heldout=heldout, notes=(f"left out of data {name!r}: {told}",) if told else ())
+
+
+def _read(files: Sequence[Path], field: str, prompt: str) -> tuple[list[list[Document]], int]:
+    """Return the documents of each file that has some, and how many have none; ``Empty`` where all have."""
+    found: list[list[Document]] = []
+    last: Empty | None = None
+    for file in files:
+        try:
+            found.append(read_documents(file, field, prompt))
+        except Empty as e:
+            last = e
+    if last is not None and not found:
+        raise last
+    return found, len(files) - len(found)
 
 
 def _different(files: Iterable[list[Document]]) -> list[list[Document]]:

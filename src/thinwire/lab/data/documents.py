@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import hashlib
 import json
@@ -17,7 +18,14 @@ from thinwire.files.lfs import HEAD, MEANING
 from thinwire.types import InputError, MissingExtra, require
 
 RECORDS = ".jsonl"  # a document a line
+# What texts in other encodings may begin with: no text in UTF-8 does. The longer marks come first.
+MARKS = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32"}
+MARKS |= {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 ZSTD_WINDOW = 1 << 31  # the largest that the format has
+
+
+class Empty(InputError):
+    """A file without text: no data alone, and no harm beside others."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +66,7 @@ def read_documents(path: Path, field: str, prompt: str = "") -> list[Document]:
     """Return the documents of a file: one, or of JSON lines one each, its text ``field`` after ``prompt``.
 
     Lines whose text is blank are left out. ``InputError`` with the line's number for one that lacks a field,
-    and for a file that is missing, empty or binary.
+    and for a file that is missing or binary; ``Empty`` for one without text.
     """
     is_json = unpacked(path).suffix == ".json"
     require(not is_json, InputError, f"{path} is JSON; write one object a line, into a {RECORDS} file")
@@ -70,12 +78,14 @@ def read_documents(path: Path, field: str, prompt: str = "") -> list[Document]:
         for where, record in _records(path, content, field)
         if (text := _field(record, field, "--text-field", where)).strip()
     ]
-    require(bool(found), InputError, f"{path} is empty: all its texts are; give a file with text in it")
+    require(bool(found), Empty, f"{path} is empty: all its texts are; give a file with text in it")
     return found
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a UTF-8 file, unpacked by its suffix; ``InputError`` unless there is text in it.
+    """Return the text of a file in UTF-8, or with a mark in UTF-16 or UTF-32, unpacked by its suffix.
+
+    ``InputError`` for any other file, ``Empty`` unless there is text in it.
 
     ``MissingExtra`` for ``.zst`` without zstandard.
     """
@@ -86,13 +96,15 @@ def read_text(path: Path) -> str:
     require(not data.startswith(HEAD), InputError, f"{path} is {MEANING}")
     unpack = UNPACKERS.get(path.suffix.lower())
     try:
-        text = (unpack(data) if unpack else data).decode("utf-8-sig")
+        data = unpack(data) if unpack else data
+        marked = next((name for mark, name in MARKS.items() if data.startswith(mark)), "utf-8-sig")
+        text = data.decode(marked)
     except UnicodeDecodeError as e:
         raise InputError(f"{path} is not UTF-8 text; convert it, or give another file") from e
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as e:
         raise InputError(f"{path} cannot be unpacked ({e}); it is cut off or damaged, fetch it anew") from e
     require("\0" not in text, InputError, f"{path} is a binary file; give a UTF-8 text")
-    require(bool(text.strip()), InputError, f"{path} is empty; give a file with text in it")
+    require(bool(text.strip()), Empty, f"{path} is empty; give a file with text in it")
     return _unix(text)
 
 

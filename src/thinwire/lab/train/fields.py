@@ -221,6 +221,8 @@ class TrainFields(RunConfig):
         metavar="N",
         least=0,
         most=COUNTED,
+        free=True,
+        alike=True,
     )
     eval_every: int = option(
         0,

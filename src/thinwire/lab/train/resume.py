@@ -6,6 +6,7 @@ Frozen weights are not in them: with adapters a checkpoint holds the adapters al
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,7 +26,7 @@ from thinwire.lab.options import flag
 from thinwire.lab.records.schema import INVALID, RunRecord
 from thinwire.lab.records.writer import load_run, write_json
 from thinwire.lab.train.config import TrainConfig
-from thinwire.lab.train.fields import learning_rate
+from thinwire.lab.train.fields import DEFAULT_STEPS, learning_rate
 from thinwire.lab.train.job import Job
 from thinwire.lab.train.setup import trained
 from thinwire.replacing import replacing
@@ -37,6 +38,7 @@ PIECE = 32 * 10**6  # bytes of references in a file, and in memory meanwhile
 SPOILT = "no measurement: "  # how a note begins that says why the times of a run are no result
 # Options that a resumed run may change.
 FREE = set(TrainConfig.names(free=True))
+LENGTH = {"steps", "epochs"}  # where the past does not depend on it, a run may end elsewhere
 CONTENTS = {"data", "text_field", "prompt_field", "model"}  # not the place counts, but what is there
 
 
@@ -331,7 +333,7 @@ def _readable(folder: Path) -> Iterator[None]:
 def _saved(folder: Path, rank: int, job: Job) -> dict[str, Any]:
     """Return a rank's JSON of a checkpoint; ``InputError`` where it is of another configuration or text."""
     saved: dict[str, Any] = json.loads((folder / f"rank-{rank}.json").read_text("utf-8"))
-    _check_same(saved["config"], job.config)
+    _check_same(saved["config"], job)
     for name, now in (("data", job.digest), ("model", job.source.digest)):
         if saved.get(name, now) != now:  # earlier checkpoints say nothing of the model's contents
             what = f"{flag(name)} {getattr(job.config, name)}{_fields(saved['config'], job.config, name)}"
@@ -349,11 +351,11 @@ def _fields(saved: dict[str, Any], config: TrainConfig, contents: str) -> str:
     return " with " + " and ".join(f"{flag(name)} {getattr(config, name)!r}" for name in names)
 
 
-def _check_same(saved: dict[str, Any], config: TrainConfig) -> None:
+def _check_same(saved: dict[str, Any], job: Job) -> None:
+    config = job.config
     now = config.to_dict() | {"lr": config.learning_rate}
-    # Where neither the order of the data nor the learning rate depends on where the run ends, it may move.
-    fixed = config.epochs or config.lr_schedule != "constant"
-    free = CONTENTS | (FREE if fixed else FREE | {"steps"})
+    moves = {name: saved.get(name) for name in LENGTH} != {name: now[name] for name in LENGTH}
+    free = CONTENTS | FREE | (LENGTH if moves and _same_past(saved, job) else set())
     for key, value in (saved | {"lr": learning_rate(saved)}).items():
         if key not in free and now.get(key) != value:
             before, asked = ("the default" if v is None else repr(v) for v in (value, now.get(key)))
@@ -361,6 +363,16 @@ def _check_same(saved: dict[str, Any], config: TrainConfig) -> None:
                 f"--resume: the checkpoint was made with {flag(key)} {before}, this run asks for {asked}; "
                 "use the same or another --out"
             )
+
+
+def _same_past(saved: dict[str, Any], job: Job) -> bool:
+    """Return whether a run of another length takes the same samples, and rates, as far as both go."""
+    steps, epochs = saved.get("steps"), saved.get("epochs")
+    steps = DEFAULT_STEPS if steps is None and epochs is None else steps
+    now = job.batches
+    then = dataclasses.replace(now, steps=steps, epochs=epochs)
+    alike = then.steps_per_pass == now.steps_per_pass and torch.equal(then.samples(), now.samples())
+    return alike and (job.config.lr_schedule == "constant" or len(then) == len(now))
 
 
 def _optimiser_state(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
