@@ -23,7 +23,7 @@ class MeshExchange:
         self, rank: int, peers: Mapping[int, Peer], ranks: Iterable[int] | None = None, name: str = "gather"
     ) -> None:
         self._posts = Posts(rank, peers, ranks, name)
-        self.rank, self.ranks, self.name = rank, self._posts.ranks, name
+        self.rank, self.ranks, self.name = rank, self._posts.ranks, self._posts.key
 
     @property
     def peers(self) -> Mapping[int, Peer]:

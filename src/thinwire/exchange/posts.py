@@ -37,7 +37,7 @@ class Posts:
             f"some of the ranks {self.ranks} have an exchange {name!r} already; give this one another name"
         )
         require(len(taken) < 2, InputError, wrong)
-        self._key = next(iter(taken), name)
+        self.key = next(iter(taken), name)  # what the tags begin with
         self._sender = ThreadPoolExecutor(1, f"exchange {name!r}")
         self._unacknowledged: dict[Future[None], Peer] = {}
         self._closed = False
@@ -48,7 +48,7 @@ class Posts:
 
     def prefix(self, kind: str) -> bytes:
         """Return what the tags of one kind begin with."""
-        return f"{self._key}/{kind}/".encode()
+        return f"{self.key}/{kind}/".encode()
 
     def step(self, tag: bytes) -> int:
         """Return the step of a tag."""

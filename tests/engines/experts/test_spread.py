@@ -240,3 +240,15 @@ def test_experts_of_others_need_no_weights_here(ranks: Meshes) -> None:
 
     found = on_ranks(ranks[2], model, "ep-sync:values=own", use)
     assert error(torch.cat(found), wanted) < 5e-7
+
+
+def test_outputs_of_experts_beyond_float16(ranks: Meshes) -> None:
+    model: Any = flux_moe()
+    for block in model.transformer_blocks:
+        for expert in block.ff.experts:
+            expert.w2.weight.data *= 2.0**20
+    wanted = [sampled(model, [k], 1) for k in (0, 1)]
+    for made, x in zip(
+        on_ranks(ranks[2], model, "ep-sync", lambda own, _, k: sampled(own, [k], 1)), wanted, strict=True
+    ):
+        assert (made - x).norm() < 1e-3 * x.norm()

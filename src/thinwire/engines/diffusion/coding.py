@@ -18,19 +18,21 @@ _LEAST, _MOST = torch.finfo(torch.float16).tiny, torch.finfo(torch.float16).max
 
 
 def wide(codec: Codec, x: Tensor) -> Codec:
-    """Return what sends ``x`` in place of float16: what is bfloat16 as it is, and other values raw.
+    """Return what sends ``x`` [kinds, ...] in place of float16: bfloat16 as it is, and other values raw.
 
-    That is where float16 has no room: it ends at 65,504, and below 6e-5 it has fewer bits.
+    That is where float16 has no room for the values of a kind: it ends at 65,504, and has fewer bits below
+    6e-5.
 
-    >>> wide(WARM, torch.ones(2)), wide(WARM, torch.full((2,), 1e5)), wide(WARM, torch.ones(2).bfloat16())
+    >>> x = torch.ones(1, 2)
+    >>> wide(WARM, x), wide(WARM, 1e5 * x), wide(WARM, x.bfloat16())
     (Cast(), Raw(), Cast(dtype='bfloat16'))
     """
     if codec != WARM or x.dtype == torch.float16:
         return codec
     if x.dtype == torch.bfloat16:
         return Cast("bfloat16")
-    peak = float(x.abs().max()) if x.numel() else 0.0
-    return codec if peak == 0 or _LEAST <= peak <= _MOST else Raw()
+    peaks = x.abs().flatten(1).amax(1).tolist() if x.numel() else []
+    return codec if all(peak == 0 or _LEAST <= peak <= _MOST for peak in peaks) else Raw()
 
 
 @dataclass(frozen=True, repr=False)

@@ -6,7 +6,6 @@ step is used in the next, so that it travels while the ranks compute.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 
 from torch import Tensor
@@ -16,6 +15,7 @@ from thinwire.engines.diffusion.coding import Coding
 from thinwire.engines.diffusion.divided import Sent
 from thinwire.engines.diffusion.division import Division
 from thinwire.engines.diffusion.gather import Gather
+from thinwire.engines.diffusion.seam import Given
 from thinwire.exchange import MeshExchange
 from thinwire.types import InputError, LinkError, require
 
@@ -34,11 +34,11 @@ class Displaced(Gather):
         super().__init__(exchange, attention, output, division, deadline)
         self._warmup = max(1, attention.warmup)
 
-    def begin(self, stream: str | None, inputs: Mapping[str, object]) -> None:
+    def begin(self, given: Given) -> None:
         """Begin a call of the model, with the whole inputs."""
         if not self._ended:  # what is still due may never come
             self._last.clear()
-        super().begin(stream, inputs)
+        super().begin(given)
 
     def leave(self, cause: BaseException | None = None) -> None:
         """Tell the peers not to wait for this rank any more."""

@@ -22,7 +22,7 @@ from thinwire.engines.diffusion.host_plan import Plan
 from thinwire.engines.diffusion.inputs import shapes_of, time_of
 from thinwire.engines.diffusion.keys import Key, Kind
 from thinwire.engines.diffusion.repairs import Kept
-from thinwire.engines.diffusion.seam import NO_GRADIENTS, Attention, Stock
+from thinwire.engines.diffusion.seam import Attention, Given, Stock
 from thinwire.engines.diffusion.shares import Shares
 from thinwire.engines.diffusion.traffic import Packets, Posted, Traffic
 from thinwire.engines.diffusion.weights import Weights
@@ -69,15 +69,16 @@ class Divided:
         """Compare these weights with the other ranks' in each call."""
         self._traffic.inquiry.watch(weights)
 
-    def begin(self, stream: str | None, inputs: Mapping[str, object]) -> None:
+    def begin(self, given: Given) -> None:
         """Begin a call of the model, with the whole inputs."""
-        require(not torch.is_grad_enabled(), InputError, NO_GRADIENTS)
+        inputs = given.inputs
         if not self._ended:  # an error or an interrupt: the ranks may be at different exchanges of that call
             self._traffic.abandon()
             self.clock.reset()
-        self._call, self._ended = self.clock.call(stream, time_of(inputs), shapes_of(inputs)), False
+        self._call, self._ended = self.clock.call(given.stream, time_of(inputs), shapes_of(inputs)), False
         if self._call.begins:
             self._forget()
+        given.check()
         self._inputs, self._layer = self._traffic.inquiry.note(self.clock.generation, inputs), 0
         self._shares.clear()
 

@@ -7,11 +7,10 @@ three, gives the same values and gains less.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
@@ -25,7 +24,7 @@ from thinwire.engines.diffusion.inputs import shapes_of, time_of
 from thinwire.engines.diffusion.keys import Key, Kind
 from thinwire.engines.diffusion.later import Later
 from thinwire.engines.diffusion.repairs import Kept
-from thinwire.engines.diffusion.seam import NO_GRADIENTS
+from thinwire.engines.diffusion.seam import Given
 from thinwire.engines.diffusion.traffic import Posted, Traffic
 from thinwire.engines.diffusion.weights import Weights
 from thinwire.exchange import MeshExchange
@@ -58,16 +57,17 @@ class Guidance:
         """Compare these weights with the other rank's in each call."""
         self._traffic.inquiry.watch(weights)
 
-    def run(self, stream: str | None, inputs: Mapping[str, object], compute: Callable[[], Any]) -> Any:
+    def run(self, given: Given, compute: Callable[[], Any]) -> Any:
         """Return the model's output for these inputs, by ``compute`` or from the other rank."""
-        require(not torch.is_grad_enabled(), InputError, NO_GRADIENTS)
+        inputs = given.inputs
         if not self._ended:
             self._abandon()
             self.clock.reset()
         self._ended = False
-        call = self.clock.call(stream, time_of(inputs), shapes_of(inputs))
+        call = self.clock.call(given.stream, time_of(inputs), shapes_of(inputs))
         if call.begins:
             self._forget()
+        given.check()
         self._await()
         look = call.stream, shapes_of(inputs)
         check = self._traffic.inquiry.note(self.clock.generation, inputs)

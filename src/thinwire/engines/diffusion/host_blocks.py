@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.engines.diffusion import host
+from thinwire.engines.diffusion.host_plan import has_plan
 from thinwire.engines.diffusion.seam import Passes, Session
 from thinwire.types import InputError, require
 
@@ -53,7 +54,8 @@ class FluxBlocks:
 
     def __init__(self, model: Any) -> None:
         kind = type(model).__name__
-        text = f"mode pipe divides the blocks of {FLUX} alone, not those of {kind}; use mode gather"
+        other = "gather" if has_plan(model) else "batch"
+        text = f"mode pipe divides the blocks of {FLUX} alone, not those of {kind}; use mode {other}"
         require(kind == FLUX, InputError, text)
         lacks = [name for name in _PARTS if not hasattr(model, name)]
         text = f"{kind} has no {', '.join(lacks)} in diffusers {host.version()}; pin 0.42.1"

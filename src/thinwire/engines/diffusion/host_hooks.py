@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.engines.diffusion.host_plan import Never
-from thinwire.engines.diffusion.seam import Passes, Session
+from thinwire.engines.diffusion.seam import NO_GRADIENTS, Given, Passes, Session
 from thinwire.types import InputError, require
 
 _NAME = "thinwire {}"
@@ -145,7 +145,15 @@ class Calls(Hook):
         self._session.reset()
         return module
 
-    def _call(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[str | None, dict[str, Any]]:
+    def _given(self, module: nn.Module, *args: Any, **kwargs: Any) -> Given:
+        context = self._state._context
+        inputs = self._signature.bind_partial(module, *args, **kwargs).arguments
+        inputs.pop("self")
+        return Given(context.name if context else None, inputs, lambda: self._check(module))
+
+    def _check(self, module: nn.Module) -> None:
+        """Raise ``InputError`` for what no rank can compute."""
+        require(not torch.is_grad_enabled(), InputError, NO_GRADIENTS)
         text = "caches that skip layers do not go with several ranks; call disable_cache() first"
         require(not getattr(module, "is_cache_enabled", False), InputError, text)
         registry: Any = module._diffusers_hook
@@ -155,9 +163,6 @@ class Calls(Hook):
             f"the hook {found!r} uses what other steps or tokens have left, which does not go with several "
         )
         require(not found, InputError, f"{text}ranks; take it off first (remove_hook)")
-        context = self._state._context
-        inputs = self._signature.bind_partial(module, *args, **kwargs).arguments
-        return context.name if context else None, {k: v for k, v in inputs.items() if k != "self"}
 
 
 class Instead(Calls):
@@ -166,10 +171,9 @@ class Instead(Calls):
     _session: Passes
 
     def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        forward = self.fn_ref.original_forward
+        forward, given = self.fn_ref.original_forward, self._given(module, *args, **kwargs)
         try:
-            call = self._call(module, *args, **kwargs)
-            return self._session.run(*call, lambda: forward(*args, **kwargs))
+            return self._session.run(given, lambda: forward(*args, **kwargs))
         except BaseException as e:
             self._session.fail(e)
             raise
@@ -189,12 +193,9 @@ class Root(Calls):
 
     def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         self._heard.clear()
+        given = self._given(module, *args, **kwargs)
         try:
-            call = self._call(module, *args, **kwargs)
-            for name, layer in self._layers:
-                text = f"the processor of {name} was replaced while the model was parallel; replace it before"
-                require(self._own(layer.processor), InputError, text)
-            self._session.begin(*call)
+            self._session.begin(given)
             output = self.fn_ref.original_forward(*args, **kwargs)
             deaf = {type(layer.processor).__name__ for _, layer in self._layers} - self._heard
             text = (
@@ -206,3 +207,9 @@ class Root(Calls):
             raise
         self._session.end()
         return output
+
+    def _check(self, module: nn.Module) -> None:
+        super()._check(module)
+        for name, layer in self._layers:
+            text = f"the processor of {name} was replaced while the model was parallel; replace it before"
+            require(self._own(layer.processor), InputError, text)

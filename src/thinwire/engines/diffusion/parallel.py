@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 import torch
@@ -41,15 +40,7 @@ MODES: dict[str, type[Mode]] = {
     BATCH: Batch,
     "pipe": Pipe,
 }
-_USES: WeakKeyDictionary[Mailbox, Uses] = WeakKeyDictionary()
-
-
-@dataclass
-class Uses:
-    """How often a mesh was used, and the names of uses that have ended since all ranks last agreed."""
-
-    count: int = 0
-    ended: list[str] = field(default_factory=list)
+_ENDED: WeakKeyDictionary[Mailbox, list[str]] = WeakKeyDictionary()  # uses, since all ranks last agreed
 
 
 class Parallel:
@@ -106,13 +97,11 @@ def over_ranks(
 @contextmanager
 def used(peers: Mapping[int, Peer], what: str) -> Iterator[MeshExchange]:
     """Use a mesh under a name of its own, so that nothing is taken that an aborted use before it has left."""
-    uses = _USES.setdefault(peers[min(peers)].mailbox, Uses())
-    uses.count += 1
-    exchange = MeshExchange(own_rank(peers), peers, name=f"{what}{uses.count}")
+    exchange = MeshExchange(own_rank(peers), peers, name=what)
     try:
         yield exchange
     finally:
-        uses.ended.append(exchange.name)
+        _ENDED.setdefault(peers[min(peers)].mailbox, []).append(exchange.name)
         exchange.close()
 
 
@@ -175,8 +164,7 @@ def agree(
     that is silent or has left.
     """
     mailboxes = [peer.mailbox for peer in exchange.peers.values()]
-    uses = _USES.get(exchange.peers[min(exchange.peers)].mailbox, Uses())
-    ended = list(uses.ended)
+    ended = list(_ENDED.get(mailboxes[0], []))
     packets = [json.dumps({**own, **(held or {})}).encode(), *([] if drawn is None else [drawn])]
     exchange.post(0, Message(packets=packets).pack())
     first = drawn if exchange.rank == min(exchange.ranks) else None
@@ -193,7 +181,7 @@ def agree(
         if rank == min(exchange.ranks) and rest:
             first = bytes(rest[0])
     for name in ended:  # all ranks have left these: nothing more comes
-        uses.ended.remove(name)
+        _ENDED[mailboxes[0]].remove(name)
         for mailbox in mailboxes:
             mailbox.forget(f"{name}/".encode())
     return first

@@ -28,7 +28,7 @@ from thinwire.engines.diffusion.inquiry import Inquiry
 from thinwire.engines.diffusion.keys import Key, Kind
 from thinwire.engines.diffusion.message import Message
 from thinwire.engines.diffusion.repairs import Kept, Repairs
-from thinwire.engines.diffusion.seam import NO_GRADIENTS, Attention, Stock
+from thinwire.engines.diffusion.seam import Attention, Given, Stock
 from thinwire.engines.diffusion.tally import Tally
 from thinwire.engines.diffusion.traffic import Posted, check
 from thinwire.engines.diffusion.weights import Weights
@@ -84,16 +84,17 @@ class Pipe:
             self._abandon(Message.stop(cause))
             self._stop(self.clock.generation + 1 << _GENERATION, Message.stop(cause))
 
-    def run(self, stream: str | None, inputs: Mapping[str, Any], compute: Callable[[], Any]) -> Any:
+    def run(self, given: Given, compute: Callable[[], Any]) -> Any:
         """Return the model's output for these inputs, the same bits on all ranks."""
-        require(not torch.is_grad_enabled(), InputError, NO_GRADIENTS)
+        inputs = given.inputs
         if not self._ended:  # an error or an interrupt: the ranks may be at different patches of that call
             self._abandon(Message.stop())
             self.clock.reset()
         self._ended = False
-        call = self.clock.call(stream, time_of(inputs), shapes_of(inputs))
+        call = self.clock.call(given.stream, time_of(inputs), shapes_of(inputs))
         if call.begins:
             self._forget()
+        given.check()
         self._call, self._inputs = call, self._inquiry.note(self.clock.generation, inputs)
         embedded = self._model.embed(inputs)
         rows = self._cut(embedded.picture.shape[1])

@@ -32,11 +32,23 @@ class Stock:
     scale: float | None = None
 
 
+@dataclass(frozen=True)
+class Given:
+    """A call of a model: the name of ``cache_context``, the whole inputs, and what no rank can compute.
+
+    ``check`` raises ``InputError`` for that, and is called once the call is counted, as on the other ranks.
+    """
+
+    stream: str | None
+    inputs: Mapping[str, Any]
+    check: Callable[[], None]
+
+
 class Session(Protocol):
     """What a model that is taken apart calls, in this order in each of its forward passes."""
 
-    def begin(self, stream: str | None, inputs: Mapping[str, object]) -> None:
-        """Begin a pass with the whole inputs; ``stream`` is the name of ``cache_context``."""
+    def begin(self, given: Given) -> None:
+        """Begin a pass."""
         ...
 
     def cut(self, name: str, x: Tensor, dim: int) -> Tensor:
@@ -67,8 +79,8 @@ class Session(Protocol):
 class Passes(Protocol):
     """What stands in for the calls of a model that is whole."""
 
-    def run(self, stream: str | None, inputs: Mapping[str, object], compute: Callable[[], Any]) -> Any:
-        """Return what the model returns for these inputs; ``compute()`` lets it."""
+    def run(self, given: Given, compute: Callable[[], Any]) -> Any:
+        """Return what the model returns; ``compute()`` lets it."""
         ...
 
     def fail(self, cause: BaseException) -> None:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.engines.diffusion.host import TESTED, check_host, version
+from thinwire.engines.diffusion.host_plan import has_plan
 from thinwire.engines.experts.seam import Layer, Session
 from thinwire.types import InputError, require
 
@@ -81,8 +82,9 @@ def layers_of(model: nn.Module) -> list[tuple[nn.Module, Layer]]:
         else:
             continue
         found.append((module, Layer(len(found), name, int(many), int(chosen), compute)))
-    text = f"{type(model).__name__} has no layers of experts that are known here (HiDream's, NucleusMoE's)"
-    require(bool(found), InputError, f"{text}; use thinwire.parallel")
+    text = f"{type(model).__name__} has no layers of experts that are known here (HiDream's, NucleusMoE's); "
+    other = "use thinwire.parallel" if has_plan(model) else "give a transformer of diffusers that has some"
+    require(bool(found), InputError, text + other)
     return found
 
 

@@ -36,7 +36,7 @@ class Line(Ends):
         """Return the packets for ``rows`` [n, width], those ``marked`` [all], and what they stand for."""
         if not len(rows):
             return [b""] * PACKETS, None
-        coded = wide(self._coding.codec(step) or self._coding.scheme.codec, rows)
+        coded = wide(self._coding.codec(step) or self._coding.scheme.codec, rows[None])
         if not self.remember:
             packet, _ = self._sender.encode(rows[None], [key], codec=coded)
             return [b"", wire.pack(packet)], None
@@ -45,7 +45,7 @@ class Line(Ends):
         before, known = self._held.get(key, (torch.zeros_like(whole), torch.zeros_like(marked)))
         require(len(known) == len(marked), InputError, OTHER_TOKENS)
         packets = []
-        first = wide(self._coding.scheme.keyframe, rows)
+        first = wide(self._coding.scheme.keyframe, rows[None])
         for part, codec in ((marked & ~known, first), (marked & known, coded)):
             packets.append(b"")
             if bool(part.any()):

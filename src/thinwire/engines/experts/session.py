@@ -9,7 +9,7 @@ the layer before it has sent are computed, and the layer uses its own outputs of
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -20,7 +20,7 @@ from thinwire.engines.diffusion.clock import Call, Clock
 from thinwire.engines.diffusion.coding import Coding
 from thinwire.engines.diffusion.inputs import time_of
 from thinwire.engines.diffusion.keys import Key, Kind
-from thinwire.engines.diffusion.seam import NO_GRADIENTS
+from thinwire.engines.diffusion.seam import Given
 from thinwire.engines.diffusion.traffic import Traffic
 from thinwire.engines.diffusion.weights import Weights
 from thinwire.engines.experts.crossing import Crossing, Turn
@@ -65,17 +65,17 @@ class Spread:
         self._unserved: deque[Turn] = deque()
         self._awaited: dict[Place, deque[tuple[Turn, Tensor, Tensor]]] = defaultdict(deque)
 
-    def run(self, stream: str | None, inputs: Mapping[str, object], compute: Callable[[], Any]) -> Any:
+    def run(self, given: Given, compute: Callable[[], Any]) -> Any:
         """Return what the model makes of this rank's pictures: ``compute()``."""
-        require(not torch.is_grad_enabled(), InputError, NO_GRADIENTS)
         whole = self._ended
         if not whole:  # an error or an interrupt: the ranks may be at different layers of that call
             self._abandon()
             self.clock.reset()
-        time = time_of(inputs)
-        self._call, self._ended = self.clock.call(stream, time, ()), False
+        time = time_of(given.inputs)
+        self._call, self._ended = self.clock.call(given.stream, time, ()), False
         if self._call.begins:
             self._forget(whole)
+        given.check()
         self._inputs = self._traffic.inquiry.note(self.clock.generation, {"time": time or 0.0})
         before = self._heard
         made = compute()
