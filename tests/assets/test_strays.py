@@ -14,8 +14,9 @@ from thinwire.assets.splats.layers import encode_layers, shown_after, stand_ins
 from thinwire.assets.splats.merging import merged
 from thinwire.assets.splats.part import Layer, Part
 from thinwire.assets.splats.scene import Splats
-from thinwire.assets.splats.view.cameras import Frame, reported_views
+from thinwire.assets.splats.view.cameras import Frame, look_at, reported_views
 from thinwire.assets.splats.view.pictures import Pictures
+from thinwire.assets.splats.view.views import Views
 from thinwire.types import PayloadError
 
 pytest.importorskip("zstandard")
@@ -60,6 +61,18 @@ def test_strays_come_in_layers_and_do_not_lead_the_merging() -> None:
     fewer = [merged(x.splats, x.seen.weights, x.frame.radius, 400) for x in (plain, scene)]
     own = Pictures(plain.splats, reported_views(plain.frame, PIXELS))
     assert pictures.psnr(pictures.of(fewer[1])) > own.psnr(own.of(fewer[0])) - 1
+
+
+def test_a_sky_does_not_hide_what_given_cameras_stand_around() -> None:
+    """A third of all splats far out, as trained scenes of streets have them: the radius is the sky's."""
+    scene, core = ball(600, 1), Frame((0.0, 0.0, 0.0), 1.0)
+    scene.positions[:200] *= 1e4
+    scene.log_scales[:200] = np.log(2e3)
+    views = Views.given(scene, [look_at(core, 40 * i, 20 * (i % 3), PIXELS) for i in range(9)])
+    analysis = thinwire.Analysis.through(views, scene)
+    assert Frame.of(scene).radius > 9e3 and (analysis.seen.weights[200:] > 0).mean() > 0.7
+    pictures = Pictures(scene, views.reported)
+    assert pictures.psnr(pictures.of(decode_part(thinwire.encode(analysis, 1e-9)))) > 55
 
 
 def test_drawn_in_space_leads_back_and_leaves_the_ball_alone() -> None:

@@ -36,6 +36,7 @@ REPORTED = ((45, -10), (135, 15), (225, -10), (315, 15))  # between the faces
 ASIDE = 0.4  # of a place's room: how far off the reported cameras stand
 NEAR = 0.05  # of a place's room, nearer than which nothing is drawn
 FAR = 100.0  # times nearer than the radius given cameras draw nothing
+CLOSE = 0.25  # the share of splats that is close to given cameras
 HELD_OUT = 8  # of so many given cameras one is for reports, as the field holds photographs out
 MOST = 192  # given cameras that are looked through
 Floats = npt.NDArray[np.float64]
@@ -70,7 +71,7 @@ class Views:
     def given(cls, splats: Splats, cameras: Sequence[Camera]) -> Views:
         """Return the views of a user's cameras, of which every eighth is for reports, where there are two."""
         require(len(cameras) > 0, InputError, "there is no camera; give one at least")
-        frame = Frame.of(splats)
+        frame = _around(Frame.of(splats), splats, cameras)
         own = [
             replace(camera, kind=GIVEN, near=frame.radius / FAR)
             for camera in spread(cameras, min(MOST, len(cameras)))
@@ -99,3 +100,14 @@ def _standing(at: Floats, room: float, turn: Floats, angle: float, size: int) ->
 
 def _face(turn: Floats, face: tuple[int, int, int]) -> Floats:
     return np.stack([math.copysign(1, row) * turn[abs(row) - 1] for row in face])
+
+
+def _around(frame: Frame, splats: Splats, cameras: Sequence[Camera]) -> Frame:
+    """Return the frame of what given cameras stand in, where that is less than a scene with all its sky."""
+    places = np.stack([camera.place for camera in cameras]).astype(np.float64)
+    middle = np.median(places, axis=0)
+    apart = float(np.median(np.linalg.norm(places - middle, axis=1)))
+    nearest = float(np.quantile(np.linalg.norm(splats.positions - middle, axis=1), CLOSE))
+    radius = max(2 * apart, nearest)
+    x, y, z = middle.tolist()
+    return Frame((x, y, z), radius) if 0 < radius < frame.radius else frame
