@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import re
+import time
 import zlib
 from itertools import pairwise
 from pathlib import Path
@@ -30,6 +31,7 @@ from thinwire.assets.splats.view.render import render
 
 SIZE = 160  # pixels
 ANGLES = ((20.0, 15.0), (250.0, -35.0))  # degrees: azimuth and elevation
+SHIFT = 8  # of the modifiers of the DevTools protocol
 LAYER = re.compile(r'page\.push\((\[.*?\]),"([A-Za-z0-9+/=]+)"\);</script>')
 
 
@@ -145,22 +147,87 @@ def test_a_browser_moves_the_camera_and_tells_of_damage(layers: list[Layer], tmp
         shown.open(path)
         assert shown.value("last.catch((e) => page.history.length)") == turns(layers) - 1
         assert shown.value("told.textContent").startswith("cannot show this scene: ")
-        camera = "[orbit.azimuth, orbit.elevation, orbit.distance]"
-        azimuth, elevation, distance = shown.value(camera)
-        for kind, x, y in (("Pressed", 50, 50), ("Moved", 70, 60), ("Released", 70, 60)):
-            shown.call("Input.dispatchMouseEvent", type=f"mouse{kind}", x=x, y=y, button="left", clickCount=1)
-        turned = shown.value(camera)
+        turning, place = "[orbit.azimuth, orbit.elevation, orbit.distance]", "orbit.around"
+        azimuth, elevation, distance = shown.value(turning)
+
+        def drag(button: str, modifiers: int = 0) -> None:
+            held = {"button": button, "buttons": 2 if button == "right" else 1, "modifiers": modifiers}
+            for kind, x, y in (("Pressed", 50, 50), ("Moved", 70, 60), ("Released", 70, 60)):
+                shown.call("Input.dispatchMouseEvent", type=f"mouse{kind}", x=x, y=y, clickCount=1, **held)
+
+        def touch(*middles: float, apart: float) -> None:
+            for kind, x in (("Start", middles[0]), *(("Move", x) for x in middles), ("End", 0)):
+                points = [{"x": x + side * apart, "y": 80, "id": i} for i, side in enumerate((-1, 1)) if x]
+                shown.call("Input.dispatchTouchEvent", type=f"touch{kind}", touchPoints=points)
+                apart += 10 if len(middles) == 1 else 0
+
+        def press(key: str, modifiers: int = 0) -> None:
+            shown.call("Input.dispatchKeyEvent", type="keyDown", key=key, modifiers=modifiers)
+
+        drag("left")
+        turned = shown.value(turning)
         assert turned[0] > azimuth and turned[1] > elevation and turned[2] == distance
         shown.call("Input.dispatchMouseEvent", type="mouseWheel", x=50, y=50, deltaX=0, deltaY=-50)
-        near = shown.value(camera)
+        near = shown.value(turning)
         assert near[2] < distance
-        for kind, apart in (("Start", 10), ("Move", 10), ("Move", 40), ("End", 0)):
-            points = [{"x": 80 + side * apart, "y": 80, "id": i} for i, side in enumerate((-1, 1)) if apart]
-            shown.call("Input.dispatchTouchEvent", type=f"touch{kind}", touchPoints=points)
-        assert shown.value(camera)[2] < near[2] / 2
-        for key in ("Home", "ArrowRight"):
-            shown.call("Input.dispatchKeyEvent", type="keyDown", key=key)
-        assert shown.value(camera) == [azimuth - 5, elevation, distance]
+        touch(80, apart=10)
+        assert shown.value(turning)[2] < near[2] * 0.6
+        press("Home")
+        press("ArrowRight", SHIFT)
+        assert shown.value(turning) == [azimuth - 5, elevation, distance]
+        sideways = [
+            lambda: drag("right"),
+            lambda: drag("left", SHIFT),
+            lambda: touch(80, 95, apart=20),
+            lambda: press("ArrowLeft"),
+        ]
+        for move in sideways:  # what is in the middle goes to the right: the camera to the left
+            press("Home")
+            before = shown.value(place)
+            move()
+            after = shown.value(place)
+            left = np.array(after) - before
+            assert left @ shown.value("orbit.axes().slice(0, 3)") < -0.02
+            assert shown.value(turning) == pytest.approx([azimuth, elevation, distance])
+        press("Home")
+        assert shown.value(place) == before
+
+
+def test_few_splats_stand_for_all_while_it_moves_and_a_lost_gpu_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    path.write_text(page_of_scene(ball(4000, 1), "a ball"), encoding="utf-8")
+    moving = """new Promise((done) => {
+        const turn = () => {
+            piece = 200;
+            orbit.move(0, 0, 1);
+            if (drawing.larger > 1) done([drawing.count, drawing.larger]);
+            else setTimeout(turn, 20);
+        };
+        turn();
+    })"""
+    with tab(tmp_path, SIZE) as shown:
+        shown.open(path)
+        before = pixels(shown.value(f"page.picture(20, 15, {SIZE})"))
+        count, larger = shown.value(moving)
+        assert 0 < count <= 1600 and 1 < larger <= 3
+        while not shown.value("whole"):  # as soon as it rests
+            time.sleep(0.02)
+        assert shown.value("[drawing.count, drawing.larger]") == [4000, 1]
+        back = "() => setTimeout(() => gpu.restoreContext(), 50)"
+        shown.value('gpu = drawing.gl.getExtension("WEBGL_lose_context"); 0')
+        shown.value(f'canvas.addEventListener("webglcontextlost", {back})')
+        shown.value("gpu.loseContext()")
+        while not shown.value("page.history.length === 1 && !drawing.gl.isContextLost()"):
+            time.sleep(0.02)
+        assert psnr(mse(before, pixels(shown.value(f"page.picture(20, 15, {SIZE})")))) > 50
+
+
+def test_one_splat_is_seen(tmp_path: Path) -> None:
+    path, one = tmp_path / "page.html", ball(1, 0)
+    path.write_text(page_of_scene(one, "one"), encoding="utf-8")
+    with tab(tmp_path, SIZE) as shown:
+        shown.open(path)
+        assert (pixels(shown.value(f"page.picture(0, 0, {SIZE})")).max(2) > 0.05).mean() > 0.02
 
 
 def pixels(url: str) -> np.ndarray:

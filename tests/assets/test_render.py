@@ -117,7 +117,7 @@ def test_cameras_see_the_whole_scene_and_stand_apart() -> None:
     nearest = [min(np.linalg.norm(a.place - b.place) for b in views) for a in reported]
     assert min(nearest) > 0.3 * frame.radius
     one = Frame.of(Splats.of(np.zeros((1, 3)), opacities=[-np.inf]))
-    assert one.radius == 1 and one.middle == (0, 0, 0)
+    assert one.radius == pytest.approx(0.03) and one.middle == (0, 0, 0)
 
 
 def test_quality_of_pictures() -> None:

@@ -80,8 +80,8 @@ def _frame(shown: Sequence[_Shown]) -> Frame:
     """Return the frame of all that is there in the end."""
     last = [layer.stays for layer in shown] + [shown[-1].stand_in]
     scenes = [scene for scene in last if scene is not None]
-    places = np.concatenate([scene.positions for scene in scenes])
-    return Frame.of(Splats.of(places, opacities=np.concatenate([scene.opacities for scene in scenes])))
+    names = ("positions", "opacities", "log_scales")
+    return Frame.of(Splats.of(**{n: np.concatenate([getattr(scene, n) for scene in scenes]) for n in names}))
 
 
 def _about(shown: Sequence[_Shown], coding: Coding, coefficients: int) -> dict[str, Any]:

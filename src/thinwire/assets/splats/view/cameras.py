@@ -17,6 +17,7 @@ MARGIN = 1.05
 WITHIN = 0.95  # the share of a scene's weight that the pictures hold
 RINGS, AROUND = (-20.0, 10.0, 40.0), 8  # degrees above the scene's middle, and cameras a ring
 BETWEEN = (-5.0, 25.0, -5.0, 25.0)  # degrees of the reported ones
+REACH, LOGS = 3.0, 23.0  # deviations that a splat is seen to; a bound of logarithms
 UP = (0.0, -1.0, 0.0)  # files of Gaussians have y downwards
 OUTSIDE, INSIDE, GIVEN = "around the scene", "within the scene", "as given"  # kinds of cameras
 
@@ -50,7 +51,10 @@ class Frame:
         places = splats.positions.astype(np.float64)
         middle = np.array([_quantile(x, weight, 0.5) for x in places.T])
         radius = _quantile(np.linalg.norm(places - middle, axis=1), weight, WITHIN)
-        return cls((float(middle[0]), float(middle[1]), float(middle[2])), radius or 1.0)
+        if not radius:  # all at one place: as far as their sizes reach
+            sizes = np.exp(np.clip(splats.log_scales.astype(np.float64), -LOGS, LOGS))
+            radius = REACH * _quantile(sizes.max(1), weight, 0.5)
+        return cls((float(middle[0]), float(middle[1]), float(middle[2])), radius)
 
 
 def _quantile(x: npt.NDArray[np.float64], weight: npt.NDArray[np.float64], share: float) -> float:

@@ -61,6 +61,16 @@ function positionsOf(columns, count) {
   return positions;
 }
 
+// How much of a picture each splat may cover: its alpha times what its two larger scales span.
+function weightsOf(shapes, count) {
+  const weights = new Float32Array(count);
+  for (let i = 0, at = 0; i < count; i++, at += 12) {
+    const x = shapes[at + 8], y = shapes[at + 9], z = shapes[at + 10];
+    weights[i] = shapes[at + 3] * Math.max(x * y, y * z, x * z);
+  }
+  return weights;
+}
+
 onmessage = async ({ data: { parts, text, axes } }) => {
   try {
     const bytes = await inflated(text), found = [];
@@ -70,8 +80,8 @@ onmessage = async ({ data: { parts, text, axes } }) => {
     let at = 0;
     for (const part of parts) {
       const { columns, end } = columnsOf(bytes, at, part), n = part.count;
-      const arrays = { shapes: shapesOf(columns, n), positions: positionsOf(columns, n) };
-      found.push({ ...arrays, colours: coloursOf(columns.slice(10), n, axes) });
+      const shapes = shapesOf(columns, n), positions = positionsOf(columns, n), weights = weightsOf(shapes, n);
+      found.push({ shapes, positions, weights, colours: coloursOf(columns.slice(10), n, axes) });
       at = end;
     }
     postMessage(found, found.flatMap((part) => Object.values(part).map((array) => array.buffer)));

@@ -1,4 +1,6 @@
 // The scene on the GPU: attributes in textures, a quadrilateral a splat, and a picture of half floats.
+const EACH = 256;  // splats an instance: software draws instances one by one
+
 class Drawing {
   constructor(canvas) {
     const gl = canvas.getContext("webgl2", { alpha: false, antialias: false, depth: false });
@@ -6,21 +8,20 @@ class Drawing {
     this.gl = gl;
     const deep = gl.getExtension("EXT_color_buffer_float") || gl.getExtension("EXT_color_buffer_half_float");
     this.format = deep ? gl.RGBA16F : gl.RGBA8;
-    const head = `#version 300 es\n${scene.defines}#define COEFFICIENTS ${scene.coefficients}\n`;
-    this.splats = this.program(head, "splat", ["shapes", "colours", "place", "turn", "size", "focal", "near"]);
-    this.screen = this.program(head, "screen", ["picture"]);
+    const head = `#version 300 es\n${scene.defines}#define COEFFICIENTS ${scene.coefficients}\n#define EACH ${EACH}\n`;
+    this.splats = this.program(head, "splat", ["shapes", "colours", "place", "turn", "size", "focal", "near", "larger", "order", "first", "end"]);
+    this.screen = this.program(head, "screen", ["picture", "share"]);
     this.width = Math.min(4096, gl.getParameter(gl.MAX_TEXTURE_SIZE));
     this.shapes = this.texture(gl.RGBA32F, 3);
     this.colours = this.texture(gl.RGB16F, 1 + scene.coefficients);
     this.picture = gl.createTexture();
     this.frame = gl.createFramebuffer();
-    this.order = gl.createBuffer();
+    this.order = this.texture(gl.R32UI, 1);
     this.count = 0;
-    gl.bindBuffer(gl.ARRAY_BUFFER, this.order);
-    gl.bufferData(gl.ARRAY_BUFFER, 4 * scene.most, gl.DYNAMIC_DRAW);
-    gl.enableVertexAttribArray(0);
-    gl.vertexAttribIPointer(0, 1, gl.UNSIGNED_INT, 0, 0);
-    gl.vertexAttribDivisor(0, 1);
+    this.larger = 1;
+    gl.bindBuffer(gl.ELEMENT_ARRAY_BUFFER, gl.createBuffer());
+    const corners = new Uint16Array(6 * EACH).map((_, i) => 4 * Math.floor(i / 6) + [0, 1, 2, 2, 1, 3][i % 6]);
+    gl.bufferData(gl.ELEMENT_ARRAY_BUFFER, corners, gl.STATIC_DRAW);
     gl.blendFunc(gl.ONE, gl.ONE_MINUS_SRC_ALPHA);
   }
 
@@ -57,11 +58,11 @@ class Drawing {
 
   // Put attributes of splats from number `first` on in their textures.
   add(first, { shapes, colours }) {
-    this.write(this.shapes, this.gl.RGBA, 4, first * 3, shapes);
-    this.write(this.colours, this.gl.RGB, 3, first * (1 + scene.coefficients), colours);
+    this.write(this.shapes, this.gl.RGBA, this.gl.FLOAT, 4, first * 3, shapes);
+    this.write(this.colours, this.gl.RGB, this.gl.FLOAT, 3, first * (1 + scene.coefficients), colours);
   }
 
-  write(texture, format, numbers, first, data) {
+  write(texture, format, kind, numbers, first, data) {
     const gl = this.gl, texels = data.length / numbers;
     gl.bindTexture(gl.TEXTURE_2D, texture);
     for (let at = 0, run; at < texels; at += run) {
@@ -69,14 +70,15 @@ class Drawing {
       const rows = x ? 1 : Math.max(1, Math.floor(left / this.width)), wide = Math.min(this.width - x, left);
       run = wide * rows;
       const part = data.subarray(at * numbers, (at + run) * numbers);
-      gl.texSubImage2D(gl.TEXTURE_2D, 0, x, y, wide, rows, format, gl.FLOAT, part);
+      gl.texSubImage2D(gl.TEXTURE_2D, 0, x, y, wide, rows, format, kind, part);
     }
   }
 
-  // Draw the first `count` of these splats from now on.
-  setOrder(order, count) {
-    this.gl.bufferSubData(this.gl.ARRAY_BUFFER, 0, order, 0, count);
+  // Draw the first `count` of these splats from now on, so many times as large.
+  setOrder(order, count, larger) {
+    this.write(this.order, this.gl.RED_INTEGER, this.gl.UNSIGNED_INT, 1, 0, order.subarray(0, count));
     this.count = count;
+    this.larger = larger;
   }
 
   resize(width, height) {
@@ -86,33 +88,70 @@ class Drawing {
     gl.bindTexture(gl.TEXTURE_2D, this.picture);
     const kind = this.format === gl.RGBA8 ? gl.UNSIGNED_BYTE : gl.HALF_FLOAT;
     gl.texImage2D(gl.TEXTURE_2D, 0, this.format, width, height, 0, gl.RGBA, kind, null);
-    this.unfiltered();
+    gl.texParameteri(gl.TEXTURE_2D, gl.TEXTURE_MIN_FILTER, gl.LINEAR);
+    for (const name of [gl.TEXTURE_WRAP_S, gl.TEXTURE_WRAP_T]) gl.texParameteri(gl.TEXTURE_2D, name, gl.CLAMP_TO_EDGE);
     gl.bindFramebuffer(gl.FRAMEBUFFER, this.frame);
     gl.framebufferTexture2D(gl.FRAMEBUFFER, gl.COLOR_ATTACHMENT0, gl.TEXTURE_2D, this.picture, 0);
-    gl.viewport(0, 0, width, height);
   }
 
-  paint(camera) {
-    const gl = this.gl, { at } = this.splats;
+  // Begin a picture, on a share of the width and of the height.
+  begin(camera, share) {
+    const gl = this.gl, { at, program } = this.splats;
+    this.size = [gl.canvas.width, gl.canvas.height].map((side) => Math.max(1, Math.round(side * share)));
     gl.bindFramebuffer(gl.FRAMEBUFFER, this.frame);
     gl.clear(gl.COLOR_BUFFER_BIT);
-    gl.useProgram(this.splats.program);
-    gl.activeTexture(gl.TEXTURE1);
-    gl.bindTexture(gl.TEXTURE_2D, this.colours);
-    gl.activeTexture(gl.TEXTURE0);
-    gl.bindTexture(gl.TEXTURE_2D, this.shapes);
+    gl.useProgram(program);
     gl.uniform1i(at.colours, 1);
+    gl.uniform1i(at.order, 2);
     gl.uniform3fv(at.place, camera.place);
     gl.uniformMatrix3fv(at.turn, true, camera.turn);
-    gl.uniform2f(at.size, gl.canvas.width, gl.canvas.height);
+    gl.uniform2f(at.size, ...this.size);
     gl.uniform1f(at.focal, camera.focal);
     gl.uniform1f(at.near, camera.near);
+    gl.uniform1f(at.larger, this.larger);
+  }
+
+  // Draw so many splats of the order, from number `first` on, over what is there.
+  draw(first, count) {
+    const gl = this.gl;
+    gl.bindFramebuffer(gl.FRAMEBUFFER, this.frame);
+    gl.viewport(0, 0, ...this.size);
+    gl.useProgram(this.splats.program);
+    [this.shapes, this.colours, this.order].forEach((texture, i) => {
+      gl.activeTexture(gl.TEXTURE0 + i);
+      gl.bindTexture(gl.TEXTURE_2D, texture);
+    });
+    gl.activeTexture(gl.TEXTURE0);
+    gl.uniform1i(this.splats.at.first, first);
+    gl.uniform1i(this.splats.at.end, first + count);
     gl.enable(gl.BLEND);
-    gl.drawArraysInstanced(gl.TRIANGLE_STRIP, 0, 4, this.count);
+    gl.drawElementsInstanced(gl.TRIANGLES, 6 * EACH, gl.UNSIGNED_SHORT, 0, Math.ceil(count / EACH));
     gl.disable(gl.BLEND);
+  }
+
+  // Put what was drawn on the screen.
+  show() {
+    const gl = this.gl, { at, program } = this.screen, { width, height } = gl.canvas;
     gl.bindFramebuffer(gl.FRAMEBUFFER, null);
-    gl.useProgram(this.screen.program);
+    gl.viewport(0, 0, width, height);
+    gl.useProgram(program);
+    gl.uniform2f(at.share, this.size[0] / width, this.size[1] / height);
     gl.bindTexture(gl.TEXTURE_2D, this.picture);
     gl.drawArrays(gl.TRIANGLES, 0, 3);
+  }
+
+  // Return a promise of the milliseconds until all that was asked for is done.
+  finished() {
+    const gl = this.gl, began = performance.now(), sync = gl.fenceSync(gl.SYNC_GPU_COMMANDS_COMPLETE, 0);
+    gl.flush();
+    return new Promise((resolve) => {
+      const look = () => {
+        const waits = !gl.isContextLost() && gl.getSyncParameter(sync, gl.SYNC_STATUS) !== gl.SIGNALED;
+        if (waits) return setTimeout(look, 1);
+        gl.deleteSync(sync);
+        resolve(performance.now() - began);
+      };
+      setTimeout(look);
+    });
   }
 }

@@ -1,11 +1,12 @@
-// The picture, its first row at the top.
+// The picture, its first row at the top; it may lie in a corner of its texture.
 precision highp float;
 precision highp sampler2D;
 
 uniform sampler2D picture;
+uniform vec2 share;  // of the texture's width and height
 out vec4 shown;
 
 void main() {
-  ivec2 at = ivec2(gl_FragCoord.xy);
-  shown = vec4(texelFetch(picture, ivec2(at.x, textureSize(picture, 0).y - 1 - at.y), 0).rgb, 1.0);
+  vec2 size = vec2(textureSize(picture, 0)), at = vec2(gl_FragCoord.x, size.y - gl_FragCoord.y) * share;
+  shown = vec4(texture(picture, clamp(at, vec2(0.5), share * size - 0.5) / size).rgb, 1.0);
 }

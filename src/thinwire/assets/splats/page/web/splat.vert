@@ -2,20 +2,24 @@
 precision highp float;
 precision highp int;
 precision highp sampler2D;
+precision highp usampler2D;
 
-layout(location = 0) in uint which;
 uniform sampler2D shapes, colours;
+uniform usampler2D order;
+uniform int first, end;  // of the order, which are drawn
 uniform vec3 place;
 uniform mat3 turn;  // its rows are right, down and forward
 uniform vec2 size;
-uniform float focal, near;
+uniform float focal, near, larger;
 flat out vec2 centre;
 flat out vec3 form;  // a, b, c of a dx^2 + 2 b dx dy + c dy^2
 flat out vec4 paint;  // colour and opacity
 flat out float limit;
 
+int which;
+
 vec4 texel(sampler2D from, int each, int i) {
-  int at = int(which) * each + i, width = textureSize(from, 0).x;
+  int at = which * each + i, width = textureSize(from, 0).x;
   return texelFetch(from, ivec2(at % width, at / width), 0);
 }
 
@@ -52,13 +56,16 @@ vec3 shaded(vec3 direction) {
 
 void main() {
   gl_Position = vec4(2.0, 2.0, 0.0, 1.0);  // not in the picture
-  vec4 first = texel(shapes, 3, 0);
-  vec3 direction = first.xyz - place, at = turn * direction;
-  limit = 2.0 * log(max(first.w / LEAST_ALPHA, 1.0));
+  int number = first + gl_InstanceID * EACH + (gl_VertexID >> 2), width = textureSize(order, 0).x;
+  if (number >= end) return;
+  which = int(texelFetch(order, ivec2(number % width, number / width), 0).r);
+  vec4 own = texel(shapes, 3, 0);
+  vec3 direction = own.xyz - place, at = turn * direction;
+  limit = 2.0 * log(max(own.w / LEAST_ALPHA, 1.0));
   if (at.z <= near || limit <= 0.0) return;
 
   mat3 axes = rotation(texel(shapes, 3, 1));
-  vec3 scales = texel(shapes, 3, 2).xyz;
+  vec3 scales = larger * texel(shapes, 3, 2).xyz;
   mat3 seen = turn * mat3(axes[0] * scales.x, axes[1] * scales.y, axes[2] * scales.z);
   vec3 right = vec3(seen[0].x, seen[1].x, seen[2].x), down = vec3(seen[0].y, seen[1].y, seen[2].y);
   vec3 forward = vec3(seen[0].z, seen[1].z, seen[2].z);
@@ -72,11 +79,11 @@ void main() {
   vec2 longest = mean + apart - yy > abs(xy) ? vec2(mean + apart - yy, xy) : vec2(xy, mean + apart - xx);
   longest = apart > 0.0 ? normalize(longest) : vec2(1.0, 0.0);
   vec2 radii = sqrt(limit * vec2(mean + apart, max(mean - apart, WIDER)));
-  vec2 corner = vec2(gl_VertexID & 1, gl_VertexID >> 1) * 2.0 - 1.0;
+  vec2 corner = vec2(gl_VertexID & 1, (gl_VertexID >> 1) & 1) * 2.0 - 1.0;
   centre = focal * uv + size / 2.0;
   vec2 reach = sqrt(limit * vec2(xx, yy));  // beside and above the centre
   if (any(lessThan(centre + reach, vec2(0.0))) || any(greaterThan(centre - reach, size))) return;
   vec2 pixel = centre + corner.x * radii.x * longest + corner.y * radii.y * vec2(-longest.y, longest.x);
-  paint = vec4(shaded(normalize(direction)), first.w);
+  paint = vec4(shaded(normalize(direction)), own.w);
   gl_Position = vec4(pixel / size * 2.0 - 1.0, 0.0, 1.0);
 }
