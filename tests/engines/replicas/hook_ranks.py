@@ -220,7 +220,7 @@ def a_drain_averages_the_statistics_of_batch_norm() -> None:
         norm.register_buffer("own", torch.tensor([torch.inf, RANK]))
         norm.register_module("wide", nn.BatchNorm1d(2, affine=False, dtype=torch.float64))
         student.ddp = DistributedDataParallel(
-            nn.Sequential(norm, *student.ddp.module), broadcast_buffers=broadcasts, init_sync=False
+            nn.Sequential(norm, *student.ddp.module), forward_sync_buffers=broadcasts, init_sync=False
         )
         with replicating(student, LATE) as replicated:
             norm.eval()
@@ -433,6 +433,17 @@ def what_a_loop_cannot_do_is_one_sentence() -> None:
         refused(wrong, lambda: ours.drain(lambda: student.loss().backward()))
         lbfgs = torch.optim.LBFGS(student.ddp.parameters())
         refused("LBFGS needs each gradient at once", lambda: lbfgs.step(lambda: 0.0))
+    student = Student()
+    with replicating(student, LATE, "group"):
+        halves = [torch.optim.SGD([p], 0.1) for p in list(student.ddp.parameters())[:2]]
+
+        def in_turn() -> None:
+            for half in halves:
+                student.loss().backward()
+                half.step()
+            student.loss().backward()
+
+        refused("the steps behind the last two passes were of other parameters", in_turn)
     student = Student()
     with replicating(student, LATE, "more"):
         student.train(2)

@@ -67,7 +67,7 @@ def main() -> None:
     if LEADS:
         peers = thinwire.connect_mesh(SITE, 2, dist.FileStore(FOLDER + "/sites", 2))
     for recipe in ("exchange=Gradients()", "allreduce", "dd-ef-sgd:ratio=0.05,staleness=2"):
-        ddp = DistributedDataParallel(model(), process_group=groups[SITE], broadcast_buffers=False)
+        ddp = DistributedDataParallel(model(), process_group=groups[SITE], forward_sync_buffers=False)
         mean = ddp.module.running_mean
         mean += RANK
         weights = trained(ddp, thinwire.replicate(ddp, recipe, peers=peers, site=True, deadline=60), 12)

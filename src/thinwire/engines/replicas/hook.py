@@ -106,6 +106,8 @@ class Replicated:
 
     def _exchanged(self, vacant: bool) -> None:
         check_same(self._ddp, self._buckets.trained)
+        if self.undoes:
+            self._steps.passed()
         self.vacant, self._pending = vacant, self.undoes
         self._moved = [p._version for p in self._buckets.trained]
 

@@ -74,6 +74,8 @@ class Steps:
         self._aside = Aside()  # during one step
         self.aside = Aside()  # during a drain
         self._seen: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._now: set[int] = set()  # the parameters stepped since the last pass
+        self._then: set[int] = set()  # and since the last but one that a step followed
         self._handles: list[RemovableHandle] = [
             register_optimizer_step_pre_hook(self._before),
             register_optimizer_step_post_hook(self._after),
@@ -83,6 +85,14 @@ class Steps:
         """Watch no more."""
         for handle in self._handles:
             handle.remove()
+
+    def passed(self) -> None:
+        """Hear of a pass. Errors: ``InputError`` where steps behind two passes share no parameter."""
+        if self._now:
+            text = "the steps behind the last two passes were of other parameters, and what is late or kept "
+            text += "back meets other steps; give each optimiser a DDP of its own, or exchange at once"
+            require(not self._then or not self._now.isdisjoint(self._then), InputError, text)
+            self._then, self._now = self._now, set()
 
     def set_aside(self, parameters: Iterable[nn.Parameter]) -> None:
         """Put these gradients aside for a drain, and those of all that their optimisers step."""
@@ -106,7 +116,9 @@ class Steps:
         require(not (watched.undoes and isinstance(optimizer, torch.optim.LBFGS)), InputError, text)
         self._seen.add(optimizer)
         watched.take()
-        if watched.draining:
+        if not watched.draining:
+            self._now.update(self._ids.intersection(map(id, _all(optimizer))))
+        else:
             self.aside.put(p for p in _all(optimizer) if id(p) not in self._ids)
             self._unscale(optimizer)
         return self._emptied(watched, args, kwargs)
