@@ -226,7 +226,7 @@ def test_a_folder_that_transformers_does_not_load_whole_or_run_is_refused(home, 
     (strange / "config.json").write_text(json.dumps(about | {"model_type": "t5"}))
     arguments = ["-o", tmp_path / "m.tw", "--target", "30kB", "--calibrate", home[0] / "text.md"]
     assert "up_proj.weight'], which its model needs" in refused("pack", lacking, *arguments)
-    assert "transformers cannot load" in refused("pack", strange, *arguments)
+    assert "of type 't5', and no causal language model" in refused("pack", strange, *arguments)
     kept = ("vocab_size", "hidden_size", "intermediate_size", "max_position_embeddings", "num_hidden_layers")
     sizes = {k: about[k] for k in kept} | {"num_attention_heads": 4, "num_key_value_heads": 4}
     greedy = transformers.MixtralConfig(**sizes, num_local_experts=2, num_experts_per_tok=3)

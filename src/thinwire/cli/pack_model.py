@@ -124,21 +124,23 @@ def is_packed_model(source: Path) -> bool:
         return begins_so(file.read(256))
 
 
-def unpack_model(source: Path, out: Path, force: bool) -> None:
+def unpack_model(source: Path, out: Path, force: bool, code: bool) -> None:
     """Write the model that a packed one stands for: a folder, or a file called ``.safetensors``."""
     told = f"{out} is a folder; give the name of a file in it, or one that does not end in {WEIGHTS}"
     require(not (out.suffix == WEIGHTS and out.is_dir()), InputError, told)
     told = f"cannot write {out}: {out.parent} is no folder; make it"
     require(out.absolute().parent.is_dir(), InputError, told)
     check_absent(out, force)
+    from thinwire.lab.weights.loading import loads_as, told_of_left
     from thinwire.lab.weights.packing import read_packed
     from thinwire.lab.weights.placing import write_unpacked
 
     require(source.is_file(), InputError, f"{source} is not there; give what thinwire pack wrote")
     packed = read_packed(source)
     try:
-        count = write_unpacked(packed, out)
+        made = write_unpacked(packed, out, code)
     except PayloadError as e:  # that of one tensor
         raise PayloadError(f"{source}: {e}") from e
-    loads = ", which transformers loads" if (out / "config.json").is_file() else ""
-    tell(f"{out}: a model of {count} tensors{loads}")
+    tell(f"{out}: a model of {made.tensors} tensors{loads_as(made)}")
+    for note in told_of_left(made.left):
+        tell(f"note: {note}")

@@ -28,11 +28,21 @@ Out = Annotated[
         "--out", "-o", metavar="FILE", help="A .ply, .compressed.ply or .spz to write, or a model's folder."
     ),
 ]
+AllowCode = Annotated[
+    bool,
+    typer.Option("--allow-code", help="Write a model's own Python code too, which whoever packed it chose."),
+]
 Prefix = Annotated[int | None, typer.Option(metavar="BYTES", help="Read only so many bytes of it.")]
 
 
-def unpack(source: Source, out: Out, prefix: Prefix = None, force: Force = False) -> None:
-    """Write what a packed file holds: a scene, that of its first bytes, or a model that transformers loads.
+def unpack(
+    source: Source,
+    out: Out,
+    prefix: Prefix = None,
+    force: Force = False,
+    allow_code: AllowCode = False,
+) -> None:
+    """Write what a packed file holds: a scene, that of its first bytes, or the folder of a model.
 
     From a folder or store the layers come one by one. Where that breaks off, those that came are written,
     and kept beside FILE as FILE.part.tw: the same command goes on from there.
@@ -49,12 +59,14 @@ def unpack(source: Source, out: Out, prefix: Prefix = None, force: Force = False
     """
     require(prefix is None or prefix > 0, InputError, f"--prefix is {prefix}; it must be above 0")
     if is_folder(source):
+        require(not allow_code, InputError, "--allow-code is for models; leave it out")
         _from_folder(source, out, prefix, force)
         return
     if is_packed_model(Path(source)):
         require(prefix is None, InputError, "--prefix is for scenes; a model is read whole")
-        unpack_model(Path(source), out, force)
+        unpack_model(Path(source), out, force, allow_code)
         return
+    require(not allow_code, InputError, "--allow-code is for models; leave it out")
     check_new(out, force)
     _write(read_packed(source, prefix), shown(source), out)
 

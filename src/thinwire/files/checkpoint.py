@@ -12,10 +12,11 @@ import math
 import os
 import re
 import struct
+import weakref
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 from torch import Tensor
@@ -144,6 +145,54 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
             require(name not in found, InputError, f"{name} is in two files of {path}; keep one of them")
             found[name] = x
     return found
+
+
+class Stored(Mapping[str, Tensor]):
+    """The tensors of a checkpoint by name, each read from its file whenever it is asked for.
+
+    Errors: those of ``read_checkpoint``, and ``InputError`` where a file is cut short meanwhile.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._places = dict[str, tuple[BinaryIO, str, int, TensorEntry]]()
+        for file in files_of(path):
+            opened = file.open("rb")  # it stays the file that it was where another takes its name
+            weakref.finalize(self, opened.close)
+            entries, begin = _head_of(opened, file)
+            for name, entry in entries.items():
+                told = f"{name} is in two files of {path}; keep one of them"
+                require(name not in self._places, InputError, told)
+                self._places[name] = opened, str(file), begin, entry
+
+    def __getitem__(self, name: str) -> Tensor:
+        opened, where, begin, entry = self._places[name]
+        data = bytearray(entry.stop - entry.start)
+        opened.seek(begin + entry.start)
+        told = f"{where} was cut short while it was read; let nobody write to it, and try again"
+        require(opened.readinto(data) == len(data), InputError, told)  # type: ignore[attr-defined]
+        return _tensor(data, 0, entry._replace(start=0, stop=len(data)))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @property
+    def entries(self) -> dict[str, TensorEntry]:
+        """What the files' headers say of the tensors."""
+        return {name: place[3] for name, place in self._places.items()}
+
+
+def _head_of(opened: BinaryIO, file: Path) -> tuple[dict[str, TensorEntry], int]:
+    size = os.fstat(opened.fileno()).st_size
+    start = opened.read(8)
+    length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+    try:
+        entries, _, begin = read_header(start + opened.read(min(length, MAX_HEADER, size)), size)
+    except PayloadError as e:
+        raise InputError(f"cannot read {file}: {e}") from e
+    return entries, begin
 
 
 def read_header(

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
-from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
 
 from thinwire import zstd
 from thinwire.assets.framing import Frame, Head, checked
+from thinwire.assets.weights.companions import SMALL, check_names
 from thinwire.assets.weights.entry import DTYPES, Entry, shape_of
 from thinwire.assets.weights.tensors import Plain, Same
 from thinwire.types import PayloadError, require
@@ -28,7 +28,6 @@ MAX_HEADER = 1 << 26  # bytes
 FREE, PER_BYTE = 1 << 28, 256  # bytes that a file may unpack to, and more for each of its own
 DECODING = 16  # bytes a weight that decoding codes takes, whatever type comes of it
 CHECK = 8  # bytes of a hash
-LONGEST = 240  # bytes of a file's name
 LEVEL = 19  # of Zstandard, for files
 TENSOR, FILE, PADDING = "tensor:", "file:", "padding"
 FRAME = Frame("thinwire.model", "model", VERSION, MAX_HEADER, OLDEST)
@@ -38,17 +37,14 @@ FRAME = Frame("thinwire.model", "model", VERSION, MAX_HEADER, OLDEST)
 class PackedModel:
     """A packed model: its tensors by name, and the other files of its folder by theirs.
 
-    Errors: ``PayloadError`` for a file whose name is a path.
+    Errors: ``PayloadError`` for a file whose name leads elsewhere, or is none on some systems.
     """
 
     entries: Mapping[str, Entry]
     files: Mapping[str, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in self.files:
-            plain = PurePosixPath(name).name == name and name not in ("", ".", "..") and "\\" not in name
-            plain = plain and name.isprintable() and len(name.encode()) <= LONGEST
-            require(plain, PayloadError, f"a file called {name!r:.99}, which is no plain name")
+        check_names(self.files)
 
     def checked(self) -> PackedModel:
         """Return it, where the twin of each tensor without values of its own is there."""
@@ -76,7 +72,9 @@ def write_model(model: PackedModel) -> bytes:
 
 def version_of(model: PackedModel) -> int:
     """Return the oldest version that has words for all that a model holds."""
-    return VERSION if any(NEWER & entry.about.keys() for entry in model.entries.values()) else OLDEST
+    newer = any("/" in name for name in model.files)
+    newer = newer or any(NEWER & entry.about.keys() for entry in model.entries.values())
+    return VERSION if newer else OLDEST
 
 
 def digest(note: Mapping[str, Any], streams: Iterable[bytes | memoryview]) -> str:
@@ -119,7 +117,8 @@ def _model(note: dict[str, Any], streams: dict[str, memoryview], size: int) -> P
     told = "tensors that the header does not tell of, or none"
     require(sorted(named) == sorted(streams.keys() - {PADDING}), PayloadError, told)
     for n in sizes.values():
-        require(type(n) is int and n >= 0, PayloadError, f"a file of {n!r:.20} bytes")
+        told = f"a file of {n!r:.20} bytes, at most {SMALL} are taken"
+        require(type(n) is int and 0 <= n <= SMALL, PayloadError, told)
     claimed = _claimed(tensors, sizes)
     told = f"{claimed} bytes in a file of {size}, which is more than any packed model has"
     require(claimed <= FREE + PER_BYTE * size, PayloadError, told)

@@ -35,7 +35,7 @@ DROPOUTS = ("resid_pdrop", "embd_pdrop", "hidden_dropout", "dropout", "residual_
 ATTENTION_DROPOUTS = ("attn_pdrop", "attention_dropout", "layerdrop", "router_jitter_noise")
 # What a config says of the files it came from, not of the model.
 TOLD = {"transformers_version", "architectures", "dtype", "torch_dtype", "use_cache"}
-TEXT_FILES = ["*.json", "*.jinja", "*.txt", "*.model"]
+TEXT_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.spm", "*.tiktoken", "LICENSE*", "NOTICE*"]
 WEIGHT_FILES = ["model*.safetensors"]  # not the second copies some repositories hold under other names
 
 

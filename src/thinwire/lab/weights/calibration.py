@@ -1,9 +1,10 @@
-"""What a text says of the weights of a model: one pass forward and one back, and sums over its tokens."""
+"""What a text says of the weights of a model: one pass forward, one back by layers, sums over its tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 
 from thinwire.assets.weights.moments import Moments
 from thinwire.assets.weights.tensors import power_of
+from thinwire.lab.weights.layers import Call, layers_of, recorded, rest, widened
+from thinwire.lab.weights.scratch import Kept, Scratch, Waiting
 from thinwire.types import InputError, require
 
 WINDOW = 512  # tokens that are read at a time
@@ -61,6 +64,11 @@ def swaps(module: nn.Module) -> bool:
     return type(module).__name__ == "Conv1D" and getattr(module, "weight", torch.empty(0)).ndim == 2
 
 
+def _together(kept: Sequence[Kept]) -> Moments:
+    """Return the sum of the moments of one matrix."""
+    return reduce(Moments.plus, (own.moments() for own in kept))
+
+
 class Calibration:
     """Moments of all matrices of a model, by the name of the parameter; tied ones under their first name."""
 
@@ -68,7 +76,9 @@ class Calibration:
         self._model = model
         self._names = {id(p): name for name, p in model.named_parameters()}
         self._sums: dict[tuple[str, str], Sums] = {}
-        self._inputs: dict[nn.Module, Tensor] = {}
+        self._looked: list[tuple[Sums, Tensor, Tensor]] = []
+        self._scratch = Scratch()
+        self._kept: dict[str, list[Kept]] = {}
         self._tokens = 0
 
     def read(self, ids: Tensor) -> None:
@@ -77,21 +87,40 @@ class Calibration:
         require(
             ids.shape[1] <= longest, InputError, f"windows of {ids.shape[1]} tokens, at most {longest} fit"
         )
+        self._tokens += ids.shape[0] * (ids.shape[1] - 1)
         with self._hooked():
-            for window in ids:
-                out = self._model(input_ids=window[None], use_cache=False)
-                flat = out.logits[0, :-1].float()
-                nn.functional.cross_entropy(flat, window[1:], reduction="sum").backward()
-                self._tokens += len(window) - 1
-                self._inputs.clear()
+            turns = [self._forward(window) for window in ids]
+            for calls in zip(*map(reversed, turns), strict=True):
+                with widened(calls[0].layer):
+                    for call in calls:
+                        call.back(self._scratch)
+                self._keep({id(p) for p in calls[0].layer.parameters()})
+            for sums, tokens, made in self._looked:
+                if made.grad is not None:
+                    sums.add_lookup(tokens, made.grad.reshape(len(tokens), -1).float())
+            self._looked.clear()
 
-    def moments(self) -> dict[str, Moments]:
+    def _forward(self, window: Tensor) -> list[Call]:
+        """Run one window [tokens] and what is above the layers back; return the turns of the layers."""
+        with recorded(layers_of(self._model)) as calls:
+            out = self._model(input_ids=window[None], use_cache=False)
+        flat = out.logits[0, :-1].float()
+        nn.functional.cross_entropy(flat, window[1:], reduction="sum").backward()
+        rest(calls, self._scratch)
+        return calls
+
+    def moments(self) -> Waiting:
         """Return the moments so far, and forget them; of a matrix used in two ways, their sum."""
-        found: dict[str, Moments] = {}
-        for key in list(self._sums):
-            name, own = key[0], self._sums.pop(key).moments(max(self._tokens, 1))
-            found[name] = found[name].plus(own) if name in found else own
-        return found
+        self._keep({id(p) for p in self._model.parameters()})
+        kept, self._kept = self._kept, {}
+        return Waiting({name: partial(_together, own) for name, own in kept.items()})
+
+    def _keep(self, parameters: set[int]) -> None:
+        """Put the sums of some parameters onto the disk."""
+        own = {name for i, name in self._names.items() if i in parameters}
+        for key in [key for key in self._sums if key[0] in own]:
+            found = self._sums.pop(key).moments(max(self._tokens, 1))
+            self._kept.setdefault(key[0], []).append(self._scratch.put_moments(found))
 
     @contextmanager
     def _hooked(self) -> Iterator[None]:
@@ -116,14 +145,14 @@ class Calibration:
         if not isinstance(asked, Tensor) or asked.is_floating_point() or asked.shape != output.shape[:-1]:
             return None  # OPT's positions are asked by a mask
         ids, made = asked.detach().reshape(-1), output.detach().requires_grad_()
-        sums = self._of(module.weight, "lookup", swapped=False)
-        made.register_hook(lambda g: sums.add_lookup(ids, g.reshape(len(ids), -1).float()))
+        if torch.is_grad_enabled():
+            self._looked.append((self._of(module.weight, "lookup", swapped=False), ids, made))
         return made
 
     def _multiplied(self, module: Any, inputs: Any, output: Tensor) -> None:
         x = inputs[0].detach()
-        sums = self._of(module.weight, "linear", swaps(module))
         if output.requires_grad:
+            sums = self._of(module.weight, "linear", swaps(module))
             output.register_hook(
                 lambda g: sums.add_linear(
                     x.reshape(-1, x.shape[-1]).float(), g.reshape(-1, g.shape[-1]).float()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,10 @@ from thinwire.assets.weights.tensors import Grouped, Plain, Same, matrix_shape, 
 from thinwire.files.checkpoint import read_checkpoint
 from thinwire.lab.machine.processor import environment
 from thinwire.lab.records.schema import LinkInfo, RecipeText
+from thinwire.lab.weights.loading import listed, told_of_code
 from thinwire.lab.weights.perplexity import perplexity
 from thinwire.lab.weights.record import ModelRecord, TensorInfo
-from thinwire.lab.weights.source import SMALL, Reading, Source, read_source, read_text_with
+from thinwire.lab.weights.source import Reading, Source, read_source, read_text_with
 from thinwire.links.shape import LinkShape
 from thinwire.types import InputError, PayloadError, require
 
@@ -76,7 +77,8 @@ def pack(job: ModelPacking) -> tuple[PackedModel, ModelRecord]:
     record.notes += [f"so have {more} more, and so they have new codes"] if more > 0 else []
     if old is not None and (names := widened(packed, old)):
         record.notes.append(f"{names[0]}{WIDER}")
-    record.notes += [f"not taken along, above {SMALL >> 20} MiB: {name}" for name in source.left]
+    record.notes += [f"not taken along: {listed(list(source.left))}"] if source.left else []
+    record.notes += told_of_code(files)
     del model, source, entries  # what measuring needs takes as much memory again
     if reading is not None:
         reading = reading._replace(model=Model({}))
@@ -150,12 +152,38 @@ def measure_source(record: ModelRecord, reading: Reading) -> None:
 
 def measure_packed(record: ModelRecord, packed: PackedModel, reading: Reading | None) -> None:
     """Note what unpacking takes and, where there is a text, how well the model then tells its end."""
-    began = time.process_time()
-    tensors = unpacked(packed)
-    record.decode_cpu_s = time.process_time() - began
+    decoded = Decoded(packed)
     if reading is not None:
-        reading.put(tensors)
+        reading.put(decoded)
         record.perplexity = perplexity(reading.net, reading.heldout)
+    else:
+        decoded.all()
+    record.decode_cpu_s = decoded.spent
+
+
+class Decoded(Mapping[str, Tensor]):
+    """The tensors of a packed model by name, each decoded when it is asked for: errors ``PayloadError``."""
+
+    def __init__(self, packed: PackedModel) -> None:
+        self._entries, self.spent = packed.entries, 0.0  # processor seconds
+
+    def __getitem__(self, name: str) -> Tensor:
+        began = time.process_time()
+        coded = unpack_entry(self._entries[name], name)
+        found = self[coded.name] if isinstance(coded, Same) else coded.decoded()
+        self.spent += 0.0 if isinstance(coded, Same) else time.process_time() - began
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def all(self) -> None:
+        """Decode each once, and keep none."""
+        for name in self:
+            self[name]
 
 
 def unpacked(packed: PackedModel) -> dict[str, Tensor]:

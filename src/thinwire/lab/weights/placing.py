@@ -7,8 +7,10 @@ import tempfile
 from pathlib import Path
 
 from thinwire.assets.weights.codes import code_tensors
+from thinwire.assets.weights.companions import is_code, is_data, weights_name
 from thinwire.assets.weights.container import PackedModel, write_model
-from thinwire.files.checkpoint import SINGLE, SUFFIX, write_checkpoint
+from thinwire.files.checkpoint import SUFFIX, write_checkpoint
+from thinwire.lab.weights.loading import Unpacked
 from thinwire.lab.weights.packing import unpacked
 from thinwire.replacing import replacing
 from thinwire.state.history import History
@@ -35,22 +37,25 @@ def published_nbytes(packed: PackedModel) -> int:
     return len(patch.head()) + patch.nbytes
 
 
-def write_unpacked(packed: PackedModel, out: Path) -> int:
-    """Write the tensors and files of a packed model, and return how many tensors there are.
+def write_unpacked(packed: PackedModel, out: Path, code: bool = False) -> Unpacked:
+    """Write the tensors of a packed model, and those of its files that are of a kind which models need.
 
     To a folder that ``from_pretrained`` loads; to a file where ``out`` is called ``.safetensors``. Whole or
-    not at all. Errors: ``InputError``, ``PayloadError``, ``OSError``.
+    not at all. ``code``: Python code too. Errors: ``InputError``, ``PayloadError``, ``OSError``.
     """
     tensors = unpacked(packed)
     if out.suffix == SUFFIX:
         write_checkpoint(out, tensors, {})
-        return len(tensors)
+        return Unpacked(len(tensors), {}, [])
+    files = {n: data for n, data in packed.files.items() if is_data(n) or (code and is_code(n))}
+    left = [name for name in packed.files if name not in files]
     require(out.is_dir() or not out.exists(), InputError, f"{out} is a file; name a folder for the model")
     work = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.absolute().parent))
     try:
-        for name, data in packed.files.items():
+        for name, data in files.items():
+            (work / name).parent.mkdir(parents=True, exist_ok=True)
             (work / name).write_bytes(data)
-        write_checkpoint(work / SINGLE, tensors, {})
+        write_checkpoint(work / weights_name(files), tensors, {})
         work.chmod(0o755)
         if out.exists():
             _replace(out, work)
@@ -58,15 +63,23 @@ def write_unpacked(packed: PackedModel, out: Path) -> int:
             work.rename(out)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    return len(tensors)
+    return Unpacked(len(tensors), files, left)
 
 
 def _replace(out: Path, work: Path) -> None:
     """Put a folder in the place of another that was made the same way; refuse one that holds more."""
-    strange = sorted({f.name for f in out.iterdir()} - {f.name for f in work.iterdir()})
+    names = _files_in(work)
+    strange = sorted(_files_in(out) - names)
     told = f"{out} holds {strange[0] if strange else ''} besides a model; name another folder"
     require(not strange, InputError, told)
-    folders = [name for f in work.iterdir() if (name := out / f.name).is_dir()]
+    folders = [place for name in sorted(names) if (place := out / name).is_dir()]
     require(not folders, InputError, f"{folders[:1]} is a folder, and a file is to be; name another folder")
-    for file in work.iterdir():
-        file.replace(out / file.name)
+    for name in names:
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (work / name).replace(out / name)
+
+
+def _files_in(folder: Path) -> set[str]:
+    """Return the files in a folder and below it, a link to another folder among them."""
+    found = (f for f in folder.rglob("*") if f.is_symlink() or not f.is_dir())
+    return {f.relative_to(folder).as_posix() for f in found}

@@ -13,22 +13,24 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.assets.weights.codes import is_codes
+from thinwire.assets.weights.companions import ADAPTER, SMALL, weights_name
 from thinwire.assets.weights.model import Model
-from thinwire.assets.weights.moments import Moments
-from thinwire.files.checkpoint import INDEX, SINGLE, SUFFIX, folder_of, read_checkpoint, write_checkpoint
+from thinwire.files.checkpoint import SINGLE, SUFFIX, Stored, files_of, folder_of, write_checkpoint
 from thinwire.lab.data.corpus import load_corpus
 from thinwire.lab.models.families import Conversion, import_transformers, meta_model
 from thinwire.lab.models.smollm import smollm_folder
 from thinwire.lab.models.source import SMOLLM, check_tokens, resolve_model, tokenizer_of
 from thinwire.lab.models.tokenizer import tokenise
+from thinwire.lab.weights.along import files_along
 from thinwire.lab.weights.calibration import WINDOW, Calibration, longest_of, swaps
+from thinwire.lab.weights.causal import check_causal, check_looks_back
+from thinwire.lab.weights.layers import compute_wide
+from thinwire.lab.weights.scratch import Waiting
 from thinwire.types import WRONG_VALUES, InputError, require
 
 READ, HELDOUT = 16, 4  # windows that moments come from, and that perplexity is of, at most
+ADAPTER_WEIGHTS = weights_name({ADAPTER: b""})
 LONGEST = 1 << 20  # tokens of a text that are looked through
-SMALL = 64 << 20  # bytes of another file that goes along
-KEPT = frozenset({".json", ".txt", ".model", ".jinja", ".md", ".tiktoken"})
-NAMED, OTHERS = ("LICENSE", "NOTICE"), ("trainer_state.json", "optimizer.json")
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +41,7 @@ class Source:
     folder: Path | None
     tensors: Mapping[str, Tensor]
     files: Mapping[str, bytes] = field(default_factory=dict)
-    left: tuple[str, ...] = ()  # files that are too large to go along
+    left: tuple[str, ...] = ()  # what of its folder does not go along
 
     @property
     def nbytes(self) -> int:
@@ -56,20 +58,27 @@ def read_source(name: str) -> Source:
         found = resolve_model(name, None, dropout=None, trial=False).weights
         require(found is not None, InputError, f"{name} has no weights to pack; give a model's folder")
         place = found or place
-    tensors = read_checkpoint(place)
+    place = _adapter_in(place)
+    weights = files_of(place)
+    tensors = Stored(place)
     require(bool(tensors), InputError, f"{name} has no tensors; give the folder of a model")
     told = f"{name} holds codes that thinwire packed; give the model that they were made of"
     require(not is_codes(tensors), InputError, told)
-    folder = folder_of(place) if place.is_dir() else None
-    along = [] if folder is None else [file for file in sorted(folder.iterdir()) if _goes_along(file)]
-    files = {file.name: file.read_bytes() for file in along if file.stat().st_size <= SMALL}
-    return Source(name, folder, tensors, files, tuple(f.name for f in along if f.name not in files))
+    if place.is_file() and not (place.name == ADAPTER_WEIGHTS and (place.parent / ADAPTER).is_file()):
+        return Source(name, None, tensors)
+    folder = folder_of(place) if place.is_dir() else place.parent
+    files, left = files_along(folder, weights, SMALL)
+    return Source(name, folder, tensors, files, tuple(left))
 
 
-def _goes_along(file: Path) -> bool:
-    """Say whether a file of a model's folder belongs to the model: no code, no state of its training."""
-    kept = file.is_file() and (file.suffix in KEPT or file.name in NAMED) and not file.name.startswith(".")
-    return kept and not file.name.endswith(".index.json") and file.name not in (INDEX, *OTHERS)
+def _adapter_in(place: Path) -> Path:
+    """Return the file of an adapter's folder, as peft calls it; any other place as it is."""
+    if not (place / ADAPTER).is_file():
+        return place
+    file = place / ADAPTER_WEIGHTS
+    told = f"{place} is an adapter's folder without {file.name}; save the adapter with save_pretrained"
+    require(file.is_file(), InputError, told)
+    return file
 
 
 class Reading(NamedTuple):
@@ -86,20 +95,23 @@ class Reading(NamedTuple):
     def put(self, tensors: Mapping[str, Tensor]) -> None:
         """Give the model weights, by the names in files."""
         if set(tensors) <= set(self.names):
-            self.net.load_state_dict({self.names[name]: x for name, x in tensors.items()}, strict=False)
+            own = self.net.state_dict()
+            for name, x in tensors.items():
+                own[self.names[name]].copy_(x)
         else:  # some are put together of several, as experts are: transformers knows how
-            self.net.load_state_dict(_again(self.folder, tensors).state_dict())
+            again = _again(self.folder, tensors, kept_in(tensors))
+            self.net.load_state_dict(again.state_dict())
         self.net.tie_weights()
 
 
-def _again(folder: Path, tensors: Mapping[str, Tensor]) -> Any:
+def _again(folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Any:
     """Return the model of a folder with other tensors."""
     with tempfile.TemporaryDirectory() as work:
         for file in folder.glob("*.json"):
             if not file.name.endswith(f"{SUFFIX}.index.json"):
                 shutil.copy(file, work)
         write_checkpoint(Path(work) / SINGLE, dict(tensors), {})
-        return _loaded(Path(work))
+        return _loaded(Path(work), dtype)
 
 
 def read_text_with(source: Source, text: str) -> Reading:
@@ -108,11 +120,15 @@ def read_text_with(source: Source, text: str) -> Reading:
         raise InputError(f"--calibrate needs a model's folder, and {source.name} is none")
     Model(source.tensors)  # before what takes long: tensors that cannot be packed are refused
     tokenizer = tokenizer_of(source.folder, source.name)
-    net = _loaded(source.folder)
+    check_causal(source.folder, source.name)
+    net = _loaded(source.folder, kept_in(source.tensors))
     read, heldout = windows_of(net, tokenizer, text, source.name)
     calibration = Calibration(net)
     try:
+        check_looks_back(net, read[0], source.name)
         calibration.read(read)
+    except InputError:
+        raise
     except WRONG_VALUES as e:  # it loads and cannot run: more experts a token than there are, say
         told = f"{source.name} cannot read a text: {_why(e)}; repair it, or pack it without --calibrate"
         raise InputError(told) from e
@@ -121,15 +137,21 @@ def read_text_with(source: Source, text: str) -> Reading:
     return Reading(net, model, heldout, read.numel(), tokenizer, names, source.folder)
 
 
-def _loaded(folder: Path) -> Any:
-    """Return the model of a folder, without the bars that transformers draws."""
+def kept_in(tensors: Mapping[str, Tensor]) -> torch.dtype:
+    """Return the type that a model is kept in: that of its tensors where all are of one with 16 bits."""
+    found = {x.dtype for x in tensors.values() if x.is_floating_point()}
+    return found.pop() if found in ({torch.bfloat16}, {torch.float16}) else torch.float32
+
+
+def _loaded(folder: Path, dtype: torch.dtype) -> Any:
+    """Return the model of a folder, without the bars that transformers draws: it computes in float32."""
     transformers = import_transformers()
     logging = transformers.utils.logging
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         auto = transformers.AutoModelForCausalLM
-        net, found = auto.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+        net, found = auto.from_pretrained(folder, dtype=dtype, output_loading_info=True)
     except (*WRONG_VALUES, AssertionError, OSError) as e:
         raise InputError(f"transformers cannot load {folder}: {_why(e)}; pack it without --calibrate") from e
     finally:
@@ -138,6 +160,7 @@ def _loaded(folder: Path) -> Any:
     absent = sorted(found["missing_keys"])
     told = f"{folder} has no {absent[:1]}, which its model needs; repair it, or pack it without --calibrate"
     require(not absent, InputError, told)
+    compute_wide(net)
     return net.eval()
 
 
@@ -177,17 +200,17 @@ def names_of(source: Source, net: Any) -> dict[str, str]:
     return found
 
 
-def described(source: Source, net: Any, moments: Mapping[str, Moments], names: Mapping[str, str]) -> Model:
+def described(source: Source, net: Any, moments: Waiting, names: Mapping[str, str]) -> Model:
     """Return a model with moments under the names that its files have."""
     kinds, first = _kinds(net)
-    own, swapped, lookups = dict[str, Moments](), set[str](), set[str]()
+    own, swapped, lookups = dict[str, str](), set[str](), set[str]()
     for name, target in names.items():
         known = first.get(target, target)
         if known in moments:
-            own[name] = moments[known]
+            own[name] = known
             swapped |= {name} if kinds[known] == "swapped" else set()
             lookups |= {name} if kinds[known] == "lookup" else set()
-    return Model(source.tensors, own, swapped, lookups)
+    return Model(source.tensors, moments.under(own), swapped, lookups)
 
 
 def _kinds(net: Any) -> tuple[dict[str, str], dict[str, str]]:
