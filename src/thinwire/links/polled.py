@@ -9,7 +9,8 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from thinwire.links.security import answer_zap
-from thinwire.links.sockets import DIALS, REFUSED, Bell, dial, dial_again
+from thinwire.links.sockets import DIALS, HANDSHAKE, REFUSED, Bell, dial, dial_again
+from thinwire.links.strangers import EVENTS, Strangers
 from thinwire.types import LinkError
 
 BURST = 64  # messages moved in one turn, so that neither direction starves the other
@@ -39,7 +40,9 @@ class PolledSocket:
         token: bytes | None = None,
     ) -> None:
         self._sock, self._where, self._endpoint, self._zap, self._token = sock, where, endpoint, zap, token
-        self._monitor = sock.get_monitor_socket(watched)
+        self._strangers = Strangers(HANDSHAKE)  # at an end that listens
+        listens = endpoint is None
+        self._monitor = sock.get_monitor_socket(watched | EVENTS if listens else watched)
         # after the monitor, which would miss the first handshake otherwise
         self._resolved = endpoint is None or dial(sock, endpoint)  # the host has an address
         self._bell = Bell()
@@ -84,11 +87,15 @@ class PolledSocket:
             self._bell.answer()
         while self._monitor in ready and self._monitor.poll(0):
             event = recv_monitor_message(self._monitor)
+            if self._endpoint is None:
+                self._strangers.noticed(event["event"], event["value"], monotonic())
             self._noticed(event["event"], event["value"])
         if self._zap is not None and self._zap in ready and self._token is not None:
             answer_zap(self._zap, self._token)
         if self._sock in ready:
             self._receive()
+        if self._strangers:
+            self._strangers.check(monotonic(), not self._reads())
         self._check()  # before what was sent after a redial
         self._flush()
         closing = self._linger is not None and (not self._waiting() or monotonic() > self._linger)

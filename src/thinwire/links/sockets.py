@@ -58,7 +58,7 @@ def listen(
     ``handover`` a new connection under a name replaces the old, maybe dead one. This process's soft limit on
     descriptors is raised, at most to the hard one. Errors: ``InputError`` where the address cannot be bound.
     """
-    _make_room()
+    make_room()
     sock.handshake_ivl = int(HANDSHAKE * 1000)  # a rank that dials, maybe through a relay, has libzmq's 30 s
     sock.router_mandatory = True  # a peer that is unknown, or whose queue is full, is an error to us
     sock.router_handover = handover
@@ -100,7 +100,7 @@ def interface_names() -> list[str]:
     return [name for _, name in socket.if_nameindex()]
 
 
-def _make_room() -> None:
+def make_room() -> None:
     """Let this process have many descriptors: strangers at a port hold some until they are dropped."""
     with contextlib.suppress(ImportError, OSError, ValueError):  # Windows has no such limit
         import resource

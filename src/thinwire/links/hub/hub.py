@@ -147,7 +147,7 @@ class Hub(station.Station):
     # the thread
 
     def _noticed(self, kind: int, value: int) -> None:
-        self.refused += 1  # a hub must not die because a stranger knocks
+        self.refused += kind in REFUSED  # a hub must not die because a stranger knocks
 
     def _waiting(self) -> bool:
         with self._lock:
@@ -165,6 +165,7 @@ class Hub(station.Station):
                 continue  # no spoke of ours
             name, data = frames[0].bytes, frames[1].bytes
             if self._known(name, frames[1], len(data)):
+                self._strangers.heard(frames[1])
                 self._take(name, data)
 
     def _known(self, name: bytes, frame: zmq.Frame, nbytes: int) -> bool:

@@ -178,13 +178,14 @@ class ZmqLink(PolledSocket):
     def _receive(self) -> None:
         for _ in range(BURST):
             try:
-                frames = self._sock.recv_multipart(zmq.DONTWAIT)
+                frames = self._sock.recv_multipart(zmq.DONTWAIT, copy=False)
             except zmq.Again:
                 return
-            if frames[:-1] != ([self._name] if self.binds else []):
+            if [frame.bytes for frame in frames[:-1]] != ([self._name] if self.binds else []):
                 continue  # not our peer
+            self._strangers.heard(frames[-1])
             self.connected = True
-            self._inbox.put(frames[-1])
+            self._inbox.put(frames[-1].bytes)
 
     def _flush(self) -> None:
         for _ in range(BURST):

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import secrets
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from ipaddress import IPv6Address, IPv6Network
 from time import monotonic
 from typing import Any
 
@@ -21,6 +20,8 @@ from thinwire.links.address import MAX_RELAYED
 from thinwire.links.relay import handshake
 from thinwire.links.relay.handshake import Answer, Request, Role, Verdict
 from thinwire.links.relay.stream import Stream, reason, serve_streams, splice
+from thinwire.links.sockets import make_room
+from thinwire.links.strangers import Crowd
 from thinwire.links.tcp import congestion
 from thinwire.types import InputError, PayloadError
 
@@ -75,19 +76,6 @@ class _Listener:
     call: asyncio.Future[_Call] = field(default_factory=asyncio.Future)
 
 
-def whence(address: str) -> str:
-    """Return what one machine has one of: its IPv4 address, or the IPv6 network of its address.
-
-    >>> whence("192.0.2.7"), whence("2001:db8::1:7"), whence("::ffff:192.0.2.7")
-    ('192.0.2.7', '2001:db8::/64', '192.0.2.7')
-    """
-    try:
-        found = IPv6Address(address.partition("%")[0])
-    except ValueError:
-        return address
-    return str(found.ipv4_mapped or IPv6Network((int(found), 64), strict=False))
-
-
 class RelayServer:
     """Connect ranks that hold ``secret``: their token, or the pass made of it (see ``relay_pass``).
 
@@ -103,9 +91,9 @@ class RelayServer:
     ) -> None:
         self.counts = RelayCounts()
         self._key = handshake.access_key(secret)
-        self._max, self._say = max_connections, say
+        self._max, self._say, self._ended = max_connections, say, False
         self._tasks: set[asyncio.Task[None]] = set()  # one a connection; each is in one of the next two
-        self._knocking: dict[asyncio.Task[None], str] = {}  # and whence, in order of arrival
+        self._knocking = Crowd[asyncio.Task[None]](KNOCKING, KNOCKING_EACH)
         self._admitted: set[asyncio.Task[None]] = set()
         self._listeners: dict[bytes, _Listener] = {}
         self._arrival = asyncio.Condition()
@@ -117,6 +105,8 @@ class RelayServer:
 
         Errors: ``InputError`` for an address that cannot be listened at.
         """
+        make_room()
+        asyncio.get_running_loop().set_exception_handler(self._troubled)
         try:
             server = await serve_streams(host, port, self._arrived)
         except (OSError, OverflowError) as e:
@@ -129,6 +119,7 @@ class RelayServer:
         try:
             await stop.wait()
         finally:
+            self._ended = True
             server.close()
             for task in self._tasks:
                 task.cancel()
@@ -138,25 +129,27 @@ class RelayServer:
         self.counts.connections += 1
         task = asyncio.get_running_loop().create_task(self._attend(stream))
         self._tasks.add(task)
-        self._knocking[task] = origin = whence(stream.address)
         task.add_done_callback(lambda done: self._left(done, stream))
-        crowds = Counter(self._knocking.values())
-        if crowds[origin] > KNOCKING_EACH:
-            self._drop_oldest(origin)
-        elif len(self._knocking) > KNOCKING:
-            self._drop_oldest(crowds.most_common(1)[0][0])
+        self._drop(self._knocking.came(task, stream.address))
 
-    def _drop_oldest(self, origin: str) -> None:
-        oldest = next(task for task, its in self._knocking.items() if its == origin)
-        del self._knocking[oldest]
-        self.counts.strangers += 1
-        oldest.cancel()
+    def _drop(self, knocking: asyncio.Task[None] | None) -> None:
+        if knocking is not None:
+            self.counts.strangers += 1
+            knocking.cancel()
+
+    def _troubled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Make room where no descriptor is left for who comes; asyncio accepts again after a while."""
+        error = context.get("exception")
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            self._drop(self._knocking.pop())
+        elif not self._ended:  # after it, asyncio fails to accept again at what is closed
+            loop.default_exception_handler(context)
 
     def _left(self, task: asyncio.Task[None], stream: Stream) -> None:
         stream.close()  # here, because a task that is cancelled at once never runs
         self._tasks.discard(task)
         self._admitted.discard(task)
-        self._knocking.pop(task, None)
+        self._knocking.left(task)
 
     async def _attend(self, stream: Stream) -> None:
         with contextlib.suppress(OSError):  # the other end is gone: nobody is left to be told
@@ -189,7 +182,7 @@ class RelayServer:
     def _promote(self) -> None:
         task = asyncio.current_task()
         if task is not None:
-            self._knocking.pop(task, None)
+            self._knocking.left(task)
             self._admitted.add(task)
 
     async def _listen(self, stream: Stream, request: Request, reply: Reply) -> None:

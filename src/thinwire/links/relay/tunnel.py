@@ -30,6 +30,7 @@ QUIET = 10.0  # seconds without a word from the relay after which a waiting conn
 UNREACHED = 20.0  # seconds: a relay runs before the ranks do
 PAUSE, LONGEST = 0.5, 5.0  # seconds between two attempts: at first and, once it has worked, at most
 GRACE = 5.0  # seconds
+CARRIED = 8  # connections at a time
 T = TypeVar("T")
 
 
@@ -163,13 +164,19 @@ class Tunnel:
     async def _answer(self) -> None:
         """Listen on loopback, once the other rank has come to the relay, and carry what connects."""
         self._first = await self._admitted()
-        server = await serve_streams(LOOPBACK, 0, lambda near: self._carry(self._outward(near)))
+        server = await serve_streams(LOOPBACK, 0, self._came)
         self.port = server.sockets[0].getsockname()[1]
         self._settle()
         try:
             await self._stop.wait()
         finally:
             server.close()
+
+    def _came(self, near: Stream) -> None:
+        if len(self._carried) < CARRIED:
+            self._carry(self._outward(near))
+        else:  # strangers of this machine: ZeroMQ has one connection, and those before it that end
+            near.close()
 
     async def _outward(self, near: Stream) -> None:
         far, self._first = self._first, None

@@ -125,7 +125,7 @@ def sockets() -> list[SocketPlace]:
     It waits for whoever borrows one now, so not to be called from within such a block.
     """
     found = []
-    with _COPIES:
+    with _COPIES, contextlib.suppress(OSError):  # no descriptor is free to list them with
         for path in _DESCRIPTORS.iterdir() if visible() else ():
             try:
                 status = path.stat()
@@ -167,6 +167,22 @@ def borrowed(place: SocketPlace) -> Iterator[socket.socket | None]:
             same = os.fstat(copy.fileno()).st_ino == place.inode  # else the number is another file's by now
             inet = copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM
             yield copy if same and inet else None
+
+
+@contextlib.contextmanager
+def held(place: SocketPlace | None) -> Iterator[socket.socket | None]:
+    """Lend the TCP socket itself that is still at ``place``, or None: for where no descriptor may be left.
+
+    Its owner may close it meanwhile, and the number be another's: what the block does must do no harm there.
+    """
+    if place is None or place_of(place.descriptor) != place:
+        yield None
+        return
+    sock = socket.socket(fileno=place.descriptor)
+    try:
+        yield sock
+    finally:
+        sock.detach()
 
 
 def _copied(descriptor: int) -> socket.socket | None:
