@@ -13,7 +13,7 @@ class Wayward(nn.Sequential):
     trained = 0
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training and x.any():  # not the look that is taken at a model before a run
+        if self.training and len(x) > 2:  # not the look that is taken at a model before a run
             self.trained += 1
             if self.trained > LAST:
                 raise RuntimeError("out of ideas")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from time import monotonic
 from typing import Any
 
+import numpy as np
 import pytest
 from each import each
 from flower_apps import NODES, RATE, REASON, STEPS, accuracy, client_app, example, initial, local_grid
@@ -129,3 +130,26 @@ def test_where_nobody_answers_the_run_ends_and_names_the_nodes() -> None:
     grid = local_grid(pulls=dict.fromkeys(NODES, 10**9))
     with pytest.raises(LinkError, match=r"no node answered in 0.2 s; known nodes: 5, 8, 11"):
         asynchronous(FedBuff(2)).start(grid, initial(), 6, timeout=0.2, poll=0.01)
+
+
+@each("rule", [FedBuff(2), FedAsync(0.5)])
+def test_what_travels_whole_is_averaged_over_a_version(rule: Any) -> None:
+    """A running variance and a count, which an app moves by its own node, start from the newest version's."""
+    starts, first = [], flwr.ArrayRecord({**initial(), "a.running_var": flwr.Array(np.ones(3, np.float32))})
+    first["count"] = flwr.Array(np.zeros((), np.int64))
+    inner = example("client_app").fit
+
+    def fit(message: Any, context: Any) -> Any:
+        arrays = message.content["arrays"]
+        before, count = arrays["a.running_var"].numpy(), arrays["count"].numpy()
+        starts.append(float(before[0]))
+        del arrays["a.running_var"], arrays["count"]
+        reply = inner(message, context)
+        reply.content["arrays"]["a.running_var"] = flwr.Array(before + np.float32(context.node_id))
+        reply.content["arrays"]["count"] = flwr.Array(np.asarray(count + 1))
+        return reply
+
+    run = asynchronous(rule).start(local_grid(fit=fit), first, 6, poll=0.005)
+    moved = run.arrays["a.running_var"].numpy()
+    assert run.refused == [] and len(set(starts)) > 1 and min(starts) == 1.0
+    assert min(moved) > max(3.0, max(starts[:3])) and int(run.arrays["count"].numpy()) > 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from itertools import pairwise
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -115,7 +116,7 @@ def test_what_was_computed_is_applied_or_kept_in_the_state(download: Download) -
             took(self, reply, change)
 
     strategy.__class__ = Noting
-    strategy.start(grid, initial(), num_rounds=6)
+    strategy.start(grid, initial(), num_rounds=8)  # in the seventh the node is asked once more
     assert grid.times == 0
     for node, context in grid.contexts.items():
         client = strategy._nodes.ids[node]  # type: ignore[union-attr]
@@ -306,6 +307,55 @@ def test_arrays_of_other_types_travel_whole() -> None:
     assert a["1.num_batches_tracked"] == b["1.num_batches_tracked"] == 6
     for name in a:
         torch.testing.assert_close(a[name], b[name], rtol=0, atol=1e-6)
+
+
+@each("download", [FullDownload(), DeltaDownload()])
+@each("codec", [TopK(0.1, FINE), Raw()])
+def test_what_is_no_gradient_step_goes_whole(download: Download, codec: Codec) -> None:
+    """Running means and variances are Flower's own averages, whatever is dropped of the weights."""
+    torch.manual_seed(3)
+    arrays, seen = flwr.ArrayRecord(Normed().state_dict()), []
+    task = example("task")
+
+    def fit(message: Any, context: Any) -> Any:
+        own, (x, y) = Normed(), task.samples(context.node_config["partition-id"])
+        own.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        task.train(own, x, y, 3, 0.1)
+        seen.append((len(y), own.state_dict()))
+        metrics = flwr.MetricRecord({"num-examples": len(y)})
+        content = flwr.RecordDict({"arrays": flwr.ArrayRecord(own.state_dict()), "metrics": metrics})
+        return flwr.Message(content, reply_to=message)
+
+    found = compressed(codec, download=download).start(local_grid(fit=fit), arrays, num_rounds=4)
+    last, made = seen[-3:], found.arrays.to_torch_state_dict()
+    for name in ("1.running_mean", "1.running_var"):
+        wanted = sum(n * state[name] for n, state in last) / sum(n for n, _ in last)
+        torch.testing.assert_close(made[name].float(), wanted, rtol=0, atol=1e-5)
+    assert float(made["1.running_var"].min()) > 0
+
+
+class Hanging(LocalGrid):
+    """A grid that never has a reply of its first node, and counts the messages to it."""
+
+    asked = 0
+
+    def pull_messages(self, message_ids: Any) -> list[Any]:
+        dead = [n for n in message_ids if self._pending[n][0].metadata.dst_node_id == 5]
+        return super().pull_messages([n for n in message_ids if n not in dead])
+
+    def push_messages(self, messages: Any) -> list[str]:
+        every = list(messages)
+        self.asked += sum(m.metadata.dst_node_id == 5 for m in every)
+        return super().push_messages(every)
+
+
+def test_a_node_that_never_answers_is_asked_more_seldom_and_a_quorum_does_not_wait() -> None:
+    strategy = Compressed(averaging(), Fixed(STEPS, SPARSE), rates=Decay(RATE), quorum=0.6)
+    grid = Hanging(client_app(compression_mod), NODES)
+    began = monotonic()
+    found = strategy.start(grid, initial(), num_rounds=8, timeout=60)
+    assert grid.asked == 3 and monotonic() - began < 30  # in rounds 1, 3 and 7
+    assert accuracy(found.arrays) > accuracy(initial())
 
 
 def test_what_cannot_be_compressed_is_refused_in_one_sentence() -> None:

@@ -15,6 +15,7 @@ from thinwire.engines.federated.flower.mod import compression_mod
 from thinwire.engines.federated.flower.strategy import Compressed
 from thinwire.engines.federated.rates import Decay
 from thinwire.policies.federated.fixed import Fixed
+from thinwire.types import InputError
 
 flwr = pytest.importorskip("flwr.app", reason=REASON)
 mods = pytest.importorskip("flwr.clientapp.mod", reason=REASON)
@@ -34,7 +35,7 @@ class Seen(Compressed):
 def private(codec: Codec, *given: Any) -> Seen:
     """Run a round with central privacy outside, and return what was decoded."""
     inner = strategies.FedAvg(fraction_evaluate=0.0, min_train_nodes=3)
-    found = Seen(inner, Fixed(STEPS, codec), rates=Decay(RATE))
+    found = Seen(inner, Fixed(STEPS, codec), feedback=False, rates=Decay(RATE))
     outer = strategies.DifferentialPrivacyClientSideFixedClipping(found, 0.0, CLIP, 3)
     outer.start(local_grid(*given), initial(), num_rounds=1)
     return found
@@ -67,7 +68,9 @@ def test_noise_is_added_before_they_are_coded() -> None:
 
 
 def test_the_other_order_is_told_by_the_clipping_mod() -> None:
-    strategy = Compressed(strategies.FedAvg(fraction_evaluate=0.0, min_train_nodes=3), Fixed(STEPS))
+    strategy = Compressed(
+        strategies.FedAvg(fraction_evaluate=0.0, min_train_nodes=3), Fixed(STEPS), feedback=False
+    )
     config = flwr.ConfigRecord({"clipping_norm": CLIP})
     grid = local_grid(mods.fixedclipping_mod, compression_mod)
     strategy.start(grid, initial(), num_rounds=1, train_config=config)
@@ -83,3 +86,16 @@ def test_messages_without_a_plan_pass() -> None:
     )
     # Flower adds up in the order in which it drew the nodes.
     torch.testing.assert_close(row(found.arrays), row(wanted.arrays), rtol=0, atol=3e-7)
+
+
+def test_what_is_sent_keeps_to_the_clipping_norm_or_feedback_is_refused() -> None:
+    inner = strategies.FedAvg(fraction_evaluate=0.0, min_train_nodes=3)
+    for codec in (Uniform(2, group=64), TopK(0.02, Uniform(2, group=64)), TopK(0.1)):
+        strategy = Seen(inner, Fixed(STEPS, codec), feedback=False, rates=Decay(RATE))
+        outer = strategies.DifferentialPrivacyClientSideFixedClipping(strategy, 0.0, CLIP, 3)
+        outer.start(local_grid(compression_mod, mods.fixedclipping_mod), initial(), num_rounds=2)
+        assert max(float(change.norm()) for change in strategy.changes) <= CLIP * (1 + 1e-6)
+    kept = Compressed(inner, Fixed(STEPS, TopK(0.1)))
+    outer = strategies.DifferentialPrivacyClientSideAdaptiveClipping(kept, 0.0, 3)
+    with pytest.raises(InputError, match="beyond the clipping norm; give feedback=False"):
+        outer.start(local_grid(compression_mod, mods.adaptiveclipping_mod), initial(), num_rounds=1)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from thinwire.engines.federated.aggregation import Arrival, Federation
 from thinwire.engines.federated.flower import host
 from thinwire.engines.federated.flower.nodes import Devices, Nodes, alike
-from thinwire.engines.federated.flower.records import Layout
-from thinwire.engines.federated.intake import Refusal
+from thinwire.engines.federated.flower.records import WHOLE, Layout
+from thinwire.engines.federated.intake import Receipt, Refusal
 from thinwire.engines.federated.method import Method
 from thinwire.engines.federated.rates import Decay
 from thinwire.engines.federated.server import Server
@@ -27,7 +28,9 @@ class Asynchronous:
     """Ask each node again as soon as it has answered; make versions by the rule of ``method``.
 
     That is ``FedBuff``, ``FedAsync``, or ``Periodic``, whose nodes wait for the end of the period. Clients
-    need ``compression_mod``. ``weighted_by``: the metric that says how many samples a node has.
+    need ``compression_mod``. ``weighted_by``: the metric that says how many samples a node has. Arrays whose
+    names are like one of ``whole`` travel as they are, and a version has the mean of those that it was made
+    of, by samples; of other types it has the newest.
 
     >>> from thinwire.policies.federated.fixed import Fixed
     >>> Asynchronous(Method(), Fixed(5))
@@ -41,6 +44,7 @@ class Asynchronous:
     rates: Decay | None = None
     device: Devices = alike
     weighted_by: str = "num-examples"
+    whole: Sequence[str] = WHOLE
 
     def __post_init__(self) -> None:
         wrong = f"{self.method.rule!r} asks in rounds; take a strategy of Flower, in Compressed"
@@ -65,7 +69,7 @@ class Asynchronous:
         reason where no node is left that does not fail.
         """
         host.check_host()
-        layout = Layout.of(initial_arrays)
+        layout = Layout.of(initial_arrays, self.whole)
         row = layout.row(initial_arrays, "the model")
         server = Server(row, self.method.rule, self.policy, self.method.download, self.rates)
         nodes = Nodes(server, layout, self.method.feedback, self.weighted_by, self.device)
@@ -92,6 +96,7 @@ class Run:
     _asked: dict[str, tuple[int, float]] = field(default_factory=dict)  # node and deadline, by message
     _answered: set[int] = field(default_factory=set)  # nodes that wait for the end of the period
     _failures: dict[int, int] = field(default_factory=dict)  # in a row, by node
+    _rests: list[tuple[Receipt, int, dict[str, Any]]] = field(default_factory=list)  # of the next version
     _looked: float = -LOOK
 
     def __post_init__(self) -> None:
@@ -152,12 +157,33 @@ class Run:
             self._fail(node, reply, answer.reason)
             return
         self._failures.pop(node, None)
+        self._rests.append((answer, self.nodes.samples(answer.client), self.nodes.rest(reply)))
         if answer.version is not None:
-            self.made(answer.version, self.arrays)
+            self._go_on(answer.version)
         if self.server.rule.seconds:
             self._answered.add(node)
         else:
             self._send([node])
+
+    def _go_on(self, number: int) -> None:
+        """Let a version begin: what travels whole is of those that it was made of."""
+        rule, rests, self._rests = self.server.rule, self._rests, []
+        for name, before in self.rest.items():
+            found = [(r, n, rest[name]) for r, n, rest in rests if name in rest]
+            if not found or not str(before.dtype).startswith("float"):
+                self.rest[name] = found[-1][-1] if found else before
+                continue
+            mean = sum(n * array.numpy().astype("float64") for _, n, array in found) / sum(
+                n for _, n, _ in found
+            )
+            if rule.mixes:
+                arrivals = [Arrival(r.client, r.sequence, n, r.staleness) for r, n, _ in found]
+                share = min(1.0, sum(rule.shares(arrivals, Federation(1, 1))))
+                mean = (1 - share) * before.numpy() + share * mean
+            self.rest[name] = host.app().Array(mean.astype(before.dtype))
+        if self.rest:
+            self.content = {**self.content, "arrays": self.arrays}
+        self.made(number, self.arrays)
 
     def _fail(self, node: int, reply: Any, reason: str) -> None:
         if reply.has_error() and host.is_gone(reply.error.code):
@@ -176,7 +202,7 @@ class Run:
         self._period = now
         number = self.server.close()
         if number is not None:
-            self.made(number, self.arrays)
+            self._go_on(number)
         idle, self._answered = sorted(self._answered), set()
         self._send(idle)
 

@@ -11,6 +11,7 @@ from thinwire.types import InputError, MissingExtra, require
 
 TESTED = "1.42"
 TRAIN = "train"
+CLIPPING = "clipping_norm"  # what strategies that clip at clients tell these in their config
 _FAILED, _RAISED = "MOD_FAILED_PRECONDITION", "CLIENT_APP_RAISED_EXCEPTION"
 _GONE = ("NODE_UNAVAILABLE", "MESSAGE_UNAVAILABLE", "REPLY_MESSAGE_UNAVAILABLE")
 _ID = "_message_id"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,12 +12,13 @@ from torch import Tensor
 from thinwire.channels.memory import ErrorFeedback, NoMemory
 from thinwire.channels.references import under
 from thinwire.engines.federated.flower import host
-from thinwire.engines.federated.flower.plan import UPDATE, Plan
+from thinwire.engines.federated.flower.plan import CLIPPED, UPDATE, Plan
 from thinwire.engines.federated.flower.records import Layout, only, payload, replaced
 from thinwire.engines.federated.message import Update
 from thinwire.engines.federated.model_copy import ModelCopy
 from thinwire.engines.federated.residuals import Residuals
-from thinwire.types import DesyncError, ThinwireError, require
+from thinwire.engines.federated.row import unpack_row
+from thinwire.types import DesyncError, PayloadError, ThinwireError, require
 
 STATE = "thinwire"  # the record in context.state
 MODEL, RESIDUALS = "model.", "residuals."  # what its arrays' names begin with
@@ -28,6 +30,8 @@ def compression_mod(message: Any, context: Any, call_next: Callable[[Any, Any], 
     The first of an app's mods, so that clipping and noise work on whole arrays, before anything is coded::
 
         app = ClientApp(mods=[compression_mod, fixedclipping_mod, LocalDpMod(...)])
+
+    Where the server's strategy clips at clients, what is sent keeps to its norm, and feedback is refused.
 
     A train function finds the step size and the number of local steps in its config, as ``thinwire.rate`` and
     ``thinwire.steps``. What was not sent yet is kept in ``context.state`` and goes with the next update.
@@ -51,10 +55,16 @@ def _turn(plan: Plan, message: Any, context: Any, call_next: Callable[[Any, Any]
         return reply
     key, arrays = only(reply.content.array_records, "array", "the reply")
     change = start - layout.row(arrays, "the reply")
-    update = node.answer(plan, change, _samples(reply.content, plan.weighted_by))
+    update = node.answer(plan, change, _samples(reply.content, plan.weighted_by), _limit(message.content))
     coded = host.app().ArrayRecord({**layout.rest(arrays), UPDATE: payload(update.pack())})
     reply.content = replaced(reply.content, {key: coded})
     return reply
+
+
+def _limit(content: Any) -> float:
+    """Return the norm that what is sent may have."""
+    found = [config[host.CLIPPING] for config in content.config_records.values() if host.CLIPPING in config]
+    return float(found[0]) if found else math.inf
 
 
 def _samples(content: Any, weighted_by: str) -> int:
@@ -98,8 +108,11 @@ class Node:
         finally:
             self._keep(MODEL, _state(copy, layout))
 
-    def answer(self, plan: Plan, change: Tensor, samples: int) -> Update:
-        """Return the update for what the app changed, [1, N], and what was not delivered before."""
+    def answer(self, plan: Plan, change: Tensor, samples: int, limit: float = math.inf) -> Update:
+        """Return the update for what the app changed, [1, N], and what was not delivered before.
+
+        Where the server clips, it decodes to a norm of ``limit`` at most, or to that of ``change``.
+        """
         version, client, made = plan.version, plan.client, plan.version.sequence
         residuals, kept = Residuals(ErrorFeedback() if plan.feedback else NoMemory()), self._kept(RESIDUALS)
         last = int(kept.pop("sequence", torch.tensor(0)))
@@ -108,7 +121,12 @@ class Node:
         if kept:
             residuals.load_state_dict(kept)
         residuals.settle(client, version.confirmed)
+        require(not (plan.feedback and limit < math.inf), PayloadError, CLIPPED)
+        limit = max(limit, float(change.norm()))  # what mods add after clipping is their own affair
         packet = residuals.encode(client, made, change, version.codec)
+        while limit < math.inf and (norm := float(unpack_row(packet, change.numel(), client).norm())) > limit:
+            change = change * (0.999 * limit / norm)  # rounding had lengthened it
+            packet = residuals.encode(client, made, change, version.codec)
         self._keep(RESIDUALS, residuals.state_dict() | {"sequence": torch.tensor(made)})
         return Update(client, version.sequence, version.number, samples, version.steps, packet)
 

@@ -7,13 +7,14 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from thinwire.engines.federated.flower.plan import UPDATE, Plan
+from thinwire.engines.federated.flower import host
+from thinwire.engines.federated.flower.plan import CLIPPED, UPDATE, Plan
 from thinwire.engines.federated.flower.records import Layout, only
 from thinwire.engines.federated.intake import Receipt, Refusal
 from thinwire.engines.federated.message import Form, Held, Update
 from thinwire.engines.federated.server import Server
 from thinwire.policies.federated.device import Device
-from thinwire.types import PayloadError
+from thinwire.types import InputError, PayloadError, require
 
 Devices = Callable[[int], Device]
 NO_UPDATE = "it has no update; let compression_mod be the app's first mod"
@@ -54,6 +55,8 @@ class Nodes:
 
     def fill(self, message: Any) -> Any:
         """Return the message with the newest version for its node, in place of the arrays."""
+        clipped = any(host.CLIPPING in config for config in message.content.config_records.values())
+        require(not (clipped and self._feedback), InputError, CLIPPED)
         client = self.join(message.metadata.dst_node_id)
         version = self.server.issue(client, self._held.pop(client, None))
         self._given[client] = version.held
@@ -81,6 +84,16 @@ class Nodes:
             self._note(client, Update.unpack(found[0]).samples)
         answer = self.server.receive(client, found[0])
         return self._refuse(answer) if isinstance(answer, Refusal) else answer
+
+    def samples(self, client: int) -> int:
+        """Return how many samples a client said that it has."""
+        return self._devices[client].samples
+
+    def rest(self, reply: Any) -> dict[str, Any]:
+        """Return what a reply has beside its update; arrays of other shapes are left out."""
+        found = next(r for r in reply.content.array_records.values() if UPDATE in r)
+        shapes = {n: shape for n, shape, _ in self.layout.arrays}
+        return {n: a for n, a in self.layout.rest(found).items() if tuple(a.shape) == shapes[n]}
 
     def _note(self, client: int, samples: int) -> None:
         device = self._devices[client]

@@ -18,6 +18,10 @@ from thinwire.types import WRONG_VALUES, PayloadError
 
 PREFIX = "thinwire."
 UPDATE = f"{PREFIX}update"  # the name of a reply's payload
+CLIPPED = (
+    "the strategy clips what a client sends, and feedback would add to it what earlier updates left, beyond "
+    "the clipping norm; give feedback=False"
+)
 NUMBERS = ("number", "sequence", "confirmed", "check", "form", "steps", "rate")
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from thinwire.engines.federated.flower import host
 from thinwire.types import WRONG_VALUES, InputError, PayloadError, require
 
 FLOAT32, BYTES = "float32", "thinwire"  # the dtype of what is compressed; the stype of payloads
+WHOLE = ("*running_mean", "*running_var", "*moving_mean", "*moving_var*")  # as normalisations keep them
 Shape = tuple[int, ...]
 
 
@@ -38,36 +41,40 @@ def replaced(content: Any, records: Mapping[str, Any]) -> Any:
 
 @dataclass(frozen=True)
 class Layout:
-    """The arrays of a record, in order: name, and shape where it is part of the row.
+    """The arrays of a record, in order: name, shape, and whether it is part of the row.
 
-    float32 arrays make up the row. Arrays of other types, as counters, are not part of it: they travel whole.
+    float32 arrays make up the row, but for those whose names are like one of ``whole``: what is no gradient
+    step, as a running variance, and must not be rounded, cut or added to. Such arrays and those of other
+    types, as counters, travel whole.
 
-    >>> Layout.unpack('[["w", [2, 3]], ["steps", null]]').values
+    >>> Layout.unpack('[["w", [2, 3], true], ["steps", [], false]]').values
     6
     """
 
-    arrays: tuple[tuple[str, Shape | None], ...]
+    arrays: tuple[tuple[str, Shape, bool], ...]
 
     @classmethod
-    def of(cls, record: Mapping[str, Any]) -> Layout:
-        """Return the layout of a record. Errors: ``InputError`` where nothing in it is float32."""
-        found = [(n, tuple(a.shape) if a.dtype == FLOAT32 else None) for n, a in record.items()]
-        require(
-            any(s is not None for _, s in found), InputError, "the model has no float32 array to compress"
-        )
+    def of(cls, record: Mapping[str, Any], whole: Sequence[str] = WHOLE) -> Layout:
+        """Return the layout of a record. Errors: ``InputError`` where nothing in it is to be compressed."""
+
+        def coded(name: str) -> bool:
+            return record[name].dtype == FLOAT32 and not any(fnmatchcase(name, like) for like in whole)
+
+        found = [(n, tuple(a.shape), coded(n)) for n, a in record.items()]
+        require(any(c for *_, c in found), InputError, "the model has no float32 array to compress")
         return cls(tuple(found))
 
     @property
     def values(self) -> int:
         """How long the row is."""
-        return sum(int(np.prod(shape)) for _, shape in self.arrays if shape is not None)
+        return sum(math.prod(shape) for _, shape, coded in self.arrays if coded)
 
     def row(self, record: Mapping[str, Any], whose: str) -> Tensor:
         """Return the row of a record, [1, values], a copy. Errors: ``InputError`` for other arrays."""
-        row = {n: s for n, s in self.arrays if s is not None}
-        fits = set(record) == {n for n, _ in self.arrays} and all(
-            tuple(record[n].shape) == s and record[n].dtype.startswith("float") for n, s in row.items()
-        )
+        row = [n for n, _, coded in self.arrays if coded]
+        fits = set(record) == {n for n, *_ in self.arrays}
+        fits = fits and all(tuple(record[n].shape) == shape for n, shape, _ in self.arrays)
+        fits = fits and all(record[n].dtype.startswith("float") for n in row)
         wrong = f"{whose} has other arrays than the model; give names, shapes and types as they came"
         require(fits, InputError, wrong)
         parts = [record[n].numpy().reshape(-1).astype(np.float32, copy=False) for n in row]
@@ -75,17 +82,17 @@ class Layout:
 
     def rest(self, record: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arrays of a record that are not part of the row."""
-        return {n: record[n] for n, s in self.arrays if s is None and n in record}
+        return {n: record[n] for n, _, coded in self.arrays if not coded and n in record}
 
     def record(self, row: Tensor, rest: Mapping[str, Any]) -> Any:
         """Return the ``ArrayRecord`` of a row [1, values] and the arrays beside it."""
         flwr, at, found = host.app(), 0, {}
         values = row.reshape(-1).numpy()
-        for name, shape in self.arrays:
-            if shape is None:
+        for name, shape, coded in self.arrays:
+            if not coded:
                 found[name] = rest[name]
             else:
-                n = int(np.prod(shape))
+                n = math.prod(shape)
                 found[name] = flwr.Array(values[at : at + n].reshape(shape))
                 at += n
         return flwr.ArrayRecord(found)
@@ -98,7 +105,7 @@ class Layout:
     def unpack(cls, text: str) -> Layout:
         """Read what ``pack`` wrote; ``PayloadError`` for anything else."""
         try:
-            found = [(str(n), None if s is None else tuple(int(i) for i in s)) for n, s in json.loads(text)]
+            found = [(str(n), tuple(int(i) for i in shape), bool(c)) for n, shape, c in json.loads(text)]
         except WRONG_VALUES as e:
             raise PayloadError(f"a layout that does not read: {text[:80]!r}") from e
         return cls(tuple(found))

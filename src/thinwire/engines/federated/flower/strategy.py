@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -10,13 +10,14 @@ import torch
 from thinwire.engines.federated.aggregation import Periodic
 from thinwire.engines.federated.download import Download
 from thinwire.engines.federated.flower import host
+from thinwire.engines.federated.flower.absent import Absent, QuorumGrid
 from thinwire.engines.federated.flower.nodes import Devices, Nodes, alike
-from thinwire.engines.federated.flower.records import Layout, only, replaced
+from thinwire.engines.federated.flower.records import WHOLE, Layout, only, replaced
 from thinwire.engines.federated.intake import Receipt, Refusal
 from thinwire.engines.federated.rates import Decay
 from thinwire.engines.federated.server import Server
 from thinwire.policies.federated.device import FederatedPolicy
-from thinwire.types import InputError
+from thinwire.types import InputError, require
 
 RULE = Periodic()  # nothing is due by itself: the strategy ends its rounds
 
@@ -27,6 +28,10 @@ class Compressed:
     Clients need ``compression_mod``. ``policy`` says what each node does, ``Fixed(steps, codec)`` the same
     for all; ``download`` how versions are sent: whole, or as a ``DeltaDownload``. With ``feedback`` nodes
     keep what they did not send. A reply that is refused is not aggregated; ``refused`` says why.
+
+    Arrays whose names are like one of ``whole`` travel as they are: name those that training moves otherwise
+    than by gradient steps. A node that does not answer is left out of the next round, then of three, of
+    seven. Once a share ``quorum`` of the messages is answered, the others have as long again as that took.
 
     >>> from thinwire.policies.federated.fixed import Fixed
     >>> Compressed(strategy=None, policy=Fixed(5)).refused
@@ -41,15 +46,21 @@ class Compressed:
         feedback: bool = True,
         rates: Decay | None = None,
         device: Devices = alike,
+        whole: Sequence[str] = WHOLE,
+        quorum: float = 1.0,
     ) -> None:
+        require(0 < quorum <= 1, InputError, f"quorum={quorum} is no share; give one above 0, up to 1")
         self.strategy, self._policy, self._download = strategy, policy, download
         self._feedback, self._rates, self._device = feedback, rates, device
+        self._whole, self._quorum = tuple(whole), quorum
         self._nodes: Nodes | None = None
+        self._absent = Absent()
 
     def start(self, grid: Any, initial_arrays: Any, *args: Any, **options: Any) -> Any:
         """Run the wrapped strategy's own ``start``, from ``initial_arrays``, with this one in its place."""
         host.check_host()
-        return type(self.strategy).start(self, grid, initial_arrays, *args, **options)
+        patient = QuorumGrid(grid, self._quorum) if self._quorum < 1 else grid
+        return type(self.strategy).start(self, patient, initial_arrays, *args, **options)
 
     def summary(self) -> None:
         """Log what the wrapped strategy logs."""
@@ -74,12 +85,14 @@ class Compressed:
     def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> list[Any]:
         """Return the strategy's messages, with plans and coded versions."""
         if server_round <= 1:  # another run, whose nodes hold nothing of the last one
-            self._nodes = None
-        return self._filled(arrays, self.strategy.configure_train(server_round, arrays, config, grid))
+            self._nodes, self._absent = None, Absent()
+        asked = self.strategy.configure_train(server_round, arrays, config, grid)
+        return self._filled(arrays, self._absent.ask(server_round, asked))
 
     def configure_evaluate(self, server_round: int, arrays: Any, config: Any, grid: Any) -> list[Any]:
         """Return the strategy's messages, with coded versions."""
-        return self._filled(arrays, self.strategy.configure_evaluate(server_round, arrays, config, grid))
+        asked = self.strategy.configure_evaluate(server_round, arrays, config, grid)
+        return self._filled(arrays, self._absent.ask(server_round, asked))
 
     def _filled(self, arrays: Any, messages: Iterable[Any]) -> list[Any]:
         """Let ``arrays`` be the newest version, and the messages bring it."""
@@ -93,7 +106,7 @@ class Compressed:
         return [nodes.fill(m) for m in asked]
 
     def _open(self, arrays: Any) -> Nodes:
-        layout = Layout.of(arrays)
+        layout = Layout.of(arrays, self._whole)
         server = Server(layout.row(arrays, "the model"), RULE, self._policy, self._download, self._rates)
         weighted_by = getattr(self.strategy, "weighted_by_key", "num-examples")
         return Nodes(server, layout, self._feedback, weighted_by, self._device)
@@ -101,7 +114,9 @@ class Compressed:
     def aggregate_train(self, server_round: int, replies: Iterable[Any]) -> Any:
         """Decode the replies, in the order of nodes, and let the strategy aggregate them."""
         nodes, taken, failed = self._opened, [], []
-        for reply in sorted(replies, key=_node):
+        came = sorted(replies, key=_node)
+        self._absent.heard(server_round, came)
+        for reply in came:
             answer = nodes.take(reply, _node(reply)) if _node(reply) in nodes.ids else None
             if isinstance(answer, Receipt):
                 taken.append(reply)
@@ -121,6 +136,7 @@ class Compressed:
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Any]) -> Any:
         """Let the strategy aggregate what nodes measured."""
         found = list(replies)
+        self._absent.heard(server_round, found)
         for reply in found:
             self._opened.heard(reply, _node(reply))
         return self.strategy.aggregate_evaluate(server_round, found)
