@@ -63,6 +63,8 @@ def test_a_line_is_told_with_its_headers(tmp_path: Path) -> None:
             "machine 'desk' has speed = 0, which is not a number above zero",
         ),
         (DESK + "speed = nan\n" + ATTIC + LINK, "speed = nan"),
+        (DESK + "speed = 1e308\n" + ATTIC + LINK, "speed = 1e[+]308, which no machine has"),
+        (DESK + f"speed = 1{'0' * 400}\n" + ATTIC + LINK, "which no machine has; give one from 1e-12"),
         (DESK + 'speed = "fast"\n' + ATTIC + LINK, "speed = 'fast'"),
         (DESK + "layer = 0.1\n" + ATTIC + LINK, "machine 'desk' has no tokens"),
         (

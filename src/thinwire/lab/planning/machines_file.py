@@ -16,6 +16,7 @@ from thinwire.policies.pipeline.plan import Way, Ways
 from thinwire.types import InputError, require
 
 EXAMPLE = "see docs/planning.md for an example"
+LEAST, MOST = 1e-12, 1e12  # of a number: seconds, tokens or speeds beyond it are no machine's
 OPTIONAL = ("embed", "lora", "threads")  # of what was measured: zero where it is not given
 
 
@@ -124,6 +125,10 @@ def _number(values: Mapping[str, Any], key: str, where: str) -> float:
     value = values[key]
     good = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
     require(good, InputError, f"{where} has {key} = {value!r}, which is not a number above zero; correct it")
+    wrong = (
+        f"{where} has {key} = {ascii(value)[:40]}, which no machine has; give one from {LEAST:g} to {MOST:g}"
+    )
+    require(LEAST <= value <= MOST, InputError, wrong)
     return float(value)
 
 
