@@ -195,6 +195,10 @@ HOSTS: dict[str, Host] = {
         joint,
     ),
     "Ovis-Image": (made("OvisImageTransformer2DModel", **PICTURE, **ROPE, out_channels=8), joint),
+    "Bria": (
+        made("BriaTransformer2DModel", **PICTURE, **ROPE, pooled_projection_dim=None),
+        lambda: joint(controlnet_block_samples=[drawn(2, 13, 32, seed=7)]),
+    ),
     "Qwen-Image": (made("QwenImageTransformer2DModel", **QWEN), lambda: qwen_inputs(63)),
     "Qwen-Image, a control network": (
         made("QwenImageTransformer2DModel", **QWEN),
@@ -215,6 +219,31 @@ HOSTS: dict[str, Host] = {
             vace_in_channels=6,
         ),
         lambda: video(control_hidden_states=drawn(1, 6, 3, 4, 6, seed=6)),
+    ),
+    "SkyReels-V2": (
+        made("SkyReelsV2Transformer3DModel", **VIDEO, num_layers=2, rope_max_seq_len=32),
+        video,
+    ),
+    "HunyuanVideo": (
+        made(
+            "HunyuanVideoTransformer3DModel",
+            in_channels=4,
+            out_channels=4,
+            num_attention_heads=2,
+            attention_head_dim=12,
+            num_layers=2,
+            num_single_layers=2,
+            num_refiner_layers=1,
+            patch_size=2,
+            text_embed_dim=16,
+            pooled_projection_dim=8,
+            rope_axes_dim=(4, 4, 4),
+        ),
+        lambda: video(
+            encoder_attention_mask=torch.tensor([[1, 1, 1, 0, 0]]),
+            pooled_projections=drawn(1, 8),
+            guidance=torch.ones(1),
+        ),
     ),
     "ChronoEdit": (
         made("ChronoEditTransformer3DModel", **VIDEO, num_layers=1, rope_max_seq_len=32),

@@ -194,7 +194,7 @@ def test_caches_are_refused_on_all_ranks_in_one_sentence(ranks: Meshes, set_up: 
         if both or found._session._rank == 1:
             set_up(own)
         with pytest.raises(
-            InputError, match="(caches that skip layers|the hook .*) do(es)? not go|which does not"
+            InputError, match=r"(caches that skip layers|the hook .*) do(es)? not go|which does not"
         ):
             one_device(own, [flux_inputs()])
         return ""

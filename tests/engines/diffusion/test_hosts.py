@@ -9,9 +9,11 @@ import torch
 from each import each
 from meshes import Mesh
 from picture_hosts import HOSTS
-from picture_models import on_ranks
+from picture_models import on_ranks, wan, wan_inputs
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
+
+from thinwire.types import InputError
 
 pytest.importorskip("diffusers")
 
@@ -31,6 +33,28 @@ def test_uncoded_each_kind_is_as_on_one_device(ranks: dict[int, list[Mesh]], mod
         assert type(made) is type(wanted)
         for x, y in zip(tensors(made), tensors(wanted), strict=True):
             assert (x - y).norm() <= 1e-6 * y.norm()
+
+
+def test_a_model_may_have_a_plan_of_the_callers(ranks: dict[int, list[Mesh]]) -> None:
+    from diffusers import WanTransformer3DModel
+
+    class Own(WanTransformer3DModel):  # type: ignore[misc]
+        _cp_plan = None
+
+    model: Any = wan()
+    plan, inputs = dict(model._cp_plan), wan_inputs(63)
+    model.__class__ = Own
+    wanted = called(model, inputs)
+    for made in on_ranks(ranks[2], model, "raw", lambda own, _: called(own, inputs), plan=plan):
+        assert (made[0] - wanted[0]).norm() <= 1e-6 * wanted[0].norm()
+    wrong = {"bloks.0": plan["blocks.0"]}
+    for given, words in (
+        (None, r"Own has no plan .*; give parallel one by plan=, or use mode guidance .* or batch"),
+        (wrong, r"the plan of Own names 'bloks\.0', which it has not"),
+        ({"proj_out": 1}, r"the plan of Own says 1 of 'proj_out'"),
+    ):
+        with pytest.raises(InputError, match=words):
+            on_ranks(ranks[2], model, "raw", lambda own, _: None, plan=given)
 
 
 def tensors(output: Any) -> list[Tensor]:

@@ -6,7 +6,7 @@ latents are the same bits on all ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 
@@ -82,9 +82,9 @@ class Divided:
         self._inputs, self._layer = self._traffic.inquiry.note(self.clock.generation, inputs), 0
         self._shares.clear()
 
-    def cut(self, name: str, x: Tensor, dim: int) -> Tensor:
+    def cut(self, name: str, x: Tensor, dim: int, of: Sequence[str] = ()) -> Tensor:
         """Return this rank's share of an input along ``dim``."""
-        return self._shares.cut(name, x, dim)
+        return self._shares.cut(name, x, dim, of)
 
     def attend(self, layer: str, attention: Attention, stock: Stock) -> Tensor:
         """Return the attention of this rank's queries over the tokens of all ranks.

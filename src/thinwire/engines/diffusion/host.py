@@ -9,7 +9,7 @@ of all ranks, and then goes on as on one device. So every back end serves.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from thinwire.engines.diffusion.host_hooks import Hook, Instead, JoinHook, Root, SplitHook, hooked, imported
-from thinwire.engines.diffusion.host_plan import Plan, modules_of, plan_of
+from thinwire.engines.diffusion.host_plan import Plan, Whole, modules_of, plan_of, whole_of
 from thinwire.engines.diffusion.seam import Attention, Passes, Session, Stock
 from thinwire.types import InputError, MissingExtra, require
 
@@ -68,12 +68,15 @@ def attached(model: nn.Module, session: Session, plan: Plan | None = None) -> It
     plan, heard, session = plan_of(model, plan), set[str](), _uncompiled(session)
     _whole(model)
     with ExitStack() as undo:
-        undo.enter_context(_listening(model, session, heard))
+        whole = whole_of(model, plan)
+        undo.enter_context(_listening(model, session, heard, whole))
         for path, entries in plan.items():
+            if isinstance(entries, Whole):
+                continue
             for part in modules_of(model, path):
                 kind = SplitHook if isinstance(entries, Mapping) else JoinHook
                 undo.callback(hooked(part, kind(session, entries), path))
-        undo.callback(hooked(model, Root(session, model, heard, _is_of(session)), "calls"))
+        undo.callback(hooked(model, Root(session, model, heard, _is_of(session), whole), "calls"))
         yield
 
 
@@ -85,10 +88,12 @@ def listening(model: nn.Module, session: Session) -> Iterator[None]:
 
 
 @contextmanager
-def _listening(model: nn.Module, session: Session, heard: set[str]) -> Iterator[None]:
+def _listening(
+    model: nn.Module, session: Session, heard: set[str], whole: Collection[nn.Module] = ()
+) -> Iterator[None]:
     with ExitStack() as undo:
         undo.enter_context(_BACKENDS)
-        for name, processor in _processors_of(model).items():
+        for name, processor in _processors_of(model, whole).items():
             undo.callback(_restored(processor))
             setattr(processor, _CONFIG, Layer(name, session, type(processor).__name__, heard))
         yield
@@ -176,12 +181,12 @@ def _whole(model: nn.Module) -> None:
     require(getattr(model, _CONFIG, None) is None, InputError, again)
 
 
-def _processors_of(model: nn.Module) -> dict[str, Any]:
+def _processors_of(model: nn.Module, whole: Collection[nn.Module]) -> dict[str, Any]:
     """Return the attention processors, each once, by the name of the first layer that has it."""
     found: dict[str, Any] = {}
     for name, module in model.named_modules():
         processor = getattr(module, "processor", None)
-        if processor is None:
+        if processor is None or module in whole:
             continue
         text = f"the processor of {name}, {type(processor).__name__}, ignores parallelism; use mode one"
         require(hasattr(processor, _CONFIG), InputError, text)

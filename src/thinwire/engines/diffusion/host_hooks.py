@@ -6,7 +6,7 @@ As tested with version 0.42.1; ``host.check_host`` compares what they rely on.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -80,13 +80,12 @@ class SplitHook(Hook):
 
     def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], Any]:
         names, given = list(inspect.signature(type(module).forward).parameters)[1:], list(args)
-        whole = {**dict(zip(names, given, strict=False)), **kwargs}
         for name, entry in self._entries.items():
             if name in kwargs:
-                kwargs[name] = self._cut(name, kwargs[name], entry, whole)
+                kwargs[name] = self._cut(name, kwargs[name], entry)
             elif name in names[: len(given)]:
                 place = names.index(name)
-                given[place] = self._cut(name, given[place], entry, whole)
+                given[place] = self._cut(name, given[place], entry)
         return tuple(given), kwargs
 
     def post_forward(self, module: nn.Module, output: Any) -> Any:
@@ -95,10 +94,10 @@ class SplitHook(Hook):
             return output
         parts = [output] if isinstance(output, Tensor) else list(output)
         for i, entry in entries.items():
-            parts[i] = self._cut(f"output {i}", parts[i], entry, {})
+            parts[i] = self._cut(f"output {i}", parts[i], entry)
         return parts[0] if isinstance(output, Tensor) else tuple(parts)
 
-    def _cut(self, name: object, x: Any, entry: Any, whole: Mapping[str, Any]) -> Any:
+    def _cut(self, name: object, x: Any, entry: Any) -> Any:
         """Return this rank's share of an input, or of all in a list of them."""
         if isinstance(entry, Never):
             text = f"{name} does not go with several ranks: {entry.cause}; leave it out, or use mode batch"
@@ -106,15 +105,10 @@ class SplitHook(Hook):
             return x
         if isinstance(x, list | tuple):
             entries = entry if isinstance(entry, list | tuple) else [entry] * len(x)
-            return tuple(self._cut(name, *pair, whole) for pair in zip(x, entries, strict=True))
+            return tuple(self._cut(name, *pair) for pair in zip(x, entries, strict=True))
         if not isinstance(x, Tensor) or entry.expected_dims not in (None, x.dim()):
             return x  # as diffusers does: a time for all tokens alike is not split
-        dim, of = entry.split_dim, [whole[each].shape[1] for each in getattr(entry, "of", ())]
-        if not of:
-            return self._session.cut(str(name), x, dim)
-        if sum(of) != x.shape[dim]:
-            return x
-        return torch.cat([self._session.cut(str(name), part, dim) for part in x.split(of, dim)], dim)
+        return self._session.cut(str(name), x, entry.split_dim, getattr(entry, "of", ()))
 
 
 class JoinHook(Hook):
@@ -185,11 +179,17 @@ class Root(Calls):
     _session: Session
 
     def __init__(
-        self, session: Session, model: nn.Module, heard: set[str], own: Callable[[Any], bool]
+        self,
+        session: Session,
+        model: nn.Module,
+        heard: set[str],
+        own: Callable[[Any], bool],
+        whole: Collection[nn.Module],
     ) -> None:
         super().__init__(session, model)
         self._heard, self._own = heard, own
-        self._layers = [(n, m) for n, m in model.named_modules() if getattr(m, "processor", None) is not None]
+        parts = ((n, m) for n, m in model.named_modules() if m not in whole)
+        self._layers = [(n, m) for n, m in parts if getattr(m, "processor", None) is not None]
 
     def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         self._heard.clear()

@@ -21,8 +21,8 @@ Plan = Mapping[str, Any]
 class Split:
     """An input, or output, of which each rank has a share along ``split_dim``.
 
-    ``of``: inputs of the same call; where the length is theirs together, each one's part is split by itself,
-    and where it is another the input stays whole.
+    ``of``: inputs that were split before it. Where the length is theirs together, each one's part is split by
+    itself, and where it is another the input stays whole.
     """
 
     split_dim: int
@@ -35,6 +35,11 @@ class Join:
     """An output that is put together from the shares of all ranks."""
 
     gather_dim: int = 1
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A module whose attention is over keys that every rank has, such as a text's that is not split."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,8 @@ CONTROL = {"controlnet_block_samples": ADDED, "controlnet_single_block_samples":
 FLUX = {"hidden_states": TOKENS, "encoder_hidden_states": TOKENS, "img_ids": IDS, "txt_ids": IDS}
 CACHED = Never("keys of reference images that are kept from step to step are of one rank alone")
 
+FORCED = Never("each frame has a time of its own")
+
 
 def plan_of(model: nn.Module, given: Plan | None = None) -> Plan:
     """Return how a model is split: as ``given``, by a plan of ours, or by diffusers' own.
@@ -70,7 +77,7 @@ def plan_of(model: nn.Module, given: Plan | None = None) -> Plan:
     require(isinstance(model, nn.Module) and isinstance(plan, Mapping), InputError, text)
     for path, entry in plan.items():  # type: ignore[union-attr]  # require has checked it
         text = f"the plan of {kind} says {entry!r:.40} of {path!r}; give inputs to split, or how it is joined"
-        fits = isinstance(entry, Mapping | list | tuple) or hasattr(entry, "gather_dim")
+        fits = isinstance(entry, Mapping | list | tuple | Whole) or hasattr(entry, "gather_dim")
         require(isinstance(path, str) and fits, InputError, text)
     return plan  # type: ignore[return-value]
 
@@ -89,6 +96,12 @@ def modules_of(model: nn.Module, path: str) -> list[nn.Module]:
         require(atom == "*" or all(atom in part for part in parts), InputError, text)
         found = [m for part in parts for m in (part.values() if atom == "*" else [part[atom]])]
     return found
+
+
+def whole_of(model: nn.Module, plan: Plan) -> set[nn.Module]:
+    """Return the modules whose attention a plan leaves whole."""
+    paths = [path for path, entry in plan.items() if isinstance(entry, Whole)]
+    return {part for path in paths for one in modules_of(model, path) for part in one.modules()}
 
 
 def _adding(more: Plan) -> Callable[[nn.Module, Plan], Plan]:
@@ -115,6 +128,23 @@ def _helios(model: Any, plan: Plan) -> Plan:
     return {**split, **{f"blocks.{i}.{part}": Join() for i in range(len(model.blocks)) for part in parts}}
 
 
+def _hunyuan_video(model: Any, plan: Plan) -> Plan:
+    text = (
+        "a HunyuanVideo that replaces the first frame's tokens cannot tell them in a share; use mode guidance"
+    )
+    replaces = model.config.image_condition_type == "token_replace"
+    require(not replaces, InputError, f"{text} or batch")
+    masked = {"attention_mask": Split(-1, 4, PICTURE + TEXT)}
+    return {
+        "context_embedder": Whole(),
+        "rope": {0: Split(0, 2), 1: Split(0, 2)},
+        "transformer_blocks.*": masked,  # after the tokens: of one module's hooks the last one begins
+        "transformer_blocks.0": {"hidden_states": TOKENS, "encoder_hidden_states": TOKENS},
+        "single_transformer_blocks.*": masked,
+        **JOINED,
+    }
+
+
 def _ltx2() -> Iterator[tuple[str, Any]]:
     """Diffusers' own leaves out the sound."""
     root = dict[str, Any]()
@@ -135,6 +165,17 @@ PLANS: dict[str, Callable[[nn.Module, Plan], Plan]] = {
     "LTXVideoTransformer3DModel": _adding({"": {"timestep": Split(1, 2, PICTURE)}}),
     "LTX2VideoTransformer3DModel": _only(dict(_ltx2())),
     "HeliosTransformer3DModel": _helios,
+    "HunyuanVideoTransformer3DModel": _hunyuan_video,
+    "BriaTransformer2DModel": _only({"": {**FLUX, "controlnet_block_samples": ADDED}, **JOINED}),
+    "SkyReelsV2Transformer3DModel": _only(
+        {
+            "": {"enable_diffusion_forcing": FORCED},
+            "rope": ROTARY,
+            "blocks.0": {"hidden_states": TOKENS},
+            "blocks.*.attn2": Whole(),
+            **JOINED,
+        }
+    ),
     "ChromaTransformer2DModel": _only(
         {"": {**FLUX, **CONTROL, "attention_mask": Split(1, 2, TEXT + PICTURE)}, **JOINED}
     ),

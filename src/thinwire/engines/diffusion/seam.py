@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -51,8 +51,8 @@ class Session(Protocol):
         """Begin a pass."""
         ...
 
-    def cut(self, name: str, x: Tensor, dim: int) -> Tensor:
-        """Return this rank's share."""
+    def cut(self, name: str, x: Tensor, dim: int, of: Sequence[str] = ()) -> Tensor:
+        """Return this rank's share; ``of``: names that were cut before, one part of ``x`` for each."""
         ...
 
     def attend(self, layer: str, attention: Attention, stock: Stock) -> Tensor:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import combinations
 
+import torch
 from torch import Tensor
 
 from thinwire.types import InputError, require
@@ -29,9 +31,19 @@ class Shares:
         """Whether tokens were split in this call."""
         return bool(self._split)
 
-    def cut(self, name: str, x: Tensor, dim: int) -> Tensor:
-        """Return this rank's share of ``x`` along ``dim``."""
+    def cut(self, name: str, x: Tensor, dim: int, of: Sequence[str] = ()) -> Tensor:
+        """Return this rank's share of ``x`` along ``dim``.
+
+        ``of``: names of inputs that were cut before. If ``x`` is as long as these together, it is made of
+        shares of a part for each; if not, it is no input of tokens, and stays whole.
+        """
         n = x.shape[dim]
+        if of:
+            lengths = [self._split.get(each, 0) for each in of]
+            if sum(lengths) != n:
+                return x
+            parts = [part.tensor_split(self.world, dim)[self.rank] for part in x.split(lengths, dim)]
+            return torch.cat(parts, dim)
         text = f"{name} has {n} tokens, too few for {self.world} ranks; use fewer ranks"
         require(n >= self.world, InputError, text)
         if x.dim() == 3 and x.is_floating_point():  # tokens with their channels, not positions or masks
