@@ -447,6 +447,9 @@ def what_a_loop_cannot_do_is_one_sentence() -> None:
     student = Student()
     with replicating(student, LATE, "more"):
         student.train(2)
+        scaler = torch.amp.GradScaler("cpu")
+        scaler.scale(torch.zeros(()))
+        refused("call replicate.*scaler=scaler", lambda: scaler.step(student.optimiser))
         student.ddp.module.register_parameter("extra", nn.Parameter(torch.ones(3)))
         refused("extra was added or unfrozen after replicate", student.loss().backward)
 

@@ -67,7 +67,7 @@ class Replicated:
         scaler: torch.amp.GradScaler | None,
     ) -> None:
         self.vacant = self.draining = False
-        self.undoes = terms.undoes
+        self.undoes = self.scales = terms.undoes
         self._ddp, self._buckets, self._replicator, self._terms = ddp, buckets, replicator, terms
         self._due: Tensor | None = None
         self._pending = False  # neither a step nor cleared gradients have been seen since the last exchange

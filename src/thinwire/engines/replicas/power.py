@@ -69,7 +69,7 @@ class PowerReplicated(Replicated):
         self, ddp: DistributedDataParallel, buckets: Buckets, state: power.PowerSGDState, terms: Terms
     ) -> None:
         super().__init__(ddp, buckets, Residuals(state), terms, None)
-        self._state = state
+        self._state, self.scales = state, False  # as torch's hook is used
 
     @property
     def ready(self) -> bool:

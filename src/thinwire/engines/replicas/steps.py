@@ -7,6 +7,7 @@ torch's optimisers leave such parameters alone: no momentum, no decay and no cou
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
@@ -23,12 +24,15 @@ from torch.utils.hooks import RemovableHandle
 
 from thinwire.types import InputError, require
 
+DEPTH = 8  # calls between a scaler's step and the hook in the optimiser's
+
 
 class Watched(Protocol):
     """What is asked and told about the steps on its parameters."""
 
     draining: bool
     undoes: bool  # it is late or keeps back
+    scales: bool  # and must know the factor of a scaler
     vacant: bool  # the gradients are those of a pass that left nothing to apply
 
     def take(self) -> None:
@@ -114,6 +118,9 @@ class Steps:
             return None
         text = "LBFGS needs each gradient at once and exact; take an optimiser such as SGD, or plain DDP"
         require(not (watched.undoes and isinstance(optimizer, torch.optim.LBFGS)), InputError, text)
+        text = "this step is a GradScaler's, whose factor may be another one when a gradient is applied"
+        known = self._scaler is not None or not watched.scales or not _is_scaled()
+        require(known, InputError, f"{text}; call replicate(..., scaler=scaler)")
         self._seen.add(optimizer)
         watched.take()
         if not watched.draining:
@@ -169,6 +176,18 @@ class Steps:
         if watched is not None and not self._ids.isdisjoint(map(id, _all(optimizer))):
             self._aside.give_back()
             watched.take()  # what a closure exchanged
+
+
+def _is_scaled() -> bool:
+    """Return whether a scaler has called this step: torch leaves no other trace of it."""
+    frame = sys._getframe(2)
+    for _ in range(DEPTH):
+        if frame.f_code is torch.amp.GradScaler.step.__code__:
+            return bool(frame.f_locals["self"].is_enabled())
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return False
 
 
 def _all(optimizer: Optimizer) -> list[nn.Parameter]:
