@@ -93,6 +93,12 @@ ODD |= {f"log-scale {x}": outlier("log_scales", x) for x in (30, 80, 1e30)}
 ODD |= {f"{name} {x}": outlier(name, x) for name in ("colours", "harmonics") for x in (-1e30, 3e38)}
 ODD |= {f"rotation {x}": outlier("rotations", x) for x in (1e-30, 3e38)}
 ODD |= {f"position {x}": outlier("positions", x) for x in (20, 1e5, 3e38)}
+for size in (1e-12, 1e12):
+    ODD[f"of size {size}"] = replace(
+        ball(60, 1),
+        positions=ball(60).positions * np.float32(size),
+        log_scales=ball(60).log_scales + np.float32(np.log(size)),
+    )
 ODD["opacity"] = outlier("opacities", 1e30)
 ODD["all of them large"] = cleaned(replace(ball(9), log_scales=np.full((9, 3), 80, np.float32)))[0]
 

@@ -7,6 +7,7 @@ mean square error that one more bit a value would take away.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -62,7 +63,8 @@ class Analysis:
     @classmethod
     def through(cls, views: Views, splats: Splats) -> Analysis:
         """Return the analysis of a scene from pictures by these cameras, which may be another's."""
-        rotations, scales = turns.smallest(splats.rotations, np.maximum(splats.log_scales, FLOOR))
+        floor = np.float32(FLOOR + min(0.0, math.log(views.frame.radius)))  # of a small scene, small as well
+        rotations, scales = turns.smallest(splats.rotations, np.maximum(splats.log_scales, floor))
         bounded = np.clip(splats.opacities, -LOGIT, LOGIT)
         splats = replace(splats, rotations=rotations.astype(np.float32), log_scales=scales, opacities=bounded)
         seen = seen_through(splats, views)

@@ -7,6 +7,7 @@ little: a channel is coded as differences where that takes fewer bytes.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -88,7 +89,8 @@ def coded(splats: Splats, coding: Coding) -> list[Plane]:
     near = np.clip((splats.positions - middle) / radius, -FAR, FAR).astype(np.float32)
     order = np.argsort(morton(Grid.cubic(near, STEPS["positions"]).cells(near)), kind="stable")
     splats = splats.take(order)
-    rotations, scales = turns.smallest(splats.rotations, np.clip(splats.log_scales, SMALL, LARGE))
+    low, high = SMALL + min(0.0, math.log(radius)), LARGE + max(0.0, math.log(radius))
+    rotations, scales = turns.smallest(splats.rotations, np.clip(splats.log_scales, low, high))
     with np.errstate(over="ignore"):
         alpha = 1 / (1 + np.exp(-splats.opacities.astype(np.float64)))
     groups = {
