@@ -14,7 +14,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from thinwire.cli.terminal.encoding import accept_all
+from thinwire.lab.machine.encoding import accept_all
 from thinwire.lab.machine.files import file_trouble
 from thinwire.types import InputError, ThinwireError
 

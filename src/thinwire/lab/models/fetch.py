@@ -19,6 +19,7 @@ from thinwire.lab.data.debian import FASHION, fetch_fashion
 from thinwire.lab.data.images import find_fashion
 from thinwire.lab.machine.cache import cache_folder, new_folder
 from thinwire.lab.machine.downloading import Told, from_index, silent
+from thinwire.lab.machine.encoding import accept_all
 from thinwire.lab.models.smollm import SMOLLM, fetch_smollm, find_smollm
 from thinwire.types import InputError, ThinwireError, require
 
@@ -102,6 +103,7 @@ def fetch_missing(names: Iterable[str], told: Told = silent) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Make the named things ready (the usual ones, if none is named); return the exit code."""
+    accept_all()
     try:
         for name in arguments or USUAL:
             require(name in THINGS, InputError, f"unknown {name!r}; known are {', '.join(THINGS)}")
