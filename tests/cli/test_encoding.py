@@ -26,6 +26,11 @@ def test_every_encoding_takes_what_commands_print(tmp_path: Path, charset: str) 
         (["report", str(tmp_path / "run")], 0, {"ascii": "sent", "utf-8": "sent"}),
         (["plan", "--help"], 0, {}),
         (
+            ["train", "--out", strange],
+            2,
+            {"ascii": "fr?h->\\xff: its name is", "utf-8": "\\xff: its name is"},
+        ),
+        (
             ["inspect", f"./{strange}"],
             2,
             {"ascii": "fr?h->\\xff", "latin-1": "früh->\\xff", "utf-8": "früh→\\xff"},

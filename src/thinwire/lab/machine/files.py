@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from thinwire.replacing import FULL
-from thinwire.types import InputError
+from thinwire.types import InputError, require
 
 REMEDY = "free space or choose another --out"
 
@@ -25,12 +25,22 @@ def file_trouble(error: OSError) -> str | None:
     return f"cannot use {error.filename}: {error.strerror}; choose another path"
 
 
+def _is_text(path: Path) -> bool:
+    try:
+        os.fspath(path).encode()
+    except UnicodeEncodeError:  # of bytes that are no text in the locale's encoding
+        return False
+    return True
+
+
 def check_out(folder: str | Path, option: str = "--out") -> None:
     """Raise ``InputError`` where ``folder`` could not be made or written; make nothing.
 
-    ``option`` is what named it.
+    ``option`` is what named it. Libraries that write there, such as tensorboard, take no name of other bytes.
     """
     path = Path(folder)
+    told = f"cannot write {option} {path}: its name is not UTF-8 here; rename it, or set PYTHONUTF8=1"
+    require(_is_text(path), InputError, told)
     there = next((p for p in (path, *path.parents) if p.exists()), Path())
     if not there.is_dir():
         raise InputError(f"cannot write {option} {path}: {there} is a file; choose another {option}")
