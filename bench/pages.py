@@ -162,8 +162,8 @@ def quality(found: dict[str, Any]) -> Rows:
            percent(c["train_slice"]), "yes" if c["met"] else "no"]  # fmt: skip
 
 
-@tabled("recipe", "sent", "fewer bytes than fp32", "than bf16", "median step", "faster", "train loss, last 10 steps",
-        "held-out loss")  # fmt: skip
+@tabled("recipe", "sent", "fewer bytes than fp32", "than bf16", "median step", "faster",
+        "train loss, last 10 steps", "held-out loss")  # fmt: skip
 def student(found: dict[str, Any]) -> Rows:
     """The student paper's comparison, as measured here."""
     base = found["rows"][0]
