@@ -12,7 +12,9 @@ from each import each
 from thinwire.lab.engines import load_run
 from thinwire.lab.federated import setup
 from thinwire.lab.federated.options import MOST_ROUNDS, ROUNDS, FederatedConfig
+from thinwire.lab.federated.record import FederatedRecord
 from thinwire.lab.federated.run import run_all
+from thinwire.lab.records.schema import RecipeText
 from thinwire.types import InputError
 
 HELD_OUT, LOOKED_AT = 300, 30
@@ -69,3 +71,9 @@ def test_the_rule_that_ended_a_run_is_named(options: Any, data: Path, tmp_path: 
 def test_a_decay_wants_to_know_of_how_many_versions() -> None:
     with pytest.raises(InputError, match="give --rounds too"):
         FederatedConfig(budget="1h", decay=0.1)
+
+
+@each("odd", [{"target": {}}, {"deployment": {"identical": False}}])
+def test_a_record_that_lacks_what_a_report_shows_is_refused(odd: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=r"of a federated record lacks .*; run it again"):
+        FederatedRecord(recipe=RecipeText("fedavg"), **odd)

@@ -152,6 +152,8 @@ BROKEN = [
     (broken(lambda v: v["boundaries"][0].pop("direction")), r"'boundaries\[0\].direction'"),
     (broken(lambda v: v["loss"].update(train=[1.0, "x"])), r"'loss.train\[1\]'"),
     (broken(lambda v: v.update(totals=3)), "'totals' is '3', not of type dict"),
+    (broken(lambda v: v["bytes"].update(forward=10**400)), r"'bytes.forward' is 1000.*beyond 2\*\*63"),
+    (broken(lambda v: v["totals"].update(seconds=-(1 << 63))), r"'totals.seconds' is .*beyond 2\*\*63"),
     (broken(lambda v: v.update(schema="thinwire-run/9")), "schema 'thinwire-run/9'"),
 ]
 

@@ -8,6 +8,20 @@ from typing import Any, ClassVar
 from thinwire.lab.federated.options import FederatedConfig
 from thinwire.lab.options import Options
 from thinwire.lab.records.schema import RunRecord, UnitMetrics, about
+from thinwire.types import InputError, require
+
+TARGET = {"accuracy", "virtual_s", "up", "down"}
+DEPLOYMENT = {
+    "method",
+    "processes",
+    "check",
+    "identical",
+    "emulated",
+    "link",
+    "seconds",
+    "foretold_s",
+    "ratio",
+}
 
 
 @dataclass(kw_only=True)
@@ -107,6 +121,14 @@ class FederatedRecord(RunRecord):
         "foretold and as measured",
         make=dict,
     )
+
+    def __post_init__(self) -> None:
+        for name, value, wanted in (
+            ("target", self.target, TARGET),
+            ("deployment", self.deployment or None, DEPLOYMENT),
+        ):
+            lacks = ", ".join(sorted(wanted - value.keys())) if value is not None else ""
+            require(not lacks, InputError, f"{name} of a federated record lacks {lacks}; run it again")
 
     @property
     def suffix(self) -> str:

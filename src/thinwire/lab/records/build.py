@@ -8,7 +8,7 @@ import types
 import typing
 from typing import Any, TypeVar
 
-from thinwire.types import InputError
+from thinwire.types import MAX_KEY, InputError
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ def _number(value: Any, where: str, name: str) -> float:
         return math.nan
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise InputError(f"{where}: {name!r} is {str(value)[:40]!r}, not a number; run it again")
-    return value  # a count that is whole stays so
+    return _expect(value, type(value), where, name)  # a count that is whole stays so
 
 
 def _expect(value: Any, kind: type, where: str, name: str) -> Any:
@@ -73,4 +73,6 @@ def _expect(value: Any, kind: type, where: str, name: str) -> Any:
         raise InputError(
             f"{where}: {name!r} is {str(value)[:40]!r}, not of type {kind.__name__}; run it again"
         )
+    if isinstance(value, int) and abs(value) >= MAX_KEY:  # no float, and no figure, could show it
+        raise InputError(f"{where}: {name!r} is {str(value)[:20]}..., beyond 2**63; run it again")
     return value
