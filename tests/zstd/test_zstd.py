@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import shutil
 import sys
 import threading
 
@@ -15,6 +16,9 @@ from thinwire import zstd
 from thinwire.types import MissingExtra, PayloadError
 from thinwire.zstd import literals
 
+compiled = pytest.mark.skipif(
+    not literals.there() and shutil.which("cc") is None, reason="no C compiler when thinwire was installed"
+)
 SIZES = [100, 101, 255, 256, 257, 1000, 1023, 1024, 5000, 16383, 16384, 65536 + 255, 65536 + 256, 140_000]
 
 
@@ -44,10 +48,12 @@ def blocks(frame: bytes) -> list[tuple[str, int]]:
             return found
 
 
+@compiled
 def test_the_library_is_of_this_source() -> None:
     assert literals.there(), "kernels.c changed: .venv/bin/python setup.py build_ext --inplace"
 
 
+@compiled
 @each("n", SIZES)
 @each("kinds", [1, 2, 3, 17, 129, 256])
 def test_literals_are_read_by_zstandard_itself(n: int, kinds: int) -> None:
@@ -62,6 +68,7 @@ def test_literals_are_read_by_zstandard_itself(n: int, kinds: int) -> None:
         assert zstandard.ZstdDecompressor().decompress(frame) == data.tobytes()
 
 
+@compiled
 @each(("kinds", "evenness"), [(16, 2.0), (40, 0.3), (81, 2.0), (200, 1.0)])
 def test_literals_come_near_the_entropy(kinds: int, evenness: float) -> None:
     data = noise(100_000, kinds, evenness, kinds)
@@ -71,6 +78,7 @@ def test_literals_come_near_the_entropy(kinds: int, evenness: float) -> None:
     assert blocks(frame) == [("coded", len(frame) - 9 - 3)]
 
 
+@compiled
 def test_codes_are_at_most_eleven_bits_long() -> None:
     data = np.repeat(np.arange(24, dtype=np.uint8), [max(1, 1 << k >> 4) for k in range(24)])[:100_000]
     for part in (data, data[::-1].copy()):
@@ -79,6 +87,7 @@ def test_codes_are_at_most_eleven_bits_long() -> None:
         assert zstandard.ZstdDecompressor().decompress(frame) == part.tobytes()
 
 
+@compiled
 @each(
     "counts",
     [
@@ -100,6 +109,7 @@ def test_trees_of_every_kind(counts: list[int]) -> None:
     assert zstandard.ZstdDecompressor().decompress(frame) == data.tobytes()
 
 
+@compiled
 def test_nothing_is_written_beyond_the_room() -> None:
     data = [noise(700, 60, 0.3, 1), noise(5000, 200, 10.0, 2), np.zeros(300, np.uint8)]
     data.append(noise(1200, 256, 100.0, 4))
@@ -115,6 +125,7 @@ def test_nothing_is_written_beyond_the_room() -> None:
                 assert buffer[:count].tobytes() == (whole or buffer[:count].tobytes())
 
 
+@compiled
 def test_what_differs_in_kind_gets_blocks_of_its_own() -> None:
     data = noise(40_000, 30, 1.0, 5)
     data[20_000:] = 7
@@ -129,6 +140,7 @@ def test_what_differs_in_kind_gets_blocks_of_its_own() -> None:
     assert long is not None and len(blocks(long)) == 4  # a block holds 128 kB at most
 
 
+@compiled
 def test_a_frame_that_has_no_room_is_none() -> None:
     data = noise(5000, 30, 1.0, 7)
     frame = literals.frame(data)
@@ -152,6 +164,7 @@ def test_the_smaller_of_both_ways_is_taken(n: int, level: int) -> None:
         assert len(frame) <= len(zstd.compress(data, level))
 
 
+@compiled
 def test_matches_are_left_where_they_cost_more_than_they_save() -> None:
     for n in (20_000, 300_000):
         few = noise(n, 60, 0.02, 11)  # about two bits a byte

@@ -139,8 +139,13 @@ def _whole_bits(numbers: Ints) -> float:
 
 
 def _bits(data: Bytes) -> float:
-    """Return the bits that Huffman's code takes, about: the entropy, and a bit a byte at least."""
-    return max(entropy(np.bincount(data, minlength=1)), float(len(data)))
+    """Return the bits that Huffman's code takes, about: the entropy, but one for a byte of more than half."""
+    counts = np.bincount(data, minlength=1)
+    most = int(counts.argmax())
+    if 2 * counts[most] <= len(data):
+        return entropy(counts)
+    counts[most] = 0
+    return len(data) + entropy(counts)
 
 
 def entropy(counts: npt.NDArray[np.int64]) -> float:
