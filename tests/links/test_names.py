@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import ExitStack
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -12,10 +14,11 @@ from waiting import LONG, until
 
 from thinwire.lab.machine.network import check_listener, check_own, way_out
 from thinwire.links import ZmqLink, polled, sockets
+from thinwire.links.greeting import asks_for_token
 from thinwire.links.hub.hub import Hub
 from thinwire.links.hub.spoke import Spoke
-from thinwire.links.names import needs_ipv6, resolve
-from thinwire.links.relay.stream import Stream, serve_streams
+from thinwire.links.names import needs_ipv6, reach, resolve
+from thinwire.links.relay.stream import Stream, open_stream, reason, serve_streams
 from thinwire.types import LinkError
 
 TOKEN = b"a shared secret"
@@ -44,7 +47,6 @@ def _known(monkeypatch: pytest.MonkeyPatch) -> None:
     ("host", "first", "ipv6"),
     [
         ("four.test", "127.0.0.1", False),
-        ("both.test", "127.0.0.1", False),
         ("192.0.2.7", "192.0.2.7", False),
         pytest.param("six.test", "::1", True, marks=six),
         pytest.param("[2001:db8::7]", "2001:db8::7", True, marks=six),
@@ -98,6 +100,68 @@ def test_all_addresses_of_both_kinds_are_those_of_publisher_and_relay(near: str)
         return came
 
     assert len(asyncio.run(relayed())) == 1
+
+
+@six
+@pytest.mark.parametrize("own", ["127.0.0.1", "[::1]"])
+def test_a_name_of_both_kinds_is_dialled_where_it_answers(own: str) -> None:
+    both, began = {"host": "both.test", "token": TOKEN}, monotonic()
+    hub, link = Hub.bind(own, token=TOKEN), ZmqLink.bind(b"n", own, token=TOKEN, connect_timeout=LONG)
+    spoke, dialling = Spoke.connect(port=hub.port, **both), ZmqLink.connect(b"n", port=link.port, **both)
+    try:
+        until(lambda: spoke.joined)
+        dialling.send(b"hello").result(LONG)
+        assert link.recv().result(LONG) == b"hello"
+        dialling.redial()
+        link.send(b"and back").result(LONG)
+        assert dialling.recv().result(LONG) == b"and back"
+        check_listener("both.test", hub.port, has_token=True)
+        assert asks_for_token("both.test", hub.port)
+
+        async def through_a_relay() -> None:
+            far = await open_stream("both.test", hub.port, LONG)
+            far.close()
+            await far.flush(LONG)
+
+        asyncio.run(through_a_relay())
+        assert monotonic() - began < 0.8 * LONG
+    finally:
+        for end in (spoke, dialling, hub, link):
+            end.close()
+
+
+@six
+def test_what_was_tried_is_told() -> None:
+    refused = r"127\.0\.0\.1: Connection refused, ::1: Connection refused"
+    both = {"127.0.0.1: Connection refused", "::1: Connection refused"}
+    with pytest.raises(ConnectionRefusedError, match=refused):
+        reach("both.test", 1, LONG)
+    with pytest.raises(OSError) as told:
+        asyncio.run(open_stream("both.test", 1, LONG))
+    assert set(reason(told.value).split(", ")) == both
+    with pytest.raises(LinkError, match=rf"nothing listens at both\.test:1 .*\({refused}"):
+        check_listener("both.test", 1, has_token=True)
+    link = ZmqLink.connect(b"n", "both.test", 1, token=TOKEN, connect_timeout=0.3)
+    with pytest.raises(LinkError, match=r"did not connect within 0\.3 s \(tried 127\.0\.0\.1, ::1\)"):
+        link.recv().result(LONG)
+    link.close()
+
+
+def test_an_address_that_says_nothing_costs_a_quarter_of_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.2", 0), backlog=0) as full, ExitStack() as stack:
+        port, kept = full.getsockname()[1], list[socket.socket]()
+        for _ in range(3):  # whose queue is full drops what comes
+            kept.append(stack.enter_context(socket.socket()))
+            kept[-1].setblocking(False)
+            kept[-1].connect_ex(("127.0.0.2", port))
+        stack.enter_context(socket.create_server(("127.0.0.3", port)))
+        monkeypatch.setitem(NAMES, "slow.test", ["127.0.0.2", "127.0.0.3"])
+        began = monotonic()
+        with reach("slow.test", port, LONG) as found:
+            assert found.getpeername()[0] == "127.0.0.3"
+        assert monotonic() - began < 2.0
+        with pytest.raises(TimeoutError):
+            reach("127.0.0.2", port, 0.3)
 
 
 def test_who_is_not_known_yet_is_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:

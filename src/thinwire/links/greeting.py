@@ -6,9 +6,10 @@ is just a tunnel or a load balancer, whose server is away. Source: ZMTP 3.1 (RFC
 
 from __future__ import annotations
 
-import socket
 from contextlib import suppress
 from time import monotonic
+
+from thinwire.links.names import reach
 
 SIGNATURE = b"\xff" + bytes(8) + b"\x7f"  # only the first and last byte are fixed
 LENGTH = 64  # bytes of a greeting; the security mechanism's name is in 12 to 32
@@ -21,7 +22,7 @@ def asks_for_token(host: str, port: int, timeout: float = 2.0) -> bool:
     False
     """
     with suppress(OSError):
-        return mechanism(read_greeting(host.strip("[]"), port, timeout, timeout)) == "CURVE"
+        return mechanism(read_greeting(host, port, timeout, timeout)) == "CURVE"
     return False
 
 
@@ -31,7 +32,7 @@ def read_greeting(host: str, port: int, connect: float, timeout: float) -> bytes
     ``connect``: the part of it until the connection is there. Errors: ``OSError`` where nothing comes.
     """
     end, greeting = monotonic() + timeout, b""
-    with socket.create_connection((host, port), connect) as sock:
+    with reach(host, port, connect) as sock:
         sock.sendall(SIGNATURE + b"\x03")
         try:
             while len(greeting) < LENGTH:

@@ -44,11 +44,12 @@ class PolledSocket:
         listens = endpoint is None
         self._monitor = sock.get_monitor_socket(watched | EVENTS if listens else watched)
         # after the monitor, which would miss the first handshake otherwise
-        self._resolved = endpoint is None or dial(sock, endpoint)  # the host has an address
+        self._resolved = endpoint is None or dial(sock, endpoint, False)  # libzmq dials again by itself
         self._bell = Bell()
         self._lock = threading.Lock()
         self.error: LinkError | None = None
-        self._redial_at: float | None = None  # libzmq does not dial again after every kind of failure
+        # libzmq does not dial again after every kind of failure
+        self._redial_at: float | None = None if self._resolved else monotonic()
         self._linger: float | None = None  # set by close: when to stop flushing
         self._thread = threading.Thread(target=self._run, name=where, daemon=True)
 

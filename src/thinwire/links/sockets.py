@@ -9,7 +9,7 @@ import zmq
 
 from thinwire.links.address import parse_address
 from thinwire.links.metered import CURVE_OVERHEAD
-from thinwire.links.names import needs_ipv6, resolve
+from thinwire.links.names import LOOKUP, addresses, needs_ipv6, reach, resolve
 from thinwire.links.security import ZAP_ENDPOINT, is_loopback, secure_binder
 from thinwire.links.tcp import congestion
 from thinwire.types import InputError, require
@@ -24,7 +24,7 @@ for _e in (*DIALS, *REFUSED):
 PROBES = 8, 4, 3  # seconds of an idle connection, seconds between two questions, how many stay unanswered
 STALL = 120.0  # seconds without room at the other end, or without an answer from it, until TCP gives it up
 HANDSHAKE = 10.0  # seconds for a connection to prove itself; until then a stranger's holds a descriptor
-LOOKUP = 3.0  # seconds for a name's addresses before a dial, which is then made anew until they are known
+REACH = 3.0  # seconds for one of several addresses to answer
 DESCRIPTORS = 1 << 13  # that this process may have once it listens, where the system allows so many
 
 
@@ -111,13 +111,23 @@ def make_room() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def dial(sock: zmq.Socket[bytes], address: str) -> bool:
-    """Let a DEALER connect to ``address``; return whether its host is known.
+def dial(sock: zmq.Socket[bytes], address: str, reaching: bool = True) -> bool:
+    """Let a DEALER connect to ``address``; return whether libzmq can go on with that alone.
 
-    libzmq looks the name up for each attempt, but for IPv4 addresses alone, or IPv6 ones, as it was told
-    before. So while the host is not known, who dials must do so anew now and then.
+    libzmq looks a name up for each attempt, but for one kind of address, and takes the first. So while a name
+    is not known, or has several addresses, who dials must do so anew now and then; of several, the one that
+    answers is dialled, and none where not ``reaching``.
     """
-    infos = resolve(parse_address(address.removeprefix("tcp://"))[0], timeout=LOOKUP)
+    host, port = parse_address(address.removeprefix("tcp://"))
+    infos = addresses(host, port or 0, LOOKUP)
+    if len(infos) > 1:
+        with contextlib.suppress(OSError):
+            if reaching:
+                with reach(host, port or 0, REACH) as found:
+                    at = str(found.getpeername()[0])
+                sock.ipv6 = ":" in at
+                sock.connect(endpoint(at, port or 0))
+        return False
     sock.ipv6 = needs_ipv6(infos)
     sock.connect(address)
     return bool(infos)
@@ -125,8 +135,9 @@ def dial(sock: zmq.Socket[bytes], address: str) -> bool:
 
 def dial_again(sock: zmq.Socket[bytes], address: str) -> bool:
     """Give a DEALER a fresh connection to ``address``; return as ``dial``."""
-    with contextlib.suppress(zmq.ZMQError):  # libzmq has given the endpoint up already
-        sock.disconnect(address)
+    for old in (sock.getsockopt_string(zmq.LAST_ENDPOINT), address):
+        with contextlib.suppress(zmq.ZMQError):  # libzmq has given the endpoint up already
+            sock.disconnect(old)
     return dial(sock, address)
 
 

@@ -136,7 +136,7 @@ def check_listener(host: str, port: int, has_token: bool, command: str = "doctor
     if not infos:
         raise LinkError(f"the name {host!r} cannot be resolved; check its spelling, or give an address")
     try:
-        named = mechanism(_greeting(*infos[0][4][:2]))
+        named = mechanism(_greeting(host, port))
     except OSError as e:
         raise LinkError(_blocked(e, host, at, command)) from e
     if named is None:
@@ -164,6 +164,7 @@ def _greeting(host: str, port: int) -> bytes:
 def _blocked(error: OSError, host: str, at: str, command: str) -> str:
     out = way_out(host, 9)
     leave = f" (packets leave here by {out})" if out is not None else ""
+    leave += f" ({error.strerror})" if len(resolve(host)) > 1 else ""  # what came of each address
     if isinstance(error, ConnectionRefusedError):
         return (
             f"nothing listens at {at}{leave}; start thinwire {command} there, at an address that is "

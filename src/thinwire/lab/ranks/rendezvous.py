@@ -17,6 +17,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from thinwire.lab.ranks.config import RunConfig
+from thinwire.links.names import reach
 from thinwire.links.security import is_loopback
 from thinwire.links.sockets import interface_names
 from thinwire.types import InputError, LinkError, ThinwireError, require
@@ -149,7 +150,7 @@ def _await_answer(config: RunConfig, rank: int) -> None:
         try:
             # Briefly: where packets are dropped, the kernel's own tries come ever more rarely.
             left = max(POLL, end - time.monotonic())
-            socket.create_connection((host, int(port)), min(ATTEMPT, left)).close()
+            reach(host, int(port), min(ATTEMPT, left)).close()
         except OSError as e:
             if time.monotonic() + POLL > end:
                 raise LinkError(

@@ -14,6 +14,7 @@ from thinwire.links.hub import station
 from thinwire.links.hub.clock import PeerClock
 from thinwire.links.hub.events import Event, EventKind
 from thinwire.links.metered import Traffic, wire_bytes
+from thinwire.links.names import tried
 from thinwire.links.pair.reliable import LIVELY
 from thinwire.links.polled import BURST, CONNECT, REFUSALS, is_certain
 from thinwire.links.security import REMEDY, check_host, secure_connector
@@ -90,6 +91,11 @@ class Spoke(station.Station):
     def joined(self) -> bool:
         """Whether the hub is there now."""
         return self._there
+
+    @property
+    def tried(self) -> str:
+        """What to add to an error of a hub that never came, where its name has several addresses."""
+        return "" if self._proved else tried(self._address[0])
 
     @property
     def traffic(self) -> tuple[Traffic, Traffic]:

@@ -18,6 +18,7 @@ from thinwire.links.address import check_port
 from thinwire.links.base import Data, LinkEstimate
 from thinwire.links.greeting import asks_for_token
 from thinwire.links.inbox import Inbox, failed, pending, renewed
+from thinwire.links.names import tried
 from thinwire.links.polled import BURST, CONNECT, IDLE, REFUSALS, PolledSocket, is_certain
 from thinwire.links.security import REMEDY, check_host, secure_connector
 from thinwire.links.sockets import REFUSED, WATCHED, endpoint, listen, open_socket
@@ -245,6 +246,7 @@ class ZmqLink(PolledSocket):
                 )
             )
         text = f"{self.peer} did not connect within {self._patience:g} s"
+        text += "" if self.binds else tried(self.host)
         if self.refused:
             there = f" without a token; if that was it, {REMEDY} there"
             why = there if self._token else f": {REMEDY} if the other ranks have one"

@@ -6,15 +6,16 @@ import asyncio
 import contextlib
 import math
 import os
+import re
 import socket
 from collections.abc import Callable
 
+from thinwire.links.names import EYEBALLS
 from thinwire.links.tcp import congestion
 from thinwire.links.tcp import info as tcp_info
 
 CHUNK = 1 << 16  # bytes
 BUFFER = 1 << 17  # bytes that a stream holds in each direction before its sender has to wait
-EYEBALLS = 0.25  # seconds until the next address of a name is tried too
 LINGER = 2.0  # seconds for the other direction to end once one has
 IDLE = 60.0  # seconds without a byte, in or out; a live link has a heartbeat each second
 
@@ -140,6 +141,9 @@ def reason(error: Exception) -> str:
         return "no answer"
     if isinstance(error, OSError) and error.errno and not isinstance(error, socket.gaierror):
         return os.strerror(error.errno)  # asyncio's own text is about calls and tuples
+    each = re.findall(r"\[Errno (\d+)\][^(]*\('([^']+)'", str(error))  # asyncio's text of several addresses
+    if each:
+        return ", ".join(f"{at}: {os.strerror(int(number))}" for number, at in each)
     return str(getattr(error, "strerror", None) or error)
 
 

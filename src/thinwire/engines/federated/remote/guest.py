@@ -111,8 +111,9 @@ class Guest:
             if event is not None:
                 return event
             quiet = time.monotonic() - self._heard
-            wrong = f"no sign of {self._spoke.peer} for {quiet:.0f} s; see whether the server runs there"
-            require(quiet < self._patience, LinkError, wrong)
+            if quiet >= self._patience:
+                who = f"{self._spoke.peer}{self._spoke.tried}"
+                raise LinkError(f"no sign of {who} for {quiet:.0f} s; see whether the server runs there")
 
     def _hear(self, word: Word, data: bytes, at: float) -> None:
         self._check_refused(word, data)

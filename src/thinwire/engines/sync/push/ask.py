@@ -42,7 +42,8 @@ def ask(
                     return found
     finally:
         spoke.close(0.0)
-    raise LinkError(f"{spoke.peer} did not answer within {timeout:g} s; see whether a publisher is there")
+    who = f"{spoke.peer}{spoke.tried}"
+    raise LinkError(f"{who} did not answer within {timeout:g} s; see whether a publisher is there")
 
 
 def _offer(message: protocol.Message, peer: str, max_nbytes: int) -> Offer | None:

@@ -20,6 +20,7 @@ from thinwire.engines.sync.using import PATIENCE, TIMEOUT, Using
 from thinwire.links.hub.spoke import Spoke
 from thinwire.links.hub.station import SILENCE
 from thinwire.links.inbox import renewed
+from thinwire.links.names import tried
 from thinwire.links.tcp.congestion import AUTO
 from thinwire.state.code.stream import check_coder
 from thinwire.state.layout import MAX_NBYTES
@@ -163,10 +164,10 @@ class Follower(Using):
 
     def diagnosis(self) -> str:
         """Return the likely cause if no version arrives, and what to look at."""
-        port = self.peer.rpartition(":")[2]
+        host, _, port = self.peer.rpartition(":")
         if not self.reached:
             return (
-                "nothing answered there as a publisher does; see whether one runs there, and whether a "
+                f"nothing answered there{tried(host)} as a publisher does; see whether one runs there, and whether a "
                 f"firewall lets TCP port {port} through"
             )
         if not self.status.connected:
