@@ -69,11 +69,13 @@ async def _serve(server: RelayServer, host: str, port: int) -> None:
     """Serve until Ctrl-C or SIGTERM, which is how a relay ends: no error."""
     import asyncio
 
+    from thinwire.links.address import shown
+
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         try:
             loop.add_signal_handler(number, stop.set)
         except NotImplementedError:  # Windows: a Ctrl-C interrupts the loop instead
             pass
-    await server.serve(host, port, stop, lambda at: tell(f"relay listens at {host}:{at}"))
+    await server.serve(host, port, stop, lambda at: tell(f"relay listens at {shown(host, at)}"))
     tell(f"relay ended: {server.counts}")

@@ -29,6 +29,15 @@ def parse_address(text: str) -> tuple[str, int | None]:
     return host.strip("[]"), int(port)
 
 
+def shown(host: str, port: int) -> str:
+    """Return an address as ``parse_address`` reads it.
+
+    >>> shown("::1", 5000), shown("[::1]", 5000), shown("example.org", 5000)
+    ('[::1]:5000', '[::1]:5000', 'example.org:5000')
+    """
+    return f"[{host.strip('[]')}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def check_port(port: int, name: str = "port") -> None:
     """Raise ``InputError`` for what is no TCP port and not 0; ZeroMQ would take its last 16 bits."""
     require(0 <= port < MAX_PORT, InputError, f"{name} is {port}; it must be at least 0 and below {MAX_PORT}")
@@ -59,5 +68,4 @@ class Route:
         return cls(host, port or RELAY_PORT, run)
 
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"relay {host}:{self.port}"
+        return f"relay {shown(self.host, self.port)}"

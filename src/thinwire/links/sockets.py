@@ -7,7 +7,7 @@ import socket
 
 import zmq
 
-from thinwire.links.address import parse_address
+from thinwire.links.address import parse_address, shown
 from thinwire.links.metered import CURVE_OVERHEAD
 from thinwire.links.names import LOOKUP, addresses, needs_ipv6, reach, resolve
 from thinwire.links.security import ZAP_ENDPOINT, is_loopback, secure_binder
@@ -76,7 +76,7 @@ def listen(
         if isinstance(e, InputError):
             raise
         why = zmq.strerror(e.errno or 0)  # the error's own text has ZeroMQ's name of the address in it
-        raise InputError(f"cannot listen at {host}:{port}: {why}; choose another host or port") from e
+        raise InputError(f"cannot listen at {shown(host, port)}: {why}; choose another host or port") from e
     port = int(sock.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
     congestion.at_port(port, control)
     return zap, port

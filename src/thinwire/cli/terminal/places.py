@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from thinwire.links.address import parse_address
+from thinwire.links.address import parse_address, shown
 from thinwire.links.tcp import congestion
 from thinwire.types import InputError, MissingExtra, PayloadError, require
 
@@ -42,7 +42,7 @@ class Address(NamedTuple):
     port: int
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return shown(self.host, self.port)
 
     @classmethod
     def parse(cls, text: str, option: str) -> Address:

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from thinwire.lab.doctor.check import PORT, SECONDS
 from thinwire.lab.machine.network import check_listener, restarts, tcp_settings
+from thinwire.links.address import shown
 from thinwire.links.inbox import within
 from thinwire.links.mesh import Peer, stack
 from thinwire.links.pair.reliable import MAX_SEGMENT
@@ -210,7 +211,7 @@ def listen(
         link = ZmqLink.bind(NAME, host, port, peer="the measuring peer", handover=False, **options)
         port = link.port
         peer = stack(0, link, shape or LinkShape(), 0, DEADLINE, math.inf, MAX_MESSAGE)
-        tell(f"listening at {host}:{port}")
+        tell(f"listening at {shown(host, port)}")
         try:
             tell(f"measured with {_serve(peer, tell)}")
         except (LinkError, PayloadError) as e:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from thinwire.links.address import shown
 from thinwire.links.greeting import mechanism, read_greeting
 from thinwire.links.names import resolve
 from thinwire.links.sockets import interface_names
@@ -132,7 +133,7 @@ def check_listener(host: str, port: int, has_token: bool, command: str = "doctor
     Takes 27 s at most. Errors, ``LinkError`` all: the name is unknown, no route, no answer, nothing listens,
     something else listens; ``AuthError`` where one end has a token and the other has none.
     """
-    infos, at = resolve(host, port), f"{host}:{port}"
+    infos, at = resolve(host, port), shown(host, port)
     if not infos:
         raise LinkError(f"the name {host!r} cannot be resolved; check its spelling, or give an address")
     try:

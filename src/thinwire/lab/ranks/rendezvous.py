@@ -17,6 +17,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from thinwire.lab.ranks.config import RunConfig
+from thinwire.links.address import shown
 from thinwire.links.names import reach
 from thinwire.links.security import is_loopback
 from thinwire.links.sockets import interface_names
@@ -154,7 +155,7 @@ def _await_answer(config: RunConfig, rank: int) -> None:
         except OSError as e:
             if time.monotonic() + POLL > end:
                 raise LinkError(
-                    f"rank {rank} found nobody at {host}:{port} for {config.deadline:g} s "
+                    f"rank {rank} found nobody at {shown(host, int(port))} for {config.deadline:g} s "
                     f"({e.strerror or e}); start rank 0, or correct the address"
                 ) from e
         else:

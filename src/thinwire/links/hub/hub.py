@@ -14,7 +14,7 @@ from time import monotonic
 
 import zmq
 
-from thinwire.links.address import check_port
+from thinwire.links.address import check_port, shown
 from thinwire.links.hub import station
 from thinwire.links.hub.events import Event, EventKind
 from thinwire.links.metered import Traffic, wire_bytes
@@ -64,7 +64,7 @@ class Hub(station.Station):
         self._reassured = 0.0  # when the peers were told last that this end lives, though it does not read
         self._gone = (Traffic(), Traffic())  # sent and received, of peers that are no more
         watched = REFUSED[0] | REFUSED[1] | REFUSED[2]
-        super().__init__(sock, watched, f"the hub at {host}:{port}", silence, zap=zap, token=token)
+        super().__init__(sock, watched, f"the hub at {shown(host, port)}", silence, zap=zap, token=token)
         self._thread.start()
 
     @classmethod

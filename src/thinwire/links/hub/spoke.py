@@ -8,7 +8,7 @@ from time import monotonic
 
 import zmq
 
-from thinwire.links.address import check_port
+from thinwire.links.address import check_port, shown
 from thinwire.links.greeting import asks_for_token
 from thinwire.links.hub import station
 from thinwire.links.hub.clock import PeerClock
@@ -37,7 +37,7 @@ class Spoke(station.Station):
     """
 
     def __init__(self, sock: zmq.Socket[bytes], host: str, port: int, secure: bool, silence: float) -> None:
-        self.peer = f"{host}:{port}"
+        self.peer = shown(host, port)
         self.clock = PeerClock()  # the hub's, against this end's monotonic clock
         self.secure = secure
         self.refused = 0  # handshakes in a row that failed, though somebody there asks for a token
@@ -85,7 +85,7 @@ class Spoke(station.Station):
             return cls(sock, host, port, token is not None, silence)
         except zmq.ZMQError as e:
             sock.context.destroy(linger=0)
-            raise InputError(f"cannot connect to {host}:{port}: {e.strerror}; check the address") from e
+            raise InputError(f"cannot connect to {shown(host, port)}: {e.strerror}; check the address") from e
 
     @property
     def joined(self) -> bool:

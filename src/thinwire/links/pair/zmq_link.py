@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import zmq
 
-from thinwire.links.address import check_port
+from thinwire.links.address import check_port, shown
 from thinwire.links.base import Data, LinkEstimate
 from thinwire.links.greeting import asks_for_token
 from thinwire.links.inbox import Inbox, failed, pending, renewed
@@ -96,7 +96,7 @@ class ZmqLink(PolledSocket):
         chosen = congestion.resolve(control)
         sock = open_socket(zmq.ROUTER, max_message, HIGH_WATER)
         zap, port = listen(sock, host, port, token, chosen, handover)
-        who = f"{peer} ({via or f'{host}:{port}'})"
+        who = f"{peer} ({via or shown(host, port)})"
         return cls(sock, name, who, (host, port), token, connect_timeout, max_message, zap=zap)
 
     @classmethod
@@ -127,12 +127,12 @@ class ZmqLink(PolledSocket):
         sock.connect_timeout = int(CONNECT * 1000)
         if token is not None:
             secure_connector(sock, token)
-        who, limits = f"{peer} ({via or f'{host}:{port}'})", (connect_timeout, max_message)
+        who, limits = f"{peer} ({via or shown(host, port)})", (connect_timeout, max_message)
         try:
             return cls(sock, name, who, (host, port), token, *limits, chosen, endpoint=endpoint(host, port))
         except zmq.ZMQError as e:
             sock.context.destroy(linger=0)
-            raise InputError(f"cannot connect to {host}:{port}: {e.strerror}; check the address") from e
+            raise InputError(f"cannot connect to {shown(host, port)}: {e.strerror}; check the address") from e
 
     def send(self, data: Data, label: str = "control") -> Future[None]:
         if len(data) > self.max_message:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
-from thinwire.links.address import MAX_RELAYED
+from thinwire.links.address import MAX_RELAYED, shown
 from thinwire.links.relay import handshake
 from thinwire.links.relay.handshake import Answer, Request, Role, Verdict
 from thinwire.links.relay.stream import Stream, reason, serve_streams, splice
@@ -111,7 +111,7 @@ class RelayServer:
             server = await serve_streams(host, port, self._arrived)
         except (OSError, OverflowError) as e:
             raise InputError(
-                f"the relay cannot listen at {host}:{port}: {reason(e)}; choose another address"
+                f"the relay cannot listen at {shown(host, port)}: {reason(e)}; choose another address"
             ) from e
         at = server.sockets[0].getsockname()[1]
         congestion.at_port(at, congestion.resolve(congestion.AUTO))

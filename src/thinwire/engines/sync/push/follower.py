@@ -167,8 +167,8 @@ class Follower(Using):
         host, _, port = self.peer.rpartition(":")
         if not self.reached:
             return (
-                f"nothing answered there{tried(host)} as a publisher does; see whether one runs there, and whether a "
-                f"firewall lets TCP port {port} through"
+                f"nothing answered there{tried(host)} as a publisher does; see whether one runs there, and "
+                f"whether a firewall lets TCP port {port} through"
             )
         if not self.status.connected:
             return "it answered before, and is gone; see whether it still runs, and whether the line is up"
