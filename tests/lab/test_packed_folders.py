@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import peft
@@ -22,27 +23,21 @@ from thinwire.files.checkpoint import read_checkpoint, write_checkpoint
 from thinwire.lab.data.corpus import Corpus
 from thinwire.lab.data.documents import Document
 from thinwire.lab.models.tokenizer import trained_bpe
-from thinwire.types import PayloadError
+from thinwire.lab.weights.causal import check_causal
+from thinwire.types import InputError, PayloadError
 
 pytest.importorskip("zstandard")
 pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
 SMALL |= {"num_attention_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 0}
 LLAMA = {**SMALL, "num_key_value_heads": 2, "tie_word_embeddings": True, "eos_token_id": 0}
-T5 = {"vocab_size": 300, "d_model": 32, "d_ff": 48, "num_layers": 1, "num_heads": 2, "d_kv": 16}
 VISION = {
     k: v for k, v in SMALL.items() if "token" not in k and k not in ("vocab_size", "max_position_embeddings")
 }
 OTHERS = {
     "BertForMaskedLM": lambda t: t.BertForMaskedLM(t.BertConfig(**SMALL)),
-    "BertModel": lambda t: t.BertModel(t.BertConfig(**SMALL)),
     "BertLMHeadModel": lambda t: t.BertLMHeadModel(t.BertConfig(**SMALL)),
-    "RobertaForSequenceClassification": lambda t: t.RobertaForSequenceClassification(
-        t.RobertaConfig(**SMALL)
-    ),
     "LlamaForSequenceClassification": lambda t: t.LlamaForSequenceClassification(t.LlamaConfig(**LLAMA)),
-    "LlamaModel": lambda t: t.LlamaModel(t.LlamaConfig(**LLAMA)),
-    "T5ForConditionalGeneration": lambda t: t.T5ForConditionalGeneration(t.T5Config(**T5)),
     "ViTForImageClassification": lambda t: t.ViTForImageClassification(t.ViTConfig(**VISION, image_size=32)),
 }
 
@@ -82,6 +77,29 @@ def test_what_predicts_no_next_token_gets_no_perplexity(kind: str, llama: Path, 
     assert "perplexity" not in done(*asked)
     assert f"which transformers loads as {kind}" in done("unpack", tmp_path / "m.tw", "-o", tmp_path / "back")
     getattr(transformers, kind).from_pretrained(tmp_path / "back")
+
+
+KINDS = (
+    ("gpt2", "GPT2LMHeadModel", True), ("llama", "LLaMAForCausalLM", True),
+    ("mamba", "MambaForCausalLM", True), ("llama", "LlamaModel", False),
+    ("gemma", "GemmaForTokenClassification", False),
+    ("bert", "BertModel", False), ("roberta", "RobertaForSequenceClassification", False),
+    ("electra", "ElectraForPreTraining", False), ("t5", "T5ForConditionalGeneration", False),
+    ("bart", "BartForConditionalGeneration", False), ("whisper", "WhisperForConditionalGeneration", False),
+    ("wav2vec2", "Wav2Vec2ForCTC", False), ("clip", "CLIPModel", False),
+    ("gemma3", "Gemma3ForConditionalGeneration", False), ("llava", "LlavaForConditionalGeneration", False),
+)  # fmt: skip
+
+
+def test_a_config_says_whether_its_model_is_causal(tmp_path: Path) -> None:
+    for kind, name, causal in KINDS:
+        config = transformers.AutoConfig.for_model(kind)
+        config.architectures = [name]
+        config.save_pretrained(tmp_path / name)
+        with (
+            nullcontext() if causal else pytest.raises(InputError, match=rf"{name} of type '{kind}', and no")
+        ):
+            check_causal(tmp_path / name, "mine")
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of peft

@@ -26,3 +26,11 @@ def keep_freed() -> bool:
     except (OSError, AttributeError):
         return False
     return bool(mallopt(MMAP_MAX, NONE)) and bool(mallopt(TRIM_THRESHOLD, NEVER))
+
+
+def hand_back() -> bool:
+    """Give what was freed to the kernel, and return whether there was any: between parts of a long work."""
+    try:
+        return bool(ctypes.CDLL("libc.so.6").malloc_trim(0))
+    except (OSError, AttributeError):  # another C library
+        return False

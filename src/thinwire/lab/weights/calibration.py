@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from thinwire.assets.weights.moments import Moments
 from thinwire.assets.weights.tensors import power_of
+from thinwire.lab.machine.heap import hand_back
 from thinwire.lab.weights.layers import Call, layers_of, recorded, rest, widened
 from thinwire.lab.weights.scratch import Kept, Scratch, Waiting
 from thinwire.types import InputError, require
@@ -45,8 +46,8 @@ class Sums:
         return g * 2.0**self._power if self._power else g
 
     def moments(self, tokens: int) -> Moments:
-        """Return the means over ``tokens``."""
-        return Moments(self.rows / self.rows.sum().clamp(min=1e-30), self.columns / tokens)
+        """Return the means over ``tokens``, which takes the place of the sums."""
+        return Moments(self.rows / self.rows.sum().clamp(min=1e-30), self.columns.div_(tokens))
 
 
 def longest_of(model: Any) -> int:
@@ -95,6 +96,7 @@ class Calibration:
                     for call in calls:
                         call.back(self._scratch)
                 self._keep({id(p) for p in calls[0].layer.parameters()})
+                hand_back()
             for sums, tokens, made in self._looked:
                 if made.grad is not None:
                     sums.add_lookup(tokens, made.grad.reshape(len(tokens), -1).float())

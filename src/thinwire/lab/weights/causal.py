@@ -26,10 +26,11 @@ def check_causal(folder: Path, name: str) -> None:
     own = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     named = [str(said) for said in (config.architectures or ())]
     known = {c.__name__ for c in (own if isinstance(own, tuple) else (own,)) if c is not None}
-    causal = bool(known) and not getattr(config, "is_encoder_decoder", False)
+    # Of what reads pictures or sounds too, a text says nothing of many weights.
+    causal = bool(known) and not config.is_encoder_decoder and config.get_text_config() is config
     causal = causal and all(_is_one_of(said, known, transformers) for said in named)
     what = named[0] if named else "model"
-    told = f"{name} is a {what} of type {config.model_type!r}, and no causal language model"
+    told = f"{name} is a {what} of type {config.model_type!r}, and no causal language model of text alone"
     require(causal, InputError, f"{told}; {REMEDY}")
 
 

@@ -61,6 +61,7 @@ def pack(job: ModelPacking) -> tuple[PackedModel, ModelRecord]:
     source = read_source(job.source)
     began = time.process_time()
     reading = None if job.text is None else read_text_with(source, job.text)
+    reading = None if reading is None else reading.resting()
     model = Model(source.tensors) if reading is None else reading.model
     files = source.files if old is None else {**old.files, **source.files}
     entries, changed = _entries(job, model, source, None if old is None else old.entries)
@@ -81,7 +82,7 @@ def pack(job: ModelPacking) -> tuple[PackedModel, ModelRecord]:
     record.notes += told_of_code(files)
     del model, source, entries  # what measuring needs takes as much memory again
     if reading is not None:
-        reading = reading._replace(model=Model({}))
+        reading = reading.awake()
         measure_source(record, reading)
     measure_packed(record, packed, reading)
     record.status = "done"

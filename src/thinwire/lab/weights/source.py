@@ -92,6 +92,15 @@ class Reading(NamedTuple):
     names: Mapping[str, str]  # of the model's own parameters, by those in files
     folder: Path
 
+    def resting(self) -> Reading:
+        """Return it without the net, which takes as much memory as what is coded meanwhile."""
+        return self._replace(net=None)
+
+    def awake(self) -> Reading:
+        """Return it with the net of the folder again, and without what its text said of weights."""
+        net = _loaded(self.folder, kept_in(self.model.tensors))
+        return self._replace(net=net, model=Model({}))
+
     def put(self, tensors: Mapping[str, Tensor]) -> None:
         """Give the model weights, by the names in files."""
         if set(tensors) <= set(self.names):
