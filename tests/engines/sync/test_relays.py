@@ -12,7 +12,7 @@ from following import publisher, same, small, stranger, train, used, weights
 from tcp_proxy import TcpProxy
 from waiting import HOST, LONG, until
 
-from thinwire.cli import follow as cli
+from thinwire.cli.states import following as cli
 from thinwire.engines.sync.push import feed
 from thinwire.engines.sync.push import relay as relays
 from thinwire.engines.sync.push.follower import Follower

@@ -95,7 +95,8 @@ def warnings(runs: Runs) -> list[str]:
 def unseen(record: SceneRecord) -> str:
     """Return how many splats no camera saw.
 
-    >>> unseen(SceneRecord(splats=10, unseen=1))
+    >>> from thinwire.lab.records.schema import RecipeText
+    >>> unseen(SceneRecord(RecipeText("thinwire"), splats=10, unseen=1))
     '1 of 10 splats (10.0%) are seen by none of the 0 cameras, and nothing is claimed of them'
     """
     share, cameras = record.unseen / max(1, record.splats), sum(view.chosen for view in record.views)
