@@ -109,6 +109,16 @@ def as_transforms(cameras: list[Camera], at: Path) -> Path:
     return at
 
 
+def as_blender(cameras: list[Camera], at: Path) -> Path:
+    """No sizes of pictures, but their middles; a folder's file for training alone."""
+    place = as_transforms(cameras, at) / "transforms.json"
+    about = json.loads(place.read_text())
+    about |= {"cx": about.pop("w") / 2, "cy": about.pop("h") / 2}
+    place.unlink()
+    (at / "transforms_train.json").write_text(json.dumps(about))
+    return at
+
+
 def as_text(cameras: list[Camera], at: Path) -> Path:
     (at / "sparse" / "0").mkdir(parents=True)
     first = cameras[0]
@@ -135,7 +145,7 @@ def as_binary(cameras: list[Camera], at: Path) -> Path:
     return at
 
 
-FORMS: list[Callable[[list[Camera], Path], Path]] = [as_json, as_transforms, as_text, as_binary]
+FORMS: list[Callable[[list[Camera], Path], Path]] = [as_json, as_transforms, as_blender, as_text, as_binary]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -171,7 +181,10 @@ WRONG = {
     "no camera in it": "[]",
     "a number that is not finite": [{"fx": float("nan")}],
     "focal lengths of": [{"fx": 0}],
+    "or above": [{"position": [1e300, 0, 0]}],
     "a rotation that is none": [{"rotation": np.zeros((3, 3)).tolist()}],
+    "'a' has a rotation": {"camera_angle_x": 1, "frames": [{"file_path": "a", "transform_matrix": [0] * 16}]},
+    "no angle in radians": {"camera_angle_x": 40, "frames": [{"transform_matrix": np.eye(4).tolist()}]},
     "pictures of 100000 by 2 pixels": [{"width": 1e5, "height": 2}],
     "neither a list": "{}",
     "TypeError": "[1]",
@@ -183,7 +196,8 @@ WRONG = {
 def test_cameras_that_cannot_be_are_refused_in_a_sentence(tmp_path: Path) -> None:
     (own,) = entries([look_at(Frame.of(ball(9, 0)), 0, 0, SIZE)])
     for told, wrong in WRONG.items():
-        text = wrong if isinstance(wrong, str) else json.dumps([own | part for part in wrong])
+        merged = [own | part for part in wrong] if isinstance(wrong, list) else wrong
+        text = merged if isinstance(merged, str) else json.dumps(merged)
         (tmp_path / "cameras.json").write_text(text)
         with pytest.raises(InputError, match=told):
             read_cameras(tmp_path / "cameras.json", SIZE)

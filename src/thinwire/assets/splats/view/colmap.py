@@ -58,9 +58,9 @@ def read(folder: Path) -> Iterator[Shot]:
         with (folder / "images.bin").open("rb") as file:
             yield from _images(file, lenses)
         return
-    with (folder / "cameras.txt").open(encoding="utf-8") as text:
+    with (folder / "cameras.txt").open(encoding="utf-8", errors="replace") as text:
         lenses = dict(_lens_in(line.split()) for line in text if line.strip() and line[0] != "#")
-    with (folder / "images.txt").open(encoding="utf-8") as text:
+    with (folder / "images.txt").open(encoding="utf-8", errors="replace") as text:
         lines = (line for line in text if not line.startswith("#"))
         for line in lines:
             words = line.split(maxsplit=9)

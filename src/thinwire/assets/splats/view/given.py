@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from thinwire.assets.splats.scene import FARTHEST
 from thinwire.assets.splats.view import colmap
 from thinwire.assets.splats.view.cameras import GIVEN, SIZE, Camera
 from thinwire.assets.splats.view.colmap import Shot
@@ -24,6 +25,7 @@ from thinwire.types import WRONG_VALUES, InputError, PayloadError, require
 
 MOST_NBYTES = 1 << 27  # of a JSON file
 LEAST_PIXELS, MOST_PIXELS = 16, 1 << 20  # a side of a picture
+NAMES = ("transforms.json", "cameras.json", "transforms_train.json")  # in a folder, the last as Blender's
 STRAIGHT = 1e-3  # that axes of length 1 may be off
 ASKED = "give a cameras.json of 3D Gaussian Splatting, a folder of COLMAP or a transforms.json"
 
@@ -38,7 +40,7 @@ def read_cameras(path: Path, size: int = SIZE) -> list[Camera]:
         require(bool(shots), PayloadError, "there is no camera in it")
         return [_camera(shot, size) for shot in sorted(shots, key=lambda shot: shot.name)]
     except OSError as e:
-        raise InputError(f"cannot read cameras {path}: {e.strerror or e}; {ASKED}") from e
+        raise InputError(f"cannot read cameras {e.filename or path}: {e.strerror or e}; {ASKED}") from e
     except (PayloadError, RecursionError, *WRONG_VALUES) as e:
         said = e if isinstance(e, PayloadError) else f"{type(e).__name__} {str(e)[:60]}"
         raise InputError(f"cannot read cameras {path}: {said}; {ASKED}") from e
@@ -46,7 +48,7 @@ def read_cameras(path: Path, size: int = SIZE) -> list[Camera]:
 
 def _shots(path: Path) -> Iterator[Shot]:
     if path.is_dir():
-        found = [path / name for name in ("transforms.json", "cameras.json") if (path / name).is_file()]
+        found = [path / name for name in NAMES if (path / name).is_file()]
         folder = colmap.model_in(path)
         require(
             folder is not None or bool(found), PayloadError, "neither cameras.bin nor cameras.txt is there"
@@ -72,20 +74,27 @@ def _of_frame(told: dict[str, Any], i: int) -> Shot:
     """Return a camera of ``transforms.json``, whose matrix has right, up and backward as columns."""
     matrix = np.array(told["transform_matrix"], np.float64).reshape(-1, 4)
     turn = matrix[:3, :3].T * np.array([[1.0], [-1.0], [-1.0]])
-    turn = turn / np.linalg.norm(turn, axis=1, keepdims=True)  # some have a scale in them
-    wide = float(told.get("w", SIZE))
-    high = float(told.get("h", wide))
-    across = told["fl_x"] if "fl_x" in told else wide / 2 / math.tan(float(told["camera_angle_x"]) / 2)
     name = str(told.get("file_path", i))
+    lengths = np.linalg.norm(turn, axis=1, keepdims=True)  # some have a scale in them
+    require(bool(lengths.all()), PayloadError, f"camera {name[:60]!r} has a rotation that is none")
+    turn = turn / lengths
+    wide = float(told.get("w", 2 * float(told.get("cx", SIZE / 2))))
+    high = float(told.get("h", 2 * float(told.get("cy", wide / 2))))
+    across = told["fl_x"] if "fl_x" in told else wide / 2 / math.tan(_angle(told["camera_angle_x"]) / 2)
     return Shot(name, matrix[:3, 3], turn, wide, high, float(across), float(told.get("fl_y", across)))
+
+
+def _angle(told: Any) -> float:
+    wrong = f"a camera_angle_x of {str(told)[:20]}, which is no angle in radians"
+    require(0 < float(told) < math.pi, PayloadError, wrong)
+    return float(told)
 
 
 def _camera(shot: Shot, size: int) -> Camera:
     name, sides = shot.name[:60], (shot.width, shot.height)
     numbers = [*shot.place, *shot.turn.ravel(), *sides, shot.across, shot.upright]
-    require(
-        bool(np.isfinite(numbers).all()), PayloadError, f"camera {name!r} has a number that is not finite"
-    )
+    told = f"camera {name!r} has a number that is not finite, or above {FARTHEST:g}"
+    require(bool((np.abs(numbers) < FARTHEST).all()), PayloadError, told)
     few = f"camera {name!r} has pictures of {sides[0]:g} by {sides[1]:g} pixels"
     require(all(1 <= side <= MOST_PIXELS for side in sides), PayloadError, few)
     good = all(1e-3 < focal / side < 1e3 for focal in (shot.across, shot.upright) for side in sides)
