@@ -13,7 +13,7 @@ from picture_models import flux, flux_inputs, on_ranks, one_device
 from torch import Tensor, nn
 
 import thinwire
-from thinwire.engines.diffusion import drawing
+from thinwire.engines.diffusion import drawing, weights
 from thinwire.engines.diffusion.parallel import Parallel
 from thinwire.types import InputError, LinkError
 
@@ -75,8 +75,10 @@ def test_weights_may_change_in_the_block_on_all_ranks_or_none(
 ) -> None:
     calls = [flux_inputs(time=1.0)]
 
+    before = 1.0 if change is scale else 0.5  # settings are looked at within a picture too
+
     def use(own: nn.Module, found: Parallel, both: bool) -> Tensor | None:
-        one_device(own, [flux_inputs(time=0.5)])
+        one_device(own, [flux_inputs(time=before)])
         if both or found._session._rank == 1:
             change(own)
         if both:
@@ -107,6 +109,26 @@ def test_in_all_modes(ranks: Meshes, mode: str) -> None:
                 made[0] + made[1]
 
     on_ranks(ranks[2], flux(), "raw", use, mode=mode, deadline=20.0)
+
+
+def test_weights_are_read_whole_again_only_where_they_may_have_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not where they moved: those of a group that is offloaded lie elsewhere in each call."""
+    model: Any = flux()
+    found = weights.Weights(model)
+    first, read = found.checksum(True), list[nn.Module]()
+    whole = weights.bits_checksum
+    monkeypatch.setattr(weights, "bits_checksum", lambda m, but=(): read.append(m) or whole(m, but))
+    for p in model.parameters():
+        p.data = p.data.clone()
+    assert found.checksum(False) == first and not read
+    for change in (in_place, buffer):
+        change(model)
+        found.checksum(False)
+    some_rows(model)
+    model.proj_out.weight.data = model.proj_out.weight.data.clone()
+    assert found.checksum(False) != first and len(read) == 3
 
 
 class Quantised(Tensor):

@@ -17,44 +17,51 @@ _SETTINGS = ("training", "scale", "scaling", "_active_adapter", "_disable_adapte
 
 
 class Weights:
-    """A checksum of all weights of a model but those whose ``id`` is in ``but``.
+    """A checksum of all weights of a model but those whose names are in ``but``.
 
-    All of them are read at first. A call only looks whether torch has counted a change, or has other tensors;
-    a picture begins with a look at some values as well, since what is changed by ``.data`` is not counted.
+    All of them are read at first. A call looks at what adapters are set to, and whether torch has counted a
+    change or has other tensors; a picture begins with a look at some values as well, since what is changed by
+    ``.data`` is not counted. So does a call whose tensors have moved, as offloaded ones do each time.
     """
 
-    def __init__(self, model: nn.Module, but: Collection[int] = ()) -> None:
+    def __init__(self, model: nn.Module, but: Collection[str] = ()) -> None:
         self._model, self._but = model, but
         self._marks, self._samples = self._marked(), self._sampled()
-        self._whole = weights_checksum(model, but)
+        self._bits = bits_checksum(model, but)
 
     def checksum(self, begins: bool) -> int:
         """Return the checksum now; ``begins``: whether a picture does."""
         marks = self._marked()
         samples = self._sampled() if begins or marks != self._marks else self._samples
-        if (marks, samples) != (self._marks, self._samples):
-            self._marks, self._samples = marks, samples
-            self._whole = weights_checksum(self._model, self._but)
-        return self._whole
+        other = samples != self._samples or _counted(marks) != _counted(self._marks)
+        self._marks, self._samples = marks, samples
+        if other:
+            self._bits = bits_checksum(self._model, self._but)
+        return zlib.crc32(str(settings_checksum(self._model)).encode(), self._bits)
 
     def _marked(self) -> list[tuple[int, int, int]]:
         parts = ((x, part) for _, x in _tensors(self._model, self._but) for part in _plain(x))
         return [(id(x), p.data_ptr(), 0 if p.is_inference() else p._version) for x, p in parts]
 
     def _sampled(self) -> int:
-        crc = settings_checksum(self._model)
+        crc = 0
         for _, x in _tensors(self._model, self._but):
             for part in _plain(x):
                 crc = _added(crc, some_of(part))
         return crc
 
 
-def weights_checksum(model: nn.Module, but: Collection[int] = ()) -> int:
+def weights_checksum(model: nn.Module, but: Collection[str] = ()) -> int:
     """Return a checksum of all bits of all parameters and buffers, and of the settings of adapters.
 
-    Of what lies on no device the shape counts alone. Parameters whose ``id`` is in ``but`` are left out.
+    Of what lies on no device the shape counts alone. Those whose names are in ``but`` are left out.
     """
-    crc = settings_checksum(model)
+    return zlib.crc32(str(settings_checksum(model)).encode(), bits_checksum(model, but))
+
+
+def bits_checksum(model: nn.Module, but: Collection[str] = ()) -> int:
+    """Return a checksum of all bits of all parameters and buffers but those whose names are in ``but``."""
+    crc = 0
     for name, x in _tensors(model, but):
         crc = zlib.crc32(f"{name} {x.dtype} {tuple(x.shape)}".encode(), crc)
         for part in _plain(x):
@@ -64,13 +71,14 @@ def weights_checksum(model: nn.Module, but: Collection[int] = ()) -> int:
 
 def settings_checksum(model: nn.Module) -> int:
     """Return a checksum of what adapters and processors are set to, and whether modules are in training."""
-    crc = 0
-    for name, module in model.named_modules():
-        for owner in (module, getattr(module, "processor", None)):
-            own = getattr(owner, "__dict__", {})
-            found = [(key, own[key]) for key in _SETTINGS if _is_setting(own.get(key))]
-            crc = zlib.crc32(f"{name} {found}".encode(), crc) if found else crc
-    return crc
+    found = [
+        (name, key, own[key])
+        for name, module in model.named_modules()
+        for own in (vars(module), getattr(vars(module).get("processor"), "__dict__", {}))
+        for key in _SETTINGS
+        if key in own and _is_setting(own[key])
+    ]
+    return zlib.crc32(repr(found).encode())
 
 
 def some_of(x: Tensor) -> Tensor:
@@ -95,8 +103,13 @@ def _added(crc: int, x: Tensor) -> int:
     return crc
 
 
-def _tensors(model: nn.Module, but: Collection[int]) -> Iterator[tuple[str, Tensor]]:
-    yield from ((n, x) for n, x in (*model.named_parameters(), *model.named_buffers()) if id(x) not in but)
+def _tensors(model: nn.Module, but: Collection[str]) -> Iterator[tuple[str, Tensor]]:
+    yield from ((n, x) for n, x in (*model.named_parameters(), *model.named_buffers()) if n not in but)
+
+
+def _counted(marks: Iterable[tuple[int, int, int]]) -> list[tuple[int, int]]:
+    """Return what of the marks says that values may be others, not just in another place."""
+    return [(own, version) for own, _, version in marks]
 
 
 def _plain(x: Tensor) -> Iterable[Tensor]:

@@ -64,15 +64,19 @@ def over_experts(
         yield Experts(schedule.mode, session)
 
 
-def _own_weights(experts: Routed) -> set[int]:
-    """Return the ``id`` of all weights of experts, which may be with their owners alone."""
-    return {id(p) for module, _ in experts.values() for p in module.parameters()}
+def _own_weights(experts: Routed) -> set[str]:
+    """Return the names of all weights of experts, which may be with their owners alone."""
+    return {
+        f"{name}.{own}"
+        for name, (module, _) in experts.items()
+        for own, _ in (*module.named_parameters(), *module.named_buffers())
+    }
 
 
 def _check_weights(model: nn.Module, experts: Routed, owners: Owners, rank: int) -> None:
     """Raise ``InputError`` for weights that this rank needs and that are on no device."""
     others = _own_weights(experts)
-    shared = ((name, p) for name, p in model.named_parameters() if id(p) not in others)
+    shared = ((name, p) for name, p in model.named_parameters() if name not in others)
     _check_here(shared, f"rank {rank} computes")
     many = {name.rpartition(".experts.")[0]: i + 1 for name, (_, i) in experts.items()}
     for name, (module, i) in experts.items():
