@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from thinwire.cli.demo import FEDERATED_DEMO
 from thinwire.cli.terminal.app import app
-from thinwire.lab.data import images
+from thinwire.lab.data import debian, images
 from thinwire.lab.federated.devices import load_fleet
 from thinwire.lab.federated.options import FederatedConfig
 from thinwire.recipes.federated import parse_federated_recipe
@@ -24,13 +24,16 @@ def test_it_runs_three_published_methods_and_ours_to_one_accuracy() -> None:
     assert len(rates) == config.clients == 10 and rates[0] < 20 == rates[1] and rates[-1] == 60
 
 
-def test_without_the_data_one_sentence_says_how_to_get_them(
+def test_where_the_data_cannot_be_fetched_one_sentence_says_how_to_get_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(images, "PACKAGED", tmp_path / "packaged")
+    monkeypatch.setattr(debian, "UPSTREAM", "http://127.0.0.1:9")
+    monkeypatch.setenv("PATH", str(tmp_path))  # without apt
     places = {"THINWIRE_DATA": str(tmp_path), "THINWIRE_CACHE": str(tmp_path), "NO_COLOR": "1"}
     out = tmp_path / "a" / "out"
     result = CliRunner(env=places).invoke(app, ["demo", "federated", "--out", str(out), "--json"])
     assert result.exit_code == 2 and result.stdout == ""
-    assert result.stderr.startswith("thinwire: fashion-mnist is not on this machine; run `python -m ")
-    assert result.stderr.count("\n") == 1 and not out.parent.exists()
+    (refused,) = result.stderr.splitlines()
+    assert refused.startswith("thinwire: this machine has no apt-get") and "THINWIRE_DATA" in refused
+    assert not out.parent.exists()
