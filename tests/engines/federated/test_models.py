@@ -103,6 +103,7 @@ class Moving(nn.Module):
         self.register_buffer("mean", torch.zeros(6), persistent=kind != "cache")
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
         self.register_buffer("table", torch.tensor([float("nan"), 1.0]))
+        self.register_buffer("graph", torch.eye(2).to_sparse())
         self.frozen = nn.Parameter(torch.zeros(6), requires_grad=False)
         self.extra: Tensor | None
         self.register_buffer("extra", None, persistent=kind == "new")
@@ -113,6 +114,8 @@ class Moving(nn.Module):
                 self.mean += 0.1 * (x.mean(0) - self.mean)
             elif self.kind == "count":
                 self.count += 1
+            elif self.kind == "graph":
+                self.graph *= 2
             elif self.kind == "frozen":
                 self.frozen.data = self.frozen + x.mean(0)
             elif self.kind == "in place":
@@ -123,8 +126,8 @@ class Moving(nn.Module):
         return found
 
 
-MOVED = {"mean": "mean", "cache": "mean", "count": "count", "frozen": "frozen", "in place": "frozen",
-         "new": "extra", "lazy cache": "", "nothing": ""}  # fmt: skip
+MOVED = {"mean": "mean", "cache": "mean", "count": "count", "graph": "graph", "frozen": "frozen",
+         "in place": "frozen", "new": "extra", "lazy cache": "", "nothing": ""}  # fmt: skip
 
 
 @each("kind", list(MOVED))

@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from thinwire.channels import wire
 from thinwire.channels.channel import Receiver
 from thinwire.channels.memory import parse_memory
-from thinwire.engines.federated.signature import Signature
+from thinwire.engines.federated.signature import Signature, plain
 from thinwire.types import InputError, PayloadError, TensorSpec, require
 
 ROOM = 4096  # bytes of framing that a packet may add to its values
@@ -94,6 +94,7 @@ def _sum(x: Tensor) -> float:
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
+    a, b = plain(a), plain(b)
     return a.dtype == b.dtype and a.shape == b.shape and bool(torch.isclose(a, b, 0, 0, equal_nan=True).all())
 
 

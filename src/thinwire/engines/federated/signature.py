@@ -82,10 +82,16 @@ def _kind(x: Tensor) -> tuple[list[int], str]:
     return list(x.shape), str(x.dtype)
 
 
+def plain(x: Tensor) -> Tensor:
+    """Return a tensor's values as a dense one that takes arithmetic: sparse and quantised ones are copied."""
+    dense = x.detach() if x.layout == torch.strided else x.detach().to_dense()
+    return dense.dequantize() if dense.is_quantized else dense
+
+
 def _mixed(tensors: Iterable[Tensor]) -> tuple[float, float]:
     """Return two numbers that change with any of the tensors' values, but hardly with their last bits."""
     sizes = mix = 0.0
-    for number, x in enumerate(tensors):
+    for number, x in enumerate(map(plain, tensors)):
         flat = (torch.view_as_real(x) if x.is_complex() else x).detach().reshape(-1)
         size = dot = 0.0
         for at, part in enumerate(flat.split(CHUNK)):
