@@ -21,10 +21,13 @@ def parse_address(text: str) -> tuple[str, int | None]:
     if not colon or (":" in host and not host.startswith("[")) or text.endswith("]"):
         return text.strip("[]"), None
     require(
-        bool(host) and port.isdecimal() and 0 < int(port) < MAX_PORT,
+        bool(host.strip("[]"))
+        and host.startswith("[") == host.endswith("]")
+        and port.isdecimal()
+        and 0 < int(port) < MAX_PORT,
         InputError,
         f"the address {text!r} is not HOST or HOST:PORT with a port below {MAX_PORT}; write it like "
-        "192.0.2.7:5000",
+        "192.0.2.7:5000 or [2001:db8::7]:5000",
     )
     return host.strip("[]"), int(port)
 

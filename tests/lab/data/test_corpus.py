@@ -220,7 +220,7 @@ def test_what_is_hidden_in_a_folder_is_passed_over_and_counted(tmp_path):
 
 def test_empty_files_of_a_folder_are_passed_over_and_counted(tmp_path):
     empty = {"a.txt": "", "sub/b.md": "\ufeff \n \n", "c.jsonl": '{"text": ""}\n\n{"text": " "}\n'}
-    empty |= {"d.txt.gz": gzip.compress(b""), "e.txt": b"\xff\xfe"}
+    empty |= {"d.txt.gz": gzip.compress(b""), "e.txt": b"\xff\xfe", "f.txt.xz": b""}
     for name, content in empty.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -230,7 +230,7 @@ def test_empty_files_of_a_folder_are_passed_over_and_counted(tmp_path):
     _write_lines(tmp_path / "good.jsonl", {"text": "x" * 300}, {"text": ""})
     corpus = load_corpus(str(tmp_path))
     assert text_of(corpus.train + corpus.heldout) == "x" * 300 + "grüße 1\n" + "grüße\n" * 99
-    assert corpus.notes == (f"left out of data '{tmp_path}': empty files (5)",)
+    assert corpus.notes == (f"left out of data '{tmp_path}': empty files (6)",)
     (tmp_path / "binary.txt").write_bytes(b"caf\xe9")  # which may be what is to be learnt
     with pytest.raises(InputError, match=r"binary\.txt is not UTF-8 text; convert it"):
         load_corpus(str(tmp_path))

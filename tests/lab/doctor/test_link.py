@@ -224,6 +224,7 @@ def test_an_address_off_loopback_needs_a_token() -> None:
         (["--listen", "--peer", "x"], 2, "give one of them"),
         (["--listen", "--port", "70000"], 2, "--port is 70000"),
         (["--peer", "host:0"], 2, "is not HOST or HOST:PORT"),
+        (["--peer", "[::1"], 2, "is not HOST or HOST:PORT"),
         (["--peer", HERE, "--seconds", "99"], 2, "--seconds is 99"),
         (["--listen"], 2, "needs a shared token"),
         (["--peer", "no.such.invalid"], 2, "needs a shared token"),

@@ -94,7 +94,7 @@ def read_text(path: Path) -> str:
     except OSError as e:
         raise InputError(f"cannot read {path} ({e.strerror}); check the path and its permissions") from e
     require(not data.startswith(HEAD), InputError, f"{path} is {MEANING}")
-    unpack = UNPACKERS.get(path.suffix.lower())
+    unpack = UNPACKERS.get(path.suffix.lower()) if data else None  # no bytes at all are no damaged archive
     try:
         data = unpack(data) if unpack else data
         marked = next((name for mark, name in MARKS.items() if data.startswith(mark)), "utf-8-sig")

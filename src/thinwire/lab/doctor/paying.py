@@ -37,10 +37,14 @@ def pays(rate: float, coding: float) -> str:
 
     >>> pays(5e6, 0.004)
     'compression pays here: a million fp32 values take 0.8 s on this link, coded ones 0.034 s'
+    >>> pays(5e7, 0.06)
+    'compression pays little here: a million fp32 values take 0.08 s on this link, coded ones 0.063 s'
     """
     plain, coded = 4e6 / rate, BITS / 8 * 1e6 / rate + coding
     values = f"a million fp32 values take {plain:.2g} s on this link, coded ones {coded:.2g} s"
     if coded < plain / 2:
         return f"compression pays here: {values}"
+    if coded < plain:
+        return f"compression pays little here: {values}"
     limit = (4e6 - BITS / 8 * 1e6) / coding / MEGABIT
     return f"compression would not pay here: {values}; on this machine it does below {limit:.0f} Mbit/s"
