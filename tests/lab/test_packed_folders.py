@@ -255,6 +255,7 @@ def test_somebody_elses_package_writes_what_a_model_needs_alone(codes: bool, tmp
         "f.npy",
         "g.sh",
         "h.so",
+        "model.safetensors.index.json",
         "model.safetensors",
         "i",
         "j.py",

@@ -8,10 +8,11 @@ from typing import Annotated
 import typer
 
 from thinwire.cli.pack import Force
+from thinwire.cli.pack_model import WEIGHTS, is_packed_model
 from thinwire.cli.terminal.output import tell
 from thinwire.cli.terminal.scene_places import check_new, is_folder, read_packed, read_pieces
 from thinwire.replacing import replacing
-from thinwire.types import PayloadError
+from thinwire.types import InputError, PayloadError, require
 
 Source = Annotated[
     str,
@@ -39,6 +40,9 @@ def view(source: Source, out: Out, title: Title = "", credit: Credit = "", force
     thinwire view scene.tw -o page.html --credit "PLAYBOT by Stephane Agullo, CC-BY-4.0"
     """
     check_new(out, force)
+    model = Path(source).suffix != WEIGHTS and is_packed_model(Path(source))
+    told = f"{source} is a packed model, and a page shows scenes; thinwire inspect says what is in it"
+    require(not model, InputError, told)
     title = title or Path(source.partition("?")[0]).stem
     text = _page(source, title, credit)
     page = text.encode(errors="replace")  # the name of a file may be no text

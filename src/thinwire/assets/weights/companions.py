@@ -33,7 +33,7 @@ DATA = frozenset(
     )
 )
 BARE = frozenset({"LICENSE", "LICENCE", "NOTICE", "COPYING", "README"})
-CODE, TENSORS = ".py", ".safetensors"
+CODE, TENSORS, SHARDS = ".py", ".safetensors", ".index.json"
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
 _PART = re.compile(r'[^.<>:"|?*\\/ ]([^<>:"|?*\\/]*[^.<>:"|?*\\/ ])?')
 _DEVICE = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³])(\..*)?", re.IGNORECASE)
@@ -42,12 +42,15 @@ _DEVICE = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³])(\
 def is_data(name: str) -> bool:
     """Say whether a file is of a kind that a model needs: text, a vocabulary, tensors of one of its parts.
 
+    An index of shards is not: it sends a loader to other files than the one of tensors.
+
     >>> [is_data(name) for name in ("source.spm", "2_Dense/model.safetensors", "modeling.py", "rng.pth")]
     [True, True, False, False]
     """
     path = PurePosixPath(name)
     part = path.suffix == TENSORS and len(path.parts) > 1
-    return path.suffix in DATA or name in BARE or part
+    known = path.suffix in DATA and not name.endswith(SHARDS)
+    return known or name in BARE or part
 
 
 def is_code(name: str) -> bool:

@@ -6,8 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from thinwire.assets.weights.companions import SMALL, is_code, is_data, is_plain, wants_code
-from thinwire.files.checkpoint import INDEX
+from thinwire.assets.weights.companions import SHARDS, SMALL, is_code, is_data, is_plain, wants_code
 from thinwire.types import WRONG_VALUES
 
 TEMPLATES = "additional_chat_templates"  # a folder that transformers writes
@@ -25,7 +24,7 @@ def files_along(folder: Path, weights: list[Path], most: int = SMALL) -> tuple[d
     found = {name: file.read_bytes() for name, file in data.items() if _fits(file, most)}
     code = wants_code(found)
     for name, file in every.items():
-        if name in found or file in weights or name.endswith(".index.json"):
+        if name in found or file in weights or name.endswith(SHARDS):
             continue
         if code and is_code(name) and "/" not in name and is_plain(name) and _fits(file, most):
             found[name] = file.read_bytes()
@@ -39,8 +38,7 @@ def _fits(file: Path, most: int) -> bool:
 
 
 def _belongs(name: str, file: Path) -> bool:
-    state = file.name in STATES or name == INDEX or name.endswith(".index.json")
-    return file.is_file() and is_data(name) and is_plain(name) and not state
+    return file.is_file() and is_data(name) and is_plain(name) and file.name not in STATES
 
 
 def _all(folder: Path) -> dict[str, Path]:
