@@ -11,6 +11,7 @@ from each import each
 
 from thinwire.lab.engines import load_run
 from thinwire.lab.federated import setup
+from thinwire.lab.federated.machines import ServeConfig
 from thinwire.lab.federated.options import MOST_ROUNDS, ROUNDS, FederatedConfig
 from thinwire.lab.federated.record import FederatedRecord
 from thinwire.lab.federated.run import run_all
@@ -71,6 +72,11 @@ def test_the_rule_that_ended_a_run_is_named(options: Any, data: Path, tmp_path: 
 def test_a_decay_wants_to_know_of_how_many_versions() -> None:
     with pytest.raises(InputError, match="give --rounds too"):
         FederatedConfig(budget="1h", decay=0.1)
+
+
+def test_a_server_on_a_port_has_no_virtual_clock_to_end_by() -> None:
+    with pytest.raises(InputError, match="budget 3s is of a virtual clock"):
+        ServeConfig(budget="3s")
 
 
 @each("odd", [{"target": {}}, {"deployment": {"identical": False}}])

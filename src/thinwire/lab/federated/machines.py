@@ -78,6 +78,8 @@ class ServeConfig(FederatedConfig):
         require(seeds == 1, InputError, f"--seeds {self.seeds} are {seeds}; a server runs one")
         one = len(self.ways) == 1
         require(one, InputError, f"--method {self.methods} are {len(self.ways)}; a server runs one method")
+        wrong = f"budget {self.budget} is of a virtual clock, which a server on a port has not"
+        require(not self.budget, InputError, f"{wrong}; give rounds, or until")
 
 
 @dataclass(frozen=True)
