@@ -142,7 +142,7 @@ def test_half_a_file_is_never_published(tmp_path: Path, monkeypatch: pytest.Monk
         yield lambda: newest(store) == 2
         file.write_bytes(bytes(len(before)))  # as a file that gets its room first, and its contents later
         was = file.stat()
-        yield lambda: "a header of 0 bytes" in notes[-1]
+        yield lambda: "hold no header" in notes[-1]
         told = len(notes)
         for _ in range(20):
             yield lambda: len(notes) == told
