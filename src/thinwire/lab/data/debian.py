@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from thinwire.lab.machine.cache import cache_folder, new_folder
-from thinwire.lab.machine.downloading import MEGABYTE, Told, download, silent
+from thinwire.lab.machine.downloading import MEGABYTE, Told, bytes_in, download, silent
 from thinwire.types import InputError, require
 
 FASHION = "fashion-mnist"
@@ -77,10 +77,7 @@ def _from_authors(folder: Path, before: str, told: Told) -> Path:
             why = getattr(e, "reason", None) or e
             raise InputError(f"{before}, and {UPSTREAM} does not send {name} ({why}); {REMEDY}") from e
         (folder / name).write_bytes(data)
-        told(
-            f"fetching {FASHION}: {sum(f.stat().st_size for f in folder.iterdir()) / MEGABYTE:.1f} MB",
-            passing=True,
-        )
+        told(f"fetching {FASHION}: {bytes_in(folder) / MEGABYTE:.1f} MB", passing=True)
     return folder
 
 
