@@ -121,7 +121,7 @@ def test_a_deadline_counts_from_the_last_move() -> None:
     start = monotonic()
     with pytest.raises(LinkError, match=r"waited 1 s for nothing from rank 1 .*; see what happens there"):
         a.get(b"never", 1.0, "nothing")
-    assert 1.2 < monotonic() - start < 1.9
+    assert 1.2 < monotonic() - start < LONG
     _close(ranks)
 
 

@@ -216,7 +216,7 @@ def test_a_frozen_rank_is_named_by_the_deadline(ranks: Meshes, recipe: str) -> N
             with pytest.raises(LinkError, match=r"waited 1 s for the \w+ of transformer_bl.* from rank 2 "):
                 for i in range(3):
                     own(**batch([rank], 0.5 - i / 10))
-            assert time.monotonic() - start < 1.9
+            assert time.monotonic() - start < LONG / 2  # not one deadline after another
         over.wait(LONG)
 
     on_ranks(ranks[3], model, recipe, use, deadline=1.0)

@@ -159,7 +159,7 @@ def test_a_rank_killed_in_its_namespace_ends_the_run(tmp_path: Path) -> None:
         os.kill(ranks[1], signal.SIGKILL)
         begin = time.monotonic()
         assert command.wait() == 3
-        assert time.monotonic() - begin < 15
+        assert time.monotonic() - begin < 40
         assert "rank 1 was ended by SIGKILL" in sentence(command)
         gone(ranks, 5)
         assert record(out)["status"] == "failed"

@@ -171,4 +171,4 @@ def test_a_client_gives_up_on_a_server_that_is_not_there() -> None:
     began = time.monotonic()
     done = run("federate-join", "127.0.0.1:9", "--data", "digits", "--patience", "1")
     assert (done.returncode, "no sign of 127.0.0.1:9" in done.stderr) == (3, True), done.stderr
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 2 * PATIENCE  # one second, and the start of a process
