@@ -123,10 +123,11 @@ def _options(cls: type[Options]) -> Iterator[str]:
 TABLES = {"record": envelope, "record-lines": lines, "record-environment": machine}
 for _kind in ENGINES:
     _cls = _record(_kind)
+    _base = _cls.__mro__[1]  # replicas have the options and lines of pipelines
     _there = {
         "sections": True,
-        "units": _cls.METRICS is not UnitMetrics,
-        "options": _cls.CONFIG is not Options,
+        "units": _cls.METRICS is not getattr(_base, "METRICS", None),
+        "options": _cls.CONFIG is not getattr(_base, "CONFIG", None),
     }
     for _name, _draw in (("sections", sections), ("units", units), ("options", options)):
         if not _there[_name]:  # a packed scene is no run of several units

@@ -1,4 +1,4 @@
-"""thinwire: train, fine-tune and share models across slow networks by sending compressed changes.
+"""Train, run and share models over slow links by sending compressed changes.
 
 The names in ``__all__`` are stable. Each is imported at first use, so that ``import thinwire`` costs nothing.
 """

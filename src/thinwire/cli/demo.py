@@ -92,10 +92,11 @@ demo = typer.Typer(invoke_without_command=True, rich_markup_mode="rich")
 @demo.callback()
 @with_config(TrainConfig, defaults=DEMO, only=SHOWN, helps=HELPS)
 def training(ctx: typer.Context, given: dict[str, Any]) -> None:
-    """Fine-tune SmolLM2-135M on Shakespeare over a home uplink: fp32, a published recipe, and ours.
+    """Show a use in a few minutes; without a name: fine-tune SmolLM2-135M over a home uplink.
 
-    Three runs of 18 steps in two processes on this machine, over a link shaped to 10 Mbit/s and 30 ms; about
-    five minutes on two cores. Ends with a table and OUT/report.html.
+    Three runs of 18 steps on Shakespeare: fp32, a published recipe and ours. Two processes on this machine,
+    over a link shaped to 10 Mbit/s and 30 ms; about five minutes on two cores. Ends with a table and
+    OUT/report.html.
     """
     if ctx.invoked_subcommand is not None:
         return

@@ -14,7 +14,7 @@ from thinwire.lab.train.config import TrainConfig
 
 @with_config(TrainConfig)
 def train(given: dict[str, Any]) -> None:
-    """Fine-tune a model cut into pipeline stages, with compressed changes on the link between them.
+    """Train a model cut into pipeline stages, or copies of it, with compressed changes on the links.
 
     Starts one process a stage on this machine, or joins the others under torchrun. Leaves OUT/run.json,
     OUT/metrics.jsonl and OUT/model/, which from_pretrained loads.

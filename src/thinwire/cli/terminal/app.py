@@ -43,11 +43,11 @@ app = typer.Typer(
     epilog=EXIT_CODES,
 )
 
-TRAINING, PICTURES, STATES, SCENES, NETWORKS, LOOKING = (
+TRAINING, PICTURES, STATES, PACKAGES, NETWORKS, LOOKING = (
     "Train",
     "Make pictures",
     "Share a state",
-    "Ship scenes",
+    "Ship scenes and models",
     "Networks",
     "Look",
 )
@@ -56,18 +56,18 @@ app.command(cls=CheckedCommand, rich_help_panel=TRAINING)(compare)
 app.command(cls=CheckedCommand, rich_help_panel=TRAINING)(federate)
 app.command(cls=CheckedCommand, rich_help_panel=TRAINING)(federate_serve)
 app.command(cls=CheckedCommand, rich_help_panel=TRAINING)(federate_join)
-app.add_typer(demo, name="demo", rich_help_panel=TRAINING)
 app.command(cls=CheckedCommand, rich_help_panel=PICTURES)(generate)
 app.command(cls=CheckedCommand, rich_help_panel=STATES)(publish)
 app.command(cls=CheckedCommand, rich_help_panel=STATES)(follow)
-app.command(cls=CheckedCommand, rich_help_panel=STATES)(inspect)
-app.command(cls=CheckedCommand, rich_help_panel=SCENES)(pack)
-app.command(cls=CheckedCommand, rich_help_panel=SCENES)(unpack)
-app.command(cls=CheckedCommand, rich_help_panel=SCENES)(view)
+app.command(cls=CheckedCommand, rich_help_panel=PACKAGES)(pack)
+app.command(cls=CheckedCommand, rich_help_panel=PACKAGES)(unpack)
+app.command(cls=CheckedCommand, rich_help_panel=PACKAGES)(view)
 app.command(rich_help_panel=NETWORKS, context_settings={"allow_interspersed_args": False})(emulate)
 app.command(cls=CheckedCommand, rich_help_panel=NETWORKS)(plan)
 app.command(cls=CheckedCommand, rich_help_panel=NETWORKS)(relay)
+app.add_typer(demo, name="demo", rich_help_panel=LOOKING)
 app.command(cls=CheckedCommand, rich_help_panel=LOOKING)(report)
+app.command(cls=CheckedCommand, rich_help_panel=LOOKING)(inspect)
 app.command(cls=CheckedCommand, rich_help_panel=LOOKING)(recipes)
 app.command(cls=CheckedCommand, rich_help_panel=LOOKING)(doctor)
 
@@ -85,4 +85,4 @@ Version = Annotated[
 
 @app.callback()
 def program(version: Version = False) -> None:
-    """Fine-tune models across slow links by sending compressed changes instead of state."""
+    """Train, run and share models over slow links by sending compressed changes."""

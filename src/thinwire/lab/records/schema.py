@@ -144,8 +144,15 @@ class RunRecord:
     )
 
     recipe: RecipeText = about("what was sent, and how")
-    kind: str = about("which engine ran: `pipeline`, `state`", "run")
-    unit: str = about("what the run is made of, and `metrics.jsonl` has a line of: `step`, `version`", "unit")
+    kind: str = about(
+        "which engine ran: `pipeline`, `replicas`, `pictures`, `federated`, `scene`, `model` or `state`",
+        "run",
+    )
+    unit: str = about(
+        "what the run is made of, and `metrics.jsonl` has a line of: `step`, `version`, `repeat`; or "
+        "`scene`, `model`, which have no such lines",
+        "unit",
+    )
     status: str = about(
         "`running`, `done`, `interrupted` (by Ctrl-C, SIGTERM or SIGHUP), `failed` or `invalid` (no "
         "measurement, as `notes` say: the machine was too busy for the emulated link, say; reports leave its "
