@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from bench.tables import Rows, tabled
+from thinwire.lab.records.progress import decibels
 
 SYNC, GOAL, APART = "ep-sync", "dice-residual", 0.05
 BYTES, FASTER, BUSY = 0.4, 1.2, 0.5
@@ -141,7 +142,7 @@ def _sent(r: dict[str, Any], base: float | None) -> list[str]:
 def _decibels(r: dict[str, Any]) -> str:
     if r["way"] == "one":
         return "–"
-    return "equal" if r["psnr_db"] is None else f"{r['psnr_db']:.1f} dB"
+    return decibels(r["psnr_db"])
 
 
 TABLES: dict[str, Callable[[Any], str]] = {

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from bench.tables import Rows, tabled
+from thinwire.lab.records.progress import decibels
 
 
 @tabled("way", "seconds", "× faster", "a step", "sent a step", "× fewer than fp16", "PSNR")
@@ -96,7 +97,7 @@ def _sent(r: dict[str, Any]) -> list[str]:
 def _decibels(r: dict[str, Any]) -> str:
     if r["mode"] == "one":
         return "–"
-    return "equal" if r["psnr_db"] is None else f"{r['psnr_db']:.1f} dB"
+    return decibels(r["psnr_db"])
 
 
 TIMED = ("guided", "several")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bench.tables import Rows, tabled
+from thinwire.lab.records.progress import decibels
 
 NAMES = {"sog": "SOG, as it came", "spz": "SPZ 4", "compressed.ply": "compressed `.ply`"}
 FORMS = {"float": "dequantised", "sog": "as it is"}
@@ -35,11 +36,6 @@ def row_of(cell: dict[str, Any], name: str) -> dict[str, Any]:
     return found
 
 
-def decibels(row: dict[str, Any]) -> str:
-    """Return a PSNR; the source is equal to itself."""
-    return "equal" if row["psnr_db"] is None else f"{row['psnr_db']:.1f} dB"
-
-
 def seconds(x: float | None) -> str:
     """Return processor seconds."""
     return "–" if x is None else f"{x:.2f}" if x < 1 else f"{x:.1f}"
@@ -54,7 +50,7 @@ def formats(found: Any) -> Rows:
                 "" if i else scene_of(cell),
                 name_of(row),
                 f"{row['nbytes'] / 1e6:.3f} MB",
-                decibels(row),
+                decibels(row["psnr_db"]),
                 f"{row['ssim']:.4f}",
                 seconds(row["encode_cpu_s"]),
                 seconds(row["decode_cpu_s"]),
@@ -84,7 +80,7 @@ def layers(found: Any) -> Rows:
                 f"{layer['nbytes'] / 1e3:,.0f} kB",
                 f"{100 * share:.0f} %",
                 f"{layer['splats']:,}",
-                decibels(layer),
+                decibels(layer["psnr_db"]),
             ]
 
 
@@ -99,7 +95,7 @@ def budgets(found: Any) -> Rows:
                 f"{asked / 1e6:.3f} MB",
                 f"{packed / 1e6:.3f} MB",
                 f"{100 * (1 - packed / asked):.1f} %",
-                decibels(row),
+                decibels(row["psnr_db"]),
                 seconds(row["encode_cpu_s"]),
             ]
 
@@ -122,7 +118,7 @@ def _goals(cell: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
             found.append((name, f"{least} %", f"{fewer:.1f} %", fewer >= least))
     whole, first = ours_at(cell, "spz")[0], ours_at(cell, "spz")[0]["layers"][0]
     share, wanted = 100 * first["nbytes"] / whole["nbytes"], f"{FIRST_SHARE} % and {FIRST_DB} dB"
-    told = f"{share:.1f} % and {decibels(first)}"
+    told = f"{share:.1f} % and {decibels(first['psnr_db'])}"
     found.append(("first layer", wanted, told, share <= FIRST_SHARE and first["psnr_db"] >= FIRST_DB))
     under = [100 * (1 - row["nbytes"] / row["target_nbytes"]) for row in cell["budgets"]]
     good = all(0 <= x <= WITHIN for x in under)

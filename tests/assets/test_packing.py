@@ -24,10 +24,10 @@ from thinwire.assets.splats.part import Layer
 from thinwire.assets.splats.scene import Splats, cleaned
 from thinwire.assets.splats.thinning import thinned_to_budget
 from thinwire.assets.splats.view.cameras import Frame, reported_views
-from thinwire.assets.splats.view.image import mse, psnr
 from thinwire.assets.splats.view.project import Drawable
 from thinwire.assets.splats.view.render import Seen, render
 from thinwire.assets.splats.view.views import Views
+from thinwire.similarity import mse, psnr
 from thinwire.types import InputError, PayloadError
 
 pytest.importorskip("zstandard")

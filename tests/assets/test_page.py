@@ -25,9 +25,9 @@ from thinwire.assets.splats.page.writing import page_of, page_of_scene
 from thinwire.assets.splats.part import Layer
 from thinwire.assets.splats.scene import Splats
 from thinwire.assets.splats.view.cameras import Frame, look_at
-from thinwire.assets.splats.view.image import mse, psnr
 from thinwire.assets.splats.view.project import Drawable
 from thinwire.assets.splats.view.render import render
+from thinwire.similarity import mse, psnr
 
 SIZE = 160  # pixels
 ANGLES = ((20.0, 15.0), (250.0, -35.0))  # degrees: azimuth and elevation

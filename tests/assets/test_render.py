@@ -12,9 +12,9 @@ from thinwire.assets.splats.scene import Splats
 from thinwire.assets.splats.view import native
 from thinwire.assets.splats.view.cameras import Frame, importance_views, look_at, reported_views
 from thinwire.assets.splats.view.harmonics import basis
-from thinwire.assets.splats.view.image import mse, psnr, ssim
 from thinwire.assets.splats.view.project import Drawable, rotation_matrices
 from thinwire.assets.splats.view.render import render, seen_in
+from thinwire.similarity import mse, psnr, ssim
 
 SMALL = 48  # pixels
 

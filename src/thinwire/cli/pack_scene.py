@@ -11,6 +11,7 @@ from thinwire.cli.terminal.doing import Doing
 from thinwire.cli.terminal.output import print_json, tell
 from thinwire.cli.terminal.scene_places import PackedOut
 from thinwire.lab.records.holding import holding
+from thinwire.lab.records.progress import decibels
 from thinwire.links.shape import LinkShape
 
 if TYPE_CHECKING:
@@ -77,13 +78,13 @@ def _say(source: Path, out: str, record: SceneRecord) -> None:
     tell(f"{source}: {record.splats} splats, {record.source_nbytes} bytes")
     tell(f"{out}: {record.packed_nbytes} bytes ({streams})")
     for i, layer in enumerate(record.layers[:-1], 1):
-        tell(f"layer {i}: {layer.nbytes} bytes, {layer.splats} splats, {_decibels(layer.psnr_db)}")
+        tell(f"layer {i}: {layer.nbytes} bytes, {layer.splats} splats, {decibels(layer.psnr_db)}")
     for view in record.views:
-        near = f"{_decibels(view.psnr_db)}, SSIM {view.ssim or 0:.4f} to the source's own pictures"
+        near = f"{decibels(view.psnr_db)}, SSIM {view.ssim or 0:.4f} to the source's own pictures"
         tell(f"{near}, by {view.reported} cameras {view.name}")
     tell(_told_unseen(record))
     for rival in record.rivals:
-        tell(f"{rival.name}: {rival.nbytes} bytes, {_decibels(rival.psnr_db)}")
+        tell(f"{rival.name}: {rival.nbytes} bytes, {decibels(rival.psnr_db)}")
     for note in [*record.notes, *_odd(record.odd)]:
         tell(f"note: {note}")
 
@@ -98,7 +99,3 @@ def _told_unseen(record: SceneRecord) -> str:
 
 def _odd(odd: dict[str, int]) -> list[str]:
     return [f"{count} splats {ODD[kind]}" for kind, count in odd.items() if count]
-
-
-def _decibels(decibels: float | None) -> str:
-    return "equal" if decibels is None else f"PSNR {decibels:.2f} dB"

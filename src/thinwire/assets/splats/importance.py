@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 from thinwire.assets.splats.code import turns
 from thinwire.assets.splats.scene import Array, Splats
-from thinwire.assets.splats.view.image import mse
 from thinwire.assets.splats.view.project import Drawable
 from thinwire.assets.splats.view.render import Seen, render, seen_in
 from thinwire.assets.splats.view.views import Views
+from thinwire.similarity import mse
 
 GROUPS = ("positions", "opacities", "rotations", "log_scales", "colours", "harmonics")
 # Noise of about the steps that 40 to 45 dB want, in each attribute's unit: for positions, the radius.

@@ -18,8 +18,8 @@ from thinwire.assets.splats import search
 from thinwire.assets.splats.merging import merged, merged_more
 from thinwire.assets.splats.part import Part
 from thinwire.assets.splats.thinwire import Analysis, encode, quantised
-from thinwire.assets.splats.view.image import psnr
 from thinwire.assets.splats.view.pictures import Pictures
+from thinwire.similarity import psnr
 from thinwire.types import InputError
 
 SHARES = (0.95, 0.8, 0.6, 0.4, 0.25, 0.12, 0.05, 0.02, 0.008, 0.003, 0.001)  # of the splats, that are tried

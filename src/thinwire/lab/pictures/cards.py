@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from thinwire.lab.pictures.options import BATCH, ONE
-from thinwire.lab.pictures.quality import psnr_text
 from thinwire.lab.pictures.record import PicturesRecord
-from thinwire.lab.records.progress import megabytes
+from thinwire.lab.records.progress import decibels, megabytes
 from thinwire.lab.records.runs import Run, over
 from thinwire.lab.report.cards import card, grid, memory, table
 from thinwire.lab.report.details import Rows
@@ -17,6 +16,7 @@ from thinwire.lab.report.details import Rows
 PicturesRun = Run[PicturesRecord]
 COLUMNS = ("way", "mode", "seconds", "× faster", "s/step", "sent a step", "× fewer than fp16", "sent in all",
            "waiting and coding", "PSNR", "SSIM")  # fmt: skip
+OLD = " (windows of 7)"  # of records that do not say it
 STYLE = "image-rendering:pixelated;width:100%;border-radius:4px"
 
 
@@ -31,7 +31,7 @@ def headline(runs: Sequence[PicturesRun]) -> str:
         return _among(others, one) or f"{one.capitalize()} by {runs[0].label}"
     best = min(others, key=lambda run: run.record.totals["seconds"])
     ratio = base.record.totals["seconds"] / best.record.totals["seconds"]
-    quality = psnr_text(best.record.quality.get("psnr_db"), exact=True)
+    quality = decibels(best.record.quality.get("psnr_db"))
     same, near = ("an equal picture", "a picture") if many == 1 else ("equal pictures", "pictures")
     kept = same if quality == "equal" else f"{near} within {quality} of one machine's"
     if ratio < 1:
@@ -97,7 +97,7 @@ def _picture(run: PicturesRun) -> str:
     if not same:
         body += "<p>Its difference from one machine's, ten times as strong:</p>"
         body += _image(record.difference, f"the difference of {run.label}")
-    words = "Equal to one machine's picture." if same else psnr_text(record.quality["psnr_db"], exact=True)
+    words = "Equal to one machine's picture." if same else decibels(record.quality["psnr_db"])
     if record.mode == ONE:
         words = "By one machine."
     return card(run.label, words, body)
@@ -137,8 +137,8 @@ def _row(run: PicturesRun, first: float | None) -> list[str]:
         f"{fewer:.1f}" if fewer else "–",
         "–" if alone else megabytes(record.bytes["total"]),
         "–" if alone or share is None else f"{100 * share:.0f} % of compute",
-        "–" if alone else psnr_text(record.quality.get("psnr_db"), exact=True),
-        "–" if alone or ssim is None else f"{ssim:.4f}",
+        "–" if alone else decibels(record.quality.get("psnr_db")),
+        "–" if alone or ssim is None else f"{ssim:.4f}" + ("" if record.quality.get("ssim_window") else OLD),
     ]
 
 

@@ -51,7 +51,8 @@ class PicturesRecord(RunRecord):
     step_seconds: float = about("seconds of a denoising step, the median", 0.0)
     quality: dict[str, float | None] = about(
         "against the picture of one device with the same noise, floats in 0..1, the mean of all pictures: "
-        "`psnr_db` (null where equal), `ssim`, `relative_l2`, `max_abs`",
+        "`psnr_db` (null where equal), `ssim` in Gaussian windows of `ssim_window` pixels (without that, in "
+        "uniform ones of 7), `relative_l2`, `max_abs`",
         make=dict,
     )
     compute_s: float = about("seconds of a repeat that rank 0 neither waited nor coded", 0.0)

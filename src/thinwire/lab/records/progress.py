@@ -8,6 +8,15 @@ from typing import Any
 from thinwire.lab.records.display import Display
 
 
+def decibels(value: float | None) -> str:
+    """Return a PSNR in words; None is none of error.
+
+    >>> decibels(None), decibels(43.21)
+    ('equal', '43.2 dB')
+    """
+    return "equal" if value is None else f"{value:.1f} dB"
+
+
 def megabytes(n: float) -> str:
     """Return bytes in words a person reads, decimal units.
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from thinwire.lab.records.progress import megabytes
+from thinwire.lab.records.progress import decibels, megabytes
 from thinwire.lab.records.runs import Run, over
 from thinwire.lab.report.cards import card, memory, table
 from thinwire.lab.report.details import Rows
@@ -154,15 +154,6 @@ def cards(runs: Runs) -> list[str]:
         card("Bytes by stream", "All layers together.", _streams(runs)),
         memory(runs),
     ]  # fmt: skip
-
-
-def decibels(value: float | None) -> str:
-    """Return dB in words; none is none of error.
-
-    >>> decibels(None), decibels(43.21)
-    ('equal', '43.2 dB')
-    """
-    return "equal" if value is None else f"{value:.1f} dB"
 
 
 def _size_and_quality(record: SceneRecord) -> str:

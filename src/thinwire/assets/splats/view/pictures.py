@@ -8,9 +8,9 @@ import numpy as np
 
 from thinwire.assets.splats.scene import Array, Splats
 from thinwire.assets.splats.view.cameras import Camera
-from thinwire.assets.splats.view.image import mse, psnr, ssim
 from thinwire.assets.splats.view.project import Drawable
 from thinwire.assets.splats.view.render import render
+from thinwire.similarity import mse, psnr, ssim
 
 
 class Pictures:
