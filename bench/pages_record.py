@@ -20,6 +20,7 @@ MACHINE = {
     "machine.cpu": "the processor's name",
     "machine.cores": "cores this process may use",
     "machine.memory_bytes": "the machine's memory",
+    "machine.gpus": "names of the CUDA devices that this process may use, where it uses any",
     "machine.platform": "operating system and architecture",
     "dtype": "`fp32`, or `bf16` for autocast: what `--dtype auto` picked",
     "dtype_reason": "why",

@@ -1,8 +1,7 @@
 """Checkpoints on disk: safetensors files and folders of them, read whole and written whole.
 
 Files are read into memory, not mapped: whoever writes the next checkpoint over a mapped one would change the
-tensors under a reader, or end its process. The format is simple enough to need no package here.
-Source: https://github.com/huggingface/safetensors, "Format".
+tensors under a reader, or end its process.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import json
 import math
 import os
 import re
-import struct
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -21,9 +19,10 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 from torch import Tensor
 
+from thinwire.files.header import METADATA, MOST, PREFIX, end_of, fields, header
 from thinwire.files.lfs import HEAD, MEANING, check_fetched
 from thinwire.replacing import replacing, sweep
-from thinwire.state.layout import METADATA, MOST_NBYTES
+from thinwire.state.layout import MOST_NBYTES
 from thinwire.state.words import imprint
 from thinwire.types import WRONG_VALUES, InputError, PayloadError, require
 
@@ -33,7 +32,6 @@ SUFFIX = ".safetensors"
 STEP, SHARD = re.compile(r"checkpoint-(\d+)"), "-of-"  # how a Trainer calls its folders, and parts of a model
 PART = re.compile(rf"(.*)-\d+{SHARD}(\d+){re.escape(SUFFIX)}")
 HASH, IMPRINT = "thinwire.hash", "thinwire.imprint"  # notes: of a version, and of what the file holds
-MAX_HEADER = 100_000_000  # bytes; the format's own limit
 KINDS = {
     "BF16": torch.bfloat16,
     "F16": torch.float16,
@@ -186,10 +184,9 @@ class Stored(Mapping[str, Tensor]):
 
 def _head_of(opened: BinaryIO, file: Path) -> tuple[dict[str, TensorEntry], int]:
     size = os.fstat(opened.fileno()).st_size
-    start = opened.read(8)
-    length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+    start = opened.read(PREFIX.size)
     try:
-        entries, _, begin = read_header(start + opened.read(min(length, MAX_HEADER, size)), size)
+        entries, _, begin = read_header(start + opened.read(min(end_of(start), MOST, size)), size)
     except PayloadError as e:
         raise InputError(f"cannot read {file}: {e}") from e
     return entries, begin
@@ -202,19 +199,17 @@ def read_header(
 
     ``data``: at least the header; ``size``: bytes of the whole file. Errors: ``PayloadError``.
     """
-    require(len(data) >= 8, PayloadError, f"a file of {size} bytes is no safetensors file")
-    (length,) = struct.unpack_from("<Q", data)
-    begin = 8 + length
-    whole = 0 < length <= min(MAX_HEADER, size - 8) and begin <= len(data)
+    require(len(data) >= PREFIX.size, PayloadError, f"a file of {size} bytes is no safetensors file")
+    whole = PREFIX.size < end_of(data) <= min(PREFIX.size + MOST, size, len(data))
     if not whole and bytes(data[:4]).startswith((b"PK\x03\x04", b"\x80\x02")):  # a zip, a pickle
         advice = "a file of torch.save, which is not read; save it with safetensors.torch.save_file"
         raise PayloadError(advice)
     require(bytes(data[: len(HEAD)]) != HEAD, PayloadError, MEANING)
     require(whole, PayloadError, f"its {size} bytes hold no header: not safetensors, or cut short")
     try:
-        fields = json.loads(bytes(memoryview(data)[8:begin]))
-        notes = {str(key): str(value) for key, value in (fields.pop(METADATA, None) or {}).items()}
-        entries = {name: _entry(name, found, size - begin) for name, found in fields.items()}
+        told, begin = fields(data)
+        notes = {str(key): str(value) for key, value in (told.pop(METADATA, None) or {}).items()}
+        entries = {name: _entry(name, found, size - begin) for name, found in told.items()}
     except (*WRONG_VALUES, RecursionError) as e:
         raise PayloadError(f"a damaged safetensors header: {str(e)[:100]}") from e
     return entries, notes, begin
@@ -272,19 +267,15 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[s
         )
     ordered = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # so all are aligned
     own = {IMPRINT: imprint(tensors, notes[HASH])} if HASH in notes else {}  # else it is no copy of a version
-    fields: dict[str, Any] = {METADATA: dict(notes) | own | {"format": "pt"}}
-    at = 0
-    for name in ordered:
-        x = tensors[name]
-        stop = at + x.numel() * x.element_size()
-        kind, shape = NAMES[x.dtype], list(x.shape)
-        shape[-1:] = [2 * n if kind == PACKED else n for n in shape[-1:]]
-        fields[name] = {"dtype": kind, "shape": shape, "data_offsets": [at, stop]}
-        at = stop
-    header = json.dumps(fields, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)
+    begin = header(dict(notes) | own | {"format": "pt"}, (_told(name, tensors[name]) for name in ordered))
     sweep(path)
     with replacing(path) as temporary, temporary.open("xb") as file:
-        file.write(struct.pack("<Q", len(header)) + header)
+        file.write(begin)
         for name in ordered:
             file.write(tensors[name].contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+
+def _told(name: str, x: Tensor) -> tuple[str, str, list[int], int]:
+    kind, shape = NAMES[x.dtype], list(x.shape)
+    shape[-1:] = [2 * n if kind == PACKED else n for n in shape[-1:]]
+    return name, kind, shape, x.numel() * x.element_size()

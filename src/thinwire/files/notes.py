@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from thinwire.files.checkpoint import HASH, IMPRINT, MAX_HEADER, TensorEntry, read_checkpoint, read_header
+from thinwire.files.checkpoint import HASH, IMPRINT, TensorEntry, read_checkpoint, read_header
+from thinwire.files.header import MOST, PREFIX, end_of
 from thinwire.files.wrapping import TENSOR, unwrap
 from thinwire.state.layout import Layout, Slot
 from thinwire.state.patches.patch import Patch
@@ -40,9 +41,8 @@ def read_notes(path: Path) -> FileNotes:
     """
     size = path.stat().st_size
     with path.open("rb") as file:
-        head = file.read(8)
-        file.seek(0)
-        head = file.read(min(size, 8 + min(int.from_bytes(head, "little"), MAX_HEADER)))
+        head = file.read(PREFIX.size)
+        head += file.read(min(size, end_of(head), MOST))
     try:
         entries, metadata, _ = read_header(head, size)
     except PayloadError as e:

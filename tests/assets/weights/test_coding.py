@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from thinwire.assets.framing import METADATA
 from thinwire.assets.weights import container
 from thinwire.assets.weights.codes import NOTE, code_tensors, from_code_tensors
 from thinwire.assets.weights.container import FRAME, PackedModel, digest, is_model, read_model, write_model
@@ -24,6 +23,7 @@ from thinwire.assets.weights.model import Model
 from thinwire.assets.weights.moments import Moments
 from thinwire.assets.weights.streams import bits_of, pack_codes, unpack_codes
 from thinwire.assets.weights.tensors import Grouped, Plain, Same
+from thinwire.files.header import METADATA
 from thinwire.types import ByteCursor, InputError, PayloadError
 
 pytest.importorskip("zstandard")

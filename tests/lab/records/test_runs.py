@@ -67,10 +67,10 @@ def test_runs_of_unlike_machines_do_not_compare(compared: Path):
     other.environment = fp32.environment | {
         "dtype": "bf16",
         "threads": 2,
-        "machine": {"cpu": "another processor"},
+        "machine": {"cpu": "another processor", "gpus": ["one", "one"]},
     }
     ours.config["dtype"], fp32.config["dtype"] = "fp32", "auto"  # of which auto made the same
-    assert set(unequal([fp32, other])) == {"dtype", "threads", "processor"}
+    assert set(unequal([fp32, other])) == {"dtype", "threads", "processor", "GPUs"}
     assert not unequal([fp32, ours])
     ours.environment = {}  # older records say nothing
     assert not unequal([fp32, ours])

@@ -106,6 +106,14 @@ def resident_peak(pid: int) -> int:
     return 0
 
 
+def gpus() -> list[str]:
+    """Return the names of the CUDA devices that this process may use, where it uses any."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():  # asking would take memory of each
+        return []
+    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+
+
 def environment(asked_dtype: str, threads: int) -> dict[str, Any]:
     """Return the record's ``environment``: versions, machine, the dtype picked and the threads of a rank."""
     dtype, reason = pick_dtype(asked_dtype)
@@ -115,6 +123,7 @@ def environment(asked_dtype: str, threads: int) -> dict[str, Any]:
             "cpu": cpu_model(),
             "cores": cores(),
             "memory_bytes": memory_bytes()[0],
+            "gpus": gpus(),
             "platform": f"{platform.system()} {platform.machine()}",
         },
         "dtype": dtype,

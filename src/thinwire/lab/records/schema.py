@@ -223,12 +223,14 @@ class RunRecord:
     def conditions(self) -> dict[str, str]:
         """Return what must be the same in runs whose figures compare, by name, in words.
 
-        Precision and threads count as the machine had them, whatever was asked for; and so does its
-        processor.
+        Precision and threads count as the machine had them, whatever was asked for; and so do its processor
+        and its GPUs.
         """
         there = self.environment
         had = {key: there.get(key) for key in ("dtype", "threads")}
-        had["processor"] = (there.get("machine") or {}).get("cpu")
+        machine = there.get("machine") or {}
+        gpus = machine.get("gpus")  # older records say nothing
+        had |= {"processor": machine.get("cpu"), "GPUs": gpus if gpus is None else ", ".join(gpus) or "none"}
         asked = {key: str(value) for key, value in self.config.items() if key not in self.FREE}
         return asked | {key: str(value) for key, value in had.items() if value is not None}
 
