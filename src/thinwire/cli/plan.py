@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from thinwire.cli.terminal.needs import fetch_needs
 from thinwire.cli.terminal.options import with_config
 from thinwire.cli.terminal.output import PLAIN_WIDTH, print_json, tell
 from thinwire.lab.machine.processor import cores
 from thinwire.lab.options import flag
+from thinwire.lab.report.terminal import terminal_table
 from thinwire.lab.train.checks import MAX_STAGES
 from thinwire.lab.train.config import TrainConfig
 from thinwire.types import InputError, require
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from thinwire.lab.planning.machines_file import MachinesFile
     from thinwire.policies.pipeline.plan import Proposal
 
+COLUMNS = ("recipe", "schedule", "order", "cut", "s/step", "tokens/s", "of unlimited", "of uncrowded")
 USED = (
     "model",
     "init",
@@ -163,11 +163,8 @@ def _tokens(config: TrainConfig) -> int:
 
 
 def _print(proposals: list[Proposal], config: TrainConfig, file: MachinesFile) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for name in ("recipe", "schedule", "order", "cut", "s/step", "tokens/s", "of unlimited", "of uncrowded"):
-        table.add_column(name, justify="right" if "/" in name or "of" in name else "left", no_wrap=True)
-    for p in proposals:
-        cells = (
+    rows = [
+        (
             p.recipe,
             p.schedule,
             " → ".join(p.order),
@@ -177,7 +174,9 @@ def _print(proposals: list[Proposal], config: TrainConfig, file: MachinesFile) -
             f"{p.unlimited_s / p.seconds:.0%}",
             f"{p.uncrowded_s / p.seconds:.0%}",
         )
-        table.add_row(*map(escape, cells))
+        for p in proposals
+    ]
+    table = terminal_table(COLUMNS, rows, left=range(4), wrap=False)
     console = Console(width=None if Console().is_terminal else PLAIN_WIDTH, highlight=False)
     console.print(table)
     console.print(f"\nProposed: {proposals[0].recipe}, on the first pass over the samples:", markup=False)

@@ -12,6 +12,7 @@ from thinwire.lab.records.runs import Run
 from thinwire.lab.report.cards import card, grid, memory, run_legend, table
 from thinwire.lab.report.details import Rows
 from thinwire.lab.report.drawing import FAINT, curve, new_figure, series_colour, series_order, svg, ticks
+from thinwire.lab.report.terminal import terminal_table
 
 FederatedRun = Run[FederatedRecord]
 DONE = "done"
@@ -120,14 +121,7 @@ def _deployment(record: FederatedRecord) -> str:
 
 def summary_table(runs: Runs) -> Any:
     """Return the figures for a terminal."""
-    from rich.table import Table
-
-    shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for i in TABLE:
-        shown.add_column(COLUMNS[i], justify="right" if i else "left")
-    for row in _rows(runs):
-        shown.add_row(*(row[i] for i in TABLE))
-    return shown
+    return terminal_table([COLUMNS[i] for i in TABLE], ([row[i] for i in TABLE] for row in _rows(runs)))
 
 
 def _total(point: Point) -> float:

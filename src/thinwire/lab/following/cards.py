@@ -14,6 +14,7 @@ from thinwire.lab.records.runs import Run
 from thinwire.lab.report.cards import card, dot, grid, legend, table
 from thinwire.lab.report.details import Rows
 from thinwire.lab.report.drawing import FAINT, RULE, curve, logarithmic, new_figure, series_colour, svg
+from thinwire.lab.report.terminal import terminal_table
 
 StateRun = Run[StateRecord]
 FAULT = "A follower did not end with the publisher's bits. That is a fault; please report it."
@@ -86,15 +87,9 @@ def folds(runs: Sequence[StateRun]) -> dict[str, Rows]:
 
 def summary_table(runs: Sequence[StateRun]) -> Any:
     """Return the followers of all runs, for a terminal."""
-    from rich.table import Table
-
-    shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     columns = [ABOUT, *(_follower(run, name) for run in runs for name in run.record.followers)]
-    for i, column in enumerate(columns):
-        shown.add_column(column[0], justify="right" if i else "left")
-    for row in list(zip(*columns, strict=True))[1:]:
-        shown.add_row(*row)
-    return shown
+    head, *rows = zip(*columns, strict=True)
+    return terminal_table(head, rows)
 
 
 def cards(runs: Sequence[StateRun]) -> list[str]:

@@ -12,10 +12,12 @@ from thinwire.lab.records.progress import decibels, megabytes
 from thinwire.lab.records.runs import Run, over
 from thinwire.lab.report.cards import card, grid, memory, table
 from thinwire.lab.report.details import Rows
+from thinwire.lab.report.terminal import terminal_table
 
 PicturesRun = Run[PicturesRecord]
 COLUMNS = ("way", "mode", "seconds", "× faster", "s/step", "sent a step", "× fewer than fp16", "sent in all",
            "waiting and coding", "PSNR", "SSIM")  # fmt: skip
+TABLE = (0, 2, 3, 4, 5, 6, 9)  # of them, in a terminal
 OLD = " (windows of 7)"  # of records that do not say it
 STYLE = "image-rendering:pixelated;width:100%;border-radius:4px"
 
@@ -144,12 +146,5 @@ def _row(run: PicturesRun, first: float | None) -> list[str]:
 
 def summary_table(runs: Sequence[PicturesRun]) -> Any:
     """Return the figures for a terminal."""
-    from rich.table import Table
-
-    shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    kept = [0, 2, 3, 4, 5, 6, 9]
-    for i in kept:
-        shown.add_column(COLUMNS[i], justify="right" if i else "left")
-    for row in _rows(runs):
-        shown.add_row(*(row[i] for i in kept))
-    return shown
+    rows = ([row[i] for i in TABLE] for row in _rows(runs))
+    return terminal_table([COLUMNS[i] for i in TABLE], rows)

@@ -12,6 +12,7 @@ from thinwire.lab.records.progress import decibels, megabytes
 from thinwire.lab.records.runs import Run, over
 from thinwire.lab.report.cards import card, memory, table
 from thinwire.lab.report.details import Rows
+from thinwire.lab.report.terminal import terminal_table
 from thinwire.lab.scenes.curve import curves, seconds_of, so_far
 from thinwire.lab.scenes.record import LayerInfo, Picture, Rival, SceneRecord
 
@@ -300,11 +301,4 @@ def _streams(runs: Runs) -> str:
 
 def summary_table(runs: Runs) -> Any:
     """Return the figures for a terminal."""
-    from rich.table import Table
-
-    shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for i, name in enumerate(COLUMNS):
-        shown.add_column(name, justify="right" if i else "left")
-    for row in _rows(runs):
-        shown.add_row(*row)
-    return shown
+    return terminal_table(COLUMNS, _rows(runs))

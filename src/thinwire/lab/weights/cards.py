@@ -10,6 +10,7 @@ from thinwire.lab.records.progress import megabytes
 from thinwire.lab.records.runs import Run
 from thinwire.lab.report.cards import card, memory, table
 from thinwire.lab.report.details import Rows
+from thinwire.lab.report.terminal import terminal_table
 from thinwire.lab.weights.record import ModelRecord, TensorInfo
 
 ModelRun = Run[ModelRecord]
@@ -68,14 +69,7 @@ def cards(runs: Runs) -> list[str]:
 
 def summary_table(runs: Runs) -> Any:
     """Return the figures for a terminal."""
-    from rich.table import Table
-
-    shown = Table(box=None, pad_edge=False)
-    for i, name in enumerate(WAYS):
-        shown.add_column(name, justify="left" if i == 0 else "right")
-    for row in _ways(runs):
-        shown.add_row(*row)
-    return shown
+    return terminal_table(WAYS, _ways(runs))
 
 
 def _became(record: ModelRecord) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from thinwire.lab.records.progress import megabytes
 from thinwire.lab.records.runs import Run, over, unequal
 from thinwire.lab.records.schema import INVALID
+from thinwire.lab.report.terminal import terminal_table
 from thinwire.lab.train.record.schema import TrainRecord
 
 if TYPE_CHECKING:
@@ -278,17 +279,4 @@ def summary_table(runs: Runs) -> Table:
 
 def table_of(columns: Sequence[str], runs: Runs) -> Table:
     """Return an empty table for a terminal: the first column to the left, and below it the links."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(
-        box=None,
-        pad_edge=False,
-        header_style="bold",
-        padding=(0, 2, 0, 0),
-        caption=escape(f"over {over([run.record for run in runs])}"),
-        caption_justify="left",
-    )
-    for i, name in enumerate(columns):
-        table.add_column(name, justify="left" if i == 0 else "right", no_wrap=i > 0, overflow="fold")
-    return table
+    return terminal_table(columns, wrap=False, caption=f"over {over([run.record for run in runs])}")
