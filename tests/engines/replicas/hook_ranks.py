@@ -1,6 +1,8 @@
 """One rank of a DDP run that goes through all checks of the hook: ``python hook_ranks.py RANK STORE``.
 
-It prints the name of each check that passed. Both ranks make the same calls in the same order.
+Two ranks go through those of this file, then through ``loop_ranks.py``, and with a third one through
+``site_ranks.py``: one process each, since to start one costs more than most checks. It prints the name
+of each check that passed. All ranks make the same calls in the same order.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
+from tests.engines.replicas import loop_ranks, site_ranks
 from thinwire.engines.replicas import hook as hooks
 from thinwire.engines.replicas.hook import Replicated
 from thinwire.engines.replicas.mail import NotFinite
@@ -94,13 +97,13 @@ def identity_is_bit_equal_to_ddp() -> None:
         plain, ours = Student(), Student()
         with replicating(ours, IDENTITY, over) as replicated:
             for _ in range(4):
-                plain.train(50)
-                ours.train(50, replicated)
+                plain.train(6)
+                ours.train(6, replicated)
                 assert torch.equal(plain.weights(), ours.weights())
     plain, ours = Student(), Student(gradient_as_bucket_view=True, static_graph=True)
     with replicating(ours, "allreduce") as replicated:
-        plain.train(20)
-        ours.train(20, replicated)
+        plain.train(8)
+        ours.train(8, replicated)
     assert torch.equal(plain.weights(), ours.weights())
 
 
@@ -131,10 +134,10 @@ def a_delay_equals_the_reference() -> None:
         with replicating(ours, LATE, over) as replicated:
             ours.train(2, replicated)
             assert not replicated.ready
-            ours.train(18, replicated)
+            ours.train(8, replicated)
             assert replicated.ready
             replicated.drain(ours.optimiser.step)
-        assert torch.equal(ours.weights(), delayed(20, 2))
+        assert torch.equal(ours.weights(), delayed(10, 2))
 
 
 @check
@@ -286,22 +289,22 @@ def a_run_goes_on_from_what_was_saved() -> None:
     for over in ("peers", "group"):
         whole = Student()
         with replicating(whole, SPARSE, over) as replicated:
-            whole.train(10, replicated)
+            whole.train(6, replicated)
             saved = {n: x.clone() for n, x in replicated.state_dict().items()}
             weights = {n: x.clone() for n, x in whole.ddp.state_dict().items()}
             moments = whole.optimiser.state_dict()
             moments["state"] = {
                 k: {"momentum_buffer": v["momentum_buffer"].clone()} for k, v in moments["state"].items()
             }
-            whole.train(10, replicated)
+            whole.train(6, replicated)
             replicated.drain(whole.optimiser.step)
         later = Student()
         later.ddp.load_state_dict(weights)
         later.optimiser.load_state_dict(moments)
-        later.steps = 10
+        later.steps = 6
         with replicating(later, SPARSE, "more" if over == "peers" else over) as replicated:
             replicated.load_state_dict(saved)
-            later.train(10, replicated)
+            later.train(6, replicated)
             replicated.drain(later.optimiser.step)
         assert any(n.startswith("held1.") for n in saved)
         assert torch.equal(whole.weights(), later.weights()) and equal_everywhere(later.weights())
@@ -311,7 +314,7 @@ def a_run_goes_on_from_what_was_saved() -> None:
 def plain_ddp_with_the_default_recipe() -> None:
     student = Student()
     replicated = thinwire.replicate(student.ddp, peers=MESH["third"])
-    student.train(25, replicated)
+    student.train(12, replicated)
     replicated.drain(student.optimiser.step)
     replicated.close()
     assert equal_everywhere(student.weights())
@@ -508,6 +511,30 @@ def a_silent_rank_is_named() -> None:
     replicated.close()
 
 
+def two_ranks() -> None:
+    dist.init_process_group("gloo", store=STORE, rank=RANK, world_size=WORLD, timeout=timedelta(seconds=LONG))
+    for place in ("peers", "more", "third"):
+        MESH[place] = thinwire.connect_mesh(RANK, WORLD, STORE, prefix=place)
+    for function in CHECKS:
+        function()
+        print(function.__name__, flush=True)
+    loop_ranks.main(MESH)
+    print("loops", flush=True)
+    for mesh in MESH.values():
+        for peer in mesh.values():
+            peer.close()
+    dist.destroy_process_group()
+
+
+def three_ranks() -> None:
+    STORE.wait([f"two {rank}" for rank in range(WORLD)], timedelta(seconds=5 * LONG))
+    sites = dist.FileStore(sys.argv[2] + ".sites", site_ranks.WORLD)
+    options: dict[str, Any] = {"rank": RANK, "world_size": site_ranks.WORLD}
+    dist.init_process_group("gloo", store=sites, timeout=timedelta(seconds=LONG), **options)
+    site_ranks.main(STORE)
+    print("sites", flush=True)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     STORE = dist.FileStore(sys.argv[2], WORLD)
@@ -520,13 +547,9 @@ if __name__ == "__main__":
         "WORLD_SIZE": str(WORLD),
         "GLOO_SOCKET_IFNAME": "lo",
     }
-    dist.init_process_group("gloo", store=STORE, rank=RANK, world_size=WORLD, timeout=timedelta(seconds=LONG))
-    for place in ("peers", "more", "third"):
-        MESH[place] = thinwire.connect_mesh(RANK, WORLD, STORE, prefix=place)
-    for function in CHECKS:
-        function()
-        print(function.__name__, flush=True)
-    for mesh in MESH.values():
-        for peer in mesh.values():
-            peer.close()
-    dist.destroy_process_group()
+    if RANK < WORLD:
+        try:
+            two_ranks()
+        finally:
+            STORE.set(f"two {RANK}", "through")
+    three_ranks()

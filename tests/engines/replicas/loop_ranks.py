@@ -1,31 +1,28 @@
-"""One rank that goes through the loops people write: ``python loop_ranks.py RANK STORE``.
+"""The loops people write, of which a rank of ``hook_ranks.py`` goes through all.
 
 Gradients here do not depend on the weights. So a recipe that is exact and late has to end with the very bits
 of plain DDP, once it is drained: every gradient is applied once, in order, by the whole of the user's step.
-It prints the name of each loop that did.
 """
 
 from __future__ import annotations
 
 import copy
 import io
-import os
 import sys
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
-from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
 import thinwire
 
-RANK, WORLD, LONG = int(sys.argv[1]), 2, 60.0
+RANK, LONG = int(sys.argv[1]), 60.0
+MESH: dict[str, Any] = {}
 LATE = "exchange=Gradients(staleness=2)"
 FED_BACK = "exchange=Gradients(Scheme(ChunkTopK(0.1), ErrorFeedback()), staleness={})"
 ODD = {"b": (), "c": (0, 3)}
@@ -61,7 +58,7 @@ class Loop:
         self.replicated: Any = None
         if recipe is not None:
             self.replicated = thinwire.replicate(
-                self.ddp, recipe, peers=PEERS, scaler=self.scaler, deadline=LONG
+                self.ddp, recipe, peers=MESH["peers"], scaler=self.scaler, deadline=LONG
             )
 
     def drain(self, step: Steps) -> None:
@@ -251,7 +248,7 @@ def keeps_averages(loop: Loop) -> None:
     copied.zero_grad()
     copied(3).backward()  # a copy is a DDP of its own, which may be hooked up
     if loop.replicated is not None:
-        thinwire.replicate(loaded, LATE, peers=MORE).close()
+        thinwire.replicate(loaded, LATE, peers=MESH["more"]).close()
 
 
 LOOPS = [
@@ -313,27 +310,15 @@ def check_powersgd() -> None:
     assert torch.equal(*ends)
 
 
-def main() -> None:
-    for write in LOOPS:
-        check(write.__name__, write)
-    check("throws_away", throws_away)
-    for kind, options in KINDS.items():
-        check(f"always_steps {kind}", always_steps, **options)
-        check(f"throws_away {kind}", throws_away, **options)
-    for late in (0, 2):
-        check_thrown(FED_BACK.format(late))
-    check_powersgd()
-
-
-if __name__ == "__main__":
-    warnings.simplefilter("error")
-    torch.set_num_threads(1)
-    STORE = dist.FileStore(sys.argv[2], WORLD)
-    os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    dist.init_process_group("gloo", store=STORE, rank=RANK, world_size=WORLD, timeout=timedelta(seconds=LONG))
-    PEERS, MORE = (thinwire.connect_mesh(RANK, WORLD, STORE, prefix=name) for name in ("a", "b"))
-    main()
-    print("passed", flush=True)
-    for peer in (*PEERS.values(), *MORE.values()):
-        peer.close()
-    dist.destroy_process_group()
+def main(mesh: dict[str, Any]) -> None:
+    MESH.update(mesh)
+    with warnings.catch_warnings(action="error"):
+        for write in LOOPS:
+            check(write.__name__, write)
+        check("throws_away", throws_away)
+        for kind, options in KINDS.items():
+            check(f"always_steps {kind}", always_steps, **options)
+            check(f"throws_away {kind}", throws_away, **options)
+        for late in (0, 2):
+            check_thrown(FED_BACK.format(late))
+        check_powersgd()

@@ -1,11 +1,13 @@
-"""A DDP model whose gradients travel by recipe: ``hook_ranks.py``, run once by two ranks, and sizes."""
+"""A DDP model whose gradients travel by recipe: ``hook_ranks.py``, run once by three ranks, and sizes."""
 
 from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -25,48 +27,41 @@ CHECKS = re.findall(r"^@check\ndef (\w+)", RANKS.read_text(), re.MULTILINE)
 LONG = 240.0  # seconds; a limit, not an expectation
 
 
-def run(program: Path, place: Path, ranks: int) -> list[str]:
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Return what each of the ranks printed."""
     env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    started = [
-        subprocess.Popen(
-            [sys.executable, str(program), str(rank), str(place)],
-            env=env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        return [rank.communicate(timeout=LONG)[0] for rank in started]
-    finally:
-        for rank in started:
-            rank.kill()
+    store = tmp_path_factory.mktemp("hook") / "store"
+    command = [sys.executable, str(RANKS.with_name("fork_ranks.py")), str(RANKS), "3", str(store)]
+    with subprocess.Popen(command, env=env, start_new_session=True) as started:
+        try:
+            with suppress(subprocess.TimeoutExpired):
+                started.wait(LONG)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(started.pid, signal.SIGKILL)
+    return [store.with_name(f"store.{rank}").read_text() for rank in range(3)]
 
 
-@pytest.fixture(scope="module")
-def passed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    return run(RANKS, tmp_path_factory.mktemp("hook") / "store", 2)
+def check(name: str, printed: list[str]) -> None:
+    for rank, text in enumerate(printed):
+        assert name in text.splitlines(), f"rank {rank}:\n{text[-3000:]}"
 
 
-def test_sites_average_first_and_leaders_exchange(tmp_path: Path) -> None:
-    """Two sites of three ranks and one: the same bits everywhere, and the mean of all four."""
-    for rank, text in enumerate(run(RANKS.with_name("site_ranks.py"), tmp_path, 4)):
-        assert "passed" in text.splitlines(), f"rank {rank}:\n{text[-3000:]}"
+def test_sites_average_first_and_leaders_exchange(printed: list[str]) -> None:
+    """Two sites of two ranks and one: the same bits everywhere, and the mean of all three."""
+    check("sites", printed)
 
 
-def test_loops_as_people_write_them_end_as_plain_ddp_does(tmp_path: Path) -> None:
-    for rank, text in enumerate(run(RANKS.with_name("loop_ranks.py"), tmp_path / "store", 2)):
-        assert "passed" in text.splitlines(), f"rank {rank}:\n{text[-3000:]}"
+def test_loops_as_people_write_them_end_as_plain_ddp_does(printed: list[str]) -> None:
+    check("loops", printed[:2])
 
 
 @pytest.mark.parametrize("name", CHECKS)
-def test_over_two_ranks(name: str, passed: list[str]) -> None:
+def test_over_two_ranks(name: str, printed: list[str]) -> None:
     if name.startswith("accelerate"):
         pytest.importorskip("accelerate")
-    for rank, text in enumerate(passed):
-        assert name in text.splitlines(), f"rank {rank}:\n{text[-3000:]}"
+    check(name, printed[:2])
 
 
 @pytest.mark.parametrize("shape", [(1, 4096), (7, 1 << 16)])
