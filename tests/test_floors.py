@@ -35,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "links": {"types", "links"},
     "exchange": {"types", "links", "exchange"},
     "state": F1 | {"state"},
-    "files": F0 | {"state", "files"},
+    "files": F0 | {"state", "files", "links.names"},
     "policies": F1 | {"links.tcp.idle", "policies"},
     "engines": set(),
     "engines.diffusion": F2 | {"links", "exchange", "engines.diffusion"},

@@ -12,6 +12,7 @@ import pytest
 import zmq
 from waiting import LONG, until
 
+from thinwire.files.web_folder import WebFolder
 from thinwire.lab.machine.network import check_listener, check_own, way_out
 from thinwire.links import ZmqLink, polled, sockets
 from thinwire.links.greeting import asks_for_token
@@ -141,6 +142,8 @@ def test_what_was_tried_is_told() -> None:
     assert set(reason(told.value).split(", ")) == both
     with pytest.raises(LinkError, match=rf"nothing listens at both\.test:1 .*\({refused}"):
         check_listener("both.test", 1, has_token=True)
+    with pytest.raises(OSError, match=refused):
+        WebFolder("http://both.test:1").read("manifest.json", 1)
     link = ZmqLink.connect(b"n", "both.test", 1, token=TOKEN, connect_timeout=0.3)
     with pytest.raises(LinkError, match=r"did not connect within 0\.3 s \(tried 127\.0\.0\.1, ::1\)"):
         link.recv().result(LONG)
@@ -158,7 +161,7 @@ def test_an_address_that_says_nothing_costs_a_quarter_of_a_second(monkeypatch: p
         monkeypatch.setitem(NAMES, "slow.test", ["127.0.0.2", "127.0.0.3"])
         began = monotonic()
         with reach("slow.test", port, LONG) as found:
-            assert found.getpeername()[0] == "127.0.0.3"
+            assert found.getpeername()[0] == "127.0.0.3" and found.gettimeout() == LONG
         assert monotonic() - began < LONG / 2
         with pytest.raises(TimeoutError):
             reach("127.0.0.2", port, 0.3)

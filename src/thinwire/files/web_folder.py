@@ -24,6 +24,7 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from thinwire.files.place import check_size, shown
 from thinwire.files.proxy import way
+from thinwire.links.names import reach
 from thinwire.types import WRONG_VALUES, InputError, PayloadError
 
 TIMEOUT = 30.0  # seconds without a byte
@@ -73,11 +74,22 @@ class _Response(HTTPResponse):
         self.fp = io.BufferedReader(_Steady(self.fp, sock.gettimeout() or TIMEOUT))
 
 
-class _Plain(HTTPConnection):
+def _dial(address: tuple[str, int], timeout: float, source: object) -> socket.socket:
+    return reach(*address, timeout)
+
+
+class _Dialled:
+    # The library's own way waits for one address of a name after the other, for the whole timeout each.
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._create_connection = _dial
+
+
+class _Plain(_Dialled, HTTPConnection):
     response_class = _Response
 
 
-class _Secure(HTTPSConnection):
+class _Secure(_Dialled, HTTPSConnection):
     response_class = _Response
 
 
@@ -93,7 +105,7 @@ class _SecureHandler(urllib.request.HTTPSHandler):
 
 def _greets(host: str, port: int) -> bool:
     """Return whether whoever listens there begins before it is asked, as a publisher does."""
-    with suppress(OSError), socket.create_connection((host, port), GREETING) as sock:
+    with suppress(OSError), reach(host, port, GREETING) as sock:
         return sock.recv(1) == LINK
     return False
 

@@ -53,7 +53,8 @@ def addresses(host: str, port: int = 0, timeout: float = RESOLVE) -> list[Info]:
 def reach(host: str, port: int, timeout: float) -> socket.socket:
     """Return a connection to whichever of a host's addresses answers first, within ``timeout`` seconds.
 
-    The next address is tried once the one before has failed, or has not answered for a quarter of a second.
+    These are its timeout from then on. The next address is tried once the one before has failed, or has not
+    answered for a quarter of a second.
     Errors: ``OSError``; where there are several addresses its ``strerror`` says what came of each.
     Source: Happy Eyeballs, RFC 8305.
     """
@@ -77,11 +78,10 @@ def reach(host: str, port: int, timeout: float) -> socket.socket:
                 sock, at = key.data
                 error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 waiting.unregister(sock)
-                if not error:
-                    sock.settimeout(timeout)
-                    return socket.socket(
-                        sock.family, sock.type, sock.proto, sock.detach()
-                    )  # which the block does not close
+                if not error:  # by another object, which the block does not close
+                    found = socket.socket(sock.family, sock.type, sock.proto, sock.detach())
+                    found.settimeout(timeout)
+                    return found
                 failed[at] = OSError(error, os.strerror(error))
     raise _failure(names, failed)
 

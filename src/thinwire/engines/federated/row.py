@@ -52,7 +52,7 @@ class Parameters:
     def stands(self) -> dict[str, tuple[int, int, float]]:
         """Return how frozen parameters stand, to be given to ``check_kept`` once the model was trained."""
         frozen = ((n, p.detach()) for n, p in self._model.named_parameters() if not p.requires_grad)
-        return {n: (p.data_ptr(), p._version, _sum(p)) for n, p in frozen}
+        return {n: (_place(p), p._version, _sum(plain(p))) for n, p in frozen}
 
     def check_kept(self, stood: Mapping[str, tuple[int, int, float]]) -> None:
         """Raise ``InputError`` where training moved what clients do not share, and name it.
@@ -87,6 +87,10 @@ class Parameters:
         with torch.no_grad():
             for p, part in zip(self._parameters, parts, strict=True):
                 p.copy_(part.view(p.shape))
+
+
+def _place(x: Tensor) -> int:
+    return x.data_ptr() if x.layout == torch.strided else 0  # a sparse one has none
 
 
 def _sum(x: Tensor) -> float:

@@ -15,6 +15,7 @@ from thinwire.types import InputError, PayloadError, require
 
 CHUNK = 1 << 20  # values that are mixed at a time
 NEAR = 1e-3  # by which the mixes of equal values differ at most, on any processor
+MOST = 1e140  # larger values, whose squares have no room, count as this
 COMPILED = "_orig_mod."  # what torch.compile puts into names
 
 
@@ -95,7 +96,7 @@ def _mixed(tensors: Iterable[Tensor]) -> tuple[float, float]:
         flat = (torch.view_as_real(x) if x.is_complex() else x).detach().reshape(-1)
         size = dot = 0.0
         for at, part in enumerate(flat.split(CHUNK)):
-            values = torch.nan_to_num(part.double().cpu(), 0.0, 1.0, -1.0)
+            values = torch.nan_to_num(part.double().cpu(), 0.0, 1.0, -1.0).clamp(-MOST, MOST)
             order = torch.arange(len(values), dtype=torch.int64) + at * CHUNK + 7 * number
             dot += float(values @ ((order * 2654435761 % (1 << 32)).double() / (1 << 31) - 1))
             size += float(values.square().sum())

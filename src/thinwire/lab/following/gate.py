@@ -12,6 +12,8 @@ import threading
 from contextlib import suppress
 from time import monotonic, sleep
 
+from thinwire.links.names import reach
+
 MOST, LEAST, PIECE = 16384, 1024, 0.01  # bytes that are moved at once, or so many seconds of the line
 AHEAD = 0.2  # seconds of a line that may wait before it, as in a router's queue
 FULL = 1 << 12  # pieces under way
@@ -64,7 +66,7 @@ class Gate:
             try:
                 if self._shut:
                     raise OSError("the gate is shut")
-                far = socket.create_connection(self._target, timeout=5.0)
+                far = reach(*self._target, 5.0)
                 far.settimeout(None)
             except OSError:
                 self._hold(near)
