@@ -52,13 +52,24 @@ def test_each_method_leaves_a_record(done: tuple[Command, Path]) -> None:
     assert load_run(out / "fedavg").kind == "federated"
 
 
-def test_more_processes_come_to_the_same_bits(done: tuple[Command, Path], tmp_path: Path) -> None:
+def test_a_method_comes_to_the_same_bits_alone_and_in_more_processes(
+    done: tuple[Command, Path], tmp_path: Path
+) -> None:
     command, _ = done
     again = federate(
-        tmp_path, "fedavg", *SMALL, "--until", "0.5", "--split", "dirichlet:1.0", "--workers", "2", "--json"
+        tmp_path,
+        "fedbuff:size=3",
+        *SMALL,
+        "--until",
+        "0.5",
+        "--split",
+        "dirichlet:1.0",
+        "--workers",
+        "2",
+        "--json",
     )
     assert again.code == 0, again.err
-    (one, *_), (two,) = json.loads(command.out), json.loads(again.out)
+    (*_, one), (two,) = json.loads(command.out), json.loads(again.out)
     assert two["weights"] == one["weights"] and two["accuracy"] == one["accuracy"]
     assert [len(run["memory"]["peak_rss_bytes"]) for run in (one, two)] == [1, 3]  # of all processes
 

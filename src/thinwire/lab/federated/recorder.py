@@ -166,6 +166,7 @@ def new_server(
     config, method = setup.config, recipe.schemes[METHOD]
     rates = Decay(config.lr, config.decay, config.versions)
     policy = with_steps(recipe.policy, name, config.steps)
+    setup.parameters.write(setup.weights)  # another method's run may have left its own there
     return kind(setup.parameters, method.rule, policy, method.download, rates)
 
 
