@@ -42,7 +42,7 @@ def test_a_file_that_changes_is_followed(tmp_path: Path):
     write_checkpoint(file, first, {})
     tell = f"echo $THINWIRE_VERSION $THINWIRE_FILE >> {heard}"
     with running(tmp_path, "publish", file, "--port", 0, "--store", tmp_path / "store") as publisher:
-        at = publisher.wait_for(r"follow (127\.0\.0\.1:\d+)")[1]
+        at = publisher.says(r"follow (127\.0\.0\.1:\d+)")[1]
         options = ("--out", out, "--state", saved, "--exec", tell)
         with running(tmp_path, "follow", at, *options) as follower:
             until(lambda: holds(out, first) and saved.exists() and heard.exists(), "the first version")
@@ -56,7 +56,7 @@ def test_a_file_that_changes_is_followed(tmp_path: Path):
         assert heard.read_text().splitlines() == [f"{n} {out}" for n in (1, 2)]
         third = trained(second)
         write_checkpoint(file, third, {})
-        publisher.wait_for("version 3, 2.")
+        publisher.says("version 3, 2.")
         again = invoke("follow", at, "--once", *options)
         assert again.exit_code == 0, again.output
         assert holds(out, third)
@@ -72,10 +72,10 @@ def test_a_follower_ends_by_ctrl_c_and_goes_on_from_its_state(tmp_path: Path, pu
     publisher, state, at = published
     saved = tmp_path / "saved"
     with running(tmp_path, "follow", at, "--state", saved) as follower:
-        follower.wait_for("version 1")
+        follower.says("version 1")
         state |= trained(state)
         publisher.publish()
-        follower.wait_for("version 2")
+        follower.says("version 2")
         assert follower.end(signal.SIGTERM) == 0
         assert "Traceback" not in follower.said
     found = json.loads(invoke("inspect", saved, "--check", "--json").stdout)
@@ -227,7 +227,7 @@ def test_a_relay_begins_with_the_base_and_then_with_its_state(tmp_path: Path):
             state["w"][:2] += 1
             version = publisher.publish()
             with running(tmp_path, "follow", at, "--relay", relay, *begin) as near:
-                near.wait_for(f"version {version.number}, ")
+                near.says(f"version {version.number}, ")
                 late = invoke("follow", relay, "--out", out, "--once")
                 assert late.exit_code == 0 and holds(out, state), late.output
                 assert near.end() == 0

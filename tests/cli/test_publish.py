@@ -9,11 +9,13 @@ import os
 import re
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch
-from commanded import Running, Script, holds, invoke, meanwhile, newest, one_sentence, trained, weights
+from commanded import Script, holds, invoke, meanwhile, newest, one_sentence, running, trained, weights
+from launchers import Command
 from waiting import free_port
 
 from thinwire.engines.sync.push.ask import ask
@@ -162,29 +164,26 @@ def test_half_a_file_is_never_published(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_one_version_goes_to_the_followers_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    file, followers = tmp_path / "m.safetensors", []
+    file, near = tmp_path / "m.safetensors", list[Command]()
     write_checkpoint(file, weights(), {})
     relay, port = f"127.0.0.1:{free_port()}", free_port()
+    with ExitStack() as stack:
 
-    def script() -> Script:
-        yield lambda: True
-        found = ask("127.0.0.1", port).layout.slots
-        assert {str(slot.dtype) for slot in found} == {"torch.float16", "torch.int64", "torch.bool"}
-        followers.append(Running(tmp_path, "follow", f"127.0.0.1:{port}", "--relay", relay))
-        yield lambda: False
+        def script() -> Script:
+            yield lambda: True
+            found = ask("127.0.0.1", port).layout.slots
+            assert {str(slot.dtype) for slot in found} == {"torch.float16", "torch.int64", "torch.bool"}
+            following = running(tmp_path, "follow", f"127.0.0.1:{port}", "--relay", relay)
+            near.append(stack.enter_context(following))
+            yield lambda: False
 
-    meanwhile(monkeypatch, script())
-    try:
+        meanwhile(monkeypatch, script())
         result = invoke("publish", file, "--port", port, "--once", "--dtype", "fp16")
         assert result.exit_code == 0, result.output
         late = invoke("follow", relay, "--out", tmp_path / "o", "--once")  # from the relay alone
         assert late.exit_code == 0, late.output
-        followers[0].wait_for(f"version 1, .* at {relay}")
-        assert followers[0].end() == 0
-    finally:
-        for follower in followers:
-            follower.process.kill()
-            follower.process.wait()
+        near[0].says(f"version 1, .* at {relay}")
+        assert near[0].end() == 0
     assert read_checkpoint(tmp_path / "o")["w"].dtype is torch.float16
 
 

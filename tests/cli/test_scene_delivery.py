@@ -138,7 +138,7 @@ def test_layers_are_published_one_by_one_and_followed_as_a_scene(tmp_path: Path,
     out, heard = tmp_path / "out.tw", tmp_path / "heard"
     copy = f"cp $THINWIRE_FILE {tmp_path}/$THINWIRE_VERSION.tw && echo $THINWIRE_VERSION >> {heard}"
     with running(tmp_path, "publish", scene, "--layers", "--port", 0, "--store", tmp_path / "s") as publisher:
-        at = publisher.wait_for(r"follow (127\.0\.0\.1:\d+)")[1]
+        at = publisher.says(r"follow (127\.0\.0\.1:\d+)")[1]
         with running(tmp_path, "follow", at, "--out", out, "--exec", copy):
             until(lambda: out.exists() and out.read_bytes() == DATA, "all layers")
             until(lambda: heard.exists() and heard.read_text().endswith("3\n"), "the command after the last")

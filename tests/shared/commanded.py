@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -15,9 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from launchers import Command, warm
 from torch import Tensor
 from typer.testing import CliRunner
-from waiting import LONG, until
+from waiting import LONG
 
 from thinwire.cli.terminal.app import app
 from thinwire.engines.sync.pull.look import look
@@ -25,7 +22,6 @@ from thinwire.files.checkpoint import read_checkpoint
 from thinwire.files.folder import open_folder
 
 PLAIN = {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "110", "THINWIRE_TOKEN": None}
-KEPT = {k: v for k, v in os.environ.items() if k not in ("THINWIRE_DEBUG", "THINWIRE_TOKEN")}
 
 
 def weights(seed: int = 0) -> dict[str, Tensor]:
@@ -55,32 +51,6 @@ def one_sentence(text: str) -> str:
     line = text.strip().splitlines()[-1]
     assert line.startswith("thinwire: ") and "Traceback" not in text
     return line
-
-
-class Running:
-    """A thinwire process, and what it has said on stderr so far."""
-
-    def __init__(self, folder: Path, *arguments: object) -> None:
-        self.log = folder / f"{time.monotonic_ns()}.log"
-        command = [sys.executable, "-m", "thinwire", *map(str, arguments)]
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                command, stdout=log, stderr=log, env=KEPT | {"OMP_NUM_THREADS": "1"}
-            )
-
-    @property
-    def said(self) -> str:
-        return self.log.read_text()
-
-    def wait_for(self, words: str) -> re.Match[str]:
-        until(lambda: re.search(words, self.said) or self.process.poll() is not None, f"{words}: {self.said}")
-        found = re.search(words, self.said)
-        assert found is not None, self.said
-        return found
-
-    def end(self, how: int = signal.SIGINT) -> int:
-        self.process.send_signal(how)
-        return self.process.wait(LONG)
 
 
 Script = Generator[Callable[[], object], None, None]
@@ -120,14 +90,14 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, script: Script) -> list[str]:
 
 
 @contextmanager
-def running(folder: Path, *arguments: object) -> Iterator[Running]:
-    found = Running(folder, *arguments)
+def running(folder: Path, *arguments: object) -> Iterator[Command]:
+    """Run a command in another process, to the end of the block at most."""
+    found = warm().start(folder / f"said-{time.monotonic_ns()}", *arguments)
     try:
         yield found
     finally:
-        if found.process.poll() is None:
-            found.process.kill()
-            found.process.wait()
+        if found.poll() is None:
+            found.end(signal.SIGKILL)
 
 
 def holds(path: Path, state: dict[str, Tensor]) -> bool:

@@ -1,7 +1,8 @@
 """Start thinwire as users do, for tests: whole runs, single ranks as torchrun starts them, and their traces.
 
 Importing torch and transformers takes seconds, so ``warm()`` keeps one process that has done it and forks a
-copy of itself for each command. Run as a program, this file is that process.
+copy of itself for each command. Run as a program, this file is that process, which imports what a command
+needs before it forks the first one of that kind.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import atexit
 import inspect
 import json
 import os
+import pkgutil
+import re
 import resource
 import runpy
 import signal
@@ -19,7 +22,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -36,6 +39,22 @@ ABSENT = (
     "MASTER_ADDR",
     "MASTER_PORT",
     "THINWIRE_TOKEN",
+    "THINWIRE_DEBUG",
+)
+STATES = ("thinwire.cli.states.following", "thinwire.cli.states.publishing")
+FEDERATED = ("sklearn.datasets", "thinwire.lab.federated.run", "thinwire.lab.federated.deployed")
+NEEDS = {
+    "publish": STATES,
+    "follow": STATES,
+    "federate": FEDERATED,
+    "federate-serve": FEDERATED,
+    "federate-join": FEDERATED,
+}  # what a command imports; all others:
+TRAINING = (
+    "transformers:GPT2LMHeadModel",
+    "transformers:PreTrainedTokenizerFast",
+    "thinwire.lab.train.launch",
+    "thinwire.lab.train.run",
 )
 
 
@@ -62,6 +81,22 @@ class Command:
     @property
     def err(self) -> str:
         return (self._place / "stderr").read_text()
+
+    @property
+    def said(self) -> str:
+        return self.out + self.err
+
+    def says(self, words: str, timeout: float = PATIENCE) -> re.Match[str]:
+        """Wait until the command has said what this pattern finds; fail where it ends without that."""
+        until(lambda: re.search(words, self.said) or self.poll() is not None, words, timeout)
+        found = re.search(words, self.said)
+        assert found is not None, f"{words}: {self.said}"
+        return found
+
+    def end(self, how: int = signal.SIGINT) -> int:
+        """Send a signal, and return the exit code."""
+        self.signal(how)
+        return self.wait()
 
     def poll(self) -> int | None:
         self.code = self._poll() if self.code is None else self.code
@@ -273,20 +308,21 @@ def tmpfs(folder: Path, size: int) -> Iterator[Path | None]:
             subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+def _load(command: str) -> None:
+    """Import what a command is going to import, so that all forks have it."""
+    for name in ("thinwire.cli.terminal.app", *NEEDS.get(command, TRAINING)):
+        with suppress(ImportError):  # sklearn, of which the command says that it is missing
+            pkgutil.resolve_name(name)
+
+
 def _serve() -> None:
-    import transformers
-
-    import thinwire.cli.terminal.app
-    import thinwire.lab.train.launch
-    import thinwire.lab.train.run  # noqa: F401
-
-    _ = transformers.GPT2LMHeadModel, transformers.PreTrainedTokenizerFast
     for line in sys.stdin:
         asked = json.loads(line)
         if "poll" in asked:
             pid, status = os.waitpid(asked["poll"], os.WNOHANG)
             _reply(os.waitstatus_to_exitcode(status) if pid else None)
             continue
+        _load(asked["arguments"][0] if asked["arguments"] else "")
         pid = os.fork()
         if pid == 0:
             _become(**asked)

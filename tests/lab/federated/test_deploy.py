@@ -3,89 +3,46 @@
 from __future__ import annotations
 
 import json
-import re
-import subprocess
-import sys
+import signal
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from launchers import Command, sentence, warm
 
 from thinwire.lab.doctor.diagnosis import OK, emulation
 from thinwire.lab.records.writer import read_json
 
 pytestmark = pytest.mark.skipif(find_spec("sklearn") is None, reason="needs scikit-learn's digits")
+LONG = 120.0  # seconds; a limit, not an expectation
 SMALL = ("--data", "digits", "--model", "logistic", "--clients", "2", "--steps", "2")
-PATIENCE = 60.0
-
-
-def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "thinwire", *words]
-
-
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*words), capture_output=True, text=True, timeout=PATIENCE)
-
-
-class Program:
-    """A command that goes on in the background; ``until`` waits for a line of its stderr."""
-
-    def __init__(self, *words: str) -> None:
-        self.process = subprocess.Popen(
-            command(*words), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, bufsize=1
-        )
-        self.said: list[str] = []
-
-    def until(self, pattern: str) -> re.Match[str]:
-        stream = self.process.stderr
-        assert stream is not None
-        for line in stream:
-            self.said.append(line)
-            found = re.search(pattern, line)
-            if found:
-                return found
-        raise AssertionError("".join(self.said))
-
-    def end(self) -> tuple[int, str]:
-        _, err = self.process.communicate(timeout=PATIENCE)
-        return self.process.returncode, "".join(self.said) + err
 
 
 @pytest.fixture
-def programs() -> Iterator[Any]:
-    with ExitStack() as stack:
+def programs(tmp_path: Path) -> Iterator[Any]:
+    """Return what starts a command, and lets none live on after the test."""
+    begun: list[Command] = []
 
-        def start(*words: str) -> Program:
-            program = Program(*words)
-            stack.enter_context(program.process)  # which waits, and closes its pipe
-            stack.callback(program.process.kill)
-            return program
+    def start(*words: str) -> Command:
+        begun.append(warm().start(tmp_path / f"program-{len(begun)}", *words))
+        return begun[-1]
 
-        yield start
+    yield start
+    for program in begun:
+        if program.poll() is None:
+            program.end(signal.SIGKILL)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "thinwire:period=0.5"])
 def test_real_processes_come_to_the_weights_of_one(method: str, tmp_path: Path) -> None:
-    done = run(
-        "federate",
-        method,
-        *SMALL,
-        "--rounds",
-        "3",
-        "--deploy",
-        "processes",
-        "--out",
-        str(tmp_path),
-        "--json",
-        "--workers",
-        "1",
-    )
-    assert done.returncode == 0, done.stderr
-    deployment = json.loads(done.stdout)[0]["deployment"]
+    more = ("--rounds", "3", "--deploy", "processes", "--workers", "1", "--json", "--out", tmp_path / "out")
+    done = warm().run(tmp_path, "federate", method, *SMALL, *more)
+    assert done.code == 0, done.err
+    deployment = json.loads(done.out)[0]["deployment"]
     assert deployment["identical"] is True
     assert deployment["check"] == ("simulated" if method == "fedavg" else "turns done again")
     assert len(deployment["seconds"]) == 3
@@ -98,9 +55,9 @@ def test_over_an_emulated_link_rounds_take_as_long_as_foretold(tmp_path: Path) -
         pytest.skip(f"no emulated network here: {found.finding}")
     words = ("--data", "digits", "--model", "cnn", "--clients", "2", "--steps", "2", "--rounds", "2")
     more = ("--deploy", "processes", "--emulate", "--link", "1mbit,50ms", "--workers", "1", "--json")
-    done = run("federate", "fedavg", *words, *more, "--out", str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    deployment = json.loads(done.stdout)[0]["deployment"]
+    done = warm().run(tmp_path, "federate", "fedavg", *words, *more, "--out", tmp_path / "out")
+    assert done.code == 0, done.err
+    deployment = json.loads(done.out)[0]["deployment"]
     assert deployment["identical"] is True
     assert 0.85 < deployment["ratio"] < 1.15
 
@@ -109,18 +66,16 @@ def test_a_server_that_was_killed_goes_on_from_its_last_version(programs: Any, t
     out = str(tmp_path / "served")
     serve = ("federate-serve", *SMALL, "--method", "fedavg", "--out", out, "--rounds", "400")
     server = programs(*serve, "--port", "0")
-    port = server.until(r"127.0.0.1:(\d+)")[1]
+    port = server.says(r"127.0.0.1:(\d+)")[1]
     clients = [
         programs("federate-join", f"127.0.0.1:{port}", "--data", "digits", "--part", f"{i}/2") for i in (0, 1)
     ]
-    server.until(r"version 2 after")
-    server.process.kill()
-    server.process.wait()
+    server.says(r"version 2 after")
+    server.end(signal.SIGKILL)
     last = 3 + json.loads((tmp_path / "served" / "metrics.jsonl").read_text().splitlines()[-1])["version"]
     again = programs(*serve, "--port", port, "--resume", "--rounds", str(last))
-    code, said = again.end()
-    assert code == 0, said
-    assert [client.end()[0] for client in clients] == [0, 0]
+    assert again.wait() == 0, again.err
+    assert [client.wait() for client in clients] == [0, 0]
     versions = [
         json.loads(line)["version"]
         for line in (tmp_path / "served" / "metrics.jsonl").read_text().splitlines()
@@ -132,19 +87,16 @@ def test_a_server_that_was_killed_goes_on_from_its_last_version(programs: Any, t
 
 def test_what_does_not_fit_is_refused_in_a_sentence(programs: Any, tmp_path: Path) -> None:
     server = programs("federate-serve", *SMALL, "--port", "0", "--out", str(tmp_path / "served"))
-    address = server.until(r"(127.0.0.1:\d+)")[1]
+    address = server.says(r"(127.0.0.1:\d+)")[1]
     strange = tmp_path / "strange.npz"
-    import numpy as np
-
     x, y = np.zeros((4, 3), np.float32), np.array([0, 1, 0, 1])
     np.savez(strange, x_train=x, y_train=y, x_test=x, y_test=y)
     for words, told in (
         (("--data", str(strange)), "give the same kind of data"),
         (("--data", "digits", "--model", "cnn"), "give the same --model"),
     ):
-        done = run("federate-join", address, *words)
-        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-        assert told in done.stderr
+        done = warm().run(tmp_path, "federate-join", address, *words)
+        assert done.code == 2 and told in sentence(done), done.err
 
 
 @pytest.mark.parametrize(
@@ -152,6 +104,9 @@ def test_what_does_not_fit_is_refused_in_a_sentence(programs: Any, tmp_path: Pat
     [
         (("federate-serve", "--method", "fedavgg"), "fedavg"),
         (("federate-serve", "--host", "0.0.0.0"), "token"),
+        (("federate-serve", "--config", "split = 'iid'"), "has 'split', which this command does not use"),
+        (("federate-serve", "--config", "methods = 'fedavgg'"), "did you mean fedavg"),
+        (("federate-join", "127.0.0.1:1", "--split", "classes:2"), "give --part too"),
         (("federate-join", "nowhere"), "is not HOST:PORT"),
         (("federate-join", "127.0.0.1:1", "--part", "3/3"), "--part 3/3 is not K/N with K below N"),
         (("federate-join", "192.0.2.7:7300"), "token"),
@@ -161,14 +116,17 @@ def test_what_does_not_fit_is_refused_in_a_sentence(programs: Any, tmp_path: Pat
 def test_bad_input_is_refused_before_anything_is_written(
     words: tuple[str, ...], told: str, tmp_path: Path
 ) -> None:
-    out = tmp_path / "out"
+    out, file = tmp_path / "out", tmp_path / "options.toml"
+    if "--config" in words:
+        file.write_text(words[-1])
+        words = (*words[:-1], str(file))
     more = ("--out", str(out)) if words[0] != "federate-join" else ()
-    done = run(*words, *more)
-    assert (done.returncode, told in done.stderr, out.exists()) == (2, True, False), done.stderr
+    done = warm().run(tmp_path, *words, *more)
+    assert (done.code, told in sentence(done), out.exists()) == (2, True, False), done.err
 
 
-def test_a_client_gives_up_on_a_server_that_is_not_there() -> None:
+def test_a_client_gives_up_on_a_server_that_is_not_there(tmp_path: Path) -> None:
     began = time.monotonic()
-    done = run("federate-join", "127.0.0.1:9", "--data", "digits", "--patience", "1")
-    assert (done.returncode, "no sign of 127.0.0.1:9" in done.stderr) == (3, True), done.stderr
-    assert time.monotonic() - began < 2 * PATIENCE  # one second, and the start of a process
+    done = warm().run(tmp_path, "federate-join", "127.0.0.1:9", "--data", "digits", "--patience", "1")
+    assert (done.code, "no sign of 127.0.0.1:9" in done.err) == (3, True), done.err
+    assert time.monotonic() - began < LONG

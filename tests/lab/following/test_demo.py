@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,11 +31,10 @@ from thinwire.lab.following.record import FollowerLog, StateRecord
 from thinwire.lab.following.recorder import StateRecorder
 from thinwire.lab.models.source import resolve_model
 from thinwire.lab.models.tokenizer import trained_bpe
-from thinwire.lab.ranks.worker import CONFIG
 from thinwire.lab.records.runs import Run
 from thinwire.lab.records.schema import LinkInfo, RecipeText
 from thinwire.lab.report.page import report_html
-from thinwire.types import InputError, ThinwireError
+from thinwire.types import InputError
 
 LONG = 90.0  # seconds; a limit, not an expectation
 TEXT = "some words to train on, and some more of them\n" * 60
@@ -68,26 +66,22 @@ def plan(model: Path, out: Path, **options: object) -> StateConfig:
     return StateConfig.from_dict(tiny | where | options)
 
 
-def workers(model: Path) -> list[str]:
-    """Return the numbers of processes whose configuration names this model: those of a demo played here."""
-    found = []
-    for place in Path("/proc").glob("[0-9]*/environ"):
-        with suppress(OSError):
-            told = [v for v in place.read_bytes().split(b"\0") if v.startswith(CONFIG.encode() + b"=")]
-            found += [place.parent.name] if any(str(model).encode() in v for v in told) else []
-    return found
+@pytest.fixture
+def play(model: Path, tmp_path: Path) -> Any:
+    """Return what plays a tiny demo as a command."""
+    small = tmp_path / "small.toml"
+    small.write_text('batch = 2\nseq = 16\ntokens = 4\nevery = 0.5\nemulate = false\nlink = "none"\n')
+    tiny = ("--model", model, "--data", model / "text.txt", "--out", tmp_path / "out", "--config", small)
+    return lambda *more: warm().start(tmp_path / "said", "demo", "state", *tiny, *more)
 
 
 @pytest.mark.slow
-def test_both_followers_end_with_the_trainers_bits(model: Path, tmp_path: Path):
-    out, small = tmp_path / "out", tmp_path / "small.toml"
-    small.write_text('batch = 2\nseq = 16\ntokens = 4\nevery = 0.5\nemulate = false\nlink = "none"\n')
-    options = ("--model", model, "--data", model / "text.txt", "--out", out, "--config", small, "--steps", 6)
-    command = warm().start(tmp_path / "said", "demo", "state", *options)
+def test_both_followers_end_with_the_trainers_bits(play: Any, tmp_path: Path):
+    command = play("--steps", 6)
     processes = until(lambda: children(command.pid), "the trainer")
     assert command.wait() == 0, command.err
     gone(processes)
-    (run,) = load_runs([out])
+    (run,) = load_runs([tmp_path / "out"])
     record = run.record
     assert (record.status, record.identical) == ("done", True)
     assert [v.version for v in run.metrics] == list(range(2, 14))
@@ -109,23 +103,21 @@ def test_both_followers_end_with_the_trainers_bits(model: Path, tmp_path: Path):
     assert not re.search(r"""(src|href)=["']?http""", page)
 
 
-@pytest.mark.slow
-def test_a_process_that_dies_ends_the_demo_with_its_words(model: Path, tmp_path: Path):
-    with pytest.raises(ThinwireError, match=r"trainer process: .*2 samples|blocks"):
-        state_demo.run(plan(model, tmp_path, seq=16, batch=10_000), lambda r: None)
-    assert load_runs([tmp_path])[0].record.status == "failed"
-    if sys.platform == "linux":
-        assert not workers(model)
+def test_a_process_that_dies_ends_the_demo_with_its_words(play: Any, tmp_path: Path):
+    (short := tmp_path / "short.txt").write_text("a word\n")
+    command = play("--data", short)
+    processes = until(lambda: children(command.pid) or [command.poll()], "the trainer")
+    assert command.wait() == 2, command.err
+    assert "\nthinwire: the trainer process: data has 3 tokens" in command.err
+    assert load_runs([tmp_path / "out"])[0].record.status == "failed"
+    gone([p for p in processes if p])
 
 
-def test_an_interrupt_leaves_nothing_running(model: Path, tmp_path: Path):
-    def interrupt(found: StateRecorder) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        state_demo.run(plan(model, tmp_path), interrupt)
-    if sys.platform == "linux":
-        assert not workers(model)
+def test_an_interrupt_leaves_nothing_running(play: Any):
+    command = play()
+    processes = until(lambda: children(command.pid), "the trainer")
+    assert command.end() == 130, command.err
+    gone(processes)
 
 
 def test_wrong_input_is_refused_before_anything_starts(tmp_path: Path):
