@@ -23,17 +23,22 @@ if TYPE_CHECKING:
     from thinwire.links.hub.hub import Hub
 
 Method = Annotated[
-    str, typer.Option(metavar="METHOD", help="How clients and server exchange: thinwire recipes lists them.")
+    str | None,
+    typer.Option(
+        metavar="METHOD",
+        help="How clients and server exchange: thinwire recipes lists them. "
+        r"[dim]\[default: thinwire][/dim]",
+    ),
 ]
 HELPS = {
     "rounds": f"Versions at most; by default {ROUNDS}.",
     "eval_every": "Versions from one evaluation to the next; 0 makes about 200 evaluations of --rounds.",
 }
-WITHOUT = ("methods", "devices", "downlink", "deploy", "link", "emulate", "workers", "split", "budget")
+OF_CLIENTS = ("devices", "downlink", "deploy", "link", "emulate", "workers", "split", "budget")
 
 
-@with_config(ServeConfig, {"out": "runs/served"}, WITHOUT, helps=HELPS)
-def federate_serve(given: dict[str, Any], method: Method = "thinwire") -> None:
+@with_config(ServeConfig, {"out": "runs/served"}, ("methods",), helps=HELPS, unused=OF_CLIENTS)
+def federate_serve(given: dict[str, Any], method: Method = None) -> None:
     """Serve a model that clients on other machines train on data that stay there.
 
     Begins when --clients of them are there; others may come later, leave, and come back. Keeps the newest
@@ -45,7 +50,7 @@ def federate_serve(given: dict[str, Any], method: Method = "thinwire") -> None:
 
     thinwire federate-join 192.0.2.7:7300 --data mine.npz --token-file secret
     """
-    config = ServeConfig.from_dict(given | {"methods": shlex.join([method])})
+    config = ServeConfig.from_dict(given | ({"methods": shlex.join([method])} if method else {}))
     # After the checks: a wrong option is refused before torch is even imported.
     from thinwire.lab.federated.serving import Serving
 

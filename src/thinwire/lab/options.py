@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from thinwire.dtypes import among
-from thinwire.types import InputError
+from thinwire.types import InputError, require
 
 WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 BOUNDS = {
@@ -110,10 +110,11 @@ class Options:
         return cls.from_dict(values)
 
     @classmethod
-    def read_toml(cls, path: str | Path) -> dict[str, Any]:
+    def read_toml(cls, path: str | Path, unused: tuple[str, ...] = ()) -> dict[str, Any]:
         """Return the options in a TOML file, keys with ``-`` or ``_``, checked to be known ones.
 
-        Errors: ``InputError`` for a missing or broken file and for unknown keys.
+        Errors: ``InputError`` for a missing or broken file, for unknown keys, and for those that are
+        ``unused`` where the file is read.
         """
         try:
             values = tomllib.loads(Path(path).read_text("utf-8"))
@@ -127,6 +128,8 @@ class Options:
         options = {key.replace("-", "_"): value for key, value in values.items()}
         for key in options:
             known(key, cls.names(), f"--config {path}")
+            wrong = f"--config {path} has {key!r}, which this command does not use; leave it out"
+            require(key not in unused, InputError, wrong)
         return options
 
 

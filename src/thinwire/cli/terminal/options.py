@@ -31,24 +31,28 @@ def with_config(
     only: tuple[str, ...] = (),
     helps: Mapping[str, str] | None = None,
     undecided: tuple[str, ...] = (),
+    unused: tuple[str, ...] = (),
 ) -> Callable[[Command], Command]:
     """Add an option for each field of ``config`` to a command.
 
     The command's parameter ``given`` receives the options that were given, over a rank's ``THINWIRE_HOST``,
     over ``--config``'s file, over ``defaults``; what nobody gave is left to ``config``. ``only`` takes
-    these fields and no file; ``helps`` replaces the help of options that mean something else in this command;
-    the ``undecided`` have no default in it.
+    these fields and no file; ``without`` leaves these to the file, and ``unused`` has them nowhere. ``helps``
+    replaces the help of options that mean something else in this command; the ``undecided`` have no default
+    in it.
     """
     fields = fields_of(config)
     base, told = dict(defaults or {}), {n: f.metadata["help"] for n, f in fields.items()} | dict(helps or {})
-    names = [n for n in fields if n not in without and (not only or n in only)]
+    names = [n for n in fields if n not in without + unused and (not only or n in only)]
 
     def decorate(command: Command) -> Command:
         def run(**arguments: Any) -> None:
             file = arguments.pop("config", None)
             given = {n: from_text(config, n, v) for n in names if (v := arguments.pop(n)) is not None}
             around = _environment() if "host" in names else {}
-            command(given=base | (config.read_toml(file) if file else {}) | around | given, **arguments)
+            command(
+                given=base | (config.read_toml(file, unused) if file else {}) | around | given, **arguments
+            )
 
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "given"]
         parameters = own + ([] if only else [_parameter("config", ConfigFile)])

@@ -120,6 +120,8 @@ class JoinConfig(Options):
         from thinwire.lab.federated.splits import Split  # which needs torch, as readers of records do not
 
         _ = self.share, Split.parse(self.split)
+        dealt = bool(self.part) or self.split == "iid"
+        require(dealt, InputError, f"--split {self.split} says how --part deals the data; give --part too")
 
     @property
     def place(self) -> tuple[str, int]:

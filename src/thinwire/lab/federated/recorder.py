@@ -77,15 +77,24 @@ class Recorder:
         if accuracy is None:
             return True
         self._looked = made.at
-        traffic = [self.server.traffic(c) for c in self.server.known]
-        up, down = sum(t.up for t in traffic), sum(t.down for t in traffic)
+        up, down = self._sent()
         if accuracy > max((p.accuracy for p in self._points), default=-1.0):
             self._best = self.server.weights
         self._points.append(Point(made.number, made.at, up, down, accuracy, density, made.staleness))
-        reached = 0 < self._config.until <= accuracy
-        if reached:
-            self._target = {"accuracy": self._config.until, "virtual_s": made.at, "up": up, "down": down}
-        return not (last or reached)
+        return not (self._reached(accuracy, made.at) or last)
+
+    def _sent(self) -> tuple[int, int]:
+        """Return the bytes of all clients and of the server so far."""
+        traffic = [self.server.traffic(c) for c in self.server.known]
+        return sum(t.up for t in traffic), sum(t.down for t in traffic)
+
+    def _reached(self, accuracy: float, at: float) -> bool:
+        """Return whether the target is reached, and note when, and what had been sent by then."""
+        until = self._config.until
+        if self._target is None and 0 < until <= accuracy:
+            up, down = self._sent()
+            self._target = {"accuracy": until, "virtual_s": at, "up": up, "down": down}
+        return self._target is not None
 
     def _accuracy(self, last: bool) -> float:
         """Evaluate on some of the held-out samples, and on all where these alone say that it is over."""
@@ -115,6 +124,8 @@ class Recorder:
         record.bytes = {n: sum(getattr(t, n) for t in traffic) for n in ("up", "down", "raw_up", "raw_down")}
         final = self.setup.accuracy(server.weights, all_samples=True)
         record.accuracy = Accuracy(final, self._best_of(final), self._points)
+        if status == DONE:
+            self._reached(final, seconds)  # the last version may not have been evaluated on the way
         record.target = self._target
         record.unreached = self._unreached(final) if status == DONE else ""
         record.clients = [self._client(c, tally) for c in server.known]
