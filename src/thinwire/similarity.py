@@ -41,8 +41,7 @@ def ssim(a: Array, b: Array) -> float:
 def _smooth(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     window = np.exp(-(np.arange(-REACH, REACH + 1) ** 2) / (2 * SIGMA**2))
     window /= window.sum()
-    for axis in (0, 1):
-        n = x.shape[axis] - 2 * REACH
-        parts = (np.take(x, range(i, i + n), axis) * k for i, k in enumerate(window))
-        x = sum(parts, np.zeros(()))
+    for _ in (0, 1):
+        n = len(x) - 2 * REACH
+        x = sum((x[i : i + n] * k for i, k in enumerate(window)), np.zeros(())).swapaxes(0, 1)
     return x

@@ -201,19 +201,19 @@ def test_a_checkpoint_of_codes_is_the_same_model(odd: Model) -> None:
 
 
 def test_files_that_grow_leave_a_checkpoint_of_codes_the_shapes_it_had(odd: Model) -> None:
-    entries = to_budget(odd, 12_000, size)
+    entries = odd.lossless()
     old, new = (PackedModel(entries, {"config.json": b"{}" * n, "a.txt": b"a" * n}) for n in (200, 206))
     shapes = [{n: x.shape for n, x in code_tensors(model).items()} for model in (old, new)]
     assert shapes[0] == shapes[1] and from_code_tensors(code_tensors(new)).files == new.files
 
 
-@pytest.mark.parametrize("files", ({"../up": 2}, {"a": -1}, {"a": 1 << 40}, {"a": "2"}, ["a"], {"/etc/a": 1}))
-def test_a_checkpoint_of_codes_names_files_of_its_folder_alone(odd: Model, files: object) -> None:
-    tensors = code_tensors(PackedModel(to_budget(odd, 12_000, size), {"config.json": b"{}"}))
+def test_a_checkpoint_of_codes_names_files_of_its_folder_alone(odd: Model) -> None:
+    tensors = code_tensors(PackedModel(odd.lossless(), {"config.json": b"{}"}))
     note = json.loads(tensors[NOTE].numpy().tobytes())
-    tensors[NOTE] = torch.tensor(list(json.dumps(note | {"files": files}).encode()), dtype=torch.uint8)
-    with pytest.raises(PayloadError):
-        from_code_tensors(tensors)
+    for files in ({"../up": 2}, {"a": -1}, {"a": 1 << 40}, {"a": "2"}, ["a"], {"/etc/a": 1}):
+        told = json.dumps(note | {"files": files}).encode()
+        with pytest.raises(PayloadError):
+            from_code_tensors(tensors | {NOTE: torch.tensor(list(told), dtype=torch.uint8)})
 
 
 @pytest.fixture(scope="module")
@@ -256,7 +256,7 @@ def test_hostile_files_are_refused_in_one_error(packed: bytes, monkeypatch: pyte
     monkeypatch.setattr(container, "digest", lambda note, _: note["check"])  # who lies has the right hash
     (length,) = struct.unpack_from("<Q", packed)
     draw, begin = Random(7), 8 + length
-    for i in range(20_000):
+    for i in range(5_000):
         data = bytearray(packed)
         low, high = (8, begin) if i % 4 else (begin, len(data))  # most in the header, which costs least
         for _ in range(draw.randint(1, 3)):

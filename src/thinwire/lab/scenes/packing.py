@@ -183,13 +183,14 @@ def _measure(record: SceneRecord, splats: Splats, layers: list[Layer], views: Vi
         for part in layer.parts.values():
             for name, stream in part.streams.items():
                 record.streams[name] = record.streams.get(name, 0) + len(stream)
-    record.ssim = pictures.ssim(drawn)
+    seen = pictures.by_kind(drawn)
+    record.ssim = min(alike for _, _, alike in seen.values())
     if record.psnr_db is not None and record.psnr_db < (record.target_db or -math.inf):
         asked = f"{record.target_db:g} dB are asked for"
         record.notes.append(f"{asked}, and the reported cameras see {record.psnr_db:.2f}; ask for more")
     record.views = [
         View(kind, kinds.count(kind), reported, _known(decibels), alike)
-        for kind, (reported, decibels, alike) in pictures.by_kind(drawn).items()
+        for kind, (reported, decibels, alike) in seen.items()
     ]
     try:
         spz = write_foreign(splats, "spz")

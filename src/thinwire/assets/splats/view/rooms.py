@@ -88,9 +88,10 @@ def _room(matter: Cells) -> npt.NDArray[np.int64]:
         room += ~near
         grown = near
         for axis in range(3):
-            wide = np.pad(grown, [(1, 1) if i == axis else (0, 0) for i in range(3)])
-            parts = (np.take(wide, np.arange(k, k + CELLS), axis) for k in range(3))
-            grown = np.logical_or.reduce(list(parts))
+            was, grown = grown.swapaxes(0, axis), grown.copy()
+            wider = grown.swapaxes(0, axis)
+            wider[1:] |= was[:-1]
+            wider[:-1] |= was[1:]
         if np.array_equal(grown, near):  # there is no matter
             break
         near = grown
@@ -103,15 +104,17 @@ def _surrounded(places: npt.NDArray[np.int64], matter: Cells) -> Floats:
     height, turn = 1 - 2 * k / DIRECTIONS, np.pi * (1 + 5**0.5) * k
     flat = np.sqrt(1 - height * height)
     rays = np.stack([flat * np.cos(turn), height, flat * np.sin(turn)], axis=1)
-    met = np.zeros((len(places), DIRECTIONS), bool)
+    start, ways = np.repeat(places, DIRECTIONS, 0).T + 0.5, np.tile(rays, (len(places), 1)).T
+    met, left = np.zeros(start.shape[1], bool), np.arange(start.shape[1])  # rays that go on
     for step in range(1, int(2 * CELLS * 3**0.5)):  # half a cell at a time
-        at = np.floor(places[:, None] + 0.5 + 0.5 * step * rays).astype(np.int64)
-        inside = ((at >= 0) & (at < CELLS)).all(2)
-        if not inside.any():
+        at = np.floor(start[:, left] + 0.5 * step * ways[:, left])
+        inside = ((at >= 0) & (at < CELLS)).all(0)
+        x, y, z = at[:, inside].astype(np.int64)
+        hit, left = matter[x, y, z], left[inside]
+        met[left[hit]], left = True, left[~hit]
+        if not len(left):
             break
-        x, y, z = np.clip(at, 0, CELLS - 1).transpose(2, 0, 1)
-        met |= matter[x, y, z] & inside
-    return np.asarray(met.mean(1), np.float64)
+    return np.asarray(met.reshape(len(places), DIRECTIONS).mean(1), np.float64)
 
 
 def _apart(
