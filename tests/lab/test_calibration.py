@@ -10,6 +10,7 @@ import transformers
 from packed_models import CONFIGS
 from torch import Tensor, nn
 
+from thinwire.lab.weights import layers
 from thinwire.lab.weights.calibration import Calibration, is_linear
 from thinwire.lab.weights.layers import compute_wide
 from thinwire.lab.weights.perplexity import losses
@@ -50,12 +51,13 @@ def expected(model: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "mixtral"])
 def test_layer_by_layer_is_one_pass_back(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THINWIRE_CACHE", str(tmp_path))
+    monkeypatch.setattr(layers, "PART", 10)  # of the 23 tokens that are told
     model = made(kind)
     embedding = model.get_input_embeddings().weight
     wanted, calibration = expected(model), Calibration(model)
     held = list[int]()
-    layers = next(m for m in model.modules() if isinstance(m, nn.ModuleList))
-    for layer in layers:
+    every = next(m for m in model.modules() if isinstance(m, nn.ModuleList))
+    for layer in every:
         layer.register_full_backward_hook(lambda *_: held.append(len(calibration._sums)))
     calibration.read(IDS)
     found = calibration.moments()
@@ -66,7 +68,7 @@ def test_layer_by_layer_is_one_pass_back(kind: str, tmp_path: Path, monkeypatch:
             assert torch.allclose(found[name].columns, columns, rtol=1e-3, atol=1e-6 * columns.abs().max()), (
                 name
             )
-    own = max(sum(is_linear(m) for m in layer.modules()) for layer in layers)
+    own = max(sum(is_linear(m) for m in layer.modules()) for layer in every)
     assert held and max(held) <= own + 3, "sums of more than one layer, of the head and of the embeddings"
     assert not list(tmp_path.iterdir()), "a file that stays behind"
 

@@ -242,6 +242,8 @@ def test_names_that_are_one_to_some_systems_are_refused() -> None:
         with pytest.raises(PayloadError):
             check_names(names)
     check_names(["a/b.json", "a/c.json", "b.json"])
+    with pytest.raises(PayloadError, match="1001 files beside the tensors, and 1000 go along at most"):
+        check_names([f"{i}.json" for i in range(1001)])
 
 
 @pytest.mark.parametrize("codes", [False, True])

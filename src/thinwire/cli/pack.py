@@ -9,7 +9,14 @@ from typing import Annotated
 
 import typer
 
-from thinwire.cli.pack_model import ModelOptions, check_out, check_unpacked, is_model, pack_model
+from thinwire.cli.pack_model import (
+    ModelOptions,
+    check_folder,
+    check_out,
+    check_unpacked,
+    is_model,
+    pack_model,
+)
 from thinwire.cli.pack_scene import SceneOptions, pack_scene
 from thinwire.cli.terminal.needs import fetch_needs
 from thinwire.cli.terminal.scene_places import PackedOut, check_new
@@ -130,6 +137,7 @@ def pack(
     of_scene = SceneOptions(recipe, decibels, strict, credit, cameras)
     of_model = ModelOptions(bits, calibrate, like, codes)
     if is_model(source):
+        check_folder(source)
         fetch_needs(str(source), calibrate, quiet=json)
         told = "--recipe, --quality, --cameras, --strict and --credit are for scenes; leave them out"
         require(of_scene == SceneOptions(), InputError, told)

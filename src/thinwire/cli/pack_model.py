@@ -99,6 +99,17 @@ def _say(out: Path, record: ModelRecord) -> None:
         tell(f"note: {note}")
 
 
+def check_folder(source: Path) -> None:
+    """Raise ``InputError`` for a folder of scenes, as their trainers leave it, and no model."""
+    if not source.is_dir() or any(source.glob(f"*{WEIGHTS}")):
+        return
+    places = [*source.iterdir(), *source.glob("point_cloud/iteration_*/*")]
+    scenes = [file for file in places if file.suffix.lower() in SCENES[:-1] and file.is_file()]
+    newest = max(scenes, key=lambda file: file.stat().st_mtime, default=source)
+    told = f"{source} is a folder without a model, and a scene is packed from its file; give {newest}"
+    require(not scenes, InputError, told)
+
+
 def check_out(out: str) -> None:
     """Raise ``InputError`` where a packed model would not be written to a file."""
     told = f"{out} is no file here; a model is packed into a file: name one"

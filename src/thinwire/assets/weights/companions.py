@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
 from thinwire.types import WRONG_VALUES, PayloadError, require
 
 SMALL = 64 << 20  # bytes of a file that goes along
+MOST = 1000  # files that go along; a model of transformers has about ten
 LONGEST, DEEPEST = 240, 4  # bytes of a name, and its parts
 DATA = frozenset(
     (
@@ -73,8 +74,10 @@ def is_plain(name: str) -> bool:
     return good and all(_PART.fullmatch(part) and not _DEVICE.fullmatch(part) for part in parts)
 
 
-def check_names(names: Iterable[str]) -> None:
+def check_names(names: Collection[str]) -> None:
     """Raise ``PayloadError`` where a folder would not take files of these names, each by its own."""
+    told = f"{len(names)} files beside the tensors, and {MOST} go along at most; leave some out"
+    require(len(names) <= MOST, PayloadError, told)
     seen = dict[str, str]()  # of files, and of the folders that they are in
     files = dict[str, str]()
     for name in names:

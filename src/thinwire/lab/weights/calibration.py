@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial, reduce
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from thinwire.assets.weights.moments import Moments
 from thinwire.assets.weights.tensors import power_of
 from thinwire.lab.machine.heap import hand_back
-from thinwire.lab.weights.layers import Call, layers_of, recorded, rest, widened
+from thinwire.lab.weights.layers import Call, rest, told, widened
 from thinwire.lab.weights.scratch import Kept, Scratch, Waiting
 from thinwire.types import InputError, require
 
@@ -78,6 +79,7 @@ class Calibration:
         self._names = {id(p): name for name, p in model.named_parameters()}
         self._sums: dict[tuple[str, str], Sums] = {}
         self._looked: list[tuple[Sums, Tensor, Tensor]] = []
+        self._again: Iterator[Tensor] | None = None  # what was looked up in a window that runs once more
         self._scratch = Scratch()
         self._kept: dict[str, list[Kept]] = {}
         self._tokens = 0
@@ -104,10 +106,11 @@ class Calibration:
 
     def _forward(self, window: Tensor) -> list[Call]:
         """Run one window [tokens] and what is above the layers back; return the turns of the layers."""
-        with recorded(layers_of(self._model)) as calls:
-            out = self._model(input_ids=window[None], use_cache=False)
-        flat = out.logits[0, :-1].float()
-        nn.functional.cross_entropy(flat, window[1:], reduction="sum").backward()
+        calls, known = list[Call](), len(self._looked)
+        for logits, tokens in told(self._model, window, calls):
+            nn.functional.cross_entropy(logits, tokens, reduction="sum").backward()
+            self._again = cycle([made for _, _, made in self._looked[known:]])
+        self._again = None
         rest(calls, self._scratch)
         return calls
 
@@ -146,6 +149,8 @@ class Calibration:
         asked = inputs[0] if inputs else None
         if not isinstance(asked, Tensor) or asked.is_floating_point() or asked.shape != output.shape[:-1]:
             return None  # OPT's positions are asked by a mask
+        if self._again is not None:
+            return next(self._again)
         ids, made = asked.detach().reshape(-1), output.detach().requires_grad_()
         if torch.is_grad_enabled():
             self._looked.append((self._of(module.weight, "lookup", swapped=False), ids, made))

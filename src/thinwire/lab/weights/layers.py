@@ -7,8 +7,9 @@ do (arXiv 1604.06174), with the loops over layers and windows exchanged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,6 +19,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from thinwire.lab.weights.scratch import Place, Scratch
+
+PART = 64  # tokens whose logits are there at once: those of a window may take more than the model
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
@@ -65,7 +68,7 @@ def compute_wide(model: nn.Module) -> None:
 
 
 def _before(kept: list[tuple[Tensor, Tensor]], layer: nn.Module, inputs: Any) -> None:
-    kept += _widen(layer)
+    kept += [] if isinstance(layer.forward, _Recalled) else _widen(layer)
 
 
 def _after(kept: list[tuple[Tensor, Tensor]], layer: nn.Module, inputs: Any, output: Any) -> None:
@@ -82,6 +85,7 @@ class Call:
     inputs: list[Any]
     form: TreeSpec
     outputs: list[Any]
+    shape: TreeSpec  # of the outputs
     places: dict[int, Place]  # of inputs that wait on the disk
 
     def back(self, scratch: Scratch) -> None:
@@ -120,18 +124,55 @@ def _has_gradient(x: Any) -> bool:
     return isinstance(x, Tensor) and x.requires_grad
 
 
+def told(model: Any, window: Tensor, calls: list[Call]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield logits [tokens, words] in float32 and what came, a part of a window [tokens] at a time.
+
+    Layers run once, without gradients of their own, and leave their ``calls``. What is above them runs for
+    each part alone where a model takes ``logits_to_keep``, else once for all tokens.
+    """
+    layers = layers_of(model)
+    run, takes = recorded(layers, calls), _takes_parts(model, layers)
+    for part in torch.arange(len(window) - 1).split(PART):
+        asked = {"logits_to_keep": part} if takes else {}
+        with run:
+            logits = model(input_ids=window[None], use_cache=False, **asked).logits[0]
+        if len(logits) > len(part):  # it gave those of all tokens
+            yield logits[:-1].float(), window[1:]
+            return
+        yield logits.float(), window[part + 1]
+        run = _run_as(dict.fromkeys((call.layer for call in calls), _Recalled(iter(calls))))
+
+
+def _takes_parts(model: Any, layers: Sequence[nn.Module]) -> bool:
+    named = "logits_to_keep" in inspect.signature(model.forward).parameters
+    return named and bool(layers) and model.get_output_embeddings() not in layers
+
+
+def recorded(layers: Sequence[nn.Module], calls: list[Call]) -> AbstractContextManager[None]:
+    """Let layers run without gradients of their own in the block, and note their calls."""
+    return _run_as({layer: _recording(layer, layer.forward, calls) for layer in layers})
+
+
 @contextmanager
-def recorded(layers: Sequence[nn.Module]) -> Iterator[list[Call]]:
-    """Let layers run without gradients of their own in the block, and yield the list of their calls."""
-    calls = list[Call]()
-    runs = [layer.forward for layer in layers]
-    for layer, run in zip(layers, runs, strict=True):
-        layer.forward = _recording(layer, run, calls)
+def _run_as(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+    for layer, forward in forwards.items():
+        layer.forward = forward
     try:
-        yield calls
+        yield
     finally:
-        for layer in layers:
+        for layer in forwards:
             del layer.forward
+
+
+class _Recalled:
+    """What layers give that gave it before: the next of their calls, in order."""
+
+    def __init__(self, calls: Iterator[Call]) -> None:
+        self._calls = calls
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        call = next(self._calls)
+        return tree_unflatten(list(call.outputs), call.shape)
 
 
 def _recording(layer: nn.Module, run: Callable[..., Any], calls: list[Call]) -> Callable[..., Any]:
@@ -140,7 +181,7 @@ def _recording(layer: nn.Module, run: Callable[..., Any], calls: list[Call]) -> 
         with torch.no_grad():
             made, shape = tree_flatten(run(*args, **kwargs))
         outputs = [x.detach().requires_grad_() if _is_real(x) else x for x in made]
-        calls.append(Call(layer, run, inputs, form, outputs, {}))
+        calls.append(Call(layer, run, inputs, form, outputs, shape, {}))
         return tree_unflatten(list(outputs), shape)
 
     return forward

@@ -8,14 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thinwire.lab.weights.layers import told
+
 
 def losses(model: Any, ids: Tensor) -> Tensor:
     """Return the mean loss [windows] in nats of tokens [windows, tokens], each window by itself."""
     found = list[Tensor]()
     with torch.no_grad():
         for window in ids:
-            logits = model(input_ids=window[None], use_cache=False).logits[0, :-1].float()
-            found.append(torch.nn.functional.cross_entropy(logits, window[1:]))
+            parts = told(model, window, [])
+            own = [torch.nn.functional.cross_entropy(*part, reduction="sum") for part in parts]
+            found.append(torch.stack(own).sum() / (len(window) - 1))
     return torch.stack(found)
 
 
