@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from waiting import free_port
+from launchers import free_port, warm
 
 ROOT = Path(__file__).parents[1]
 SCRIPT, PIPELINE = (ROOT / "examples" / name for name in ("own_loop.py", "own_pipeline.py"))
@@ -26,28 +23,11 @@ def test_it_is_short() -> None:
 
 def run(folder: Path, script: Path = SCRIPT, world: int = 2) -> list[str]:
     """Run a script in two processes; return what each said."""
-    common = {k: v for k, v in os.environ.items() if not k.startswith(("TORCHELASTIC", "THINWIRE"))}
-    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world)}
-    common |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script)],
-            env=common | {"RANK": str(r)},
-            cwd=folder,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        for r in range(world)
-    ]
-    try:
-        said = [p.communicate(timeout=200) for p in ranks]
-    finally:
-        for p in ranks:
-            p.kill()
-            p.wait()
-    assert [p.returncode for p in ranks] == [0] * world, said
-    return [out for out, _ in said]
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": world}
+    common |= {"GLOO_SOCKET_IFNAME": "lo"}
+    ranks = [warm().python(folder / str(r), script, cwd=folder, RANK=r, **common) for r in range(world)]
+    assert [p.wait() for p in ranks] == [0] * world, [p.err for p in ranks]
+    return [p.out for p in ranks]
 
 
 def test_two_processes_train_with_it(tmp_path: Path) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import pytest
+from sources import FILES, SRC, nodes, tree
 
-SRC = Path(__file__).parents[1] / "src" / "thinwire"
 ROOT = "thinwire"
 
 # What each room may import, itself included. A module's room is the longest prefix of its name here; a new
@@ -53,7 +54,6 @@ ALLOWED: dict[str, set[str]] = {
     "__init__": {"types", "channels", "links", "state", "engines", "recipes"},
 }
 REQUIRED = {"torch", "numpy", "zmq"}  # pyproject's dependencies, by the names they are imported by
-FILES = sorted(SRC.rglob("*.py"))
 
 
 def name_of(path: Path) -> str:
@@ -77,13 +77,14 @@ def room_of(module: str) -> str:
     return found[-1]
 
 
+@cache
 def imports(path: Path) -> list[tuple[int, str]]:
     """Return line and full name of everything a file imports, inside functions too.
 
     What is imported from a package counts as a module where it is one, else as the package.
     """
     found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             found += [(node.lineno, a.name) for a in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -98,7 +99,7 @@ def imports(path: Path) -> list[tuple[int, str]]:
 def at_import(path: Path) -> set[str]:
     """Return the top-level modules that importing the file imports: not in functions, not for types alone."""
     found: set[str] = set()
-    nodes: list[ast.stmt] = list(ast.parse(path.read_text()).body)
+    nodes: list[ast.stmt] = list(tree(path).body)
     for node in nodes:
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             nodes += node.orelse

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import mean, median
 
+from sources import FILES, SRC, called, nodes, trees
+
 ROOT = Path(__file__).parents[1]
-SRC = ROOT / "src" / "thinwire"
-FILES = sorted(SRC.rglob("*.py"))
-TREES = {path: ast.parse(path.read_text()) for path in FILES}
 EVERYTHING = [
     p
     for folder in ("src", "tests", "bench", "docs", "examples", ".ci")
@@ -35,8 +34,8 @@ def of(path: Path) -> str:
 
 
 def functions() -> Iterator[tuple[str, Function]]:
-    for path, tree in TREES.items():
-        for node in ast.walk(tree):
+    for path in FILES:
+        for node in nodes(path):
             if isinstance(node, Function):
                 yield f"{of(path)}:{node.lineno} {node.name}", node
 
@@ -45,10 +44,10 @@ def length(node: Named) -> int:
     return (node.end_lineno or 0) - node.lineno + 1
 
 
-def calls(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(tree):
+def calls(found: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
+    for node in found:
         if isinstance(node, ast.Call):
-            yield node.lineno, ast.unparse(node.func)
+            yield node.lineno, called(node.func)
 
 
 def test_files_are_short() -> None:
@@ -73,28 +72,28 @@ def test_forbidden_statements() -> None:
 
 
 def forbidden_in(path: Path) -> list[object]:
-    tree = TREES[path]
-    asserts = [n.lineno for n in ast.walk(tree) if isinstance(n, ast.Assert)]
-    modules = {
-        a.name for n in ast.walk(tree) if isinstance(n, ast.Import | ast.ImportFrom) for a in n.names
-    } | {str(n.module) for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+    asserts = [n.lineno for n in nodes(path) if isinstance(n, ast.Assert)]
+    modules = {a.name for n in nodes(path) if isinstance(n, ast.Import | ast.ImportFrom) for a in n.names} | {
+        str(n.module) for n in nodes(path) if isinstance(n, ast.ImportFrom)
+    }
     forbidden = {"eval", "exec", "torch.load", "torch.save", "np.load", "numpy.load", "marshal.loads"}
     may_print = of(path) in MAY_PRINT or of(path).partition("/")[0] in MAY_PRINT
-    wrong = [c for c in calls(tree) if c[1] in forbidden or (c[1] == "print" and not may_print)]
-    objects = [c for c in calls(tree) if re.search(r"_object(_list)?$", c[1])]  # torch's collectives pickle
+    made = list(calls(nodes(path)))
+    wrong = [c for c in made if c[1] in forbidden or (c[1] == "print" and not may_print)]
+    objects = [c for c in made if re.search(r"_object(_list)?$", c[1])]  # torch's collectives pickle
     pickles = modules & {"pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
     return [*asserts, *wrong, *objects, *pickles]
 
 
 def test_texts_in_files_and_pipes_have_a_named_encoding() -> None:
     """The locale's is another one on the next machine."""
-    assert {of(path): found for path, tree in TREES.items() if (found := unnamed_in(tree))} == {}
+    assert {of(path): found for path in FILES if (found := unnamed_in(nodes(path)))} == {}
 
 
-def unnamed_in(tree: ast.AST) -> list[tuple[int, str]]:
+def unnamed_in(those: Iterable[ast.AST]) -> list[tuple[int, str]]:
     found = []
-    for node in (n for n in ast.walk(tree) if isinstance(n, ast.Call)):
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
+    for node in (n for n in those if isinstance(n, ast.Call)):
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else called(node.func)
         named = {str(k.arg): k.value for k in node.keywords}
         at = {"read_text": 0, "write_text": 1}.get(name) if isinstance(node.func, ast.Attribute) else None
         bare = at is not None and len(node.args) <= at
@@ -111,8 +110,8 @@ def unnamed_in(tree: ast.AST) -> list[tuple[int, str]]:
 
 def public() -> Iterator[tuple[str, Named]]:
     """Yield what a user may call: all that stands in a module under a public name."""
-    for path, tree in TREES.items():
-        for node in tree.body:
+    for path, parsed in trees().items():
+        for node in parsed.body:
             if isinstance(node, Named) and not node.name.startswith("_"):
                 yield f"{of(path)}:{node.lineno} {node.name}", node
 
@@ -122,9 +121,9 @@ def first_line(node: Named | ast.Module) -> str:
 
 
 def test_modules_say_what_they_are() -> None:
-    for path, tree in TREES.items():
-        if tree.body:
-            assert re.search(r"[.:]$", first_line(tree) or ""), f"{of(path)}: {first_line(tree)!r}"
+    for path, parsed in trees().items():
+        if parsed.body:
+            assert re.search(r"[.:]$", first_line(parsed) or ""), f"{of(path)}: {first_line(parsed)!r}"
 
 
 def test_public_names_say_what_they_do() -> None:
@@ -148,6 +147,6 @@ def test_no_machine_paths_and_no_strangers_names() -> None:
 
 def test_the_rules_catch_what_they_forbid(tmp_path: Path) -> None:
     """The checks above would be worth nothing if they could not see."""
-    assert list(calls(ast.parse("torch.load(x)"))) == [(1, "torch.load")]
+    assert list(calls(ast.walk(ast.parse("torch.load(x)")))) == [(1, "torch.load")]
     assert length(next(iter(ast.parse("def f():\n    pass\n").body))) == 2  # type: ignore[arg-type]
     assert len(FILES) > 50 and len(list(functions())) > 300

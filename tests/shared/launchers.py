@@ -152,11 +152,19 @@ class Warm:
 
     def start(self, place: Path, *arguments: Any, largest_file: int | None = None, **more: Any) -> Command:
         """Run ``thinwire ARGUMENTS`` in a fork; ``largest_file`` in bytes stands in for a full disk."""
+        asked = {"arguments": [str(a) for a in arguments], "largest_file": largest_file}
+        return self._fork(place, asked | {"environment": environment(**more)})
+
+    def python(self, place: Path, *arguments: Any, cwd: Path | None = None, **more: Any) -> Command:
+        """Run ``python ARGUMENTS`` in a fork: a script, or ``-m MODULE``, which find imported what is."""
+        asked = {"python": [str(a) for a in arguments], "cwd": cwd and str(cwd)}
+        return self._fork(place, asked | {"environment": environment(**more)})
+
+    def _fork(self, place: Path, asked: dict[str, Any]) -> Command:
         place.mkdir(parents=True, exist_ok=True)
         for name in ("stdout", "stderr"):  # to be looked at before the fork has opened them
             (place / name).touch()
-        asked = {"arguments": [str(a) for a in arguments], "place": str(place)}
-        pid = self._ask(asked | {"environment": environment(**more), "largest_file": largest_file})
+        pid = self._ask(asked | {"place": str(place)})
         return Command(pid, place, lambda: self._ask({"poll": pid}))
 
     def run(self, place: Path, *arguments: Any, **more: Any) -> Command:
@@ -333,7 +341,8 @@ class Forked(subprocess.Popen):  # type: ignore[type-arg]
     """A rank's process, where a command starts one: a fork of it, which has imported all that already."""
 
     def _execute_child(self, args: Any, *more: Any) -> None:
-        if list(args[:2]) != [sys.executable, "-m"] or not args[2].endswith(".worker"):
+        module = self._module(args)
+        if not module:
             super()._execute_child(args, *more)  # type: ignore[misc]
             return
         named = dict(zip(list(inspect.signature(super()._execute_child).parameters)[1:], more, strict=True))  # type: ignore[misc]
@@ -341,11 +350,17 @@ class Forked(subprocess.Popen):  # type: ignore[type-arg]
         sys.stdout.flush()
         self.pid = os.fork()
         if self.pid == 0:
-            _run_module(args[2:], streams, named)
+            _run_module(module, streams, named)
         self._child_created = True
         for fd, end in zip(streams, ("p2cwrite", "c2pread", "errread"), strict=True):
             if named[end] >= 0:  # a pipe, not a file of whoever starts it
                 os.close(fd)
+
+    def _module(self, args: Any) -> list[str]:
+        """Return the module and arguments of a rank of ours, also as torchrun starts it; else nothing."""
+        words = [word for word in args if word != "-u"]
+        ours = words[:2] == [sys.executable, "-m"] and words[2].endswith((".worker", "thinwire"))
+        return words[2:] if ours else []
 
 
 def _run_module(args: Any, streams: list[int], named: dict[str, Any]) -> None:
@@ -364,8 +379,9 @@ def _run_module(args: Any, streams: list[int], named: dict[str, Any]) -> None:
             os.closerange(last + 1, fd)
             last = fd
         os.closerange(last + 1, 1 << 16)
-        os.environ.clear()
-        os.environ.update(named["env"])
+        if named["env"] is not None:
+            os.environ.clear()
+            os.environ.update(named["env"])
         sys.argv = [*args]
         warnings.filterwarnings("ignore", ".* found in sys.modules", RuntimeWarning)  # it was imported before
         runpy.run_module(args[0], run_name="__main__", alter_sys=True)
@@ -382,8 +398,15 @@ def _reply(value: Any) -> None:
     sys.stdout.flush()
 
 
-def _become(arguments: list[str], place: str, environment: dict[str, str], largest_file: int | None) -> None:
-    """Be ``thinwire ARGUMENTS`` from here on."""
+def _become(
+    place: str,
+    environment: dict[str, str],
+    arguments: list[str] | None = None,
+    python: list[str] | None = None,
+    cwd: str | None = None,
+    largest_file: int | None = None,
+) -> None:
+    """Be ``thinwire ARGUMENTS``, or ``python PYTHON``, from here on."""
     from thinwire.cli import main
 
     os.setsid()
@@ -398,14 +421,31 @@ def _become(arguments: list[str], place: str, environment: dict[str, str], large
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, resource.RLIM_INFINITY))
     code: Any = 1
     try:
-        main(arguments)
+        if cwd is not None:
+            os.chdir(cwd)
+        if python is None:
+            main(arguments)
+        else:
+            _interpret(python)
+            code = 0
     except SystemExit as e:
         code = e.code or 0
     except BaseException:
         traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)
+    os._exit(code if isinstance(code, int) else 1)
+
+
+def _interpret(words: list[str]) -> None:
+    """Run a script, or with ``-m`` a module, as the main program."""
+    warnings.filterwarnings("ignore", ".* found in sys.modules", RuntimeWarning)  # it was imported before
+    if words[0] == "-m":
+        sys.argv = words[1:]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = words
+        runpy.run_path(words[0], run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
+from launchers import warm
 
 from thinwire.lab.machine import heap
 
@@ -24,22 +24,24 @@ for _ in range(20):
     torch.ones(1 << 24)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
-CLEAN = {k: v for k, v in os.environ.items() if not k.startswith(heap.CHOSEN)}
 
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library than glibc")
 
 
-def faults(*arguments: str) -> int:
-    done = subprocess.run(
-        [sys.executable, "-c", FAULTS, *arguments], env=CLEAN, capture_output=True, text=True, check=True
-    )
-    return int(done.stdout)
-
-
 @glibc
-def test_a_block_that_was_freed_is_taken_again_as_it_is() -> None:
+def test_a_block_that_was_freed_is_taken_again_as_it_is(tmp_path: Path) -> None:
     if os.sysconf("SC_PAGE_SIZE") != 4096:
         pytest.skip("pages of another size than 4 KiB")
+    if any(name.startswith(heap.CHOSEN) for name in os.environ):
+        pytest.skip("the environment chooses how memory is to be had")
+    script = tmp_path / "faults.py"
+    script.write_text(FAULTS)
+
+    def faults(*arguments: str) -> int:
+        done = warm().python(tmp_path, script, *arguments)
+        assert done.wait() == 0, done.err
+        return int(done.out)
+
     assert faults("keep") < 100 < faults()
 
 

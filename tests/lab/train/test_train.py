@@ -50,11 +50,11 @@ def joined(job: list[Any], tmp_path_factory: pytest.TempPathFactory) -> list[tup
     """The same run by two real torchruns that share no folder."""
     place, port, commands = tmp_path_factory.mktemp("joined"), free_port(), []
     for node in range(2):
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", 2, "--nproc-per-node", 1]
+        torchrun = ["-m", "torch.distributed.run", "--nnodes", 2, "--nproc-per-node", 1]
         torchrun += ["--node-rank", node, "--master-addr", "127.0.0.1", "--master-port", port]
         out = place / f"out-{node}"
         args = [*job, "--steps", STEPS, "--epochs", 2, "--eval-every", 5, "--quiet", "--out", out]
-        command = cold(place / f"node-{node}", *torchrun, "-m", "thinwire", *args)
+        command = warm().python(place / f"node-{node}", *torchrun, "-m", "thinwire", *args)
         commands.append((command, out))
     for command, _ in commands:
         command.wait()
@@ -346,10 +346,8 @@ def test_a_rank_s_own_error_is_the_only_sentence(job: list[Any], tmp_path: Path)
     """Rank 0 cannot use its port; rank 1, which loses its peer by that, stays silent."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        command = cold(
-            tmp_path, sys.executable, "-m", "thinwire", *job, "--port", port, "--out", tmp_path / "out"
-        )
-        assert command.wait() == 2
+        command = warm().run(tmp_path, *job, "--port", port, "--out", tmp_path / "out")
+        assert command.code == 2
     assert f"127.0.0.1:{port}" in sentence(command)
     gone([command.pid])
 
