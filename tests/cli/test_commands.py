@@ -330,21 +330,14 @@ def test_a_path_that_cannot_be_written(tmp_path: Path):
 
 
 def test_recipes_lists_the_registry():
-    from thinwire.recipes.diffusion import DIFFUSION
-    from thinwire.recipes.experts import EXPERTS
-    from thinwire.recipes.federated import FEDERATED
-    from thinwire.recipes.pipeline import PIPELINE
-    from thinwire.recipes.replicas import REPLICAS
-    from thinwire.recipes.scenes import SCENES
-    from thinwire.recipes.state import STATE
+    from thinwire.recipes import listing
 
+    assert listing.FILE.read_text("utf-8") == listing.text(), "run python -m thinwire.recipes.listing"
     rows, text = json.loads(invoke("recipes", "--json").stdout), invoke("recipes").stdout
-    engines = PIPELINE, REPLICAS, STATE, DIFFUSION, EXPERTS, FEDERATED, SCENES
-    listed = [(r.engine, name) for r in engines for name in r.entries]
-    assert [(r["engine"], r["name"]) for r in rows] == listed
+    assert rows == listing.listed() and len({r["engine"] for r in rows}) == 7
     assert all(r["summary"] and r["source"] for r in rows)
     assert text.startswith("pipeline ─") and "\nstate ─" in text
-    assert all(name in text for _, name in listed)
+    assert all(r["name"] in text for r in rows)
 
 
 def test_doctor_speaks_of_everything_and_a_torch_outside_the_range_is_broken(monkeypatch: pytest.MonkeyPatch):

@@ -42,6 +42,7 @@ def light(arguments, code):
     assert result.exit_code == code and not loaded, (arguments, loaded, result.output)
 
 light(["--version"], 0)
+light(["recipes"], 0)
 found = list(paths(typer.main.get_command(app)))
 assert len(found) > 20
 for path in found:

@@ -6,11 +6,16 @@ import os
 import sys
 from collections.abc import Sequence
 
+from thinwire import __version__
+
 NEEDED = ("typer", "rich")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code."""
+    if [*(sys.argv[1:] if arguments is None else arguments)] == ["--version"]:  # without a library to load
+        sys.stdout.write(f"thinwire {__version__}\n")
+        sys.exit(0)
     try:
         from thinwire.cli.terminal.app import app
     except ModuleNotFoundError as e:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -11,9 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 
 from thinwire.cli.terminal.output import print_json
-
-if TYPE_CHECKING:
-    from thinwire.recipes.base import RecipeInfo
+from thinwire.recipes.listing import listed
 
 Json = Annotated[bool, typer.Option("--json", help="Print the list as JSON, and nothing else, on stdout.")]
 
@@ -32,16 +30,7 @@ def recipes(json: Json = False) -> None:
 
     thinwire compare fp32 aqsgd:fw=4,bw=8 thinwire
     """
-    from thinwire.recipes.diffusion import DIFFUSION
-    from thinwire.recipes.experts import EXPERTS
-    from thinwire.recipes.federated import FEDERATED
-    from thinwire.recipes.pipeline import PIPELINE
-    from thinwire.recipes.replicas import REPLICAS
-    from thinwire.recipes.scenes import SCENES
-    from thinwire.recipes.state import STATE
-
-    engines = PIPELINE, REPLICAS, STATE, DIFFUSION, EXPERTS, FEDERATED, SCENES
-    rows = [_plain(r.engine, info) for r in engines for info in r.entries.values()]
+    rows = listed()
     if json:
         print_json(rows)
         return
@@ -55,19 +44,6 @@ def recipes(json: Json = False) -> None:
         if row["parameters"]:
             console.print(Padding(_parameters(row["parameters"]), (0, 0, 0, 2)))
         console.print()
-
-
-def _plain(engine: str, info: RecipeInfo[Any, Any]) -> dict[str, Any]:
-    return {
-        "engine": engine,
-        "name": info.name,
-        "summary": info.summary,
-        "source": info.source,
-        "parameters": {
-            name: {"default": p.default, "values": p.values, "meaning": p.meaning}
-            for name, p in info.parameters.items()
-        },
-    }
 
 
 def _parameters(parameters: dict[str, dict[str, Any]]) -> Table:

@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from thinwire.lab.options import nearest
-from thinwire.lab.records import runs, writer
-from thinwire.lab.records.runs import Run
-from thinwire.lab.records.schema import FIRST, RunRecord
-from thinwire.lab.report.page import Show
 from thinwire.types import InputError
+
+if TYPE_CHECKING:  # commands import this file, and their help needs none of these
+    from thinwire.lab.records.runs import Run
+    from thinwire.lab.records.schema import RunRecord
+    from thinwire.lab.report.page import Show
 
 
 class Engine(NamedTuple):
@@ -42,6 +43,8 @@ ENGINES = {
 
 def read_record(values: Any, where: str) -> RunRecord:
     """Return the record that JSON values hold, of whatever kind; ``InputError`` names what is wrong."""
+    from thinwire.lab.records.schema import FIRST
+
     if not isinstance(values, dict):
         raise InputError(f"{where}: the record is not an object; run it again")
     kind = "pipeline" if values.get("schema") == FIRST else str(values.get("kind"))
@@ -57,12 +60,16 @@ def load_run(path: str | Path) -> RunRecord:
 
     Errors: ``InputError`` where it is missing, broken or not a run record.
     """
-    file = writer.run_file(path)
-    return read_record(writer.read_json(file), str(file))
+    from thinwire.lab.records.writer import read_json, run_file
+
+    file = run_file(path)
+    return read_record(read_json(file), str(file))
 
 
 def load_runs(paths: Iterable[str | Path]) -> list[Run[Any]]:
     """Load every run under ``paths``, in the order given; see ``records.runs.load_runs``."""
+    from thinwire.lab.records import runs
+
     return runs.load_runs(paths, read_record)
 
 

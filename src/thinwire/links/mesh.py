@@ -20,6 +20,7 @@ from thinwire.links.base import LinkEstimate
 from thinwire.links.mailbox import Mailbox
 from thinwire.links.meeting import Meeting, RendezvousStore
 from thinwire.links.metered import Metered, wire_bytes
+from thinwire.links.names import interface_names
 from thinwire.links.pair import probe as probes
 from thinwire.links.pair.reliable import LIMIT, MAX_SEGMENT, Reliable, piece_size
 from thinwire.links.pair.segment import HEADER, label_of
@@ -29,7 +30,6 @@ from thinwire.links.relay.link import RelayedLink, check_relay, relayed_link
 from thinwire.links.security import check_host
 from thinwire.links.shape import LinkShape
 from thinwire.links.shaped import Shaped
-from thinwire.links.sockets import interface_names
 from thinwire.links.tcp import congestion
 from thinwire.links.tcp.counts import KernelCounts
 from thinwire.types import InputError, LinkError, require

@@ -1,4 +1,4 @@
-"""What a host's name leads to: the one place where names are looked up."""
+"""What a host's name leads to, the one place where names are looked up; and the interfaces of this one."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ RESOLVE, LOOKUP = 10.0, 3.0  # seconds; the latter before a dial, which is made 
 EYEBALLS = 0.25  # seconds until the next address of a name is tried too
 MOST = 8  # addresses
 Info = tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[str, int]]
+
+
+def interface_names() -> list[str]:
+    """Return the names of this machine's network interfaces."""
+    return [name for _, name in socket.if_nameindex()]
 
 
 def resolve(host: str, port: int = 0, timeout: float = RESOLVE) -> list[Info]:

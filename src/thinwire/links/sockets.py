@@ -9,7 +9,7 @@ import zmq
 
 from thinwire.links.address import parse_address, shown
 from thinwire.links.metered import CURVE_OVERHEAD
-from thinwire.links.names import LOOKUP, addresses, needs_ipv6, reach, resolve
+from thinwire.links.names import LOOKUP, addresses, interface_names, needs_ipv6, reach, resolve
 from thinwire.links.security import ZAP_ENDPOINT, is_loopback, secure_binder
 from thinwire.links.tcp import congestion
 from thinwire.types import InputError, require
@@ -93,11 +93,6 @@ def _own_address(host: str) -> str:
     here = is_loopback(found) and not is_loopback(host)  # as Debian has it of a machine's own name
     require(not here, InputError, f"{host} is {found} here, where no other machine comes; give an address")
     return found
-
-
-def interface_names() -> list[str]:
-    """Return the names of this machine's network interfaces."""
-    return [name for _, name in socket.if_nameindex()]
 
 
 def make_room() -> None:

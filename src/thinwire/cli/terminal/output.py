@@ -6,13 +6,14 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from thinwire.lab.engines import show_of
-from thinwire.lab.records.runs import Run
-from thinwire.lab.report.page import write_report
+
+if TYPE_CHECKING:
+    from thinwire.lab.records.runs import Run
 
 REPORT = "report.html"
 PLAIN_WIDTH = 120  # columns where nobody's terminal says otherwise
@@ -39,6 +40,8 @@ def print_runs(runs: Sequence[Run[Any]]) -> None:
 
 def finish(runs: Sequence[Run[Any]], out: Path, json_wanted: bool, records: Sequence[Any]) -> None:
     """Write the report of ``runs`` to ``out``; print their table and where it is, or the records as JSON."""
+    from thinwire.lab.report.page import write_report
+
     report = write_report(runs, out / REPORT, show_of(runs))
     if json_wanted:
         print_json(list(records))

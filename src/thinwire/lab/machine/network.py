@@ -13,8 +13,7 @@ from pathlib import Path
 
 from thinwire.links.address import shown
 from thinwire.links.greeting import mechanism, read_greeting
-from thinwire.links.names import resolve
-from thinwire.links.sockets import interface_names
+from thinwire.links.names import interface_names, resolve
 from thinwire.links.tcp.congestion import IDLE, KEEPING
 from thinwire.types import AuthError, InputError, LinkError, require
 

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 
 from thinwire.lab.ranks.config import RunConfig
 from thinwire.links.address import shown
-from thinwire.links.names import reach
+from thinwire.links.names import interface_names, reach
 from thinwire.links.security import is_loopback
-from thinwire.links.sockets import interface_names
 from thinwire.types import InputError, LinkError, ThinwireError, require
 
 if TYPE_CHECKING:
