@@ -91,10 +91,11 @@ def _traffic(runs: Runs) -> list[tuple[str, str]]:
 
 
 def _streams(sent: Mapping[str, int]) -> Iterator[str]:
-    """Yield each stream's bytes, those of values beside what fp32 would be, then the others."""
+    """Yield each stream's bytes, those of values beside what fp32 and bf16 would be, then the others."""
     streams = [name for name in sent if f"raw_{name}" in sent]
     for name in streams:
-        yield f"{name} {megabytes(sent[name])} (fp32: {megabytes(sent[f'raw_{name}'])})"
+        plain = sent[f"raw_{name}"]
+        yield f"{name} {megabytes(sent[name])} (fp32: {megabytes(plain)}, bf16: {megabytes(plain / 2)})"
     for name in sent:
         if name not in streams and not name.startswith("raw_"):
             yield f"{name} {megabytes(sent[name])}"

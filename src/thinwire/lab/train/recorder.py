@@ -27,6 +27,7 @@ from thinwire.lab.train.record.schema import (
     BoundaryBytes,
     Decision,
     Evaluation,
+    Loss,
     Replicas,
     ReplicasRecord,
     StepMetrics,
@@ -215,6 +216,7 @@ class Recorder:
             loss = self.record.loss
             now["eval_first"] = [loss.eval_first, loss.train_eval_first]
             now["accuracy_first"] = loss.accuracy_first
+            now["eval_samples"] = self.job.config.eval_samples
             now["evaluations"] = [vars(e) for e in loss.evaluations]
             now["decisions"] = [vars(d) for d in self.record.decisions]
         return _sum(self.before, now)
@@ -232,12 +234,19 @@ class Recorder:
             loss.eval_first, loss.train_eval_first = totals["eval_first"]
             loss.accuracy_first = totals.get("accuracy_first")
             loss.evaluations = [Evaluation(**e) for e in totals["evaluations"]]
+            own = self.job.config.eval_samples
+            before = totals.get("eval_samples", own)
+            if own and before not in (0, own):  # they do not compare with those to come
+                self.record.loss = Loss()
             self.record.decisions = [Decision(**d) for d in totals["decisions"]]
             self.writer.close("running")
             self._saved_before = self.record.bytes["saving"] = bytes_saving(Path(self.job.config.out))
             # Before the new record takes the old one's place, lest a killed run leave one without them.
             for note in (f"resumed after step {step}", *doubts(self.job.config, step)):
                 self.note(note)
+            if self.record.loss is not loss:
+                told = f"--eval-samples was {before} up to step {step} and is {own} since then"
+                self.note(f"{told}: evaluations of before are left out")
             self.writer = RunWriter(self.job.config.out, self.record, step)
             self.events.resumed(step)
 

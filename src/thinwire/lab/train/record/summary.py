@@ -190,6 +190,8 @@ def than_bf16(row: Row) -> str:
     first = row.first_pass
     apart = first is not None and abs(first / row.than_bf16 - 1) > APART
     early = f", {first:.1f}× on the first pass" if apart else ""
+    if row.than_bf16 < 0.995:
+        return f" ({1 / row.than_bf16:.2f}× those of bf16)"
     return f" ({row.than_bf16:.1f}× fewer than bf16{early})"
 
 
