@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from thinwire.engines.sync.push.publisher import Publisher
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
+os.environ["TERM"] = "xterm"  # some CI has a dumb one; tests of that say so themselves
 if (
     "PYTEST_XDIST_WORKER" in os.environ
 ):  # several processes share the cores: threads would wait for each other

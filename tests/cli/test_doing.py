@@ -38,6 +38,8 @@ def test_a_bar_comes_on_a_terminal_after_a_while(monkeypatch: pytest.MonkeyPatch
 
 
 def test_elsewhere_there_are_lines_where_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")  # a terminal whose cursor does not move
+    assert shown(monkeypatch, Terminal(), lines=True) == "reading\npacking\n"
     assert shown(monkeypatch, io.StringIO()) == ""
     assert shown(monkeypatch, io.StringIO(), lines=True) == "reading\npacking\n"
     assert shown(monkeypatch, io.StringIO(), lines=True, quiet=True) == ""

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from thinwire.cli.terminal.output import PLAIN_WIDTH, print_json, tell
+from thinwire.lab.machine.encoding import draws
 from thinwire.lab.machine.interrupts import stopped_by_signals
 from thinwire.types import InputError, ThinwireError, require
 
@@ -130,7 +131,7 @@ def _show(streams: Sequence[TextIO]) -> Callable[[int, bool, bytes], None]:
     def show(rank: int, is_error: bool, line: bytes) -> None:
         stream, end = streams[is_error], "\n"
         text = f"[{rank}] {line.decode('utf-8', 'replace').rstrip()}"
-        if stream.isatty():  # what stands there may be a progress bar, which the next line replaces
+        if draws(stream):  # what stands there may be a progress bar, which the next line replaces
             if line.endswith(b"\r"):
                 text, end = text[: shutil.get_terminal_size().columns - 1], ""
             text = f"\r\x1b[K{text}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -15,6 +16,7 @@ from thinwire.cli.terminal.options import with_config
 from thinwire.cli.terminal.output import REPORT, finish, tell
 from thinwire.lab.engines import load_run, load_runs
 from thinwire.lab.federated.options import FederatedConfig
+from thinwire.lab.machine.encoding import draws
 from thinwire.lab.machine.interrupts import stopped_by_signals
 from thinwire.lab.records.holding import holding
 from thinwire.lab.records.writer import COMPARE, write_json
@@ -103,11 +105,12 @@ def _check_deployed(config: FederatedConfig, folder: Path) -> None:
 
 def _told(config: FederatedConfig) -> Any:
     """Return what says on a terminal how far a run is."""
-    shown = sys.stderr.isatty() and not (config.quiet or config.json)
+    shown = draws(sys.stderr) and not (config.quiet or config.json)
 
     def told(name: str, made: Made, accuracy: float | None) -> None:
         if shown and accuracy is not None:
-            sys.stderr.write(f"\r\033[K{name}: version {made.number}, {made.at:.0f} s, {accuracy:.1%}")
+            text = f"{name}: version {made.number}, {made.at:.0f} s, {accuracy:.1%}"
+            sys.stderr.write(f"\r\033[K{text[: shutil.get_terminal_size().columns - 1]}")
             sys.stderr.flush()
 
     return told

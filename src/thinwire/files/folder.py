@@ -12,7 +12,7 @@ import stat
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from thinwire.files.place import Folder, check_size
+from thinwire.files.place import Folder, at_home, check_size
 from thinwire.replacing import replacing
 from thinwire.types import PayloadError
 
@@ -47,7 +47,7 @@ class PlainFolder:
     """A folder of this machine, or one that is mounted here; made at the first write."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path.expanduser()
+        self.path = at_home(path)
         self.where = str(path)
 
     def read(self, name: str, limit: int) -> bytes:

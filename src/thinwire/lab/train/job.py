@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from thinwire.files.place import at_home
 from thinwire.lab.data.batches import Batches
 from thinwire.lab.data.corpus import Corpus, load_corpus
 from thinwire.lab.data.images import IMAGES, load_fashion
@@ -164,7 +165,7 @@ def _check_saved(config: TrainConfig) -> None:
         return
     folder = Path(config.out) / "model"
     check_unread(folder)
-    own = Path(config.model).expanduser().resolve() == folder.resolve()
+    own = at_home(config.model).resolve() == folder.resolve()
     require(
         not (own and config.save_every),
         InputError,

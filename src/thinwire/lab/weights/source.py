@@ -16,6 +16,7 @@ from thinwire.assets.weights.codes import is_codes
 from thinwire.assets.weights.companions import ADAPTER, SMALL, weights_name
 from thinwire.assets.weights.model import Model
 from thinwire.files.checkpoint import SINGLE, SUFFIX, Stored, files_of, folder_of, write_checkpoint
+from thinwire.files.place import at_home
 from thinwire.lab.data.corpus import load_corpus
 from thinwire.lab.models.families import Conversion, import_transformers, meta_model
 from thinwire.lab.models.smollm import smollm_folder
@@ -51,7 +52,7 @@ class Source:
 
 def read_source(name: str) -> Source:
     """Return the model in a folder, a safetensors file, or of a name. Errors: ``InputError``."""
-    place = Path(name).expanduser()
+    place = at_home(name)
     if name == SMOLLM:
         place = smollm_folder()
     elif not place.exists():
