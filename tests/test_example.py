@@ -5,12 +5,17 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from launchers import free_port, warm
 
 ROOT = Path(__file__).parents[1]
 SCRIPT, PIPELINE = (ROOT / "examples" / name for name in ("own_loop.py", "own_pipeline.py"))
+NEEDS = {
+    SCRIPT: ("torch.distributed.pipelining", "thinwire:CompressedStage"),
+    PIPELINE: ("diffusers:FluxPipeline", "thinwire:parallel"),
+}
 
 
 def code_lines(text: str) -> list[str]:
@@ -23,9 +28,10 @@ def test_it_is_short() -> None:
 
 def run(folder: Path, script: Path = SCRIPT, world: int = 2) -> list[str]:
     """Run a script in two processes; return what each said."""
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": world}
+    common: dict[str, Any] = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": world}
     common |= {"GLOO_SOCKET_IFNAME": "lo"}
-    ranks = [warm().python(folder / str(r), script, cwd=folder, RANK=r, **common) for r in range(world)]
+    options = common | {"needs": NEEDS[script], "cwd": folder}
+    ranks = [warm().python(folder / str(r), script, RANK=r, **options) for r in range(world)]
     assert [p.wait() for p in ranks] == [0] * world, [p.err for p in ranks]
     return [p.out for p in ranks]
 

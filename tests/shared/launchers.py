@@ -21,7 +21,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache
@@ -153,18 +153,24 @@ class Warm:
     def start(self, place: Path, *arguments: Any, largest_file: int | None = None, **more: Any) -> Command:
         """Run ``thinwire ARGUMENTS`` in a fork; ``largest_file`` in bytes stands in for a full disk."""
         asked = {"arguments": [str(a) for a in arguments], "largest_file": largest_file}
-        return self._fork(place, asked | {"environment": environment(**more)})
+        needs = (
+            "thinwire.cli.terminal.app",
+            *NEEDS.get(asked["arguments"][0] if arguments else "", TRAINING),
+        )
+        return self._fork(place, needs, asked | {"environment": environment(**more)})
 
-    def python(self, place: Path, *arguments: Any, cwd: Path | None = None, **more: Any) -> Command:
-        """Run ``python ARGUMENTS`` in a fork: a script, or ``-m MODULE``, which find imported what is."""
+    def python(
+        self, place: Path, *arguments: Any, needs: Sequence[str] = (), cwd: Path | None = None, **more: Any
+    ) -> Command:
+        """Run ``python ARGUMENTS`` in a fork: a script, or ``-m MODULE``; ``needs`` is imported before."""
         asked = {"python": [str(a) for a in arguments], "cwd": cwd and str(cwd)}
-        return self._fork(place, asked | {"environment": environment(**more)})
+        return self._fork(place, needs, asked | {"environment": environment(**more)})
 
-    def _fork(self, place: Path, asked: dict[str, Any]) -> Command:
+    def _fork(self, place: Path, needs: Sequence[str], asked: dict[str, Any]) -> Command:
         place.mkdir(parents=True, exist_ok=True)
         for name in ("stdout", "stderr"):  # to be looked at before the fork has opened them
             (place / name).touch()
-        pid = self._ask(asked | {"place": str(place)})
+        pid = self._ask(asked | {"place": str(place), "needs": list(needs)})
         return Command(pid, place, lambda: self._ask({"poll": pid}))
 
     def run(self, place: Path, *arguments: Any, **more: Any) -> Command:
@@ -316,9 +322,9 @@ def tmpfs(folder: Path, size: int) -> Iterator[Path | None]:
             subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def _load(command: str) -> None:
+def _load(needs: list[str]) -> None:
     """Import what a command is going to import, so that all forks have it."""
-    for name in ("thinwire.cli.terminal.app", *NEEDS.get(command, TRAINING)):
+    for name in needs:
         with suppress(ImportError):  # sklearn, of which the command says that it is missing
             pkgutil.resolve_name(name)
 
@@ -330,7 +336,7 @@ def _serve() -> None:
             pid, status = os.waitpid(asked["poll"], os.WNOHANG)
             _reply(os.waitstatus_to_exitcode(status) if pid else None)
             continue
-        _load(asked["arguments"][0] if asked["arguments"] else "")
+        _load(asked.pop("needs"))
         pid = os.fork()
         if pid == 0:
             _become(**asked)
@@ -407,8 +413,6 @@ def _become(
     largest_file: int | None = None,
 ) -> None:
     """Be ``thinwire ARGUMENTS``, or ``python PYTHON``, from here on."""
-    from thinwire.cli import main
-
     os.setsid()
     os.environ.clear()
     os.environ.update(environment)
@@ -424,6 +428,8 @@ def _become(
         if cwd is not None:
             os.chdir(cwd)
         if python is None:
+            from thinwire.cli import main
+
             main(arguments)
         else:
             _interpret(python)

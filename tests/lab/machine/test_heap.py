@@ -38,7 +38,7 @@ def test_a_block_that_was_freed_is_taken_again_as_it_is(tmp_path: Path) -> None:
     script.write_text(FAULTS)
 
     def faults(*arguments: str) -> int:
-        done = warm().python(tmp_path, script, *arguments)
+        done = warm().python(tmp_path, script, *arguments, needs=("torch",))
         assert done.wait() == 0, done.err
         return int(done.out)
 

@@ -17,7 +17,18 @@ from typing import Any
 
 import pytest
 import torch
-from launchers import Command, cold, free_port, gone, metrics, rank_environment, record, sentence, warm
+from launchers import (
+    TRAINING,
+    Command,
+    cold,
+    free_port,
+    gone,
+    metrics,
+    rank_environment,
+    record,
+    sentence,
+    warm,
+)
 
 from thinwire.lab.models.folder import shard_name
 from thinwire.lab.ranks.world import World
@@ -54,7 +65,8 @@ def joined(job: list[Any], tmp_path_factory: pytest.TempPathFactory) -> list[tup
         torchrun += ["--node-rank", node, "--master-addr", "127.0.0.1", "--master-port", port]
         out = place / f"out-{node}"
         args = [*job, "--steps", STEPS, "--epochs", 2, "--eval-every", 5, "--quiet", "--out", out]
-        command = warm().python(place / f"node-{node}", *torchrun, "-m", "thinwire", *args)
+        words = (*torchrun, "-m", "thinwire", *args)
+        command = warm().python(place / f"node-{node}", *words, needs=TRAINING)
         commands.append((command, out))
     for command, _ in commands:
         command.wait()
