@@ -43,7 +43,14 @@ ABSENT = (
 )
 STATES = ("thinwire.cli.states.following", "thinwire.cli.states.publishing")
 FEDERATED = ("sklearn.datasets", "thinwire.lab.federated.run", "thinwire.lab.federated.deployed")
+PICTURES = (
+    "diffusers:FluxTransformer2DModel",
+    "diffusers.hooks.hooks",
+    "diffusers.models.transformers.transformer_hidream_image",
+    "thinwire.lab.pictures.program",
+)
 NEEDS = {
+    "generate": PICTURES,
     "publish": STATES,
     "follow": STATES,
     "federate": FEDERATED,

@@ -134,7 +134,7 @@ def test_training_of_experts_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: py
 
 def test_the_packaged_experts_make_the_garments_that_are_named() -> None:
     model, kinds = moe.load(), torch.arange(10)
-    made = sample_each(model, kinds.tolist(), range(10), 12)
+    made = sample_each(model, kinds.tolist(), range(10), 6)
     right = classifier.recognised(made)
     assert (right == kinds).float().mean() >= 0.5 and (right == (kinds + 1) % 10).float().mean() <= 0.3
     assert moe.WEIGHTS.stat().st_size <= 8e6
