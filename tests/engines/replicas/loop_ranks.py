@@ -11,7 +11,7 @@ import io
 import sys
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import torch
@@ -229,6 +229,42 @@ def _by_hand(loop: Loop) -> None:
             p -= 0.1 * p.grad  # type: ignore[operator]
 
 
+def has_gradients_of_zeros(loop: Loop) -> None:
+    """As where all targets of a batch are left out; and turned over by hand, which makes -0 of 0."""
+    for seed in range(9):
+        loop.optimiser.zero_grad(set_to_none=seed % 2 == 0)
+        (loop.ddp(seed) * (seed != 4)).backward()
+        _ascend(loop)
+    loop.drain(lambda: _ascend(loop))
+
+
+def _ascend(loop: Loop) -> None:
+    for p in loop.module.parameters():
+        p.grad.neg_()  # type: ignore[union-attr]
+    loop.optimiser.step()
+
+
+def has_passes_of_other_kinds(loop: Loop) -> None:
+    """Gradients that are asked for beside a pass, and a pass that fails and is thrown away."""
+
+    def fail(gradient: Tensor) -> None:
+        raise ArithmeticError
+
+    for seed in range(6):
+        if seed in (1, 4):
+            handle = loop.module.a.register_hook(fail)
+            with suppress(ArithmeticError), loop.ddp.no_sync():
+                loop.ddp(100).backward()
+            handle.remove()
+            loop.optimiser.zero_grad()
+            loop.ddp(100).backward()
+        loop.optimiser.zero_grad()
+        loop.ddp(seed).backward()
+        torch.autograd.grad(loop.module(seed), list(loop.module.parameters()))
+        loop.optimiser.step()
+    loop.drain(loop.optimiser.step)
+
+
 def keeps_averages(loop: Loop) -> None:
     average = torch.optim.swa_utils.AveragedModel(loop.ddp)
     for seed in range(5):
@@ -262,6 +298,8 @@ LOOPS = [
     evaluates_closures,
     has_two_optimisers,
     steps_by_hand,
+    has_gradients_of_zeros,
+    has_passes_of_other_kinds,
     keeps_averages,
 ]
 KINDS: dict[str, dict[str, Any]] = {

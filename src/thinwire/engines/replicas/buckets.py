@@ -50,14 +50,15 @@ class Buckets(Table):
     def complete(self, flat: Tensor | None) -> bool:
         """Hand all buckets back to DDP with these gradients, or zeros; return whether they are finite.
 
-        Zeros are negative: they change no sum, and tell themselves from gradients that were cleared.
+        Where all are zeros these are negative: they change no sum, and tell themselves from gradients that
+        were cleared.
         """
-        if flat is None:
-            for buffer, _ in self._open:
-                buffer.fill_(-0.0)
-        else:
+        if flat is not None:
             for name, part in self._parts(self._scaled(flat)):
                 self._views[name].copy_(part)
+        if flat is None or not any(bool(buffer.any()) for buffer, _ in self._open):
+            for buffer, _ in self._open:
+                buffer.fill_(-0.0)
         finite = self._scaler is None or all(bool(buffer.isfinite().all()) for buffer, _ in self._open)
         for buffer, future in self._open:
             future.set_result(buffer)
@@ -67,6 +68,10 @@ class Buckets(Table):
     def are_cleared(self) -> bool:
         """Return whether no parameter has a gradient but zeros such as ``zero_grad`` leaves."""
         return all(p.grad is None or _is_cleared(real(p.grad)) for p in self.trained)
+
+    def are_there(self) -> bool:
+        """Return whether any parameter has a gradient, be it zeros."""
+        return any(p.grad is not None for p in self.trained)
 
     def gradients(self) -> Tensor:
         flat = self.flat(self._views)

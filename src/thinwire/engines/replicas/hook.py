@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd import Variable
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
@@ -71,12 +70,13 @@ class Replicated:
         self._ddp, self._buckets, self._replicator, self._terms = ddp, buckets, replicator, terms
         self._due: Tensor | None = None
         self._pending = False  # neither a step nor cleared gradients have been seen since the last exchange
-        self._looked = False  # at the gradients before this pass
+        self._looked = -1  # at the gradients before the pass of this number
         self._dtypes = [p.dtype for p in buckets.trained]
         self._moved: list[int] = []  # how often parameters had changed at the last exchange
         self._thrown = 0  # passes, before the first step
         self._steps = Steps(self, buckets.trained, scaler)
         self._arrivals = [p.register_hook(self._arrive) for p in buckets.trained]
+        self._arrivals += [p.register_post_accumulate_grad_hook(self._add_up) for p in buckets.trained]
 
     def __reduce__(self) -> tuple[type[Copied], tuple[()]]:
         return Copied, ()
@@ -120,21 +120,21 @@ class Replicated:
 
     def _arrive(self, gradient: Tensor) -> None:
         """Look at the gradients, as the first one of a pass arrives and before it is added."""
-        if not self._looked:
-            self._looked = True
+        number = torch._C._current_graph_task_id()  # another one for each pass, also after one that failed
+        if self._looked != number:
+            self._looked = number
             text = "the model has another dtype than when DDP was made, which then reduces nothing"
             same = self._dtypes == [p.dtype for p in self._buckets.trained]
             require(same, InputError, f"{text}; convert the model before it is wrapped")
-            Variable._execution_engine.queue_callback(self._end_of_pass)
             self._settle()
-            self.vacant = False
 
-    def _end_of_pass(self) -> None:
-        self._looked = False
+    def _add_up(self, parameter: Tensor) -> None:
+        self.vacant = False  # not so where gradients arrive for autograd.grad
 
     def take(self) -> None:
         """Hear of a step."""
-        self._settle()
+        if not self._buckets.are_there():
+            self._settle()
         self._thrown = -1
         self._keep()
 

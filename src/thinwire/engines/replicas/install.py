@@ -48,6 +48,7 @@ def install(
     deadline: float,
 ) -> Replicated:
     """Give ``ddp`` the hook of a method; ``recipes/hook.py`` says what for."""
+    ddp = getattr(ddp, "_orig_mod", ddp)  # of what torch.compile made
     check_free(ddp)
     if isinstance(method, PowerSgd):
         text = "powersgd averages over all ranks of DDP's group at once; leave site out, or choose topk"

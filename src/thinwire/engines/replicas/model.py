@@ -94,7 +94,7 @@ def digest_of_weights(ddp: DistributedDataParallel) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for name, p in sorted(_parameters(ddp)):
         digest.update(f"{name} {list(p.shape)} {p.dtype}".encode())
-        values = p.detach().contiguous().cpu().reshape(-1)
+        values = p.detach().resolve_conj().contiguous().cpu().reshape(-1)
         digest.update(values.view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
