@@ -12,16 +12,18 @@ if TYPE_CHECKING:
 
 SHORT = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}  # as users of command lines write them
 FLOATS = {*SHORT, *SHORT.values()}
+NAMES = SHORT | {"f16": "float16", "f32": "float32", "f64": "float64", "fp64": "float64"}  # safetensors' too
+NAMES |= {"half": "float16", "float": "float32", "double": "float64"}  # torch's own second names
 
 
 def name_of(given: object) -> str:
-    """Return torch's name of a dtype, which is given as such, or by that name or a short one.
+    """Return torch's name of a dtype, which is given as such, or by that name or another one.
 
-    >>> [name_of(x) for x in ("bf16", "torch.int8", "float32")]
-    ['bfloat16', 'int8', 'float32']
+    >>> [name_of(x) for x in ("bf16", "torch.int8", "float32", "F16", "half")]
+    ['bfloat16', 'int8', 'float32', 'float16', 'float16']
     """
-    text = str(given).strip().removeprefix("torch.")
-    return SHORT.get(text, text)
+    text = str(given).strip().lower().removeprefix("torch.")
+    return NAMES.get(text, text)
 
 
 def among(given: Any, names: Iterable[str]) -> Any:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from thinwire.cli.terminal.places import PORT, Congestion, TokenFile, check_state
-from thinwire.dtypes import FLOATS, SHORT
+from thinwire.dtypes import FLOATS, SHORT, name_of
 from thinwire.files.resting import PART_REST, REST
 from thinwire.lab.machine.interrupts import stopped_by_signals
 from thinwire.links.address import check_port
@@ -161,7 +161,7 @@ def parse_dtypes(texts: list[str]) -> dict[str, str]:
     for text in texts:
         name, _, kind = text.rpartition("=")
         told = f"--dtype is {text!r}; it must be one of {', '.join(SHORT)}"
-        require(kind in FLOATS, InputError, f"{told}, or NAME= and one of them" if name else told)
+        require(name_of(kind) in FLOATS, InputError, f"{told}, or NAME= and one of them" if name else told)
         found[name] = kind
     return found
 

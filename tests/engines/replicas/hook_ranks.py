@@ -490,6 +490,7 @@ def a_state_is_loaded_where_it_was_saved() -> None:
         ("lacks residual.2.bias, 2.weight", parts, SPARSE),
         ("no state that replicate saved", {n: x for n, x in state.items() if n != "origin"}, SPARSE),
         ("cannot be read", state | {"origin": torch.zeros(3, dtype=torch.uint8)}, SPARSE),
+        ("cannot be read .KeyError: 'steps'", {n: x for n, x in state.items() if n != "steps"}, SPARSE),
         (r"0.bias was \[64\] torch.float32 and is missing", state, SPARSE),
     ):
         later = Student()

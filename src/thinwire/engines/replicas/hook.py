@@ -26,7 +26,7 @@ from thinwire.engines.replicas.model import Copied, average_statistics, broadcas
 from thinwire.engines.replicas.origin import Origin
 from thinwire.engines.replicas.replicator import Apply, Replicator
 from thinwire.engines.replicas.steps import Steps
-from thinwire.types import InputError, require
+from thinwire.types import WRONG_VALUES, InputError, require
 
 EXACT = 2  # passes until the buckets are final
 MANY = 100  # passes without a step that begin a run, after which it is a loop whose steps nobody sees
@@ -223,8 +223,16 @@ class Replicated:
         """
         wrong = "residuals fit the pass after which they were saved; load them before the first backward pass"
         require(self._replicator.steps == 0, InputError, wrong)
-        self._terms.origin.check(state)
-        self._replicator.load_state_dict(state)
+        try:
+            self._terms.origin.check(state)
+            passes = int(state["steps"]) if state else 0
+            require(passes >= 0, InputError, f"this state is of {passes} passes; begin without it")
+            self._replicator.load_state_dict(state)
+        except InputError:
+            raise
+        except WRONG_VALUES as e:
+            text = "this state cannot be read"
+            raise InputError(f"{text} ({type(e).__name__}: {e}); begin without it") from e
 
     def close(self) -> None:
         """Exchange nothing more; links or group stay open. Before ``destroy_process_group``; drain first."""
