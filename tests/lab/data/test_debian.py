@@ -19,6 +19,7 @@ from each import each
 
 from thinwire.lab.data import debian, images
 from thinwire.lab.data.images import FASHION
+from thinwire.lab.machine.downloading import download
 from thinwire.lab.models import fetch
 from thinwire.types import InputError
 
@@ -168,6 +169,16 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
     """Log nothing."""
 
     def log_message(self, *_: object) -> None: ...
+
+
+def test_an_interrupt_stops_the_program_that_fetches(tmp_path: Path) -> None:
+    def told(text: str, passing: bool = False) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        download(["sh", "-c", "echo $$ > pid; exec sleep 300"], tmp_path, "x", told)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
 def test_what_apt_says_is_passed_on_and_its_absence_said(

@@ -29,7 +29,7 @@ from launchers import (
 from tcp_proxy import DOWN, UP, TcpProxy
 from texts import write_text
 
-STEPS = 36
+STEPS = 24
 CUT = 5.0  # seconds
 DEAD = 30.0  # seconds within which the others must stop
 
@@ -114,7 +114,7 @@ def test_a_killed_rank_is_named_and_the_run_resumes_to_the_same_losses(
     args = [*job, "--recipe", recipe, "--out", out, "--checkpoint-every", 5]
     ranks = warm().ranks(tmp_path / "first", *args)
     try:
-        reached(out, 17, *ranks)
+        reached(out, 13, *ranks)  # in the second pass
         ranks[1].signal(signal.SIGKILL)
         if recipe == "thinwire":
             start = time.monotonic()
@@ -126,7 +126,7 @@ def test_a_killed_rank_is_named_and_the_run_resumes_to_the_same_losses(
     finally:
         stop(*ranks)
     booked = len(metrics(out))
-    assert booked >= 17
+    assert booked >= 13
     again = warm().ranks(tmp_path / "again", *args, "--resume")
     assert [r.wait() for r in again] == [0, 0], again[0].err + again[1].err
     found, expected = record(out), whole[recipe]

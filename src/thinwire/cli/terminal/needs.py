@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from thinwire.cli.terminal.doing import Doing
+from thinwire.lab.machine.interrupts import stopped_by_signals
 
 
 def fetch_needs(*names: str | None, quiet: bool = False) -> None:
     """Fetch the data and models of these names that are known and absent, once, with a bar on a terminal.
 
-    Names that are unknown here, a user's files say, are left to who reads them. Errors: those of the fetch.
+    Names that are unknown here, a user's files say, are left to who reads them. Errors: those of the fetch;
+    ``KeyboardInterrupt`` once nothing half-fetched is left, after a Ctrl-C, SIGTERM or SIGHUP.
     """
     from thinwire.lab.models.fetch import fetch_missing
 
-    with Doing(quiet, lines=True) as doing:
+    with stopped_by_signals(), Doing(quiet, lines=True) as doing:
         fetch_missing((name for name in names if name), doing.tell)

@@ -50,18 +50,18 @@ def download(
         command, cwd=into, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8",
         errors="replace",
     ) as program:  # fmt: skip
-        while True:
-            try:
-                out, err = program.communicate(timeout=LOOK)
-                return subprocess.CompletedProcess(command, program.returncode, out, err)
-            except subprocess.TimeoutExpired:
-                told(f"fetching {what}: {bytes_in(into) / MEGABYTE:.1f} MB", passing=True)
-                if time.monotonic() > end:
-                    program.kill()
-                    raise
-            except BaseException:  # a Ctrl-C that this process alone has heard
-                program.kill()
-                raise
+        try:
+            while True:
+                try:
+                    out, err = program.communicate(timeout=LOOK)
+                    return subprocess.CompletedProcess(command, program.returncode, out, err)
+                except subprocess.TimeoutExpired:
+                    told(f"fetching {what}: {bytes_in(into) / MEGABYTE:.1f} MB", passing=True)
+                    if time.monotonic() > end:
+                        raise
+        except BaseException:  # also a Ctrl-C that this process alone has heard
+            program.kill()
+            raise
 
 
 def from_index(package: str, sha256: str, into: Path, form: str, remedy: str, told: Told = silent) -> Path:

@@ -19,6 +19,7 @@ from thinwire.lab.data.images import find_fashion
 from thinwire.lab.machine.cache import cache_folder, new_folder, scratch_for
 from thinwire.lab.machine.downloading import Told, from_index, silent
 from thinwire.lab.machine.encoding import accept_all
+from thinwire.lab.machine.interrupts import stopped_by_signals
 from thinwire.lab.models.smollm import SMOLLM, fetch_smollm, find_smollm
 from thinwire.types import InputError, ThinwireError, require
 
@@ -104,12 +105,16 @@ def main(arguments: Sequence[str]) -> int:
     """Make the named things ready (the usual ones, if none is named); return the exit code."""
     accept_all()
     try:
-        for name in arguments or USUAL:
-            require(name in THINGS, InputError, f"unknown {name!r}; known are {', '.join(THINGS)}")
-            sys.stdout.write(f"{name}: {THINGS[name].fetch(silent)}\n")
+        with stopped_by_signals():
+            for name in arguments or USUAL:
+                require(name in THINGS, InputError, f"unknown {name!r}; known are {', '.join(THINGS)}")
+                sys.stdout.write(f"{name}: {THINGS[name].fetch(silent)}\n")
     except ThinwireError as e:
         sys.stderr.write(f"error: {e}\n")
         return e.exit_code
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return 130
     return 0
 
 
