@@ -21,7 +21,7 @@ from thinwire.channels.memory import Delta, Memory, SecondOrderDelta
 from thinwire.codecs import Cast, Codec, LowRank, RankOne, Uniform
 from thinwire.engines.diffusion.coding import MAX_WARMUP, Coding
 from thinwire.engines.diffusion.division import Division
-from thinwire.engines.diffusion.parallel import Parallel, check_given, over_ranks
+from thinwire.engines.diffusion.parallel import Parallel, check_given, over_ranks, refused
 from thinwire.engines.diffusion.pipe import MOST_PATCHES
 from thinwire.links.mesh import Peer
 from thinwire.recipes.base import Parameter, Registry
@@ -235,8 +235,9 @@ def parallel(
     Errors: ``InputError``, one sentence, for a model that cannot be split so, and for ranks or inputs that
     are not alike; ``LinkError`` naming a rank that is lost, silent, or ended with an error.
     """
-    check_given(model, recipe, deadline)
-    found = parse_diffusion_recipe(recipe)
+    with refused(peers, "diffusion"):
+        check_given(model, recipe, deadline)
+        found = parse_diffusion_recipe(recipe)
     division, schemes = division_of(recipe), found.schemes
     division = division if mode is None else replace(division, mode=mode)
     with over_ranks(model, peers, schemes[ATTENTION], schemes[OUTPUT], division, deadline, plan) as made:

@@ -17,7 +17,7 @@ from thinwire.channels.channel import Scheme
 from thinwire.channels.memory import Delta
 from thinwire.codecs import Codec, RankOne, Rows, Uniform
 from thinwire.engines.diffusion.coding import MAX_WARMUP, Coding
-from thinwire.engines.diffusion.parallel import check_given
+from thinwire.engines.diffusion.parallel import check_given, refused
 from thinwire.engines.experts.schedule import BATCH, DISPLACED, INTERWEAVED, ONE, SYNC, SYNCED, Schedule
 from thinwire.engines.experts.spread import Experts, over_experts
 from thinwire.links.mesh import Peer
@@ -160,8 +160,9 @@ def spread_experts(
     Errors: ``InputError``, one sentence, for a model without such layers, and for ranks or times that are not
     alike; ``LinkError`` naming a rank that is lost, silent, or ended with an error.
     """
-    check_given(model, recipe, deadline)
-    found = parse_experts_recipe(recipe)
+    with refused(peers, "experts"):
+        check_given(model, recipe, deadline)
+        found = parse_experts_recipe(recipe)
     schemes, schedule = found.schemes, found.policy or Schedule()
     entered = over_experts(model, peers, schemes[DISPATCH], schemes[COMBINE], schedule, owners, deadline)
     with entered as made:

@@ -54,7 +54,12 @@ def scale(model: Any) -> None:
     model.transformer_blocks[0].attn.to_k.scaling = {"default": 0.5}
 
 
-@each("change", [one_value, some_rows, another_module, buffer, scale])
+def setting(model: Any) -> None:
+    """Of the configuration alone: the weights are the same."""
+    model.register_to_config(axes_dims_rope=(6, 4, 6))
+
+
+@each("change", [one_value, some_rows, another_module, buffer, scale, setting])
 def test_other_weights_are_refused_at_first(ranks: Meshes, change: Change) -> None:
     models = [flux(), flux()]
     change(models[1])
@@ -63,9 +68,10 @@ def test_other_weights_are_refused_at_first(ranks: Meshes, change: Change) -> No
         with thinwire.parallel(model, peers, "fp16"):
             pass
 
-    with pytest.raises(
-        InputError, match=r"rank \d has its weights \(a checksum\) '\d+', and this rank '\d+'"
-    ):
+    words = (
+        r"rank \d has (its weights \(a checksum\) '\d+', and this rank '\d+'|the setting axes_dims_rope '\[)"
+    )
+    with pytest.raises(InputError, match=words):
         together([lambda one=one: rank(*one) for one in zip(models, ranks[2], strict=True)])
 
 
@@ -129,6 +135,19 @@ def test_weights_are_read_whole_again_only_where_they_may_have_changed(
     some_rows(model)
     model.proj_out.weight.data = model.proj_out.weight.data.clone()
     assert found.checksum(False) != first and len(read) == 3
+
+
+def test_weights_that_accelerate_keeps_elsewhere_are_compared_too() -> None:
+    cpu_offload = pytest.importorskip("accelerate").cpu_offload
+    models = [flux(), flux()]
+    plain = weights.Weights(models[0]).checksum(True)
+    one_value(models[1])
+    for model in models:
+        cpu_offload(model, torch.device("cpu"))
+    same, other = (weights.Weights(model) for model in models)
+    assert same.checksum(True) == plain != other.checksum(True)
+    one_device(models[0], [flux_inputs()])
+    assert same.checksum(True) == plain
 
 
 class Quantised(Tensor):

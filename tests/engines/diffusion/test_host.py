@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from each import each
 from meshes import Mesh, together
 from picture_models import flux, flux_inputs, on_ranks, one_device, wan, wan_inputs
 from torch import Tensor, nn
@@ -155,12 +156,30 @@ def test_what_would_give_a_wrong_picture_is_refused(
         on_ranks(ranks[2], make(), "raw", lambda own, _: own(**inputs))
 
 
-def test_processors_may_not_be_replaced_meanwhile(ranks: Meshes) -> None:
+def another_processor(model: Any) -> None:
+    model.set_attn_processor(type(model.transformer_blocks[0].attn.processor)())
+
+
+def wrapped_output(model: Any) -> None:
+    """As an adapter wraps a layer: the hook that joins its output is then inside."""
+    model.proj_out = nn.Sequential(model.proj_out)
+
+
+@each(
+    "change, words",
+    [
+        (another_processor, r"processor of transformer_blocks\.0\.attn was replaced"),
+        (wrapped_output, "proj_out was replaced while the model was parallel"),
+    ],
+)
+def test_what_has_hooks_may_not_be_replaced_meanwhile(
+    ranks: Meshes, change: Callable[[nn.Module], None], words: str
+) -> None:
     def use(own: nn.Module, found: Parallel) -> None:
-        own.set_attn_processor(type(own.transformer_blocks[0].attn.processor)())
+        change(own)
         own(**flux_inputs())
 
-    with pytest.raises(InputError, match=r"processor of transformer_blocks\.0\.attn was replaced"):
+    with pytest.raises(InputError, match=words):
         on_ranks(ranks[2], flux(), "raw", use)
 
 
@@ -179,14 +198,23 @@ def test_a_model_is_parallel_once_and_has_no_gradients(ranks: Meshes) -> None:
     [
         ({"mode": "ring"}, "no mode 'ring'; choose gather, .*pipe or one"),
         ({"recipe": "compct"}, "did you mean compact"),
+        ({"plan": {"proj_out": None}}, "the plan of FluxTransformer2DModel says None|its plan"),
+        ({"plan": {}}, r"rank \d has its plan"),
     ],
 )
-def test_wrong_words_are_refused(ranks: Meshes, options: dict[str, str], words: str) -> None:
-    with (
-        pytest.raises(InputError, match=words),
-        thinwire.parallel(flux(), ranks[2][0], **{"recipe": "fp16", **options}),
-    ):
-        pass
+def test_what_one_rank_is_refused_all_are_told(ranks: Meshes, options: dict[str, Any], words: str) -> None:
+    """And go on together."""
+
+    models = [flux(), flux()]
+
+    def rank(number: int) -> None:
+        own = {"recipe": "fp16", "deadline": 20.0} | (options if number else {})
+        entered = thinwire.parallel(models[number], ranks[2][number], **own)
+        with pytest.raises(InputError, match=words), entered:
+            pass
+
+    together([lambda n=n: rank(n) for n in (0, 1)])
+    on_ranks(ranks[2], flux(), "fp16", lambda own, _: one_device(own, [flux_inputs()]))
 
 
 def test_ranks_have_one_model_and_one_noise(ranks: Meshes) -> None:

@@ -70,13 +70,13 @@ def attached(model: nn.Module, session: Session, plan: Plan | None = None) -> It
     with ExitStack() as undo:
         whole = whole_of(model, plan)
         undo.enter_context(_listening(model, session, heard, whole))
-        for path, entries in plan.items():
-            if isinstance(entries, Whole):
-                continue
-            for part in modules_of(model, path):
+        places = {path: modules_of(model, path) for path, e in plan.items() if not isinstance(e, Whole)}
+        for path, parts in places.items():
+            entries = plan[path]
+            for part in parts:
                 kind = SplitHook if isinstance(entries, Mapping) else JoinHook
                 undo.callback(hooked(part, kind(session, entries), path))
-        undo.callback(hooked(model, Root(session, model, heard, _is_of(session), whole), "calls"))
+        undo.callback(hooked(model, Root(session, model, heard, _is_of(session), whole, places), "calls"))
         yield
 
 

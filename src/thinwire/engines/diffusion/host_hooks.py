@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from thinwire.engines.diffusion.host_plan import Never
+from thinwire.engines.diffusion.host_plan import Never, modules_of
 from thinwire.engines.diffusion.seam import NO_GRADIENTS, Given, Passes, Session
 from thinwire.types import InputError, require
 
@@ -185,9 +185,10 @@ class Root(Calls):
         heard: set[str],
         own: Callable[[Any], bool],
         whole: Collection[nn.Module],
+        places: Mapping[str, list[nn.Module]],
     ) -> None:
         super().__init__(session, model)
-        self._heard, self._own = heard, own
+        self._heard, self._own, self._places = heard, own, places
         parts = ((n, m) for n, m in model.named_modules() if m not in whole)
         self._layers = [(n, m) for n, m in parts if getattr(m, "processor", None) is not None]
 
@@ -210,6 +211,9 @@ class Root(Calls):
 
     def _check(self, module: nn.Module) -> None:
         super()._check(module)
+        for path, parts in self._places.items():
+            text = f"{path} was replaced while the model was parallel, as adapters do; load them before"
+            require(modules_of(module, path) == parts, InputError, text)
         for name, layer in self._layers:
             text = f"the processor of {name} was replaced while the model was parallel; replace it before"
             require(self._own(layer.processor), InputError, text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from weakref import WeakKeyDictionary
@@ -24,7 +25,7 @@ from thinwire.engines.diffusion.message import Message, is_last
 from thinwire.engines.diffusion.pipe import Pipe
 from thinwire.engines.diffusion.tally import Tally
 from thinwire.engines.diffusion.ulysses import Ulysses
-from thinwire.engines.diffusion.weights import Weights
+from thinwire.engines.diffusion.weights import Weights, is_setting
 from thinwire.exchange import MeshExchange
 from thinwire.exchange.framing import words_of
 from thinwire.links.mailbox import Mailbox
@@ -74,8 +75,9 @@ def over_ranks(
     """Run ``model`` over this rank and ``peers`` inside the block; see ``thinwire.parallel``."""
     division = division or Division()
     mode, known = division.mode, (*MODES, ONE)
-    text = f"there is no mode {mode!r}; choose {', '.join(known[:-1])} or {ONE}"
-    require(mode in known, InputError, text)
+    with refused(peers, "diffusion"):
+        text = f"there is no mode {mode!r}; choose {', '.join(known[:-1])} or {ONE}"
+        require(mode in known, InputError, text)
     if mode == ONE or not peers:
         yield Parallel(ONE)
         return
@@ -87,6 +89,7 @@ def over_ranks(
             undo.enter_context(session.attached(model, plan))
             weights = Weights(model)
             own = facts(model, f"{attention!r}, {output!r}, {division!r}", weights.checksum(False))
+            own["its plan (a checksum)"] = str(zlib.crc32(repr(plan).encode()))
             drawn = None if mode == BATCH else state_of(model)
             first = agree(exchange, own, deadline, drawn=drawn)
             session.watch(weights)
@@ -116,6 +119,18 @@ def told(exchange: MeshExchange) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def refused(peers: Mapping[int, Peer], what: str) -> Iterator[None]:
+    """Tell the other ranks of what cannot be, before anything is compared: they count this use, and wait."""
+    try:
+        yield
+    except InputError:
+        if isinstance(peers, Mapping) and peers and all(isinstance(peer, Peer) for peer in peers.values()):
+            with used(peers, what) as exchange, told(exchange):
+                raise
+        raise
+
+
 def check_given(model: object, recipe: object, deadline: object) -> None:
     """Raise ``InputError`` for what cannot be spread over ranks, or would wait for ever."""
     kind = type(model).__name__
@@ -142,12 +157,19 @@ def own_rank(peers: Mapping[int, Peer]) -> int:
 
 def facts(model: nn.Module, recipe: str, weights: int) -> dict[str, str]:
     """Return what all ranks must have in common; ``weights`` is a checksum."""
+    config = getattr(model, "config", None)
+    settings = config if isinstance(config, Mapping) else {}
     return {
         "diffusers": host.version(),
         "torch": torch.__version__.partition("+")[0],
         "the model": type(model).__name__,
         "the recipe": recipe,
         "its weights (a checksum)": str(weights),
+        **{
+            f"the setting {name}": json.dumps(value)
+            for name, value in settings.items()
+            if not name.startswith("_") and is_setting(value)
+        },
     }
 
 

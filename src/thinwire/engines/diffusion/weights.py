@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Collection, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -76,7 +77,7 @@ def settings_checksum(model: nn.Module) -> int:
         for name, module in model.named_modules()
         for own in (vars(module), getattr(vars(module).get("processor"), "__dict__", {}))
         for key in _SETTINGS
-        if key in own and _is_setting(own[key])
+        if key in own and is_setting(own[key])
     ]
     return zlib.crc32(repr(found).encode())
 
@@ -104,7 +105,21 @@ def _added(crc: int, x: Tensor) -> int:
 
 
 def _tensors(model: nn.Module, but: Collection[str]) -> Iterator[tuple[str, Tensor]]:
-    yield from ((n, x) for n, x in (*model.named_parameters(), *model.named_buffers()) if n not in but)
+    for name, x in (*model.named_parameters(), *model.named_buffers()):
+        if name not in but:
+            yield name, _offloaded(model, name, x) if x.is_meta else x
+
+
+def _offloaded(model: nn.Module, name: str, x: Tensor) -> Tensor:
+    """Return what is on no device from where accelerate keeps it until a call needs it, if it does."""
+    owner, _, own = name.rpartition(".")
+    hook: Any = getattr(model.get_submodule(owner), "_hf_hook", None)
+    for one in getattr(hook, "hooks", (hook,)):
+        kept = getattr(one, "weights_map", None)
+        if kept is not None and own in kept:
+            found: Tensor = kept[own]
+            return found
+    return x
 
 
 def _counted(marks: Iterable[tuple[int, int, int]]) -> list[tuple[int, int]]:
@@ -121,9 +136,10 @@ def _plain(x: Tensor) -> Iterable[Tensor]:
     return tuple(part for name in flatten()[0] for part in _plain(getattr(x, name)))
 
 
-def _is_setting(value: object) -> bool:
+def is_setting(value: object) -> bool:
+    """Return whether a value is made of numbers and texts alone, and may be compared as such."""
     if isinstance(value, dict):
-        return all(_is_setting(v) for v in value.values())
+        return all(is_setting(v) for v in value.values())
     if isinstance(value, list | tuple):
-        return all(_is_setting(v) for v in value)
-    return isinstance(value, bool | int | float | str)
+        return all(is_setting(v) for v in value)
+    return value is None or isinstance(value, bool | int | float | str)
