@@ -99,6 +99,20 @@ def test_hub_name_without_a_hub_names_the_remedy(monkeypatch, tmp_path):
         resolve_model("nobody/nothing-of-that-name", None, CORPUS)
     with pytest.raises(InputError, match="check the spelling"):
         resolve_model("a/b/c/d", None, CORPUS)
+    broken = (OSError(28, "No space left on device"), EOFError("peer closed\n the line"))
+    for error, words in zip(
+        broken, ("No space left on device", "EOFError: peer closed the line"), strict=True
+    ):
+
+        def breaks(*_, error=error, **__):
+            raise error
+
+        monkeypatch.setattr("huggingface_hub.snapshot_download", breaks)
+        with pytest.raises(InputError, match=rf"from the Hugging Face hub \({words}\); check"):
+            resolve_model("nobody/nothing-of-that-name", None, CORPUS)
+    monkeypatch.undo()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:1")
     monkeypatch.setenv("no_proxy", "")
     with pytest.raises(

@@ -138,6 +138,13 @@ def test_accuracies_are_recorded_and_stay_after_a_resume(tmp_path: Path) -> None
     loss = load_run(tmp_path).loss
     assert (loss.accuracy_first, loss.accuracy_final) == (0.1, 0.8)
     assert [(e.step, e.accuracy) for e in loss.evaluations] == [(4, 0.5)]
+    third = recorder(tmp_path, tensorboard=False, quiet=True, resume=True, eval_samples=3)
+    third.resumed(5, json.loads(json.dumps(totals)))  # losses of other samples do not compare
+    third.evaluated(9, 1.0, 0.9, 0.8, final=True)
+    third.close("done")
+    found = load_run(tmp_path)
+    assert (found.loss.eval_first, found.loss.evaluations, found.loss.eval_final) == (None, [], 1.0)
+    assert "--eval-samples was 16 up to step 5 and is 3 since then" in found.notes[-1]
 
 
 def test_a_policy_is_told_the_step_that_follows() -> None:
