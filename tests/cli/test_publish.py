@@ -98,7 +98,7 @@ def test_a_publisher_that_listens_everywhere_names_its_addresses(tmp_path: Path,
             yield lambda: True
 
         with monkeypatch.context() as patched:
-            patched.setattr("thinwire.cli.states.publishing.interfaces", lambda found=found: found)
+            patched.setattr("thinwire.lab.machine.network.interfaces", lambda found=found: found)
             notes = meanwhile(patched, script())
             result = invoke("publish", file, "--host", "0.0.0.0", "--port", "0", "--token-file", token)
         assert result.exit_code == 0, result.output

@@ -18,7 +18,7 @@ from thinwire.links import ZmqLink, polled, sockets
 from thinwire.links.greeting import asks_for_token
 from thinwire.links.hub.hub import Hub
 from thinwire.links.hub.spoke import Spoke
-from thinwire.links.names import needs_ipv6, reach, resolve
+from thinwire.links.names import interface_names, needs_ipv6, reach, resolve
 from thinwire.links.relay.stream import Stream, open_stream, reason, serve_streams
 from thinwire.types import LinkError
 
@@ -72,6 +72,18 @@ def test_a_name_with_only_ipv6_addresses_is_listened_at_and_checked() -> None:
         out = way_out("six.test", hub.port)
         assert out is not None and out.address == "::1"
     finally:
+        hub.close()
+
+
+@pytest.mark.skipif("lo" not in interface_names(), reason="loopback is called otherwise here")
+def test_an_interface_is_listened_at_by_name_and_dialled_by_address() -> None:
+    hub = Hub.bind("lo", token=TOKEN)
+    dialled = Spoke.connect(hub.host, hub.port, token=TOKEN)
+    try:
+        until(lambda: dialled.joined)
+        assert hub.host == "127.0.0.1"
+    finally:
+        dialled.close()
         hub.close()
 
 

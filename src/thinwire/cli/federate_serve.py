@@ -11,7 +11,7 @@ import typer
 from thinwire.cli.terminal.needs import fetch_needs
 from thinwire.cli.terminal.options import with_config
 from thinwire.cli.terminal.output import REPORT, finish, tell
-from thinwire.cli.terminal.places import Address
+from thinwire.cli.terminal.places import Address, reached_at
 from thinwire.lab.engines import load_run, load_runs
 from thinwire.lab.federated.machines import ServeConfig
 from thinwire.lab.federated.options import ROUNDS
@@ -64,7 +64,8 @@ def federate_serve(given: dict[str, Any], method: Method = None) -> None:
 
 
 def _announce(hub: Hub) -> None:
-    tell(f"waiting for clients: thinwire federate-join {Address(hub.host, hub.port)}")
+    ways = [f"thinwire federate-join {Address(host, hub.port)}" for host in reached_at(hub.host)]
+    tell(f"waiting for clients: {' or '.join(ways)}")
 
 
 def _told(config: ServeConfig) -> Any:

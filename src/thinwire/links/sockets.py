@@ -95,6 +95,13 @@ def _own_address(host: str) -> str:
     return found
 
 
+def dialled_at(sock: zmq.Socket[bytes], host: str) -> str:
+    """Return what others dial where a socket listens at ``host``: an interface's name is no address."""
+    if host not in interface_names():
+        return host
+    return parse_address(sock.getsockopt_string(zmq.LAST_ENDPOINT).removeprefix("tcp://"))[0]
+
+
 def make_room() -> None:
     """Let this process have many descriptors: strangers at a port hold some until they are dropped."""
     with contextlib.suppress(ImportError, OSError, ValueError):  # Windows has no such limit

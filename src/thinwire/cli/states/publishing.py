@@ -14,19 +14,16 @@ from torch import Tensor
 
 from thinwire.cli.terminal.layered import publish_layers, read_layered
 from thinwire.cli.terminal.live import Live, Trouble, warned
-from thinwire.cli.terminal.places import Address
+from thinwire.cli.terminal.places import Address, reached_at
 from thinwire.dtypes import dtype_of
 from thinwire.engines.sync.outlets import Outlets
 from thinwire.files.watch import LOOK, Watch
-from thinwire.lab.machine.network import interfaces
 from thinwire.lab.records.progress import megabytes
-from thinwire.links.mesh import EVERYWHERE
 from thinwire.links.security import is_loopback
 from thinwire.state.binding import WRAPPED
 from thinwire.state.layout import Dtypes
 from thinwire.types import InputError, require
 
-HERE = "ADDRESS_OF_THIS_MACHINE"  # where none is known
 NAMER = "a wrapper such as DistributedDataParallel"
 
 
@@ -137,7 +134,7 @@ def _title(outlets: Outlets) -> str:
     layout, push, ways = outlets.history.layout, outlets.push, []
     if push is not None:
         only = " on this machine" if is_loopback(push.host) else ""
-        ways += [f"'thinwire follow {Address(host, push.port)}'{only}" for host in _hosts(push.host)]
+        ways += [f"'thinwire follow {Address(host, push.port)}'{only}" for host in reached_at(push.host)]
     if outlets.pull is not None:
         ways.append(f"'thinwire follow {outlets.pull.where}'")
     about = f"{len(layout.slots)} tensors, {megabytes(layout.nbytes)}"
@@ -145,14 +142,6 @@ def _title(outlets: Outlets) -> str:
     if all(slot.name.startswith(WRAPPED) for slot in layout.slots):
         told += f"\nnote: all names begin with {WRAPPED!r}, as {NAMER} has them; save its .module"
     return told
-
-
-def _hosts(host: str) -> list[str]:
-    """Return by which addresses others reach a publisher: it may listen at all of this machine's."""
-    if host not in EVERYWHERE:
-        return [host]
-    own = [i.address for i in interfaces() if host == "::" or ":" not in i.address]
-    return own or [HERE]
 
 
 def _line(outlets: Outlets) -> str:

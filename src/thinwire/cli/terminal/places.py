@@ -20,6 +20,7 @@ from thinwire.types import InputError, MissingExtra, PayloadError, require
 if TYPE_CHECKING:
     from thinwire.state.layout import TooLarge
 
+HERE = "ADDRESS_OF_THIS_MACHINE"  # where none is known
 PORT = 7200  # of a publisher, where nobody says otherwise
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(::|://)")  # one letter is a drive, not a scheme
 TokenFile = Annotated[
@@ -68,6 +69,18 @@ def parse_place(text: str) -> Address | str:
         f"like ./{text or 'store'}",
     )
     return Address.parse(text, "the address")
+
+
+def reached_at(host: str) -> list[str]:
+    """Return by which addresses others reach what listens at ``host``, which may be all of this machine's."""
+    from thinwire.lab.machine.network import interfaces  # which needs ZeroMQ
+    from thinwire.links.mesh import EVERYWHERE
+
+    host = host.strip("[]")
+    if host not in EVERYWHERE:
+        return [host]
+    own = [i.address for i in interfaces() if host == "::" or ":" not in i.address]
+    return own or [HERE]
 
 
 def largest(max_gb: float | None) -> int:

@@ -20,7 +20,7 @@ from thinwire.links.hub.events import Event, EventKind
 from thinwire.links.metered import Traffic, wire_bytes
 from thinwire.links.polled import BURST
 from thinwire.links.security import check_host
-from thinwire.links.sockets import REFUSED, listen
+from thinwire.links.sockets import REFUSED, dialled_at, listen
 from thinwire.links.tcp import congestion
 
 MAX_REQUEST = 4096  # bytes of a message from a spoke
@@ -94,7 +94,7 @@ class Hub(station.Station):
         chosen = congestion.resolve(control)
         sock = station.station_socket(zmq.ROUTER, max_message, sends=station.LARGE)
         zap, port = listen(sock, host, port, token, chosen)
-        return cls(sock, host, port, token, zap, silence, clock)
+        return cls(sock, dialled_at(sock, host), port, token, zap, silence, clock)
 
     @property
     def peers(self) -> tuple[bytes, ...]:

@@ -80,7 +80,7 @@ class Publisher:
         check_text(name)
         check_name(name)
         hub = Hub.bind(host, port, token=token, silence=silence, control=congestion)
-        self.host, self.port = host, hub.port
+        self.host, self.port = hub.host, hub.port
         # what the history begins with may be older than what followers hold: it is a base, and no news
         self._feed = Feed(self.history, hub, name, later=True)
         self._closed = False

@@ -72,7 +72,7 @@ class StateRelay:
         self._feed: Feed | None = None
         self._spoke: Spoke | None = None  # the hub's thread, which runs at once, asks for the time by it
         self._hub = Hub.bind(*listen, token=token, silence=silence, clock=self.now, control=congestion)
-        self.host, self.port = listen[0], self._hub.port
+        self.host, self.port = self._hub.host, self._hub.port
         try:
             self._spoke = Spoke.connect(host, port, token=token, silence=silence)
         except BaseException:
