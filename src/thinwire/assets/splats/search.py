@@ -14,6 +14,7 @@ FIRST, CLOSE = 8.0, 1.5  # the first step away from where a search starts: nowhe
 WITHIN = 0.02  # of a budget of bytes
 NEAR = 0.05  # dB of a quality
 TRIES = 24
+APART = 5e-3  # logarithms of slopes that are one: what lies between leaps there, as few splats do
 Made = TypeVar("Made")
 
 
@@ -88,7 +89,7 @@ def _search(excess: Callable[[float], float], low: float, high: float, start: fl
             fine, above = at, found - aim
         else:
             coarse, below = at, found - aim
-        if coarse - fine < 1e-4:
+        if coarse - fine < APART:
             return
         if math.isnan(above) or math.isnan(below):
             at = max(fine, coarse - width) if math.isnan(above) else min(coarse, fine + width)
