@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from thinwire.assets.weights import container
+from thinwire.assets.weights import container, feedback
 from thinwire.assets.weights.codes import NOTE, code_tensors, from_code_tensors
 from thinwire.assets.weights.container import FRAME, PackedModel, digest, is_model, read_model, write_model
 from thinwire.assets.weights.encoding import like, to_budget, to_width
@@ -94,13 +94,18 @@ def test_codes_take_the_entropy_of_their_rows_and_columns() -> None:
     assert 0.98 * bits < 8 * len(pack_codes(codes)) < 1.04 * bits
 
 
-def test_feedback_makes_errors_cost_less() -> None:
+def test_feedback_makes_errors_cost_less(monkeypatch: pytest.MonkeyPatch) -> None:
     known = moments(40, 60, 5)
     x, steps = torch.randn(40, 60), torch.full((60,), 0.5)
     upper = inverse_factor(known.columns)
     alone = cost(quantised(x, steps) * steps - x, known)
     fed = cost(quantised(x, steps, upper) * steps - x, known)
     assert fed < 0.6 * alone
+    model = Model({"x": x}, {"x": known})
+    whole = quantised(x, steps, upper), decoded(to_width(model, 4.5))["x"]
+    monkeypatch.setattr(feedback, "PIECE", 7 * 60)  # a few rows at a time
+    assert float((quantised(x, steps, upper) != whole[0]).float().mean()) < 0.01
+    assert float((decoded(to_width(model, 4.5))["x"] - whole[1]).norm()) < 0.02 * float(x.norm())
 
 
 def test_a_budget_is_kept_and_used(odd: Model) -> None:

@@ -6,13 +6,14 @@ Both are estimated from some of the rows; what they make of all of them is known
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from thinwire.assets.weights.feedback import MOST, inverse_factor, quantised
+from thinwire.assets.weights.feedback import MOST, inverse_factor, pieces_of, quantised
 from thinwire.assets.weights.moments import Moments
 from thinwire.assets.weights.streams import bits_of
 from thinwire.assets.weights.tensors import (
@@ -234,16 +235,34 @@ def _rounded(
 
     The largest of a group has the lowest code: a scale may be negative, so that no level is lost.
     """
+    spans = [_spans(x[own], column_costs, width) for own in pieces_of(x)]
+    dtype = _type_of(torch.cat(spans).abs()) if spans else torch.float16
+    codes = torch.empty(x.shape, dtype=torch.int16)
+    scales = torch.empty(len(x), groups_of(x.shape[1]), dtype=dtype)
+    for own, span in zip(pieces_of(x), spans, strict=True):
+        codes[own], scales[own] = _best(x[own], [span * c for c in clips], column_costs, width, dtype)
+    return codes, scales
+
+
+def _spans(x: Tensor, column_costs: Tensor, width: int) -> Tensor:
+    """Return the scale [rows, groups] that spans each group."""
+    blocks, _ = _in_groups(x, column_costs)
+    most = 1 << width - 1
+    return blocks.gather(2, blocks.abs().argmax(2, keepdim=True))[..., 0] / -most
+
+
+def _best(
+    x: Tensor, tried: Sequence[Tensor], column_costs: Tensor, width: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Return codes, and of the scales that are tried those of least error."""
     most = 1 << width - 1
     blocks, costs = _in_groups(x, column_costs)
-    span = blocks.gather(2, blocks.abs().argmax(2, keepdim=True))[..., 0] / -most
-    dtype = _type_of(span.abs())
-    best = torch.full(span.shape, math.inf)
-    scales = torch.zeros_like(span, dtype=dtype)
-    for clip in clips:
-        tried = _kept_off_zero(span * clip, dtype)
-        loss = _losses(blocks, costs, tried, width)
-        scales = torch.where(loss < best, tried, scales)
+    best = torch.full(tried[0].shape, math.inf)
+    scales = torch.zeros_like(tried[0], dtype=dtype)
+    for own in tried:
+        kept = _kept_off_zero(own, dtype)
+        loss = _losses(blocks, costs, kept, width)
+        scales = torch.where(loss < best, kept, scales)
         best = torch.minimum(best, loss)
     codes = (x / spread_scales(scales, x.shape[1])).round_().clamp_(-most, most - 1)
     return codes.to(torch.int16), scales

@@ -16,6 +16,7 @@ HOLD = 0.75  # of a step: how far off a code may be before it moves, where earli
 BLOCK = 64  # columns whose errors are passed on together
 DAMPING = 0.01  # of the mean of the diagonal
 TRIES = 6  # at more and more damping
+PIECE = 1 << 22  # weights that are at work at a time: rows do not depend on each other
 NOTHING = 1e-30  # of moments: a layer before it gives zeros; squares of the factor are numbers still
 
 
@@ -53,6 +54,26 @@ def quantised(
     With ``upper``, from ``inverse_factor``, errors are fed forward; without, each weight is rounded alone.
     ``kept`` [rows, columns], where given, are earlier codes: one stays while it is not too far off.
     """
+    codes = torch.empty(x.shape, dtype=torch.int16)
+    for own in pieces_of(x):
+        by_row = steps if steps.ndim == 1 else steps[own]
+        codes[own] = _quantised(x[own], by_row, upper, None if kept is None else kept[own], bounds)
+    return codes
+
+
+def pieces_of(x: Tensor) -> list[slice]:
+    """Return the rows of a matrix [rows, columns] in pieces of ``PIECE`` weights, or one row each.
+
+    >>> pieces_of(torch.empty(3, PIECE // 2 + 1))
+    [slice(0, 1, None), slice(1, 2, None), slice(2, 3, None)]
+    """
+    each = max(1, PIECE // max(x.shape[1], 1))
+    return [slice(start, min(start + each, len(x))) for start in range(0, len(x), each)]
+
+
+def _quantised(
+    x: Tensor, steps: Tensor, upper: Tensor | None, kept: Tensor | None, bounds: tuple[int, int]
+) -> Tensor:
     if upper is None and kept is None:
         return (x / steps).round_().clamp_(*bounds).to(torch.int16)
     left = x.t().contiguous()  # a column is a row here: it lies in one piece
