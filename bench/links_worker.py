@@ -19,13 +19,15 @@ from torch import Tensor
 
 from thinwire.lab.emulator.lift import lifted
 from thinwire.lab.machine.heap import keep_freed
+from thinwire.lab.machine.processor import pick_threads
 from thinwire.lab.ranks.linkwatch import LinkWatch
-from thinwire.lab.ranks.telemetry import StepReport, Telemetry
+from thinwire.lab.ranks.telemetry import Telemetry
 from thinwire.lab.ranks.world import World
 from thinwire.lab.records.writer import write_json
 from thinwire.lab.train.config import TrainConfig
 from thinwire.lab.train.job import Job, prepare
-from thinwire.lab.train.setup import build_parts, join, pick_threads
+from thinwire.lab.train.setup import build_parts, join
+from thinwire.lab.train.step_report import StepReport
 from thinwire.lab.train.stepper import Stepper
 from thinwire.recipes.pipeline import parse_recipe
 
@@ -87,11 +89,11 @@ class Session:
             report = stepper.step(1, ids, ids[:0])
             seconds.append(time.perf_counter() - start)
             report.links = self.links.end_step()
-            self.telemetry.report(report)
+            report.send(self.telemetry)
             own.append(report)
         if self.world.rank:
             return []
-        reports = [self.telemetry.reports(report) for report in own]
+        reports = [report.of_all(self.telemetry) for report in own]
         return [{"seconds": s} | _summed(r) for s, r in zip(seconds, reports, strict=True)]
 
 

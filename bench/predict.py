@@ -5,10 +5,10 @@ from __future__ import annotations
 from statistics import fmean
 
 from thinwire.lab.machine.network import IDLE, restarts
-from thinwire.lab.ranks.telemetry import WAYS
 from thinwire.lab.records.runs import Run
 from thinwire.lab.records.schema import KERNEL
 from thinwire.lab.train.record.schema import StepMetrics, TrainRecord
+from thinwire.lab.train.step_report import WAYS
 from thinwire.links.profile import one_way, profiles
 from thinwire.links.shape import MTU, SEGMENT, LinkShape
 from thinwire.policies.pipeline.hide import FORWARD_SHARE

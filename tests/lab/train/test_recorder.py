@@ -17,7 +17,6 @@ from run_records import metrics_of, write_run
 
 from thinwire.lab.engines import load_run
 from thinwire.lab.ranks.linkwatch import KERNEL_COUNTS, added
-from thinwire.lab.ranks.telemetry import StepReport
 from thinwire.lab.ranks.world import World
 from thinwire.lab.records.tensorboard import ABSENT, EventLog
 from thinwire.lab.records.writer import read_metrics, write_json
@@ -26,6 +25,7 @@ from thinwire.lab.train import run as train
 from thinwire.lab.train.config import TrainConfig
 from thinwire.lab.train.record.schema import StepMetrics, TrainRecord
 from thinwire.lab.train.recorder import Recorder
+from thinwire.lab.train.step_report import StepReport
 from thinwire.links import LinkShape
 from thinwire.links.tcp.counts import FALLBACK
 from thinwire.types import LinkError
@@ -155,7 +155,7 @@ def test_a_policy_is_told_the_step_that_follows() -> None:
     batches = SimpleNamespace(starting_at=lambda done: iter([torch.tensor([0])] * 4))
     run.world, run.job = World(0, 1, {}), SimpleNamespace(steps=4, batches=batches)
     run.stepper = SimpleNamespace(step=lambda step, *_: StepReport(0, step))
-    run.telemetry = SimpleNamespace(report=lambda report: None, reports=lambda report: [report])
+    run.telemetry = SimpleNamespace(world=run.world)
     run.autopilot = SimpleNamespace(decide=lambda step, coming, reports: told.append((step, coming)))
     run.recorder, run.replicator = MagicMock(), None
     run.recorder.step.return_value = 1.0

@@ -18,6 +18,12 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def pick_threads(config: Any) -> int:
+    """Return the compute threads of one rank: as asked, or this machine's cores shared out."""
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return int(config.threads) or max(1, cores() // local)
+
+
 def cpu_model() -> str:
     """Return the processor's name, or its architecture where the system does not tell."""
     try:

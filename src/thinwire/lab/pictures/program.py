@@ -6,11 +6,11 @@ import torch
 
 from thinwire.lab.machine.heap import keep_freed
 from thinwire.lab.machine.interrupts import stopped_by_signals
+from thinwire.lab.machine.processor import pick_threads
 from thinwire.lab.pictures.options import EXPERTS, FLUX, PicturesConfig
 from thinwire.lab.pictures.run import PicturesRank
 from thinwire.lab.pictures.run_experts import ExpertsRank
 from thinwire.lab.ranks.joining import join
-from thinwire.lab.train.setup import pick_threads
 
 RANKS: dict[str, type[PicturesRank]] = {FLUX: PicturesRank, EXPERTS: ExpertsRank}
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from thinwire.lab.machine.processor import environment
+from thinwire.lab.machine.processor import environment, pick_threads
 from thinwire.lab.pictures import images
 from thinwire.lab.pictures.options import PicturesConfig
 from thinwire.lab.pictures.quality import averaged, quality
@@ -19,7 +19,6 @@ from thinwire.lab.ranks.world import World
 from thinwire.lab.records.runs import slug
 from thinwire.lab.records.schema import Memory, RecipeText
 from thinwire.lab.records.writer import RunWriter
-from thinwire.lab.train.setup import pick_threads
 
 PICTURE = "picture.png"
 

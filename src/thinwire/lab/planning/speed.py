@@ -9,12 +9,11 @@ from typing import Any
 import torch
 
 from thinwire.lab.machine.heap import keep_freed
-from thinwire.lab.machine.processor import pick_dtype
+from thinwire.lab.machine.processor import pick_dtype, pick_threads
 from thinwire.lab.models.cuts import embedding_seconds, measured_costs, median_seconds
 from thinwire.lab.models.lora import add_adapters
 from thinwire.lab.planning.machines_file import Measured
 from thinwire.lab.train.config import TrainConfig
-from thinwire.lab.train.setup import pick_threads
 
 
 def measure(job: TrainConfig, config: Any) -> Measured:

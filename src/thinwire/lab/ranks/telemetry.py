@@ -1,50 +1,13 @@
-"""What the ranks of a run tell each other beside tensors: step reports, gradient norms, losses.
-
-Rank 0 keeps the recorder. A step's reports are read one step late, so that nobody waits for them.
-"""
+"""What the ranks of a run tell each other beside tensors: reports, gradient norms, losses."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from thinwire.engines.pipeline.boundary import BACKWARD, FORWARD, Tally
-from thinwire.engines.pipeline.stage import CompressedStage
 from thinwire.lab.ranks.world import World
 from thinwire.links.mailbox import FILLER
 from thinwire.types import PayloadError
-
-WAYS = (FORWARD, BACKWARD)
-EXCHANGE = "exchange"  # what replicas send each other
-STREAMS = (*WAYS, EXCHANGE)
-
-
-@dataclass
-class StepReport:
-    """One rank's share of a step: seconds by kind, values and bytes by stream, perhaps the loss."""
-
-    rank: int
-    step: int
-    loss: float | None = None
-    compute_s: float = 0.0
-    encode_s: float = 0.0
-    decode_s: float = 0.0
-    wait_s: float = 0.0
-    exchanges: int = 0
-    seconds: float = 0.0  # of the whole step, for this rank's own record
-    ended: float = 0.0  # by this rank's clock
-    values: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STREAMS, 0))
-    bytes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STREAMS, 0))
-    links: list[dict[str, Any]] = field(default_factory=list)  # LinkMetrics
-
-    def add(self, tally: Tally) -> None:
-        """Add what one stage did."""
-        for name in ("compute_s", "encode_s", "decode_s", "wait_s"):
-            setattr(self, name, getattr(self, name) + getattr(tally, name))
-        for way in WAYS:
-            self.values[way] += tally.values[way]
-            self.bytes[way] += tally.wire_bytes[way]
 
 
 class Telemetry:
@@ -115,22 +78,3 @@ class Telemetry:
         """
         parts = self.gather(b"N<", own, "the gradient norm")
         return float(self.spread(b"N>", sum(parts or ()), "the gradient norm"))
-
-    def report(self, report: StepReport) -> None:
-        """Send a step's report to rank 0, which keeps its own."""
-        if self.world.rank:
-            self.send(0, b"S", asdict(report))
-
-    def reports(self, own: StepReport) -> list[StepReport]:
-        """On rank 0: return every rank's report of the step that ``own`` is of."""
-        others = [self.get(r, b"S", f"the report of step {own.step}") for r in range(1, self.world.size)]
-        return [own] + [StepReport(**o) for o in others]
-
-
-def report_of(rank: int, step: int, loss: float | None, stages: list[CompressedStage]) -> StepReport:
-    """Return this rank's report of a step and start the stages' tallies again."""
-    report = StepReport(rank, step, loss)
-    for stage in stages:
-        stage.end()
-        report.add(stage.tally.take())
-    return report

@@ -15,10 +15,11 @@ from typing import Any
 
 from thinwire.codecs import parse_codec
 from thinwire.engines.pipeline.stage import CompressedStage
-from thinwire.lab.ranks.telemetry import StepReport, Telemetry
+from thinwire.lab.ranks.telemetry import Telemetry
 from thinwire.lab.ranks.world import World
 from thinwire.lab.train.job import Job
 from thinwire.lab.train.record.schema import Decision
+from thinwire.lab.train.step_report import StepReport
 from thinwire.links.mesh import Peer
 from thinwire.policies.pipeline.site import BACKWARD, FORWARD, Choice, PipelinePolicy, Site
 

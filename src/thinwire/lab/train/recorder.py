@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.lab.machine.interrupts import held_back
-from thinwire.lab.machine.processor import environment, peak_rss_bytes
+from thinwire.lab.machine.processor import environment, peak_rss_bytes, pick_threads
 from thinwire.lab.ranks.linkwatch import LinkWatch, added
 from thinwire.lab.ranks.places import link_of
-from thinwire.lab.ranks.telemetry import EXCHANGE, STREAMS, WAYS, StepReport
 from thinwire.lab.ranks.world import World
 from thinwire.lab.records.progress import Progress
 from thinwire.lab.records.schema import (
@@ -34,7 +33,7 @@ from thinwire.lab.train.record.schema import (
     TrainRecord,
 )
 from thinwire.lab.train.resume import bytes_saving, doubts, inherited
-from thinwire.lab.train.setup import pick_threads
+from thinwire.lab.train.step_report import EXCHANGE, STREAMS, WAYS, StepReport
 
 LABELS = (*STREAMS, "control", "evaluation")
 SHARES = tuple(f"{part}_s" for part in PARTS)

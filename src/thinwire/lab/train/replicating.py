@@ -13,11 +13,12 @@ from thinwire.engines.replicas.pilot import Change
 from thinwire.engines.replicas.replicate import Plan, replicate
 from thinwire.engines.replicas.replicator import Replicator
 from thinwire.engines.replicas.table import Table
-from thinwire.lab.ranks.telemetry import EXCHANGE, Telemetry
+from thinwire.lab.ranks.telemetry import Telemetry
 from thinwire.lab.ranks.world import World
 from thinwire.lab.train.job import Job
 from thinwire.lab.train.record.schema import Decision
 from thinwire.lab.train.setup import trained
+from thinwire.lab.train.step_report import EXCHANGE
 from thinwire.types import InputError
 
 REPLICAS = "replicas"  # the boundary at which their decisions are

@@ -20,8 +20,9 @@ from thinwire.engines.replicas import mail
 from thinwire.lab.emulator.lift import lifted, rewind
 from thinwire.lab.machine.heap import keep_freed
 from thinwire.lab.machine.interrupts import stopped_by_signals
+from thinwire.lab.machine.processor import pick_threads
 from thinwire.lab.ranks.joining import check_options
-from thinwire.lab.ranks.telemetry import StepReport, Telemetry
+from thinwire.lab.ranks.telemetry import Telemetry
 from thinwire.lab.ranks.world import World
 from thinwire.lab.records.progress import megabytes
 from thinwire.lab.train import resume
@@ -32,7 +33,8 @@ from thinwire.lab.train.job import Job, prepare
 from thinwire.lab.train.measured_cut import agree_cut
 from thinwire.lab.train.recorder import Recorder
 from thinwire.lab.train.replicating import are_equal, check_alike, check_same, decision, measure_links
-from thinwire.lab.train.setup import build_parts, join, pick_threads
+from thinwire.lab.train.setup import build_parts, join
+from thinwire.lab.train.step_report import StepReport
 from thinwire.lab.train.stepper import Stepper, learning_rate, ran_away
 from thinwire.lab.train.warmup import warm_up
 from thinwire.types import MeasurementError, ThinwireError, require
@@ -182,7 +184,7 @@ class TrainingRank:
             with _diverging(step):
                 report = self.stepper.step(step, ids, upcoming, self._rest(step))
             report.links = self.recorder.links.end_step()
-            self.telemetry.report(report)
+            report.send(self.telemetry)
             self._collect(step + 1, self._lag)
             report.ended = time.perf_counter()
             report.seconds = report.ended - start
@@ -261,7 +263,7 @@ class TrainingRank:
 
     def _book(self, report: StepReport, coming: int) -> None:
         """Book a step. Errors: ``ThinwireError`` for a loss that is not finite."""
-        reports = self.telemetry.reports(report)
+        reports = report.of_all(self.telemetry)
         loss = self.recorder.step(reports, learning_rate(self.config, report.step, self.job.steps))
         if not math.isfinite(loss):
             raise ThinwireError(ran_away(self.config, "loss", report.step, loss))

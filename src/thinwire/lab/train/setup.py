@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleIn
 
 from thinwire.channels.disk import open_store
 from thinwire.engines.pipeline.stage import CompressedStage, ScheduleEager1F1B
-from thinwire.lab.machine.processor import cores, pick_dtype
+from thinwire.lab.machine.processor import pick_dtype
 from thinwire.lab.models.cnn import CNN, build_cnn
 from thinwire.lab.models.dropout import seed_dropout
 from thinwire.lab.models.lora import add_adapters
@@ -114,9 +113,3 @@ def build_schedule(job: Job, stages: list[CompressedStage], loss: Callable[[Tens
         return ScheduleInterleaved1F1B(list(stages), n, loss_fn=loss)
     known = {"eager1f1b": ScheduleEager1F1B, "1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
     return known[name](stages[0], n, loss_fn=loss)
-
-
-def pick_threads(config: Any) -> int:
-    """Return the compute threads of one rank: as asked, or this machine's cores shared out."""
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return int(config.threads) or max(1, cores() // local)

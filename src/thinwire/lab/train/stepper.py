@@ -12,13 +12,14 @@ from torch import Tensor
 
 from thinwire.engines.replicas.replicator import Replicator
 from thinwire.lab.data.loss import BatchLoss, learnt
-from thinwire.lab.ranks.telemetry import EXCHANGE, StepReport, Telemetry, report_of
+from thinwire.lab.ranks.telemetry import Telemetry
 from thinwire.lab.ranks.world import World
 from thinwire.lab.train.config import TrainConfig
 from thinwire.lab.train.job import Job
 from thinwire.lab.train.optimiser import make_optimiser
 from thinwire.lab.train.replicating import build_replicator, exchanged
 from thinwire.lab.train.setup import Part, build_schedule, build_stages, trained
+from thinwire.lab.train.step_report import EXCHANGE, StepReport, report_of
 from thinwire.types import ThinwireError, require
 
 
