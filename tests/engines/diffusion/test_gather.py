@@ -21,7 +21,7 @@ from picture_models import (
 )
 from torch import Tensor, nn
 
-from thinwire.engines.diffusion.parallel import Parallel
+from thinwire.engines.diffusion.parallel import Parallel, check_whole
 from thinwire.types import InputError
 
 pytest.importorskip("diffusers")
@@ -234,3 +234,6 @@ def test_a_compiled_layer_goes_on_as_before(ranks: Meshes) -> None:
 
     for made in on_ranks(ranks[2], model, "raw", use):
         assert torch.allclose(made, wanted, atol=1e-6)
+    model.compile(backend="eager")  # in place, and whole
+    with pytest.raises(InputError, match="a compiled model cannot be taken apart"):
+        check_whole(model)

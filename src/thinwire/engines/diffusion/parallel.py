@@ -142,9 +142,10 @@ def check_given(model: object, recipe: object, deadline: object) -> None:
 
 
 def check_whole(model: nn.Module) -> None:
-    """Raise ``InputError`` for a model that was compiled."""
+    """Raise ``InputError`` for a model that was compiled, by ``torch.compile`` or its own ``compile``."""
     text = "a compiled model cannot be taken apart; give it as it was, and compile its layers if at all"
-    require(not hasattr(model, "_orig_mod"), InputError, text)
+    compiled = hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None
+    require(not compiled, InputError, text)
 
 
 def own_rank(peers: Mapping[int, Peer]) -> int:
