@@ -35,6 +35,25 @@ def test_uncoded_each_kind_is_as_on_one_device(ranks: dict[int, list[Mesh]], mod
             assert (x - y).norm() <= 1e-6 * y.norm()
 
 
+@each(
+    "name, setting, given, words",
+    [
+        ("Flux2", {}, {"kv_cache_mode": "extract"}, "kv_cache_mode does not go with several ranks"),
+        ("SkyReels-V2", {}, {"enable_diffusion_forcing": True}, "each frame has a time of its own"),
+        ("HunyuanVideo", {"image_condition_type": "token_replace"}, {}, "replaces the first frame's tokens"),
+        ("Helios", {"is_amplify_history": True}, {}, "scales keys of the history"),
+    ],
+)
+def test_what_a_share_of_the_tokens_cannot_tell_is_refused(
+    ranks: dict[int, list[Mesh]], name: str, setting: dict[str, Any], given: dict[str, Any], words: str
+) -> None:
+    make, draw = HOSTS[name]
+    model: Any = make()
+    model.register_to_config(**setting)
+    with pytest.raises(InputError, match=words):
+        on_ranks(ranks[2], model, "raw", lambda own, _: called(own, draw() | given))
+
+
 def test_a_model_may_have_a_plan_of_the_callers(ranks: dict[int, list[Mesh]]) -> None:
     from diffusers import WanTransformer3DModel
 
