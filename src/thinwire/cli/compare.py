@@ -6,6 +6,7 @@ A recipe is one of stages; of replicas where there is one stage; ``Q/R``, both, 
 from __future__ import annotations
 
 import os
+import shlex
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
@@ -141,7 +142,8 @@ def _run_each(
         try:
             folder = launch(config if reach is None or i == 1 else _reaching(config, reach, configs[0]))
         except ThinwireError as e:
-            hint = f"; thinwire report {out / COMPARE} shows those that finished" if records else ""
+            file = shlex.quote(str(out / COMPARE))
+            hint = f"; thinwire report {file} shows those that finished" if records else ""
             raise _named(e, config.recipes, f"{len(records)} of {len(configs)}", hint) from e
         if leading:
             records.append(load_run(folder).to_dict())

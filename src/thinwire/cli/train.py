@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 from thinwire.cli.terminal.needs import fetch_needs
@@ -39,4 +40,4 @@ def train(given: dict[str, Any]) -> None:
         print_json(load_run(out).to_dict())
         return
     print_runs(load_runs([out / RUN]))  # the folder may hold a comparison too
-    tell(f"records in {out}; thinwire report {out / RUN} draws them")
+    tell(f"records in {out}; thinwire report {shlex.quote(str(out / RUN))} draws them")
