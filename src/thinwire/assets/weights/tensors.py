@@ -9,6 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from thinwire.assets.weights.feedback import pieces_of
+
 OCTAVE = 8  # parts of it in which steps are given
 NARROW = 127  # of codes in one byte
 WIDTHS = range(2, 9)  # bits of codes in groups
@@ -80,7 +82,9 @@ class Grouped:
 
     def decoded(self) -> Tensor:
         """Return the tensor that this stands for."""
-        x = self.codes * spread_scales(self.scales, self.codes.shape[1])
+        x = self.codes.float()
+        for own in pieces_of(x):
+            x[own] *= spread_scales(self.scales[own], x.shape[1])
         return _shaped(x, self.shape, self.swapped, self.dtype, self.power)
 
     @property
