@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from itertools import accumulate, cycle
 from pathlib import Path
 from typing import Any
 
 import matplotlib
+
+from thinwire.lab.engines import read_record
+from thinwire.lab.records.runs import Run
+from thinwire.lab.train.record import reaching
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
@@ -18,6 +23,7 @@ AGES = (  # cells of bench.state: at the pace of training, and ten times what th
     "state/age-10mbit-1e-05-stride-1-trained-bbr.json",
     "state/age-10mbit-5e-05-stride-1-10x-cubic.json",
 )
+SOONER = ("reached.json", "followed.json", "federated.json", "links.json", "pictures.json")
 AUTO = "links/whole-gpt2-lab-drop-auto.json"
 COLOURS = ("#6b7280", "#d97706", "#2563eb", "#059669", "#7c3aed", "#db2777", "#0891b2", "#65a30d",
            "#7f1d1d", "#1e3a8a", "#111827")  # fmt: skip
@@ -34,6 +40,7 @@ def draw_all(folder: Path) -> None:
         ("quality", draw_quality, ("quality.json",)),
         ("auto", draw_auto, (AUTO,)),
         ("state-age", draw_ages, AGES),
+        ("sooner", draw_sooner, SOONER),
     )
     for name, draw, source in figures:
         if all((RESULTS / part).exists() for part in source):
@@ -50,6 +57,58 @@ def smooth(values: list[float], window: int = 10) -> list[float]:
     """Return the mean of each value and those before it, ``window`` at most."""
     parts = [values[max(0, i + 1 - window) : i + 1] for i in range(len(values))]
     return [sum(p) / len(p) for p in parts]
+
+
+def draw_sooner() -> Any:
+    """How many times sooner the same result was there than by what people use, a bar for each use."""
+    rows = sorted(_sooner(), key=lambda row: row[-1])
+    figure, axes = plt.subplots(figsize=(8.6, 2.9))
+    names = [f"{use}\n{link}" for use, link, *_ in rows]
+    axes.barh(names, [times - 1 for *_, times in rows], left=1, color=COLOURS[2], height=0.6)
+    for i, (_, _, against, times) in enumerate(rows):
+        told = f"{times:.0f}×" if times >= 100 else f"{times:.1f}×"
+        axes.text(times * 1.06, i, f"{told} sooner than {against}", va="center", fontsize=9)
+    axes.set(xscale="log", xlim=(1, 4000), xlabel="times sooner (logarithmic)")
+    axes.set_xticks([1, 3, 10, 30, 100], ["1", "3", "10", "30", "100"])
+    axes.minorticks_off()
+    axes.tick_params(axis="y", labelsize=9, length=0)
+    figure.tight_layout()
+    return figure
+
+
+def _sooner() -> Iterator[tuple[str, str, str, float]]:
+    """Yield use, link, whom it is compared with, and how many times sooner the same was there."""
+    runs = _json("reached.json")
+    base, *_, auto = runs
+    target = base["loss"]["eval_final"]
+    first, ours = (reaching.reached(Run("", read_record(r, "reached.json")), target) for r in (base, auto))  # type: ignore[arg-type]
+    if first is not None and ours is not None:
+        yield "replicas to one loss", "40 Mbit/s, 50 ms", "all-reduce", first.seconds / ours.seconds
+    record = _json("followed.json")["record"]
+    whole = record["nbytes"] / record["link"]["rate_bytes_s"]
+    ages = sorted(a["age"] for log in record["followers"].values() for a in log["arrivals"])
+    yield (
+        "a followed model's version",
+        "10 Mbit/s, 30 ms",
+        "whole in bf16 [derived]",
+        whole / ages[len(ages) // 2],
+    )
+    by = {
+        r["method"]: r["until"]["virtual_s"][0]
+        for r in _json("federated.json")["rows"]
+        if r["group"] == "ten"
+    }
+    yield "ten clients to 78 %", "6 to 60 kbit/s up", "FedBuff", by["fedbuff"] / by["thinwire"]
+    trace = [r for r in _json("links.json")["rows"] if (r["model"], r["link"]) == ("gpt2-lab", "trace")]
+    kept = {r["recipe"]: r.get("share_in_rounds") or r["share"] for r in trace}
+    yield (
+        "steps of a model in two stages",
+        "LTE trace, 2 to 60 Mbit/s",
+        "bf16",
+        kept["thinwire"] / kept["bf16"],
+    )
+    seconds = {r["recipe"]["name"]: r["totals"]["seconds"] for r in _json("pictures.json")}
+    yield "a sheet of pictures", "100 Mbit/s, 5 ms", "float16 exchange", seconds["fp16"] / seconds["compact"]
 
 
 def draw_student() -> Any:
