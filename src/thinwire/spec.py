@@ -20,7 +20,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from thinwire.dtypes import name_of
-from thinwire.types import WRONG_VALUES, InputError, PayloadError
+from thinwire.types import WRONG_VALUES, InputError, PayloadError, require
 
 MAX_LENGTH = 512  # characters; a spec travels in every packet, and a hostile one must not cost time
 MAX_DEPTH = 8
@@ -98,8 +98,8 @@ def _default(f: Field[Any]) -> Any:
     return f.default_factory() if f.default_factory is not MISSING else MISSING
 
 
-def parse(text: str, registry: Mapping[str, type]) -> Any:
-    """Return the object a spec describes.
+def parse(text: str, registry: Mapping[str, type], kind: Any = object, what: str = "") -> Any:
+    """Return the object a spec describes: a ``kind``, called ``what`` in errors, or one of several.
 
     Errors: ``PayloadError`` for anything that is not a spec over the names in ``registry``, because specs
     arrive from the wire; a caller that read the text from a user turns it into ``InputError``.
@@ -112,7 +112,9 @@ def parse(text: str, registry: Mapping[str, type]) -> Any:
         tree = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as e:
         raise PayloadError(f"not a spec: {text[:80]!r}") from e
-    return _build(tree, registry, 0)
+    found = _build(tree, registry, 0)
+    require(isinstance(found, kind), PayloadError, f"{text[:80]!r} is not {what}")
+    return found
 
 
 @lru_cache(maxsize=256)

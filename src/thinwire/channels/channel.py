@@ -71,8 +71,8 @@ class Scheme(Spec):
 
 def parse_scheme(text: str) -> Scheme:
     """Return the scheme that a spec describes; ``PayloadError`` otherwise."""
-    found = spec.parse(text, {**codecs.REGISTRY, **memory.REGISTRY, "Scheme": Scheme})
-    require(isinstance(found, Scheme), PayloadError, f"{text[:80]!r} is not a scheme")
+    known = {**codecs.REGISTRY, **memory.REGISTRY, "Scheme": Scheme}
+    found: Scheme = spec.parse(text, known, Scheme, "a scheme")
     return found
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from thinwire import spec
 from thinwire.spec import Spec
-from thinwire.types import InputError, PayloadError, require
+from thinwire.types import InputError, require
 
 KEYS = ("sample", "step")
 
@@ -248,7 +248,5 @@ def parse_memory(text: str) -> Memory:
 
 @lru_cache(maxsize=64)
 def _parsed(text: str, known: tuple[type, ...]) -> Memory:
-    memory = spec.parse(text, REGISTRY)
-    if not isinstance(memory, Memory):
-        raise PayloadError(f"{text[:80]!r} is not a memory")
+    memory: Memory = spec.parse(text, REGISTRY, Memory, "a memory")
     return memory

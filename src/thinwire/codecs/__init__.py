@@ -19,7 +19,6 @@ from thinwire.codecs.sparse import HardThreshold, InTurn, RandomK, TopK
 from thinwire.codecs.tiles import TileAdaptive
 from thinwire.codecs.transform import ChannelMean, Hadamard, Sink
 from thinwire.codecs.uniform import Uniform
-from thinwire.types import PayloadError
 
 _CODECS: tuple[type, ...] = (
     Raw,
@@ -57,9 +56,7 @@ def parse_codec(text: str) -> Codec:
 
 @lru_cache(maxsize=256)
 def _parsed(text: str, known: tuple[type, ...]) -> Codec:
-    codec = spec.parse(text, REGISTRY)
-    if not isinstance(codec, Codec):
-        raise PayloadError(f"{text[:80]!r} is not a codec")
+    codec: Codec = spec.parse(text, REGISTRY, Codec, "a codec")
     return codec
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import difflib
 import inspect
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any, Generic, ParamSpec, TypeVar, get_type_hints
 
+from thinwire import codecs, spec
+from thinwire.channels import memory
+from thinwire.channels.channel import Scheme
 from thinwire.dtypes import among
 from thinwire.types import InputError, PayloadError, require
 
@@ -105,14 +109,22 @@ class RecipeInfo(Generic[S, P]):
 class Registry(Generic[S, P]):
     """The recipes of one engine.
 
-    ``roles`` are those in which the engine sends; ``read`` reads a scheme's spec, which looks like ``form``.
+    ``roles`` are those in which the engine sends; a scheme is of one of ``kinds``, whose specs may name
+    these, ``parts``, codecs, memories and ``Scheme``.
     """
 
-    def __init__(self, engine: str, roles: tuple[str, ...], form: str, read: Callable[[str], S]) -> None:
+    def __init__(
+        self,
+        engine: str,
+        roles: tuple[str, ...],
+        kinds: tuple[type[S], ...],
+        parts: tuple[type, ...] = (),
+    ) -> None:
         self.engine, self.roles = engine, roles
         self.entries: dict[str, RecipeInfo[S, P]] = {}
-        self._form = ", ".join(f"{role}={form}" for role in roles)
-        self._read = read
+        self._kinds, self._scheme = kinds, f"{kinds[0].__name__}(...)"
+        own = {kind.__name__: kind for kind in (*kinds, *parts, Scheme)}
+        self._known = ChainMap[str, type](own, codecs.REGISTRY, memory.REGISTRY)
 
     def register(
         self, name: str, summary: str, source: str
@@ -165,9 +177,10 @@ class Registry(Generic[S, P]):
         try:
             for role, after in zip(self.roles, (*self.roles[1:], None), strict=True):
                 own, _, rest = rest.partition(f", {after}=") if after else (rest, "", "")
-                schemes[role] = self._read(own)
+                schemes[role] = spec.parse(own, self._known, self._kinds, self._scheme)
         except (PayloadError, InputError) as e:
-            raise InputError(f"not a recipe's spec, {self._form}: {e}") from e
+            form = ", ".join(f"{role}={self._scheme}" for role in self.roles)
+            raise InputError(f"not a recipe's spec, {form}: {e}") from e
         return Recipe("custom", schemes)
 
 

@@ -14,8 +14,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-from thinwire import codecs, spec
-from thinwire.channels import memory
 from thinwire.channels.channel import Scheme
 from thinwire.channels.memory import Delta, Memory, SecondOrderDelta
 from thinwire.codecs import Cast, Codec, LowRank, RankOne, Uniform
@@ -25,7 +23,6 @@ from thinwire.engines.diffusion.parallel import Parallel, check_given, over_rank
 from thinwire.engines.diffusion.pipe import MOST_PATCHES
 from thinwire.links.mesh import Peer
 from thinwire.recipes.base import Parameter, Registry
-from thinwire.types import PayloadError, require
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,15 +31,7 @@ ATTENTION, OUTPUT = "attention", "output"  # the roles: keys and values of a lay
 FP16 = Scheme(Cast("float16"))
 
 
-def parse_coding(text: str) -> Coding:
-    """Return the coding that a spec describes; ``PayloadError`` otherwise."""
-    known = {**codecs.REGISTRY, **memory.REGISTRY, "Scheme": Scheme, "Coding": Coding}
-    coding = spec.parse(text, known)
-    require(isinstance(coding, Coding), PayloadError, f"{text[:80]!r} is no way to send")
-    return coding
-
-
-DIFFUSION = Registry[Coding, Division]("diffusion", (ATTENTION, OUTPUT), "Coding(...)", parse_coding)
+DIFFUSION = Registry[Coding, Division]("diffusion", (ATTENTION, OUTPUT), (Coding,))
 parse_diffusion_recipe = DIFFUSION.parse
 
 Made = tuple[Mapping[str, Coding], Division]

@@ -22,13 +22,13 @@ from thinwire.engines.experts.schedule import BATCH, DISPLACED, INTERWEAVED, ONE
 from thinwire.engines.experts.spread import Experts, over_experts
 from thinwire.links.mesh import Peer
 from thinwire.recipes.base import Parameter, Registry
-from thinwire.recipes.diffusion import FP16, parse_coding
+from thinwire.recipes.diffusion import FP16
 
 if TYPE_CHECKING:
     from torch import nn
 
 DISPATCH, COMBINE = "dispatch", "combine"  # the roles: tokens to experts; what these have made of them
-EXPERTS = Registry[Coding, Schedule]("experts", (DISPATCH, COMBINE), "Coding(...)", parse_coding)
+EXPERTS = Registry[Coding, Schedule]("experts", (DISPATCH, COMBINE), (Coding,))
 parse_experts_recipe = EXPERTS.parse
 
 Made = tuple[Mapping[str, Coding], Schedule]

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from thinwire import codecs, spec
 from thinwire.codecs import Codec, HardThreshold, Raw, TopK, Uniform
 from thinwire.engines.federated.aggregation import FedAsync, FedBuff, Periodic, Synchronous
 from thinwire.engines.federated.download import DeltaDownload, FullDownload
@@ -25,22 +24,14 @@ from thinwire.policies.federated.fixed import Fixed
 from thinwire.policies.federated.gamma import GammaFedHT
 from thinwire.policies.federated.thinwire import Thinwire
 from thinwire.recipes.base import Parameter, Registry
-from thinwire.types import PayloadError, require
 
 METHOD = "method"  # the one role
 FINE: Codec = Uniform(4, group=64)
-KNOWN = (Method, Synchronous, FedAsync, FedBuff, Periodic, FullDownload, DeltaDownload)
+PARTS = (Synchronous, FedAsync, FedBuff, Periodic, FullDownload, DeltaDownload)
 
 Made = tuple[dict[str, Method], FederatedPolicy]
 
-
-def _parse(text: str) -> Method:
-    found = spec.parse(text, {**codecs.REGISTRY, **{c.__name__: c for c in KNOWN}})
-    require(isinstance(found, Method), PayloadError, f"{text[:80]!r} is no method")
-    return found
-
-
-FEDERATED = Registry[Method, FederatedPolicy]("federated", (METHOD,), "Method(...)", _parse)
+FEDERATED = Registry[Method, FederatedPolicy]("federated", (METHOD,), (Method,), PARTS)
 parse_federated_recipe = FEDERATED.parse
 
 DOWN = Parameter("the share of the values of a version that is sent; 1 sends all", 1e-6, 1, whole=False)

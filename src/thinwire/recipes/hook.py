@@ -13,7 +13,6 @@ from thinwire.links.mesh import Peer
 from thinwire.policies.replicas.site import ReplicaPolicy
 from thinwire.recipes.base import Parameter, Registry
 from thinwire.recipes.replicas import EXCHANGE, parse_replica_recipe
-from thinwire.types import PayloadError
 
 if TYPE_CHECKING:
     import torch
@@ -21,11 +20,7 @@ if TYPE_CHECKING:
     from torch.nn.parallel import DistributedDataParallel
 
 
-def _no_spec(text: str) -> PowerSgd:
-    raise PayloadError(f"{text[:80]!r} is no way that only a hook has")
-
-
-HOOKS = Registry[PowerSgd, None]("hook", ("hook",), "PowerSgd(...)", _no_spec)
+HOOKS = Registry[PowerSgd, None]("hook", ("hook",), (PowerSgd,))
 
 
 @HOOKS.register("powersgd", "Matrices of low rank, by torch's own hook.", "PowerSGD, arXiv 1905.13727")

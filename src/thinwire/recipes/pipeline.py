@@ -14,7 +14,7 @@ import importlib.util
 from dataclasses import replace
 from typing import Annotated
 
-from thinwire.channels.channel import Scheme, parse_scheme
+from thinwire.channels.channel import Scheme
 from thinwire.channels.memory import Delta, FirstVisit, NoMemory
 from thinwire.codecs import (
     Cast,
@@ -37,7 +37,7 @@ from thinwire.types import MissingExtra
 
 __all__ = ["PIPELINE", "PipelineRecipe", "Recipe", "parse_recipe"]
 
-PIPELINE = Registry[Scheme, PipelinePolicy]("pipeline", (FORWARD, BACKWARD), "Scheme(...)", parse_scheme)
+PIPELINE = Registry[Scheme, PipelinePolicy]("pipeline", (FORWARD, BACKWARD), (Scheme,))
 PipelineRecipe = Recipe[Scheme, PipelinePolicy]
 parse_recipe = PIPELINE.parse
 Pair = dict[str, Scheme]

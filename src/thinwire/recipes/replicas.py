@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from thinwire import codecs, spec
-from thinwire.channels import memory
 from thinwire.channels.channel import Scheme
 from thinwire.channels.memory import ErrorFeedback
 from thinwire.codecs import ChunkTopK, Codec, DeadZone, Entropy, InTurn, TopK, Uniform
@@ -23,22 +21,14 @@ from thinwire.policies.replicas.auto import Auto
 from thinwire.policies.replicas.deco import Deco
 from thinwire.policies.replicas.site import ReplicaPolicy
 from thinwire.recipes.base import Parameter, Recipe, Registry
-from thinwire.types import PayloadError, require
 
 EXCHANGE = "exchange"  # the one role
-METHODS = (AllReduce, Gradients, Differences)
 ReplicaRecipe = Recipe[Method, ReplicaPolicy]
 Made = dict[str, Method]
 
 
-def _parse_method(text: str) -> Method:
-    known = {**codecs.REGISTRY, **memory.REGISTRY, "Scheme": Scheme, **{m.__name__: m for m in METHODS}}
-    method = spec.parse(text, known)
-    require(isinstance(method, METHODS), PayloadError, f"{text[:80]!r} is not a way to exchange")
-    return method
-
-
-REPLICAS = Registry[Method, ReplicaPolicy]("replicas", (EXCHANGE,), "Gradients(...)", _parse_method)
+METHODS = (Gradients, AllReduce, Differences)
+REPLICAS = Registry[Method, ReplicaPolicy]("replicas", (EXCHANGE,), METHODS)
 parse_replica_recipe = REPLICAS.parse
 
 RATIO = Parameter("the share of the values that are sent", 1e-5, 1, whole=False)

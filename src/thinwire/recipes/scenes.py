@@ -10,25 +10,16 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from thinwire import spec
 from thinwire.assets.splats.code.grid import MOST_DEPTH
 from thinwire.assets.splats.layers import SHARES
 from thinwire.assets.splats.mesongs import MesonGS
 from thinwire.assets.splats.thinwire import Thinwire
 from thinwire.recipes.base import Parameter, Registry
-from thinwire.types import PayloadError, require
 
 SCENE = "scene"  # the one role
 Coder = MesonGS | Thinwire
 
-
-def _parse_coder(text: str) -> Coder:
-    coder: Coder = spec.parse(text, {"MesonGS": MesonGS, "Thinwire": Thinwire})
-    require(isinstance(coder, MesonGS | Thinwire), PayloadError, f"{text[:80]!r} is no coder of scenes")
-    return coder
-
-
-SCENES = Registry[Coder, None]("scenes", (SCENE,), "MesonGS(...)", _parse_coder)
+SCENES = Registry[Coder, None]("scenes", (SCENE,), (MesonGS, Thinwire))
 LAYERS = Parameter("in how many layers a scene comes, the coarse ones first", 1, max(SHARES))
 TRANSFORM = Parameter(
     "channels as they are, or as Haar's coefficients where these are fewer bits", choices=("raw", "cheapest")

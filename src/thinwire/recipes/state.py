@@ -10,12 +10,11 @@ from typing import Annotated, Any
 
 import torch
 
-from thinwire import spec
 from thinwire.dtypes import among
 from thinwire.recipes.base import Parameter, Registry
 from thinwire.spec import Spec
 from thinwire.state.layout import LEAST_BOUND, MOST_BOUND
-from thinwire.types import InputError, PayloadError, require
+from thinwire.types import InputError, require
 
 VALUES = "values"  # the one role
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -42,13 +41,7 @@ class Values(Spec):
         return {"dtype": self.dtype and DTYPES[self.dtype], "bounds": self.bound}
 
 
-def _parse_values(text: str) -> Values:
-    values = spec.parse(text, {"Values": Values})
-    require(isinstance(values, Values), PayloadError, f"{text[:80]!r} is not Values(...)")
-    return values
-
-
-STATE = Registry[Values, None]("state", (VALUES,), "Values(...)", _parse_values)
+STATE = Registry[Values, None]("state", (VALUES,), (Values,))
 DTYPE = Parameter("what floats are cast to", choices=tuple(DTYPES))
 ERROR = Parameter("how far off a float may be, in its own units", LEAST_BOUND, MOST_BOUND, whole=False)
 
