@@ -12,7 +12,25 @@ from typing import Any
 HEADER = Path(__file__).with_name("passes.h")
 
 
-def functions(folder: Path, names: Iterable[str]) -> dict[str, Any]:
+class Passes(dict[str, Any]):
+    """Functions of a library, by name."""
+
+    def there(self) -> bool:
+        """Return whether there are any."""
+        return bool(self)
+
+    @contextmanager
+    def without(self) -> Iterator[None]:
+        """Leave their work to others for a while, to compare both; no other thread may be at work."""
+        kept = dict(self)
+        self.clear()
+        try:
+            yield
+        finally:
+            self.update(kept)
+
+
+def functions(folder: Path, names: Iterable[str]) -> Passes:
     """Return functions of the library ``_kernels.bin`` in a package's folder, by name; all of them or none.
 
     There are none where no C compiler was when thinwire was installed, and none where the library was built
@@ -21,12 +39,12 @@ def functions(folder: Path, names: Iterable[str]) -> dict[str, Any]:
     """
     try:
         library = ctypes.CDLL(str(folder / "_kernels.bin"))
-        found = {name: getattr(library, f"tw_{name}") for name in ["source", *names]}
+        found = Passes({name: getattr(library, f"tw_{name}") for name in ["source", *names]})
     except (OSError, AttributeError):
-        return {}
+        return Passes()
     for function in found.values():
         function.restype = ctypes.c_int64
-    return found if _fits(found.pop("source")(), folder) else {}
+    return found if _fits(found.pop("source")(), folder) else Passes()
 
 
 def _fits(stamp: int, folder: Path) -> bool:
@@ -38,14 +56,3 @@ def _fits(stamp: int, folder: Path) -> bool:
         return stamp == zlib.crc32(b"".join(source.read_bytes() for source in sources))
     except OSError:  # nobody can tell
         return False
-
-
-@contextmanager
-def without(found: dict[str, Any]) -> Iterator[None]:
-    """Let there be no functions for a while, to compare both ways; no other thread may be at work."""
-    kept = dict(found)
-    found.clear()
-    try:
-        yield
-    finally:
-        found.update(kept)

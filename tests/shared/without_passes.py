@@ -8,4 +8,4 @@ from thinwire import compiled
 
 which = shutil.which
 shutil.which = lambda name, *others, **more: None if name == "cc" else which(name, *others, **more)
-compiled.functions = lambda folder, names: {}
+compiled.functions = lambda folder, names: compiled.Passes()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,7 @@ _NAMES = (
 _HASHES = ("moved", "whole")  # of words of up to 4 bytes
 
 
-def _load() -> dict[str, Any]:
+def _load() -> compiled.Passes:
     """Return the functions of the library beside this file; none where there is none, or of other limits."""
     names = [f"{name}_uint{8 * size}_t" for name in _NAMES for size in (1, 2, 4, 8)]
     hashes = [f"{name}_uint{8 * size}_t" for name in _HASHES for size in (1, 2, 4)]
@@ -53,20 +52,16 @@ def _load() -> dict[str, Any]:
     )
     for name in hashes if found else []:
         found[name].restype = ctypes.c_uint64
-    return found if found and (found["most"](), found["row"]()) == (MOST, ROW) else {}
+    return found if found and (found["most"](), found["row"]()) == (MOST, ROW) else compiled.Passes()
 
 
 _FUNCTIONS = _load()
+without = _FUNCTIONS.without
 
 
 def there(*arrays: Array) -> bool:
     """Return whether there are compiled passes, and each of ``arrays`` is one aligned piece of memory."""
     return bool(_FUNCTIONS) and all(a.flags.c_contiguous and a.flags.aligned for a in arrays)
-
-
-def without() -> AbstractContextManager[None]:
-    """Leave all to numpy for a while, to compare both; no other thread may be at work."""
-    return compiled.without(_FUNCTIONS)
 
 
 def where(mask: Array) -> Array:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
@@ -13,16 +12,7 @@ from thinwire import compiled
 
 LEAST = 100  # bytes that may take fewer so
 _FUNCTIONS = compiled.functions(Path(__file__).parent, ["literals"])
-
-
-def there() -> bool:
-    """Return whether there is a compiled pass."""
-    return bool(_FUNCTIONS)
-
-
-def without() -> AbstractContextManager[None]:
-    """Leave all to matches for a while, to compare both; no other thread may be at work."""
-    return compiled.without(_FUNCTIONS)
+there, without = _FUNCTIONS.there, _FUNCTIONS.without
 
 
 def frame(data: npt.NDArray[np.uint8], room: int | None = None) -> bytes | None:

@@ -8,7 +8,6 @@ to them meanwhile can make a result wrong, but reaches no other memory. One core
 from __future__ import annotations
 
 import ctypes
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
@@ -23,6 +22,7 @@ _NAMES = (
     *("magnitudes", "levelled", "scaled"),
 )
 _FUNCTIONS = compiled.functions(Path(__file__).parent, _NAMES)
+without = _FUNCTIONS.without
 _CPU = torch.device("cpu")
 
 
@@ -39,11 +39,6 @@ def _is_plain(x: Tensor) -> bool:
     except RuntimeError:  # a stand-in, which torch's transforms put in a tensor's place
         return False
     return start % x.itemsize == 0 and (start > 0 or not x.numel())
-
-
-def without() -> AbstractContextManager[None]:
-    """Leave all to torch for a while, to compare both; no other thread may be at work."""
-    return compiled.without(_FUNCTIONS)
 
 
 def levels(x: Tensor, inverse: float, offset: float, step: float) -> tuple[Tensor, Tensor, Tensor]:

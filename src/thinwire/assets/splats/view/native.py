@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,7 @@ from thinwire.types import InputError, require
 
 FIELDS, LANES = 11, 8  # of kernels.c
 _FUNCTIONS = compiled.functions(Path(__file__).parent, ["splat"])
-
-
-def there() -> bool:
-    """Return whether there is a compiled pass."""
-    return bool(_FUNCTIONS)
-
-
-def without() -> AbstractContextManager[None]:
-    """Leave all to numpy for a while, to compare both; no other thread may be at work."""
-    return compiled.without(_FUNCTIONS)
+there, without = _FUNCTIONS.there, _FUNCTIONS.without
 
 
 def splat(
