@@ -62,6 +62,7 @@ _HOMES = {
         "ThinwireError",
     ),
 }
+_DOORS = ("federated", "models", "scenes")  # modules, each of a use
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
@@ -87,16 +88,21 @@ __all__ = [
     "Version",
     "__version__",
     "connect_mesh",
+    "federated",
+    "models",
     "parallel",
     "parse_recipe",
     "publish_callback",
     "read_token",
     "replicate",
+    "scenes",
     "spread_experts",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _DOORS:
+        return import_module(f"{__name__}.{name}")
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -104,7 +104,7 @@ def _coded(job: Packing, splats: Splats, views: Views) -> tuple[list[Layer], See
     scene = replace(scene, transforms=coder.transforms)
     if job.nbytes is not None:
         return layers_within(scene, job.nbytes, coder.layers), seen
-    return _layers_reported(scene, splats, float(job.quality or 0), coder.layers), seen
+    return layers_reported(scene, splats, float(job.quality or 0), coder.layers), seen
 
 
 def _some(seen: Seen, job: Packing) -> Seen:
@@ -113,7 +113,7 @@ def _some(seen: Seen, job: Packing) -> Seen:
     return seen
 
 
-def _layers_reported(scene: thinwire.Analysis, splats: Splats, least: float, layers: int) -> list[Layer]:
+def layers_reported(scene: thinwire.Analysis, splats: Splats, least: float, layers: int) -> list[Layer]:
     """Return a scene's layers that have ``least`` dB at the reported cameras too, as far as tries go.
 
     Searches look through others, so that what is reported is not what was chosen by. More is asked of these

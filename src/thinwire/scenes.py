@@ -1,0 +1,105 @@
+"""Scenes of 3D Gaussians in Python: read and write their files, pack them into few bytes, show them.
+
+>>> from thinwire import scenes
+>>> splats = scenes.read("scene.ply")  # doctest: +SKIP
+>>> data = scenes.pack(splats, nbytes=2_000_000)  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from thinwire.assets.splats.scene import Splats
+
+LAYERS = 4
+
+__all__ = ["Splats", "pack", "page", "read", "unpack", "write"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "Splats":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from thinwire.assets.splats.scene import Splats
+
+    return Splats
+
+
+def read(path: str | os.PathLike[str]) -> Splats:
+    """Read a scene: .ply, .compressed.ply, .spz, .splat, .sog, or one that ``pack`` made.
+
+    Splats that no program can show (not finite, invisible) are left out.
+    Errors: ``InputError``, ``PayloadError`` for a damaged file, ``MissingExtra``, ``OSError``.
+    """
+    from thinwire.assets.splats.files.container import is_scene
+    from thinwire.assets.splats.files.scene_file import read_scene_file
+    from thinwire.assets.splats.scene import cleaned
+
+    file = Path(path)
+    with file.open("rb") as opened:
+        packed = is_scene(opened.read(256))
+    return unpack(file.read_bytes()) if packed else cleaned(read_scene_file(file)[0])[0]
+
+
+def write(path: str | os.PathLike[str], splats: Splats) -> None:
+    """Write a scene whole or not at all, in the form that the file's name says: .ply, .spz, ...
+
+    Errors: ``InputError`` for another name, ``OSError``.
+    """
+    from thinwire.assets.splats.files.scene_file import scene_bytes
+    from thinwire.replacing import replacing
+
+    data = scene_bytes(splats, Path(path))
+    with replacing(Path(path)) as part:
+        part.write_bytes(data)
+
+
+def pack(
+    splats: Splats, *, nbytes: int | None = None, quality: float | None = None, layers: int = LAYERS
+) -> bytes:
+    """Return a scene in at most ``nbytes`` bytes, or in few that have ``quality`` dB of PSNR.
+
+    The coarse of ``layers`` come first: what the first bytes hold can be shown while the rest is on its way.
+    Errors: ``InputError`` where not just one target is given, or none is that small or fine.
+
+    >>> import numpy as np
+    >>> from thinwire import scenes
+    >>> splats = scenes.Splats.of(np.random.default_rng(0).normal(size=(300, 3)))
+    >>> len(scenes.pack(splats, nbytes=6_000)) <= 6_000
+    True
+    """
+    from thinwire.assets.splats.files.container import write_scene
+    from thinwire.assets.splats.thinwire import Analysis
+    from thinwire.assets.splats.view.views import Views
+    from thinwire.lab.scenes.packing import layers_reported, layers_within
+    from thinwire.types import InputError, require
+
+    require((nbytes is None) != (quality is None), InputError, "give nbytes or quality, one of them")
+    scene = Analysis.through(Views.of(splats), splats)
+    if nbytes is not None:
+        return write_scene(layers_within(scene, nbytes, layers))
+    return write_scene(layers_reported(scene, splats, float(quality or 0), layers))
+
+
+def unpack(data: bytes, layers: int | None = None) -> Splats:
+    """Return the scene that ``pack`` packed, or what its first ``layers`` show.
+
+    Errors: ``PayloadError`` for other or damaged bytes.
+    """
+    from thinwire.assets.splats.files.container import read_scene
+    from thinwire.assets.splats.layers import shown_after
+
+    return shown_after(read_scene(data)[:layers])
+
+
+def page(data: bytes, title: str, credit: str = "") -> str:
+    """Return one page of HTML that shows a packed scene in any browser with WebGL2, and needs nothing else.
+
+    Errors: ``PayloadError`` for other or damaged bytes.
+    """
+    from thinwire.assets.splats.files.container import read_scene
+    from thinwire.assets.splats.page.writing import page_of
+
+    return page_of(read_scene(data), title, credit)
