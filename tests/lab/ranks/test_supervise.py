@@ -53,36 +53,31 @@ def play(config: RunConfig) -> None:
 
 
 @pytest.fixture
-def start(monkeypatch: pytest.MonkeyPatch) -> Any:
+def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """Start two ranks, which hear one order each."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[3]), *sys.path]))
 
-    def begin(workers: Workers, *orders: str, log: Path | None = None) -> None:
+    def begin(workers: Workers, *orders: str) -> None:
         for order in orders:
-            workers.order(workers.start(Two(seed=5), log), f"do {order}")
+            workers.order(workers.start(Two(seed=5, out=str(tmp_path))), f"do {order}")
 
     return begin
-
-
-def heard(workers: Workers, kind: str) -> tuple[int, dict[str, Any]]:
-    """Return the next message of this kind, and who said it."""
-    end = time.monotonic() + LONG
-    while time.monotonic() < end:
-        found = workers.hear(0.1)
-        if found is not None and found[1]["kind"] == kind:
-            return found
-    raise TimeoutError(kind)
 
 
 def test_ranks_take_orders_and_say_what_happens(start: Any) -> None:
     with Here() as place, Workers(place, PROGRAM) as workers:
         start(workers, "echo a b")
-        assert heard(workers, "ready")[1]["seed"] == 5
-        rank, said = heard(workers, "echo")
-        assert (rank, said["text"]) == (0, ["a", "b"]) and said["at"] <= time.time()
+        assert workers.until("ready", 0)["seed"] == 5
+        rank, said = workers.hear(LONG)
+        assert (rank, said["kind"], said["text"]) == (0, "echo", ["a", "b"]) and said["at"] <= time.time()
         workers.wait(LONG)
         assert workers.processes[0].returncode == 0
-        assert workers.hear(0.01) is None
+        with pytest.raises(LinkError, match=r"^no process said anything for 0\.01 s; see their logs$"):
+            workers.hear(0.01)
+        with pytest.raises(
+            LinkError, match=r"^rank 0 did not get to .more. within 0\.01 s; its messages are above$"
+        ):
+            workers.until("more", 0, 0.01)
 
 
 FAILURES = [
@@ -112,15 +107,15 @@ def test_the_failure_that_tells_most_is_raised(
 
 def test_a_killed_rank_is_named_with_a_remedy(start: Any, tmp_path: Path) -> None:
     with (
-        pytest.raises(LinkError, match=r"^rank 1 was ended by SIGKILL; try again$"),
+        pytest.raises(LinkError, match=r"^the second one process was ended by SIGKILL; try again$"),
         Here() as place,
-        Workers(place, PROGRAM, remedy=lambda: "try again") as workers,
+        Workers(place, PROGRAM, ("one", "second one"), lambda: "try again") as workers,
     ):
-        start(workers, "wait", "wait", log=tmp_path / "log")
-        heard(workers, "ready")
+        start(workers, "wait", "wait")
+        workers.until("ready", 1)
         workers.processes[1].kill()
         workers.wait(LONG)
-    assert "what a library prints" in (tmp_path / "log").read_text()
+    assert "what a library prints" in (tmp_path / "second-one.log").read_text()
 
 
 def test_a_lost_peer_alone_is_told_once_others_had_their_time(
@@ -144,7 +139,7 @@ def test_a_rank_that_hears_no_signal_is_killed_at_a_second_interrupt(
 
     with pytest.raises(KeyboardInterrupt), Here() as place, Workers(place, PROGRAM) as workers:
         start(workers, "deaf")
-        heard(workers, "deaf")
+        workers.until("deaf", 0)
         monkeypatch.setattr("thinwire.lab.machine.processes.time.sleep", interrupt)
         raise KeyboardInterrupt
     assert workers.processes[0].returncode == -signal.SIGKILL
@@ -153,7 +148,7 @@ def test_a_rank_that_hears_no_signal_is_killed_at_a_second_interrupt(
 def test_a_rank_ends_with_its_starter(start: Any) -> None:
     with Here() as place, Workers(place, PROGRAM) as workers:
         start(workers, "deaf")
-        heard(workers, "deaf")
+        workers.until("deaf", 0)
         process: subprocess.Popen[str] = workers.processes[0]
         assert process.stdin is not None
         process.stdin.close()

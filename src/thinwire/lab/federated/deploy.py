@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,18 +23,14 @@ from thinwire.lab.federated.simulate import Simulation
 from thinwire.lab.federated.trainer import Here as InProcess
 from thinwire.lab.federated.trainer import one_thread
 from thinwire.lab.machine.interrupts import stopped_by_signals
-from thinwire.lab.machine.processes import GRACE
-from thinwire.lab.ranks.places import Emulated, Here, Place
+from thinwire.lab.ranks.places import place_of
 from thinwire.lab.ranks.supervise import Workers
 from thinwire.lab.records.writer import RUN, load_run, write_json
 from thinwire.links.profile import Profile
 from thinwire.recipes.federated import METHOD, parse_federated_recipe
-from thinwire.types import LinkError
 
 PROGRAM = "thinwire.lab.federated.deployed:run_rank"
 FOLDER = "deployed"
-READY = 180.0  # seconds that a process may take to load
-TURN = 0.25  # seconds
 
 
 @dataclass
@@ -128,51 +123,27 @@ def _run(config: FederatedConfig, seed: int) -> Deployed:
         out=str(folder), seed=seed, link=config.link, emulate=config.emulate, federated=config.to_json()
     )
     names = ["server", *(f"client {i}" for i in range(config.clients))]
-    with ExitStack() as stack:
-        stack.enter_context(stopped_by_signals())
-        place: Place = stack.enter_context(Emulated(asked, check=False) if config.emulate else Here())
+    with stopped_by_signals(), place_of(asked, check=False) as place:
         with Workers(place, PROGRAM, names) as workers:
-            for name in names:
-                workers.start(asked, folder / f"{name.replace(' ', '-')}.log")
-            found = _Meeting(workers, config.clients).run()
+            for _ in names:
+                workers.start(asked)
+            found = _meet(workers, config.clients)
         found.valid = place.describe().get("valid")
         return found
 
 
-class _Meeting:
+def _meet(workers: Workers, clients: int) -> Deployed:
     """Tell the clients where the server is, and hear what came of it."""
-
-    def __init__(self, workers: Workers, clients: int) -> None:
-        self._workers, self._clients = workers, clients
-
-    def run(self) -> Deployed:
-        server = self._await_server()
-        for rank in range(1, self._clients + 1):
-            self._workers.order(rank, f"join {server['port']} {server['token']}")
-        end, steps = None, dict[int, float]()
-        while end is None or len(steps) < self._clients:
-            rank, said = self._hear(PATIENCE)
-            if said["kind"] == "served":
-                end = said
-            elif said["kind"] == "finished":
-                steps[rank] = said["step_seconds"]
-        for rank in range(self._clients + 1):
-            self._workers.order(rank, "stop")
-        self._workers.wait(GRACE)
-        by_client = [steps[rank] for rank in sorted(steps)]
-        return Deployed(end["weights"], end["rounds"], by_client, end["wire"])
-
-    def _await_server(self) -> dict[str, Any]:
-        while True:
-            rank, said = self._hear(READY)
-            if (rank, said["kind"]) == (0, "listening"):
-                return said
-
-    def _hear(self, patience: float) -> tuple[int, dict[str, Any]]:
-        waited = 0.0
-        while waited < patience:
-            heard = self._workers.hear(TURN)
-            if heard is not None:
-                return heard
-            waited += TURN
-        raise LinkError(f"no process said anything for {patience:g} s; see the logs of the run")
+    server = workers.until("listening", 0)
+    for rank in range(1, clients + 1):
+        workers.order(rank, f"join {server['port']} {server['token']}")
+    end, steps = None, dict[int, float]()
+    while end is None or len(steps) < clients:
+        rank, said = workers.hear(PATIENCE)
+        if said["kind"] == "served":
+            end = said
+        elif said["kind"] == "finished":
+            steps[rank] = said["step_seconds"]
+    workers.dismiss()
+    by_client = [steps[rank] for rank in sorted(steps)]
+    return Deployed(end["weights"], end["rounds"], by_client, end["wire"])

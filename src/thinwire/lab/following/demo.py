@@ -5,7 +5,6 @@ All processes start from the same base, which nobody sends: publisher and follow
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,20 +14,17 @@ from thinwire.lab.following.config import RATES, RECIPE, StateConfig
 from thinwire.lab.following.record import FollowerLog, StateRecord
 from thinwire.lab.following.recorder import StateRecorder
 from thinwire.lab.machine.interrupts import stopped_by_signals
-from thinwire.lab.machine.processes import GRACE
 from thinwire.lab.machine.processor import cores, environment
 from thinwire.lab.models.source import resolve_model
 from thinwire.lab.ranks.places import Emulated, Here, Place, link_of
-from thinwire.lab.ranks.supervise import Workers
+from thinwire.lab.ranks.supervise import Heard, Workers
 from thinwire.lab.records.runs import Run
 from thinwire.lab.records.schema import LinkInfo, RecipeText, status_of
 from thinwire.recipes.state import STATE
-from thinwire.types import InputError, LinkError
+from thinwire.types import InputError
 
 PROGRAM = "thinwire.lab.following.worker:run_rank"
-READY = 180.0  # seconds that a process may take to load
 SILENCE = 240.0  # seconds without a word from anybody
-TURN = 0.25
 TRAINER, WRITER, LATE = NAMES = ("trainer", "writer", "late")  # by rank
 ROLES = {WRITER: "generates text; cut off for a while", LATE: "joins late"}
 THROTTLED = "a throttled TCP proxy inside each follower: headers and losses cost nothing"
@@ -38,19 +34,19 @@ Show = Callable[[StateRecorder], None]
 class Demo:
     """What happens in one demo, among ``workers``."""
 
-    def __init__(self, config: StateConfig, workers: Workers, recorder: StateRecorder, show: Show) -> None:
+    def __init__(self, config: StateConfig, workers: Workers, recorder: StateRecorder) -> None:
         self.config, self.recorder, self.record = config, recorder, recorder.record
-        self._workers, self._show = workers, show
+        self._workers = workers
         self._address = ""  # of the publisher: its port and token
 
     def run(self) -> None:
         """Play the whole of it. Errors: what a process said that failed."""
-        self._start(TRAINER)
-        said = self._until("listening", TRAINER, READY)
+        self._workers.start(self.config)
+        said = self._until("listening", TRAINER)
         self._address = f"{said['port']} {said['token']}"
         self.record.nbytes, self.record.numel = said["nbytes"], said["numel"]
         self._join(WRITER)
-        self._until("following", WRITER, READY)
+        self._until("following", WRITER)
         self.recorder.begin()
         self.record.followers[WRITER].joined = 0.0
         self._order(TRAINER, "go")
@@ -60,10 +56,8 @@ class Demo:
             self._order(name, f"finish {last}")
         for name in (WRITER, LATE):
             if self.record.followers[name].finished is None:
-                self._until("finished", name, READY)
-        for name in NAMES:
-            self._order(name, "stop")
-        self._workers.wait(GRACE)
+                self._until("finished", name)
+        self._workers.dismiss()
 
     def _train(self) -> None:
         """Hear of every step, and let happen what the configuration says."""
@@ -74,7 +68,7 @@ class Demo:
             (config.restore, lambda: self._restore(writer)),
         ]
         while self.record.trained is None:
-            self._hear(SILENCE)
+            self._workers.hear(SILENCE)
             while moments and len(self.recorder.published) >= moments[0][0] * config.total:
                 moments.pop(0)[1]()
         for _, missed in moments:
@@ -90,34 +84,14 @@ class Demo:
 
     def _join(self, name: str) -> None:
         self.record.followers[name].joined = self.recorder.now
-        self._start(name)
+        self._workers.start(self.config)
         self._order(name, f"follow {self._address}")
-
-    def _start(self, name: str) -> None:
-        self._workers.start(self.config, Path(self.config.out) / f"{name}.log")
 
     def _order(self, name: str, words: str) -> None:
         self._workers.order(NAMES.index(name), words)
 
-    def _until(self, kind: str, who: str, timeout: float) -> dict[str, Any]:
-        end = time.monotonic() + timeout
-        while time.monotonic() < end:
-            name, message = self._hear(end - time.monotonic())
-            if (name, message["kind"]) == (who, kind):
-                return message
-        raise LinkError(f"the {who} process did not get to {kind!r} within {timeout:g} s; see {who}.log")
-
-    def _hear(self, timeout: float) -> tuple[str, dict[str, Any]]:
-        """Wait for the next thing that anybody says, and note it."""
-        end = time.monotonic() + timeout
-        while time.monotonic() < end:
-            self._show(self.recorder)
-            heard = self._workers.hear(TURN)
-            if heard is not None:
-                name, message = NAMES[heard[0]], heard[1]
-                self.recorder.hear(name, message)
-                return name, message
-        raise LinkError(f"no process said anything for {timeout:g} s; start the demo again")
+    def _until(self, kind: str, name: str) -> dict[str, Any]:
+        return self._workers.until(kind, NAMES.index(name))
 
 
 def run(config: StateConfig, show: Show) -> Run[StateRecord]:
@@ -130,9 +104,15 @@ def run(config: StateConfig, show: Show) -> Run[StateRecord]:
         stack.enter_context(stopped_by_signals())
         played, place, why = _place(config, stack)
         recorder = StateRecorder(Path(config.out), _new_record(config, link_of(played), why))
+
+        def turn(heard: Heard | None) -> None:
+            if heard is not None:
+                recorder.hear(NAMES[heard[0]], heard[1])
+            show(recorder)
+
         try:
-            with Workers(place, PROGRAM, NAMES) as workers:
-                Demo(played, workers, recorder, show).run()
+            with Workers(place, PROGRAM, NAMES, turn=turn) as workers:
+                Demo(played, workers, recorder).run()
             if played.emulate:
                 recorder.record.link.keep_time(place.describe())
         except BaseException as e:

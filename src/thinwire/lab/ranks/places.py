@@ -44,13 +44,13 @@ class Place(ExitStack):
         """Return what the emulated network was and how it kept time; nothing without one."""
         return {}
 
-    def book(self, out: Path) -> None:
-        """Complete the record of a run that has ended; ``MeasurementError`` if it measured nothing valid."""
+    def book(self, *folders: Path) -> None:
+        """Complete the records of a run that has ended; ``MeasurementError`` if it measured nothing valid."""
 
 
-def place_of(config: RunConfig) -> Place:
-    """Return where the ranks of ``config`` are to live."""
-    return Emulated(config) if config.emulate else Here()
+def place_of(config: RunConfig, check: bool = True) -> Place:
+    """Return where the ranks of ``config`` are to live; ``check`` as of ``Emulated``."""
+    return Emulated(config, check) if config.emulate else Here()
 
 
 def link_of(config: RunConfig) -> LinkInfo:
@@ -118,17 +118,19 @@ class Emulated(Place):
     def describe(self) -> dict[str, Any]:
         return self._net.describe()
 
-    def book(self, out: Path) -> None:
-        record = load_run(out, RunRecord)
-        try:
-            record.link.keep_time(self.describe())
-            self._net.verdict()
-        except MeasurementError as e:
-            record.status = INVALID
-            record.notes.append(str(e))
-            raise
-        finally:
+    def book(self, *folders: Path) -> None:
+        invalid: MeasurementError | None = None
+        for out in folders:
+            record = load_run(out, RunRecord)
+            try:
+                record.link.keep_time(self.describe())
+                self._net.verdict()
+            except MeasurementError as e:
+                record.status, invalid = INVALID, e
+                record.notes.append(str(e))
             write_json(out / RUN, record.to_dict())
+        if invalid is not None:
+            raise invalid
 
 
 def _environment(

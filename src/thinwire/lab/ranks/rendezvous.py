@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from thinwire.lab.machine.network import check_own
 from thinwire.lab.ranks.config import RunConfig
 from thinwire.links.address import shown
 from thinwire.links.names import interface_names, reach
@@ -49,6 +50,21 @@ def under_torchrun(config: RunConfig) -> bool:
     return True
 
 
+def starts_all(config: RunConfig) -> bool:
+    """Say whether this process starts all ranks; elsewhere it is one of them, as ``under_torchrun`` says.
+
+    Errors: ``InputError`` where ranks cannot run or meet so.
+    """
+    if not under_torchrun(config):
+        if not config.emulate and config.relay is None:
+            check_own(config.host)
+        return True
+    text = "--emulate starts all ranks itself, but RANK is set; leave torchrun out, or --emulate"
+    require(not config.emulate, InputError, text)
+    _check_reach(config)
+    return False
+
+
 def place() -> tuple[int, int]:
     """Return this process's rank and the number of ranks, as the environment has them."""
     rank, size = _number("RANK"), _number("WORLD_SIZE")
@@ -61,7 +77,7 @@ def place() -> tuple[int, int]:
     return rank, size
 
 
-def check_reach(config: RunConfig) -> None:
+def _check_reach(config: RunConfig) -> None:
     """Raise ``InputError`` where this rank would tell others, on other machines, a loopback address."""
     rank, size = place()
     if config.relay is not None or config.advertise is not None or not is_loopback(config.host):

@@ -22,8 +22,11 @@ from thinwire.lab.ranks.config import RunConfig
 from thinwire.lab.ranks.places import Place
 from thinwire.types import LinkError, ThinwireError
 
+READY = 180.0  # seconds that a process may take to load
+TURN = 0.25  # seconds
 LATE = 1.0  # seconds for what a process that has ended wrote to be read
 SIGNALLED = 128  # and the signal's number: the exit code that shells give a killed process
+Heard = tuple[int, dict[str, Any]]  # a rank, and what it said
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,9 @@ class Workers(Supervisor):
     """Ranks that run ``program`` (``worker.py``), whose words are heard, and which take orders.
 
     A failure is raised as an error of this process: that of the rank that failed first, once the others had
-    time to say why. ``names`` are what people call the ranks, ``remedy`` says what to do once one was killed.
+    time to say why. ``names`` are what people call the ranks, each of which then has a log of its name in
+    the run's folder; ``remedy`` says what to do once one was killed. While a word is awaited, ``turn`` is
+    called several times a second, and with each word.
     """
 
     def __init__(
@@ -104,21 +109,30 @@ class Workers(Supervisor):
         program: str,
         names: Sequence[str] = (),
         remedy: Callable[[], str] = lambda: "start again",
+        turn: Callable[[Heard | None], object] = lambda heard: None,
     ) -> None:
         super().__init__(place.require_alive)
         self._place, self._program, self._names, self._remedy = place, program, names, remedy
-        self._heard: queue.Queue[tuple[int, dict[str, Any]]] = queue.Queue()
+        self._turn = turn
+        self._heard: queue.Queue[Heard] = queue.Queue()
         self._errors: dict[int, BaseException] = {}
         self._listeners: list[threading.Thread] = []
-        self._messages = "above"  # where to look for them
+        self._messages: list[str] = []  # where to look for each rank's
 
-    def start(self, config: RunConfig, log: Path | None = None) -> int:
-        """Start the next rank and return its number; what it prints goes to ``log``, or comes here."""
+    def run(self, config: RunConfig) -> None:
+        """Start all ranks and wait for their end. Errors: as ``wait``."""
+        for _ in range(config.ranks):
+            self.start(config)
+        self.wait()
+
+    def start(self, config: RunConfig) -> int:
+        """Start the next rank and return its number; what it prints goes to its log, or comes here."""
         rank = len(self.processes)
+        log = Path(config.out) / f"{self._names[rank].replace(' ', '-')}.log" if self._names else None
         with log.open("wb") if log else nullcontext() as stderr, held_back():
             process = self._place.start(config, rank, self._program, stderr)
             self.processes.append(process)  # in the same breath, or an interrupt would leave it behind
-        self._messages = f"in {log}" if log else "above"
+        self._messages.append(f"in {log}" if log else "above")
         listener = threading.Thread(target=self._listen, args=(rank, process.stdout), daemon=True)
         self._listeners.append(listener)
         listener.start()
@@ -132,13 +146,36 @@ class Workers(Supervisor):
                 stdin.write(f"{word}\n")
                 stdin.flush()
 
-    def hear(self, seconds: float) -> tuple[int, dict[str, Any]] | None:
-        """Return a rank and what it says next, or None after ``seconds``. Errors: as ``wait``."""
-        self._raise(self.failure())
-        try:
-            return self._heard.get(timeout=seconds)
-        except queue.Empty:
-            return None
+    def hear(self, seconds: float) -> Heard:
+        """Wait for what any of them says next. Errors: ``LinkError`` after ``seconds``; as ``wait``."""
+        heard = self._next(time.monotonic() + seconds)
+        if heard is None:
+            raise LinkError(f"no process said anything for {seconds:g} s; see their logs")
+        return heard
+
+    def until(self, kind: str, rank: int, seconds: float = READY) -> dict[str, Any]:
+        """Wait until ``rank`` says a word of this kind, and return it. Errors: as ``hear``."""
+        end = time.monotonic() + seconds
+        while (heard := self._next(end)) is not None:
+            if (heard[0], heard[1]["kind"]) == (rank, kind):
+                return heard[1]
+        late = f"{self._name(rank)} did not get to {kind!r} within {seconds:g} s"
+        raise LinkError(f"{late}; its messages are {self._messages[rank]}")
+
+    def _next(self, end: float) -> Heard | None:
+        heard = None
+        while heard is None and (left := end - time.monotonic()) > 0:
+            self._raise(self.failure())
+            with suppress(queue.Empty):
+                heard = self._heard.get(timeout=min(TURN, left))
+            self._turn(heard)
+        return heard
+
+    def dismiss(self) -> None:
+        """Order all to stop, and wait a moment until they have. Errors: as ``wait``."""
+        for rank in range(len(self.processes)):
+            self.order(rank, "stop")
+        self.wait(GRACE)
 
     def wait(self, seconds: float = math.inf) -> None:
         """Wait until all have ended, or ``seconds``.
@@ -168,7 +205,7 @@ class Workers(Supervisor):
         errors = list(self._errors.values())  # in the order in which they came
         if errors:  # one rank's own trouble makes the others lose a peer: the cause is the more telling
             return min(errors, key=lambda e: (not isinstance(e, KeyboardInterrupt), isinstance(e, LinkError)))
-        return ThinwireError(f"{who} {failure.how}; its messages are {self._messages}")
+        return ThinwireError(f"{who} {failure.how}; its messages are {self._messages[failure.rank]}")
 
     def _name(self, rank: int) -> str:
         return f"the {self._names[rank]} process" if self._names else f"rank {rank}"

@@ -12,9 +12,8 @@ from thinwire.assets.splats.files.foreign import write_foreign
 from thinwire.assets.splats.files.scene_file import read_scene_file
 from thinwire.assets.splats.scene import cleaned
 from thinwire.lab.machine.interrupts import stopped_by_signals
-from thinwire.lab.machine.processes import GRACE
 from thinwire.lab.ranks.places import Here, link_of
-from thinwire.lab.ranks.supervise import Workers
+from thinwire.lab.ranks.supervise import READY, Workers
 from thinwire.lab.records.writer import RUN
 from thinwire.lab.scenes.credit import packaged
 from thinwire.lab.scenes.options import ScenesConfig
@@ -23,12 +22,9 @@ from thinwire.lab.scenes.record import SceneRecord
 from thinwire.lab.scenes.reporting import leave_report
 from thinwire.lab.scenes.sending import PACKED, RIVAL
 from thinwire.replacing import replacing
-from thinwire.types import LinkError
 
 PROGRAM = "thinwire.lab.scenes.sending:run_rank"
 NAMES = ("sender", "receiver")  # by rank
-READY = 180.0  # seconds that a process may take to start, beside twice what the link takes
-TURN = 0.25
 LATE = 0.1  # seconds behind the link's timetable, on average, that a reader must know
 Show = Callable[[str], None]
 
@@ -63,19 +59,17 @@ def _send(config: ScenesConfig, record: SceneRecord, most: int, show: Show) -> N
     patience = READY + 2 * (most / (config.shape.rate or 1.0) + config.shape.delay)
     show("starting a sender and a receiver")
     with Here() as place, Workers(place, PROGRAM, NAMES) as workers:
-        for name in NAMES:
-            workers.start(config, Path(config.out) / f"{name}.log")
+        for _ in NAMES:
+            workers.start(config)
         ended = set[str]()
         while len(ended) < len(NAMES):
-            said = _hear(workers, patience)
+            _, said = workers.hear(patience)
             if said["kind"] == "shown":
                 _note(record, said, show)
             else:
                 ended.add(said["kind"])
                 record.link.lateness_s = said.get("lateness", record.link.lateness_s)
-        for rank in range(len(NAMES)):
-            workers.order(rank, "stop")
-        workers.wait(GRACE)
+        workers.dismiss()
     late = record.link.lateness_s or 0.0
     if late > LATE:
         record.notes.append(f"the shaped link was {late:.2f} s late on average: this machine had other work.")
@@ -88,13 +82,3 @@ def _note(record: SceneRecord, said: dict[str, Any], show: Show) -> None:
         return
     record.rivals[0].seconds_measured = said["seconds"]
     show(f"SPZ is seen after {said['seconds']:.2f} s")
-
-
-def _hear(workers: Workers, patience: float) -> dict[str, Any]:
-    """Wait for what either says next. Errors: ``LinkError`` after so many seconds; what one of them said."""
-    end = time.monotonic() + patience
-    while time.monotonic() < end:
-        heard = workers.hear(TURN)
-        if heard is not None:
-            return heard[1]
-    raise LinkError(f"neither sender nor receiver said anything for {patience:.0f} s; see their logs")

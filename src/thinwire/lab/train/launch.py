@@ -9,9 +9,8 @@ from pathlib import Path
 
 from thinwire.lab.machine.files import check_out
 from thinwire.lab.machine.interrupts import stopped_by_signals
-from thinwire.lab.machine.network import check_own
 from thinwire.lab.ranks.places import Place, place_of
-from thinwire.lab.ranks.rendezvous import check_reach, under_torchrun
+from thinwire.lab.ranks.rendezvous import starts_all
 from thinwire.lab.ranks.supervise import Workers
 from thinwire.lab.records.holding import holding
 from thinwire.lab.records.schema import status_of
@@ -19,7 +18,7 @@ from thinwire.lab.records.writer import METRICS, RUN, load_run, read_metrics, wr
 from thinwire.lab.train.config import TrainConfig
 from thinwire.lab.train.job import Job, prepare
 from thinwire.lab.train.record.schema import StepMetrics, TrainRecord
-from thinwire.types import InputError, MeasurementError, ThinwireError, require
+from thinwire.types import InputError, MeasurementError, ThinwireError
 
 PROGRAM = "thinwire.lab.train.run:run_rank"
 
@@ -31,17 +30,11 @@ def launch(config: TrainConfig) -> Path:
     Errors: what the first failing rank raised; ``LinkError`` naming a rank that died; ``KeyboardInterrupt``
     once all ranks have stopped, after a Ctrl-C, SIGTERM or SIGHUP. No process is left behind.
     """
-    if under_torchrun(config):
-        require(
-            not config.emulate,
-            InputError,
-            "--emulate starts all ranks itself, but RANK is set; leave torchrun out, or --emulate",
-        )
-        check_reach(config)
+    if starts_all(config):
+        with holding(config.out):
+            _run_all(config)
+    else:
         _run_one(config)
-        return Path(config.out)
-    with holding(config.out):
-        _run_all(config)
     return Path(config.out)
 
 
@@ -61,8 +54,6 @@ def _run_one(config: TrainConfig) -> None:
 
 def _run_all(config: TrainConfig) -> None:
     """Start all ranks and wait for their end."""
-    if not config.emulate and config.relay is None:
-        check_own(config.host)
     _check_resume(prepare(config))
     out, started = Path(config.out), time.time()
     with ExitStack() as stack:
@@ -70,9 +61,7 @@ def _run_all(config: TrainConfig) -> None:
         place = _enter(stack, config)
         try:
             with Workers(place, PROGRAM, remedy=lambda: _again(out, config.ranks)) as ranks:
-                for _ in range(config.ranks):
-                    ranks.start(config)
-                ranks.wait()
+                ranks.run(config)
         except BaseException as error:
             _close_record(out, error, started, place)
             raise
