@@ -26,7 +26,7 @@ from thinwire.lab.ranks.world import World
 from thinwire.lab.records.writer import write_json
 from thinwire.lab.train.config import TrainConfig
 from thinwire.lab.train.job import Job, prepare
-from thinwire.lab.train.setup import build_parts, join
+from thinwire.lab.train.setup import build_parts, joined
 from thinwire.lab.train.step_report import StepReport
 from thinwire.lab.train.stepper import Stepper
 from thinwire.recipes.pipeline import parse_recipe
@@ -117,13 +117,12 @@ def main() -> None:
     keep_freed()
     torch.set_num_threads(pick_threads(config))
     job = prepare(config)
-    world = join(job)
-    session = Session(job, world, order["recipes"])
-    session.warm_up()
-    rows = [row for number in range(order["turns"]) for row in session.turn(number)]
-    if world.rank == 0:
-        write_json(Path(order["out"]), rows)
-    world.close()
+    with joined(job) as world:
+        session = Session(job, world, order["recipes"])
+        session.warm_up()
+        rows = [row for number in range(order["turns"]) for row in session.turn(number)]
+        if world.rank == 0:
+            write_json(Path(order["out"]), rows)
     os._exit(0)  # torch's gloo threads can abort an ordinary interpreter exit
 
 

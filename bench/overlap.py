@@ -27,7 +27,7 @@ from thinwire.lab.ranks.world import World
 from thinwire.lab.records.writer import write_json
 from thinwire.lab.train.config import TrainConfig
 from thinwire.lab.train.job import Job, prepare
-from thinwire.lab.train.setup import build_parts, join
+from thinwire.lab.train.setup import build_parts, joined
 from thinwire.lab.train.stepper import Stepper
 from thinwire.recipes.pipeline import parse_recipe
 
@@ -71,11 +71,10 @@ def rank(recipe: str, link: str, out: str) -> None:
         recipe=recipe, model="gpt2-lab", steps=1 + PAIRS, link=link, eval_samples=0, deadline=300.0
     )
     job = dataclasses.replace(prepare(config), recipe=parse_recipe(recipe))
-    world = join(job)
-    turns = timed(job, world)
-    if not world.rank:
-        write_json(Path(out), {"turns": turns})
-    world.close()
+    with joined(job) as world:
+        turns = timed(job, world)
+        if not world.rank:
+            write_json(Path(out), {"turns": turns})
     os._exit(0)  # torch's gloo threads can abort an ordinary interpreter exit
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import torch
 
 from thinwire.lab.machine.heap import keep_freed
-from thinwire.lab.machine.interrupts import stopped_by_signals
 from thinwire.lab.machine.processor import pick_threads
 from thinwire.lab.pictures.options import EXPERTS, FLUX, PicturesConfig
 from thinwire.lab.pictures.run import PicturesRank
 from thinwire.lab.pictures.run_experts import ExpertsRank
-from thinwire.lab.ranks.joining import join
+from thinwire.lab.ranks.joining import joined
 
 RANKS: dict[str, type[PicturesRank]] = {FLUX: PicturesRank, EXPERTS: ExpertsRank}
 
@@ -19,11 +18,5 @@ def run_rank(config: PicturesConfig) -> None:
     """Run this process's rank of ``config``; rank 0 writes the records once all is done."""
     keep_freed()
     torch.set_num_threads(pick_threads(config))
-    world = join(config, "these pictures", "--ranks")
-    with stopped_by_signals():
-        try:
-            RANKS[config.model](config, world).go()
-        except BaseException:
-            world.abandon()  # or the others would wait for this rank until the links' deadline
-            raise
-        world.close()
+    with joined(config, "these pictures", "--ranks") as world:
+        RANKS[config.model](config, world).go()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
 
+from thinwire.lab.machine.interrupts import stopped_by_signals
 from thinwire.lab.options import flag
 from thinwire.lab.ranks.config import RunConfig
 from thinwire.lab.ranks.rendezvous import explained, meet, place, telling
@@ -19,11 +21,25 @@ from thinwire.links.tcp.congestion import SYSTEM
 from thinwire.types import InputError, require
 
 
-def join(config: RunConfig, layout: str, options: str, replicas: int = 1) -> World:
-    """Join the process group that the environment describes, and connect to every other rank.
+@contextmanager
+def joined(config: RunConfig, layout: str, options: str, replicas: int = 1) -> Iterator[World]:
+    """Be one of the ranks in the block: in the process group of the environment, connected to every other.
 
     ``layout``, ``options``: what needs so many ranks, and what changes that, should there be another number.
+    An error in the block closes the links at once, a signal that asks to end is one.
     """
+    world = _join(config, layout, options, replicas)
+    # From here on, since there is nobody to tell before; and what torch does to meet hears no handler.
+    with stopped_by_signals():
+        try:
+            yield world
+        except BaseException:
+            world.abandon()  # or the others would wait for this rank until the links' deadline
+            raise
+        world.close()
+
+
+def _join(config: RunConfig, layout: str, options: str, replicas: int) -> World:
     rank, size = place()
     wrong = (
         f"{layout} need {config.ranks} processes, WORLD_SIZE is {size}; change {options} or, under torchrun, "

@@ -14,8 +14,7 @@ from time import monotonic
 from thinwire.assets.splats.files.container import read_layers
 from thinwire.assets.splats.files.foreign import read_foreign
 from thinwire.assets.splats.layers import shown_after
-from thinwire.lab.machine.interrupts import stopped_by_signals
-from thinwire.lab.ranks.joining import join
+from thinwire.lab.ranks.joining import joined
 from thinwire.lab.ranks.worker import await_order, say
 from thinwire.lab.scenes.options import ScenesConfig
 from thinwire.links.mesh import Peer
@@ -27,16 +26,10 @@ LABEL = "state"
 
 def run_rank(config: ScenesConfig) -> None:
     """Send as the first rank, receive as the other."""
-    world = join(config, "a sender and a receiver", "the number of processes")
-    with stopped_by_signals():
-        try:
-            (peer,) = world.peers.values()
-            (send if world.rank == 0 else receive)(peer, config)
-            await_order("stop", config.deadline)
-        except BaseException:
-            world.abandon()  # or the other would wait for this rank until the link's deadline
-            raise
-        world.close()
+    with joined(config, "a sender and a receiver", "the number of processes") as world:
+        (peer,) = world.peers.values()
+        (send if world.rank == 0 else receive)(peer, config)
+        await_order("stop", config.deadline)
 
 
 def pieces_of(name: str, data: bytes) -> list[bytes]:

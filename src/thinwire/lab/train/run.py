@@ -19,7 +19,6 @@ from thinwire.engines.pipeline import boundary
 from thinwire.engines.replicas import mail
 from thinwire.lab.emulator.lift import lifted, rewind
 from thinwire.lab.machine.heap import keep_freed
-from thinwire.lab.machine.interrupts import stopped_by_signals
 from thinwire.lab.machine.processor import pick_threads
 from thinwire.lab.ranks.joining import check_options
 from thinwire.lab.ranks.telemetry import Telemetry
@@ -33,7 +32,7 @@ from thinwire.lab.train.job import Job, prepare
 from thinwire.lab.train.measured_cut import agree_cut
 from thinwire.lab.train.recorder import Recorder
 from thinwire.lab.train.replicating import are_equal, check_alike, check_same, decision, measure_links
-from thinwire.lab.train.setup import build_parts, join
+from thinwire.lab.train.setup import build_parts, joined
 from thinwire.lab.train.step_report import StepReport
 from thinwire.lab.train.stepper import Stepper, learning_rate, ran_away
 from thinwire.lab.train.warmup import warm_up
@@ -54,16 +53,9 @@ def run_rank(config: TrainConfig, trial: bool = False) -> None:
     torch.set_num_threads(pick_threads(config))
     job = prepare(config, trial)
     torch.manual_seed(config.seed)
-    world = join(job)
-    # From here on, since there is nobody to tell before; and what torch does to meet hears no handler.
-    with stopped_by_signals():
-        try:
-            same_everywhere(job, world)
-            _with_recorder(agree_cut(_agree_resume(job, world), world), world)
-        except BaseException:
-            world.abandon()  # or the others would wait for this rank until the links' deadline
-            raise
-        world.close()
+    with joined(job) as world:
+        same_everywhere(job, world)
+        _with_recorder(agree_cut(_agree_resume(job, world), world), world)
 
 
 def _with_recorder(job: Job, world: World) -> None:

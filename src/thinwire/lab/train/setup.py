@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,15 +18,15 @@ from thinwire.lab.models.cnn import CNN, build_cnn
 from thinwire.lab.models.dropout import seed_dropout
 from thinwire.lab.models.lora import add_adapters
 from thinwire.lab.models.split import build_stage, tie
-from thinwire.lab.ranks.joining import join as ranks_join
+from thinwire.lab.ranks import joining
 from thinwire.lab.ranks.world import World
 from thinwire.lab.train.job import Job
 
 
-def join(job: Job) -> World:
-    """Join the other ranks of a training run."""
+def joined(job: Job) -> AbstractContextManager[World]:
+    """Be one of the ranks of a training run in the block."""
     config = job.config
-    return ranks_join(config, config.layout, "--stages or --replicas", config.replicas)
+    return joining.joined(config, config.layout, "--stages or --replicas", config.replicas)
 
 
 class Autocast(nn.Module):
