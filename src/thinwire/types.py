@@ -193,7 +193,8 @@ class ByteCursor:
     def take(self, n: int) -> memoryview:
         """Return the next ``n`` bytes."""
         left = len(self._data) - self._at
-        require(0 <= n <= left, PayloadError, f"{self._what} ends {n - left} bytes too early: it was cut")
+        if not 0 <= n <= left:
+            raise PayloadError(f"{self._what} ends {n - left} bytes too early: it was cut")
         self._at += n
         return self._data[self._at - n : self._at]
 

@@ -12,6 +12,13 @@ from pathlib import Path
 
 import torch
 
+from thinwire.codecs import TopK
+from thinwire.engines.diffusion.message import Message as Passed
+from thinwire.engines.federated.message import Form, Update
+from thinwire.engines.federated.message import Version as Sent
+from thinwire.engines.federated.remote.pieces import Sending
+from thinwire.engines.replicas.message import Measured
+from thinwire.engines.replicas.message import Message as Exchanged
 from thinwire.engines.sync.pull import manifest
 from thinwire.engines.sync.pull.manifest import File, Manifest, StoredVersion
 from thinwire.engines.sync.pull.proof import Proof
@@ -59,6 +66,12 @@ SHELF = Manifest(
 )
 
 
+def pieces() -> bytes:
+    found = list[bytes]()
+    Sending(1, b"body", 3).send(lambda piece: found.append(piece) is None)
+    return b"".join(found)
+
+
 def state() -> tuple[Words, Version]:
     tensors = {"a": torch.arange(6, dtype=torch.float32).reshape(2, 3), "b": torch.ones(3).bfloat16()}
     words = filled(Layout.of(tensors), list(tensors.values()))
@@ -77,6 +90,13 @@ def golden() -> dict[str, str]:
     asking = handshake.ask(key, HELLO, bytes(range(32)), REQUEST)
     made = {f"sync {type(m).__name__}": m.pack() for m in MESSAGES}
     made |= {
+        "exchange of replicas": Exchanged(
+            1, 2, Measured(0.5, 1.5, 2.5, 3.5), [b"one", b""], False, True
+        ).pack(),
+        "exchange of pictures": Passed(1 << 63, 1 << 31, [b"one", b""]).pack(),
+        "federated update": Update(1, 2, 3, 4, 5, b"packet").pack(),
+        "federated version": Sent(1, 2, 3, 4, Form.MISSED, (b"one", b""), 5, 0.5, TopK(0.5), 6).pack(),
+        "federated pieces": pieces(),
         "relay 2 asking": asking,
         "relay 2 answer": handshake.answer(key, HELLO, asking, MATCHED),
         "relay 2 refusal": handshake.answer(key, HELLO, asking, handshake.Answer(handshake.Verdict.REFUSED)),

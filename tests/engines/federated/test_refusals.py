@@ -23,7 +23,7 @@ from thinwire.engines.federated.aggregation import FedBuff, Periodic, Rule
 from thinwire.engines.federated.client import Client
 from thinwire.engines.federated.download import DeltaDownload
 from thinwire.engines.federated.intake import Receipt, Refusal
-from thinwire.engines.federated.message import HEAD, UPDATE, Form, Update, Version
+from thinwire.engines.federated.message import HEAD, Form, Update, Version
 from thinwire.engines.federated.model_copy import ModelCopy, sum_of
 from thinwire.engines.federated.residuals import Residuals
 from thinwire.engines.federated.row import unpack_row
@@ -130,7 +130,7 @@ def test_an_old_version_counts_for_less_where_there_are_no_rounds() -> None:
 
 def again(data: bytes) -> bytes:
     """Return a damaged update with both check sums made right: without them nothing behind is ever read."""
-    start = HEAD.size + UPDATE.size
+    start = HEAD.size + Update.FORM.size
     inner = data[start:]
     data = data[:start] + (resigned(inner) if len(inner) > 8 else inner)
     return resigned(data)
@@ -175,7 +175,7 @@ def test_sixteen_thousand_hostile_updates() -> None:
     for case in range(16_000):
         sender = 1 if random.random() < 0.9 else random.choice((0, 2, 3, 99))
         data = damaged(random, corpus)
-        answer = server.receive(sender, again(data) if len(data) > HEAD.size + UPDATE.size else data)
+        answer = server.receive(sender, again(data) if len(data) > HEAD.size + Update.FORM.size else data)
         found[type(answer).__name__] += 1
         if isinstance(answer, Receipt):  # other values, or other numbers that are possible
             assert server.close() == 2 and bool(server.weights.isfinite().all())

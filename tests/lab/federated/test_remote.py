@@ -27,7 +27,7 @@ from thinwire.engines.federated.remote.guest import SIZE as UP
 from thinwire.engines.federated.remote.guest import Guest
 from thinwire.engines.federated.remote.host import SIZE as DOWN
 from thinwire.engines.federated.remote.host import Host
-from thinwire.engines.federated.remote.pieces import HEAD, WINDOW, Piece, Receiving, Sending
+from thinwire.engines.federated.remote.pieces import WINDOW, Piece, Receiving, Sending
 from thinwire.engines.federated.remote.words import PROTOCOL, Word, pack, values_of, whole
 from thinwire.engines.federated.residuals import Residuals
 from thinwire.engines.federated.row import Parameters
@@ -327,7 +327,7 @@ def test_a_client_that_sends_too_much_or_nonsense_is_refused_and_the_round_goes_
     with guests(federation.hub.port, [new_client(0)]):
         for total, reason in ((10**9, b"an update of 1000000000 bytes"), (3, b"it was cut")):
             number = Piece.unpack(stranger.hear(Word.PIECE)).number
-            stranger.say(HEAD.pack(Word.PIECE, number, 0, total) + b"abc")
+            stranger.say(Piece.FORM.pack(Word.PIECE, number, 0, total) + b"abc")
             assert reason in stranger.hear(Word.RECEIPT)
         stranger.close()
         federation.wait()

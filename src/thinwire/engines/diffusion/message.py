@@ -10,15 +10,13 @@ each packet: length u32, bytes as ``channels/wire.py`` has them
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from thinwire.exchange.framing import framed, unframed
-from thinwire.types import ByteCursor, InputError, LinkError, PayloadError, require
+from thinwire.exchange.framing import Framing
+from thinwire.types import InputError, LinkError, PayloadError, require
 
-VERSION = 1
-HEAD = struct.Struct("<BBHQI")
+MESSAGES = Framing(version=1, states=2, fields="QI")
 
 
 @dataclass(frozen=True)
@@ -52,16 +50,12 @@ class Message:
 
     def pack(self) -> bytes:
         """Return the message as bytes."""
-        head = HEAD.pack(VERSION, self.stopped, len(self.packets), self.key, self.inputs)
-        return framed(head, self.packets)
+        return MESSAGES.pack(self.stopped, self.packets, self.key, self.inputs)
 
     @classmethod
     def unpack(cls, data: bytes | memoryview) -> Message:
         """Read what ``pack`` wrote; ``PayloadError`` for anything else."""
-        cursor = ByteCursor(data, "the message of an exchange")
-        version, state, count, key, inputs = cursor.unpack(HEAD)
-        require(version == VERSION and state < 2, PayloadError, "an exchange's message of another version")
-        packets = unframed(cursor, count)
+        state, packets, (key, inputs) = MESSAGES.unpack(data)
         return cls(key, inputs, packets, bool(state))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.engines.federated.message import HEAD, UPDATE, Update
+from thinwire.engines.federated.message import HEAD, Update
 from thinwire.engines.federated.roster import Member
 from thinwire.engines.federated.row import most_nbytes, unpack_row
 from thinwire.types import MissingExtra, PayloadError, require
@@ -42,7 +42,7 @@ def checked(data: bytes | memoryview, client: int, member: Member, values: int) 
 
     Errors: ``PayloadError`` saying why not, in one sentence.
     """
-    most = HEAD.size + UPDATE.size + most_nbytes(values)
+    most = HEAD.size + Update.FORM.size + most_nbytes(values)
     require(len(data) <= most, PayloadError, f"{len(data)} bytes for {values} values, at most {most} may be")
     try:
         update = Update.unpack(data)

@@ -14,15 +14,15 @@ import math
 import struct
 import zlib
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from thinwire.codecs import Codec, parse_codec
+from thinwire.heads import U32, U64, Head, Rest
 from thinwire.types import MAX_KEY, ByteCursor, PayloadError, require
 
 MAGIC, FORMAT = b"TF", 2
 MAX_STEPS = 1 << 20  # local steps that a server may ask for
 HEAD = struct.Struct("<2sBBI")
-UPDATE = struct.Struct("<QQQQI")
 VERSION = struct.Struct("<QQQIBHIdQ")
 TEXT, LENGTH = struct.Struct("<H"), struct.Struct("<I")
 
@@ -43,8 +43,7 @@ class Held(NamedTuple):
     check: int
 
 
-@dataclass(frozen=True)
-class Update:
+class Update(Head):
     """What came of a client's local steps: the coded difference, start less end.
 
     ``sequence``: as in the version it answers; ``version``: the number of that; ``samples``: of its data.
@@ -53,32 +52,30 @@ class Update:
     20
     """
 
-    client: int
-    sequence: int
-    version: int
-    samples: int
-    steps: int
-    packet: bytes | memoryview
+    client: U64
+    sequence: U64
+    version: U64
+    samples: U64
+    steps: U32
+    packet: Rest
 
     @property
     def nbytes(self) -> int:
         """Bytes on the wire."""
-        return HEAD.size + UPDATE.size + len(self.packet)
+        return HEAD.size + self.FORM.size + len(self.packet)
 
     def pack(self) -> bytes:
         """Return the update as bytes."""
-        numbers = UPDATE.pack(self.client, self.sequence, self.version, self.samples, self.steps)
-        return _signed(1, numbers + self.packet)
+        return _signed(1, super().pack())
 
     @classmethod
-    def unpack(cls, data: bytes | memoryview) -> Update:
+    def unpack(cls, data: bytes | memoryview) -> Self:
         """Read what ``pack`` wrote; ``PayloadError`` for anything else."""
-        cursor = _opened(data, 1, "an update")
-        client, sequence, version, samples, steps = cursor.unpack(UPDATE)
-        most = max(client, sequence, version, samples)
+        update = super().unpack(_opened(data, 1, "an update").rest())
+        most = max(update.client, update.sequence, update.version, update.samples)
         require(most < MAX_KEY, PayloadError, f"an update with the number {most}, beyond 2**63")
-        require(1 <= steps <= MAX_STEPS, PayloadError, f"an update of {steps} local steps")
-        return cls(client, sequence, version, samples, steps, bytes(cursor.rest()))
+        require(1 <= update.steps <= MAX_STEPS, PayloadError, f"an update of {update.steps} local steps")
+        return update
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,12 @@ each packet: length u32, bytes as ``channels/wire.py`` has them
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from thinwire.exchange.framing import framed, unframed
-from thinwire.types import ByteCursor, PayloadError, require
+from thinwire.exchange.framing import Framing
 
-VERSION = 1
-HEAD = struct.Struct("<BBHHH4f")
+MESSAGES = Framing(version=1, states=4, fields="HH4f")
 
 
 @dataclass(frozen=True)
@@ -47,15 +44,11 @@ class Message:
         """Return the message as bytes."""
         m = self.measured
         state = (not self.finite) + 2 * self.undoes
-        counts = len(self.packets), self.staleness, self.local_steps
-        head = HEAD.pack(VERSION, state, *counts, m.compute, m.coding, m.rate, m.delay)
-        return framed(head, self.packets)
+        measured = m.compute, m.coding, m.rate, m.delay
+        return MESSAGES.pack(state, self.packets, self.staleness, self.local_steps, *measured)
 
     @classmethod
     def unpack(cls, data: bytes | memoryview) -> Message:
         """Read what ``pack`` wrote; ``PayloadError`` for anything else."""
-        cursor = ByteCursor(data, "the message of an exchange")
-        version, state, count, staleness, local_steps, *measured = cursor.unpack(HEAD)
-        require(version == VERSION and state < 4, PayloadError, "an exchange's message of another version")
-        packets = unframed(cursor, count)
+        state, packets, (staleness, local_steps, *measured) = MESSAGES.unpack(data)
         return cls(staleness, local_steps, Measured(*measured), packets, not state & 1, state > 1)

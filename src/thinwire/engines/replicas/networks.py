@@ -9,7 +9,7 @@ import torch.distributed as dist
 from thinwire.channels.channel import Scheme
 from thinwire.codecs import Codec, Raw
 from thinwire.engines.replicas.coder import blocks
-from thinwire.engines.replicas.message import HEAD
+from thinwire.engines.replicas.message import MESSAGES
 from thinwire.engines.replicas.replicate import Network
 from thinwire.engines.replicas.table import Table
 from thinwire.exchange import GroupExchange, MeshExchange, MeshReduction
@@ -70,7 +70,7 @@ def _no_sums(name: str) -> MeshReduction:
 def _capacity(codec: Codec, scheme: Scheme, shape: tuple[int, int]) -> int:
     """Return the bytes of a message that ``codec`` makes of a table [n, N], at most."""
     specs = len(repr(scheme.memory)) + 2 * len(repr(codec))
-    total = HEAD.size
+    total = MESSAGES.size
     for rows in blocks(shape):
         many = rows.stop - rows.start
         try:

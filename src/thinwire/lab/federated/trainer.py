@@ -14,32 +14,32 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from queue import SimpleQueue
-from typing import IO, Any, NamedTuple, Protocol
+from typing import IO, Any, Protocol
 
 import torch
 from torch import Tensor
 
 from thinwire.engines.federated.training import TrainingError
+from thinwire.heads import F64, U64, Head
 from thinwire.lab.federated.options import FederatedConfig
 from thinwire.lab.machine.processor import cores, resident_peak
 from thinwire.types import ThinwireError, require
 
 WORKER = "thinwire.lab.federated.worker"
-TURN = struct.Struct("<QQQQd")  # client, sequence, version, steps, step size
 ANSWER = struct.Struct("<BQ")  # whether it failed, bytes that follow
 PATIENCE = 3.0  # seconds for the turns of a run that is over
 Change = Callable[[], Tensor]  # waits for a turn's difference, [1, N]
 Worker = subprocess.Popen[bytes]
 
 
-class Turn(NamedTuple):
+class Turn(Head):
     """What one client is to compute."""
 
-    client: int
-    sequence: int
-    version: int
-    steps: int
-    rate: float
+    client: U64
+    sequence: U64
+    version: U64
+    steps: U64
+    rate: F64
 
 
 class Trainer(Protocol):
@@ -168,7 +168,7 @@ def _asked(worker: Worker, turn: Turn, weights: Tensor) -> Tensor:
     stdin, stdout = worker.stdin, worker.stdout
     require(stdin is not None and stdout is not None, ThinwireError, "a worker has no pipes")
     try:
-        send_row(stdin, TURN.pack(*turn), weights)  # type: ignore[arg-type]  # as just required
+        send_row(stdin, turn.pack(), weights)  # type: ignore[arg-type]  # as just required
         failed, nbytes = ANSWER.unpack(read_exactly(stdout, ANSWER.size))  # type: ignore[arg-type]
         body = read_exactly(stdout, nbytes)  # type: ignore[arg-type]
     except (OSError, EOFError) as e:

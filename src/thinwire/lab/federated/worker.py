@@ -14,7 +14,7 @@ from torch import Tensor
 
 from thinwire.lab.federated.options import FederatedConfig
 from thinwire.lab.federated.setup import Setup
-from thinwire.lab.federated.trainer import ANSWER, TURN, Turn, read_exactly, row_of, send_row
+from thinwire.lab.federated.trainer import ANSWER, Turn, read_exactly, row_of, send_row
 from thinwire.types import ThinwireError
 
 
@@ -26,7 +26,7 @@ def main(text: str, seed: str) -> None:
     setup = Setup.of(FederatedConfig.from_json(text), int(seed))
     while True:
         try:
-            turn = Turn(*TURN.unpack(read_exactly(asked, TURN.size)))
+            turn = Turn.unpack(read_exactly(asked, Turn.FORM.size))
             weights = row_of(read_exactly(asked, 4 * setup.values))
         except EOFError:
             return

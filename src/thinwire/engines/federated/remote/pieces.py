@@ -7,36 +7,34 @@ word u8, number of the message u64, offset u64, total u64, bytes
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Self
 
 from thinwire.engines.federated.remote.words import Word, pack
-from thinwire.types import ByteCursor, PayloadError, require
+from thinwire.heads import U64, Head, Rest
+from thinwire.types import PayloadError, require
 
-HEAD = struct.Struct("<BQQQ")
 WINDOW = 1 << 22  # bytes that may be under way unacknowledged
 EVERY = 0.25  # seconds after which an acknowledgement is due,
 SHARE = WINDOW // 4  # or bytes: a line that carries the window within that time would stand still else
 
 
-class Piece(NamedTuple):
+class Piece(Head, kind=Word.PIECE):
     """Some bytes of a message."""
 
-    number: int
-    offset: int
-    total: int
-    data: memoryview
+    number: U64
+    offset: U64
+    total: U64
+    data: Rest
 
     @classmethod
-    def unpack(cls, data: bytes) -> Piece:
+    def unpack(cls, data: bytes | memoryview) -> Self:
         """Read what ``Sending`` made; ``PayloadError`` for anything else."""
-        cursor = ByteCursor(data, "a piece")
-        _, number, offset, total = cursor.unpack(HEAD)
-        rest = cursor.rest()
-        fits = 0 < len(rest) <= total - offset
-        require(fits, PayloadError, f"a piece of {len(rest)} bytes at {offset} of {total}")
-        return cls(number, offset, total, rest)
+        piece = super().unpack(data)
+        fits = 0 < len(piece.data) <= piece.total - piece.offset
+        wrong = f"a piece of {len(piece.data)} bytes at {piece.offset} of {piece.total}"
+        require(fits, PayloadError, wrong)
+        return piece
 
 
 class Sending:
@@ -63,7 +61,7 @@ class Sending:
         total = len(self._data)
         while self._next < total and self._next - self._there < WINDOW:
             part = self._data[self._next : self._next + self._size]
-            if not put(HEAD.pack(Word.PIECE, self.number, self._next, total) + part):
+            if not put(Piece.FORM.pack(Word.PIECE, self.number, self._next, total) + part):
                 return
             self._next += len(part)
 
