@@ -12,6 +12,7 @@ import matplotlib
 
 from thinwire.lab.engines import read_record
 from thinwire.lab.records.runs import Run
+from thinwire.lab.report.drawing import smooth
 from thinwire.lab.train.record import reaching
 
 matplotlib.use("svg")
@@ -51,12 +52,6 @@ def draw_all(folder: Path) -> None:
 
 def _json(name: str) -> Any:
     return json.loads((RESULTS / name).read_text("utf-8"))
-
-
-def smooth(values: list[float], window: int = 10) -> list[float]:
-    """Return the mean of each value and those before it, ``window`` at most."""
-    parts = [values[max(0, i + 1 - window) : i + 1] for i in range(len(values))]
-    return [sum(p) / len(p) for p in parts]
 
 
 def draw_sooner() -> Any:
@@ -117,7 +112,7 @@ def draw_student() -> Any:
     files = sorted((RESULTS / "student").glob("*.json"))
     runs = [r for r in (_json(f"student/{f.name}") for f in files) if "loss" in r]
     for colour, r in zip(cycle(COLOURS), runs, strict=False):
-        loss = smooth(r["loss"]["train"])
+        loss = smooth(r["loss"]["train"], 10)
         steps = len(loss)
         sent = (r["bytes"]["forward"] + r["bytes"]["backward"]) / steps / 1e6
         left.plot(range(1, steps + 1), loss, color=colour, lw=1, label=r["recipe"]["name"])

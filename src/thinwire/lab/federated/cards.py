@@ -9,9 +9,9 @@ from typing import Any
 from thinwire.lab.federated.record import FederatedRecord, Point
 from thinwire.lab.records.progress import megabytes
 from thinwire.lab.records.runs import Run
-from thinwire.lab.report.cards import card, grid, memory, run_legend, table
+from thinwire.lab.report.cards import card, grid, memory, run_legend, scroll, table
 from thinwire.lab.report.details import Rows
-from thinwire.lab.report.drawing import FAINT, curve, new_figure, series_colour, series_order, svg, ticks
+from thinwire.lab.report.drawing import Points, by_run, lines
 from thinwire.lab.report.terminal import terminal_table
 
 FederatedRun = Run[FederatedRecord]
@@ -82,7 +82,7 @@ def cards(runs: Runs) -> list[str]:
     if runs[0] is not (base := _base(runs)):
         text += f" Ratios are to {base.label}, the first that came to the target."
     plots = [
-        _figure("Accuracy against bytes", runs, _total, "megabytes, both ways (logarithmic)", log=True),
+        _figure("Accuracy against bytes", runs, _total, "megabytes, both ways (logarithmic)", "x"),
         _figure("Accuracy against virtual time", runs, lambda p: p.virtual_s, "virtual seconds"),
         _figure("Accuracy against versions", runs, lambda p: p.version, "versions"),
         _trend("Share of the values sent", runs, "density", lambda p: p.density),
@@ -184,27 +184,21 @@ def _span(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 600 else f"{seconds / 60:.1f} min"
 
 
-def _figure(title: str, runs: Runs, of: Callable[[Point], float], label: str, log: bool = False) -> str:
-    drawing, axes = new_figure(5.6, 3.3)
-    for run, number in zip(runs, series_order(runs), strict=True):
-        shown = [p for p in run.record.accuracy.curve if not log or of(p) > 0]
-        curve(axes, [of(p) for p in shown], [p.accuracy for p in shown], number)
-    ticks(axes, log)
-    axes.set_xlabel(label, color=FAINT, fontsize=9.5)
-    axes.set_ylabel("accuracy", color=FAINT, fontsize=9.5)
+def _figure(title: str, runs: Runs, of: Callable[[Point], float], label: str, log: str = "") -> str:
+    def points(run: FederatedRun) -> list[Points]:
+        return [[(of(p), p.accuracy) for p in run.record.accuracy.curve if not log or of(p) > 0]]
+
     name = "federated-" + title.lower().replace(" ", "-")
-    return card(title, "", svg(drawing, name, f"{title}, one curve a run"))
+    figure = lines(name, f"{title}, one curve a run", by_run(runs, points), label, "accuracy", log)
+    return card(title, "", figure)
 
 
 def _trend(title: str, runs: Runs, name: str, of: Callable[[Point], float | None]) -> str:
-    drawing, axes = new_figure(5.6, 2.6)
-    for run, number in zip(runs, series_order(runs), strict=True):
-        found = [(p.version, value) for p in run.record.accuracy.curve if (value := of(p)) is not None]
-        axes.plot(
-            [v for v, _ in found], [value for _, value in found], color=series_colour(number), linewidth=1.6
-        )
-    axes.set_xlabel("versions", color=FAINT, fontsize=9.5)
-    return card(title, "", svg(drawing, f"federated-{name}", f"{title} against versions"))
+    def points(run: FederatedRun) -> list[Points]:
+        return [[(p.version, y) for p in run.record.accuracy.curve if (y := of(p)) is not None]]
+
+    told, curves = f"{title} against versions", by_run(runs, points)
+    return card(title, "", lines(f"federated-{name}", told, curves, "versions", how="default"))
 
 
 def _clients(record: FederatedRecord) -> list[list[str]]:
@@ -229,10 +223,9 @@ def _counts(record: FederatedRecord) -> str:
     most = max((n for row in counts for n in row), default=1) or 1
     cell = partial(_cell, most=most)
     rows = "".join(f"<tr><th>{i}</th>{''.join(map(cell, row))}</tr>" for i, row in enumerate(counts))
-    head = "".join(f"<th>{k}</th>" for k in range(len(counts[0]) if counts else 0))
-    body = f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    head = ["", *map(str, range(len(counts[0]) if counts else 0))]
     text = "Samples of each class, one row a client."
-    return card("Whose data are whose", text, f'<div class="scroll">{body}</div>')
+    return card("Whose data are whose", text, scroll(head, rows))
 
 
 def _cell(count: int, most: int) -> str:

@@ -13,7 +13,7 @@ from thinwire.lab.records.progress import megabytes
 from thinwire.lab.records.runs import Run
 from thinwire.lab.report.cards import card, dot, grid, legend, table
 from thinwire.lab.report.details import Rows
-from thinwire.lab.report.drawing import FAINT, RULE, curve, logarithmic, new_figure, series_colour, svg
+from thinwire.lab.report.drawing import RULE, WIDTH, Curve, labelled, lines, new_axes, series_colour
 from thinwire.lab.report.terminal import terminal_table
 
 StateRun = Run[StateRecord]
@@ -111,7 +111,7 @@ def _cards(run: StateRun) -> list[str]:
         ),
         card("Weights that moved", "Of all weights as followers use them, in bf16.", _moved(run)),
     ]
-    chips = [(dot(f"--s{COLOURS.get(n, 3)}"), f"{n}: {log.role}") for n, log in record.followers.items()]
+    chips = [(dot(f"--s{_colour(n)}"), f"{n}: {log.role}") for n, log in record.followers.items()]
     wrote = "With the same random numbers: equal weights, equal text."
     return [
         card("The followers", _check(record), _followers(run)),
@@ -176,37 +176,35 @@ def _texts(record: StateRecord) -> str:
 
 
 def _ages(record: StateRecord) -> str:
-    figure, axes = new_figure(5.6, 3.3)
+    axes = new_axes(WIDTH, 3.3)
     for name, log in record.followers.items():
         if len(log.cut) == 2:
             axes.axvspan(*log.cut, color=RULE, alpha=0.5)
         xs, ys = record.ages(name)
         if xs:
-            axes.plot(xs, ys, color=series_colour(COLOURS.get(name, 3)), linewidth=1.4)
+            axes.plot(xs, ys, color=series_colour(_colour(name)), linewidth=1.4)
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("seconds of training", color=FAINT, fontsize=9.5)
-    axes.set_ylabel("age, s", color=FAINT, fontsize=9.5)
-    return svg(figure, "age", "Age of each follower's version, against time")
+    title = "Age of each follower's version, against time"
+    return labelled(axes, "age", title, "seconds of training", "age, s")
 
 
 def _points(record: StateRecord, name: str, label: str) -> str:
-    figure, axes = new_figure(5.6, 3.3)
-    for who, log in record.followers.items():
-        values = [a["nbytes"] / 1e6 if name == "bytes" else record.ratio(a["nbytes"]) for a in log.arrivals]
-        if values:
-            curve(axes, [a["version"] for a in log.arrivals], values, COLOURS.get(who, 3))
-    logarithmic(axes.yaxis)
-    axes.set_xlabel("version", color=FAINT, fontsize=9.5)
-    axes.set_ylabel(label, color=FAINT, fontsize=9.5)
-    return svg(figure, name, f"{label} of each patch")
+    def value(nbytes: float) -> float:
+        return nbytes / 1e6 if name == "bytes" else record.ratio(nbytes)
+
+    curves = [
+        Curve(_colour(who), [(a["version"], value(a["nbytes"])) for a in log.arrivals])
+        for who, log in record.followers.items()
+        if log.arrivals
+    ]
+    return lines(name, f"{label} of each patch", curves, "version", label, "y")
 
 
 def _moved(run: StateRun) -> str:
-    figure, axes = new_figure(5.6, 3.3)
-    numel = run.record.numel or 1
-    shares = [100 * v.changed / numel for v in run.metrics]
-    curve(axes, [v.version for v in run.metrics], shares, 0)
-    logarithmic(axes.yaxis)
-    axes.set_xlabel("version", color=FAINT, fontsize=9.5)
-    axes.set_ylabel("% of weights (logarithmic)", color=FAINT, fontsize=9.5)
-    return svg(figure, "moved", "Share of weights that each version changed")
+    shares = Curve(0, [(v.version, 100 * v.changed / (run.record.numel or 1)) for v in run.metrics])
+    title = "Share of weights that each version changed"
+    return lines("moved", title, [shares], "version", "% of weights (logarithmic)", "y")
+
+
+def _colour(follower: str) -> int:
+    return COLOURS.get(follower, 3)

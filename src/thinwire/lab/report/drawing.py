@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from thinwire.lab.records.runs import Run
 from thinwire.types import MissingExtra
@@ -13,9 +13,10 @@ from thinwire.types import MissingExtra
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
-    from matplotlib.figure import Figure
 
 Runs = Sequence[Run[Any]]
+Points = Iterable[tuple[float, float]]
+WIDTH = 5.6  # inches of a figure
 SERIES = 8  # colours of the stylesheet; later runs start over with another line style
 STYLES = ("-", "--", ":")
 PARTS = ("compute", "encode", "decode", "wait", "other")
@@ -58,8 +59,8 @@ def series_order(runs: Runs) -> list[int]:
     return order
 
 
-def new_figure(width: float, height: float) -> tuple[Figure, Axes]:
-    """Return a figure of so many inches and its axes; ``MissingExtra`` without matplotlib."""
+def new_axes(width: float, height: float) -> Axes:
+    """Return the axes of a figure of so many inches; ``MissingExtra`` without matplotlib."""
     try:
         from matplotlib.backends.backend_svg import FigureCanvasSVG
         from matplotlib.figure import Figure
@@ -78,13 +79,14 @@ def new_figure(width: float, height: float) -> tuple[Figure, Axes]:
     axes.tick_params(colors=FAINT, labelsize=9, length=3, which="both")
     axes.grid(True, color=RULE, linewidth=0.6)
     axes.set_axisbelow(True)
-    return figure, axes
+    return axes
 
 
-def svg(figure: Figure, name: str, label: str) -> str:
-    """Return a figure as SVG to stand in a page; ``name`` keeps its ids apart from other figures'."""
+def svg(axes: Axes, name: str, label: str) -> str:
+    """Return the figure of ``axes`` as SVG for a page; ``name`` keeps its ids apart from other figures'."""
     import matplotlib as mpl
 
+    figure: Any = axes.figure
     buffer = io.StringIO()
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
@@ -101,6 +103,58 @@ def svg(figure: Figure, name: str, label: str) -> str:
     for colour, variable in variables().items():
         text = text.replace(colour, f"var({variable})")
     return text.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
+
+
+class Curve(NamedTuple):
+    """One curve of a figure: the number of its colour, its points, and its line style."""
+
+    number: int
+    points: Points
+    style: str = STYLES[0]
+
+
+def by_run(runs: Runs, of: Callable[[Run[Any]], Iterable[Points]]) -> list[Curve]:
+    """Return the curves ``of`` each run, in its colour; the second and third in other line styles."""
+    return [
+        Curve(number, points, style)
+        for run, number in zip(runs, series_order(runs), strict=True)
+        for points, style in zip(of(run), STYLES * 4, strict=False)
+    ]
+
+
+def lines(
+    name: str,
+    title: str,
+    curves: Iterable[Curve],
+    x: str,
+    y: str = "",
+    log: str = "",
+    how: str = "",
+    base: int = 10,
+) -> str:
+    """Return curves as SVG. ``log``: the axis, ``x`` or ``y``, that is logarithmic, to a ``base``.
+
+    ``how``: one of matplotlib's draw styles, for a low figure of plain lines; else as ``curve`` does.
+    """
+    axes = new_axes(WIDTH, 2.6 if how else 3.3)
+    for number, points, style in curves:
+        xs, ys = zip(*points, strict=True) if (points := list(points)) else ((), ())
+        if how:
+            axes.plot(xs, ys, style, drawstyle=how, color=series_colour(number), linewidth=1.6)
+        else:
+            curve(axes, xs, ys, number)
+    if log == "y":
+        logarithmic(axes.yaxis, base)
+    elif not how:
+        ticks(axes, log == "x")
+    return labelled(axes, name, title, x, y)
+
+
+def labelled(axes: Axes, name: str, title: str, x: str, y: str = "") -> str:
+    """Return a figure as SVG, with its axes' labels; ``title`` is for readers who cannot see it."""
+    axes.set_xlabel(x, color=FAINT, fontsize=9.5)
+    axes.set_ylabel(y, color=FAINT, fontsize=9.5)
+    return svg(axes, name, title)
 
 
 def curve(axes: Axes, x: Sequence[float], y: Sequence[float], number: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from thinwire.lab.records.runs import Run
 from thinwire.lab.report.cards import card, dot, grid, legend
-from thinwire.lab.report.drawing import FAINT, SERIES, new_figure, series_colour, series_order, svg
+from thinwire.lab.report.drawing import SERIES, WIDTH, labelled, new_axes, series_colour, series_order
 from thinwire.lab.scenes.record import LayerInfo, Rival, SceneRecord
 
 BEST = 60.0  # dB at which an equal picture is drawn
@@ -78,7 +78,7 @@ def so_far(record: SceneRecord) -> list[int]:
 
 
 def _figure(title: str, text: str, lines: Sequence[Line], label: str, alone: bool = False) -> str:
-    drawing, axes = new_figure(11.2 if alone else 5.6, 3.3)
+    axes = new_axes(WIDTH * 2 if alone else WIDTH, 3.3)
     low = min(y for line in lines for _, y in line.points) - ROOM
     end = 1.08 * max(x for line in lines for x, _ in line.points)
     for line in lines:
@@ -91,7 +91,5 @@ def _figure(title: str, text: str, lines: Sequence[Line], label: str, alone: boo
         axes.plot(x, y, linestyle="", marker="o", markersize=4, color=look["color"])
     axes.set_xlim(0, end)
     axes.set_ylim(bottom=low)
-    axes.set_xlabel(label, color=FAINT, fontsize=9.5)
-    axes.set_ylabel("PSNR to the source, dB", color=FAINT, fontsize=9.5)
-    name = "scenes-" + title.lower().replace(" ", "-")
-    return card(title, text, svg(drawing, name, f"{title}, a step for each layer"))
+    name, told = "scenes-" + title.lower().replace(" ", "-"), f"{title}, a step for each layer"
+    return card(title, text, labelled(axes, name, told, label, "PSNR to the source, dB"))

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, count
 from typing import TYPE_CHECKING
 
 from thinwire.lab.records.progress import megabytes
 from thinwire.lab.records.runs import Run
 from thinwire.lab.report.drawing import (
-    FAINT,
     INK,
     PARTS,
-    curve,
-    new_figure,
+    WIDTH,
+    by_run,
+    labelled,
+    lines,
+    new_axes,
     part_colour,
     series_colour,
     series_order,
-    svg,
-    ticks,
 )
 from thinwire.lab.train.record.schema import TrainRecord
 from thinwire.lab.train.record.summary import Runs
@@ -27,51 +27,31 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-def _loss_plot(
-    runs: Runs,
-    name: str,
-    x_label: str,
-    x_of: Callable[[Run[TrainRecord]], list[float]],
-    log: bool,
+def _losses(
+    runs: Runs, name: str, x: str, x_of: Callable[[Run[TrainRecord]], Iterable[float]], log: str = ""
 ) -> str:
-    figure, axes = new_figure(5.6, 3.3)
-    for run, number in zip(runs, series_order(runs), strict=True):
-        y = run.record.loss.train
-        x = x_of(run)[: len(y)]
-        curve(axes, x, y[: len(x)], number)
-    ticks(axes, log)
-    axes.set_xlabel(x_label, color=FAINT, fontsize=9.5)
-    axes.set_ylabel("training loss, nats a token", color=FAINT, fontsize=9.5)
-    return svg(figure, name, f"Training loss against {x_label}, one curve a recipe")
+    curves = by_run(runs, lambda run: [zip(x_of(run), run.record.loss.train, strict=False)])
+    title = f"Training loss against {x}, one curve a recipe"
+    return lines(name, title, curves, x, "training loss, nats a token", log)
 
 
 def loss_by_step(runs: Runs) -> str:
     """Draw the training loss against optimiser steps."""
-    return _loss_plot(
-        runs, "steps", "steps", lambda r: [i + 1.0 for i in range(len(r.record.loss.train))], False
-    )
+    return _losses(runs, "steps", "steps", lambda r: count(1))
 
 
 def loss_by_seconds(runs: Runs) -> str:
     """Draw the training loss against seconds of training."""
-    return _loss_plot(
-        runs,
-        "seconds",
-        "seconds of training",
-        lambda r: list(accumulate(m.seconds for m in r.metrics)),
-        False,
-    )
+    return _losses(runs, "seconds", "seconds of training", lambda r: accumulate(m.seconds for m in r.metrics))
 
 
 def loss_by_bytes(runs: Runs) -> str:
     """Draw the training loss against bytes sent, on a logarithmic axis."""
-    return _loss_plot(
-        runs,
-        "bytes",
-        "megabytes sent (logarithmic)",
-        lambda r: [b / 1e6 for b in accumulate(sum(m.bytes.values()) for m in r.metrics)],
-        True,
-    )
+
+    def sent(run: Run[TrainRecord]) -> Iterable[float]:
+        return (n / 1e6 for n in accumulate(sum(m.bytes.values()) for m in run.metrics))
+
+    return _losses(runs, "bytes", "megabytes sent (logarithmic)", sent, "x")
 
 
 def step_parts(run: Run[TrainRecord]) -> list[float]:
@@ -86,7 +66,7 @@ def step_parts(run: Run[TrainRecord]) -> list[float]:
 
 def step_time(runs: Runs) -> str:
     """Draw where a step's time goes: one stacked bar a run."""
-    figure, axes = new_figure(5.6, 0.75 + 0.5 * len(runs))
+    axes = new_axes(WIDTH, 0.75 + 0.5 * len(runs))
     rows = [step_parts(run) for run in runs]
     left = [0.0] * len(runs)
     for i in range(len(PARTS)):
@@ -98,8 +78,8 @@ def step_time(runs: Runs) -> str:
         axes.annotate(text, (total, y), (4, 0), textcoords="offset points", va="center",
                       color=INK, fontsize=9)  # fmt: skip
     _name_bars(axes, [run.label for run in runs], max(left, default=1.0))
-    axes.set_xlabel("seconds a step, mean over steps and ranks", color=FAINT, fontsize=9.5)
-    return svg(figure, "time", "Where the time of a step goes, one bar a recipe")
+    title = "Where the time of a step goes, one bar a recipe"
+    return labelled(axes, "time", title, "seconds a step, mean over steps and ranks")
 
 
 def boundary_bytes(runs: Runs) -> str:
@@ -112,14 +92,14 @@ def boundary_bytes(runs: Runs) -> str:
             arrow = "→" if b.direction == "forward" else "←"
             labels.append(f"{run.label}  {b.boundary.replace('-', arrow)}")
             bars.append((float(b.bytes), series_colour(number), 1.0 if b.direction == "forward" else 0.55))
-    figure, axes = new_figure(5.6, 0.75 + 0.3 * max(1, len(bars)))
+    axes = new_axes(WIDTH, 0.75 + 0.3 * max(1, len(bars)))
     for y, (width, colour, alpha) in enumerate(bars):
         axes.barh(y, width / 1e6, height=0.7, color=colour, alpha=alpha)
         axes.annotate(megabytes(width), (width / 1e6, y), (4, 0), textcoords="offset points", va="center",
                       color=INK, fontsize=9)  # fmt: skip
     _name_bars(axes, labels, max((b[0] for b in bars), default=1e6) / 1e6)
-    axes.set_xlabel("megabytes sent over the run (→ forward, ← backward)", color=FAINT, fontsize=9.5)
-    return svg(figure, "boundaries", "Bytes by stage boundary and direction")
+    label = "megabytes sent over the run (→ forward, ← backward)"
+    return labelled(axes, "boundaries", "Bytes by stage boundary and direction", label)
 
 
 def _name_bars(axes: Axes, labels: Sequence[str], longest: float) -> None:

@@ -6,20 +6,12 @@ from collections.abc import Callable
 from itertools import accumulate
 
 from thinwire.lab.records.runs import Run
-from thinwire.lab.report.drawing import (
-    FAINT,
-    STYLES,
-    logarithmic,
-    new_figure,
-    series_colour,
-    series_order,
-    svg,
-)
+from thinwire.lab.report.drawing import Points, by_run, lines
 from thinwire.lab.train.record.schema import StepMetrics, TrainRecord
 from thinwire.lab.train.record.summary import Runs
 
 MEGABIT = 125e3  # bytes
-Curves = list[tuple[list[float], list[float]]]  # one a line style
+Curves = list[Points]  # one a line style
 
 
 def changed(run: Run[TrainRecord]) -> bool:
@@ -29,36 +21,25 @@ def changed(run: Run[TrainRecord]) -> bool:
 
 def bandwidth(runs: Runs) -> str:
     """Draw each link's estimated rate against time: one line a direction between two ranks."""
-    return _over_time(runs, "rate", "Mbit/s, as estimated", _rates, log=True)
+    return _over_time(runs, "rate", "Mbit/s, as estimated", _rates, log="y")
 
 
 def bits(runs: Runs) -> str:
     """Draw the bits a value against time, activations solid and gradients dashed."""
-    return _over_time(runs, "bits", "bits a value (dashed: gradients)", _bits, log=True)
+    return _over_time(runs, "bits", "bits a value (dashed: gradients)", _bits, log="y")
 
 
 def waiting(runs: Runs) -> str:
     """Draw the share of each step that ranks spent waiting for data, against time."""
-    return _over_time(runs, "waiting", "share of the step spent waiting", _waiting, log=False)
+    return _over_time(runs, "waiting", "share of the step spent waiting", _waiting)
 
 
 def _over_time(
-    runs: Runs,
-    name: str,
-    label: str,
-    of: Callable[[Run[TrainRecord], list[float]], Curves],
-    log: bool,
+    runs: Runs, name: str, label: str, of: Callable[[Run[TrainRecord], list[float]], Curves], log: str = ""
 ) -> str:
-    figure, axes = new_figure(5.6, 2.6)
-    for run, number in zip(runs, series_order(runs), strict=True):
-        times = list(accumulate(m.seconds for m in run.metrics))
-        for (x, y), style in zip(of(run, times), STYLES * 4, strict=False):
-            axes.step(x, y, where="pre", color=series_colour(number), linestyle=style, linewidth=1.6)
-    if log:
-        logarithmic(axes.yaxis, 2 if name == "bits" else 10)
-    axes.set_xlabel("seconds of training", color=FAINT, fontsize=9.5)
-    axes.set_ylabel(label, color=FAINT, fontsize=9.5)
-    return svg(figure, f"link-{name}", f"{label} against seconds of training")
+    curves = by_run(runs, lambda run: of(run, list(accumulate(m.seconds for m in run.metrics))))
+    title, base = f"{label} against seconds of training", 2 if name == "bits" else 10
+    return lines(f"link-{name}", title, curves, "seconds of training", label, log, "steps-pre", base)
 
 
 def _rates(run: Run[TrainRecord], times: list[float]) -> Curves:
@@ -78,9 +59,8 @@ def _bits(run: Run[TrainRecord], times: list[float]) -> Curves:
 
 
 def _waiting(run: Run[TrainRecord], times: list[float]) -> Curves:
-    return [(times, [min(1.0, m.wait_s / m.seconds) if m.seconds else 0.0 for m in run.metrics])]
+    return [_known(times, [min(1.0, m.wait_s / m.seconds) if m.seconds else 0.0 for m in run.metrics])]
 
 
-def _known(times: list[float], values: list[float | None]) -> tuple[list[float], list[float]]:
-    found = [(t, v) for t, v in zip(times, values, strict=True) if v is not None]
-    return [t for t, _ in found], [v for _, v in found]
+def _known(times: list[float], values: list[float | None]) -> Points:
+    return [(t, v) for t, v in zip(times, values, strict=True) if v is not None]

@@ -7,19 +7,8 @@ from collections.abc import Callable
 from itertools import accumulate
 
 from thinwire.lab.records.runs import Run
-from thinwire.lab.report.cards import card, dot, grid, legend, memory, run_legend, scroll
-from thinwire.lab.report.drawing import (
-    FAINT,
-    PARTS,
-    STYLES,
-    curve,
-    logarithmic,
-    new_figure,
-    series_colour,
-    series_order,
-    svg,
-    ticks,
-)
+from thinwire.lab.report.cards import card, dot, grid, legend, memory, run_legend, table
+from thinwire.lab.report.drawing import PARTS, Points, by_run, lines
 from thinwire.lab.train.record import plots, plots_link
 from thinwire.lab.train.record.cards import drawn, figure, folds, setting, warnings
 from thinwire.lab.train.record.reaching import COLUMNS, Point, Runs, cells, headline, points, summary_table
@@ -62,60 +51,44 @@ def _title(name: str) -> str:
 
 
 def _table(runs: Runs) -> str:
-    rows = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in row) + "</tr>" for row in cells(runs)
-    )
     base = baseline_of(runs)
     return card(
         "The figures",
         "Bytes of a step are those of all replicas, control traffic included. Than bf16: against an "
         "all-reduce of bf16 gradients at each step, without headers. The loss to come to is the end of "
         f"{html.escape(base.label)}. Losses are by evaluations without compression, before → after.",
-        scroll(COLUMNS, rows),
+        table(COLUMNS, cells(runs)),
     )
 
 
 def _by_seconds(runs: Runs) -> str:
-    return _losses(runs, "replica-seconds", "seconds of training", lambda p: p.seconds, log=False)
+    return _losses(runs, "replica-seconds", "seconds of training", lambda p: p.seconds)
 
 
 def _by_bytes(runs: Runs) -> str:
-    return _losses(runs, "replica-bytes", "megabytes sent (logarithmic)", lambda p: p.sent / 1e6, log=True)
+    return _losses(runs, "replica-bytes", "megabytes sent (logarithmic)", lambda p: p.sent / 1e6, "x")
 
 
-def _losses(runs: Runs, name: str, label: str, of: Value, log: bool) -> str:
-    drawing, axes = new_figure(5.6, 3.3)
-    for run, number in zip(runs, series_order(runs), strict=True):
-        shown = [p for p in points(run) if not log or p.sent > 0]
-        curve(axes, [of(p) for p in shown], [p.loss for p in shown], number)
-    ticks(axes, log)
-    axes.set_xlabel(label, color=FAINT, fontsize=9.5)
-    axes.set_ylabel("held-out loss", color=FAINT, fontsize=9.5)
-    return svg(drawing, name, f"Held-out loss against {label}, one curve a recipe")
+def _losses(runs: Runs, name: str, x: str, of: Value, log: str = "") -> str:
+    curves = by_run(runs, lambda run: [[(of(p), p.loss) for p in points(run) if not log or p.sent > 0]])
+    return lines(name, f"Held-out loss against {x}, one curve a recipe", curves, x, "held-out loss", log)
 
 
 def _plan(name: str) -> Callable[[Runs], str]:
     label, value = PLANS[name]
 
     def draw(runs: Runs) -> str:
-        drawing, axes = new_figure(5.6, 2.6)
-        for run, number in zip(runs, series_order(runs), strict=True):
-            x, y = _held(run, value)
-            axes.step(x, y, where="post", color=series_colour(number), linestyle=STYLES[0], linewidth=1.6)
-        if name == "bits":
-            logarithmic(axes.yaxis, 10)
-        axes.set_xlabel("seconds of training", color=FAINT, fontsize=9.5)
-        axes.set_ylabel(label, color=FAINT, fontsize=9.5)
-        return svg(drawing, f"plan-{name}", f"{label} against seconds of training")
+        held = by_run(runs, lambda run: [_held(run, value)])
+        title, log = f"{label} against seconds of training", "y" if name == "bits" else ""
+        return lines(f"plan-{name}", title, held, "seconds of training", label, log, "steps-post")
 
     return draw
 
 
-def _held(run: Run[TrainRecord], value: Planned) -> tuple[list[float], list[float]]:
+def _held(run: Run[TrainRecord], value: Planned) -> Points:
     """Return when each decision was made, in seconds, and what it said; the last one holds to the end."""
     times = [0.0, *accumulate(m.seconds for m in run.metrics)]
-    said = [(d.step, v) for d in run.record.decisions if (v := value(d)) is not None]
-    if not said:
-        return [], []
-    x = [times[min(step, len(times) - 1)] for step, _ in said]
-    return [*x, times[-1]], [*(v for _, v in said), said[-1][1]]
+    said = [
+        (times[min(d.step, len(times) - 1)], v) for d in run.record.decisions if (v := value(d)) is not None
+    ]
+    return [*said, (times[-1], said[-1][1])] if said else []
