@@ -21,7 +21,7 @@ F2 = F1 | {"channels"}
 F3 = F2 | {"links", "exchange", "state", "files", "policies"}
 F4 = F3 | {"engines", "assets", "recipes"}
 # In order: each may import those before it.
-LAB = ["options", "machine", "records", "report", "data", "models", "emulator", "ranks", "train"]
+LAB = ["options", "shared", "machine", "records", "report", "data", "models", "emulator", "ranks", "train"]
 LAB += ["planning", "doctor", "following", "pictures", "federated", "scenes", "weights", "engines"]
 ALLOWED: dict[str, set[str]] = {
     "types": set(),

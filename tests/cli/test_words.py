@@ -12,12 +12,12 @@ import pytest
 from commanded import invoke, one_sentence, weights
 from waiting import until
 
-from thinwire.cli.follow import follow
-from thinwire.cli.publish import parse_bounds
 from thinwire.cli.states.inspecting import show
+from thinwire.cli.states.options import parse_bounds
 from thinwire.cli.terminal.live import Live, warned
-from thinwire.cli.terminal.places import Address, parse_place
+from thinwire.cli.terminal.places import parse_place
 from thinwire.files.checkpoint import write_checkpoint
+from thinwire.links.address import Address
 from thinwire.types import InputError
 
 pytestmark = pytest.mark.timeout(300)
@@ -63,7 +63,7 @@ WRONG = [
     (["publish", "{m}", "--port", "70000"], "--port is 70000"),
     (["publish", "{m}", "--rest", "0"], "--rest is 0"),
     (["publish", "{m}", "--rest", "inf"], "--rest is inf"),
-    (["publish", "{m}", "--wait", "-1"], "--wait is -1.0; it must be 0 seconds or more"),
+    (["publish", "{m}", "--wait", "-1"], "--wait is -1; it must be at least 0 seconds"),
     (["publish", "{m}", "--wait", "nan"], "--wait is nan"),
     (["publish", "{m}", "--host", "0.0.0.0", "--port", "0"], "needs a shared token"),
     (["publish", "{m}", "--store", "{no}/store"], "cannot write to"),
@@ -104,6 +104,8 @@ WRONG = [
     (["inspect", "{empty}"], "holds no state"),
     (["inspect", "{m}", "--patience", "0"], "--patience is 0"),
     (["inspect", "{m}", "--patience", "inf"], "--patience is inf"),
+    (["publish", "{m}", "--config", "{file}"], "--dtype is 'norm=int3'"),  # the second of its list
+    (["publish", "{m}", "--dtype", "bf16", "--config", "{file}"], "--bound 'much'"),  # one without a list
 ]
 
 
@@ -116,6 +118,8 @@ def test_wrong_input_is_one_sentence_and_exit_code_2(
     write_checkpoint(places["m"], weights(), {})
     places["no"].write_text("not a model")
     places["empty"].mkdir()
+    places["file"] = tmp_path / "options.toml"
+    places["file"].write_text('dtype = ["bf16", "norm=int3"]\nbound = "much"\n')
     places |= {"pipe": tmp_path / "pipe", "link": tmp_path / "link"}
     os.mkfifo(places["pipe"])
     places["link"].symlink_to(places["pipe"])
@@ -136,8 +140,8 @@ def test_places_and_bounds_are_read():
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan"])
 def test_a_limit_of_nothing_is_refused(text: str) -> None:
-    with pytest.raises(InputError, match="--max-gb"):
-        follow("127.0.0.1:1", max_gb=float(text))
+    result = invoke("follow", "127.0.0.1:1", "--max-gb", text)
+    assert result.exit_code == 2 and "--max-gb" in one_sentence(result.stderr)
 
 
 def test_what_others_say_does_nothing_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from thinwire.cli.terminal.options import with_config
 from thinwire.cli.terminal.output import print_json, tell
+from thinwire.lab import shared
 from thinwire.lab.doctor.check import BROKEN, LACKS, OK, PORT, SECONDS, Check
 from thinwire.lab.machine.interrupts import stopped_by_signals
 from thinwire.lab.machine.network import Interface, interfaces, way_out
+from thinwire.lab.options import Options, flag, option
 from thinwire.lab.records.progress import megabytes
-from thinwire.links.address import check_port, parse_address
+from thinwire.links.address import Address
 from thinwire.links.security import check_host, is_loopback, read_token
 from thinwire.types import InputError, require
 
@@ -27,44 +30,24 @@ LINK = "The link to another machine"
 LISTEN, PEER = "--listen", "--peer"
 USED_BY: dict[str, tuple[str, ...]] = {"host": (LISTEN,), "port": (LISTEN,), "once": (LISTEN,)}
 USED_BY |= {"seconds": (PEER,), "token_file": (LISTEN, PEER)}
-Json = Annotated[
-    bool, typer.Option("--json", help="Print the findings as JSON, and nothing else, on stdout.")
-]
-Listen = Annotated[
-    bool,
-    typer.Option("--listen", help="Wait for peers that measure the link to here.", rich_help_panel=LINK),
-]
-Peer = Annotated[
-    str | None,
-    typer.Option(metavar="HOST[:PORT]", help="Measure the link to a listener there.", rich_help_panel=LINK),
-]
-Host = Annotated[str, typer.Option(help="Address to listen at.", rich_help_panel=LINK)]
-Port = Annotated[int, typer.Option(help="TCP port to listen at; 0 takes a free one.", rich_help_panel=LINK)]
-TokenFile = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE",
-        help="File with the token that both ends share (or set THINWIRE_TOKEN).",
-        rich_help_panel=LINK,
-    ),
-]
-Once = Annotated[bool, typer.Option("--once", help="Listen for one peer only.", rich_help_panel=LINK)]
-Seconds = Annotated[
-    float, typer.Option(help="Length of the transfer in each direction.", rich_help_panel=LINK)
-]
 
 
-def doctor(
-    ctx: typer.Context,
-    json: Json = False,
-    listening: Listen = False,
-    peer: Peer = None,
-    host: Host = "0.0.0.0",
-    port: Port = PORT,
-    token_file: TokenFile = None,
-    once: Once = False,
-    seconds: Seconds = SECONDS,
-) -> None:
+@dataclass(frozen=True)
+class DoctorConfig(Options):
+    """What to look at: this machine, or the link to another one."""
+
+    json: bool = shared.printed("the findings as JSON")
+    listen: bool = option(False, LINK, "Wait for peers that measure the link to here.")
+    peer: str | None = option(None, LINK, "Measure the link to a listener there.", metavar="HOST[:PORT]")
+    host: str = shared.listen_host("0.0.0.0", LINK)
+    port: int = shared.listen_port(PORT, LINK)
+    token_file: str | None = shared.token_file(LINK)
+    once: bool = option(False, LINK, "Listen for one peer only.")
+    seconds: float = option(SECONDS, LINK, "Length of the transfer in each direction.", least=0.5, most=15)
+
+
+@with_config(DoctorConfig, file=False)
+def doctor(given: dict[str, Any]) -> None:
     """Say what this machine has and lacks; with --peer, what the link to another machine carries.
 
     Ends with exit code 2 if thinwire cannot work here at all, 3 if the peer cannot be reached.
@@ -75,32 +58,30 @@ def doctor(
 
     thinwire doctor --peer 192.0.2.7 --token-file secret
     """
-    require(
-        not (listening and peer), InputError, "--listen and --peer are for two machines; give one of them"
-    )
-    _check_used(ctx, LISTEN if listening else PEER if peer is not None else None)
-    if listening:
-        check_port(port, "--port")
-        _listen(host, port, read_token(token_file), once)
-    elif peer is not None:
-        require(0.5 <= seconds <= 15, InputError, f"--seconds is {seconds:g}; it must be 0.5 to 15")
-        _dial(peer, read_token(token_file), seconds, json)
+    both = "listen" in given and "peer" in given
+    require(not both, InputError, "--listen and --peer are for two machines; give one of them")
+    _check_used(given, LISTEN if "listen" in given else PEER if "peer" in given else None)
+    config = DoctorConfig.from_dict(given)
+    if config.listen:
+        _listen(config, read_token(config.token_file))
+    elif config.peer is not None:
+        _dial(Address.parse(config.peer, PEER, like=PORT, port=PORT), config)
     else:
-        _diagnose(json)
+        _diagnose(config.json)
 
 
-def _check_used(ctx: typer.Context, mode: str | None) -> None:
+def _check_used(given: dict[str, Any], mode: str | None) -> None:
     """Raise ``InputError`` for an option that was given and that a test by ``mode`` has no use for."""
     for name, modes in USED_BY.items():
-        source = ctx.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE" and mode not in modes:
+        if name in given and mode not in modes:
             use = f"leave it out with {mode}" if mode else f"give {' or '.join(modes)} too, or leave it out"
-            raise InputError(f"--{name.replace('_', '-')} is for {' and '.join(modes)} alone; {use}")
+            raise InputError(f"{flag(name)} is for {' and '.join(modes)} alone; {use}")
 
 
-def _listen(host: str, port: int, token: bytes | None, once: bool) -> None:
+def _listen(config: DoctorConfig, token: bytes | None) -> None:
     from thinwire.lab.doctor.linktest import listen
 
+    host = config.host
     check_host(host, token)
     own = ", ".join(map(str, interfaces())) or "none but loopback"
     tell(f"this machine's addresses: {own}")
@@ -109,23 +90,22 @@ def _listen(host: str, port: int, token: bytes | None, once: bool) -> None:
     tell("on the other machine: thinwire doctor --peer ADDRESS; Ctrl-C ends this one")
     try:
         with stopped_by_signals():
-            listen(host, port, token, once, tell=tell)
+            listen(host, config.port, token, config.once, tell=tell)
     except KeyboardInterrupt:  # how it is meant to end
         tell("stopped listening")
 
 
-def _dial(peer: str, token: bytes | None, seconds: float, json: bool) -> None:
+def _dial(at: Address, config: DoctorConfig) -> None:
     from thinwire.lab.doctor.linktest import dial
 
-    host, port = parse_address(peer)
-    require(bool(host), InputError, "--peer is empty; give HOST or HOST:PORT")
-    check_host(host, token)
-    tell(f"measuring the link to {host}, {seconds:g} s each way ...")
-    test = dial(host, port or PORT, token, seconds)
-    if json:
+    token = read_token(config.token_file)
+    check_host(at.host, token)
+    tell(f"measuring the link to {at.host}, {config.seconds:g} s each way ...")
+    test = dial(*at, token, config.seconds)
+    if config.json:
         print_json(_plain(test))
     else:
-        _print_link(test, way_out(host, port or PORT))
+        _print_link(test, way_out(*at))
 
 
 def _plain(test: LinkTest) -> dict[str, Any]:

@@ -6,15 +6,19 @@ import contextlib
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, TextIO
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from thinwire.cli.terminal.options import with_config
 from thinwire.cli.terminal.output import PLAIN_WIDTH, print_json, tell
+from thinwire.lab import shared
 from thinwire.lab.machine.encoding import draws
 from thinwire.lab.machine.interrupts import stopped_by_signals
+from thinwire.lab.options import Options, option
 from thinwire.types import InputError, ThinwireError, require
 
 if TYPE_CHECKING:
@@ -26,44 +30,30 @@ Command = Annotated[
     list[str] | None,
     typer.Argument(metavar="-- COMMAND", help="Run once a rank; without it, the network is only checked."),
 ]
-Link = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="[RANK=]SHAPE",
-        help="Rate, one-way delay and more, like 100mbit,50ms,jitter=2ms,loss=0.1%,queue=250kB or "
+
+
+@dataclass(frozen=True)
+class EmulateConfig(Options):
+    """The network between ranks, and what is shown of them."""
+
+    link: tuple[str, ...] = option(
+        (),
+        "",
+        "Rate, one-way delay and more, like 100mbit,50ms,jitter=2ms,loss=0.1%,queue=250kB or "
         "up=10mbit,down=50mbit or trace:lte or none; again with RANK= for a rank that is different.",
-    ),
-]
-Ranks = Annotated[int, typer.Option(help="Number of ranks, 2 to 16.")]
-Congestion = Annotated[
-    str, typer.Option(help="TCP's congestion control: cubic, bbr or another that is here.")
-]
-Seed = Annotated[int, typer.Option(help="Seed of loss and jitter.")]
-Json = Annotated[
-    bool, typer.Option("--json", help="Print what was measured as JSON, and nothing else, on stdout.")
-]
-Check = Annotated[
-    bool, typer.Option("--check/--no-check", help="Measure the network before the command starts.")
-]
-Prefix = Annotated[
-    bool, typer.Option("--prefix/--no-prefix", help="Put its rank before each line that a command prints.")
-]
-Clean = Annotated[
-    bool, typer.Option("--clean", help="Only end processes that an emulation left behind, and say which.")
-]
+        metavar="[RANK=]SHAPE",
+    )
+    ranks: int = option(2, "", "Number of ranks, 2 to 16.")
+    congestion: str = option("cubic", "", "TCP's congestion control: cubic, bbr or another that is here.")
+    seed: int = option(0, "", "Seed of loss and jitter.")
+    json: bool = shared.printed("what was measured as JSON")
+    check: bool = option(True, "", "Measure the network before the command starts.")
+    prefix: bool = option(True, "", "Put its rank before each line that a command prints.")
+    clean: bool = option(False, "", "Only end processes that an emulation left behind, and say which.")
 
 
-def emulate(
-    command: Command = None,
-    link: Link = None,
-    ranks: Ranks = 2,
-    congestion: Congestion = "cubic",
-    seed: Seed = 0,
-    json: Json = False,
-    check: Check = True,
-    prefix: Prefix = True,
-    clean: Clean = False,
-) -> None:
+@with_config(EmulateConfig)
+def emulate(given: dict[str, Any], command: Command = None) -> None:
     """Run a command on several ranks of this machine, across an emulated network with the kernel's own TCP.
 
     Each rank is like a machine of its own: a network namespace, with RANK, WORLD_SIZE, MASTER_ADDR,
@@ -81,33 +71,36 @@ def emulate(
 
     thinwire emulate --link 1gbit,5ms --link 1=10mbit,80ms --ranks 3 --congestion bbr
     """
-    if clean:
+    config = EmulateConfig.from_dict(given)
+    if config.clean:
         _clean()
         return
     from thinwire.lab.emulator.session import Emulation, check_ranks, find_command
 
-    check_ranks(ranks)
-    require(bool(link), InputError, "no --link is given; write one like 100mbit,50ms, or none")
-    require(bool(command) or check, InputError, "there is nothing to do; give a COMMAND or drop --no-check")
+    check_ranks(config.ranks)
+    require(bool(config.link), InputError, "no --link is given; write one like 100mbit,50ms, or none")
+    require(
+        bool(command) or config.check, InputError, "there is nothing to do; give a COMMAND or drop --no-check"
+    )
     from thinwire.lab.ranks.commands import run_ranks
     from thinwire.links.profile import profiles
 
-    shapes = profiles(link or [], ranks)
+    shapes = profiles(config.link, config.ranks)
     if command:
         find_command(command)  # before anything is built
-    console = Console(stderr=bool(command) or json, width=None if sys.stderr.isatty() else PLAIN_WIDTH)
+    console = Console(stderr=bool(command) or config.json, width=None if sys.stderr.isatty() else PLAIN_WIDTH)
     failure = None
-    with stopped_by_signals(), Emulation(shapes, congestion, seed) as net:
-        if check:
+    with stopped_by_signals(), Emulation(shapes, config.congestion, config.seed) as net:
+        if config.check:
             tell("measuring the network, two to three seconds a way ...")
             _print_check(console, net, net.check())
         if command:
-            streams = (sys.stderr if json else sys.stdout, sys.stderr)
-            show = _show(streams) if prefix or json else None
+            streams = (sys.stderr if config.json else sys.stdout, sys.stderr)
+            show = _show(streams) if config.prefix or config.json else None
             failure = run_ranks(net, command, show, (streams[0].isatty(), streams[1].isatty()))
     if command:
         _print_counters(console, net)
-    if json:
+    if config.json:
         print_json(net.describe())
     _end(net, str(failure) if failure else "", failure.exit_code if failure else 0)
 

@@ -11,12 +11,13 @@ import typer
 from thinwire.cli.terminal.needs import fetch_needs
 from thinwire.cli.terminal.options import with_config
 from thinwire.cli.terminal.output import REPORT, finish, tell
-from thinwire.cli.terminal.places import Address, reached_at
+from thinwire.cli.terminal.places import reached_at
 from thinwire.lab.engines import load_run, load_runs
 from thinwire.lab.federated.machines import ServeConfig
 from thinwire.lab.federated.options import ROUNDS
 from thinwire.lab.machine.interrupts import stopped_by_signals
 from thinwire.lab.records.holding import holding
+from thinwire.links.address import Address
 
 if TYPE_CHECKING:
     from thinwire.engines.federated.conductor import Made

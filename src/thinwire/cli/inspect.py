@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from thinwire.cli.terminal.options import with_config
 from thinwire.cli.terminal.output import print_json
-from thinwire.cli.terminal.places import MaxGb, TokenFile, check_seconds, largest, parse_place
+from thinwire.cli.terminal.places import largest, parse_place
+from thinwire.lab import shared
+from thinwire.lab.options import Options, option
 from thinwire.links.security import read_token
 
 PATIENCE = 60.0  # seconds that --check waits for more of a state
@@ -16,25 +20,23 @@ Source = Annotated[
     str,
     typer.Argument(metavar="SOURCE", help="A publisher's HOST:PORT, a store's path or URL, or a file."),
 ]
-Check = Annotated[
-    bool,
-    typer.Option("--check", help="Read everything and check its hashes; exit code 3 if one is wrong."),
-]
-Patience = Annotated[
-    float,
-    typer.Option(metavar="SECONDS", help="Give up --check of a publisher after so long without progress."),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print it as JSON, and nothing else, on stdout.")]
 
 
-def inspect(
-    source: Source,
-    check: Check = False,
-    token_file: TokenFile = None,
-    max_gb: MaxGb = None,
-    patience: Patience = PATIENCE,
-    json: Json = False,
-) -> None:
+@dataclass(frozen=True)
+class InspectConfig(Options):
+    """How closely to look, and how to say what was found."""
+
+    check: bool = option(False, "", "Read everything and check its hashes; exit code 3 if one is wrong.")
+    token_file: str | None = shared.token_file()
+    max_gb: float | None = shared.max_gb()
+    patience: float = shared.seconds(
+        PATIENCE, "Give up --check of a publisher after so long without progress."
+    )
+    json: bool = shared.printed("it as JSON")
+
+
+@with_config(InspectConfig, file=False)
+def inspect(source: Source, given: dict[str, Any]) -> None:
     """Say what a state, a packed scene or a packed model is made of: its parts, and the bytes of each.
 
     [bold]Examples[/bold]
@@ -45,14 +47,14 @@ def inspect(
 
     thinwire inspect 192.0.2.7:7200 --token-file secret
     """
-    check_seconds(patience, "--patience")
-    token = read_token(token_file)
+    config = InspectConfig.from_dict(given)
+    token = read_token(config.token_file)
     place = Path(source) if Path(source).is_file() else parse_place(source)
     # After the checks, and not for help: it needs torch.
     from thinwire.cli.states.inspecting import find, show
 
-    found = find(place, token, check, largest(max_gb), patience)
-    if json:
+    found = find(place, token, config.check, largest(config.max_gb), config.patience)
+    if config.json:
         print_json(found)
     else:
         show(found)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from thinwire.cli.pack_options import PackConfig
 from thinwire.cli.terminal.output import print_json, tell
 from thinwire.cli.terminal.places import URL
 from thinwire.cli.terminal.scene_places import check_absent
 from thinwire.lab.records.holding import holding
-from thinwire.links.shape import LinkShape
 from thinwire.types import InputError, PayloadError, require
 
 if TYPE_CHECKING:
@@ -21,16 +20,6 @@ if TYPE_CHECKING:
 SCENES = (".ply", ".spz", ".sog", ".splat", ".json")  # how names of scenes end
 WEIGHTS = ".safetensors"
 WORST = 5  # tensors that are named
-
-
-@dataclass(frozen=True)
-class ModelOptions:
-    """What ``pack`` was asked for that is of models alone."""
-
-    bits: float | None = None
-    calibrate: str | None = None
-    like: Path | None = None
-    codes: bool = False
 
 
 def is_model(source: Path) -> bool:
@@ -44,39 +33,34 @@ def is_model(source: Path) -> bool:
     return source.suffix == WEIGHTS or (not source.exists() and source.suffix.lower() not in SCENES)
 
 
-def pack_model(
-    source: Path,
-    out: Path,
-    most: int | None,
-    asked: ModelOptions,
-    shape: LinkShape | None,
-    report: Path | None,
-    json: bool,
-) -> None:
+def pack_model(source: Path, out: Path, config: PackConfig) -> None:
     """Pack a model and say what became of it."""
     # After the checks: a wrong option is refused before torch is even imported.
     from thinwire.lab.weights.packing import ModelPacking, pack, predicted
     from thinwire.lab.weights.placing import published_nbytes, write_packed
 
+    most, shape, report = config.most, config.shape, config.report
     told = f"--codes writes a safetensors file, and {out} is called otherwise; give -o {out.stem}.safetensors"
-    require(not asked.codes or out.suffix == WEIGHTS, InputError, told)
+    require(not config.codes or out.suffix == WEIGHTS, InputError, told)
+    like = None if config.like is None else Path(config.like)
     with nullcontext() if report is None else holding(report, "--report"):
-        packed, record = pack(ModelPacking(str(source), most, asked.bits, asked.like, asked.calibrate))
-        record.packed_nbytes = sent = write_packed(packed, out, asked.codes)
-        if asked.codes:
+        packed, record = pack(ModelPacking(str(source), most, config.bits, like, config.calibrate))
+        record.packed_nbytes = sent = write_packed(packed, out, config.codes)
+        if config.codes:
             sent = published_nbytes(packed)
             over = f", {sent - most} above the target for a packed file" if most and sent > most else ""
             told = f"{out.name} has a byte or two a code; publish sends {sent} bytes of it at first{over}"
             record.notes.append(told)
         if shape is not None:
             record = predicted(record, shape, sent)
-        record.config = {"model": str(source), "target": most, "bits": asked.bits, "codes": asked.codes}
-        record.config |= {"calibrate": asked.calibrate, "like": asked.like and str(asked.like)}
+        record.config = {"model": str(source), "target": most}
+        record.config |= {name: getattr(config, name) for name in ("bits", "codes", "calibrate")}
+        record.config["like"] = like and str(like)
         if report is not None:
             from thinwire.lab.weights.reporting import leave_report
 
-            page = leave_report(report, record)
-    if json:
+            page = leave_report(Path(report), record)
+    if config.json:
         print_json(record.to_dict())
         return
     _say(out, record)

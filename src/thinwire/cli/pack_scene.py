@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from thinwire.cli.pack_options import PackConfig
 from thinwire.cli.terminal.doing import Doing
 from thinwire.cli.terminal.output import print_json, tell
 from thinwire.cli.terminal.scene_places import PackedOut
 from thinwire.lab.records.holding import holding
 from thinwire.lab.records.progress import decibels
-from thinwire.links.shape import LinkShape
 
 if TYPE_CHECKING:
     from thinwire.lab.scenes.record import SceneRecord
@@ -26,45 +25,28 @@ ODD = {
 }
 
 
-@dataclass(frozen=True)
-class SceneOptions:
-    """What ``pack`` was asked for that is of scenes alone."""
-
-    recipe: str = "thinwire"
-    quality: float | None = None  # dB
-    strict: bool = False
-    credit: str | None = None
-    cameras: Path | None = None
-
-
-def pack_scene(
-    source: Path,
-    place: PackedOut,
-    most: int | None,
-    asked: SceneOptions,
-    shape: LinkShape | None,
-    report: Path | None,
-    json: bool,
-) -> None:
+def pack_scene(source: Path, place: PackedOut, config: PackConfig) -> None:
     """Pack a scene and say what became of it."""
-    with nullcontext() if report is None else holding(report, "--report"), Doing(json) as doing:
+    report, shape = config.report, config.shape
+    with nullcontext() if report is None else holding(report, "--report"), Doing(config.json) as doing:
         # After the checks: a wrong option is refused before torch is even imported.
         from thinwire.lab.scenes.packing import Packing, predicted
         from thinwire.lab.scenes.packing import pack as packed
 
-        job = Packing(source, asked.recipe, most, asked.quality, asked.strict, asked.cameras)
+        cameras = None if config.cameras is None else Path(config.cameras)
+        job = Packing(source, config.recipe, config.most, config.decibels, config.strict, cameras)
         data, record = packed(job, doing.tell)
-        record.config = {"scene": str(source), "recipe": asked.recipe, "target": most}
-        record.config |= {"quality": asked.quality, "strict": asked.strict, "link": str(shape or "none")}
-        record.config |= {"cameras": str(asked.cameras or "")}
+        record.config = {"scene": str(source), "recipe": config.recipe, "target": config.most}
+        record.config |= {"quality": config.decibels, "strict": config.strict, "link": str(shape or "none")}
+        record.config |= {"cameras": str(cameras or "")}
         if shape is not None and shape.rate:
             record = predicted(record, shape)
         place.write(data)
         if report is not None:
             from thinwire.lab.scenes.reporting import leave_report
 
-            page = leave_report(report, record, source, data, asked.credit, doing.tell)
-    if json:
+            page = leave_report(Path(report), record, source, data, config.credit, doing.tell)
+    if config.json:
         print_json(record.to_dict())
         return
     _say(source, place.where, record)

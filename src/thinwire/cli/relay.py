@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import signal
 import sys
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-import typer
-
+from thinwire.cli.terminal.options import with_config
 from thinwire.cli.terminal.output import tell
-from thinwire.links.address import MAX_RELAYED, RELAY_PORT, check_port
+from thinwire.lab import shared
+from thinwire.lab.options import Options, option
+from thinwire.links.address import MAX_RELAYED, RELAY_PORT
 from thinwire.links.relay.handshake import is_pass, relay_pass
 from thinwire.links.security import REMEDY, read_token
 from thinwire.types import InputError, require
@@ -17,25 +19,22 @@ from thinwire.types import InputError, require
 if TYPE_CHECKING:
     from thinwire.links.relay.server import RelayServer
 
-Host = Annotated[str, typer.Option(help="Address to listen at; by default every one of this machine.")]
-Port = Annotated[int, typer.Option(help="Port to listen at; 0 takes a free one.")]
-TokenFile = Annotated[
-    str | None,
-    typer.Option(metavar="FILE", help="File with the ranks' token, or its pass (or set THINWIRE_TOKEN)."),
-]
-MaxConnections = Annotated[int, typer.Option(help="Connections at a time; a pair of ranks takes three.")]
-ShowPass = Annotated[
-    bool, typer.Option("--show-pass", help="Print the pass made of the ranks' token, for another's relay.")
-]
+
+@dataclass(frozen=True)
+class RelayConfig(Options):
+    """Where a relay listens, and whom it admits."""
+
+    host: str = shared.listen_host("0.0.0.0", more="; by default every one of this machine")
+    port: int = shared.listen_port(RELAY_PORT)
+    token_file: str | None = shared.token_file(text="File with the ranks' token, or its pass")
+    max_connections: int = option(
+        MAX_RELAYED, "", "Connections at a time; a pair of ranks takes three.", least=3
+    )
+    show_pass: bool = option(False, "", "Print the pass made of the ranks' token, for another's relay.")
 
 
-def relay(
-    host: Host = "0.0.0.0",
-    port: Port = RELAY_PORT,
-    token_file: TokenFile = None,
-    max_connections: MaxConnections = MAX_RELAYED,
-    show_pass: ShowPass = False,
-) -> None:
+@with_config(RelayConfig)
+def relay(given: dict[str, Any]) -> None:
     """Pass bytes between ranks that can only dial out, without being able to read them. Runs until Ctrl-C.
 
     Runs on any machine that all ranks reach; they are started with --relay HOST:PORT. If others run that
@@ -47,22 +46,21 @@ def relay(
 
     thinwire relay --show-pass --token-file secret > pass
     """
-    secret = read_token(token_file)
+    config = RelayConfig.from_dict(given)
+    secret = read_token(config.token_file)
     if secret is None:
         raise InputError(f"a relay admits nobody without a token: {REMEDY}, the same text as on the ranks")
-    if show_pass:
+    if config.show_pass:
         require(not is_pass(secret), InputError, "this is a pass already; give the token it is to be made of")
         sys.stdout.write(relay_pass(secret) + "\n")
         return
-    check_port(port, "--port")
-    require(max_connections >= 3, InputError, f"--max-connections is {max_connections}; a pair takes 3")
     if not is_pass(secret):
         tell("note: this relay holds the ranks' token; if others run this machine, use --show-pass")
     import asyncio
 
     from thinwire.links.relay.server import RelayServer
 
-    asyncio.run(_serve(RelayServer(secret, max_connections, tell), host, port))
+    asyncio.run(_serve(RelayServer(secret, config.max_connections, tell), config.host, config.port))
 
 
 async def _serve(server: RelayServer, host: str, port: int) -> None:

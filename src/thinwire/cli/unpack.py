@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from thinwire.cli.pack import Force
 from thinwire.cli.pack_model import is_packed_model, unpack_model
+from thinwire.cli.terminal.options import with_config
 from thinwire.cli.terminal.output import tell
 from thinwire.cli.terminal.scene_places import check_new, is_folder, read_packed
 from thinwire.files.place import shown
+from thinwire.lab import shared
+from thinwire.lab.options import Options, option
 from thinwire.replacing import replacing
 from thinwire.types import InputError, PayloadError, ThinwireError, require
 
@@ -28,20 +31,21 @@ Out = Annotated[
         "--out", "-o", metavar="FILE", help="A .ply, .compressed.ply or .spz to write, or a model's folder."
     ),
 ]
-AllowCode = Annotated[
-    bool,
-    typer.Option("--allow-code", help="Write a model's own Python code too, which whoever packed it chose."),
-]
-Prefix = Annotated[int | None, typer.Option(metavar="BYTES", help="Read only so many bytes of it.")]
 
 
-def unpack(
-    source: Source,
-    out: Out,
-    prefix: Prefix = None,
-    force: Force = False,
-    allow_code: AllowCode = False,
-) -> None:
+@dataclass(frozen=True)
+class UnpackConfig(Options):
+    """How much of a packed file to write, and what with it."""
+
+    prefix: int | None = option(None, "", "Read only so many bytes of it.", metavar="BYTES", above=0)
+    force: bool = shared.force()
+    allow_code: bool = option(
+        False, "", "Write a model's own Python code too, which whoever packed it chose."
+    )
+
+
+@with_config(UnpackConfig, file=False)
+def unpack(source: Source, out: Out, given: dict[str, Any]) -> None:
     """Write what a packed file holds: a scene, that of its first bytes, or the folder of a model.
 
     From a folder or store the layers come one by one. Where that breaks off, those that came are written,
@@ -57,18 +61,18 @@ def unpack(
 
     thinwire unpack model.tw -o model
     """
-    require(prefix is None or prefix > 0, InputError, f"--prefix is {prefix}; it must be above 0")
-    if is_folder(source):
-        require(not allow_code, InputError, "--allow-code is for models; leave it out")
-        _from_folder(source, out, prefix, force)
+    config = UnpackConfig.from_dict(given)
+    folder = is_folder(source)
+    if not folder and is_packed_model(Path(source)):
+        require(config.prefix is None, InputError, "--prefix is for scenes; a model is read whole")
+        unpack_model(Path(source), out, config.force, config.allow_code)
         return
-    if is_packed_model(Path(source)):
-        require(prefix is None, InputError, "--prefix is for scenes; a model is read whole")
-        unpack_model(Path(source), out, force, allow_code)
+    require(not config.allow_code, InputError, "--allow-code is for models; leave it out")
+    if folder:
+        _from_folder(source, out, config.prefix, config.force)
         return
-    require(not allow_code, InputError, "--allow-code is for models; leave it out")
-    check_new(out, force)
-    _write(read_packed(source, prefix), shown(source), out)
+    check_new(out, config.force)
+    _write(read_packed(source, config.prefix), shown(source), out)
 
 
 def _from_folder(source: str, out: Path, prefix: int | None, force: bool) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from thinwire.cli.pack import Force
 from thinwire.cli.pack_model import WEIGHTS, is_packed_model
+from thinwire.cli.terminal.options import with_config
 from thinwire.cli.terminal.output import tell
 from thinwire.cli.terminal.scene_places import check_new, is_folder, read_packed, read_pieces
+from thinwire.lab import shared
+from thinwire.lab.options import Options, option
 from thinwire.replacing import replacing
 from thinwire.types import InputError, PayloadError, require
 
@@ -22,13 +25,19 @@ Source = Annotated[
     ),
 ]
 Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The page to write: page.html.")]
-Title = Annotated[str, typer.Option(metavar="TEXT", help="What the page is called, else as IN is.")]
-Credit = Annotated[
-    str, typer.Option(metavar="TEXT", help="Who made the scene, which stands on every picture of it.")
-]
 
 
-def view(source: Source, out: Out, title: Title = "", credit: Credit = "", force: Force = False) -> None:
+@dataclass(frozen=True)
+class ViewConfig(Options):
+    """What stands on a page, and whether it may replace another."""
+
+    title: str = option("", "", "What the page is called, else as IN is.", metavar="TEXT")
+    credit: str = option("", "", "Who made the scene, which stands on every picture of it.", metavar="TEXT")
+    force: bool = shared.force()
+
+
+@with_config(ViewConfig, file=False)
+def view(source: Source, out: Out, given: dict[str, Any]) -> None:
     """Write one page that shows a scene in any browser with WebGL2, and needs nothing else.
 
     It shows a packed scene's layers as they come: over a slow link a coarse scene at once, then a finer one.
@@ -39,12 +48,12 @@ def view(source: Source, out: Out, title: Title = "", credit: Credit = "", force
 
     thinwire view scene.tw -o page.html --credit "PLAYBOT by Stephane Agullo, CC-BY-4.0"
     """
-    check_new(out, force)
+    config = ViewConfig.from_dict(given)
+    check_new(out, config.force)
     model = Path(source).suffix != WEIGHTS and is_packed_model(Path(source))
     told = f"{source} is a packed model, and a page shows scenes; thinwire inspect says what is in it"
     require(not model, InputError, told)
-    title = title or Path(source.partition("?")[0]).stem
-    text = _page(source, title, credit)
+    text = _page(source, config.title or Path(source.partition("?")[0]).stem, config.credit)
     page = text.encode(errors="replace")  # the name of a file may be no text
     with replacing(out) as part:
         part.write_bytes(page)

@@ -21,6 +21,7 @@ from typing import Any, Self
 from thinwire.dtypes import among
 from thinwire.types import InputError, require
 
+TEXTS = tuple[str, ...]  # of an option that is given again and again
 WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 BOUNDS = {
     "least": ("at least", operator.ge),
@@ -42,19 +43,22 @@ def option(
     most: float | None = None,
     above: float | None = None,
     below: float | None = None,
+    unit: str = "",
     free: bool = False,
     alike: bool | None = None,
+    variable: str = "",
 ) -> Any:
     """Return a field of ``Options``.
 
-    ``panel`` is its heading in the help, ``text`` one sentence. A number is at ``least``, at ``most``,
-    ``above`` and ``below`` what is given. ``free``: a resumed run may change it. ``alike``: all ranks must
-    have the same; all but the free ones, unless told otherwise.
+    ``panel`` is its heading in the help, none that of all others; ``text`` one sentence. A number is at
+    ``least``, at ``most``, ``above`` and ``below`` what is given, in a ``unit`` that its refusal names.
+    ``free``: a resumed run may change it. ``alike``: all ranks must have the same; all but the free ones,
+    unless told otherwise. ``variable``: the one of a rank's environment that says it, where no option does.
     """
-    limits = {"least": least, "most": most, "above": above, "below": below}
+    limits = {"least": least, "above": above, "most": most, "below": below}
     about: dict[str, Any] = {"panel": panel, "help": text, "metavar": metavar, "choices": choices}
-    about |= {"limits": limits, "free": free, "alike": not free if alike is None else alike}
-    return field(default=default, metadata=about)
+    about |= {"limits": limits, "unit": unit, "free": free, "alike": not free if alike is None else alike}
+    return field(default=default, metadata=about | {"variable": variable})
 
 
 @dataclass(frozen=True)
@@ -68,9 +72,9 @@ class Options:
         for name, value in typed(self).items():
             object.__setattr__(self, name, value)
         check_fields(self)
-        self.check()
+        self.validate()
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """Raise ``InputError`` for the first option that does not go with the others."""
 
     def replace(self, **changes: Any) -> Self:
@@ -154,24 +158,29 @@ def known(key: str, names: list[str], where: str) -> None:
 def typed(config: Options) -> dict[str, Any]:
     """Return every field's value in its declared type; ``InputError`` where it is of another one."""
     hints = typing.get_type_hints(type(config))
-    return {f.name: _coerce(f.name, _meant(f, config), hints[f.name]) for f in dataclasses.fields(config)}
+    return {f.name: _coerce(f, _meant(f, config), hints[f.name]) for f in dataclasses.fields(config)}
 
 
 def _meant(f: dataclasses.Field[Any], config: Options) -> Any:
     """Return a field's value; a dtype by that of its names which the field has among its choices."""
-    value = getattr(config, f.name)
-    return among(value, f.metadata["choices"]) if f.name.endswith("dtype") else value
+    value, choices = getattr(config, f.name), f.metadata["choices"]
+    return among(value, choices) if choices and f.name.endswith("dtype") else value
 
 
-def _coerce(name: str, value: Any, hint: Any) -> Any:
-    want = _plain(hint)
+def _coerce(f: dataclasses.Field[Any], value: Any, hint: Any) -> Any:
+    want, name = _plain(hint), f.name
     if value is None and want is not hint:
         return None
+    if want == TEXTS:  # one alone may stand without a list
+        texts = [value] if isinstance(value, str) else value
+        good = isinstance(texts, list | tuple) and all(isinstance(text, str) for text in texts)
+        require(good, InputError, f"{flag(name)} takes text, or a list of it, not {value!r}")
+        return tuple(texts)
     if want is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, want) or (isinstance(value, bool) and want is not bool):
         raise InputError(f"{flag(name)} takes {WORDS[want]}, not {value!r}")
-    if want is float and not math.isfinite(value):
+    if want is float and not math.isfinite(value) and not f.metadata["unit"]:  # else its limits say so
         raise InputError(f"{flag(name)} is {value}; give a finite number")
     return value
 
@@ -208,7 +217,12 @@ def _check_value(name: str, value: Any, f: dataclasses.Field[Any]) -> None:
         raise InputError(f"{name} {value!r} is unknown{hint}")
     if isinstance(value, str) and not value.strip() and f.default != "":
         raise InputError(f"{name} is empty; give a value or leave the option out")
-    for bound, (words, fits) in BOUNDS.items():
-        limit = limits[bound]
-        if limit is not None and not fits(value, limit):
+    given = {BOUNDS[bound]: limit for bound, limit in limits.items() if limit is not None}
+    for (words, fits), limit in given.items():
+        if fits(value, limit):
+            continue
+        if not f.metadata["unit"]:
             raise InputError(f"{name} is {value}; it must be {words} {limit}")
+        first, *more = [f"{words} {limit:g}" for (words, _), limit in given.items()]
+        told = ", and ".join([first + f.metadata["unit"], *more])
+        raise InputError(f"{name} is {value:g}; it must be {told}")

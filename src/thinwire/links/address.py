@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from thinwire.types import InputError, require
 
@@ -41,9 +42,32 @@ def shown(host: str, port: int) -> str:
     return f"[{host.strip('[]')}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def check_port(port: int, name: str = "port") -> None:
+def check_port(port: int) -> None:
     """Raise ``InputError`` for what is no TCP port and not 0; ZeroMQ would take its last 16 bits."""
-    require(0 <= port < MAX_PORT, InputError, f"{name} is {port}; it must be at least 0 and below {MAX_PORT}")
+    require(0 <= port < MAX_PORT, InputError, f"port is {port}; it must be at least 0 and below {MAX_PORT}")
+
+
+class Address(NamedTuple):
+    """Where somebody listens."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return shown(self.host, self.port)
+
+    @classmethod
+    def parse(cls, text: str, named: str = "", *, like: int, port: int | None = None) -> Address:
+        """Read ``HOST:PORT``, or ``HOST`` where a ``port`` is given; ``InputError`` for anything else.
+
+        It has the name of what was given so, and an example, at the port that others are ``like``.
+        """
+        host, own = parse_address(text.strip())
+        own = port if own is None else own
+        if own is None or not host:
+            what = f"{named} {text!r}".strip()
+            raise InputError(f"{what} is not HOST:PORT; write it like 192.0.2.7:{like}")
+        return cls(host, own)
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,10 @@ from typing import Any
 from torch import Tensor
 
 from thinwire.assets.splats.state_form import LAYERS, scene_of
+from thinwire.cli.states.options import FollowConfig
 from thinwire.cli.terminal.command import ShellCommand
 from thinwire.cli.terminal.live import LOOK, Live, Trouble, await_coming
-from thinwire.cli.terminal.places import Address
+from thinwire.cli.terminal.places import largest
 from thinwire.engines.sync.pull.look import look
 from thinwire.engines.sync.pull.reader import ReaderStatus, ShelfReader
 from thinwire.engines.sync.push.follower import Follower, FollowingStatus
@@ -23,6 +24,7 @@ from thinwire.files.checkpoint import read_checkpoint, write_checkpoint
 from thinwire.files.folder import open_folder
 from thinwire.lab.machine.files import file_trouble
 from thinwire.lab.records.progress import megabytes
+from thinwire.links.address import Address
 from thinwire.replacing import replacing
 from thinwire.types import InputError, LinkError, ThinwireError, require
 
@@ -34,45 +36,41 @@ Reader = Follower | ShelfReader
 
 @dataclass(frozen=True)
 class Following:
-    """Whom to follow, and what to do with each version: the command's options, checked."""
+    """Whom to follow, and what to do with each version."""
 
     place: Address | str
-    serve: Address | None
     token: bytes | None
-    base: Path | None
-    congestion: str
-    poll: float
-    known: dict[str, Any]  # of either kind of reader
-    out: Path | None
-    every: float
-    command: ShellCommand | None
-    once: bool
-    quiet: bool
+    config: FollowConfig
 
     def run(self, stack: ExitStack) -> None:
         """Follow until the publisher of a store has ended, or with ``once`` until the newest is here."""
-        reader = self._reader()
+        config, (out, state) = self.config, self.config.files
+        most, patience = largest(config.max_gb), config.patience
+        if isinstance(self.place, str):
+            patience = max(patience, 2 * config.poll)  # a sign is seen at a look
+        known = {"state": state, "name": config.name, "patience": patience, "max_nbytes": most}
+        reader = self._reader(known)
         stack.callback(reader.close)
-        live = stack.enter_context(Live(lambda: line(reader), self.quiet))
-        taking = Taking(reader, self.out, self.known["state"], self.command, live, self.once)
-        if self.once:
-            most, patience = self.known["max_nbytes"], self.known["patience"]
+        live = stack.enter_context(Live(lambda: line(reader), config.quiet))
+        command = None if config.exec is None else ShellCommand(config.exec, config.exec_timeout)
+        taking = Taking(reader, out, state, command, live, config.once)
+        if config.once:
             taking.take(_newest(reader, self.place, self.token, patience, most))
         else:
-            _keep_up(reader, taking, self.every)
+            _keep_up(reader, taking, config.every)
 
-    def _reader(self) -> Reader:
+    def _reader(self, known: dict[str, Any]) -> Reader:
         # nobody else keeps the base, which is let go of once it was begun with
+        config, state = self.config, known["state"]
         if isinstance(self.place, str):
-            return ShelfReader(self.place, self.token, base=self._start(), poll=self.poll, **self.known)
-        more: Any = {"relay": self.serve, "congestion": self.congestion} | self.known
-        return Follower(*self.place, self.token, base=self._start(), **more)
+            return ShelfReader(self.place, self.token, base=self._start(state), poll=config.poll, **known)
+        more: Any = {"relay": config.serve, "congestion": config.congestion} | known
+        return Follower(*self.place, self.token, base=self._start(state), **more)
 
-    def _start(self) -> dict[str, Tensor] | None:
+    def _start(self, state: Path | None) -> dict[str, Tensor] | None:
         """Return the tensors of --base, unless there is a saved state to go on from."""
-        state: Path | None = self.known["state"]
         saved = state is not None and state.is_file()
-        return None if self.base is None or saved else read_checkpoint(self.base)
+        return None if self.config.base is None or saved else read_checkpoint(Path(self.config.base))
 
 
 def _newest(reader: Reader, place: Address | str, token: bytes | None, patience: float, most: int) -> int:

@@ -17,7 +17,7 @@ from thinwire.assets.weights.about_packed import describe_codes
 from thinwire.assets.weights.codes import is_codes
 from thinwire.cli.terminal.live import Live, await_coming, printable
 from thinwire.cli.terminal.output import PLAIN_WIDTH
-from thinwire.cli.terminal.places import Address, limited
+from thinwire.cli.terminal.places import limited
 from thinwire.engines.sync.mirror import Mirror
 from thinwire.engines.sync.pull.claim import read_manifest
 from thinwire.engines.sync.pull.fetching import Fetching
@@ -32,6 +32,7 @@ from thinwire.files.place import Folder, shown
 from thinwire.lab.machine.encoding import draws
 from thinwire.lab.machine.network import check_listener
 from thinwire.lab.records.progress import megabytes
+from thinwire.links.address import Address
 from thinwire.links.security import check_host
 from thinwire.state.layout import Layout
 from thinwire.state.patches import body

@@ -5,20 +5,21 @@ from __future__ import annotations
 import fnmatch
 import time
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import typer
 from torch import Tensor
 
+from thinwire.cli.states.options import PublishConfig, parse_bounds, parse_dtypes
 from thinwire.cli.terminal.layered import publish_layers, read_layered
 from thinwire.cli.terminal.live import Live, Trouble, warned
-from thinwire.cli.terminal.places import Address, reached_at
+from thinwire.cli.terminal.places import reached_at
 from thinwire.dtypes import dtype_of
 from thinwire.engines.sync.outlets import Outlets
 from thinwire.files.watch import LOOK, Watch
 from thinwire.lab.records.progress import megabytes
+from thinwire.links.address import Address
 from thinwire.links.security import is_loopback
 from thinwire.state.binding import WRAPPED
 from thinwire.state.layout import Dtypes
@@ -27,46 +28,28 @@ from thinwire.types import InputError, require
 NAMER = "a wrapper such as DistributedDataParallel"
 
 
-@dataclass(frozen=True)
-class Publishing:
-    """What to publish, as what, and where: the command's options, checked."""
-
-    file: Path
-    rest: float | None
-    wait: float
-    layers: bool
-    dtypes: dict[str, str]
-    bounds: dict[str, float] | float | None
-    name: str
-    token: bytes | None
-    strict: bool
-    at: tuple[str, int, Path | None, str] | None  # host, port, saved state, congestion control
-    store: str | None
-    once: bool
-    quiet: bool
-
-    def run(self, stack: ExitStack) -> None:
-        """Publish until somebody ends it, or with ``once`` until a follower or the store has it."""
-        watch = Watch(self.file, self.rest)
-        _await(watch, self.wait)
-        _check_apart(self.file, self.at[2] if self.at is not None else None)
-        scene = read_layered(self.file) if self.layers else None
-        tensors = watch.first(self.wait) if scene is None else scene.state(0)
-        dtypes = {name: dtype_of(kind) for name, kind in self.dtypes.items()}
-        kind = _by_name(dtypes, tensors), self.bounds
-        outlets = Outlets(tensors, *kind, self.name, self.token, self.strict)
-        stack.callback(outlets.close)
-        if self.at is not None:
-            outlets.listen(*self.at)
-        if self.store is not None:
-            with warned():  # of a wait for the last publisher
-                outlets.keep(self.store)
-        live = stack.enter_context(Live(lambda: _line(outlets), self.quiet))
-        live.note(_title(outlets))
-        if scene is not None:
-            publish_layers(scene, outlets, live, self.once)
-        else:
-            _publish_file(watch, outlets, live, self.once)
+def publish_file(file: Path, config: PublishConfig, token: bytes | None, stack: ExitStack) -> None:
+    """Publish until somebody ends it, or with ``once`` until a follower or the store has it."""
+    watch, at = Watch(file, config.rest), config.at
+    _await(watch, config.wait)
+    _check_apart(file, at[2] if at is not None else None)
+    scene = read_layered(file) if config.layers else None
+    tensors = watch.first(config.wait) if scene is None else scene.state(0)
+    dtypes = {name: dtype_of(kind) for name, kind in parse_dtypes(config.dtype).items()}
+    kind = _by_name(dtypes, tensors), parse_bounds(config.bound)
+    outlets = Outlets(tensors, *kind, config.name, token, config.strict)
+    stack.callback(outlets.close)
+    if at is not None:
+        outlets.listen(*at)
+    if config.store is not None:
+        with warned():  # of a wait for the last publisher
+            outlets.keep(config.store)
+    live = stack.enter_context(Live(lambda: _line(outlets), config.quiet))
+    live.note(_title(outlets))
+    if scene is not None:
+        publish_layers(scene, outlets, live, config.once)
+    else:
+        _publish_tensors(watch, outlets, live, config.once)
 
 
 def _await(watch: Watch, wait: float) -> None:
@@ -82,7 +65,7 @@ def _check_apart(file: Path, state: Path | None) -> None:
         require(not inside, InputError, f"--state {state} is in what is published; give another place for it")
 
 
-def _publish_file(watch: Watch, outlets: Outlets, live: Live, once: bool) -> None:
+def _publish_tensors(watch: Watch, outlets: Outlets, live: Live, once: bool) -> None:
     """Publish what was read, and wait until it is there, or go on with each change of the file."""
     with warned(live.note):  # of casts that overflow
         outlets.publish()

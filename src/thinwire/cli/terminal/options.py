@@ -15,13 +15,15 @@ from thinwire.lab.options import Options, flag, from_text
 from thinwire.lab.ranks.config import JOB, RunConfig
 from thinwire.lab.ranks.rendezvous import under_torchrun
 
-ConfigFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--config", metavar="FILE.toml", help="Read options from a TOML file first.", rich_help_panel=JOB
-    ),
-]
 Command = Callable[..., None]
+TYPES: dict[str, Any] = {"bool": bool, "tuple[str, ...]": list[str]}  # of fields that take no single word
+NUMBERS = {"int": "<int>", "float": "<float>"}  # without a metavar, as typer shows them
+
+
+def _config_file(panel: str | None) -> Any:
+    text = "Read options from a TOML file first."
+    option = typer.Option("--config", metavar="FILE.toml", help=text, rich_help_panel=panel)
+    return Annotated[Path | None, option]
 
 
 def with_config(
@@ -32,6 +34,7 @@ def with_config(
     helps: Mapping[str, str] | None = None,
     undecided: tuple[str, ...] = (),
     unused: tuple[str, ...] = (),
+    file: bool = True,
 ) -> Callable[[Command], Command]:
     """Add an option for each field of ``config`` to a command.
 
@@ -39,23 +42,22 @@ def with_config(
     over ``--config``'s file, over ``defaults``; what nobody gave is left to ``config``. ``only`` takes
     these fields and no file; ``without`` leaves these to the file, and ``unused`` has them nowhere. ``helps``
     replaces the help of options that mean something else in this command; the ``undecided`` have no default
-    in it.
+    in it. Without ``file`` there is no ``--config``.
     """
     fields = fields_of(config)
     base, told = dict(defaults or {}), {n: f.metadata["help"] for n, f in fields.items()} | dict(helps or {})
+    panel = JOB if next(iter(fields.values())).metadata["panel"] else None
     names = [n for n in fields if n not in without + unused and (not only or n in only)]
 
     def decorate(command: Command) -> Command:
         def run(**arguments: Any) -> None:
-            file = arguments.pop("config", None)
-            given = {n: from_text(config, n, v) for n in names if (v := arguments.pop(n)) is not None}
-            around = _environment() if "host" in names else {}
-            command(
-                given=base | (config.read_toml(file, unused) if file else {}) | around | given, **arguments
-            )
+            path = arguments.pop("config", None)
+            given = {n: from_text(config, n, v) for n in names if (v := arguments.pop(n)) not in (None, [])}
+            read = config.read_toml(path, unused) if path else {}
+            command(given=base | read | _environment([fields[n] for n in names]) | given, **arguments)
 
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "given"]
-        parameters = own + ([] if only else [_parameter("config", ConfigFile)])
+        parameters = own + ([_parameter("config", _config_file(panel))] if file and not only else [])
         annotations = {n: _annotation(fields[n], base, told[n], n not in undecided) for n in names}
         parameters += [_parameter(n, a) for n, a in annotations.items()]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -66,10 +68,10 @@ def with_config(
     return decorate
 
 
-def _environment() -> dict[str, str]:
+def _environment(fields: list[dataclasses.Field[Any]]) -> dict[str, str]:
     """Return what the environment says of a rank that somebody else started: the address that is its own."""
-    host = os.environ.get("THINWIRE_HOST", "").strip()
-    return {"host": host} if host and {"RANK", "WORLD_SIZE"} <= os.environ.keys() else {}
+    said = {f.name: os.environ.get(f.metadata["variable"], "").strip() for f in fields}
+    return {n: v for n, v in said.items() if v} if {"RANK", "WORLD_SIZE"} <= os.environ.keys() else {}
 
 
 def _parameter(name: str, annotation: Any) -> inspect.Parameter:
@@ -85,18 +87,18 @@ def fields_of(config: type[Options]) -> dict[str, dataclasses.Field[Any]]:
 
 
 def _annotation(f: dataclasses.Field[Any], defaults: Mapping[str, Any], about: str, decided: bool) -> Any:
+    kind = str(f.type).removesuffix(" | None")  # as it is written: its meaning takes long to find
     default = defaults.get(f.name, f.default)
     text = about.replace("[", r"\[")
-    if decided and default is not None and not isinstance(default, bool):
+    if decided and default not in (None, "", ()) and not isinstance(default, bool):
         text += rf" [dim]\[default: {default}][/dim]"
     declared = flag(f.name)
-    if isinstance(f.default, bool):
+    if kind == "bool":
         declared += "/--no-" + f.name.replace("_", "-") if f.default else ""
-    option = typer.Option(
-        declared, help=text, metavar=f.metadata["metavar"] or None, rich_help_panel=f.metadata["panel"]
-    )
-    # Numbers come in as text, so that one place, TrainConfig's, refuses wrong ones in one wording.
-    return Annotated[bool | None if isinstance(f.default, bool) else str | None, option]
+    metavar = f.metadata["metavar"] or NUMBERS.get(kind)
+    option = typer.Option(declared, help=text, metavar=metavar, rich_help_panel=f.metadata["panel"] or None)
+    # Numbers come in as text, so that one place, the dataclass's, refuses wrong ones in one wording.
+    return Annotated[TYPES.get(kind, str) | None, option]
 
 
 def is_leader(config: RunConfig) -> bool:

@@ -9,12 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING
 
-import typer
-
-from thinwire.links.address import parse_address, shown
-from thinwire.links.tcp import congestion
+from thinwire.links.address import Address
 from thinwire.types import InputError, MissingExtra, PayloadError, require
 
 if TYPE_CHECKING:
@@ -23,35 +20,7 @@ if TYPE_CHECKING:
 HERE = "ADDRESS_OF_THIS_MACHINE"  # where none is known
 PORT = 7200  # of a publisher, where nobody says otherwise
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(::|://)")  # one letter is a drive, not a scheme
-TokenFile = Annotated[
-    str | None,
-    typer.Option(metavar="FILE", help="File with the token that all ends share (or set THINWIRE_TOKEN)."),
-]
-Congestion = Annotated[str, typer.Option(metavar="NAME", help=congestion.MEANING)]
 GB, GREATEST = 1e9, 1e9
-FOREVER = 1e9  # seconds: more than anybody waits, and no more than clocks can count
-MaxGb = Annotated[
-    float | None,
-    typer.Option(metavar="GB", help="Take no larger state, so that no stranger fills the memory."),
-]
-
-
-class Address(NamedTuple):
-    """Where a publisher listens."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return shown(self.host, self.port)
-
-    @classmethod
-    def parse(cls, text: str, option: str) -> Address:
-        """Read ``HOST:PORT``; ``InputError`` for anything else, naming the ``option`` it was given as."""
-        host, port = parse_address(text.strip())
-        if port is None or not host:
-            raise InputError(f"{option} {text!r} is not HOST:PORT; write it like 192.0.2.7:{PORT}")
-        return cls(host, port)
 
 
 def parse_place(text: str) -> Address | str:
@@ -68,7 +37,7 @@ def parse_place(text: str) -> Address | str:
         f"{text!r} is not here, and it is not HOST:PORT; a store that is still to come needs a path or URL, "
         f"like ./{text or 'store'}",
     )
-    return Address.parse(text, "the address")
+    return Address.parse(text, "the address", like=PORT)
 
 
 def reached_at(host: str) -> list[str]:
@@ -84,8 +53,7 @@ def reached_at(host: str) -> list[str]:
 
 
 def largest(max_gb: float | None) -> int:
-    """Return the bytes of the largest state to take. Errors: ``InputError``."""
-    require(max_gb is None or max_gb > 0, InputError, f"--max-gb is {max_gb}; it must be above 0")
+    """Return the bytes of the largest state to take."""
     from thinwire.state.layout import MAX_NBYTES
 
     return MAX_NBYTES if max_gb is None else round(min(max_gb, GREATEST) * GB)
@@ -114,14 +82,7 @@ def _too_large(error: TooLarge) -> str:
     )
 
 
-def check_seconds(seconds: float, option: str, least: str = "above") -> None:
-    """Raise ``InputError`` for what nobody can wait; ``least`` ("above", "at least") says what of 0."""
-    fits = 0 < seconds <= FOREVER or (seconds == 0 and least != "above")
-    told = f"{option} is {seconds:g}; it must be {least} 0 seconds, and at most {FOREVER:g}"
-    require(fits, InputError, told)
-
-
-def check_file(path: Path | None, option: str) -> Path | None:
+def check_file(path: Path | str | None, option: str) -> Path | None:
     """Return the file to write for ``path``, which may be a link to it.
 
     A file is replaced whole, so a pipe or a device there would be lost. Errors: ``InputError``, naming the
@@ -129,6 +90,7 @@ def check_file(path: Path | None, option: str) -> Path | None:
     """
     if path is None:
         return None
+    path = Path(path)
     target = Path(os.path.realpath(path)) if path.is_symlink() else path
     folder, said = target.parent, f"cannot write {option} {path}"
     require(folder.is_dir(), InputError, f"{said}: {folder} is no folder; make it first")
@@ -140,7 +102,7 @@ def check_file(path: Path | None, option: str) -> Path | None:
     return target
 
 
-def check_state(path: Path | None) -> Path | None:
+def check_state(path: str | None) -> Path | None:
     """Return what ``check_file`` does of a state to be saved; ``MissingExtra`` without the library for it."""
     target = check_file(path, "--state")
     if path is not None and find_spec("safetensors") is None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from thinwire.lab import shared
 from thinwire.lab.federated.options import DATA, OUTPUT, FederatedConfig
 from thinwire.lab.options import Options, option
-from thinwire.links.address import parse_address
+from thinwire.links.address import Address
 from thinwire.links.security import check_host, read_token
 from thinwire.types import InputError, require
 
@@ -20,29 +21,11 @@ _PART = re.compile(r"(\d{1,6})/(\d{1,6})")
 class ServeConfig(FederatedConfig):
     """What is learnt on real machines, by one method, and where its server listens."""
 
-    host: str = option(
-        "127.0.0.1",
-        MACHINES,
-        "Address to listen at; off loopback it needs a token.",
-        metavar="ADDRESS",
-        free=True,
+    host: str = shared.listen_host(
+        "127.0.0.1", MACHINES, "; off loopback it needs a token", variable="THINWIRE_HOST"
     )
-    port: int = option(
-        PORT,
-        MACHINES,
-        "Port to listen at; 0 takes a free one.",
-        metavar="PORT",
-        least=0,
-        most=65535,
-        free=True,
-    )
-    token_file: str | None = option(
-        None,
-        MACHINES,
-        "File with the token that all share (or set THINWIRE_TOKEN).",
-        metavar="FILE",
-        free=True,
-    )
+    port: int = shared.listen_port(PORT, MACHINES)
+    token_file: str | None = shared.token_file(MACHINES)
     gather: float = option(
         300.0,
         MACHINES,
@@ -70,9 +53,9 @@ class ServeConfig(FederatedConfig):
     )
     resume: bool = option(False, OUTPUT, "Go on from the last version in OUT.", free=True)
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """Raise ``InputError`` for what cannot be."""
-        super().check()
+        super().validate()
         check_host(self.host, read_token(self.token_file))
         seeds = len(self.every_seed)
         require(seeds == 1, InputError, f"--seeds {self.seeds} are {seeds}; a server runs one")
@@ -105,16 +88,14 @@ class JoinConfig(Options):
         metavar="N",
         least=-1,
     )
-    token_file: str | None = option(
-        None, MACHINES, "File with the token that all share (or set THINWIRE_TOKEN).", metavar="FILE"
-    )
+    token_file: str | None = shared.token_file(MACHINES)
     patience: float = option(
         300.0, MACHINES, "Give up after so long without a sign of the server.", metavar="SECONDS", above=0
     )
     threads: int = option(0, MACHINES, "Compute threads; 0 takes all cores.", metavar="N", least=0, most=1024)
-    quiet: bool = option(False, OUTPUT, "Say nothing on the way.")
+    quiet: bool = shared.quiet(OUTPUT, "Say nothing on the way.")
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """Raise ``InputError`` for what cannot be."""
         check_host(self.place[0], read_token(self.token_file))
         from thinwire.lab.federated.splits import Split  # which needs torch, as readers of records do not
@@ -124,12 +105,9 @@ class JoinConfig(Options):
         require(dealt, InputError, f"--split {self.split} says how --part deals the data; give --part too")
 
     @property
-    def place(self) -> tuple[str, int]:
+    def place(self) -> Address:
         """Host and port of the server."""
-        host, port = parse_address(self.address.strip())
-        if port is None or not host:
-            raise InputError(f"{self.address!r} is not HOST:PORT; write it like 192.0.2.7:7300")
-        return host, port
+        return Address.parse(self.address, like=PORT)
 
     @property
     def share(self) -> tuple[int, int] | None:

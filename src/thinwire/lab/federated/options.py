@@ -6,6 +6,7 @@ import re
 import shlex
 from dataclasses import dataclass
 
+from thinwire.lab import shared
 from thinwire.lab.options import Options, option
 from thinwire.lab.records.runs import slug
 from thinwire.links.profile import Profile
@@ -97,10 +98,10 @@ class FederatedConfig(Options):
         0, OUTPUT, "Processes that compute; 0 takes one a core.", metavar="N", least=0, most=256, free=True
     )
     out: str = option("runs/federated", OUTPUT, "Folder of the runs, which replaces those there.", free=True)
-    quiet: bool = option(False, OUTPUT, "No progress display.", free=True)
-    json: bool = option(False, OUTPUT, "Print the run records, and nothing else, on stdout.", free=True)
+    quiet: bool = shared.quiet(OUTPUT)
+    json: bool = shared.printed("the run records", OUTPUT)
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """Raise ``InputError`` for what cannot be."""
         many = f"--participate is {self.participate} of --clients {self.clients}; give at most as many"
         require(self.participate <= self.clients, InputError, many)

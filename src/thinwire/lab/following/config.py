@@ -27,12 +27,7 @@ class StateConfig(RunConfig):
     seed: int = option(
         0, JOB, "Seed of the order of the samples, and of loss and jitter.", metavar="N", least=0, most=10**12
     )
-    out: str = option(
-        "runs/demo-state",
-        JOB,
-        "Folder of the run, which replaces one there.",
-        metavar="DIR",
-    )
+    out: str = option("runs/demo-state", JOB, "Folder of the run, which replaces one there.", metavar="DIR")
     link: str = option("10mbit,30ms", LINK, "Every process's link.", metavar="SHAPE")
     emulate: bool = option(True, LINK, "Emulate the network where that is possible.")
 
@@ -54,10 +49,10 @@ class StateConfig(RunConfig):
         """Steps at all rates."""
         return self.steps * len(RATES)
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """Raise ``InputError`` for a link that no process of the demo can have."""
         if not self.emulate:
             line = Profile.parse(self.link)
             simple = not line.jitter and not line.loss and line.trace is None and line.up == line.down
             require(simple, InputError, f"without emulation a link has one rate and a delay, not {self.link}")
-        super().check()
+        super().validate()

@@ -93,9 +93,9 @@ class PicturesConfig(RunConfig):
         require(not elsewhere, InputError, f"{word} is a way of {model}; give --model {model}")
         return own.parse(name)
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """Raise ``InputError`` for a sheet or a way that cannot be."""
-        super().check()
+        super().validate()
         names = self.ways
         require(bool(names), InputError, "no way to make a picture is named; give auto, one or compact")
         for i, name in enumerate(names):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from thinwire.lab import shared
 from thinwire.lab.options import Options, flag, option
 from thinwire.links.security import is_loopback
 from thinwire.links.tcp import congestion
@@ -61,6 +62,7 @@ class RunConfig(Options):
         "Address this machine listens on (ranks may set THINWIRE_HOST); off loopback it needs a token.",
         metavar="ADDRESS",
         free=True,
+        variable="THINWIRE_HOST",
     )
     port: int = option(
         0,
@@ -84,13 +86,7 @@ class RunConfig(Options):
         metavar="HOST:PORT",
         free=True,
     )
-    token_file: str | None = option(
-        None,
-        MACHINES,
-        "File with the shared token of all machines (or set THINWIRE_TOKEN).",
-        metavar="FILE",
-        free=True,
-    )
+    token_file: str | None = shared.token_file(MACHINES)
     deadline: float = option(
         180.0,
         MACHINES,
@@ -110,15 +106,15 @@ class RunConfig(Options):
         free=True,
     )
 
-    quiet: bool = option(False, OUTPUT, "No progress display.", free=True)
-    json: bool = option(False, OUTPUT, "Print the run record, and nothing else, on stdout.", free=True)
+    quiet: bool = shared.quiet(OUTPUT)
+    json: bool = shared.printed("the run record", OUTPUT)
 
     @property
     def ranks(self) -> int:
         """Processes of the run."""
         raise NotImplementedError
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """Raise ``InputError`` for a link or an address that cannot work."""
         # Imported here, because a reader of records needs none of them.
         from thinwire.links.address import Route

@@ -51,9 +51,9 @@ class ScenesConfig(RunConfig):
         left = self.seconds - self.shape.delay
         return int(left * (self.shape.rate or math.inf)) if left > 0 else 0
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """Raise ``InputError`` for a link without a rate, and one that carries too little."""
-        super().check()
+        super().validate()
         told = f"--link {self.link} has no rate, so no bytes follow from it; write it like 1mbit,30ms"
         require(self.shape.rate is not None, InputError, told)
         told = f"{self.link} carries {self.nbytes} bytes in --seconds {self.seconds:g}; give more of either"

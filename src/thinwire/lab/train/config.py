@@ -19,10 +19,10 @@ class TrainConfig(TrainFields):
     20
     """
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """Raise ``InputError`` for the first option that does not go with the others."""
         checks.check(self)
-        super().check()
+        super().validate()
 
     @property
     def learning_rate(self) -> float:
