@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from thinwire.engines.sync.pull.fetching import Fetching
 from thinwire.engines.sync.pull.proof import Proof
 from thinwire.engines.sync.using import PATIENCE, POLL, SLOW, TIMEOUT, Using
 from thinwire.files.folder import open_folder
-from thinwire.links.inbox import renewed
 from thinwire.state.code.stream import check_coder
 from thinwire.state.layout import MAX_NBYTES, TooLarge
 from thinwire.state.patches.patch import Version
@@ -91,17 +90,14 @@ class ShelfReader(Using):
         check_coder()
         require(poll > 0, InputError, f"poll={poll} s is not above 0")
         folder = open_folder(url, **(options or {}))
-        self.where, self._state = folder.where, None if state is None else Path(state)
-        self._poll, self._patience = poll, patience
-        self._mirror = Mirror(into, self._state, max_nbytes, base, check_every)
+        path = None if state is None else Path(state)
+        super().__init__(Mirror(into, path, max_nbytes, base, check_every), path, patience, poll)
+        self.where, self._poll = folder.where, poll
         self._fetching = Fetching(folder, Proof(token), self._mirror, name=name)
-        self._turn = threading.Condition()
-        self._closing = False
         self._left = False  # the publisher said goodbye, and its last version is here
         self._landed = 0  # versions that came
         self._error: ThinwireError | None = None  # of the last look
         self._asked = math.inf  # when the look began that is under way
-        self._fatal: Exception | None = None
         self._sign, self._signed_at = (0.0, ""), time.monotonic()  # the publisher's last; when it was seen
         # By how much its clock is ahead of this steady one, in s: at least, as signs come late.
         self._leads: tuple[float, ...] = ()
@@ -110,7 +106,6 @@ class ShelfReader(Using):
 
     @property
     def held(self) -> Version:
-        """The newest version that is here, in use or not; number 0 before the first."""
         return self._fetching.held
 
     @property
@@ -145,65 +140,21 @@ class ShelfReader(Using):
             error=str(error) if error is not None else None,
         )
 
-    def wait(self, version: int = 1, timeout: float = TIMEOUT) -> Version:
-        """Return the newest version here once its number is at least ``version``.
+    def _missed(self, version: int, timeout: float) -> str:
+        return f"version {version} did not come from {self.where} in {timeout:g} s{self._reason()}"
 
-        Errors: ``LinkError``, naming the store, after ``timeout`` seconds; and those of the class.
-        """
-        self._await(lambda: self.held.number >= version, timeout)
-        if self.held.number < version:
-            told = f"version {version} did not come from {self.where} in {timeout:g} s"
-            raise LinkError(told + self._reason())
-        return self.held
-
-    def __iter__(self) -> Iterator[Version]:
-        """Yield each newest version when it arrives, until ``close`` or the publisher's goodbye.
-
-        Of the versions that arrive while the caller is busy, only the last is yielded. Errors: ``LinkError``
-        after ``patience`` seconds without a sign of the publisher.
-        """
-        seen, turn = 0, min(self._poll, self._patience)
-        while True:
-            self._await(lambda: self.held.number > seen or self._at_end(), turn)  # noqa: B023
-            if self._closing:
-                return
-            if self.held.number > seen:
-                version = self.held
-                seen = version.number
-                yield version
-            elif self._at_end():
-                return
-            elif self.silence > self._patience:
-                raise LinkError(
-                    f"no sign of the publisher at {self.where} for {self._patience:g} s{self._reason()}"
-                )
+    def _lost(self) -> str:
+        return f"no sign of the publisher at {self.where} for {self._patience:g} s{self._reason()}"
 
     @property
     def silence(self) -> float:
         """Seconds since a sign of the publisher or a file of its store, less what a file may take."""
         return self._since(self._signed_at)
 
-    def close(self) -> None:
-        """Stop looking; with ``state``, save the copy. Safe to call twice."""
-        with self._turn:
-            ended, self._closing = self._closing, True
-            self._turn.notify_all()
+    def _end(self) -> None:
         # who is silent for longer than anybody waits may stay so until a timeout of its store's
         silent = self.silence > self._patience
         self._thread.join(MOMENT if silent else min(TIMEOUT, self._patience))
-        if self._state is not None and not ended and self.held.hash:
-            self.save()
-
-    def _await(self, done: Callable[[], bool], timeout: float) -> None:
-        patience = min(timeout, threading.TIMEOUT_MAX)
-        with self._turn:
-            self._turn.wait_for(lambda: done() or self._closing or self._fatal is not None, patience)
-        self._raise()
-
-    def _raise(self) -> None:
-        error = self._fatal
-        if error is not None:
-            raise renewed(error) if isinstance(error, ThinwireError) else error
 
     def _since(self, sign: float) -> float:
         last = max(sign, self._fetching.read_at)
@@ -244,8 +195,8 @@ class ShelfReader(Using):
     def _rested(self, pause: float) -> bool:
         """Wait between two looks; return whether to end."""
         pause = min(pause, threading.TIMEOUT_MAX)
-        with self._turn:
-            return self._turn.wait_for(lambda: self._closing or self._fatal is not None, pause)
+        with self._changed:
+            return self._changed.wait_for(lambda: self._closing or self._fatal is not None, pause)
 
     def _look(self) -> None:
         self._asked = time.monotonic()
@@ -271,8 +222,8 @@ class ShelfReader(Using):
         self._told()
 
     def _told(self) -> None:
-        with self._turn:
-            self._turn.notify_all()
+        with self._changed:
+            self._changed.notify_all()
 
 
 def _unread(error: OSError) -> LinkError:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -16,17 +15,16 @@ from torch import Tensor, nn
 from thinwire.engines.sync.mirror import Mirror
 from thinwire.engines.sync.push.reception import Reception
 from thinwire.engines.sync.push.relay import StateRelay
-from thinwire.engines.sync.using import PATIENCE, TIMEOUT, Using
+from thinwire.engines.sync.using import PATIENCE, Using
 from thinwire.links.hub.spoke import Spoke
 from thinwire.links.hub.station import SILENCE
-from thinwire.links.inbox import renewed
 from thinwire.links.names import tried
 from thinwire.links.tcp.congestion import AUTO
 from thinwire.state.code.stream import check_coder
 from thinwire.state.layout import MAX_NBYTES
 from thinwire.state.patches.patch import Version
 from thinwire.state.replica import CHECK_EVERY, Replica
-from thinwire.types import InputError, LinkError
+from thinwire.types import InputError
 
 ARRIVALS = 4096  # that are remembered
 
@@ -108,11 +106,9 @@ class Follower(Using):
         name: str | None = None,
     ) -> None:
         check_coder()
-        self._state, self._patience = None if state is None else Path(state), patience
-        self._mirror = Mirror(into, self._state, max_nbytes, base, check_every)
-        self._changed = threading.Condition()
-        self._error: Exception | None = None
-        self._closing = self._confirmed = False
+        path = None if state is None else Path(state)
+        super().__init__(Mirror(into, path, max_nbytes, base, check_every), path, patience)
+        self._confirmed = False
         self._newest = self._mirror.held
         self._patches = 0  # that came
         self.arrivals: deque[Arrival] = deque(maxlen=ARRIVALS)
@@ -134,7 +130,6 @@ class Follower(Using):
 
     @property
     def held(self) -> Version:
-        """The newest version here, in use or not; number 0 before the first."""
         return self._newest
 
     @property
@@ -175,9 +170,9 @@ class Follower(Using):
         return "it is connected; see whether its publisher runs and has published, or wait longer"
 
     @property
-    def _signed(self) -> float:
-        relay = self.relay
-        return min(self._reception.signed, relay.signed) if relay is not None else self._reception.signed
+    def silence(self) -> float:
+        signed = [end.signed for end in (self._reception, self.relay) if end is not None]
+        return monotonic() - min(signed)
 
     @property
     def clock(self) -> float:
@@ -203,7 +198,7 @@ class Follower(Using):
             doubt=doubt,
             abandoned=self._reception.abandoned,
             restarts=self._reception.restarts,
-            error=str(self._error) if self._error is not None else None,
+            error=str(self._fatal) if self._fatal is not None else None,
         )
 
     def _link(self) -> tuple[int, float | None, float | None, float]:
@@ -215,59 +210,23 @@ class Follower(Using):
         rate = last.nbytes / last.seconds if last is not None and last.seconds > 0 else None
         return self._spoke.traffic[1].nbytes, clock.trip, rate, clock.doubt
 
-    def wait(self, version: int = 1, timeout: float = TIMEOUT) -> Version:
-        """Return the newest version here once its number is at least ``version``.
+    def _missed(self, version: int, timeout: float) -> str:
+        if self._closing:
+            return f"this end stopped following {self.peer}"
+        return f"waited {timeout:g} s for version {version} from {self.peer}: {self.diagnosis()}"
 
-        Errors: ``LinkError`` naming the publisher after ``timeout`` seconds; and those of the class.
-        """
-        self._await(lambda: self._newest.number >= version, timeout)
-        if self._newest.number < version:
-            if self._closing:
-                raise LinkError(f"this end stopped following {self.peer}")
-            raise LinkError(
-                f"waited {timeout:g} s for version {version} from {self.peer}: {self.diagnosis()}"
-            )
-        return self._newest
+    def _lost(self) -> str:
+        return f"no sign of {self.peer} for {self._patience:g} s: {self.diagnosis()}"
 
-    def __iter__(self) -> Iterator[Version]:
-        """Yield each newest version when it arrives, until ``close``.
-
-        Of the versions that arrive while the caller is busy, only the last is yielded. Errors: ``LinkError``
-        after ``patience`` seconds without a sign of the publisher.
-        """
-        seen = 0
-        while not self._closing:
-            left = self._signed + self._patience - monotonic()
-            if left <= 0:
-                raise LinkError(f"no sign of {self.peer} for {self._patience:g} s: {self.diagnosis()}")
-            self._await(lambda: self._newest.number > seen, left)  # noqa: B023
-            if self._newest.number > seen:
-                version = self._newest
-                seen = version.number
-                yield version
-
-    def close(self) -> None:
-        """Stop following; with ``state``, save the copy. Safe to call twice."""
-        with self._changed:
-            ended, self._closing = self._closing, True
-            self._changed.notify_all()
+    def _end(self) -> None:
         self._reception.close()
         if self.relay is not None:
             self.relay.close()
-        if self._state is not None and not ended and self._mirror.held.hash:
-            self.save()
-
-    def _await(self, done: Callable[[], bool], timeout: float) -> None:
-        patience = min(timeout, threading.TIMEOUT_MAX)
-        with self._changed:
-            self._changed.wait_for(lambda: done() or self._closing or self._error is not None, patience)
-        self._raise()
 
     def _raise(self) -> None:
         if self.relay is not None:
             self.relay.check()
-        if self._error is not None:
-            raise renewed(self._error)
+        super()._raise()
 
     def _arrived(self, version: Version, nbytes: int, seconds: float) -> None:
         now = monotonic()
@@ -281,7 +240,7 @@ class Follower(Using):
 
     def _fail(self, error: Exception) -> None:
         with self._changed:
-            self._error = self._error or error
+            self._fatal = self._fatal or error
             self._changed.notify_all()
 
 
