@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
-import socket
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -21,15 +19,16 @@ from typing import Any
 import torch
 
 from bench.cells import Cells, made_by
-from thinwire.lab.machine.processor import cores
+from thinwire.lab.machine.processor import cores, pick_threads
+from thinwire.lab.ranks.places import Here
+from thinwire.lab.ranks.supervise import Workers
 from thinwire.lab.ranks.telemetry import Telemetry
+from thinwire.lab.ranks.worker import say
 from thinwire.lab.ranks.world import World
-from thinwire.lab.records.writer import write_json
 from thinwire.lab.train.config import TrainConfig
 from thinwire.lab.train.job import Job, prepare
 from thinwire.lab.train.setup import build_parts, joined
 from thinwire.lab.train.stepper import Stepper
-from thinwire.recipes.pipeline import parse_recipe
 
 RESULT = Path(__file__).parent / "results" / "overlap.json"
 CELLS = [
@@ -64,25 +63,24 @@ def timed(job: Job, world: World) -> list[list[float]]:
     return turns[1:]  # the first one warmed up
 
 
-def rank(recipe: str, link: str, out: str) -> None:
-    """Time one rank of a cell."""
-    torch.set_num_threads(max(1, cores() // 2))
-    config = TrainConfig(
-        recipe=recipe, model="gpt2-lab", steps=1 + PAIRS, link=link, eval_samples=0, deadline=300.0
-    )
-    job = dataclasses.replace(prepare(config), recipe=parse_recipe(recipe))
+def rank(config: TrainConfig) -> None:
+    """Time one rank of a cell; the first says what came of it."""
+    torch.set_num_threads(pick_threads(config))
+    job = prepare(config)
     with joined(job) as world:
         turns = timed(job, world)
         if not world.rank:
-            write_json(Path(out), {"turns": turns})
-    os._exit(0)  # torch's gloo threads can abort an ordinary interpreter exit
+            say("timed", turns=turns)
 
 
 def cell(recipe: str, link: str) -> dict[str, Any]:
     """Time one recipe over one link."""
     load = os.getloadavg()[0]
-    with tempfile.TemporaryDirectory() as folder:
-        turns = both_ranks(recipe, link, Path(folder) / "turns.json")
+    turns = both_ranks(
+        TrainConfig(
+            recipe=recipe, model="gpt2-lab", steps=1 + PAIRS, link=link, eval_samples=0, deadline=300.0
+        )
+    )
     ratios = [on / off for off, on in turns]
     low, middle, high = statistics.quantiles(ratios, n=4)
     medians = dict(zip(NAMES, map(statistics.median, zip(*turns, strict=True)), strict=True))
@@ -90,26 +88,18 @@ def cell(recipe: str, link: str) -> dict[str, Any]:
     return found | {"ratio": {"median": middle, "quartiles": [low, high], "pairs": ratios}}
 
 
-def both_ranks(recipe: str, link: str, out: Path) -> list[list[float]]:
+def both_ranks(config: TrainConfig) -> list[list[float]]:
     """Run a cell, and return the seconds of a step in each pair of turns."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    env = os.environ | place | {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    argv = [sys.executable, "-m", "bench.overlap", recipe, link, str(out)]
-    ranks = [subprocess.Popen(argv, env=env | {"RANK": str(r)}) for r in range(2)]
-    codes = [process.wait() for process in ranks]
-    if any(codes):
-        raise SystemExit(f"{recipe} over {link} failed")
-    turns: list[list[float]] = json.loads(out.read_text("utf-8"))["turns"]
+    with Here() as place, Workers(place, "bench.overlap:rank") as ranks:
+        for _ in range(config.ranks):
+            ranks.start(config)
+        turns: list[list[float]] = ranks.until("timed", 0, math.inf)["turns"]
+        ranks.wait()
     return turns
 
 
 def main() -> None:
-    """Time all cells, or be a rank of one."""
-    if sys.argv[1:]:
-        rank(*sys.argv[1:])
+    """Time all cells."""
     cells, found = Cells(RESULT, {"pairs": PAIRS, "visits": VISITS}), []
     for recipe, link in CELLS:
         found.append(cells.of(f"{recipe} over {link}", lambda r=recipe, k=link: cell(r, k)))
