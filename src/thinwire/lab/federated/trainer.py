@@ -1,7 +1,7 @@
 """Who computes the local steps: this process, or several others, which come to the same bits.
 
 A worker is told weights and a turn, and answers with the difference. Nothing is pickled: both are a small
-head and float32 values.
+head and float32 values. It ends with its starter; a ``ProcessPoolExecutor``'s outlives one that is killed.
 """
 
 from __future__ import annotations
