@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from thinwire.lab import shared
 from thinwire.lab.options import Options, option
 from thinwire.lab.records.runs import slug
-from thinwire.links.profile import Profile
 from thinwire.types import InputError, require
 
 LEARNING, DATA, CLIENTS, OUTPUT = "Learning", "Data", "Clients", "Output"
@@ -121,6 +120,8 @@ class FederatedConfig(Options):
         many = not self.emulate or self.clients <= MOST_EMULATED
         wrong = f"--emulate has room for {MOST_EMULATED} clients, not {self.clients}; give --clients"
         require(many, InputError, wrong)
+        from thinwire.links.profile import Profile  # here, because a reader of records needs none of it
+
         _ = Profile.parse(self.link)
 
     @property

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from thinwire.lab.options import option
 from thinwire.lab.ranks.config import JOB, LINK, RunConfig
-from thinwire.links.profile import Profile
 from thinwire.types import InputError, require
 
 RECIPE = "cast:dtype=bf16"  # how the weights are published
@@ -52,6 +51,8 @@ class StateConfig(RunConfig):
     def validate(self) -> None:
         """Raise ``InputError`` for a link that no process of the demo can have."""
         if not self.emulate:
+            from thinwire.links.profile import Profile  # here, because a reader of records needs none of it
+
             line = Profile.parse(self.link)
             simple = not line.jitter and not line.loss and line.trace is None and line.up == line.down
             require(simple, InputError, f"without emulation a link has one rate and a delay, not {self.link}")
