@@ -67,10 +67,9 @@ def ways(name: str, found: dict[str, Any]) -> str:
             first = next(r for r in rows if r["way"] == way)
             cells = [of.get((way, link)) for link in links]
             seconds = ["–" if c is None else f"{c['seconds']:.1f} s" for c in cells]
-            yield [f"`{way}`", *_sent(first, base), _decibels(first), *seconds]
+            yield [f"`{way}`", *_sent(first, base), *seconds]
 
-    text: str = drawn()
-    return text
+    return drawn()
 
 
 @tabled("way", "sets", "garment distance", "against synchronous", "garments recognised")
@@ -135,14 +134,9 @@ def _verdict(value: str, met: bool) -> str:
 
 def _sent(r: dict[str, Any], base: float | None) -> list[str]:
     if r["way"] == "one":
-        return ["–", "–"]
-    return [f"{r['nbytes'] / 1e6:,.1f} MB", f"{r['nbytes'] / base:.0%}" if base else "–"]
-
-
-def _decibels(r: dict[str, Any]) -> str:
-    if r["way"] == "one":
-        return "–"
-    return decibels(r["psnr_db"])
+        return ["–"] * 3
+    share = f"{r['nbytes'] / base:.0%}" if base else "–"
+    return [f"{r['nbytes'] / 1e6:,.1f} MB", share, decibels(r["psnr_db"])]
 
 
 TABLES: dict[str, Callable[[Any], str]] = {

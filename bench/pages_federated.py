@@ -69,8 +69,7 @@ def study(group: str, labels: Mapping[str, str], found: Any) -> str:
                 end = "diverged" if r["diverged"] else _percent(r["final"])
                 yield [label, f"`{method}`", f"{r['up_share'][0]:.2%}", *shares, end]
 
-    text: str = drawn()
-    return text
+    return drawn()
 
 
 def _of(found: Any, group: str) -> list[Row]:

@@ -65,8 +65,7 @@ def ways(found: dict[str, Any]) -> str:
             bold = [f"**{s}**" if b else s for s, b in zip(seconds, best, strict=True)]
             yield [f"`{way}`", *_sent(mine[0]), _decibels(mine[0]), *bold]
 
-    text: str = drawn()
-    return text
+    return drawn()
 
 
 def group(name: str, found: dict[str, Any]) -> str:
@@ -81,8 +80,7 @@ def group(name: str, found: dict[str, Any]) -> str:
             label = r["way"] if ", " in r["way"] else f"`{r['way']}`"
             yield [label, *_sent(r), _decibels(r), *seconds]
 
-    text: str = drawn()
-    return text
+    return drawn()
 
 
 def _sent(r: dict[str, Any]) -> list[str]:

@@ -26,8 +26,7 @@ def recipes(job: str, found: dict[str, Any]) -> str:
             yield [f"`{recipe}`", f"{sent:,.1f}" if sent < 100 else f"{sent:,.0f}",
                    *(_cell(r, least[link]) for r, link in zip(mine, links, strict=True))]  # fmt: skip
 
-    text: str = drawn()
-    return text
+    return drawn()
 
 
 def _known(rows: list[dict[str, Any]], link: str) -> list[float]:

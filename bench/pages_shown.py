@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bench.tables import Rows, tabled
+from thinwire.lab.records.progress import decibels
 from thinwire.links.shape import LinkShape
 
 
@@ -20,8 +21,8 @@ def shown(record: dict[str, Any]) -> Rows:
 
 
 def _row(name: str, nbytes: int, splats: int, piece: dict[str, Any]) -> list[str]:
-    db = "equal" if piece["psnr_db"] is None else f"{piece['psnr_db']:.1f} dB"
-    return [name, f"{nbytes / 1e3:,.0f} kB", f"{splats:,}", f"{piece['seconds_measured']:.2f} s", db]
+    seen = f"{piece['seconds_measured']:.2f} s"
+    return [name, f"{nbytes / 1e3:,.0f} kB", f"{splats:,}", seen, decibels(piece["psnr_db"])]
 
 
 @tabled("packed by", "bytes", "seconds", "perplexity")

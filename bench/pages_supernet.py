@@ -45,8 +45,7 @@ def budgets(kind: str, found: Any) -> str:
             if any(own):
                 yield [LABELS[variant], "one width for all", *map(_accuracy, own)]
 
-    text: str = drawn()
-    return text
+    return drawn()
 
 
 @tabled("training", "epochs", "seeds", *(f"{bits} bits" for bits in (2, 3, 4, 5, 6)), "CPU-s to train")

@@ -15,12 +15,12 @@ import typer
 
 from thinwire.cli.terminal.needs import fetch_needs
 from thinwire.cli.terminal.options import is_leader, with_config
-from thinwire.cli.terminal.output import REPORT, finish, tell
+from thinwire.cli.terminal.output import finish, tell
 from thinwire.lab.engines import load_run, load_runs
 from thinwire.lab.ranks.rendezvous import under_torchrun
 from thinwire.lab.records.holding import holding
 from thinwire.lab.records.runs import slug
-from thinwire.lab.records.writer import COMPARE, write_json
+from thinwire.lab.records.writer import COMPARE, REPORT, forget, write_json
 from thinwire.lab.train.config import TrainConfig
 from thinwire.lab.train.fields import EVALUATION
 from thinwire.types import InputError, ThinwireError
@@ -134,8 +134,7 @@ def _run_each(
 
     records: list[dict[str, Any]] = []
     if leading and not _goes_on(configs):
-        for stale in (COMPARE, REPORT):  # of an earlier comparison, which must not pass for this one's
-            (out / stale).unlink(missing_ok=True)
+        forget(out, COMPARE, REPORT)
     for i, config in enumerate(_resumed(configs), 1):
         if leading and not config.quiet:
             tell(f"[{i}/{len(configs)}] {config.recipes}")

@@ -10,10 +10,11 @@ import typer
 from thinwire.cli.compare import configs_of, run_all
 from thinwire.cli.terminal.needs import fetch_needs
 from thinwire.cli.terminal.options import with_config
-from thinwire.cli.terminal.output import REPORT, print_json, tell
+from thinwire.cli.terminal.output import print_json, tell
 from thinwire.lab.federated.options import FederatedConfig
 from thinwire.lab.following.config import StateConfig
 from thinwire.lab.pictures.options import PicturesConfig
+from thinwire.lab.records.writer import REPORT, forget
 from thinwire.lab.scenes.options import ScenesConfig
 from thinwire.lab.train.config import TrainConfig
 from thinwire.links.shape import LinkShape
@@ -211,7 +212,7 @@ def state(given: dict[str, Any]) -> None:
     fetch_needs(config.model, config.data, quiet=config.quiet or config.json)
     out = Path(config.out)
     with holding(out):
-        (out / REPORT).unlink(missing_ok=True)  # of an earlier demo, which must not pass for this one's
+        forget(out, REPORT)
         board = Board(config.quiet or config.json)
         try:
             played = run(config, board.update)

@@ -13,13 +13,13 @@ import typer
 
 from thinwire.cli.terminal.needs import fetch_needs
 from thinwire.cli.terminal.options import with_config
-from thinwire.cli.terminal.output import REPORT, finish, tell
+from thinwire.cli.terminal.output import finish, tell
 from thinwire.lab.engines import load_run, load_runs
 from thinwire.lab.federated.options import FederatedConfig
 from thinwire.lab.machine.encoding import draws
 from thinwire.lab.machine.interrupts import stopped_by_signals
 from thinwire.lab.records.holding import holding
-from thinwire.lab.records.writer import COMPARE, write_json
+from thinwire.lab.records.writer import COMPARE, REPORT, forget, write_json
 from thinwire.types import ThinwireError, require
 
 if TYPE_CHECKING:
@@ -64,8 +64,7 @@ def run(config: FederatedConfig, real: str = "", rounds: int | None = None) -> N
     records: list[dict[str, Any]] = []
     with holding(out), stopped_by_signals():
         comparison = Comparison(config)
-        for stale in (COMPARE, REPORT):  # of an earlier comparison, which must not pass for this one's
-            (out / stale).unlink(missing_ok=True)
+        forget(out, COMPARE, REPORT)
         with closing(comparison.run(_told(config))) as ended:
             for outcome in ended:
                 outcomes.append(outcome)

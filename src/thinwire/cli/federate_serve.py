@@ -10,13 +10,14 @@ import typer
 
 from thinwire.cli.terminal.needs import fetch_needs
 from thinwire.cli.terminal.options import with_config
-from thinwire.cli.terminal.output import REPORT, finish, tell
+from thinwire.cli.terminal.output import finish, tell
 from thinwire.cli.terminal.places import reached_at
 from thinwire.lab.engines import load_run, load_runs
 from thinwire.lab.federated.machines import ServeConfig
 from thinwire.lab.federated.options import ROUNDS
 from thinwire.lab.machine.interrupts import stopped_by_signals
 from thinwire.lab.records.holding import holding
+from thinwire.lab.records.writer import REPORT, forget
 from thinwire.links.address import Address
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def federate_serve(given: dict[str, Any], method: Method = None) -> None:
     out = Path(config.out)
     with holding(out), stopped_by_signals():
         serving = Serving(config, _told(config), tell)
-        (out / REPORT).unlink(missing_ok=True)  # of an earlier run, which must not pass for this one's
+        forget(out, REPORT)
         serving.run(_announce)
     finish(load_runs([out]), out, config.json, [load_run(out).to_dict()])
 

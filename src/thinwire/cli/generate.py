@@ -10,11 +10,11 @@ from typing import Annotated, Any
 import typer
 
 from thinwire.cli.terminal.options import is_leader, with_config
-from thinwire.cli.terminal.output import REPORT, finish
+from thinwire.cli.terminal.output import finish
 from thinwire.lab.engines import load_run, load_runs
 from thinwire.lab.pictures.options import PicturesConfig
 from thinwire.lab.records.holding import holding
-from thinwire.lab.records.writer import COMPARE, write_json
+from thinwire.lab.records.writer import COMPARE, REPORT, forget, write_json
 
 Names = Annotated[
     list[str],
@@ -50,8 +50,7 @@ def run_all(config: PicturesConfig) -> None:
     out, leads = Path(config.out), is_leader(config)
     with holding(out) if leads else nullcontext():
         if leads:
-            for stale in (COMPARE, REPORT):
-                (out / stale).unlink(missing_ok=True)
+            forget(out, COMPARE, REPORT)
         folders = launch(config)
         if not leads:
             return

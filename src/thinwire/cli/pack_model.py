@@ -57,9 +57,10 @@ def pack_model(source: Path, out: Path, config: PackConfig) -> None:
         record.config |= {name: getattr(config, name) for name in ("bits", "codes", "calibrate")}
         record.config["like"] = like and str(like)
         if report is not None:
-            from thinwire.lab.weights.reporting import leave_report
+            from thinwire.lab.report.page import leave_report
+            from thinwire.lab.weights import cards
 
-            page = leave_report(Path(report), record)
+            page = leave_report(Path(report), record, cards)
     if config.json:
         print_json(record.to_dict())
         return

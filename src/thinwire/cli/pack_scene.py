@@ -16,14 +16,6 @@ from thinwire.lab.records.progress import decibels
 if TYPE_CHECKING:
     from thinwire.lab.scenes.record import SceneRecord
 
-ODD = {
-    "dropped": "dropped: they hold a NaN or a wrong infinity",
-    "far": "dropped: they are a million times as far out as the others",
-    "endless": "of infinite opacity",
-    "flat": "with a scale of zero",
-    "turnless": "with a rotation of zero, taken for none",
-}
-
 
 def pack_scene(source: Path, place: PackedOut, config: PackConfig) -> None:
     """Pack a scene and say what became of it."""
@@ -43,9 +35,9 @@ def pack_scene(source: Path, place: PackedOut, config: PackConfig) -> None:
             record = predicted(record, shape)
         place.write(data)
         if report is not None:
-            from thinwire.lab.scenes.reporting import leave_report
+            from thinwire.lab.scenes.reporting import leave_pictures
 
-            page = leave_report(Path(report), record, source, data, config.credit, doing.tell)
+            page = leave_pictures(Path(report), record, source, data, config.credit, doing.tell)
     if config.json:
         print_json(record.to_dict())
         return
@@ -80,4 +72,6 @@ def _told_unseen(record: SceneRecord) -> str:
 
 
 def _odd(odd: dict[str, int]) -> list[str]:
-    return [f"{count} splats {ODD[kind]}" for kind, count in odd.items() if count]
+    from thinwire.lab.scenes.cards import ODD
+
+    return [f"{count} splats {ODD[kind].removesuffix(', kept')}" for kind, count in odd.items() if count]

@@ -9,6 +9,7 @@ import typer
 
 from thinwire.cli.terminal.output import print_json, print_runs, tell
 from thinwire.lab.engines import load_runs, show_of
+from thinwire.lab.records.writer import REPORT
 
 Paths = Annotated[
     list[Path], typer.Argument(metavar="PATH...", help="Folders of runs or comparisons, as --out named them.")
@@ -35,7 +36,7 @@ def report(paths: Paths, out: Out = None, json: Json = False) -> None:
 
     runs = load_runs(paths)
     first = paths[0] if paths[0].is_dir() else paths[0].parent
-    target = write_report(runs, out or first / "report.html", show_of(runs))
+    target = write_report(runs, out or first / REPORT, show_of(runs))
     if json:
         print_json([run.record.to_dict() for run in runs])
         return

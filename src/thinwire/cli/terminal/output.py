@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from thinwire.lab.engines import show_of
+from thinwire.lab.records.writer import REPORT
 
 if TYPE_CHECKING:
     from thinwire.lab.records.runs import Run
 
-REPORT = "report.html"
 PLAIN_WIDTH = 120  # columns where nobody's terminal says otherwise
 
 

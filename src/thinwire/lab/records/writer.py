@@ -18,6 +18,7 @@ Metrics = TypeVar("Metrics", bound=UnitMetrics)
 RUN = "run.json"
 METRICS = "metrics.jsonl"
 COMPARE = "compare.json"
+REPORT = "report.html"
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -26,6 +27,12 @@ def write_json(path: Path, value: Any) -> None:
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as f:
         json.dump(finite(value), f, indent=1, allow_nan=False)
         f.write("\n")
+
+
+def forget(folder: str | Path, *files: str) -> None:
+    """Remove files of an earlier run, which must not pass for those of the one that begins."""
+    for name in files:
+        (Path(folder) / name).unlink(missing_ok=True)
 
 
 class RunWriter:

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 import thinwire
 from thinwire.lab.records.runs import Run
+from thinwire.lab.records.schema import RunRecord
+from thinwire.lab.records.writer import REPORT, RUN, forget, write_json
 from thinwire.lab.report.cards import card
 from thinwire.lab.report.details import Rows, details, notes
 from thinwire.lab.report.style import CSS
@@ -55,6 +57,13 @@ def write_report(runs: Sequence[Run[Any]], path: str | Path, show: Show) -> Path
     with replacing(target) as temporary:
         temporary.write_text(text, "utf-8", "replace")  # a path may be of other bytes
     return target
+
+
+def leave_report(folder: Path, record: RunRecord, show: Show) -> Path:
+    """Write ``run.json`` and ``report.html`` of a run that is over to its folder; return the last."""
+    forget(folder, REPORT)
+    write_json(folder / RUN, record.to_dict())
+    return write_report([Run(record.recipe.name, record, folder=folder)], folder / REPORT, show)
 
 
 def report_html(runs: Sequence[Run[Any]], show: Show) -> str:

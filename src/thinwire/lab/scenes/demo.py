@@ -14,12 +14,12 @@ from thinwire.assets.splats.scene import cleaned
 from thinwire.lab.machine.interrupts import stopped_by_signals
 from thinwire.lab.ranks.places import Here, link_of
 from thinwire.lab.ranks.supervise import READY, Workers
-from thinwire.lab.records.writer import RUN
+from thinwire.lab.records.writer import RUN, forget
 from thinwire.lab.scenes.credit import packaged
 from thinwire.lab.scenes.options import ScenesConfig
 from thinwire.lab.scenes.packing import Packing, pack, predicted
 from thinwire.lab.scenes.record import SceneRecord
-from thinwire.lab.scenes.reporting import leave_report
+from thinwire.lab.scenes.reporting import leave_pictures
 from thinwire.lab.scenes.sending import PACKED, RIVAL
 from thinwire.replacing import replacing
 
@@ -37,8 +37,7 @@ def run(config: ScenesConfig, show: Show) -> tuple[SceneRecord, Path]:
     out, began = Path(config.out), time.monotonic()
     source = Path(config.scene) if config.scene else packaged()
     with stopped_by_signals():
-        for file in (RUN, PACKED, RIVAL):  # of an earlier demo, which must not pass for this one's
-            (out / file).unlink(missing_ok=True)
+        forget(out, RUN, PACKED, RIVAL)
         data, record = pack(Packing(source, nbytes=config.nbytes), show)
         files = {PACKED: data}
         if record.rivals:
@@ -51,7 +50,7 @@ def run(config: ScenesConfig, show: Show) -> tuple[SceneRecord, Path]:
         record.totals["seconds"] = time.monotonic() - began
         if not config.scene:  # where thinwire is installed says nothing
             record.source = source.name
-        return record, leave_report(out, record, source, data, config.credit, show)
+        return record, leave_pictures(out, record, source, data, config.credit, show)
 
 
 def _send(config: ScenesConfig, record: SceneRecord, most: int, show: Show) -> None:

@@ -8,19 +8,16 @@ from pathlib import Path
 from thinwire.assets.splats.files.foreign import write_foreign
 from thinwire.assets.splats.files.scene_file import read_scene_file
 from thinwire.assets.splats.scene import cleaned
-from thinwire.lab.records.runs import Run
-from thinwire.lab.records.writer import RUN, write_json
-from thinwire.lab.report.page import write_report
+from thinwire.lab.records.writer import REPORT, forget
+from thinwire.lab.report.page import leave_report
 from thinwire.lab.scenes import cards
 from thinwire.lab.scenes.credit import credit_of
 from thinwire.lab.scenes.packing import views_of
 from thinwire.lab.scenes.record import SceneRecord
 from thinwire.lab.scenes.showing import draw_pictures
 
-REPORT = "report.html"
 
-
-def leave_report(
+def leave_pictures(
     folder: Path,
     record: SceneRecord,
     source: Path,
@@ -33,11 +30,10 @@ def leave_report(
     ``credit``: whose scene it is; what a licence beside the source says where it is None.
     """
     told("drawing pictures")
-    (folder / REPORT).unlink(missing_ok=True)  # of an earlier run, which must not pass for this one's
+    forget(folder, REPORT)
     splats = cleaned(read_scene_file(source)[0])[0]
     record.credit = credit_of(source) if credit is None else credit
     rivals = {rival.name: write_foreign(splats, rival.name) for rival in record.rivals}
     cameras = views_of(splats, Path(record.cameras) if record.cameras else None).reported
     draw_pictures(record, splats, packed, rivals, folder, cameras)
-    write_json(folder / RUN, record.to_dict())
-    return write_report([Run(record.recipe.name, record, folder=folder)], folder / REPORT, cards)
+    return leave_report(folder, record, cards)

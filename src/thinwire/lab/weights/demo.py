@@ -15,12 +15,13 @@ from thinwire.assets.weights.encoding import at_width, to_budget
 from thinwire.lab.machine.processor import environment
 from thinwire.lab.models.source import SMOLLM
 from thinwire.lab.records.schema import RecipeText
-from thinwire.lab.records.writer import RUN
+from thinwire.lab.records.writer import RUN, forget
+from thinwire.lab.report.page import leave_report
+from thinwire.lab.weights import cards
 from thinwire.lab.weights.packing import Size, describe, measure_packed, measure_source, predicted, unpacked
 from thinwire.lab.weights.perplexity import perplexity
 from thinwire.lab.weights.placing import write_packed
 from thinwire.lab.weights.record import ModelRecord, Rival
-from thinwire.lab.weights.reporting import leave_report
 from thinwire.lab.weights.source import Reading, read_source, read_text_with
 from thinwire.links.shape import LinkShape
 
@@ -44,8 +45,7 @@ class Demo:
 def run(demo: Demo, tell: Callable[[str], None]) -> ModelRecord:
     """Pack, compare, leave ``model.tw``, ``run.json`` and ``report.html``, and return the record."""
     started = time.monotonic()
-    for file in (FILE, RUN):  # of an earlier demo, which must not pass for this one's
-        (demo.out / file).unlink(missing_ok=True)
+    forget(demo.out, FILE, RUN)
     source = read_source(demo.model)
     weights = sum(x.numel() for x in source.tensors.values())
     tell(f"{demo.model}: {weights / 1e6:.1f} M weights, {source.nbytes / 1e6:.0f} MB; it reads {demo.text}")
@@ -63,7 +63,7 @@ def run(demo: Demo, tell: Callable[[str], None]) -> ModelRecord:
     record = predicted(record, demo.link)
     _compare(demo, record, reading, packed, tell)
     record.status, record.totals["seconds"] = "done", time.monotonic() - started
-    leave_report(demo.out, record)
+    leave_report(demo.out, record, cards)
     return record
 
 
