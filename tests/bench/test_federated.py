@@ -38,7 +38,7 @@ def test_every_cell_can_be_run_and_no_seed_of_the_search_is_measured() -> None:
     for c in every:
         parse_federated_recipe(c.method)
         if c.group in (SEARCH, "gamma", "skew100", "skew1000"):
-            config_of(c, "out").check()
+            config_of(c, "out").validate()
     for group in GROUPS.values():
         devices = group.options.get("devices", "equal")
         assert len(load_fleet(devices)) == group.options.get("clients", 10)

@@ -262,7 +262,7 @@ def test_damage_without_a_new_check_sum_never_gets_past_it() -> None:
         "Uniform(bits=1e999)",
         "Uniform(bits=1if 1else 2)",
         "Uniform(scale='\\d')",
-        "Cast('fl' 'oat')",
+        "Cast('fl' 'ot')",
         "Sink(first=TopK(ratio=0.5))",
         "Sink(Raw(), Uniform(group=0.5))",
         "Hadamard(Raw(), block=1073741824)",

@@ -217,7 +217,7 @@ def test_whether_a_model_can_be_split_is_tried_once_a_run(folder, tmp_path, monk
 
     tried = []
     monkeypatch.setattr(sources, "check_split", tried.append)
-    for module, name in ((launch, "_check_resume"), (rank, "join"), (demo, "_place")):
+    for module, name in ((launch, "_check_resume"), (rank, "joined"), (demo, "_place")):
         monkeypatch.setattr(module, name, reached)
     made, text = folder(), write_text(tmp_path / "text.txt")
     own = {"model": str(made), "data": str(text), "out": str(tmp_path / "out")}
