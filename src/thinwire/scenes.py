@@ -73,14 +73,12 @@ def pack(
     from thinwire.assets.splats.files.container import write_scene
     from thinwire.assets.splats.thinwire import Analysis
     from thinwire.assets.splats.view.views import Views
-    from thinwire.lab.scenes.packing import layers_reported, layers_within
+    from thinwire.lab.scenes.packing import layers_to
     from thinwire.types import InputError, require
 
     require((nbytes is None) != (quality is None), InputError, "give nbytes or quality, one of them")
     scene = Analysis.through(Views.of(splats), splats)
-    if nbytes is not None:
-        return write_scene(layers_within(scene, nbytes, layers))
-    return write_scene(layers_reported(scene, splats, float(quality or 0), layers))
+    return write_scene(layers_to(scene, splats, nbytes, quality, layers))
 
 
 def unpack(data: bytes, layers: int | None = None) -> Splats:

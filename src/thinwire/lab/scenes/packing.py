@@ -102,9 +102,7 @@ def _coded(job: Packing, splats: Splats, views: Views) -> tuple[list[Layer], See
     scene = thinwire.Analysis.through(views, splats)
     seen = _some(scene.seen, job)
     scene = replace(scene, transforms=coder.transforms)
-    if job.nbytes is not None:
-        return layers_within(scene, job.nbytes, coder.layers), seen
-    return layers_reported(scene, splats, float(job.quality or 0), coder.layers), seen
+    return layers_to(scene, splats, job.nbytes, job.quality, coder.layers), seen
 
 
 def _some(seen: Seen, job: Packing) -> Seen:
@@ -113,7 +111,16 @@ def _some(seen: Seen, job: Packing) -> Seen:
     return seen
 
 
-def layers_reported(scene: thinwire.Analysis, splats: Splats, least: float, layers: int) -> list[Layer]:
+def layers_to(
+    scene: thinwire.Analysis, splats: Splats, nbytes: int | None, quality: float | None, layers: int
+) -> list[Layer]:
+    """Return a scene's layers in ``nbytes``, or without such a target at ``quality`` dB."""
+    if nbytes is not None:
+        return layers_within(scene, nbytes, layers)
+    return _layers_reported(scene, splats, float(quality or 0), layers)
+
+
+def _layers_reported(scene: thinwire.Analysis, splats: Splats, least: float, layers: int) -> list[Layer]:
     """Return a scene's layers that have ``least`` dB at the reported cameras too, as far as tries go.
 
     Searches look through others, so that what is reported is not what was chosen by. More is asked of these
