@@ -13,6 +13,7 @@ from pathlib import Path
 from time import monotonic, sleep
 
 import pytest
+import zmq
 from strangers import GREETING, READY
 from waiting import HOST, LONG, until
 
@@ -20,6 +21,7 @@ from thinwire.links import ZmqLink
 from thinwire.links.hub.spoke import Spoke
 from thinwire.links.relay import handshake
 from thinwire.links.relay.handshake import Request, Role, Verdict
+from thinwire.links.strangers import Strangers
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the table of descriptors is Linux's")
 LEFT = 40  # descriptors, all listeners together
@@ -131,3 +133,22 @@ def _closed(stranger: socket.socket) -> bool:
         return False
     except OSError:
         return True
+
+
+@pytest.mark.parametrize("kind", ["a pair of this process", "another's connection"])
+def test_a_descriptor_that_is_another_sockets_by_now_is_no_stranger(kind: str) -> None:
+    """A stranger that left at once may leave its number to whatever this process opens next."""
+    with ExitStack() as stack:
+        if kind == "a pair of this process":
+            one, other = map(stack.enter_context, socket.socketpair())
+            port = 1
+        else:
+            listener = stack.enter_context(socket.create_server((HOST, 0)))
+            port = listener.getsockname()[1] + 1  # the strangers came to another port
+            other = stack.enter_context(socket.create_connection(listener.getsockname(), LONG))
+            one = stack.enter_context(listener.accept()[0])
+        strangers = Strangers(patience=0.0, port=port)
+        strangers.noticed(zmq.Event.ACCEPTED, one.fileno(), 0.0)
+        strangers.check(1.0, excused=False)
+        one.sendall(b"still here")
+        assert not strangers and other.recv(16) == b"still here"

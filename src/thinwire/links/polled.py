@@ -9,7 +9,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from thinwire.links.security import answer_zap
-from thinwire.links.sockets import DIALS, HANDSHAKE, REFUSED, Bell, dial, dial_again
+from thinwire.links.sockets import DIALS, HANDSHAKE, REFUSED, Bell, dial, dial_again, port_of
 from thinwire.links.strangers import EVENTS, Strangers
 from thinwire.types import LinkError
 
@@ -40,8 +40,8 @@ class PolledSocket:
         token: bytes | None = None,
     ) -> None:
         self._sock, self._where, self._endpoint, self._zap, self._token = sock, where, endpoint, zap, token
-        self._strangers = Strangers(HANDSHAKE)  # at an end that listens
         listens = endpoint is None
+        self._strangers = Strangers(HANDSHAKE, port_of(sock) if listens else 0)
         self._monitor = sock.get_monitor_socket(watched | EVENTS if listens else watched)
         # after the monitor, which would miss the first handshake otherwise
         self._resolved = endpoint is None or dial(sock, endpoint, False)  # libzmq dials again by itself

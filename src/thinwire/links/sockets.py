@@ -77,7 +77,7 @@ def listen(
             raise
         why = zmq.strerror(e.errno or 0)  # the error's own text has ZeroMQ's name of the address in it
         raise InputError(f"cannot listen at {shown(host, port)}: {why}; choose another host or port") from e
-    port = int(sock.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+    port = port_of(sock)
     congestion.at_port(port, control)
     return zap, port
 
@@ -93,6 +93,11 @@ def _own_address(host: str) -> str:
     here = is_loopback(found) and not is_loopback(host)  # as Debian has it of a machine's own name
     require(not here, InputError, f"{host} is {found} here, where no other machine comes; give an address")
     return found
+
+
+def port_of(sock: zmq.Socket[bytes]) -> int:
+    """Return the port at which a socket listens."""
+    return int(sock.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
 
 
 def dialled_at(sock: zmq.Socket[bytes], host: str) -> str:

@@ -73,13 +73,13 @@ class Crowd(Generic[K]):
 
 
 class Strangers:
-    """The strangers at a listening ZeroMQ socket, as its monitor's ``EVENTS`` tell; each has ``patience`` s.
+    """The strangers at a ZeroMQ socket that listens at ``port``, as its monitor's ``EVENTS`` tell.
 
-    Connections are libzmq's own: they are shut down here, and libzmq closes them.
+    Each has ``patience`` seconds. Connections are libzmq's own, which closes what is shut down here.
     """
 
-    def __init__(self, patience: float) -> None:
-        self._patience = patience
+    def __init__(self, patience: float, port: int) -> None:
+        self._patience, self._port = patience, port
         self._crowd = Crowd[int](MOST, EACH)
         self._came: dict[int, tuple[SocketPlace, float]] = {}  # by descriptor, and when
 
@@ -112,8 +112,9 @@ class Strangers:
     def _accepted(self, descriptor: int, now: float) -> None:
         place, address = tcp_info.place_of(descriptor), None
         with suppress(OSError), tcp_info.held(place) as sock:
-            address = sock.getpeername()[0] if sock is not None else None
-        if place is not None and address is not None:  # else it is gone by now
+            if sock is not None and sock.getsockname()[1] == self._port:
+                address = sock.getpeername()[0]
+        if place is not None and address is not None:  # else it is gone, the number maybe another's
             self._came[descriptor] = place, now
             self._drop(self._crowd.came(descriptor, str(address)))
 

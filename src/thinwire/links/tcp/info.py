@@ -165,8 +165,7 @@ def borrowed(place: SocketPlace) -> Iterator[socket.socket | None]:
             return
         with copy:
             same = os.fstat(copy.fileno()).st_ino == place.inode  # else the number is another file's by now
-            inet = copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM
-            yield copy if same and inet else None
+            yield copy if same and _is_tcp(copy) else None
 
 
 @contextlib.contextmanager
@@ -180,9 +179,13 @@ def held(place: SocketPlace | None) -> Iterator[socket.socket | None]:
         return
     sock = socket.socket(fileno=place.descriptor)
     try:
-        yield sock
+        yield sock if _is_tcp(sock) else None
     finally:
         sock.detach()
+
+
+def _is_tcp(sock: socket.socket) -> bool:
+    return sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM
 
 
 def _copied(descriptor: int) -> socket.socket | None:
