@@ -48,6 +48,7 @@ PAGES = (
     "docs/state.md",
     "docs/replicas.md",
     "docs/pictures.md",
+    "docs/pictures-results.md",
     "docs/federated.md",
     "docs/scenes.md",
     "docs/models.md",
