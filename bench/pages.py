@@ -50,6 +50,7 @@ PAGES = (
     "docs/pictures.md",
     "docs/pictures-results.md",
     "docs/federated.md",
+    "docs/federated-results.md",
     "docs/scenes.md",
     "docs/models.md",
     "docs/state-results.md",
