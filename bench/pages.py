@@ -40,6 +40,7 @@ RESULTS = ROOT / "bench" / "results"
 FIGURES = ROOT / "docs" / "figures"
 PAGES = (
     "README.md",
+    "docs/quickstart.md",
     "docs/results.md",
     "docs/links.md",
     "docs/planning.md",
