@@ -53,6 +53,7 @@ PAGES = (
     "docs/federated.md",
     "docs/federated-results.md",
     "docs/scenes.md",
+    "docs/scenes-results.md",
     "docs/models.md",
     "docs/state-results.md",
     "docs/concepts.md",
