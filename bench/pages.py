@@ -55,6 +55,7 @@ PAGES = (
     "docs/scenes.md",
     "docs/scenes-results.md",
     "docs/models.md",
+    "docs/models-results.md",
     "docs/state-results.md",
     "docs/concepts.md",
     "docs/finetuning.md",
