@@ -48,6 +48,7 @@ PAGES = (
     "docs/student-paper.md",
     "docs/state.md",
     "docs/replicas.md",
+    "docs/replicas-results.md",
     "docs/pictures.md",
     "docs/pictures-results.md",
     "docs/federated.md",
