@@ -44,6 +44,7 @@ PAGES = (
     "docs/results.md",
     "docs/links.md",
     "docs/planning.md",
+    "docs/planning-results.md",
     "docs/emulator.md",
     "docs/student-paper.md",
     "docs/state.md",
