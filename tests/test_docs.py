@@ -50,7 +50,7 @@ def test_links_lead_to_files(page: Path) -> None:
     assert missing == []
 
 
-@pytest.mark.parametrize("name", ["../README.md", "index.md", "recipes.md", "codecs.md", "state.md"])
+@pytest.mark.parametrize("name", ["../README.md", "index.md", "recipes.md", "inside-recipes.md", "codecs.md", "state.md"])
 def test_python_in_the_docs_runs(name: str) -> None:
     if name in ("../README.md", "codecs.md", "state.md"):
         pytest.importorskip("zstandard")
