@@ -50,9 +50,12 @@ def test_links_lead_to_files(page: Path) -> None:
     assert missing == []
 
 
-@pytest.mark.parametrize("name", ["../README.md", "index.md", "recipes.md", "inside-recipes.md", "codecs.md", "state.md"])
+RUN = ("../README.md", "index.md", "recipes.md", "inside-recipes.md", "codecs.md", "state.md")
+
+
+@pytest.mark.parametrize("name", RUN)
 def test_python_in_the_docs_runs(name: str) -> None:
-    if name in ("../README.md", "codecs.md", "state.md"):
+    if name not in ("index.md", "recipes.md", "inside-recipes.md"):
         pytest.importorskip("zstandard")
     blocks = [code for kind, code in BLOCK.findall((ROOT / "docs" / name).read_text()) if kind == "python"]
     assert blocks

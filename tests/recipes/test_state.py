@@ -79,7 +79,8 @@ def test_values_are_what_a_state_can_have():
 
 
 def test_the_docs_have_every_recipe_and_parameter():
-    text = (Path(__file__).parents[2] / "docs" / "inside-recipes.md").read_text().partition("## The state engine")[2]
+    page = Path(__file__).parents[2] / "docs" / "inside-recipes.md"
+    text = page.read_text().partition("## The state engine")[2]
     for name, info in STATE.entries.items():
         row = next(line for line in text.splitlines() if line.startswith(f"| `{name}` |"))
         for k, p in info.parameters.items():
