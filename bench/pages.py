@@ -45,7 +45,6 @@ PAGES = (
     "docs/links.md",
     "docs/planning.md",
     "docs/planning-results.md",
-    "docs/emulator.md",
     "docs/student-paper.md",
     "docs/state.md",
     "docs/replicas.md",
