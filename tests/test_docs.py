@@ -66,6 +66,17 @@ def test_python_in_the_docs_runs(name: str) -> None:
         exec(compile(code, name, "exec"), {})
 
 
+def test_a_page_of_use_begins_with_a_command_and_is_short() -> None:
+    shelf = (ROOT / "mkdocs.yml").read_text().partition("- Use:")[2].partition("- Results:")[0]
+    pages = re.findall(r": (\S+\.md)", shelf)
+    assert len(pages) >= 10
+    for page in pages:
+        text = (ROOT / "docs" / page).read_text()
+        own, tables = re.subn(r"<!-- table:.*?<!-- end -->", "", text, flags=re.S)
+        assert len(own.split()) <= 1200 and tables <= 2, page
+        assert "```" in text.splitlines()[:12], page
+
+
 def commands() -> list[tuple[str, str]]:
     """Return every command line with thinwire in it, continued lines joined, by page."""
     found = []
