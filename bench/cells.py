@@ -18,8 +18,8 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from thinwire.codecs.kernels import native as codec_passes
-from thinwire.lab.machine.processor import environment
-from thinwire.lab.records.writer import finite, write_json
+from thinwire.runs.machine.processor import environment
+from thinwire.runs.records.writer import finite, write_json
 from thinwire.state import native as state_passes
 
 

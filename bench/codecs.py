@@ -33,8 +33,8 @@ from thinwire.channels import wire
 from thinwire.channels.channel import Receiver, Scheme, Sender
 from thinwire.codecs import Codec, FixedPoint, TileAdaptive, Uniform, parse_codec
 from thinwire.codecs.kernels import native
-from thinwire.lab.machine.processor import cores, cpu_model
-from thinwire.recipes.pipeline import parse_recipe
+from thinwire.runs.machine.processor import cores, cpu_model
+from thinwire.uses.training.pipeline.recipes import parse_recipe
 
 RESULTS = Path(__file__).parent / "results" / "codecs.json"
 CHANNELS = 576  # of SmolLM2-135M

@@ -20,11 +20,11 @@ from bench.cells import Cells
 from thinwire.channels.channel import Scheme, Sender
 from thinwire.channels.memory import Delta, Memory, NoMemory, RunningMean
 from thinwire.codecs import Uniform
-from thinwire.lab.data.loss import next_token_loss
-from thinwire.lab.machine.processor import environment
-from thinwire.lab.models.split import ModelStage, build_stage
-from thinwire.lab.train.config import TrainConfig
-from thinwire.lab.train.job import Job, prepare
+from thinwire.runs.data.loss import next_token_loss
+from thinwire.runs.machine.processor import environment
+from thinwire.runs.models.split import ModelStage, build_stage
+from thinwire.uses.training.run.config import TrainConfig
+from thinwire.uses.training.run.job import Job, prepare
 
 RESULTS = Path(__file__).parent / "results" / "deltas.json"
 EPOCHS, LAST = 3, 2  # how many there are, and the last one, counted from 0

@@ -26,11 +26,11 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from bench.cells import run_cells
-from thinwire.lab.engines import load_run
-from thinwire.lab.pictures.launch import launch
-from thinwire.lab.pictures.options import PicturesConfig
-from thinwire.lab.records.runs import slug
-from thinwire.lab.records.writer import read_json, write_json
+from thinwire.runs.records.runs import slug
+from thinwire.runs.records.writer import read_json, write_json
+from thinwire.uses.kinds import load_run
+from thinwire.uses.pictures.run.launch import launch
+from thinwire.uses.pictures.run.options import PicturesConfig
 
 RESULT = Path(__file__).parent / "results" / "diffusion.json"
 CELLS = RESULT.with_suffix("")

@@ -21,12 +21,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from thinwire.lab.emulator.check import DELAY_LIMIT, RATE_LIMIT
-from thinwire.lab.emulator.session import Emulation
-from thinwire.lab.machine.processor import cores, cpu_model
-from thinwire.lab.records.writer import write_json
 from thinwire.links.profile import Profile
 from thinwire.links.shape import MTU, SEGMENT
+from thinwire.runs.emulator.check import DELAY_LIMIT, RATE_LIMIT
+from thinwire.runs.emulator.session import Emulation
+from thinwire.runs.machine.processor import cores, cpu_model
+from thinwire.runs.records.writer import write_json
 from thinwire.types import LinkError, MeasurementError
 
 RESULTS = Path(__file__).parent / "results" / "emulator.json"

@@ -28,16 +28,16 @@ from bench.cells import run_cells
 from bench.diffusion import figures
 from bench.garment_distance import APART, MANY, classes, reals, told
 from bench.spread import meshes, spread_pictures
-from thinwire.lab.engines import load_run
-from thinwire.lab.pictures import classifier, flux_fashion_moe
-from thinwire.lab.pictures.flux_fashion_moe import NAME, load
-from thinwire.lab.pictures.launch import launch
-from thinwire.lab.pictures.options import PicturesConfig
-from thinwire.lab.pictures.quality import averaged, quality
-from thinwire.lab.pictures.sampling import sample_each
-from thinwire.lab.records.runs import slug
-from thinwire.lab.records.writer import read_json, write_json
-from thinwire.recipes.experts import parse_experts_recipe
+from thinwire.runs.records.runs import slug
+from thinwire.runs.records.writer import read_json, write_json
+from thinwire.uses.kinds import load_run
+from thinwire.uses.pictures.expert_parallel.recipes import parse_experts_recipe
+from thinwire.uses.pictures.run import classifier, flux_fashion_moe
+from thinwire.uses.pictures.run.flux_fashion_moe import NAME, load
+from thinwire.uses.pictures.run.launch import launch
+from thinwire.uses.pictures.run.options import PicturesConfig
+from thinwire.uses.pictures.run.quality import averaged, quality
+from thinwire.uses.pictures.run.sampling import sample_each
 
 RESULT = Path(__file__).parent / "results" / "experts.json"
 CELLS = RESULT.with_suffix("")

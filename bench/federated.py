@@ -29,11 +29,11 @@ import torch
 from bench.cells import run_cells
 from bench.federated_plan import GROUPS, METHODS, RATES, SEARCH, TEN, Cell, cells
 from bench.federated_summary import best_rate, summary
-from thinwire.lab.engines import load_run
-from thinwire.lab.federated.options import FederatedConfig
-from thinwire.lab.federated.run import folder_of, run_all
-from thinwire.lab.records.writer import read_json, write_json
+from thinwire.runs.records.writer import read_json, write_json
 from thinwire.types import ThinwireError
+from thinwire.uses.federated.run.options import FederatedConfig
+from thinwire.uses.federated.run.run import folder_of, run_all
+from thinwire.uses.kinds import load_run
 
 RESULT = Path(__file__).parent / "results" / "federated.json"
 CELLS = RESULT.with_suffix("")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from thinwire.lab.records.runs import slug
+from thinwire.runs.records.runs import slug
 
 DEVICES = Path(__file__).parent / "devices"
 SEARCH, SEARCHED = "search", (100,)  # seeds

@@ -10,10 +10,10 @@ from typing import Any
 
 import matplotlib
 
-from thinwire.lab.engines import read_record
-from thinwire.lab.records.runs import Run
-from thinwire.lab.report.drawing import smooth
-from thinwire.lab.train.record import reaching
+from thinwire.runs.records.runs import Run
+from thinwire.runs.report.drawing import smooth
+from thinwire.uses.kinds import read_record
+from thinwire.uses.training.run.record import reaching
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt

@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from bench.cells import Cells
 from bench.deltas import EPOCHS, KINDS, energy, fine_tune
 from thinwire.channels.memory import Delta
-from thinwire.lab.machine.processor import environment
-from thinwire.lab.models.dropout import seed_dropout
-from thinwire.lab.models.lora import add_adapters
-from thinwire.lab.models.split import ModelStage, build_stage
-from thinwire.lab.train.config import TrainConfig
-from thinwire.lab.train.job import Job, prepare
+from thinwire.runs.machine.processor import environment
+from thinwire.runs.models.dropout import seed_dropout
+from thinwire.runs.models.lora import add_adapters
+from thinwire.runs.models.split import ModelStage, build_stage
+from thinwire.uses.training.run.config import TrainConfig
+from thinwire.uses.training.run.job import Job, prepare
 
 RESULTS = Path(__file__).parent / "results" / "finetuning.json"
 DTYPE = "fp32"  # on every machine, whether or not it has bf16 instructions

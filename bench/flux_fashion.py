@@ -19,11 +19,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from bench.cells import made_by
-from thinwire.lab.data.images import PIXELS, load_fashion
-from thinwire.lab.data.images import SIDE as PIXELS_SIDE
-from thinwire.lab.pictures.flux_fashion import WEIGHTS, build
-from thinwire.lab.pictures.sheets import ANYTHING, Sheet, conditions, joined, padded
-from thinwire.lab.records.writer import read_json, write_json
+from thinwire.runs.data.images import PIXELS, load_fashion
+from thinwire.runs.data.images import SIDE as PIXELS_SIDE
+from thinwire.runs.records.writer import read_json, write_json
+from thinwire.uses.pictures.run.flux_fashion import WEIGHTS, build
+from thinwire.uses.pictures.run.sheets import ANYTHING, Sheet, conditions, joined, padded
 
 RESULT = Path(__file__).parent / "results" / "fashion.json"
 UNFINISHED = RESULT.with_name(".flux_fashion")

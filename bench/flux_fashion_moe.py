@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from bench.cells import made_by
 from bench.flux_fashion import SAVED, SIZES, Sizes, Training, flow_loss, garments, share
-from thinwire.lab.pictures import flux_fashion
-from thinwire.lab.pictures.flux_fashion_moe import EXPERTS, WEIGHTS, build, packed, unpacked
-from thinwire.lab.pictures.sheets import Sheet
-from thinwire.lab.records.writer import write_json
+from thinwire.runs.records.writer import write_json
+from thinwire.uses.pictures.run import flux_fashion
+from thinwire.uses.pictures.run.flux_fashion_moe import EXPERTS, WEIGHTS, build, packed, unpacked
+from thinwire.uses.pictures.run.sheets import Sheet
 
 RESULT = Path(__file__).parent / "results" / "moe.json"
 UNFINISHED = RESULT.with_name(".flux_fashion_moe")

@@ -19,11 +19,11 @@ from torch.nn import functional
 
 from bench.cells import Cells, made_by
 from bench.garments import read
-from thinwire.lab.data.images import CLASSES, load_fashion
-from thinwire.lab.pictures import flux_fashion, flux_fashion_moe
-from thinwire.lab.pictures.classifier import recognised
-from thinwire.lab.pictures.distance import garment_distance
-from thinwire.lab.pictures.sampling import sample_each
+from thinwire.runs.data.images import CLASSES, load_fashion
+from thinwire.uses.pictures.run import flux_fashion, flux_fashion_moe
+from thinwire.uses.pictures.run.classifier import recognised
+from thinwire.uses.pictures.run.distance import garment_distance
+from thinwire.uses.pictures.run.sampling import sample_each
 
 RESULT = Path(__file__).parent / "results" / "distance.json"
 MANY, BATCH, STEPS = 2048, 32, 28

@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bench.cells import made_by
-from thinwire.lab.data.images import CLASSES, PIXELS, load_fashion
-from thinwire.lab.data.images import SIDE as WITHOUT_EDGE
-from thinwire.lab.models.cnn import CnnConfig, build_cnn
-from thinwire.lab.pictures import flux_fashion
-from thinwire.lab.pictures.classifier import WEIGHTS, accuracy, load_classifier, recognised, seen
-from thinwire.lab.pictures.sampling import sample
-from thinwire.lab.pictures.sheets import Sheet, padded
-from thinwire.lab.records.writer import write_json
+from thinwire.runs.data.images import CLASSES, PIXELS, load_fashion
+from thinwire.runs.data.images import SIDE as WITHOUT_EDGE
+from thinwire.runs.models.cnn import CnnConfig, build_cnn
+from thinwire.runs.records.writer import write_json
+from thinwire.uses.pictures.run import flux_fashion
+from thinwire.uses.pictures.run.classifier import WEIGHTS, accuracy, load_classifier, recognised, seen
+from thinwire.uses.pictures.run.sampling import sample
+from thinwire.uses.pictures.run.sheets import Sheet, padded
 
 RESULT = Path(__file__).parent / "results" / "garments.json"
 EPOCHS, BATCH, RATE, DECAY = 8, 128, 2e-3, 0.05

@@ -28,11 +28,11 @@ from typing import Any
 
 from bench.cells import check_words, keep
 from bench.runs import trained
-from thinwire.lab.emulator import lift
-from thinwire.lab.emulator.session import Emulation
-from thinwire.lab.records.runs import slug
-from thinwire.lab.records.schema import upgraded_unit
 from thinwire.links.profile import profiles
+from thinwire.runs.emulator import lift
+from thinwire.runs.emulator.session import Emulation
+from thinwire.runs.records.runs import slug
+from thinwire.runs.records.schema import upgraded_unit
 from thinwire.types import MeasurementError
 
 RESULTS = Path(__file__).parent / "results"

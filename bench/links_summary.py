@@ -35,12 +35,12 @@ from bench.links import (
 )
 from bench.links_worker import LIFTED
 from bench.predict import measured_seconds, predict_run
-from thinwire.lab.records.build import build
-from thinwire.lab.records.runs import Run
-from thinwire.lab.records.schema import upgraded_unit
-from thinwire.lab.records.writer import write_json
-from thinwire.lab.train.record.schema import StepMetrics, TrainRecord
 from thinwire.links.profile import Profile
+from thinwire.runs.records.build import build
+from thinwire.runs.records.runs import Run
+from thinwire.runs.records.schema import upgraded_unit
+from thinwire.runs.records.writer import write_json
+from thinwire.uses.training.run.record.schema import StepMetrics, TrainRecord
 
 SLOW = 0.15  # fp32 keeps at most so much of its speed: the cells the goals are about
 OF_BOUND, OF_FREE = 0.95, 0.90  # of the bound; of the free step where the bound is OF_BOUND or more

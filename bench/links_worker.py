@@ -17,19 +17,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.lab.emulator.lift import lifted
-from thinwire.lab.machine.heap import keep_freed
-from thinwire.lab.machine.processor import pick_threads
-from thinwire.lab.ranks.linkwatch import LinkWatch
-from thinwire.lab.ranks.telemetry import Telemetry
-from thinwire.lab.ranks.world import World
-from thinwire.lab.records.writer import write_json
-from thinwire.lab.train.config import TrainConfig
-from thinwire.lab.train.job import Job, prepare
-from thinwire.lab.train.setup import build_parts, joined
-from thinwire.lab.train.step_report import StepReport
-from thinwire.lab.train.stepper import Stepper
-from thinwire.recipes.pipeline import parse_recipe
+from thinwire.runs.emulator.lift import lifted
+from thinwire.runs.machine.heap import keep_freed
+from thinwire.runs.machine.processor import pick_threads
+from thinwire.runs.ranks.linkwatch import LinkWatch
+from thinwire.runs.ranks.telemetry import Telemetry
+from thinwire.runs.ranks.world import World
+from thinwire.runs.records.writer import write_json
+from thinwire.uses.training.pipeline.recipes import parse_recipe
+from thinwire.uses.training.run.config import TrainConfig
+from thinwire.uses.training.run.job import Job, prepare
+from thinwire.uses.training.run.setup import build_parts, joined
+from thinwire.uses.training.run.step_report import StepReport
+from thinwire.uses.training.run.stepper import Stepper
 
 LIFTED = "fp32, shape off"
 AGAIN = 2  # visits of a batch after its first

@@ -15,20 +15,20 @@ from typing import Any
 import torch
 
 from bench.cells import made_by
-from thinwire.assets.weights.codes import code_tensors, from_code_tensors
-from thinwire.assets.weights.container import PackedModel, write_model
-from thinwire.assets.weights.encoding import like, to_budget
-from thinwire.assets.weights.entry import unpack_entry
-from thinwire.assets.weights.tensors import Stepped
-from thinwire.engines.sync.push.follower import Follower
-from thinwire.engines.sync.push.publisher import Publisher
-from thinwire.lab.data.corpus import load_corpus
-from thinwire.lab.models.source import SMOLLM
-from thinwire.lab.models.tokenizer import tokenise
-from thinwire.lab.records.writer import write_json
-from thinwire.lab.weights.packing import Size, unpacked
-from thinwire.lab.weights.perplexity import perplexity
-from thinwire.lab.weights.source import Reading, read_source, read_text_with
+from thinwire.runs.data.corpus import load_corpus
+from thinwire.runs.models.source import SMOLLM
+from thinwire.runs.models.tokenizer import tokenise
+from thinwire.runs.records.writer import write_json
+from thinwire.uses.following.push.follower import Follower
+from thinwire.uses.following.push.publisher import Publisher
+from thinwire.uses.models.codes import code_tensors, from_code_tensors
+from thinwire.uses.models.container import PackedModel, write_model
+from thinwire.uses.models.encoding import like, to_budget
+from thinwire.uses.models.entry import unpack_entry
+from thinwire.uses.models.run.packing import Size, unpacked
+from thinwire.uses.models.run.perplexity import perplexity
+from thinwire.uses.models.run.source import Reading, read_source, read_text_with
+from thinwire.uses.models.tensors import Stepped
 
 RESULT = Path(__file__).parent / "results" / "versions.json"
 TEXT, BITS = "shakespeare", 3

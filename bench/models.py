@@ -28,15 +28,15 @@ from torch import Tensor
 from bench.cells import run_cells
 from bench.models_summary import summary
 from bench.models_ways import BUDGETS, SOURCE, WAYS, Ways
-from thinwire.assets.weights.container import PackedModel, write_model
-from thinwire.assets.weights.encoding import Entries
-from thinwire.lab.data.documents import Document, read_text
-from thinwire.lab.models.source import SMOLLM
-from thinwire.lab.models.tokenizer import tokenise
-from thinwire.lab.records.writer import read_json, write_json
-from thinwire.lab.weights.packing import Size, unpacked
-from thinwire.lab.weights.perplexity import losses
-from thinwire.lab.weights.source import Reading, Source, read_source, read_text_with
+from thinwire.runs.data.documents import Document, read_text
+from thinwire.runs.models.source import SMOLLM
+from thinwire.runs.models.tokenizer import tokenise
+from thinwire.runs.records.writer import read_json, write_json
+from thinwire.uses.models.container import PackedModel, write_model
+from thinwire.uses.models.encoding import Entries
+from thinwire.uses.models.run.packing import Size, unpacked
+from thinwire.uses.models.run.perplexity import losses
+from thinwire.uses.models.run.source import Reading, Source, read_source, read_text_with
 
 RESULT = Path(__file__).parent / "results" / "models.json"
 CELLS = RESULT.with_suffix("")

@@ -6,15 +6,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from unittest.mock import patch
 
-from thinwire.assets.weights import choices
-from thinwire.assets.weights.choices import WIDTHS, grouped, grouped_site, nearest
-from thinwire.assets.weights.encoding import Entries, at_width, to_budget
-from thinwire.assets.weights.entry import Entry, pack_entry
-from thinwire.assets.weights.feedback import DAMPING
-from thinwire.assets.weights.model import Model
-from thinwire.assets.weights.moments import Moments
-from thinwire.policies.allocate import ByteBudget, Site
+from thinwire.choosing.allocate import ByteBudget, Site
 from thinwire.types import InputError, require
+from thinwire.uses.models import choices
+from thinwire.uses.models.choices import WIDTHS, grouped, grouped_site, nearest
+from thinwire.uses.models.encoding import Entries, at_width, to_budget
+from thinwire.uses.models.entry import Entry, pack_entry
+from thinwire.uses.models.feedback import DAMPING
+from thinwire.uses.models.model import Model
+from thinwire.uses.models.moments import Moments
 
 BUDGETS = (3.0, 3.5, 4.0)  # bits a weight
 LOWER = (2.0, 2.25, 2.5, 2.75)  # of ours alone

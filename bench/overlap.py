@@ -19,16 +19,16 @@ from typing import Any
 import torch
 
 from bench.cells import Cells, made_by
-from thinwire.lab.machine.processor import cores, pick_threads
-from thinwire.lab.ranks.places import Here
-from thinwire.lab.ranks.supervise import Workers
-from thinwire.lab.ranks.telemetry import Telemetry
-from thinwire.lab.ranks.worker import say
-from thinwire.lab.ranks.world import World
-from thinwire.lab.train.config import TrainConfig
-from thinwire.lab.train.job import Job, prepare
-from thinwire.lab.train.setup import build_parts, joined
-from thinwire.lab.train.stepper import Stepper
+from thinwire.runs.machine.processor import cores, pick_threads
+from thinwire.runs.ranks.places import Here
+from thinwire.runs.ranks.supervise import Workers
+from thinwire.runs.ranks.telemetry import Telemetry
+from thinwire.runs.ranks.worker import say
+from thinwire.runs.ranks.world import World
+from thinwire.uses.training.run.config import TrainConfig
+from thinwire.uses.training.run.job import Job, prepare
+from thinwire.uses.training.run.setup import build_parts, joined
+from thinwire.uses.training.run.stepper import Stepper
 
 RESULT = Path(__file__).parent / "results" / "overlap.json"
 CELLS = [

@@ -31,9 +31,9 @@ from bench import (
     pages_supernet,
 )
 from bench.tables import Rows, table, tabled
-from thinwire.lab.engines import read_record
-from thinwire.lab.records.runs import Run
-from thinwire.lab.train.record import reaching
+from thinwire.runs.records.runs import Run
+from thinwire.uses.kinds import read_record
+from thinwire.uses.training.run.record import reaching
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results"

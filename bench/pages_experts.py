@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from bench.tables import Rows, tabled
-from thinwire.lab.records.progress import decibels
+from thinwire.runs.records.progress import decibels
 
 SYNC, GOAL, APART = "ep-sync", "dice-residual", 0.05
 BYTES, FASTER, BUSY = 0.4, 1.2, 0.5

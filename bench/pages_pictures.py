@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from bench.tables import Rows, tabled
-from thinwire.lab.records.progress import decibels
+from thinwire.runs.records.progress import decibels
 
 
 @tabled("way", "seconds", "× faster", "a step", "sent a step", "× fewer than fp16", "PSNR")

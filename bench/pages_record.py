@@ -6,13 +6,12 @@ import dataclasses
 import types
 import typing
 from collections.abc import Iterator
-from importlib import import_module
 from typing import Any
 
-from thinwire.lab.engines import ENGINES
-from thinwire.lab.machine.processor import environment
-from thinwire.lab.options import Options
-from thinwire.lab.records.schema import RunRecord, UnitMetrics
+from thinwire.runs.machine.processor import environment
+from thinwire.runs.options import Options
+from thinwire.runs.records.schema import RunRecord, UnitMetrics
+from thinwire.uses.kinds import kinds
 
 WORDS = {str: "text", float: "number", int: "integer", bool: "true or false", Any: "any"}
 MACHINE = {
@@ -60,8 +59,8 @@ def _inner(hint: Any) -> tuple[Any, ...]:
 
 
 def _record(kind: str) -> type[RunRecord]:
-    module, name = ENGINES[kind].record
-    found: type[RunRecord] = getattr(import_module(module), name)
+    use, its = kinds()[kind]
+    found: type[RunRecord] = use.named(its.record)
     return found
 
 
@@ -122,7 +121,7 @@ def _options(cls: type[Options]) -> Iterator[str]:
 
 
 TABLES = {"record": envelope, "record-lines": lines, "record-environment": machine}
-for _kind in ENGINES:
+for _kind in kinds():
     _cls = _record(_kind)
     _base = _cls.__mro__[1]  # replicas have the options and lines of pipelines
     _there = {

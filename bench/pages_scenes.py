@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bench.tables import Rows, tabled
-from thinwire.lab.records.progress import decibels
+from thinwire.runs.records.progress import decibels
 
 NAMES = {"sog": "SOG, as it came", "spz": "SPZ 4", "compressed.ply": "compressed `.ply`"}
 FORMS = {"float": "dequantised", "sog": "as it is"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from bench.tables import Rows, tabled
-from thinwire.lab.records.progress import decibels
 from thinwire.links.shape import LinkShape
+from thinwire.runs.records.progress import decibels
 
 
 @tabled("what was sent", "so far", "splats seen", "seen after", "PSNR")

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from bench.tables import Rows, table, tabled
-from thinwire.lab.following.cards import saving
-from thinwire.lab.following.record import StateRecord, VersionMetrics
-from thinwire.lab.records.build import build
-from thinwire.lab.records.runs import Run
+from thinwire.runs.records.build import build
+from thinwire.runs.records.runs import Run
+from thinwire.uses.following.run.cards import saving
+from thinwire.uses.following.run.record import StateRecord, VersionMetrics
 
 OURS, PLAIN = "thinwire", "thinwire, numpy"
 DASH = "–"

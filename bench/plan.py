@@ -26,16 +26,16 @@ from bench.cells import keep, makers
 from bench.links import LINKS as ALL_LINKS
 from bench.links import RESULTS, retried
 from bench.predict import FIRST, measured_seconds, predict_run
-from thinwire.lab.engines import load_runs
-from thinwire.lab.machine.processor import environment
-from thinwire.lab.planning.machines_file import MachinesFile, Measured, read_machines
-from thinwire.lab.planning.planner import CANDIDATES, Planner
-from thinwire.lab.records.runs import slug
-from thinwire.lab.records.writer import write_json
-from thinwire.lab.train.config import TrainConfig
-from thinwire.lab.train.job import prepare
-from thinwire.lab.train.launch import launch
-from thinwire.policies.pipeline.plan import WORTH, Proposal
+from thinwire.runs.machine.processor import environment
+from thinwire.runs.records.runs import slug
+from thinwire.runs.records.writer import write_json
+from thinwire.uses.kinds import load_runs
+from thinwire.uses.training.pipeline.choosing.plan import WORTH, Proposal
+from thinwire.uses.training.planning.machines_file import MachinesFile, Measured, read_machines
+from thinwire.uses.training.planning.planner import CANDIDATES, Planner
+from thinwire.uses.training.run.config import TrainConfig
+from thinwire.uses.training.run.job import prepare
+from thinwire.uses.training.run.launch import launch
 
 CELLS = RESULTS / "plan"
 THREADS = 1  # of a rank: a core each

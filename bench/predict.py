@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from thinwire.lab.machine.network import IDLE, restarts
-from thinwire.lab.records.runs import Run
-from thinwire.lab.records.schema import KERNEL
-from thinwire.lab.train.record.schema import StepMetrics, TrainRecord
-from thinwire.lab.train.step_report import WAYS
 from thinwire.links.profile import one_way, profiles
 from thinwire.links.shape import MTU, SEGMENT, LinkShape
-from thinwire.policies.pipeline.hide import FORWARD_SHARE
-from thinwire.policies.pipeline.replay import Hop, Pipeline, Stage, step_seconds
+from thinwire.runs.machine.network import IDLE, restarts
+from thinwire.runs.records.runs import Run
+from thinwire.runs.records.schema import KERNEL
 from thinwire.types import InputError, require
+from thinwire.uses.training.pipeline.choosing.hide import FORWARD_SHARE
+from thinwire.uses.training.pipeline.choosing.replay import Hop, Pipeline, Stage, step_seconds
+from thinwire.uses.training.run.record.schema import StepMetrics, TrainRecord
+from thinwire.uses.training.run.step_report import WAYS
 
 FIRST = 1  # steps left out at the beginning: TCP and the memory of references begin then
 UNSTEADY = "no one rate to predict from"

@@ -24,11 +24,11 @@ from bench.deltas import CONFIG, KINDS, capture
 from thinwire.channels.channel import Scheme, Sender
 from thinwire.channels.memory import Delta
 from thinwire.codecs import ChannelMean, Codec, DeadZone, Entropy, Sink, Uniform
-from thinwire.lab.machine.processor import environment
-from thinwire.lab.models.split import build_stage
-from thinwire.lab.train.config import TrainConfig
-from thinwire.lab.train.job import prepare
-from thinwire.recipes.pipeline import parse_recipe
+from thinwire.runs.machine.processor import environment
+from thinwire.runs.models.split import build_stage
+from thinwire.uses.training.pipeline.recipes import parse_recipe
+from thinwire.uses.training.run.config import TrainConfig
+from thinwire.uses.training.run.job import prepare
 
 RESULTS = Path(__file__).parent / "results" / "pushed.json"
 JOBS = {

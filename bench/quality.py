@@ -23,10 +23,10 @@ from typing import Any
 from bench.cells import keep
 from bench.runs import trained
 from bench.unbiased import FLOOR
-from thinwire.lab.machine.processor import environment
-from thinwire.lab.records.runs import slug
-from thinwire.lab.records.writer import write_json
-from thinwire.recipes.pipeline import parse_recipe
+from thinwire.runs.machine.processor import environment
+from thinwire.runs.records.runs import slug
+from thinwire.runs.records.writer import write_json
+from thinwire.uses.training.pipeline.recipes import parse_recipe
 
 RESULTS = Path(__file__).parent / "results"
 CELLS = RESULTS / "quality"

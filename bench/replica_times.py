@@ -13,7 +13,7 @@ from typing import Any
 from bench.cells import Cells, made_by
 from bench.runs import trained
 from thinwire.links.shape import LinkShape
-from thinwire.policies.replicas.time_model import delayed_step
+from thinwire.uses.training.replicas.choosing.time_model import delayed_step
 
 RESULT = Path(__file__).parent / "results" / "times.json"
 LINKS = ("20mbit,30ms", "5mbit,50ms", "100mbit,100ms")

@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 
 from bench.cells import check_words, keep
 from bench.runs import trained
-from thinwire.lab.records.runs import slug
-from thinwire.lab.records.writer import read_json, write_json
+from thinwire.runs.records.runs import slug
+from thinwire.runs.records.writer import read_json, write_json
 
 RESULT = Path(__file__).parent / "results" / "replicas.json"
 CELLS = RESULT.with_suffix("")

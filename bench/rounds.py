@@ -22,7 +22,7 @@ from typing import Any
 from bench.cells import keep
 from bench.links import AUTO, COMMON, JOBS, LINKS, RESULTS, make_missing
 from bench.runs import trained
-from thinwire.lab.records.runs import slug
+from thinwire.runs.records.runs import slug
 
 CELLS = RESULTS / "rounds"
 MODEL = "gpt2-lab"

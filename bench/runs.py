@@ -5,10 +5,10 @@ from __future__ import annotations
 import tempfile
 from typing import Any
 
-from thinwire.lab.records.writer import load_run, read_metrics
-from thinwire.lab.train.config import TrainConfig
-from thinwire.lab.train.launch import launch
-from thinwire.lab.train.record.schema import StepMetrics, TrainRecord
+from thinwire.runs.records.writer import load_run, read_metrics
+from thinwire.uses.training.run.config import TrainConfig
+from thinwire.uses.training.run.launch import launch
+from thinwire.uses.training.run.record.schema import StepMetrics, TrainRecord
 
 
 def trained(options: dict[str, Any], kept: str = "") -> tuple[TrainRecord, list[StepMetrics]]:

@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from thinwire.assets.splats.code.turns import unit
-from thinwire.assets.splats.files.scene_file import read_scene_file
-from thinwire.assets.splats.part import Layer
-from thinwire.assets.splats.scene import Array, Splats
+from thinwire.uses.scenes.code.turns import unit
+from thinwire.uses.scenes.files.scene_file import read_scene_file
+from thinwire.uses.scenes.part import Layer
+from thinwire.uses.scenes.scene import Array, Splats
 
 HARMONICS = 0.05  # standard deviation of what is added to harmonics, whose steps are those of vectors
 POSITION_LEVELS, TURN_STEP, ALPHA_LEVELS = 65535, 2**0.5 / 255, 255

@@ -20,19 +20,19 @@ from typing import Any, NamedTuple, TypeVar
 
 from bench.cells import run_cells
 from bench.scene_data import dequantised, level, own_streams, streams_of
-from thinwire.assets.splats.files.container import read_scene, write_scene
-from thinwire.assets.splats.files.foreign import read_foreign, write_foreign
-from thinwire.assets.splats.importance import seen_through
-from thinwire.assets.splats.layers import LAYERS, shown_after
-from thinwire.assets.splats.mesongs import MesonGS
-from thinwire.assets.splats.part import Layer
-from thinwire.assets.splats.scene import Splats
-from thinwire.assets.splats.thinwire import Analysis
-from thinwire.assets.splats.view.pictures import Pictures
-from thinwire.assets.splats.view.views import Views
-from thinwire.lab.records.writer import finite, read_json, write_json
-from thinwire.lab.scenes.packing import layers_at, layers_within
-from thinwire.recipes.scenes import SCENE, SCENES
+from thinwire.runs.records.writer import finite, read_json, write_json
+from thinwire.uses.scenes.files.container import read_scene, write_scene
+from thinwire.uses.scenes.files.foreign import read_foreign, write_foreign
+from thinwire.uses.scenes.importance import seen_through
+from thinwire.uses.scenes.layers import LAYERS, shown_after
+from thinwire.uses.scenes.mesongs import MesonGS
+from thinwire.uses.scenes.part import Layer
+from thinwire.uses.scenes.recipes import SCENE, SCENES
+from thinwire.uses.scenes.run.packing import layers_at, layers_within
+from thinwire.uses.scenes.scene import Splats
+from thinwire.uses.scenes.thinwire import Analysis
+from thinwire.uses.scenes.view.pictures import Pictures
+from thinwire.uses.scenes.view.views import Views
 
 RESULT = Path(__file__).parent / "results" / "scenes.json"
 CELLS = RESULT.with_suffix("")

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import thinwire
-from thinwire.lab.pictures.sampling import sample_each
 from thinwire.links import Peer, connect_mesh
+from thinwire.uses.pictures.run.sampling import sample_each
 
 Mesh = dict[int, Peer]
 LONGEST = 3600.0  # seconds that a rank of a crowded processor may take for all

@@ -20,7 +20,7 @@ from typing import Any
 from bench import state_coding, state_links, state_others
 from bench.cells import check_words, keep, makers
 from bench.state_record import BATCH, DATA, LONG, MODEL, RATES, SEQ, STEPS, in_process, scratch
-from thinwire.lab.records.writer import write_json
+from thinwire.runs.records.writer import write_json
 from thinwire.types import ThinwireError
 
 RESULTS = Path(__file__).parent / "results"

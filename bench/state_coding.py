@@ -20,12 +20,12 @@ import torch
 
 from bench.state_record import MODEL, Recording, Replay
 from bench.state_rivals import Rival, rivals
-from thinwire.lab.following.job import base_model
-from thinwire.lab.models.source import resolve_model
+from thinwire.runs.models.source import resolve_model
 from thinwire.state import native
 from thinwire.state.history import History
 from thinwire.state.patches.patch import Patch
 from thinwire.state.replica import Replica
+from thinwire.uses.following.run.job import base_model
 
 OURS, PLAIN = "thinwire", "thinwire, numpy"  # with compiled passes where there are any, and without
 MEASURED = 16  # versions of a cell that all ways are tried on, at most

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.state_record import LONG, STEPS
-from thinwire.lab.emulator.session import Emulation
 from thinwire.links.profile import Profile
 from thinwire.links.shape import MTU, SEGMENT
+from thinwire.runs.emulator.session import Emulation
 from thinwire.state.patches.patch import FORMAT
 from thinwire.types import MeasurementError
 

@@ -27,7 +27,7 @@ import torch
 from bench.state_links import CONTROLS, DELAY, TRAINED, Cell
 from bench.state_record import Recording, Replay
 from bench.state_rivals import rivals
-from thinwire.lab.records.writer import write_json
+from thinwire.runs.records.writer import write_json
 
 WAYS = ("xor zstd-1", "pulse zstd-1")
 WHOLE = "full zstd-1"  # the same at every rate and stride, so sent once a line

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 import zstandard
 
-from thinwire.lab.following.job import Tuning, weights_of
-from thinwire.lab.machine.cache import cache_folder
-from thinwire.lab.machine.processor import cores
-from thinwire.lab.models.source import resolve_model
-from thinwire.lab.records.writer import write_json
+from thinwire.runs.machine.cache import cache_folder
+from thinwire.runs.machine.processor import cores
+from thinwire.runs.models.source import resolve_model
+from thinwire.runs.records.writer import write_json
 from thinwire.state.layout import Layout
+from thinwire.uses.following.run.job import Tuning, weights_of
 
 MODEL, DATA, BATCH, SEQ, SEED = "smollm2-135m", "shakespeare", 4, 128, 0
 RATES = (1e-6, 1e-5, 5e-5)

@@ -21,16 +21,16 @@ import torch
 from torch import Tensor, nn
 
 from bench.state_record import Recording
-from thinwire.engines.sync.push.follower import Follower
-from thinwire.engines.sync.push.partial_patch import PartialPatch
-from thinwire.engines.sync.push.protocol import Message
-from thinwire.engines.sync.push.publisher import Publisher
-from thinwire.engines.sync.push.relay import StateRelay
-from thinwire.lab.records.writer import write_json
+from thinwire.runs.records.writer import write_json
 from thinwire.state.patches.draft import Draft, More
 from thinwire.state.patches.moves import Reading
 from thinwire.state.patches.patch import Patch
 from thinwire.types import ThinwireError
+from thinwire.uses.following.push.follower import Follower
+from thinwire.uses.following.push.partial_patch import PartialPatch
+from thinwire.uses.following.push.protocol import Message
+from thinwire.uses.following.push.publisher import Publisher
+from thinwire.uses.following.push.relay import StateRelay
 
 PORT = 29600
 PATIENCE = 240.0  # seconds

@@ -17,8 +17,8 @@ from typing import Any
 
 from bench.cells import keep
 from bench.runs import trained
-from thinwire.lab.records.runs import slug
-from thinwire.lab.records.writer import write_json
+from thinwire.runs.records.runs import slug
+from thinwire.runs.records.writer import write_json
 
 RESULTS = Path(__file__).parent / "results"
 RECIPES = ("fp32", "step-delta", "direct:bits=8")

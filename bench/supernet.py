@@ -29,17 +29,17 @@ from bench.cells import run_cells
 from bench.supernet_plan import ALONE, BATCH, BUDGETS, GROUPS, KINDS, Cell, cells
 from bench.supernet_rivals import rises, sites, sloped, solved
 from bench.supernet_summary import summary
-from thinwire.assets.weights.oneshot.calibration import accuracy, batch_loss, recalibrate
-from thinwire.assets.weights.oneshot.costs import Costs, costs_of
-from thinwire.assets.weights.oneshot.search import Search
-from thinwire.assets.weights.oneshot.shipping import packed_nbytes, shipped
-from thinwire.assets.weights.oneshot.supernet import Configuration, Supernet
-from thinwire.assets.weights.oneshot.training import Batch, train
-from thinwire.lab.data.batches import Batches
-from thinwire.lab.data.images import FASHION, SIDE
-from thinwire.lab.federated.tasks import Dataset, load_dataset
-from thinwire.lab.machine.cache import cache_folder, new_folder
-from thinwire.lab.records.writer import read_json, write_json
+from thinwire.runs.data.batches import Batches
+from thinwire.runs.data.images import FASHION, SIDE
+from thinwire.runs.machine.cache import cache_folder, new_folder
+from thinwire.runs.records.writer import read_json, write_json
+from thinwire.uses.federated.run.tasks import Dataset, load_dataset
+from thinwire.uses.models.oneshot.calibration import accuracy, batch_loss, recalibrate
+from thinwire.uses.models.oneshot.costs import Costs, costs_of
+from thinwire.uses.models.oneshot.search import Search
+from thinwire.uses.models.oneshot.shipping import packed_nbytes, shipped
+from thinwire.uses.models.oneshot.supernet import Configuration, Supernet
+from thinwire.uses.models.oneshot.training import Batch, train
 
 RESULT = Path(__file__).parent / "results" / "supernet.json"
 START = 5  # bits that a search begins at [the method's code]

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from thinwire.assets.weights.oneshot.supernet import WIDTHS, Shape
-from thinwire.assets.weights.oneshot.training import Method
+from thinwire.uses.models.oneshot.supernet import WIDTHS, Shape
+from thinwire.uses.models.oneshot.training import Method
 
 BATCH = 128
 BUDGETS = (2.5, 3.0, 3.5, 4.0, 5.0)  # what uniform widths of so many bits would cost

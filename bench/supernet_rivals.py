@@ -10,10 +10,10 @@ from itertools import product
 
 import numpy as np
 
-from thinwire.assets.weights.oneshot.calibration import batch_loss
-from thinwire.assets.weights.oneshot.supernet import Configuration, Supernet
-from thinwire.assets.weights.oneshot.training import Batch
-from thinwire.policies.allocate import ByteBudget, Site
+from thinwire.choosing.allocate import ByteBudget, Site
+from thinwire.uses.models.oneshot.calibration import batch_loss
+from thinwire.uses.models.oneshot.supernet import Configuration, Supernet
+from thinwire.uses.models.oneshot.training import Batch
 
 Rises = list[list[float]]  # by layer and pair of widths
 PRIOR = 1e-3  # of a rise: where none is measured, bits still go where they lower the rounding error most

@@ -1,6 +1,6 @@
 """Make the traces that thinwire ships: links of real kinds, drawn from stated facts with a fixed seed.
 
-Run ``python -m bench.traces``: writes ``src/thinwire/lab/emulator/traces/*.csv``, the same bytes every time.
+Run ``python -m bench.traces``: writes ``src/thinwire/links/traces/*.csv``, the same bytes every time.
 The traces are synthetic; no link was recorded. What is known of such links, and from where, is in ``KINDS``
 and at the head of each file; the ranges are chosen to fit. Facts marked [memory] were not looked up again.
 """

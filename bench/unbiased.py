@@ -17,8 +17,8 @@ import torch
 
 from bench.cells import Cells
 from bench.runs import trained
-from thinwire.lab.machine.processor import environment
-from thinwire.recipes.pipeline import parse_recipe
+from thinwire.runs.machine.processor import environment
+from thinwire.uses.training.pipeline.recipes import parse_recipe
 
 RESULTS = Path(__file__).parent / "results" / "unbiased.json"
 BASE, FLOOR = "fp32", "thinwire:first=1.9,fw=2.6,bw=1.9"

@@ -21,14 +21,14 @@ from run_records import write_run
 
 from thinwire.files.folder import PlainFolder, open_folder
 from thinwire.files.place import Folder
-from thinwire.lab.records.runs import slug
-from thinwire.lab.records.writer import COMPARE, write_json
+from thinwire.runs.records.runs import slug
+from thinwire.runs.records.writer import COMPARE, write_json
 from thinwire.state import log as logs
 
 if TYPE_CHECKING:
     from hubs import Clock
 
-    from thinwire.engines.sync.push.publisher import Publisher
+    from thinwire.uses.following.push.publisher import Publisher
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["TERM"] = "xterm"  # some CI has a dumb one; tests of that say so themselves
@@ -57,7 +57,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Files(LoadFileScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             file: str = super()._split_scope(nodeid)
-            return "emulation" if "lab/emulator/" in file or "test_auto.py" in file else file
+            return "emulation" if "runs/emulator/" in file or "test_auto.py" in file else file
 
     return Files(config, log)
 
@@ -116,7 +116,7 @@ def published() -> Iterator[tuple[Publisher, dict[str, torch.Tensor], str]]:
     """Yield a publisher in this process that has one version, its state and its address."""
     from commanded import weights
 
-    from thinwire.engines.sync.push.publisher import Publisher
+    from thinwire.uses.following.push.publisher import Publisher
 
     state = weights()
     with Publisher(state, name="policy") as publisher:
@@ -161,9 +161,9 @@ def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A tokenizer with the vocabulary of ``tiny_models``."""
     from tiny_models import VOCAB
 
-    from thinwire.lab.data.corpus import Corpus
-    from thinwire.lab.data.documents import Document
-    from thinwire.lab.models.tokenizer import trained_bpe
+    from thinwire.runs.data.corpus import Corpus
+    from thinwire.runs.data.documents import Document
+    from thinwire.runs.models.tokenizer import trained_bpe
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("THINWIRE_CACHE", str(tmp_path_factory.mktemp("tokenizer")))

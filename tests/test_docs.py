@@ -14,7 +14,7 @@ import typer.main
 from thinwire.channels import wire
 from thinwire.channels.channel import Scheme, Sender
 from thinwire.channels.memory import Delta
-from thinwire.cli.terminal.app import app
+from thinwire.cli.app import app
 from thinwire.codecs import REGISTRY, Uniform
 
 ROOT = Path(__file__).parents[1]
@@ -107,8 +107,8 @@ def test_commands_in_the_docs_have_only_real_options() -> None:
 
 
 def test_recipes_in_the_docs_are_read() -> None:
-    from thinwire.recipes.pipeline import parse_recipe
-    from thinwire.recipes.replicas import parse_replica_recipe
+    from thinwire.uses.training.pipeline.recipes import parse_recipe
+    from thinwire.uses.training.replicas.recipes import parse_replica_recipe
 
     for _, line in commands():
         if (found := re.search(r"--recipe (\S+)", line)) is not None:
@@ -148,8 +148,9 @@ def test_the_tables_of_the_wire_format_are_complete() -> None:
 def test_every_room_is_on_the_page_of_the_architecture() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     src = ROOT / "src" / "thinwire"
-    rooms = {f"{p.parent.name}/" for d in (src, src / "lab") for p in d.glob("*/__init__.py")}
-    rooms |= {p.stem for d in (src, src / "lab") for p in d.glob("[!_]*.py")}
+    rooms = {f"{p.parent.name}/" for d in (src, src / "runs") for p in d.glob("*/__init__.py")}
+    rooms |= {f"uses/{p.parent.name}/" for p in (src / "uses").glob("*/__init__.py")}
+    rooms |= {p.stem for d in (src, src / "runs", src / "uses") for p in d.glob("[!_]*.py")}
     assert {room for room in rooms if f"`{room}`" not in page} == set()
 
 

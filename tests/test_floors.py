@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -13,47 +12,64 @@ from sources import FILES, SRC, nodes, tree
 
 ROOT = "thinwire"
 
-# What each room may import, itself included. A module's room is the longest prefix of its name here; a new
+# What each room may import, besides itself. A module's room is the longest prefix of its name here; a new
 # module must be given one before this test passes.
 F0 = {"types", "heads", "dtypes", "spec", "replacing", "compiled", "similarity"}
-F1 = F0 | {"codecs", "zstd"}
+F1 = F0 | {"codecs"}
 F2 = F1 | {"channels"}
-F3 = F2 | {"links", "exchange", "state", "files", "policies"}
-F4 = F3 | {"engines", "assets", "recipes"}
+LINKS = {"links", "links.names", "links.tcp.idle"}
+F3 = F2 | LINKS | {"collectives", "state", "files", "choosing"}
 # In order: each may import those before it.
-LAB = ["options", "shared", "machine", "records", "report", "data", "models", "emulator", "ranks", "train"]
-LAB += ["planning", "doctor", "following", "pictures", "federated", "scenes", "weights", "engines"]
+ORDER = ["options", "shared_options", "machine", "records", "report", "data", "models", "emulator", "ranks"]
+ORDER = [f"runs.{room}" for room in [*ORDER, "terminal"]]
+RUNS = {*ORDER, "__init__"}
+LISTS = {"uses", "uses.use", "uses.kinds", "uses.readers", "uses.layered", "uses.packing"}
+WINGS = sorted(folder.name for folder in (SRC / "uses").iterdir() if (folder / "__init__.py").exists())
+ENGINES = {f"uses.{name}" for name in WINGS}
+RAN = {f"{use}.{part}" for use in ENGINES for part in ("run", "planning")}
+COMMANDS = {f"{use}.commands" for use in ENGINES}
+POLICIES = {  # pure functions from what was measured to what to do
+    ".".join(folder.relative_to(SRC).parts) for folder in (SRC / "uses").rglob("choosing") if folder.is_dir()
+}
+ALL = F3 | RUNS | LISTS | ENGINES | POLICIES | RAN
+
+
+def wing(use: str) -> dict[str, set[str]]:
+    """Return the rooms of a use, each above the one before: what it is made of, its runs, its commands."""
+    policies = {room for room in POLICIES if room.startswith(f"{use}.")}
+    made, run, planning = F3 | policies | {"uses.use"}, f"{use}.run", f"{use}.planning"
+    ran = made | RUNS | {"uses", "uses.kinds", use}
+    return {use: made, run: ran, planning: ran | {run}, f"{use}.commands": ran | LISTS | {run, planning}}
+
+
 ALLOWED: dict[str, set[str]] = {
-    "types": set(),
+    **{key: set() for key in ("types", "replacing", "similarity", "compiled", "moved", "runs", "uses.use")},
     "dtypes": {"types"},
     "heads": {"types"},
     "spec": {"types", "dtypes"},
-    "replacing": set(),
-    "similarity": set(),
-    "compiled": set(),
-    "zstd": {"types", "compiled", "zstd"},
-    "codecs": F1,
-    "channels": F2,
-    "links": {"types", "links"},
-    "exchange": {"types", "links", "exchange"},
-    "state": F1 | {"state"},
-    "files": F0 | {"state", "files", "links.names"},
-    "policies": F1 | {"links.tcp.idle", "policies"},
-    "engines": set(),
-    "engines.diffusion": F2 | {"links", "exchange", "engines.diffusion"},
-    "engines.experts": F2 | {"links", "exchange", "engines.diffusion", "engines.experts"},
-    "engines.federated": F2 | {"links", "state", "policies", "engines.federated"},
-    "engines.pipeline": F2 | {"links", "policies", "engines.pipeline"},
-    "engines.replicas": F2 | {"links", "exchange", "policies", "engines.replicas"},
-    "engines.sync": F0 | {"links", "state", "files", "engines.sync"},
-    "assets": F2 | {"links", "policies", "files", "assets"},
-    "recipes": F3 | {"engines", "assets", "recipes"},
-    "lab": set(),
-    **{f"lab.{room}": F4 | {"__init__"} | {f"lab.{r}" for r in LAB[: i + 1]} for i, room in enumerate(LAB)},
-    "cli": F4 | {"lab", "cli", "__init__"},
-    **dict.fromkeys(("federated", "models", "scenes"), F4 | {"lab"}),  # a use in Python
+    "codecs": F0,
+    "channels": F1,
+    "links.names": {"types"},
+    "links.tcp.idle": {"types"},
+    "links": {"types", *LINKS},
+    "collectives": {"types", *LINKS},
+    "state": F1,
+    "files": F0 | {"state", "links.names"},
+    "choosing": F2 | {"links.tcp.idle"},
+    **{room: F3 | {"__init__", *ORDER[:i]} for i, room in enumerate(ORDER)},
+    "uses": {"uses.use"},
+    **dict.fromkeys(
+        ("uses.kinds", "uses.readers", "uses.layered", "uses.packing"), F3 | RUNS | {"uses", "uses.use"}
+    ),
+    "uses.listing": {"uses"},
+    **dict.fromkeys(POLICIES, F1 | {"choosing", "links.tcp.idle"}),
+    **{room: allowed for use in ENGINES for room, allowed in wing(use).items()},
+    **dict.fromkeys(
+        ("federated", "models", "scenes"), F3 | RUNS | LISTS | ENGINES | POLICIES | RAN
+    ),  # a use in Python
+    "cli": F3 | RUNS | LISTS | ENGINES | POLICIES | RAN | COMMANDS | {"uses.listing"},
     "__main__": {"cli"},
-    "__init__": {"types", "channels", "links", "state", "engines", "recipes"},
+    "__init__": F3 | ENGINES | {"moved"},
 }
 REQUIRED = {"torch", "numpy", "zmq"}  # pyproject's dependencies, by the names they are imported by
 
@@ -66,17 +82,12 @@ def name_of(path: Path) -> str:
 MODULES = {name_of(path) for path in FILES}
 
 
-def within(module: str, rooms: Iterable[str]) -> list[str]:
-    """Return those of ``rooms`` that ``thinwire.a.b`` lies in, the innermost last."""
-    own = module.removeprefix(f"{ROOT}.") if module not in (ROOT, f"{ROOT}.__version__") else "__init__"
-    return sorted((r for r in rooms if own == r or own.startswith(f"{r}.")), key=len)
-
-
 def room_of(module: str) -> str:
-    """Return the room of a module."""
-    found = within(module, ALLOWED)
+    """Return the room that ``thinwire.a.b`` lies in."""
+    own = module.removeprefix(f"{ROOT}.") if module not in (ROOT, f"{ROOT}.__version__") else "__init__"
+    found = [r for r in ALLOWED if own == r or own.startswith(f"{r}.")]
     assert found, f"give {module} a room in this test and in docs/architecture.md"
-    return found[-1]
+    return max(found, key=len)
 
 
 @cache
@@ -119,15 +130,15 @@ def test_a_module_imports_only_what_its_room_may() -> None:
         f"{name_of(path)}:{line}: {name}"
         for path in FILES
         for line, name in imports(path)
-        if name.partition(".")[0] == ROOT and not within(name, ALLOWED[room_of(name_of(path))])
+        if name.partition(".")[0] == ROOT
+        and room_of(name) not in ALLOWED[room := room_of(name_of(path))] | {room}
     ]
     assert wrong == []
 
 
 def test_the_table_has_no_way_back_up() -> None:
     """Following it never leads from a room back to it through another."""
-    below = {own: {r for r in ALLOWED if within(r, allowed) and r != own} for own, allowed in ALLOWED.items()}
-    assert not circles(below)
+    assert not circles({own: allowed & ALLOWED.keys() - {own} for own, allowed in ALLOWED.items()})
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
@@ -144,19 +155,31 @@ def circles(below: dict[str, set[str]]) -> set[str]:
     return set(left)
 
 
-@pytest.mark.parametrize("own", ["types", "spec", "codecs", "channels", "recipes"])
+@pytest.mark.parametrize("own", ["types", "spec", "codecs", "channels", "choosing"])
 def test_the_core_needs_nothing_but_torch_and_numpy(own: str) -> None:
     outside = {m for p in FILES if room_of(name_of(p)) == own for m in at_import(p)}
     assert outside - set(sys.stdlib_module_names) - {ROOT} <= {"torch", "numpy"}
 
 
 def test_links_know_nothing_of_tensors() -> None:
-    found = {m for p in FILES if room_of(name_of(p)) == "links" for m in at_import(p)}
+    found = {m for p in FILES if room_of(name_of(p)) in LINKS for m in at_import(p)}
     assert "zmq" in found
     assert found - set(sys.stdlib_module_names) - {ROOT} <= {"zmq", "numpy"}
 
 
-def test_only_command_line_and_laboratory_need_extras() -> None:
+def test_only_runs_and_commands_need_extras() -> None:
+    """So a script loads what a use is made of without the command line's and the report's libraries."""
     for path in FILES:
-        if room_of(name_of(path)).partition(".")[0] not in ("cli", "lab"):
+        if room_of(name_of(path)) not in {"cli", "uses.kinds", *ORDER, *RAN, *COMMANDS}:
             assert at_import(path) - set(sys.stdlib_module_names) - {ROOT} <= REQUIRED, path
+
+
+def test_a_wing_knows_no_other() -> None:
+    """What two uses share stands below both, or in a list that both are in."""
+    for use in ENGINES:
+        for room, allowed in wing(use).items():
+            assert not {a for a in allowed if within_a_wing(a) and not a.startswith(use)}, room
+
+
+def within_a_wing(room: str) -> bool:
+    return any(room == use or room.startswith(f"{use}.") for use in ENGINES)

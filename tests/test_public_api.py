@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import importlib
 import pkgutil
+import re
 import subprocess
 import sys
 import tomllib
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 import thinwire
+from thinwire import moved
 
 ROOT = Path(__file__).parents[1]
 OPTIONAL = (
@@ -112,7 +114,7 @@ def test_import_alone_loads_nothing() -> None:
 
 
 def test_links_and_the_emulator_s_relay_need_no_torch() -> None:
-    assert "torch" not in imported("import thinwire.links, thinwire.lab.emulator.relay")
+    assert "torch" not in imported("import thinwire.links, thinwire.runs.emulator.relay")
 
 
 def test_sender_and_receiver_in_five_lines() -> None:
@@ -130,7 +132,7 @@ def test_the_examples_in_docstrings_run() -> None:
         result = doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE)
         assert result.failed == 0, module.__name__
         done[module.__name__] = result.attempted
-    for name in ("types", "channels.channel", "codecs.uniform", "links.shape", "lab.models.cuts"):
+    for name in ("types", "channels.channel", "codecs.uniform", "links.shape", "runs.models.cuts"):
         assert done[f"thinwire.{name}"], "its examples are gone, or not seen"
 
 
@@ -144,3 +146,14 @@ def load(name: str) -> python_types.ModuleType | None:
     except thinwire.MissingExtra:
         pass
     return None
+
+
+@pytest.mark.parametrize("old", sorted(moved.PLACES.keys() - moved.FOLDERS))
+def test_an_old_path_names_the_new_one(old: str) -> None:
+    new = f"thinwire.{moved.PLACES[old]}"
+    importlib.import_module(new)
+    with pytest.raises(ImportError, match=re.escape(f"thinwire.{old} is {new} now; import it from there")):
+        importlib.import_module(f"thinwire.{old}")
+    package, _, name = f"thinwire.{old}".rpartition(".")
+    with pytest.raises(ImportError, match=re.escape(new)):
+        exec(f"from {package} import {name}", {})

@@ -23,7 +23,7 @@ EVERYTHING = [
 
 MAY_PRINT = {
     "cli",
-    "lab/models/fetch.py",
+    "runs/models/fetch.py",
 }  # programs; the library's words go into exceptions
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Named = Function | ast.ClassDef

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import re
 import tomllib
-from importlib import import_module
 from pathlib import Path
-from pkgutil import iter_modules
 from typing import Any
 
 import pytest
 import typer.main
 
-import thinwire.recipes
-from thinwire.cli.terminal.app import app
-from thinwire.lab.engines import ENGINES
-from thinwire.recipes.base import Registry
+import thinwire
+from thinwire.cli.app import app
+from thinwire.uses import NAMES, uses
+from thinwire.uses.kinds import kinds
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -56,7 +54,9 @@ def options(command: Any) -> set[str]:
 
 
 def test_each_kind_of_run_has_a_use() -> None:
-    assert USES.keys() == ENGINES.keys()
+    assert USES.keys() == kinds().keys()
+    folders = {folder.parent.name for folder in (ROOT / "src" / "thinwire" / "uses").glob("*/__init__.py")}
+    assert folders == {*NAMES}
     assert {demo for _, _, demo in USES.values() if demo} == COMMANDS["demo"].commands.keys()
 
 
@@ -121,9 +121,8 @@ def test_extras_are_described_and_all_is_all_of_them() -> None:
 
 
 def test_each_engine_s_recipes_are_on_its_page() -> None:
-    modules = [import_module(f"thinwire.recipes.{m.name}") for m in iter_modules(thinwire.recipes.__path__)]
-    registries = {id(x): x for m in modules for x in vars(m).values() if isinstance(x, Registry)}.values()
-    own = {"replicas": "docs/replicas.md", "hook": "docs/replicas.md", "federated": "docs/federated.md"}
+    registries = [use.named(home) for use in uses() for home in use.registries]
+    own = {"replicas": "docs/replicas.md", "federated": "docs/federated.md"}
     assert {r.engine for r in registries} >= own.keys() | {"pipeline", "state", "diffusion"}
     for registry in registries:
         page = TEXT[own.get(registry.engine, "docs/recipes.md")]

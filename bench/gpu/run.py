@@ -15,7 +15,7 @@ import torch
 from bench.codecs import machine
 from bench.gpu import kernels, two_stages
 from bench.links import FIXED
-from thinwire.lab.records.writer import write_json
+from thinwire.runs.records.writer import write_json
 
 RESULTS = Path(__file__).parents[1] / "results" / "gpu.json"
 SHAPES = ((1, 1024, 1024), (1, 1024, 1600))  # the boundary of GPT-2 medium and XL

@@ -8,20 +8,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from thinwire import moved
+
 if TYPE_CHECKING:
     from thinwire.channels.channel import Receiver, Scheme, Sender
-    from thinwire.engines.pipeline.stage import CompressedStage
-    from thinwire.engines.sync.callback import publish_callback
-    from thinwire.engines.sync.pull.keeping import Keeping
-    from thinwire.engines.sync.pull.reader import ShelfReader
-    from thinwire.engines.sync.pull.writer import ShelfWriter
-    from thinwire.engines.sync.push.follower import Follower
-    from thinwire.engines.sync.push.publisher import Publisher
     from thinwire.links import LinkShape, connect_mesh, read_token
-    from thinwire.recipes.diffusion import parallel
-    from thinwire.recipes.experts import spread_experts
-    from thinwire.recipes.hook import replicate
-    from thinwire.recipes.pipeline import Recipe, parse_recipe
     from thinwire.state.patches.patch import Version
     from thinwire.types import (
         AuthError,
@@ -33,23 +24,35 @@ if TYPE_CHECKING:
         PayloadError,
         ThinwireError,
     )
+    from thinwire.uses.following.callback import publish_callback
+    from thinwire.uses.following.pull.keeping import Keeping
+    from thinwire.uses.following.pull.reader import ShelfReader
+    from thinwire.uses.following.pull.writer import ShelfWriter
+    from thinwire.uses.following.push.follower import Follower
+    from thinwire.uses.following.push.publisher import Publisher
+    from thinwire.uses.pictures.context_parallel.recipes import parallel
+    from thinwire.uses.pictures.expert_parallel.recipes import spread_experts
+    from thinwire.uses.training.pipeline.recipes import Recipe, parse_recipe
+    from thinwire.uses.training.pipeline.stage import CompressedStage
+    from thinwire.uses.training.replicas.script import replicate
 
 __version__ = "0.1.0"
+moved.put_up()
 
 _HOMES = {
     "channels.channel": ("Receiver", "Scheme", "Sender"),
-    "engines.pipeline.stage": ("CompressedStage",),
-    "engines.sync.callback": ("publish_callback",),
-    "engines.sync.push.follower": ("Follower",),
-    "engines.sync.push.publisher": ("Publisher",),
-    "engines.sync.pull.keeping": ("Keeping",),
-    "engines.sync.pull.reader": ("ShelfReader",),
-    "engines.sync.pull.writer": ("ShelfWriter",),
+    "uses.training.pipeline.stage": ("CompressedStage",),
+    "uses.following.callback": ("publish_callback",),
+    "uses.following.push.follower": ("Follower",),
+    "uses.following.push.publisher": ("Publisher",),
+    "uses.following.pull.keeping": ("Keeping",),
+    "uses.following.pull.reader": ("ShelfReader",),
+    "uses.following.pull.writer": ("ShelfWriter",),
     "links": ("LinkShape", "connect_mesh", "read_token"),
-    "recipes.diffusion": ("parallel",),
-    "recipes.experts": ("spread_experts",),
-    "recipes.hook": ("replicate",),
-    "recipes.pipeline": ("Recipe", "parse_recipe"),
+    "uses.pictures.context_parallel.recipes": ("parallel",),
+    "uses.pictures.expert_parallel.recipes": ("spread_experts",),
+    "uses.training.replicas.script": ("replicate",),
+    "uses.training.pipeline.recipes": ("Recipe", "parse_recipe"),
     "state.patches.patch": ("Version",),
     "types": (
         "AuthError",

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from thinwire.engines.federated.conductor import Made
-    from thinwire.lab.federated.record import FederatedRecord
+    from thinwire.uses.federated.conductor import Made
+    from thinwire.uses.federated.run.record import FederatedRecord
 
 __all__ = ["compare", "join", "serve"]
 
@@ -32,10 +32,10 @@ def compare(
     >>> record.totals["rounds"]
     2
     """
-    from thinwire.lab.engines import load_run
-    from thinwire.lab.federated.options import FederatedConfig
-    from thinwire.lab.federated.run import run_all
-    from thinwire.lab.records.holding import holding
+    from thinwire.runs.records.holding import holding
+    from thinwire.uses.federated.run.options import FederatedConfig
+    from thinwire.uses.federated.run.run import run_all
+    from thinwire.uses.kinds import load_run
 
     config = FederatedConfig.from_dict({"methods": " ".join(methods), **options})
     with holding(config.out):
@@ -53,10 +53,10 @@ def serve(
     ``announce`` is told the port as soon as the server listens. ``options``: those of ``federate-serve``.
     Errors: ``InputError``; ``LinkError`` naming the clients that are missing.
     """
-    from thinwire.lab.engines import load_run
-    from thinwire.lab.federated.machines import ServeConfig
-    from thinwire.lab.federated.serving import Serving
-    from thinwire.lab.records.holding import holding
+    from thinwire.runs.records.holding import holding
+    from thinwire.uses.federated.run.machines import ServeConfig
+    from thinwire.uses.federated.run.serving import Serving
+    from thinwire.uses.kinds import load_run
 
     config = ServeConfig.from_dict({"methods": method, **options})
     with holding(config.out):
@@ -70,7 +70,7 @@ def join(address: str, noted: Callable[[str], object] = lambda _: None, **option
     ``options``: those of ``federate-join`` (``data``, ``part``, ``token_file``, ...).
     Errors: ``InputError`` where data or model do not fit the server's; ``LinkError`` naming it.
     """
-    from thinwire.lab.federated.joining import join as joined
-    from thinwire.lab.federated.machines import JoinConfig
+    from thinwire.uses.federated.run.joining import join as joined
+    from thinwire.uses.federated.run.machines import JoinConfig
 
     return joined(JoinConfig.from_dict({"address": address, **options}), noted)

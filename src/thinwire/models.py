@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from thinwire.lab.weights.record import ModelRecord
+    from thinwire.uses.models.run.record import ModelRecord
 
 __all__ = ["pack", "tensors", "unpack"]
 PathLike = str | os.PathLike[str]
@@ -46,9 +46,9 @@ def pack(
     >>> torch.dist(models.tensors(folder / "w.tw")["w"], torch.zeros(64, 64)) > 0
     tensor(True)
     """
-    from thinwire.lab.weights.packing import ModelPacking
-    from thinwire.lab.weights.packing import pack as packed
-    from thinwire.lab.weights.placing import write_packed
+    from thinwire.uses.models.run.packing import ModelPacking
+    from thinwire.uses.models.run.packing import pack as packed
+    from thinwire.uses.models.run.placing import write_packed
 
     job = ModelPacking(str(source), nbytes, bits, None if like is None else Path(like), text)
     model, record = packed(job)
@@ -61,7 +61,7 @@ def tensors(packed: PathLike) -> dict[str, Tensor]:
 
     Errors: ``InputError``, ``PayloadError``.
     """
-    from thinwire.lab.weights.packing import read_packed, unpacked
+    from thinwire.uses.models.run.packing import read_packed, unpacked
 
     return unpacked(read_packed(Path(packed)))
 
@@ -72,7 +72,7 @@ def unpack(packed: PathLike, out: PathLike, *, code: bool = False) -> list[str]:
     Python code that came along is written with ``code`` alone, pickles never. Return the names of files that
     were left out. Errors: ``InputError``, ``PayloadError``, ``OSError``.
     """
-    from thinwire.lab.weights.packing import read_packed
-    from thinwire.lab.weights.placing import write_unpacked
+    from thinwire.uses.models.run.packing import read_packed
+    from thinwire.uses.models.run.placing import write_unpacked
 
     return write_unpacked(read_packed(Path(packed)), Path(out), code).left

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from thinwire.assets.splats.scene import Splats
+    from thinwire.uses.scenes.scene import Splats
 
 LAYERS = 4
 
@@ -22,7 +22,7 @@ __all__ = ["Splats", "pack", "page", "read", "unpack", "write"]
 def __getattr__(name: str) -> Any:
     if name != "Splats":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from thinwire.assets.splats.scene import Splats
+    from thinwire.uses.scenes.scene import Splats
 
     return Splats
 
@@ -33,9 +33,9 @@ def read(path: str | os.PathLike[str]) -> Splats:
     Splats that no program can show (not finite, invisible) are left out.
     Errors: ``InputError``, ``PayloadError`` for a damaged file, ``MissingExtra``, ``OSError``.
     """
-    from thinwire.assets.splats.files.container import is_scene
-    from thinwire.assets.splats.files.scene_file import read_scene_file
-    from thinwire.assets.splats.scene import cleaned
+    from thinwire.uses.scenes.files.container import is_scene
+    from thinwire.uses.scenes.files.scene_file import read_scene_file
+    from thinwire.uses.scenes.scene import cleaned
 
     file = Path(path)
     with file.open("rb") as opened:
@@ -48,8 +48,8 @@ def write(path: str | os.PathLike[str], splats: Splats) -> None:
 
     Errors: ``InputError`` for another name, ``OSError``.
     """
-    from thinwire.assets.splats.files.scene_file import scene_bytes
     from thinwire.replacing import replacing
+    from thinwire.uses.scenes.files.scene_file import scene_bytes
 
     data = scene_bytes(splats, Path(path))
     with replacing(Path(path)) as part:
@@ -70,11 +70,11 @@ def pack(
     >>> len(scenes.pack(splats, nbytes=6_000)) <= 6_000
     True
     """
-    from thinwire.assets.splats.files.container import write_scene
-    from thinwire.assets.splats.thinwire import Analysis
-    from thinwire.assets.splats.view.views import Views
-    from thinwire.lab.scenes.packing import layers_to
     from thinwire.types import InputError, require
+    from thinwire.uses.scenes.files.container import write_scene
+    from thinwire.uses.scenes.run.packing import layers_to
+    from thinwire.uses.scenes.thinwire import Analysis
+    from thinwire.uses.scenes.view.views import Views
 
     require((nbytes is None) != (quality is None), InputError, "give nbytes or quality, one of them")
     scene = Analysis.through(Views.of(splats), splats)
@@ -86,8 +86,8 @@ def unpack(data: bytes, layers: int | None = None) -> Splats:
 
     Errors: ``PayloadError`` for other or damaged bytes.
     """
-    from thinwire.assets.splats.files.container import read_scene
-    from thinwire.assets.splats.layers import shown_after
+    from thinwire.uses.scenes.files.container import read_scene
+    from thinwire.uses.scenes.layers import shown_after
 
     return shown_after(read_scene(data)[:layers])
 
@@ -97,7 +97,7 @@ def page(data: bytes, title: str, credit: str = "") -> str:
 
     Errors: ``PayloadError`` for other or damaged bytes.
     """
-    from thinwire.assets.splats.files.container import read_scene
-    from thinwire.assets.splats.page.writing import page_of
+    from thinwire.uses.scenes.files.container import read_scene
+    from thinwire.uses.scenes.page.writing import page_of
 
     return page_of(read_scene(data), title, credit)

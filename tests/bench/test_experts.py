@@ -11,10 +11,10 @@ from bench.experts import BATCH, GROUPS, cells, identity, joined, kept
 from bench.spread import meshes, spread_pictures
 
 from bench import experts, pages_experts
-from thinwire.lab.pictures.flux_fashion_moe import build
-from thinwire.lab.pictures.sampling import sample_each
-from thinwire.lab.records.writer import write_json
-from thinwire.recipes.experts import parse_experts_recipe
+from thinwire.runs.records.writer import write_json
+from thinwire.uses.pictures.expert_parallel.recipes import parse_experts_recipe
+from thinwire.uses.pictures.run.flux_fashion_moe import build
+from thinwire.uses.pictures.run.sampling import sample_each
 
 
 def found(nbytes: int, db: float | None, seconds: float) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from bench.federated_plan import GROUPS, METHODS, RATES, SEARCH, SEEDS, cells
 from bench.federated_summary import interval, joined, summary
 
 from bench import pages_federated
-from thinwire.lab.federated.devices import load_fleet
-from thinwire.recipes.federated import parse_federated_recipe
+from thinwire.uses.federated.recipes import parse_federated_recipe
+from thinwire.uses.federated.run.devices import load_fleet
 
 
 def cell(

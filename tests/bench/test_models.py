@@ -11,12 +11,12 @@ from bench.models_summary import nbytes_at, summary
 from bench.models_ways import WAYS, Ways, alone
 from bench.pages_models import TABLES
 
-from thinwire.assets.weights.container import PackedModel, write_model
-from thinwire.assets.weights.encoding import Entries
-from thinwire.assets.weights.entry import unpack_entry
-from thinwire.assets.weights.model import Model
-from thinwire.assets.weights.moments import Moments
-from thinwire.assets.weights.tensors import Grouped, Stepped, exact_steps
+from thinwire.uses.models.container import PackedModel, write_model
+from thinwire.uses.models.encoding import Entries
+from thinwire.uses.models.entry import unpack_entry
+from thinwire.uses.models.model import Model
+from thinwire.uses.models.moments import Moments
+from thinwire.uses.models.tensors import Grouped, Stepped, exact_steps
 
 NAMES = ("a", "b")
 

@@ -12,8 +12,8 @@ from bench.supernet_plan import ALONE, BUDGETS, GROUPS, KINDS, ONESHOT, cells
 from bench.supernet_rivals import pairs, rises, sites, sloped, solved
 from bench.supernet_summary import summary
 
-from thinwire.assets.weights.oneshot.costs import costs_of
-from thinwire.assets.weights.oneshot.supernet import Shape, Supernet
+from thinwire.uses.models.oneshot.costs import costs_of
+from thinwire.uses.models.oneshot.supernet import Shape, Supernet
 
 WIDTHS = (2, 3)
 

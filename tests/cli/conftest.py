@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from thinwire.lab.models import fetch
+from thinwire.runs.models import fetch
 
 
 @pytest.fixture(autouse=True)

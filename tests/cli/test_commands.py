@@ -17,11 +17,11 @@ from run_records import write_run
 from typer.testing import CliRunner
 
 import thinwire
+from thinwire.cli.app import app
 from thinwire.cli.demo import DEMO
-from thinwire.cli.terminal.app import app
-from thinwire.lab.options import flag
-from thinwire.lab.train.config import TrainConfig
+from thinwire.runs.options import flag
 from thinwire.types import LinkError, MeasurementError
+from thinwire.uses.training.run.config import TrainConfig
 
 PLAIN = {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "110", "RANK": "0"}
 
@@ -56,10 +56,10 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[TrainConfig]:
         write_run(Path(config.out), config.recipe, (32.0, 32.0) if config.recipe == "fp32" else (3.0, 2.5))
         return Path(config.out)
 
-    module = types.ModuleType("thinwire.lab.train.launch")
+    module = types.ModuleType("thinwire.uses.training.run.launch")
     module.launch = launch  # type: ignore[attr-defined]
     module.under_torchrun = lambda config: False  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "thinwire.lab.train.launch", module)
+    monkeypatch.setitem(sys.modules, "thinwire.uses.training.run.launch", module)
     return seen
 
 
@@ -330,9 +330,9 @@ def test_a_path_that_cannot_be_written(tmp_path: Path):
 
 
 def test_recipes_lists_the_registry():
-    from thinwire.recipes import listing
+    from thinwire.uses import listing
 
-    assert listing.FILE.read_text("utf-8") == listing.text(), "run python -m thinwire.recipes.listing"
+    assert listing.FILE.read_text("utf-8") == listing.text(), "run python -m thinwire.uses.listing"
     rows, text = json.loads(invoke("recipes", "--json").stdout), invoke("recipes").stdout
     assert rows == listing.listed() and len({r["engine"] for r in rows}) == 7
     assert all(r["summary"] and r["source"] for r in rows)
@@ -348,7 +348,7 @@ def test_doctor_speaks_of_everything_and_a_torch_outside_the_range_is_broken(mon
     broken = any(c["status"] == "broken" for c in findings.values())
     assert result.exit_code == (2 if broken else 0)
     monkeypatch.setattr(
-        "thinwire.lab.machine.processor.versions", lambda: {"python": "3.11.0", "torch": "2.14.0"}
+        "thinwire.runs.machine.processor.versions", lambda: {"python": "3.11.0", "torch": "2.14.0"}
     )
     result = invoke("doctor")
     assert all(name in result.stdout for name in findings)
@@ -376,7 +376,7 @@ def test_without_the_extra_one_sentence_names_it():
 
 
 def test_a_rank_ends_without_the_interpreter_s_own_end():
-    code = "import atexit, thinwire.lab.train.run\nfrom thinwire.cli import main\n"
+    code = "import atexit, thinwire.uses.training.run.run\nfrom thinwire.cli import main\n"
     code += "atexit.register(print, 'late')\n"
     result = thinwire_process(code=f"{code}main(['--no-such-option'])\n")
     assert (result.returncode, result.stdout) == (2, "")

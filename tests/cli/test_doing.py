@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from thinwire.cli.terminal import doing
+from thinwire.runs.terminal import doing
 
 
 class Terminal(io.StringIO):

@@ -3,7 +3,7 @@
 import pytest
 from typer.testing import CliRunner
 
-from thinwire.cli.terminal.app import app
+from thinwire.cli.app import app
 
 
 @pytest.mark.parametrize(

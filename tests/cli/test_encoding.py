@@ -10,7 +10,7 @@ import pytest
 from run_records import write_run
 from typer.testing import CliRunner
 
-from thinwire.cli.terminal.app import app
+from thinwire.cli.app import app
 
 PLAIN = {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "110", "THINWIRE_TOKEN": None}
 

@@ -11,8 +11,8 @@ import torch
 from commanded import invoke
 from waiting import HOST, LONG, until
 
-from thinwire.cli.terminal.command import ShellCommand
-from thinwire.engines.sync.push.publisher import Publisher
+from thinwire.runs.terminal.command import ShellCommand
+from thinwire.uses.following.push.publisher import Publisher
 
 pytest.importorskip("zstandard")
 

@@ -21,14 +21,14 @@ from commanded import holds, invoke, one_sentence, running, trained, weights
 from torch import Tensor
 from waiting import LONG, free_port, until
 
-from thinwire.cli.states.following import Taking, _keep_up, line
-from thinwire.cli.terminal.live import Live
-from thinwire.engines.sync.pull.writer import ShelfWriter
-from thinwire.engines.sync.push.follower import Follower
-from thinwire.engines.sync.push.publisher import Publisher
 from thinwire.files.checkpoint import read_checkpoint, write_checkpoint
+from thinwire.runs.terminal.live import Live
 from thinwire.state.patches.patch import Version
 from thinwire.types import InputError
+from thinwire.uses.following.commands.following import Taking, _keep_up, line
+from thinwire.uses.following.pull.writer import ShelfWriter
+from thinwire.uses.following.push.follower import Follower
+from thinwire.uses.following.push.publisher import Publisher
 
 pytestmark = pytest.mark.timeout(300)
 pytest.importorskip("zstandard")
@@ -112,7 +112,7 @@ def test_a_store_that_goes_meanwhile_is_a_link_lost(tmp_path: Path, monkeypatch:
     def gone(*_: object) -> None:
         raise OSError("no route")  # as web servers and fsspec have it: without a file's name
 
-    monkeypatch.setattr("thinwire.cli.states.following.look", gone)
+    monkeypatch.setattr("thinwire.uses.following.commands.following.look", gone)
     result = invoke("follow", tmp_path / "store", "--once")
     assert result.exit_code == 3 and "cannot be read any more: no route" in one_sentence(result.stderr)
 
@@ -209,7 +209,7 @@ def test_a_base_is_let_go_of_once_a_follower_has_begun_with_it(
         left.append(sum(ref() is not None for ref in kept))
         taking(self, number)
 
-    monkeypatch.setattr("thinwire.cli.states.following.read_checkpoint", read)
+    monkeypatch.setattr("thinwire.uses.following.commands.following.read_checkpoint", read)
     monkeypatch.setattr(Taking, "take", take)
     result = invoke("follow", at, "--base", base, "--relay", relay, "--once")
     assert result.exit_code == 0, result.output
@@ -289,9 +289,9 @@ def test_what_cannot_be_written_is_told_once_and_written_later(
     """A folder that is removed, and comes back: neither --out nor --state ends who follows, nor is stale."""
     publisher, state, _ = published
     for name in ("RETRY", "STATE_EVERY"):
-        monkeypatch.setattr(f"thinwire.cli.states.following.{name}", 0.01)
+        monkeypatch.setattr(f"thinwire.uses.following.commands.following.{name}", 0.01)
     notes: list[str] = []
-    monkeypatch.setattr("thinwire.cli.terminal.live.Live.note", lambda _, text: notes.append(text))
+    monkeypatch.setattr("thinwire.runs.terminal.live.Live.note", lambda _, text: notes.append(text))
     (kept := tmp_path / "kept").mkdir()
     out, saved = kept / "o.safetensors", kept / "saved"
 
@@ -335,7 +335,7 @@ def test_versions_are_taken_at_most_so_often(monkeypatch: pytest.MonkeyPatch):
             now[0] += 0.01 if number < 3 else 5.0  # to write one may take longer than the pause
 
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda s: now.__setitem__(0, now[0] + s))
-    monkeypatch.setattr("thinwire.cli.states.following.time", clock)
+    monkeypatch.setattr("thinwire.uses.following.commands.following.time", clock)
     _keep_up([Version(n) for n in (1, 2, 3, 4)], Recorder(), 2.0)  # type: ignore[arg-type]
     assert taken == pytest.approx([100.0, 102.0, 104.0, 109.0])
 
@@ -353,8 +353,8 @@ def test_a_state_that_is_not_written_is_held_once(published):
 
 @pytest.mark.parametrize("once", [("--once",), ()], ids=["once", "on"])
 def test_nobody_there_is_a_link_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, once: tuple[str, ...]):
-    monkeypatch.setattr("thinwire.cli.terminal.live.FIRST", 0.1)
-    monkeypatch.setattr("thinwire.cli.terminal.live.FRESH", 0.05)
+    monkeypatch.setattr("thinwire.runs.terminal.live.FIRST", 0.1)
+    monkeypatch.setattr("thinwire.runs.terminal.live.FRESH", 0.05)
     at = f"127.0.0.1:{free_port()}"
     result = invoke("follow", at, "--patience", "0.5", *once)
     told = one_sentence(result.stderr)

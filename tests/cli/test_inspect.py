@@ -13,16 +13,16 @@ from commanded import invoke, one_sentence, weights
 from slow_proxy import SlowProxy
 from waiting import free_port
 
-from thinwire.engines.sync.pull.claim import read_manifest
-from thinwire.engines.sync.pull.manifest import MAX_NUMBER, STATE, Manifest
-from thinwire.engines.sync.pull.proof import Proof
-from thinwire.engines.sync.pull.writer import ShelfWriter
-from thinwire.engines.sync.push.publisher import Publisher
 from thinwire.files.checkpoint import write_checkpoint
 from thinwire.files.folder import PlainFolder
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.types import MissingExtra
+from thinwire.uses.following.pull.claim import read_manifest
+from thinwire.uses.following.pull.manifest import MAX_NUMBER, STATE, Manifest
+from thinwire.uses.following.pull.proof import Proof
+from thinwire.uses.following.pull.writer import ShelfWriter
+from thinwire.uses.following.push.publisher import Publisher
 
 pytestmark = pytest.mark.timeout(300)
 pytest.importorskip("zstandard")
@@ -122,7 +122,7 @@ def test_a_file_s_damage_counts_though_its_publisher_gives_signs_meanwhile(
     def later(*args: object) -> Manifest:
         return replace(read_manifest(*args), written=float(next(signs)))  # type: ignore[arg-type]
 
-    monkeypatch.setattr("thinwire.cli.states.inspecting.read_manifest", later)
+    monkeypatch.setattr("thinwire.cli.inspecting.read_manifest", later)
     broken = invoke("inspect", tmp_path, "--check")
     assert broken.exit_code == 3 and "is damaged" in one_sentence(broken.stderr)
 

@@ -9,8 +9,8 @@ import pytest
 from each import each
 from typer.testing import CliRunner
 
-from thinwire.cli.terminal.app import app
-from thinwire.lab.models import fetch
+from thinwire.cli.app import app
+from thinwire.runs.models import fetch
 from thinwire.types import InputError
 
 TEXT, CLOTHES = {"smollm2-135m", "shakespeare"}, {"fashion-mnist"}

@@ -10,12 +10,12 @@ import pytest
 from scenes import ball, small_pictures
 from typer.testing import CliRunner
 
-from thinwire.assets.splats import thinwire
-from thinwire.assets.splats.files.ply import read_ply, write_ply
-from thinwire.assets.splats.scene import Splats
-from thinwire.assets.splats.view.cameras import Frame, look_at
-from thinwire.cli.terminal.app import app
-from thinwire.lab.scenes.record import SceneRecord
+from thinwire.cli.app import app
+from thinwire.uses.scenes import thinwire
+from thinwire.uses.scenes.files.ply import read_ply, write_ply
+from thinwire.uses.scenes.run.record import SceneRecord
+from thinwire.uses.scenes.scene import Splats
+from thinwire.uses.scenes.view.cameras import Frame, look_at
 
 pytest.importorskip("zstandard")
 

@@ -18,11 +18,11 @@ from commanded import Script, holds, invoke, meanwhile, newest, one_sentence, ru
 from launchers import Command
 from waiting import free_port
 
-from thinwire.engines.sync.push.ask import ask
-from thinwire.engines.sync.push.publisher import Publisher
 from thinwire.files.checkpoint import read_checkpoint, write_checkpoint
 from thinwire.files.folder import PlainFolder
-from thinwire.lab.machine.network import Interface
+from thinwire.runs.machine.network import Interface
+from thinwire.uses.following.push.ask import ask
+from thinwire.uses.following.push.publisher import Publisher
 
 pytestmark = pytest.mark.timeout(300)
 pytest.importorskip("zstandard")
@@ -34,7 +34,7 @@ def test_a_publisher_saves_its_state_now_and_then(tmp_path: Path, monkeypatch: p
     kept.mkdir()
     saved = kept / "saved"
     write_checkpoint(file, weights(), {})
-    monkeypatch.setattr("thinwire.engines.sync.outlets.SAVE_EVERY", 0.0)
+    monkeypatch.setattr("thinwire.uses.following.outlets.SAVE_EVERY", 0.0)
 
     def version() -> int:
         return json.loads(invoke("inspect", saved, "--json").stdout)["version"] if saved.exists() else 0
@@ -98,7 +98,7 @@ def test_a_publisher_that_listens_everywhere_names_its_addresses(tmp_path: Path,
             yield lambda: True
 
         with monkeypatch.context() as patched:
-            patched.setattr("thinwire.lab.machine.network.interfaces", lambda found=found: found)
+            patched.setattr("thinwire.runs.machine.network.interfaces", lambda found=found: found)
             notes = meanwhile(patched, script())
             result = invoke("publish", file, "--host", "0.0.0.0", "--port", "0", "--token-file", token)
         assert result.exit_code == 0, result.output
@@ -119,7 +119,7 @@ def test_a_feed_that_died_ends_the_publisher_though_its_file_rests(tmp_path: Pat
         made[0]._feed._hub.close(0.0)
         yield lambda: False
 
-    monkeypatch.setattr("thinwire.engines.sync.outlets.Publisher", Known)
+    monkeypatch.setattr("thinwire.uses.following.outlets.Publisher", Known)
     meanwhile(monkeypatch, script())
     result = invoke("publish", file, "--port", "0", "--quiet")
     assert result.exit_code == 3, result.output
@@ -205,7 +205,7 @@ def test_a_store_that_is_full_ends_once_after_another_attempt(
     file = tmp_path / "m.safetensors"
     write_checkpoint(file, weights(), {})
     monkeypatch.setattr(PlainFolder, "write", full)
-    monkeypatch.setattr("thinwire.engines.sync.pull.writer.RETRY", 0.1)
+    monkeypatch.setattr("thinwire.uses.following.pull.writer.RETRY", 0.1)
     result = invoke("publish", file, "--once", "--store", tmp_path / "store")
     if heals:
         assert result.exit_code == 0, result.stderr
@@ -224,7 +224,7 @@ def test_a_ctrl_c_before_the_first_version_ends_a_publisher_as_any_other(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(f"thinwire.cli.states.publishing.{early}", interrupted)
+    monkeypatch.setattr(f"thinwire.uses.following.commands.publishing.{early}", interrupted)
     command = ["publish", file, "--port", 0, "--store", tmp_path / "store", "--quiet"]
     result = invoke(*command)
     assert (result.exit_code, result.stderr) == (0, ""), result.output

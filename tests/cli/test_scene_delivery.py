@@ -15,10 +15,10 @@ from commanded import invoke, one_sentence, running
 from scenes import ball, layered
 from waiting import until
 
-from thinwire.assets.splats.delivery import deliver, fetch, read_manifest
-from thinwire.assets.splats.files.container import read_outline
-from thinwire.assets.splats.files.ply import read_ply, write_ply
 from thinwire.files.folder import PlainFolder
+from thinwire.uses.scenes.delivery import deliver, fetch, read_manifest
+from thinwire.uses.scenes.files.container import read_outline
+from thinwire.uses.scenes.files.ply import read_ply, write_ply
 
 pytestmark = pytest.mark.timeout(120)
 pytest.importorskip("zstandard")

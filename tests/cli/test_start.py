@@ -29,7 +29,7 @@ CODE = f"""
 import sys
 import typer
 from typer.testing import CliRunner
-from thinwire.cli.terminal.app import app
+from thinwire.cli.app import app
 
 def paths(command, path=()):
     yield path

@@ -8,11 +8,11 @@ import pytest
 from scenes import ball
 from typer.testing import CliRunner
 
-from thinwire.assets.splats import thinwire
-from thinwire.assets.splats.files.container import write_scene
-from thinwire.assets.splats.files.ply import write_ply
-from thinwire.assets.splats.part import Layer
-from thinwire.cli.terminal.app import app
+from thinwire.cli.app import app
+from thinwire.uses.scenes import thinwire
+from thinwire.uses.scenes.files.container import write_scene
+from thinwire.uses.scenes.files.ply import write_ply
+from thinwire.uses.scenes.part import Layer
 
 CREDIT = "PLAYBOT by Stephane Agullo, CC-BY-4.0"
 

@@ -12,13 +12,13 @@ import pytest
 from commanded import invoke, one_sentence, weights
 from waiting import until
 
-from thinwire.cli.states.inspecting import show
-from thinwire.cli.states.options import parse_bounds
-from thinwire.cli.terminal.live import Live, warned
-from thinwire.cli.terminal.places import parse_place
+from thinwire.cli.inspecting import show
 from thinwire.files.checkpoint import write_checkpoint
 from thinwire.links.address import Address
+from thinwire.runs.terminal.live import Live, warned
+from thinwire.runs.terminal.places import parse_place
 from thinwire.types import InputError
+from thinwire.uses.following.commands.options import parse_bounds
 
 pytestmark = pytest.mark.timeout(300)
 pytest.importorskip("zstandard")
@@ -40,7 +40,7 @@ def test_on_a_terminal_one_line_is_kept_fresh(monkeypatch: pytest.MonkeyPatch):
 
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr("thinwire.cli.terminal.live.FRESH", 0.01)
+    monkeypatch.setattr("thinwire.runs.terminal.live.FRESH", 0.01)
     with Live(lambda: "x" * 500) as live:
         until(lambda: terminal.getvalue().count("\r") > 3, "the line")
         live.note("look")

@@ -12,11 +12,11 @@ import torch
 from commanded import invoke, one_sentence
 from waiting import HOST, free_port, until
 
-from thinwire.engines.sync.pull.reader import ShelfReader
-from thinwire.engines.sync.pull.writer import ShelfWriter
 from thinwire.files.checkpoint import write_checkpoint
 from thinwire.files.folder import open_folder
 from thinwire.types import InputError
+from thinwire.uses.following.pull.reader import ShelfReader
+from thinwire.uses.following.pull.writer import ShelfWriter
 
 pytest.importorskip("zstandard")
 pytest.importorskip("s3fs")

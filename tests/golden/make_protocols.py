@@ -13,16 +13,6 @@ from pathlib import Path
 import torch
 
 from thinwire.codecs import TopK
-from thinwire.engines.diffusion.message import Message as Passed
-from thinwire.engines.federated.message import Form, Update
-from thinwire.engines.federated.message import Version as Sent
-from thinwire.engines.federated.remote.pieces import Sending
-from thinwire.engines.replicas.message import Measured
-from thinwire.engines.replicas.message import Message as Exchanged
-from thinwire.engines.sync.pull import manifest
-from thinwire.engines.sync.pull.manifest import File, Manifest, StoredVersion
-from thinwire.engines.sync.pull.proof import Proof
-from thinwire.engines.sync.push import protocol
 from thinwire.files import wrapping
 from thinwire.links import security
 from thinwire.links.hub import station
@@ -32,6 +22,16 @@ from thinwire.state import saved
 from thinwire.state.layout import Layout
 from thinwire.state.patches.patch import Version
 from thinwire.state.words import Words, filled
+from thinwire.uses.federated.message import Form, Update
+from thinwire.uses.federated.message import Version as Sent
+from thinwire.uses.federated.remote.pieces import Sending
+from thinwire.uses.following.pull import manifest
+from thinwire.uses.following.pull.manifest import File, Manifest, StoredVersion
+from thinwire.uses.following.pull.proof import Proof
+from thinwire.uses.following.push import protocol
+from thinwire.uses.pictures.context_parallel.message import Message as Passed
+from thinwire.uses.training.replicas.message import Measured
+from thinwire.uses.training.replicas.message import Message as Exchanged
 
 FILE = Path(__file__).parent / "protocols" / "bytes.json"
 TOKEN = b"a long random text"

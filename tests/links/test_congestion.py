@@ -14,15 +14,15 @@ import torch
 from torch.distributed import HashStore
 
 from thinwire import Follower, Publisher
-from thinwire.lab.doctor import diagnosis
-from thinwire.lab.ranks.places import Emulated
-from thinwire.lab.train.config import TrainConfig
 from thinwire.links.hub.hub import Hub
 from thinwire.links.mesh import connect_mesh
 from thinwire.links.pair.zmq_link import ZmqLink
 from thinwire.links.tcp import congestion
 from thinwire.links.tcp import info as tcp_info
+from thinwire.runs.ranks.places import Emulated
 from thinwire.types import InputError
+from thinwire.uses.doctor import diagnosis
+from thinwire.uses.training.run.config import TrainConfig
 
 pytestmark = pytest.mark.skipif(not tcp_info.supported(), reason="congestion controls: Linux only")
 

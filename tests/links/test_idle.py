@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 from each import each
 
-from tests.policies.test_policies import after, both, rungs, steady
+from tests.choosing.test_policies import after, both, rungs, steady
 from thinwire.links.tcp.idle import FIRST_WINDOW, Line, idle_seconds
-from thinwire.policies.pipeline.hide import HideBehindCompute
-from thinwire.policies.pipeline.replay import Hop, Pipeline, Stage, step_seconds
-from thinwire.recipes.pipeline import parse_recipe
+from thinwire.uses.training.pipeline.choosing.hide import HideBehindCompute
+from thinwire.uses.training.pipeline.choosing.replay import Hop, Pipeline, Stage, step_seconds
+from thinwire.uses.training.pipeline.recipes import parse_recipe
 
 TRIP, RATE = 0.1, 25e6  # seconds, bytes/s: 200 Mbit/s, 50 ms one way
 WIDE = FIRST_WINDOW / RATE

@@ -13,13 +13,13 @@ import zmq
 from waiting import LONG, until
 
 from thinwire.files.web_folder import WebFolder
-from thinwire.lab.machine.network import check_listener, check_own, way_out
 from thinwire.links import ZmqLink, polled, sockets
 from thinwire.links.greeting import asks_for_token
 from thinwire.links.hub.hub import Hub
 from thinwire.links.hub.spoke import Spoke
 from thinwire.links.names import interface_names, needs_ipv6, reach, resolve
 from thinwire.links.relay.stream import Stream, open_stream, reason, serve_streams
+from thinwire.runs.machine.network import check_listener, check_own, way_out
 from thinwire.types import LinkError
 
 TOKEN = b"a shared secret"

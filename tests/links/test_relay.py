@@ -12,13 +12,13 @@ from launchers import free_port, until
 from relayed import LONG, TOKEN, Running, exchange, mesh
 from tcp_proxy import DOWN, UP, TcpProxy
 
-from thinwire.lab.train.config import TrainConfig
 from thinwire.links import ZmqLink, connect_mesh
 from thinwire.links.address import Route
 from thinwire.links.relay import handshake
 from thinwire.links.relay.handshake import Request, Role, Verdict, relay_pass
 from thinwire.links.relay.tunnel import Tunnel
 from thinwire.types import AuthError, InputError, LinkError
+from thinwire.uses.training.run.config import TrainConfig
 
 MARK = b"the words that nobody between the ranks may read " * 20
 

@@ -16,10 +16,10 @@ from torch import Tensor
 from typer.testing import CliRunner
 from waiting import LONG
 
-from thinwire.cli.terminal.app import app
-from thinwire.engines.sync.pull.look import look
+from thinwire.cli.app import app
 from thinwire.files.checkpoint import read_checkpoint
 from thinwire.files.folder import open_folder
+from thinwire.uses.following.pull.look import look
 
 PLAIN = {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "110", "THINWIRE_TOKEN": None}
 
@@ -85,7 +85,7 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, script: Script) -> list[str]:
     clock = SimpleNamespace(sleep=sleep, monotonic=time.monotonic)
     for room in ("cli.states.publishing", "engines.sync.outlets"):
         monkeypatch.setattr(f"thinwire.{room}.time", clock)
-    monkeypatch.setattr("thinwire.cli.terminal.live.Live.note", lambda _, text: notes.append(text))
+    monkeypatch.setattr("thinwire.runs.terminal.live.Live.note", lambda _, text: notes.append(text))
     return notes
 
 

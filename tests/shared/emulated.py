@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from launchers import cold, warm
 
-from thinwire.lab.emulator.session import Emulation
-from thinwire.lab.emulator.syscalls import INSTEAD
 from thinwire.links.profile import profiles
+from thinwire.runs.emulator.session import Emulation
+from thinwire.runs.emulator.syscalls import INSTEAD
 from thinwire.types import InputError
 
 TURN = 60.0  # seconds to wait for another emulation of this machine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from thinwire.lab.emulator.session import Emulation
+from thinwire.runs.emulator.session import Emulation
 
 SENDER = """
 import socket, sys, time

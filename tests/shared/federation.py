@@ -11,16 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.codecs import Codec, Raw
-from thinwire.engines.federated.aggregation import Rule, Synchronous
-from thinwire.engines.federated.client import Client
-from thinwire.engines.federated.download import Download
-from thinwire.engines.federated.intake import Receipt, Refusal
-from thinwire.engines.federated.rates import Decay
-from thinwire.engines.federated.residuals import Residuals
-from thinwire.engines.federated.row import Parameters
-from thinwire.engines.federated.samples import Samples
-from thinwire.engines.federated.server import Server
-from thinwire.policies.federated.device import Assignment, Device, Situation
+from thinwire.uses.federated.aggregation import Rule, Synchronous
+from thinwire.uses.federated.choosing.device import Assignment, Device, Situation
+from thinwire.uses.federated.client import Client
+from thinwire.uses.federated.download import Download
+from thinwire.uses.federated.intake import Receipt, Refusal
+from thinwire.uses.federated.rates import Decay
+from thinwire.uses.federated.residuals import Residuals
+from thinwire.uses.federated.row import Parameters
+from thinwire.uses.federated.samples import Samples
+from thinwire.uses.federated.server import Server
 
 FEATURES, CLASSES = 12, 4
 SIZES = (20, 12, 30, 8)  # samples of each client

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.engines.federated.flower.grid import LocalGrid
-from thinwire.engines.federated.flower.mod import compression_mod
-from thinwire.engines.federated.flower.records import Layout
+from thinwire.uses.federated.flower.grid import LocalGrid
+from thinwire.uses.federated.flower.mod import compression_mod
+from thinwire.uses.federated.flower.records import Layout
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower"
 REASON = "flwr is not installed here; make test-flower runs these"

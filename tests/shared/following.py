@@ -11,7 +11,11 @@ from tcp_proxy import TcpProxy
 from torch import Tensor, nn
 from waiting import HOST, LONG, until
 
-from thinwire.engines.sync.push.protocol import (
+from thinwire.links.hub.events import EventKind
+from thinwire.links.hub.hub import Hub
+from thinwire.links.hub.spoke import Spoke
+from thinwire.state.layout import Layout
+from thinwire.uses.following.push.protocol import (
     DOWN,
     MAGIC,
     MAX_NAME,
@@ -26,12 +30,8 @@ from thinwire.engines.sync.push.protocol import (
     LayoutIs,
     unpack,
 )
-from thinwire.engines.sync.push.publisher import Publisher
-from thinwire.engines.sync.push.relay import StateRelay
-from thinwire.links.hub.events import EventKind
-from thinwire.links.hub.hub import Hub
-from thinwire.links.hub.spoke import Spoke
-from thinwire.state.layout import Layout
+from thinwire.uses.following.push.publisher import Publisher
+from thinwire.uses.following.push.relay import StateRelay
 
 
 def weights(seed: int = 0, rows: int = 300) -> dict[str, Tensor]:

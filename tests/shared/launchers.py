@@ -41,13 +41,13 @@ ABSENT = (
     "THINWIRE_TOKEN",
     "THINWIRE_DEBUG",
 )
-STATES = ("thinwire.cli.states.following", "thinwire.cli.states.publishing")
-FEDERATED = ("sklearn.datasets", "thinwire.lab.federated.run", "thinwire.lab.federated.deployed")
+STATES = ("thinwire.uses.following.commands.following", "thinwire.uses.following.commands.publishing")
+FEDERATED = ("sklearn.datasets", "thinwire.uses.federated.run.run", "thinwire.uses.federated.run.deployed")
 PICTURES = (
     "diffusers:FluxTransformer2DModel",
     "diffusers.hooks.hooks",
     "diffusers.models.transformers.transformer_hidream_image",
-    "thinwire.lab.pictures.program",
+    "thinwire.uses.pictures.run.program",
 )
 NEEDS = {
     "generate": PICTURES,
@@ -60,8 +60,8 @@ NEEDS = {
 TRAINING = (
     "transformers:GPT2LMHeadModel",
     "transformers:PreTrainedTokenizerFast",
-    "thinwire.lab.train.launch",
-    "thinwire.lab.train.run",
+    "thinwire.uses.training.run.launch",
+    "thinwire.uses.training.run.run",
 )
 
 
@@ -161,7 +161,7 @@ class Warm:
         """Run ``thinwire ARGUMENTS`` in a fork; ``largest_file`` in bytes stands in for a full disk."""
         asked = {"arguments": [str(a) for a in arguments], "largest_file": largest_file}
         needs = (
-            "thinwire.cli.terminal.app",
+            "thinwire.cli.app",
             *NEEDS.get(asked["arguments"][0] if arguments else "", TRAINING),
         )
         return self._fork(place, needs, asked | {"environment": environment(**more)})

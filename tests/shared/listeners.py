@@ -14,10 +14,10 @@ from time import monotonic
 from waiting import HOST as HERE
 from waiting import LONG
 
-from thinwire.lab.doctor import linktest
-from thinwire.lab.doctor.linktest import LinkTest, MeasuredWay, TestedMachine, listen
 from thinwire.links import LinkShape, Peer, ZmqLink
 from thinwire.types import LinkError
+from thinwire.uses.doctor import linktest
+from thinwire.uses.doctor.run.linktest import LinkTest, MeasuredWay, TestedMachine, listen
 
 TOKEN = b"a token of the tests"
 COMMAND = [sys.executable, "-m", "thinwire", "doctor"]

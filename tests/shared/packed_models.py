@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 import transformers
 
-from thinwire.lab.data.corpus import Corpus
-from thinwire.lab.data.documents import Document
-from thinwire.lab.models.tokenizer import trained_bpe
+from thinwire.runs.data.corpus import Corpus
+from thinwire.runs.data.documents import Document
+from thinwire.runs.models.tokenizer import trained_bpe
 
 TEXT = "".join(f"the {a} of the {b} saw a {c}.\n" for a in "abcdefgh" for b in "stuvw" for c in "xyzk")
 SEQ = 32

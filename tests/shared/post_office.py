@@ -10,8 +10,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from thinwire.engines.replicas.replicate import Network
 from thinwire.types import LinkError
+from thinwire.uses.training.replicas.replicate import Network
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from thinwire.lab.federated.tasks import Dataset
+from thinwire.uses.federated.run.tasks import Dataset
 
 RATE = 8000
 

@@ -21,14 +21,14 @@ import numpy as np
 import zstandard
 from scenes import ball
 
-from thinwire.assets.splats import thinwire
-from thinwire.assets.splats.files import foreign
-from thinwire.assets.splats.files.container import read_scene, write_scene
-from thinwire.assets.splats.files.ply import read_ply, write_ply
-from thinwire.assets.splats.layers import shown_after
-from thinwire.assets.splats.part import Layer
-from thinwire.assets.splats.scene import Splats
 from thinwire.types import InputError, PayloadError
+from thinwire.uses.scenes import thinwire
+from thinwire.uses.scenes.files import foreign
+from thinwire.uses.scenes.files.container import read_scene, write_scene
+from thinwire.uses.scenes.files.ply import read_ply, write_ply
+from thinwire.uses.scenes.layers import shown_after
+from thinwire.uses.scenes.part import Layer
+from thinwire.uses.scenes.scene import Splats
 
 PIXELS = 64
 NUMBER = re.compile(rb"\d+")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from thinwire.assets.splats import thinwire
-from thinwire.assets.splats.scene import Splats
-from thinwire.assets.splats.view import given, views
+from thinwire.uses.scenes import thinwire
+from thinwire.uses.scenes.scene import Splats
+from thinwire.uses.scenes.view import given, views
 
 
 def small_pictures(patch: pytest.MonkeyPatch, size: int = 96) -> None:
@@ -35,9 +35,9 @@ def ball(n: int = 600, bands: int = 1, seed: int = 0) -> Splats:
 
 def layered(count: int = 3, n: int = 60) -> bytes:
     """Return a packed scene of ``count`` layers of ``n`` splats each; all but the last have a stand-in."""
-    from thinwire.assets.splats import thinwire
-    from thinwire.assets.splats.files.container import write_scene
-    from thinwire.assets.splats.part import Layer
+    from thinwire.uses.scenes import thinwire
+    from thinwire.uses.scenes.files.container import write_scene
+    from thinwire.uses.scenes.part import Layer
 
     parts = [thinwire.encode(thinwire.Analysis.of(ball(n, 1, i), 64), 1e-5) for i in range(count)]
     return write_scene([Layer(part, parts[0] if part is not parts[-1] else None) for part in parts])

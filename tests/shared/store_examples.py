@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from thinwire.engines.sync.pull.manifest import File, Manifest, StoredVersion
+from thinwire.uses.following.pull.manifest import File, Manifest, StoredVersion
 
 
 def leg(base, version, nbytes):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from waiting import until
 
-from thinwire.engines.sync.pull.fetching import Fetching
-from thinwire.engines.sync.pull.keeping import Keeping
-from thinwire.engines.sync.pull.manifest import unpack
-from thinwire.engines.sync.pull.proof import Proof
-from thinwire.engines.sync.pull.writing import StoreWriting
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
+from thinwire.uses.following.pull.fetching import Fetching
+from thinwire.uses.following.pull.keeping import Keeping
+from thinwire.uses.following.pull.manifest import unpack
+from thinwire.uses.following.pull.proof import Proof
+from thinwire.uses.following.pull.writing import StoreWriting
 
 LEASE = 60.0
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from thinwire.lab.models import source as models
-from thinwire.lab.models.cuts import LayerCosts, cut_layers
-from thinwire.lab.models.source import ModelSource
+from thinwire.runs.models import source as models
+from thinwire.runs.models.cuts import LayerCosts, cut_layers
+from thinwire.runs.models.source import ModelSource
 
 transformers = pytest.importorskip("transformers")
 

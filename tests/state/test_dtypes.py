@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from thinwire.codecs.fixpoint import FixedPoint
 from thinwire.codecs.raw import Cast
 from thinwire.codecs.uniform import Uniform
-from thinwire.engines.replicas.method import AllReduce
-from thinwire.engines.sync.mirror import Mirror
 from thinwire.files.checkpoint import NAMES, read_checkpoint, write_checkpoint
-from thinwire.lab.train.config import TrainConfig
-from thinwire.recipes.state import STATE, cast
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.state.replica import Replica
 from thinwire.types import InputError
+from thinwire.uses.following.mirror import Mirror
+from thinwire.uses.following.recipes import STATE, cast
+from thinwire.uses.training.replicas.method import AllReduce
+from thinwire.uses.training.run.config import TrainConfig
 
 ALL = sorted({x for x in vars(torch).values() if isinstance(x, torch.dtype)}, key=str)
 QUANTIZED = [dtype for dtype in ALL if str(dtype).removeprefix("torch.").startswith(("q", "quint"))]

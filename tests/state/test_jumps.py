@@ -8,14 +8,14 @@ import torch
 from histories import follower
 
 from replicas import LONG
-from thinwire.engines.sync.pull.reader import ShelfReader
-from thinwire.engines.sync.pull.writer import ShelfWriter
-from thinwire.engines.sync.push.follower import Follower
-from thinwire.engines.sync.push.publisher import Publisher
-from thinwire.engines.sync.push.relay import StateRelay
 from thinwire.state.code import blocks, changes
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
+from thinwire.uses.following.pull.reader import ShelfReader
+from thinwire.uses.following.pull.writer import ShelfWriter
+from thinwire.uses.following.push.follower import Follower
+from thinwire.uses.following.push.publisher import Publisher
+from thinwire.uses.following.push.relay import StateRelay
 
 
 @pytest.mark.parametrize("most", [1, 300, 1000, 5000])

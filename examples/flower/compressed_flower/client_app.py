@@ -6,7 +6,7 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from compressed_flower.task import network, samples, train
-from thinwire.engines.federated.flower.mod import compression_mod
+from thinwire.uses.federated.flower.mod import compression_mod
 
 app = ClientApp(mods=[compression_mod])
 

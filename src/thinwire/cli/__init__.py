@@ -17,7 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stdout.write(f"thinwire {__version__}\n")
         sys.exit(0)
     try:
-        from thinwire.cli.terminal.app import app
+        from thinwire.cli.app import app
     except ModuleNotFoundError as e:
         if (e.name or "").split(".")[0] not in NEEDED:
             raise
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         app(args=None if arguments is None else list(arguments), prog_name="thinwire")
     except SystemExit as e:
-        if "thinwire.lab.train.run" in sys.modules:
+        if "thinwire.uses.training.run.run" in sys.modules:
             _leave_rank(e.code)
         raise
 

@@ -13,17 +13,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from thinwire.cli.terminal.options import with_config
-from thinwire.cli.terminal.output import PLAIN_WIDTH, print_json, tell
-from thinwire.lab import shared
-from thinwire.lab.machine.encoding import draws
-from thinwire.lab.machine.interrupts import stopped_by_signals
-from thinwire.lab.options import Options, option
+from thinwire.runs import shared_options as shared
+from thinwire.runs.machine.encoding import draws
+from thinwire.runs.machine.interrupts import stopped_by_signals
+from thinwire.runs.options import Options, option
+from thinwire.runs.terminal.options import with_config
+from thinwire.runs.terminal.output import PLAIN_WIDTH, print_json, tell
 from thinwire.types import InputError, ThinwireError, require
 
 if TYPE_CHECKING:
-    from thinwire.lab.emulator.check import CheckResult
-    from thinwire.lab.emulator.session import Emulation
+    from thinwire.runs.emulator.check import CheckResult
+    from thinwire.runs.emulator.session import Emulation
 
 MBIT = 125e3  # bytes/s
 Command = Annotated[
@@ -75,15 +75,15 @@ def emulate(given: dict[str, Any], command: Command = None) -> None:
     if config.clean:
         _clean()
         return
-    from thinwire.lab.emulator.session import Emulation, check_ranks, find_command
+    from thinwire.runs.emulator.session import Emulation, check_ranks, find_command
 
     check_ranks(config.ranks)
     require(bool(config.link), InputError, "no --link is given; write one like 100mbit,50ms, or none")
     require(
         bool(command) or config.check, InputError, "there is nothing to do; give a COMMAND or drop --no-check"
     )
-    from thinwire.lab.ranks.commands import run_ranks
     from thinwire.links.profile import profiles
+    from thinwire.runs.ranks.commands import run_ranks
 
     shapes = profiles(config.link, config.ranks)
     if command:
@@ -172,7 +172,7 @@ def _print_counters(console: Console, net: Emulation) -> None:
 
 
 def _clean() -> None:
-    from thinwire.lab.emulator.orphans import clean
+    from thinwire.runs.emulator.orphans import clean
 
     ended = clean()
     for orphan in ended:

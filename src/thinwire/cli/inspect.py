@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from thinwire.cli.terminal.options import with_config
-from thinwire.cli.terminal.output import print_json
-from thinwire.cli.terminal.places import largest, parse_place
-from thinwire.lab import shared
-from thinwire.lab.options import Options, option
 from thinwire.links.security import read_token
+from thinwire.runs import shared_options as shared
+from thinwire.runs.options import Options, option
+from thinwire.runs.terminal.options import with_config
+from thinwire.runs.terminal.output import print_json
+from thinwire.runs.terminal.places import largest, parse_place
 
 PATIENCE = 60.0  # seconds that --check waits for more of a state
 Source = Annotated[
@@ -51,7 +51,7 @@ def inspect(source: Source, given: dict[str, Any]) -> None:
     token = read_token(config.token_file)
     place = Path(source) if Path(source).is_file() else parse_place(source)
     # After the checks, and not for help: it needs torch.
-    from thinwire.cli.states.inspecting import find, show
+    from thinwire.cli.inspecting import find, show
 
     found = find(place, token, config.check, largest(config.max_gb), config.patience)
     if config.json:

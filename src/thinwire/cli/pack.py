@@ -7,13 +7,20 @@ from typing import Annotated, Any
 
 import typer
 
-from thinwire.cli.pack_model import check_folder, check_out, check_unpacked, is_model, pack_model
-from thinwire.cli.pack_options import PackConfig
-from thinwire.cli.pack_scene import pack_scene
-from thinwire.cli.terminal.needs import fetch_needs
-from thinwire.cli.terminal.options import with_config
-from thinwire.cli.terminal.scene_places import PackedOut, check_new
+from thinwire.runs.terminal.needs import fetch_needs
+from thinwire.runs.terminal.options import with_config
+from thinwire.runs.terminal.places import check_new
 from thinwire.types import InputError, require
+from thinwire.uses.models.commands.pack_model import (
+    check_folder,
+    check_out,
+    check_unpacked,
+    is_model,
+    pack_model,
+)
+from thinwire.uses.packing import PackConfig
+from thinwire.uses.scenes.commands.pack_scene import pack_scene
+from thinwire.uses.scenes.commands.places import PackedOut
 
 Source = Annotated[
     Path,

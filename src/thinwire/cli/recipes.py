@@ -10,8 +10,8 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from thinwire.cli.terminal.output import print_json
-from thinwire.recipes.listing import listed
+from thinwire.runs.terminal.output import print_json
+from thinwire.uses.listing import listed
 
 Json = Annotated[bool, typer.Option("--json", help="Print the list as JSON, and nothing else, on stdout.")]
 

@@ -7,13 +7,13 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from thinwire.cli.terminal.options import with_config
-from thinwire.cli.terminal.output import tell
-from thinwire.lab import shared
-from thinwire.lab.options import Options, option
 from thinwire.links.address import MAX_RELAYED, RELAY_PORT
 from thinwire.links.relay.handshake import is_pass, relay_pass
 from thinwire.links.security import REMEDY, read_token
+from thinwire.runs import shared_options as shared
+from thinwire.runs.options import Options, option
+from thinwire.runs.terminal.options import with_config
+from thinwire.runs.terminal.output import tell
 from thinwire.types import InputError, require
 
 if TYPE_CHECKING:

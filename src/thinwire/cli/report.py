@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from thinwire.cli.terminal.output import print_json, print_runs, tell
-from thinwire.lab.engines import load_runs, show_of
-from thinwire.lab.records.writer import REPORT
+from thinwire.runs.records.writer import REPORT
+from thinwire.runs.terminal.output import print_json, tell
+from thinwire.uses.kinds import load_runs, print_runs, show_of
 
 Paths = Annotated[
     list[Path], typer.Argument(metavar="PATH...", help="Folders of runs or comparisons, as --out named them.")
@@ -32,7 +32,7 @@ def report(paths: Paths, out: Out = None, json: Json = False) -> None:
 
     thinwire report runs/a runs/b --out ab.html
     """
-    from thinwire.lab.report.page import write_report
+    from thinwire.runs.report.page import write_report
 
     runs = load_runs(paths)
     first = paths[0] if paths[0].is_dir() else paths[0].parent

@@ -9,15 +9,16 @@ from typing import Annotated, Any
 
 import typer
 
-from thinwire.cli.pack_model import is_packed_model, unpack_model
-from thinwire.cli.terminal.options import with_config
-from thinwire.cli.terminal.output import tell
-from thinwire.cli.terminal.scene_places import check_new, is_folder, read_packed
 from thinwire.files.place import shown
-from thinwire.lab import shared
-from thinwire.lab.options import Options, option
 from thinwire.replacing import replacing
+from thinwire.runs import shared_options as shared
+from thinwire.runs.options import Options, option
+from thinwire.runs.terminal.options import with_config
+from thinwire.runs.terminal.output import tell
+from thinwire.runs.terminal.places import check_new
 from thinwire.types import InputError, PayloadError, ThinwireError, require
+from thinwire.uses.models.commands.pack_model import is_packed_model, unpack_model
+from thinwire.uses.scenes.commands.places import is_folder, read_packed
 
 Source = Annotated[
     str,
@@ -77,10 +78,10 @@ def unpack(source: Source, out: Out, given: dict[str, Any]) -> None:
 
 def _from_folder(source: str, out: Path, prefix: int | None, force: bool) -> None:
     # After the checks: a wrong option is refused before numpy is even imported.
-    from thinwire.assets.splats.delivery import fetch, first_pieces, read_manifest
-    from thinwire.assets.splats.files.container import read_outline
-    from thinwire.assets.splats.kept import Kept, beside
     from thinwire.files.folder import open_folder
+    from thinwire.uses.scenes.delivery import fetch, first_pieces, read_manifest
+    from thinwire.uses.scenes.files.container import read_outline
+    from thinwire.uses.scenes.kept import Kept, beside
 
     check_new(out, force or beside(out).is_file())  # then this command began it
     began, folder = time.monotonic(), open_folder(source)
@@ -108,10 +109,10 @@ def _from_folder(source: str, out: Path, prefix: int | None, force: bool) -> Non
 
 
 def _write(data: bytes | bytearray, where: str, out: Path) -> None:
-    from thinwire.assets.splats.files.clipping import told_beyond
-    from thinwire.assets.splats.files.container import read_scene
-    from thinwire.assets.splats.files.scene_file import form_of, scene_bytes
-    from thinwire.assets.splats.layers import shown_after
+    from thinwire.uses.scenes.files.clipping import told_beyond
+    from thinwire.uses.scenes.files.container import read_scene
+    from thinwire.uses.scenes.files.scene_file import form_of, scene_bytes
+    from thinwire.uses.scenes.layers import shown_after
 
     try:
         layers = read_scene(memoryview(data))

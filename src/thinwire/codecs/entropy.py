@@ -15,7 +15,7 @@ from typing import Protocol, TypeGuard
 import torch
 from torch import Tensor
 
-from thinwire import zstd
+from thinwire.codecs import zstd
 from thinwire.codecs.base import Codec, is_up_to_date, roundtrip
 from thinwire.codecs.inner import require_codec, tuned
 from thinwire.codecs.kernels.bits import (
@@ -63,7 +63,7 @@ class Quantiser(Protocol):
 class Entropy(Spec):
     """Compress the payload of ``inner`` losslessly, each part by itself, with Zstandard at ``level``.
 
-    Level 1 comes within 3 % of the entropy of codes of a bit a byte or more (see ``thinwire.zstd``); higher
+    Level 1 comes within 3 % of the entropy of codes of a bit a byte or more (see ``codecs.zstd``); higher
     ones cost time and gain nothing on noise. Put it next to the quantiser (``Hadamard(Entropy(Uniform()))``):
     there it sees the codes, not packed bytes. Needs the extra ``entropy``; without it, use raises
     ``MissingExtra``.

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from thinwire import zstd
+from thinwire.codecs import zstd
 from thinwire.state.layout import Array
 from thinwire.types import ByteCursor, InputError, PayloadError, require
 

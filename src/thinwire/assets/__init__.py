@@ -1,1 +1,0 @@
-"""Things that are coded whole, without a run."""

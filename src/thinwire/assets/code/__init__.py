@@ -1,1 +1,0 @@
-"""What packed assets of any kind are coded with: symbols."""

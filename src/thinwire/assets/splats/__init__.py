@@ -1,1 +1,0 @@
-"""Scenes of 3D Gaussians: read, rendered, and packed small."""

@@ -1,1 +1,0 @@
-"""Weights of language models, coded small: bits where they matter under a budget of bytes."""

@@ -1,0 +1,90 @@
+"""Modules that had another name before: importing one says in a sentence what it is called now.
+
+For one release after 0.1.0's move to a wing a use.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+PLACES = {
+    "exchange": "collectives",
+    "zstd": "codecs.zstd",
+    "assets.code.symbols": "codecs.symbols",
+    "assets.framing": "files.framing",
+    "assets.readers": "uses.readers",
+    "assets.splats": "uses.scenes",
+    "assets.weights": "uses.models",
+    "engines.diffusion": "uses.pictures.context_parallel",
+    "engines.experts": "uses.pictures.expert_parallel",
+    "engines.federated": "uses.federated",
+    "engines.pipeline": "uses.training.pipeline",
+    "engines.replicas": "uses.training.replicas",
+    "engines.sync": "uses.following",
+    "policies": "choosing",
+    "policies.federated": "uses.federated.choosing",
+    "policies.pipeline": "uses.training.pipeline.choosing",
+    "policies.replicas": "uses.training.replicas.choosing",
+    "recipes.base": "choosing.registry",
+    "recipes.diffusion": "uses.pictures.context_parallel.recipes",
+    "recipes.experts": "uses.pictures.expert_parallel.recipes",
+    "recipes.federated": "uses.federated.recipes",
+    "recipes.hook": "uses.training.replicas.script",
+    "recipes.listing": "uses.listing",
+    "recipes.pipeline": "uses.training.pipeline.recipes",
+    "recipes.replicas": "uses.training.replicas.recipes",
+    "recipes.scenes": "uses.scenes.recipes",
+    "recipes.state": "uses.following.recipes",
+    "lab": "runs",
+    "lab.doctor": "uses.doctor.run",
+    "lab.engines": "uses.kinds",
+    "lab.federated": "uses.federated.run",
+    "lab.following": "uses.following.run",
+    "lab.pictures": "uses.pictures.run",
+    "lab.planning": "uses.training.planning",
+    "lab.scenes": "uses.scenes.run",
+    "lab.shared": "runs.shared_options",
+    "lab.train": "uses.training.run",
+    "lab.weights": "uses.models.run",
+    "cli.terminal": "runs.terminal",
+    "cli.states": "uses.following.commands",
+}
+FOLDERS = {"assets", "assets.code", "engines", "lab", "policies", "recipes"}  # that held what moved
+
+
+class _Signpost(MetaPathFinder):
+    """Asked first: folders that an update left empty would be found as packages."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        package, _, old = fullname.partition(".")
+        if package != __package__:
+            return None
+        if old in FOLDERS:
+            return ModuleSpec(fullname, None, is_package=True)  # on the way to one that is asked for next
+        new = new_name(old)
+        if new is not None:  # no ModuleNotFoundError: ``from x import y`` would swallow that
+            raise ImportError(f"{fullname} is {package}.{new} now; import it from there", name=fullname)
+        return None
+
+
+def new_name(old: str) -> str | None:
+    """Return what a module is called now; None for one that never was.
+
+    >>> new_name("engines.sync.push.follower"), new_name("engines")
+    ('uses.following.push.follower', None)
+    """
+    words = old.split(".")
+    heads = [(".".join(words[:n]), words[n:]) for n in range(len(words), 0, -1)]
+    return next((".".join([PLACES[head], *rest]) for head, rest in heads if head in PLACES), None)
+
+
+def put_up() -> None:
+    """Let imports under old names end in that sentence, an ImportError. Does nothing the second time."""
+    if not any(isinstance(finder, _Signpost) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Signpost())

@@ -1,1 +1,0 @@
-"""Policies: from what was measured to what is sent. Frozen values and pure functions."""

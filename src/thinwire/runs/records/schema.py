@@ -1,0 +1,292 @@
+"""The schema of the run record: the envelope that every kind of run has, field by field with its meaning.
+
+An engine adds its own sections as fields of a subclass. Schema check, reader and the tables of
+``docs/run-record.md`` are all made from these classes. A number that does not exist is ``null``: what was not
+measured, and a loss that is not finite.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+from thinwire.runs.options import Options
+from thinwire.runs.records.build import build
+from thinwire.types import InputError, MeasurementError
+
+SCHEMA, FIRST = "thinwire-run/2", "thinwire-run/1"
+EMULATED = "in-process shaper: no TCP dynamics"
+KERNEL = "network namespaces: the kernel's TCP over an emulated link"
+INVALID = "invalid"  # the status of a run whose network did not keep its time
+
+
+def about(meaning: str, default: Any = dataclasses.MISSING, make: Any = dataclasses.MISSING) -> Any:
+    """Return a field of a record with its meaning, and its default or what makes one."""
+    return field(default=default, default_factory=make, metadata={"meaning": meaning})
+
+
+@dataclass
+class RecipeText:
+    """What a run sent: the name asked for and the printable spec it stands for."""
+
+    name: str = about("the recipe as asked for, with its parameters: `aqsgd:fw=4,bw=8`")
+    spec: str = about("the codecs and memories it stands for, in printable specs", "")
+
+
+@dataclass
+class LinkInfo:
+    """The link as asked for and as measured: bytes/s and seconds."""
+
+    asked: str = about("the shape asked for, or `none`", "none")
+    rate_bytes_s: float | None = about("the shape's rate, bytes/s in each direction", None)
+    delay_s: float | None = about("the shape's one-way delay, seconds", None)
+    rtt_s: float | None = about("the round trip as measured on the link, seconds", None)
+    emulation: str = about(
+        "`none`, or what made the link slow and what that leaves out: `in-process shaper: no TCP dynamics`, "
+        "or network namespaces with the kernel's own TCP",
+        "none",
+    )
+    lateness_s: float | None = about(
+        "how late the shaper delivered a message on average, seconds; too late, and the run is `invalid` "
+        "(exit code 4)",
+        None,
+    )
+    emulator: dict[str, Any] = about(
+        "with `--emulate`: profiles, self-check, congestion control as read back, lateness and counters of "
+        "the emulator",
+        make=dict,
+    )
+
+    def keep_time(self, network: dict[str, Any]) -> None:
+        """Note what an emulated network was and how it kept time, as it describes itself."""
+        self.emulator, self.lateness_s = network, network["lateness"]["mean"]
+
+
+@dataclass
+class Memory:
+    """What the processes of a run took."""
+
+    peak_rss_bytes: list[int] = about("the largest resident set of each rank, in rank order", make=list)
+
+
+@dataclass
+class WireCounts:
+    """What one rank sent to another: by our own count, and what the kernel made of it."""
+
+    source: int = about("the rank that sent")
+    destination: int = about("the rank it sent to")
+    payload_bytes: int = about("bytes handed to TCP by our own count, message and frame headers included")
+    wire_bytes: int | None = about(
+        "bytes as IP packets: the kernel's count of the TCP stream, with retransmissions, and 52 bytes a "
+        "segment",
+        None,
+    )
+    retransmitted_bytes: int | None = about("bytes that TCP sent again", None)
+    rtt_s: float | None = about("TCP's smoothed round trip at the end, seconds, queues included", None)
+    min_rtt_s: float | None = about(
+        "the least of TCP's smoothed round trips at the ends of steps, seconds", None
+    )
+    delivery_bytes_s: float | None = about(
+        "the best recent delivery rate that was limited by the network, bytes/s", None
+    )
+    congestion: str | None = about("congestion control of the connection, read back from it", None)
+    counted: str = about("who counted: the kernel, or nobody (`payload counts, no TCP_INFO`)", "")
+
+
+@dataclass
+class LinkMetrics:
+    """One direction between two ranks in one step: bytes sent, and what was known of the link after it."""
+
+    source: int = about("the rank that sent")
+    destination: int = about("the rank it sent to")
+    payload_bytes: int = about("bytes handed to TCP in the step, headers of ours included")
+    rate_bytes_s: float | None = about("the link's own estimate after the step, bytes/s", None)
+    rtt_s: float | None = about("the least round trip of late, by the link's own heartbeats, seconds", None)
+    age_s: float | None = about("how old that estimate was, seconds", None)
+    wire_bytes: int | None = about("the kernel's count for the step, as in `run.json`", None)
+    retransmitted_bytes: int | None = about("bytes that TCP sent again in the step", None)
+    kernel_rtt_s: float | None = about("TCP's smoothed round trip after the step, seconds", None)
+    delivery_bytes_s: float | None = about("TCP's best recent delivery rate after the step, bytes/s", None)
+
+
+@dataclass(kw_only=True)
+class UnitMetrics:
+    """One line of ``metrics.jsonl``: one unit of the run, with bytes and bits by stream."""
+
+    seconds: float = about("wall-clock seconds of the unit")
+    bytes: dict[str, int] = about("bytes sent in the unit by stream, headers included", make=dict)
+    bits: dict[str, float | None] = about("bits sent for each value, by stream", make=dict)
+
+    @property
+    def number(self) -> int:
+        """Number of the unit, from 1."""
+        raise NotImplementedError
+
+
+@dataclass
+class RunRecord:
+    """Everything one run leaves behind, nested as in ``run.json``; the base of what each kind of run leaves.
+
+    >>> RunRecord(recipe=RecipeText("fp32")).to_dict()["recipe"]["name"]
+    'fp32'
+    """
+
+    METRICS: ClassVar[type[UnitMetrics]] = UnitMetrics
+    CONFIG: ClassVar[type[Options]] = Options
+    KEYS: ClassVar[dict[str, str]] = {}  # what a kind has in the envelope's objects, and what it means
+    # Options that change no figure; in any other one, runs that compare with each other are the same.
+    FREE: ClassVar[frozenset[str]] = frozenset(
+        {"recipe", "out", "host", "port", "advertise", "token_file", "deadline", "quiet", "json"}
+    )
+
+    recipe: RecipeText = about("what was sent, and how")
+    kind: str = about(
+        "which engine ran: `pipeline`, `replicas`, `pictures`, `federated`, `scene`, `model` or `state`",
+        "run",
+    )
+    unit: str = about(
+        "what the run is made of, and `metrics.jsonl` has a line of: `step`, `version`, `repeat`; or "
+        "`scene`, `model`, which have no such lines",
+        "unit",
+    )
+    status: str = about(
+        "`running`, `done`, `interrupted` (by Ctrl-C, SIGTERM or SIGHUP), `failed` or `invalid` (no "
+        "measurement, as `notes` say: the machine was too busy for the emulated link, say; reports leave its "
+        "times out)",
+        "running",
+    )
+    started: str = about(
+        "local time of the start, ISO 8601 with the offset",
+        make=lambda: datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+    )
+    notes: list[str] = about("warnings a reader must know, one sentence each", make=list)
+    unreached: str = about(
+        "where a run had a target and another rule ended it sooner: which one, and how far it came", ""
+    )
+    config: dict[str, Any] = about("every option of the run, by its name; see below", make=dict)
+    environment: dict[str, Any] = about("versions and machine; see below", make=dict)
+    link: LinkInfo = about("the link as asked for and as measured", make=LinkInfo)
+    totals: dict[str, float] = about(
+        "sums over the run: `seconds`, and how many units under their name (`steps`, `versions`)",
+        make=lambda: {"seconds": 0.0},
+    )
+    bytes: dict[str, int] = about(
+        "bytes sent by stream, every header included; under `raw_` and its name, what a stream would have "
+        "been as plain fp32 tensors",
+        make=dict,
+    )
+    bits_per_value: dict[str, float | None] = about(
+        "bits sent for each value of a stream, metadata and headers included; fp32 is 32", make=dict
+    )
+    memory: Memory = about("what the processes took", make=Memory)
+    wire: list[WireCounts] = about(
+        "one object a direction between two ranks, over the training steps", make=list
+    )
+    schema: str = about(f"`{SCHEMA}`", SCHEMA)
+    sections: dict[str, Any] = field(default_factory=dict, repr=False)  # what this class has no fields for
+
+    def count(self, done: UnitMetrics) -> None:
+        """Add a unit that is done to the totals, and what it sent to its streams."""
+        self.totals[f"{self.unit}s"] = done.number
+        self.totals["seconds"] += done.seconds
+        for stream, sent in done.bytes.items():
+            bits = done.bits.get(stream)
+            values = round(8 * sent / bits) if bits else 0
+            self.sent(
+                stream,
+                self.bytes.get(stream, 0) + sent,
+                self.bytes.get(f"raw_{stream}", 0) // 4 + values,
+            )
+
+    def sent(self, stream: str, nbytes: int, values: int) -> None:
+        """Set what a stream has sent so far: bytes, and the values that these stand for."""
+        self.bytes[stream], self.bytes[f"raw_{stream}"] = nbytes, 4 * values
+        self.bits_per_value[stream] = 8 * nbytes / values if values else None
+
+    def recount(self, done: Sequence[UnitMetrics]) -> None:
+        """Set the counts to those of the units done: a killed run's record is of some time before."""
+        self.totals = dict.fromkeys(self.totals, 0)
+        for stream in [name.removeprefix("raw_") for name in self.bytes if name.startswith("raw_")]:
+            self.sent(stream, 0, 0)
+        for unit in done:
+            self.count(unit)
+
+    @property
+    def suffix(self) -> str:
+        """What a run's folder has after the recipe's name, where a comparison runs that several times."""
+        return ""
+
+    def conditions(self) -> dict[str, str]:
+        """Return what must be the same in runs whose figures compare, by name, in words.
+
+        Precision and threads count as the machine had them, whatever was asked for; and so do its processor
+        and its GPUs.
+        """
+        there = self.environment
+        had = {key: there.get(key) for key in ("dtype", "threads")}
+        machine = there.get("machine") or {}
+        gpus = machine.get("gpus")  # older records say nothing
+        had |= {"processor": machine.get("cpu"), "GPUs": gpus if gpus is None else ", ".join(gpus) or "none"}
+        asked = {key: str(value) for key, value in self.config.items() if key not in self.FREE}
+        return asked | {key: str(value) for key, value in had.items() if value is not None}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values; a number that is not finite becomes ``None``."""
+        own = dataclasses.asdict(self)
+        head = {name: own.pop(name) for name in ("schema", "kind", "unit")}
+        sections = own.pop("sections")
+        plain = finite(head | own | sections)
+        return plain if isinstance(plain, dict) else {}
+
+    @classmethod
+    def from_dict(cls, values: Any, where: str = "run.json") -> Self:
+        """Read a record back; ``InputError`` names the field that is missing or of a wrong type."""
+        values = upgraded(values)
+        record = build(cls, values, where)
+        if record.schema != SCHEMA:
+            raise InputError(f"{where} has schema {record.schema!r}; this thinwire reads {SCHEMA!r}")
+        names = {f.name for f in dataclasses.fields(cls)}
+        record.sections = {key: value for key, value in values.items() if key not in names}
+        return record
+
+
+def status_of(error: BaseException) -> str:
+    """Return the status of a run that an error ended."""
+    if isinstance(error, MeasurementError):
+        return INVALID
+    return "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+
+
+def upgraded(values: Any) -> Any:
+    """Return a record of the first schema, which was of pipelines alone, as one of today's."""
+    if not isinstance(values, dict) or values.get("schema") != FIRST:
+        return values
+    sent = values.get("bytes")
+    boundaries = sent.get("by_boundary", []) if isinstance(sent, dict) else []
+    rest = {k: v for k, v in sent.items() if k != "by_boundary"} if isinstance(sent, dict) else sent
+    today = {"schema": SCHEMA, "kind": "pipeline", "unit": "step", "boundaries": boundaries}
+    return values | today | ({"bytes": rest} if "bytes" in values else {})
+
+
+def upgraded_unit(values: Any) -> Any:
+    """Return a line of the first schema's metrics as one of today's, with bytes and bits by stream."""
+    if not isinstance(values, dict) or "bytes_forward" not in values:
+        return values
+    line = {k: v for k, v in values.items() if not k.startswith(("bytes_", "bits_"))}
+    for what in ("bytes", "bits"):
+        streams = {k.removeprefix(f"{what}_"): v for k, v in values.items() if k.startswith(f"{what}_")}
+        line[what] = streams
+    return line
+
+
+def finite(value: Any) -> Any:
+    """Return plain values with ``None`` for every number that JSON cannot hold."""
+    if isinstance(value, dict):
+        return {k: finite(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

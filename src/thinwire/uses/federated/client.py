@@ -1,0 +1,136 @@
+"""A client: it takes a version, trains on its own data, and says how the model moved."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from thinwire.types import DesyncError, require
+from thinwire.uses.federated.message import Held, Update, Version
+from thinwire.uses.federated.model_copy import ModelCopy
+from thinwire.uses.federated.residuals import Residuals
+from thinwire.uses.federated.row import Parameters
+from thinwire.uses.federated.samples import Data
+from thinwire.uses.federated.signature import Signature
+from thinwire.uses.federated.training import LocalSGD, Loss, check_finite, classification
+
+
+class Client:
+    """Train ``model`` on ``data``, and send the difference, coded with what was not delivered before.
+
+    Clients of one process may share the model, in which each writes the weights that it starts from, and the
+    ``residuals``. A turn depends on weights, ``seed``, id and sequence number alone, dropout included: it
+    comes out the same in any process. ``loss`` takes the model and a batch of ``data``. ``copy``: where the
+    versions are followed (default: a copy of its own). ``parameters``: the model's, where many share it.
+
+    >>> from thinwire.codecs import Raw
+    >>> from thinwire.uses.federated.message import Form
+    >>> from thinwire.uses.federated.samples import Samples
+    >>> data = Samples(torch.randn(20, 3), torch.zeros(20, dtype=torch.int64))
+    >>> client = Client(0, nn.Linear(3, 2), data, Residuals())
+    >>> version = Version(0, 1, 0, 0, Form.FULL, (), steps=2, rate=0.1, codec=Raw())
+    >>> client.train(version, start=torch.zeros(1, 8)).samples
+    20
+    """
+
+    def __init__(
+        self,
+        id: int,
+        model: nn.Module,
+        data: Data,
+        residuals: Residuals,
+        *,
+        loss: Loss = classification,
+        local: LocalSGD | None = None,
+        seed: int = 0,
+        copy: ModelCopy | None = None,
+        parameters: Parameters | None = None,
+    ) -> None:
+        self.id, self.data, self.residuals = id, data, residuals
+        self._model, self._loss, self._local, self._seed = model, loss, local or LocalSGD(), seed
+        self._parameters = parameters or Parameters(model)
+        self._copy = copy or ModelCopy(self._parameters.numel)
+        self.sequence = 0  # of the last update; to be told to the server with each request
+
+    @property
+    def values(self) -> int:
+        """Parameters of the model."""
+        return self._parameters.numel
+
+    @property
+    def signature(self) -> Signature:
+        """What the model is made of; to be told to the server before the first version."""
+        return self._parameters.signature
+
+    @property
+    def held(self) -> Held | None:
+        """What version the next one may lead on from; to be told to the server with each request."""
+        return self._copy.held
+
+    def train(self, version: Version, start: Tensor | None = None) -> Update:
+        """Return the update that answers ``version``.
+
+        ``start`` [1, N]: the values of that version, where the caller has them; they are not decoded then.
+        An update that the server did not take before goes with this one.
+        Errors: ``PayloadError`` or ``DesyncError`` for a version that cannot be followed, or was answered
+        before: ask for another, with ``held`` and ``sequence``. ``TrainingError`` naming client and step.
+        ``InputError`` where the server has another model, or training moves what clients do not share.
+        After an error, what is undelivered stays so.
+        """
+        self._check_new(version)
+        values = self._copy.take(version) if start is None else start
+        self.residuals.prefetch(self.id)
+        return self.answer(version, self.change(version, values))
+
+    def answer(self, version: Version, change: Tensor) -> Update:
+        """Return the update for what the local steps of ``version`` changed, [1, N]."""
+        self._check_new(version)
+        self.residuals.settle(self.id, version.confirmed)
+        packet = self.residuals.encode(self.id, version.sequence, change, version.codec)
+        self.sequence, samples = version.sequence, self.data.samples
+        return Update(self.id, version.sequence, version.number, samples, version.steps, packet)
+
+    def _check_new(self, version: Version) -> None:
+        made, last = version.sequence, self.sequence  # settled by a newer version; it would be sent twice
+        wrong = f"update {made} was made already, and {last} is the last; ask for another version"
+        require(made > last, DesyncError, wrong)
+        theirs = Signature(version.model) if version.model else None
+        Signature(self.signature.digest).check(theirs, f"the server's model, version {version.number},")
+
+    def change(self, version: Version, start: Tensor) -> Tensor:
+        """Return start less end [1, N] of the local steps from ``start``; what is undelivered stays so."""
+        who = f"client {self.id}, version {version.number}"
+        seed = _seed(self._seed, self.id, version.sequence)
+        batches = self.data.batches(version.steps, torch.Generator().manual_seed(seed))
+        self._parameters.write(start)
+        stood = self._parameters.stands()
+        with _seeded(seed):
+            self._local.run(self._model, self._loss, batches, version.rate, who)
+        self._parameters.check_kept(stood)
+        change = start - self._parameters.read()
+        check_finite(float(change.sum()), who, version.steps, version.rate)
+        return change
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Let what is random on the CPU come from ``seed`` in the block.
+
+    ``torch.manual_seed`` also formats the stack, once for each kind of accelerator: a millisecond a turn.
+    """
+    before = torch.get_rng_state()
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before)
+
+
+def _seed(*numbers: int) -> int:
+    digest = hashlib.blake2b(struct.pack(f"<{len(numbers)}Q", *numbers), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

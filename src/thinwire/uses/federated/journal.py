@@ -1,0 +1,92 @@
+"""What happened at a server, in order, so that one process can do the same again, to the same bits."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from thinwire.types import DesyncError, require
+from thinwire.uses.federated.choosing.device import Device
+from thinwire.uses.federated.client import Client
+from thinwire.uses.federated.intake import Receipt, Refusal
+from thinwire.uses.federated.message import Held, Version
+from thinwire.uses.federated.server import Server
+
+
+class Entry(NamedTuple):
+    """Something that a server was told to do: JSON has the same values."""
+
+    act: str
+    client: int = 0
+    values: Any = None
+
+
+class WitnessedServer(Server):
+    """A server that keeps a journal of what it is told; ``replay`` makes the same weights of that.
+
+    What one act brings about by itself is written down too: to do it twice changes nothing.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.journal: list[Entry] = []
+
+    def join(self, device: Device) -> None:
+        self.journal.append(Entry("join", device.id, dataclasses.asdict(device)))
+        super().join(device)
+
+    def leave(self, client: int) -> int | None:
+        self.journal.append(Entry("leave", client))
+        return super().leave(client)
+
+    def begin(self, clients: Iterable[int]) -> None:
+        asked = list(clients)
+        super().begin(asked)
+        self.journal.append(Entry("begin", 0, asked))
+
+    def issue(self, client: int, held: Held | None = None, after: int = 0) -> Version:
+        version = super().issue(client, held, after)
+        self.journal.append(Entry("issue", client, [held, after]))
+        return version
+
+    def receive(self, client: int, data: bytes | memoryview) -> Receipt | Refusal:
+        place = len(self.journal)
+        found = super().receive(client, data)
+        if isinstance(found, Receipt):
+            self.journal.insert(place, Entry("receive", client))
+        return found
+
+    def give_up(self, client: int) -> int | None:
+        self.journal.append(Entry("give_up", client))
+        return super().give_up(client)
+
+    def close(self) -> int | None:
+        self.journal.append(Entry("close"))
+        return super().close()
+
+
+def replay(journal: Iterable[Entry], server: Server, clients: Mapping[int, Client]) -> None:
+    """Do with ``server`` and ``clients``, which are new, what a journal says.
+
+    Errors: ``DesyncError`` where an update is refused that was taken then.
+    """
+    given: dict[int, Version] = {}
+    for act, client, values in journal:
+        if act == "join":
+            server.join(Device(**values))
+        elif act == "leave":
+            server.leave(client)
+        elif act == "begin":
+            server.begin(values)
+        elif act == "issue":
+            held, after = values
+            given[client] = server.issue(client, Held(*held) if held else None, after)
+        elif act == "receive":
+            found = server.receive(client, clients[client].train(given.pop(client)).pack())
+            taken = isinstance(found, Receipt)
+            require(taken, DesyncError, f"the update of client {client} was taken, and now: {found}")
+        elif act == "give_up":
+            server.give_up(client)
+        else:
+            server.close()

@@ -1,0 +1,229 @@
+"""A client of a host on another machine: it dials in, trains what it is given, and goes on after a break."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+from thinwire.links.hub.events import Event, EventKind
+from thinwire.links.hub.spoke import Spoke
+from thinwire.types import DesyncError, InputError, LinkError, PayloadError, require
+from thinwire.uses.federated.client import Client
+from thinwire.uses.federated.message import Version
+from thinwire.uses.federated.remote.door import PROBE_SIZE, PROBES
+from thinwire.uses.federated.remote.host import TICK
+from thinwire.uses.federated.remote.pieces import Piece, Receiving, Sending
+from thinwire.uses.federated.remote.seat import differs
+from thinwire.uses.federated.remote.words import (
+    MOST,
+    MOST_TEXT,
+    PROTOCOL,
+    Word,
+    pack,
+    text,
+    values_of,
+    whole,
+    word_of,
+)
+from thinwire.uses.federated.row import most_nbytes
+from thinwire.uses.federated.signature import Signature
+
+SIZE = MOST - 100  # bytes of a piece to a host
+ROOM = 1 << 12  # bytes of a version beside its packets
+FLUSH = 5.0  # seconds for the last word to leave
+TRIES = 3
+
+
+class Guest:
+    """Talk to the host that ``spoke`` dials; give up after ``patience`` seconds without a sign of it.
+
+    ``noted`` hears of breaks and refusals. Errors: ``LinkError`` naming the host, ``InputError`` where it
+    does not let this client take part, and why.
+    """
+
+    def __init__(
+        self,
+        spoke: Spoke,
+        patience: float = 300.0,
+        noted: Callable[[str], object] = lambda text: None,
+    ) -> None:
+        self._spoke, self._patience, self._noted = spoke, patience, noted
+        self._heard = time.monotonic()
+        self._probe = Receiving(0, PROBES * PROBE_SIZE)
+        self._client: Client | None = None
+        self._signature: Signature | None = None  # of the host's model
+        self._step_seconds = 0.0
+        self._down: Receiving | None = None
+        self._up: Sending | None = None
+        self._trained = 0  # the sequence number of the version that came last, whole
+        self.turns = 0
+        self._again = 0  # versions in a row that could not be followed
+
+    def terms(self, client: int | None = None) -> dict[str, Any]:
+        """Ask the host what is to be done, as the client of this number, or of any; measure the way there."""
+        asked = False
+        while True:
+            event = self._next()
+            if event.kind is EventKind.JOINED:
+                self._spoke.send(pack(Word.ASK, protocol=PROTOCOL, client=client))
+                asked = True
+            elif event.kind is EventKind.DATA and asked:
+                word = word_of(event.data)
+                self._check_refused(word, event.data)
+                if word is Word.TERMS:
+                    values = values_of(event.data)
+                    self._signature = Signature.read(values.get("signature"))
+                    self._time_the_way()
+                    return values
+                require(word is not Word.DONE, LinkError, f"{self._spoke.peer} has its last version already")
+
+    def serve(self, client: Client, step_seconds: float) -> int:
+        """Train what comes until the host says that it is over; return the number of the last version.
+
+        ``step_seconds``: of a local step, as measured. Errors: ``TrainingError``, of which the host is told;
+        ``InputError`` where the host's model is another.
+        """
+        client.signature.check(self._signature, f"the model of {self._spoke.peer}")
+        self._client, self._step_seconds = client, step_seconds
+        self._say_hello()
+        while True:
+            event = self._next()
+            if event.kind is EventKind.JOINED:
+                self._say_hello()
+            elif event.kind is EventKind.LOST:
+                self._noted(f"lost {self._spoke.peer}: {event.data.decode(errors='replace')}; dialling again")
+            else:
+                word = word_of(event.data)
+                if word is Word.DONE:
+                    self._spoke.send(pack(Word.DONE))
+                    return whole(values_of(event.data), "version")
+                self._hear(word, event.data, event.at)
+
+    # -- what the host says --------------------------------------------------------------------------------
+
+    def _next(self) -> Event:
+        """Return the next thing that happens. Errors: ``LinkError`` after too long a silence."""
+        while True:
+            event = self._spoke.recv(TICK)
+            self._heard = max(self._heard, self._spoke.heard)
+            if event is not None:
+                return event
+            quiet = time.monotonic() - self._heard
+            if quiet >= self._patience:
+                who = f"{self._spoke.peer}{self._spoke.tried}"
+                raise LinkError(f"no sign of {who} for {quiet:.0f} s; see whether the server runs there")
+
+    def _hear(self, word: Word, data: bytes, at: float) -> None:
+        self._check_refused(word, data)
+        if word is Word.PIECE:
+            self._take(Piece.unpack(data), at)
+            return
+        if word is Word.HELLO:
+            self._say_hello()
+            return
+        if word not in (Word.WELCOME, Word.HAVE, Word.RECEIPT):
+            return
+        values = values_of(data)
+        number = whole(values, "number")
+        if word is Word.RECEIPT:
+            if self._up is not None and self._up.number == number:
+                self._up = None
+            reason = text(values, "reason")
+            if reason:
+                self._noted(f"update {number} was refused: {reason}")
+        elif self._up is not None and number == self._up.number:
+            if word is Word.WELCOME:
+                self._up.restart(whole(values, "have"))
+            else:
+                self._up.heard(whole(values, "have"))
+            self._up.send(self._spoke.send)
+        elif word is Word.WELCOME:
+            self._up = None  # nobody waits for it; what it held goes with the next one
+
+    def _check_refused(self, word: Word, data: bytes) -> None:
+        if word is Word.REFUSED:
+            raise InputError(f"{self._spoke.peer}: {text(values_of(data), 'text')}")
+
+    def _take(self, piece: Piece, at: float) -> None:
+        """Take a piece of a version; answer once it is whole."""
+        if self._client is None or piece.number <= self._trained:
+            return
+        known = self._down is not None and self._down.number == piece.number
+        if self._down is None or not known or self._down.total != piece.total:
+            most = most_nbytes(self._client.values) + ROOM
+            wrong = f"{self._spoke.peer} sends a version of {piece.total} bytes, and {most} may be"
+            require(piece.total <= most, PayloadError, wrong)
+            self._down = Receiving(piece.number, piece.total)
+        whole_now = self._down.take(piece, at)
+        self._down.acknowledge(at, self._spoke.send)
+        if whole_now:
+            data, self._trained, self._down = self._down.data, piece.number, None
+            self._answer(self._client, data)
+
+    def _answer(self, client: Client, data: bytes) -> None:
+        """Train a version, and begin to send the update."""
+        try:
+            version = Version.unpack(data)
+            began = time.monotonic()
+            update = client.train(version)
+        except (PayloadError, DesyncError) as e:
+            self._again += 1
+            require(self._again < TRIES, PayloadError, f"{TRIES} versions in a row could not be read: {e}")
+            self._noted(f"a version could not be followed: {e}")
+            self._trained = 0
+            self._say_hello()  # holds nothing now: the next one comes whole
+            return
+        except Exception as e:
+            self._spoke.send(pack(Word.FAILED, text=str(e)[:MOST_TEXT]))
+            self._spoke.close(FLUSH)
+            raise
+        self.turns, self._again = self.turns + 1, 0
+        self._note_speed((time.monotonic() - began) / version.steps)
+        self._up = Sending(update.sequence, update.pack(), SIZE)
+        self._up.send(self._spoke.send)
+
+    # -- what this client says -----------------------------------------------------------------------------
+
+    def _say_hello(self) -> None:
+        client, down = self._client, self._down
+        if client is None:
+            return
+        if down is not None:
+            down.broke()
+        self._spoke.send(
+            pack(
+                Word.HELLO,
+                client=client.id,
+                signature=list(client.signature),
+                samples=client.data.samples,
+                step_seconds=self._step_seconds,
+                down=self._probe.rate,
+                delay=max(1e-6, (self._spoke.clock.trip or 0.0) / 2),
+                held=list(client.held) if client.held is not None else None,
+                after=client.sequence,
+                trained=self._trained,
+                partial=down.number if down is not None else 0,
+                have=down.have if down is not None else 0,
+            )
+        )
+
+    def _note_speed(self, seconds: float) -> None:
+        if differs(seconds, self._step_seconds or math.inf):
+            self._step_seconds = seconds
+            self._spoke.send(pack(Word.SPEED, step_seconds=seconds))
+
+    def _time_the_way(self) -> None:
+        """Send messages that the host times, and time those that it sends back."""
+        for _ in range(PROBES):
+            self._spoke.send(bytes([Word.PROBE]) + bytes(PROBE_SIZE - 1))
+        done = False
+        while not done:
+            event = self._next()
+            if event.kind is not EventKind.DATA:
+                return  # the connection broke: what is known is enough to begin
+            if word_of(event.data) is Word.PROBE:
+                data = memoryview(event.data)
+                piece = Piece(0, self._probe.have, self._probe.total, data)
+                done = self._probe.take(piece, event.at)

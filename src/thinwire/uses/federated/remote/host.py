@@ -1,0 +1,368 @@
+"""A server on a port: clients come, are given versions, leave in the middle of it, and come back."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from thinwire.links.hub.events import Event, EventKind
+from thinwire.links.hub.hub import Hub
+from thinwire.types import InputError, LinkError, PayloadError, require
+from thinwire.uses.federated.choosing.device import Device
+from thinwire.uses.federated.conductor import Conductor, Made
+from thinwire.uses.federated.intake import Receipt, Refusal
+from thinwire.uses.federated.remote.door import PROBE_SIZE, PROBES, Door
+from thinwire.uses.federated.remote.pieces import Piece, Receiving, Sending
+from thinwire.uses.federated.remote.seat import Hello, Seat, differs
+from thinwire.uses.federated.remote.words import (
+    Word,
+    pack,
+    positive,
+    text,
+    values_of,
+    whole,
+    word_of,
+)
+from thinwire.uses.federated.row import most_nbytes
+from thinwire.uses.federated.server import Server
+
+SIZE = 1 << 15  # bytes of a piece to a client
+TICK, LOOK = 0.1, 1.0  # seconds
+FAREWELL = 60.0  # seconds for the last word to reach all clients, behind what is under way to them
+ROOM = 1 << 10  # bytes of an update beside its packet
+
+
+class Host:
+    """Run ``server`` at ``hub``, for clients that are told ``terms``; ``made`` hears of each version.
+
+    It begins when ``expected`` clients are there, or ``gather`` seconds have passed and one is. A round, or
+    without rounds the wait for any update, lasts ``deadline`` seconds at most. A client that is cut off has
+    that long to come back; its update goes on from where it was. A client that does not answer in time is
+    left out of the next version, then of three, of seven. Once a share ``quorum`` of a round has answered,
+    the others have as long again as that took. ``noted`` hears of clients that come and go.
+    Devices are as clients and probes measure them, and assignments are made again where these change.
+
+    Errors: ``LinkError`` where nobody comes, or nobody answers; it names the clients.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        hub: Hub,
+        terms: Mapping[str, Any],
+        made: Callable[[Made], bool],
+        *,
+        expected: int = 1,
+        participate: int = 0,
+        seed: int = 0,
+        gather: float = 300.0,
+        deadline: float = 600.0,
+        quorum: float = 1.0,
+        noted: Callable[[str], object] = lambda text: None,
+    ) -> None:
+        self.server, self._hub, self._made = server, hub, made
+        require(0 < quorum <= 1, InputError, f"quorum={quorum} is no share; give one above 0, up to 1")
+        self._expected, self._gather, self._deadline = expected, gather, deadline
+        self._quorum = quorum
+        self._noted = noted
+        self._seats: dict[int, Seat] = {}
+        self._door = Door(hub, terms, self._seats, lambda: server.known, noted, server.signature)
+        self._conductor = Conductor(
+            server, self._here, self._issue, self._tell, lambda: self.now, seed, participate
+        )
+        self.tally = self._conductor.tally
+        self._began: float | None = None
+        self._due = self._look = (
+            math.inf
+        )  # when the round or the period ends, and to look after all, monotonic
+        self._round_began = 0.0  # monotonic
+        self._heard = 0.0  # when an update came last, monotonic
+
+    @property
+    def now(self) -> float:
+        """Seconds since the first client was given a version; 0 before."""
+        return time.monotonic() - self._began if self._began is not None else 0.0
+
+    def run(self) -> None:
+        """Gather clients, go on until ``made`` says so, and tell all that it is over."""
+        self._await_clients()
+        self._began = self._heard = self._look = time.monotonic()
+        self._due = self._began + (self.server.rule.seconds or self._deadline)
+        self._conductor.start(self._present())
+        while self._conductor.going:
+            self._turn()
+        self._say_goodbye()
+
+    def _say_goodbye(self) -> None:
+        """Tell all that it is over, and wait until they heard it: what a closing socket holds is lost."""
+        left, end = set[bytes](), time.monotonic() + FAREWELL
+        for peer in {seat.peer for seat in self._seats.values() if seat.there} | self._door.waiting:
+            if self._hub.send(peer, pack(Word.DONE, version=self.server.version)):
+                left.add(peer)
+        while left and time.monotonic() < end:
+            event = self._hub.recv(TICK)
+            if event is None:
+                left &= set(self._hub.peers)
+            elif event.kind is EventKind.LOST or event.data[:1] == bytes([Word.DONE]):
+                left.discard(event.peer)
+            elif event.kind is EventKind.JOINED:
+                self._hub.send(event.peer, pack(Word.DONE, version=self.server.version))
+                left.add(event.peer)
+
+    def _await_clients(self) -> None:
+        end = time.monotonic() + self._gather
+        while len(self._present()) < self._expected:
+            if time.monotonic() > end:
+                here = self._present()
+                missing = sorted(set(range(self._expected)) - set(here))
+                who = ", ".join(map(str, missing[:8]))
+                many = f"of {self._expected} clients {len(here)} came within {self._gather:g} s"
+                require(bool(here), LinkError, f"{many}; start them, or give fewer as --clients")
+                self._noted(f"{many}, not {who}; it begins with those")
+                return
+            self._turn()
+
+    # -- turns ---------------------------------------------------------------------------------------------
+
+    def _present(self) -> list[int]:
+        return sorted(c for c, seat in self._seats.items() if seat.there)
+
+    def _here(self) -> list[int]:
+        """Return who is there for a round; where nobody is, wait for somebody to come back."""
+        end = time.monotonic() + self._deadline
+        while not self._present() and time.monotonic() < end:
+            event = self._hub.recv(TICK)
+            if event is not None:
+                self._handle(event)
+        self._round_began = time.monotonic()
+        self._due = self._round_began + self._deadline
+        return self._present()
+
+    def _issue(self, client: int) -> None:
+        """Give a client the newest version."""
+        seat = self._seats[client]
+        seat.version = self.server.issue(client, seat.held, seat.after)
+        self.tally.issued(seat.version, client)
+        seat.down, seat.up = Sending(seat.sequence, seat.version.pack(), SIZE), None
+        seat.moved = time.monotonic()
+        self._pump(seat)
+
+    def _tell(self, made: Made) -> bool:
+        going = self._made(made)
+        if not self.server.rule.seconds:
+            self._due = time.monotonic() + self._deadline
+        return going
+
+    def _pump(self, seat: Seat) -> None:
+        if seat.down is not None:
+            seat.down.send(lambda piece: self._hub.send(seat.peer, piece))
+
+    def _turn(self) -> None:
+        """Let one thing happen: what a client says, or the end of a time."""
+        event = self._hub.recv(max(0.0, min(TICK, self._due - time.monotonic())))
+        if event is not None:
+            self._handle(event)
+        if self._conductor.going and time.monotonic() >= self._look:
+            self._look = time.monotonic() + LOOK
+            self._look_after()
+        if self._conductor.going and time.monotonic() >= self._due:
+            self._time_is_up()
+
+    def _look_after(self) -> None:
+        """Go on with what found no room, and without those of whom nothing has come for too long."""
+        for client, seat in list(self._seats.items()):
+            self._pump(seat)
+            if seat.version is not None and time.monotonic() - seat.moved > self._deadline:
+                self._give_up(client)
+
+    def _time_is_up(self) -> None:
+        now, rule = time.monotonic(), self.server.rule
+        require(rule.in_rounds or now - self._heard <= self._deadline, LinkError, self._silent())
+        if rule.seconds:
+            self._due = max(self._due + rule.seconds, now)
+            self._conductor.end_period()
+            return
+        self._due = (now if rule.in_rounds else self._heard) + self._deadline
+        if not rule.in_rounds:
+            return
+        for client in self.server.missing:
+            if client in self.server.missing:  # giving one up may have ended the round
+                self._give_up(client)
+
+    def _silent(self) -> str:
+        who = ", ".join(map(str, sorted(self._seats)[:8]))
+        return f"no update came for {self._deadline:g} s, of clients {who}; see what they say"
+
+    def _give_up(self, client: int) -> None:
+        seat, waited = self._seats[client], time.monotonic() - self._round_began
+        why = f"no update came within {self._deadline:g} s"
+        if self.server.rule.in_rounds and waited < self._deadline:
+            why = f"no update came within {waited:.1f} s, and {self._quorum:.0%} of the round had answered"
+        self._refuse(client, why)
+        self._hub.send(seat.peer, pack(Word.RECEIPT, number=seat.sequence, reason=why))
+        seat.end_turn()
+        self._conductor.late(client, leaves=not seat.there)
+
+    def _refuse(self, client: int, why: str) -> None:
+        self.tally.refuse(self.now, Refusal(client, why))
+        self._noted(f"client {client}: {why}")
+
+    # -- what clients say ----------------------------------------------------------------------------------
+
+    def _handle(self, event: Event) -> None:
+        seat = self._seat_of(event.peer)
+        if event.kind is EventKind.LOST:
+            self._lost(event.peer, event.data.decode(errors="replace"))
+        elif event.kind is EventKind.JOINED and seat is not None and not seat.there:
+            self._hub.send(event.peer, pack(Word.HELLO))  # it may not know that it was lost
+        elif event.kind is EventKind.DATA:
+            try:
+                self._hear(event.peer, event.data, event.at)
+            except PayloadError as e:
+                seat = self._seat_of(event.peer)
+                if seat is not None:
+                    self._refuse(seat.client, str(e))
+                else:
+                    self._noted(f"{self._hub.describe(event.peer)} said {e}")
+
+    def _hear(self, peer: bytes, data: bytes, at: float) -> None:
+        word = word_of(data)
+        if word is Word.PROBE:
+            self._door.probe(peer, len(data), at)
+        elif word is Word.ASK:
+            self._door.answer(peer, values_of(data))
+        elif word is Word.HELLO:
+            self._welcome(peer, values_of(data))
+        else:
+            seat = self._seat_of(peer)
+            if seat is not None and seat.there:  # what comes before a hello, or from others, is void
+                self._hear_client(seat, word, data, at)
+
+    def _hear_client(self, seat: Seat, word: Word, data: bytes, at: float) -> None:
+        if word in (Word.PIECE, Word.HAVE):
+            seat.moved = at
+        if word is Word.PIECE:
+            self._take(seat, Piece.unpack(data), at)
+        elif word is Word.HAVE:
+            values = values_of(data)
+            if seat.down is not None and whole(values, "number") == seat.down.number:
+                seat.down.heard(whole(values, "have"))
+                self._pump(seat)
+        elif word is Word.SPEED:
+            seconds = positive(values_of(data), "step_seconds")
+            self._note_speed(seat, replace(seat.device, step_seconds=seconds))
+        elif word is Word.FAILED:
+            self._failed(seat, text(values_of(data), "text"))
+
+    def _welcome(self, peer: bytes, values: dict[str, Any]) -> None:
+        """Seat a client, and go on with what was under way; turn others away, and say why."""
+        try:
+            hello = self._door.admit(peer, values)
+        except PayloadError as e:
+            self._door.turn_away(peer, str(e))
+            client = values.get("client")
+            if isinstance(client, int):
+                self.tally.refuse(self.now, Refusal(client, str(e)))
+            return
+        self._seat(peer, hello)
+
+    def _seat(self, peer: bytes, hello: Hello) -> None:
+        known = self._seats.get(hello.client)
+        came = known is None or not known.there
+        seat = self._seats[hello.client] = known or Seat(hello.client, peer, hello.device)
+        seat.peer, seat.there, seat.held, seat.after = peer, True, hello.held, hello.after
+        seat.moved = time.monotonic()
+        if came:
+            self._noted(f"client {hello.client} is here, {hello.device.samples} samples")
+            self._join(seat, hello.device)
+        self._resume(seat, hello)
+        if came and seat.version is None and self._began is not None:
+            self._conductor.joined(seat.client)
+
+    def _join(self, seat: Seat, device: Device) -> None:
+        seat.device = device
+        self.server.join(device)
+
+    def _resume(self, seat: Seat, hello: Hello) -> None:
+        """Go on with a turn where the client stands, or give it anew; else let it wait, or begin."""
+        due, have = seat.sequence, seat.up.have if seat.up is not None else 0
+        if seat.up is not None:
+            seat.up.broke()
+        wanted = due > 0 and hello.trained == due
+        self._hub.send(seat.peer, pack(Word.WELCOME, number=due if wanted else 0, have=have))
+        if due and not wanted:
+            if hello.partial == due and seat.down is not None:
+                seat.down.restart(hello.have)
+                self._pump(seat)
+            else:
+                self._issue(seat.client)
+
+    def _take(self, seat: Seat, piece: Piece, at: float) -> None:
+        """Take a piece of an update; say how much is here, or what became of it."""
+        if piece.number != seat.sequence:
+            return  # of a turn that was given up; the client is told by its next version
+        most = most_nbytes(self.server.weights.numel()) + ROOM
+        if piece.total > most:
+            self._ended(seat, Refusal(seat.client, f"an update of {piece.total} bytes, and {most} may be"))
+            return
+        if seat.up is None:
+            seat.up = Receiving(piece.number, piece.total)
+        done = seat.up.take(piece, at)
+        seat.up.acknowledge(at, lambda said: self._hub.send(seat.peer, said))
+        if done:
+            self._update(seat, seat.up)
+
+    def _update(self, seat: Seat, up: Receiving) -> None:
+        if up.rate is not None and up.total > PROBES * PROBE_SIZE:
+            self._note_speed(seat, replace(seat.device, up=up.rate))
+        version = seat.version
+        found = self.server.receive(seat.client, up.data)
+        if isinstance(found, Receipt) and version is not None:
+            self._heard = time.monotonic()
+            seat.after, seat.held = version.sequence, version.held or seat.held
+        self._ended(seat, found)
+
+    def _ended(self, seat: Seat, found: Receipt | Refusal) -> None:
+        """End a client's turn, and tell it."""
+        number, reason = seat.sequence, found.reason if isinstance(found, Refusal) else ""
+        seat.end_turn()
+        if reason:
+            self._noted(f"client {seat.client}: {reason}")
+        self._hub.send(seat.peer, pack(Word.RECEIPT, number=number, reason=reason))
+        self._conductor.came(seat.client, found)
+        answered, asked = self.server.answers
+        if self._conductor.going and self._quorum < 1 and answered >= self._quorum * asked > 0:
+            now = time.monotonic()
+            self._due = min(self._due, 2 * now - self._round_began)
+
+    def _note_speed(self, seat: Seat, device: Device) -> None:
+        """Choose again for a device whose speed has changed."""
+        known = seat.device
+        if differs(known.step_seconds, device.step_seconds) or differs(known.up, device.up):
+            self._join(seat, device)
+
+    def _failed(self, seat: Seat, why: str) -> None:
+        self._refuse(seat.client, why)
+        self._went(seat)
+        if seat.version is not None:
+            seat.end_turn()
+            self._conductor.lost(seat.client, leaves=True)
+
+    def _lost(self, peer: bytes, why: str) -> None:
+        self._door.left(peer)
+        seat = self._seat_of(peer)
+        if seat is not None and seat.there:
+            self._noted(f"client {seat.client} is gone: {why}")
+            self._went(seat)
+
+    def _went(self, seat: Seat) -> None:
+        seat.there = False
+        if seat.version is None:
+            self._conductor.left(seat.client)
+            self.server.leave(seat.client)
+
+    def _seat_of(self, peer: bytes) -> Seat | None:
+        return next((seat for seat in self._seats.values() if seat.peer == peer), None)

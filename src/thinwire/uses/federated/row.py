@@ -1,0 +1,125 @@
+"""A model as one row: the parameters of a module, and packets of such a row, checked."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from thinwire.channels import wire
+from thinwire.channels.channel import Receiver
+from thinwire.channels.memory import parse_memory
+from thinwire.types import InputError, PayloadError, TensorSpec, require
+from thinwire.uses.federated.signature import Signature, plain
+
+ROOM = 4096  # bytes of framing that a packet may add to its values
+
+
+class Parameters:
+    """Read the trained parameters of a model as a row [1, N], float32, in the model's own order; write them.
+
+    Nothing else of a model is shared: what is frozen and what it keeps in buffers stays as it is.
+    Errors: ``InputError`` where nothing is trained, a parameter is not float32 or has no shape yet, or the
+    model keeps running means, as batch norm does: those of clients would not be averaged.
+
+    >>> Parameters(nn.Linear(2, 1)).read().shape
+    torch.Size([1, 3])
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        for name, p in model.named_parameters():
+            require(not is_lazy(p), InputError, f"parameter {name} has no shape yet; call the model once")
+            fits = p.dtype == torch.float32 or not p.requires_grad
+            require(fits, InputError, f"parameter {name} is {p.dtype}; cast what is trained to float32")
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        require(len(self._parameters) > 0, InputError, "the model has no parameter to train; unfreeze some")
+        for name, b in model.named_buffers():
+            wrong = f"the model keeps {name}, which clients would not share; use group norm, or no norm"
+            require(not name.endswith(("running_mean", "running_var")) or b is None, InputError, wrong)
+        self.numel = sum(p.numel() for p in self._parameters)
+        self._buffers = {n: b.detach().clone() for n, b in model.named_buffers()}
+
+    @cached_property
+    def signature(self) -> Signature:
+        """What the model is made of."""
+        return Signature.of(self._model)
+
+    def stands(self) -> dict[str, tuple[int, int, float]]:
+        """Return how frozen parameters stand, to be given to ``check_kept`` once the model was trained."""
+        frozen = ((n, p.detach()) for n, p in self._model.named_parameters() if not p.requires_grad)
+        return {n: (_place(p), p._version, _sum(plain(p))) for n, p in frozen}
+
+    def check_kept(self, stood: Mapping[str, tuple[int, int, float]]) -> None:
+        """Raise ``InputError`` where training moved what clients do not share, and name it.
+
+        A buffer that is no part of a saved model may take another shape: it is a cache.
+        """
+        same = [p for p in self._model.parameters() if p.requires_grad]
+        kept = len(same) == len(self._parameters) and all(map(operator.is_, same, self._parameters))
+        require(kept, InputError, "other parameters are trained than at the start; choose them before")
+        moved = [n for n, stand in self.stands().items() if stood.get(n) != stand]
+        saved, now = self._model.state_dict(keep_vars=True).keys(), dict(self._model.named_buffers())
+        for name in {**self._buffers, **now}:
+            before, after = self._buffers.get(name), now.get(name)
+            cache = name not in saved and (before is None or after is None or before.shape != after.shape)
+            if not cache and not (before is not None and after is not None and _same(before, after)):
+                moved.append(name)
+        wrong = "which clients would not share, so that the server's stays as it was"
+        wrong = (
+            f"training moves {', '.join(moved[:3])} of the model, {wrong}; use group norm, or leave it out"
+        )
+        require(not moved, InputError, wrong)
+
+    def read(self) -> Tensor:
+        """Return the values [1, N], a copy on the CPU."""
+        return torch.cat([p.detach().reshape(1, -1) for p in self._parameters], 1).cpu()
+
+    def write(self, row: Tensor) -> None:
+        """Copy [1, N] into the parameters, which do not share its memory. Errors: ``InputError``."""
+        wrong = f"a row of shape {list(row.shape)} for a model of {self.numel} values; give [1, {self.numel}]"
+        require(row.shape == (1, self.numel), InputError, wrong)
+        parts = row.reshape(-1).split([p.numel() for p in self._parameters])
+        with torch.no_grad():
+            for p, part in zip(self._parameters, parts, strict=True):
+                p.copy_(part.view(p.shape))
+
+
+def _place(x: Tensor) -> int:
+    return x.data_ptr() if x.layout == torch.strided else 0  # a sparse one has none
+
+
+def _sum(x: Tensor) -> float:
+    return float((torch.view_as_real(x) if x.is_complex() else x).sum(dtype=torch.float64))
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    a, b = plain(a), plain(b)
+    return a.dtype == b.dtype and a.shape == b.shape and bool(torch.isclose(a, b, 0, 0, equal_nan=True).all())
+
+
+def most_nbytes(values: int) -> int:
+    """Return the bytes that a packet of a row of ``values`` may have: raw, and a quarter for codes."""
+    return 5 * values + ROOM
+
+
+def unpack_row(data: bytes | memoryview, values: int, key: int) -> Tensor:
+    """Return the row [1, ``values``], float32, in a packet of one entry named ``key`` that leaves no state.
+
+    Errors: ``PayloadError`` for anything else, before anything larger than such a row is allocated.
+    """
+    most = most_nbytes(values)
+    require(len(data) <= most, PayloadError, f"{len(data)} bytes for {values} values, at most {most} may be")
+    packet = wire.unpack(data, max_nbytes=4 * values)
+    keys = [e.key for e in packet.entries]
+    require(keys == [key], PayloadError, f"a packet of the keys {keys[:4]} where {key} is expected")
+    spec = TensorSpec((1, values))
+    wrong = f"a packet of {packet.spec.dtype} and shape {packet.spec.shape} where {spec.shape} is expected"
+    require(packet.spec == spec, PayloadError, wrong)
+    wrong = f"a packet under {packet.memory[:40]}, which would leave state; such updates are not taken"
+    require(not parse_memory(packet.memory).mirrored, PayloadError, wrong)
+    return Receiver().decode(packet, expect=spec)

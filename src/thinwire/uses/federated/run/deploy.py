@@ -1,0 +1,149 @@
+"""The same method in real processes here: whether they come to the same weights, in the time foretold."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from thinwire.links.profile import Profile
+from thinwire.runs.machine.interrupts import stopped_by_signals
+from thinwire.runs.ranks.places import place_of
+from thinwire.runs.ranks.supervise import Workers
+from thinwire.runs.records.writer import RUN, load_run, write_json
+from thinwire.uses.federated.conductor import Made
+from thinwire.uses.federated.journal import Entry, replay
+from thinwire.uses.federated.method import Method
+from thinwire.uses.federated.recipes import METHOD, parse_federated_recipe
+from thinwire.uses.federated.residuals import Residuals
+from thinwire.uses.federated.run.deployed import JOURNAL, PATIENCE, DeployConfig
+from thinwire.uses.federated.run.fleet import Fleet, VirtualDevice
+from thinwire.uses.federated.run.options import FederatedConfig
+from thinwire.uses.federated.run.record import FederatedRecord
+from thinwire.uses.federated.run.recorder import digest, lengths, new_server
+from thinwire.uses.federated.run.setup import Setup
+from thinwire.uses.federated.run.simulate import Simulation
+from thinwire.uses.federated.run.trainer import Here as InProcess
+from thinwire.uses.federated.run.trainer import one_thread
+from thinwire.uses.federated.server import Server
+
+PROGRAM = "thinwire.uses.federated.run.deployed:run_rank"
+FOLDER = "deployed"
+
+
+@dataclass
+class Deployed:
+    """What came of real processes: see ``deployment`` of the record."""
+
+    weights: str  # SHA-256
+    rounds: list[float]  # seconds of each version
+    steps: list[float]  # seconds of a local step, by client, the mean of all turns
+    wire: dict[str, int]  # bytes through the server's sockets, by direction
+    valid: bool | None = None  # whether an emulated network kept time
+
+
+def deploy_as(config: FederatedConfig, folder: Path, rounds: int | None = None) -> None:
+    """Run in real processes what the record in ``folder`` is of, and write there what came of it.
+
+    ``rounds``: how many versions, by default as many as it has.
+    """
+    record = load_run(folder, FederatedRecord)
+    record.deployment = deploy(config, record.recipe.name, rounds or int(record.totals["rounds"]))
+    write_json(folder / RUN, record.to_dict())
+
+
+@one_thread()
+def deploy(config: FederatedConfig, name: str, rounds: int) -> dict[str, Any]:
+    """Run a method for so many versions in real processes, and do the same again in this one.
+
+    A method in rounds is simulated, which also foretells its time; of another, whose versions depend on who
+    came when, the turns are done again as the server's journal has them. Return what the record says of it.
+    """
+    seed = config.every_seed[0]
+    config = config.replace(rounds=rounds, until=0.0, methods=shlex.join([name]), seeds=str(seed), budget="")
+    found = _run(config, seed)
+    setup = Setup.of(config, seed)
+    recipe = parse_federated_recipe(name)
+    method: Method = recipe.schemes[METHOD]
+    server = new_server(setup, name, recipe)
+    foretold: list[float] = []
+    if method.rule.in_rounds:
+        foretold = _simulate(config, setup, method, server, found.steps)
+    else:
+        text = (_folder(config) / JOURNAL).read_text("utf-8")
+        clients = setup.clients(Residuals(method.memory))
+        replay((Entry(*entry) for entry in json.loads(text)), server, clients)
+    return {
+        "method": name,
+        "processes": config.clients + 1,
+        "check": "simulated" if method.rule.in_rounds else "turns done again",
+        "identical": digest(server) == found.weights,
+        "weights": found.weights,
+        "link": config.link,
+        "emulated": config.emulate,
+        "kept_time": found.valid,
+        "seconds": found.rounds,
+        "foretold_s": foretold,
+        "ratio": sum(found.rounds) / sum(foretold) if foretold else None,
+        "wire": found.wire,
+    }
+
+
+def _folder(config: FederatedConfig) -> Path:
+    return Path(config.out) / FOLDER
+
+
+def _simulate(
+    config: FederatedConfig, setup: Setup, method: Method, server: Server, steps: list[float]
+) -> list[float]:
+    """Run the same on the virtual clock, with devices as measured; return the seconds of each version."""
+    link = Profile.parse(config.link)
+    devices = tuple(VirtualDevice(seconds, link) for seconds in steps)
+    fleet = Fleet(FOLDER, devices, link)
+    for device in fleet.to_policy([len(part) for part in setup.parts]):
+        server.join(device)
+    ends: list[float] = []
+
+    def made(version: Made) -> bool:
+        ends.append(version.at)
+        return version.number < config.versions
+
+    clients = setup.clients(Residuals(method.memory))
+    trainer = InProcess(setup.compute)
+    Simulation(server, clients, fleet, trainer, made, setup.seed, config.participate).run()
+    return lengths(ends)
+
+
+def _run(config: FederatedConfig, seed: int) -> Deployed:
+    folder = _folder(config)
+    folder.mkdir(parents=True, exist_ok=True)
+    asked = DeployConfig(
+        out=str(folder), seed=seed, link=config.link, emulate=config.emulate, federated=config.to_json()
+    )
+    names = ["server", *(f"client {i}" for i in range(config.clients))]
+    with stopped_by_signals(), place_of(asked, check=False) as place:
+        with Workers(place, PROGRAM, names) as workers:
+            for _ in names:
+                workers.start(asked)
+            found = _meet(workers, config.clients)
+        found.valid = place.describe().get("valid")
+        return found
+
+
+def _meet(workers: Workers, clients: int) -> Deployed:
+    """Tell the clients where the server is, and hear what came of it."""
+    server = workers.until("listening", 0)
+    for rank in range(1, clients + 1):
+        workers.order(rank, f"join {server['port']} {server['token']}")
+    end, steps = None, dict[int, float]()
+    while end is None or len(steps) < clients:
+        rank, said = workers.hear(PATIENCE)
+        if said["kind"] == "served":
+            end = said
+        elif said["kind"] == "finished":
+            steps[rank] = said["step_seconds"]
+    workers.dismiss()
+    by_client = [steps[rank] for rank in sorted(steps)]
+    return Deployed(end["weights"], end["rounds"], by_client, end["wire"])

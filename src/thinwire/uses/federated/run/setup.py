@@ -1,0 +1,103 @@
+"""What a federated run starts from: data, whose they are, the model, and how good a model is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from thinwire.codecs import Raw
+from thinwire.uses.federated.client import Client
+from thinwire.uses.federated.message import Form, Version
+from thinwire.uses.federated.residuals import Residuals
+from thinwire.uses.federated.row import Parameters
+from thinwire.uses.federated.run.models import build_model
+from thinwire.uses.federated.run.options import FederatedConfig
+from thinwire.uses.federated.run.splits import Split, counts
+from thinwire.uses.federated.run.tasks import Dataset, load_dataset
+from thinwire.uses.federated.run.trainer import Turn
+from thinwire.uses.federated.samples import Samples
+
+AT_ONCE = 100  # held-out samples that are named together; [measured] of 1000, caches hold too little
+LOOKED_AT = 2000  # held-out samples of an evaluation, drawn once; the last one takes all
+DRAW = 0x7E57  # of these, the same for every seed: a file may have its samples in any order
+
+
+@dataclass(eq=False)
+class Setup:
+    """One seed's run: the same for the same options, in any process."""
+
+    config: FederatedConfig
+    seed: int
+    data: Dataset
+    parts: tuple[Tensor, ...]  # whose samples are whose
+    model: nn.Module
+
+    @classmethod
+    def of(cls, config: FederatedConfig, seed: int, data: Dataset | None = None) -> Setup:
+        """Return the setup; ``data`` where they are read already. Errors: ``InputError``."""
+        data = data or load_dataset(config.data)
+        parts = Split.parse(config.split).deal(data, config.clients, seed)
+        return cls(config, seed, data, parts, build_model(config.model, data.shape, data.classes, seed))
+
+    def __post_init__(self) -> None:
+        self.parameters = Parameters(self.model)
+        self.weights = self.parameters.read()  # version 0, [1, N]
+
+    @property
+    def values(self) -> int:
+        """Parameters of the model."""
+        return self.weights.numel()
+
+    @property
+    def counts(self) -> list[list[int]]:
+        """Samples by client and class."""
+        return counts(self.data, self.parts).tolist() if self.parts else []
+
+    def clients(self, residuals: Residuals) -> Mapping[int, Client]:
+        """Return the clients, which share the model and the residuals."""
+        d, batch = self.data, self.config.batch
+        return {
+            i: Client(
+                i,
+                self.model,
+                Samples(d.inputs, d.labels, batch, part, d.prepare),
+                residuals,
+                seed=self.seed,
+                parameters=self.parameters,
+            )
+            for i, part in enumerate(self.parts)
+        }
+
+    @cached_property
+    def _computing(self) -> Mapping[int, Client]:
+        return self.clients(Residuals())
+
+    def compute(self, turn: Turn, weights: Tensor) -> Tensor:
+        """Return what a turn changes, [1, N]."""
+        version = Version(turn.version, turn.sequence, 0, 0, Form.FULL, (), turn.steps, turn.rate, Raw())
+        return self._computing[turn.client].change(version, weights)
+
+    @property
+    def looks_at_some(self) -> bool:
+        """Whether an evaluation on the way takes a part of the held-out samples."""
+        return len(self.data.test_labels) > LOOKED_AT
+
+    @cached_property
+    def _drawn(self) -> Tensor:
+        order = torch.randperm(len(self.data.test_labels), generator=torch.Generator().manual_seed(DRAW))
+        return order[:LOOKED_AT].sort().values
+
+    def accuracy(self, weights: Tensor, all_samples: bool = False) -> float:
+        """Return which share of the held-out samples is named right: of some drawn at random, or of all."""
+        inputs, labels = self.data.test_inputs, self.data.test_labels
+        if not all_samples and self.looks_at_some:
+            inputs, labels = inputs[self._drawn], labels[self._drawn]
+        self.parameters.write(weights)
+        self.model.eval()
+        with torch.no_grad():
+            named = [self.model(self.data.prepare(some)).argmax(1) for some in inputs.split(AT_ONCE)]
+        return float((torch.cat(named) == labels).float().mean())

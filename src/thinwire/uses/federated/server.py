@@ -1,0 +1,361 @@
+"""The server: it gives versions out, checks what comes back, and makes versions of it by a rule."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from thinwire.channels.references import under
+from thinwire.types import MAX_KEY, InputError, PayloadError, ThinwireError, require
+from thinwire.uses.federated.aggregation import Arrival, Federation, Rule, moved
+from thinwire.uses.federated.choosing.device import Assignment, Device, FederatedPolicy, Situation
+from thinwire.uses.federated.download import Download, FullDownload
+from thinwire.uses.federated.intake import Receipt, Refusal, checked
+from thinwire.uses.federated.message import Held, Update, Version
+from thinwire.uses.federated.rates import Decay
+from thinwire.uses.federated.roster import Member, Traffic
+from thinwire.uses.federated.row import Parameters, unpack_row
+from thinwire.uses.federated.signature import Signature
+
+NORMS = 256  # of the last updates that policies are told
+
+
+class Server:
+    """Hold the weights, the clients and the updates that wait; no transport and no clock.
+
+    ``model``: version 0, the ``Parameters`` of a model, with which those of clients are compared by name,
+    shape and type; or a row [1, N] alone, of which only the number can be. A client is given versions by
+    ``issue``, one at a time: each voids an earlier one that it did not answer, so no update counts twice,
+    whatever is lost on the way. Rules in rounds want ``begin`` first, which says who is asked; ``close`` ends
+    a round, or a period.
+
+    Updates are added in the order of (client, sequence), so the bits of a version do not depend on the order
+    in which they came.
+
+    >>> from thinwire.uses.federated.aggregation import Synchronous
+    >>> class Same:
+    ...     def assign(self, devices, situation):
+    ...         return [Assignment(steps=3)] * len(devices)
+    >>> server = Server(torch.zeros(1, 4), Synchronous(), Same())
+    >>> server.join(Device(id=7, step_seconds=0.1, samples=50))
+    >>> server.begin([7])
+    >>> version = server.issue(7)
+    >>> version.number, version.sequence, version.steps, version.rate
+    (0, 1, 3, 0.1)
+    >>> server.receive(7, b"?")
+    Refusal(client=7, reason='an update ends 7 bytes too early: it was cut')
+    """
+
+    def __init__(
+        self,
+        model: Tensor | Parameters,
+        rule: Rule,
+        policy: FederatedPolicy,
+        download: Download | None = None,
+        rates: Decay | None = None,
+    ) -> None:
+        self.signature = model.signature if isinstance(model, Parameters) else None
+        weights = model.read() if isinstance(model, Parameters) else model
+        row = weights.detach().reshape(1, -1).float().clone()
+        fits = row.numel() > 0 and bool(row.isfinite().all())
+        require(fits, InputError, "the first weights are empty or not finite; give those of a sound model")
+        self.weights, self.version = row, 0
+        self.rule, self.policy = rule, policy
+        self.download, self.rates = download or FullDownload(), rates or Decay()
+        self._outlet = self.download.open(row)
+        self._members: dict[int, Member] = {}
+        self._norms: deque[float] = deque(maxlen=NORMS)
+        self._asked: set[int] = set()
+        self._gone = 0  # asked in this round, and given up
+        self._round: dict[int, int] = {}  # who was there as the round began, and with how many samples
+        self._waiting: dict[int, list[Update]] = {}  # by client, in the order of their sequence numbers
+        self._starts: dict[int, Tensor] = {}  # what clients that train were given, for rules that mix
+        self._assigned: tuple[int, dict[int, Assignment]] | None = None
+
+    # -- clients -------------------------------------------------------------------------------------------
+
+    def join(self, device: Device) -> None:
+        """Take a client in, or back, or note that its device has changed."""
+        known = self._members.get(device.id)
+        if known is None:
+            self._members[device.id] = Member(device)
+        else:
+            known.device, known.present = device, True
+        self._assigned = None
+
+    def leave(self, client: int) -> int | None:
+        """Count no longer on a client, which may come back; return the version that this completes."""
+        self._member(client).present = False
+        if client not in self._round:  # else its round goes on as it was planned
+            self._assigned = None
+        return self.give_up(client)
+
+    @property
+    def clients(self) -> list[int]:
+        """Those present, in order."""
+        return sorted(c for c, m in self._members.items() if m.present)
+
+    @property
+    def known(self) -> list[int]:
+        """All that ever joined, in order."""
+        return sorted(self._members)
+
+    def device(self, client: int) -> Device:
+        """Return what a client said last of itself."""
+        return self._member(client).device
+
+    @property
+    def missing(self) -> list[int]:
+        """Those asked in this round whose updates have not come, in order."""
+        return sorted(self._asked - self._waiting.keys())
+
+    @property
+    def answers(self) -> tuple[int, int]:
+        """Of how many clients updates wait, and how many were asked in this round."""
+        return len(self._waiting), len(self._asked) + self._gone
+
+    @property
+    def waiting(self) -> int:
+        """How many updates wait to be made a version of."""
+        return sum(map(len, self._waiting.values()))
+
+    def traffic(self, client: int) -> Traffic:
+        """Return what crossed between the server and a client."""
+        return self._member(client).traffic
+
+    def assignments(self) -> dict[int, Assignment]:
+        """Return what the policy has each client that is present do now; asked once a version."""
+        if self._assigned is None or self._assigned[0] != self.version:
+            devices = [self._members[c].device for c in sorted(self._round.keys() | set(self.clients))]
+            rates, v = self.rates, self.version
+            numbers = v, rates.at(v), rates.first, rates.last
+            situation = Situation(self.weights.numel(), *numbers, norms=tuple(self._norms))
+            found = list(self.policy.assign(devices, situation)) if devices else []
+            wrong = f"{self.policy!r} made {len(found)} assignments for {len(devices)} devices"
+            require(len(found) == len(devices), InputError, wrong)
+            self._assigned = v, {d.id: a for d, a in zip(devices, found, strict=True)}
+        return self._assigned[1]
+
+    @property
+    def given(self) -> Tensor:
+        """What clients start from who take the newest version, [1, N]; not to be written to."""
+        return self._outlet.given
+
+    @property
+    def newest(self) -> Held:
+        """What clients hold that took the newest version, if downloads are deltas."""
+        return Held(self.version, self._outlet.check)
+
+    # -- versions out --------------------------------------------------------------------------------------
+
+    def begin(self, clients: Iterable[int]) -> None:
+        """Open a round of these clients. Errors: ``InputError`` for one not present, or if one is open."""
+        require(self.rule.in_rounds, InputError, f"{self.rule!r} knows no rounds; issue versions at any time")
+        asked, wrong = set(clients), f"the round of version {self.version} is open; close it first"
+        require(not self._asked, InputError, wrong)
+        absent = sorted(asked - set(self.clients))
+        require(not absent, InputError, f"clients {absent[:8]} are not here; ask others")
+        require(len(asked) > 0, InputError, "nobody is asked in this round; ask one client at least")
+        self._asked, self._gone = asked, 0
+        self._round = {c: m.device.samples for c, m in self._members.items() if m.present}
+
+    def issue(self, client: int, held: Held | None = None, after: int = 0) -> Version:
+        """Return the newest version for ``client``, which holds ``held``, and what it is to do; count bytes.
+
+        ``after``: the client's last sequence number, which is ahead where this server was set back.
+        Errors: ``InputError`` for a client that is not present, or not asked in this round, or whose update
+        has come.
+        """
+        member = self._member(client)
+        require(member.present, InputError, f"client {client} has left; let it join again first")
+        asked = not self.rule.in_rounds or client in self.missing
+        require(asked, InputError, f"client {client} is not to train now; it is not asked, or has answered")
+        wrong = f"client {client} says that it sent {after} updates; let it begin anew"
+        require(0 <= after < MAX_KEY // 2, InputError, wrong)
+        assignment = self.assignments()[client]
+        form, packets = self._outlet.lead(held)
+        member.issued, member.started = max(member.issued, after) + 1, self.version
+        numbers = self.version, member.issued, member.confirmed, self._outlet.check
+        rate, made = self.rates.at(self.version), self.signature.digest if self.signature else 0
+        version = Version(*numbers, form, packets, assignment.steps, rate, assignment.codec, made)
+        member.traffic.down += version.nbytes
+        member.traffic.raw_down += 4 * self.weights.numel()
+        if self.rule.mixes:
+            self._starts[self.version] = self.given
+            self._forget_starts()
+        return version
+
+    def _forget_starts(self) -> None:
+        used = {m.started for m in self._members.values() if m.owes}
+        used |= {u.version for updates in self._waiting.values() for u in updates}
+        self._starts = {v: row for v, row in self._starts.items() if v in used}
+
+    # -- updates in ----------------------------------------------------------------------------------------
+
+    def receive(self, client: int, data: bytes | memoryview) -> Receipt | Refusal:
+        """Take the bytes of an update that came from ``client``, as the transport knows it, or refuse them.
+
+        A refusal changes nothing but the counted bytes. An update may complete a version: see the receipt.
+        """
+        member = self._members.get(client)
+        if member is None:
+            return Refusal(client, f"client {client} is not known; let it join first")
+        member.traffic.up += len(data)
+        member.traffic.raw_up += 4 * self.weights.numel()
+        try:
+            update, kept = checked(data, client, member, self.weights.numel())
+            self._check_round(update)
+        except PayloadError as e:
+            member.traffic.refused += 1
+            return Refusal(client, str(e))
+        staleness = self.version - update.version
+        member.confirmed = update.sequence
+        member.traffic.updates += 1
+        member.traffic.staleness += staleness
+        self._waiting.setdefault(client, []).append(update)
+        return Receipt(client, update.sequence, staleness, kept, self._advance_if_due())
+
+    def _check_round(self, update: Update) -> None:
+        if self.rule.in_rounds:
+            wrong = f"it is late: the round of version {update.version} is over"
+            require(update.version == self.version, PayloadError, wrong)
+            wrong = "nobody waits for it: the client was given up in this round"
+            require(update.client in self._asked, PayloadError, wrong)
+
+    def give_up(self, client: int) -> int | None:
+        """Wait no longer in this round for a client; return the version that this completes, if any.
+
+        In a round that nobody answered, ask again by ``close`` and ``begin``.
+        """
+        if client in self._waiting or client not in self._asked:
+            return None
+        self._asked.discard(client)
+        self._gone += 1
+        return self._advance_if_due()
+
+    def _advance_if_due(self) -> int | None:
+        due = self.rule.is_due(self.waiting, len(self.missing))
+        return self.close() if due else None
+
+    def close(self) -> int | None:
+        """Make a version of all updates that wait, and return its number; None where there are none.
+
+        Ends the round or period. Errors: ``ThinwireError`` where the updates have no weight together, or the
+        version would not be finite; then nothing has changed.
+        """
+        if self._waiting:
+            return self._go_on(self._sum())
+        self._end()
+        return None
+
+    def collect(self) -> dict[int, Tensor]:
+        """Return what the updates that wait change, [1, N], by client; they wait no longer.
+
+        For versions that are made elsewhere, by ``adopt``.
+        """
+        waiting, self._waiting = self._waiting, {}
+        rows = {c: list(self._changes(updates)) for c, updates in sorted(waiting.items())}
+        return {c: torch.stack(changes).sum(0) for c, changes in rows.items()}
+
+    def adopt(self, weights: Tensor) -> int:
+        """Make a version of ``weights`` [1, N], whoever made them, and return its number.
+
+        Updates that wait are dropped. Errors: ``InputError`` for another number of values, or values that are
+        not finite; then nothing has changed.
+        """
+        many, have = weights.numel(), self.weights.numel()
+        require(many == have, InputError, f"a version of {many} values for a model of {have}; give as many")
+        sound = bool(weights.isfinite().all())
+        require(sound, InputError, f"version {self.version + 1} would not be finite; lower the step size")
+        return self._go_on(weights.detach().reshape(1, -1).float().clone())
+
+    def _go_on(self, weights: Tensor) -> int:
+        self._norms.append(float((weights.double() - self.weights).norm()))
+        self._outlet.advance(weights)
+        self.weights, self.version, self._waiting = weights, self.version + 1, {}
+        self._end()
+        return self.version
+
+    def _end(self) -> None:
+        """End the round or period."""
+        self._asked, self._gone, self._round = set(), 0, {}
+        if self.rule.mixes:
+            self._forget_starts()
+
+    def _sum(self) -> Tensor:
+        updates = [u for c in sorted(self._waiting) for u in self._waiting[c]]
+        arrivals = [Arrival(u.client, u.sequence, u.samples, self.version - u.version) for u in updates]
+        there = {c: m.device.samples for c, m in self._members.items() if m.present or c in self._waiting}
+        counted = list((self._round or there).values())
+        asked = len(self._asked) + self._gone
+        shares = self.rule.shares(arrivals, Federation(len(counted), sum(counted), asked))
+        found = moved(self.weights, zip(shares, self._changes(updates), strict=True))
+        wrong = f"version {self.version + 1} would not be finite; lower the step size or the server's rate"
+        require(bool(found.isfinite().all()), ThinwireError, wrong)
+        return found
+
+    def _changes(self, updates: Iterable[Update]) -> Iterator[Tensor]:
+        for u in updates:
+            change = unpack_row(u.packet, self.weights.numel(), u.client)
+            yield change + (self.weights - self._starts[u.version]) if self.rule.mixes else change
+
+    def _member(self, client: int) -> Member:
+        member = self._members.get(client)
+        if member is None:
+            raise InputError(f"client {client} is not known; let it join first")
+        return member
+
+    # -- to go on later ------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return all that is kept, as plain tensors."""
+        updates = [u for c in sorted(self._waiting) for u in self._waiting[c]]
+        words = {
+            "config": self._config(),
+            "model": self.signature and list(self.signature),
+            "version": self.version,
+            "asked": sorted(self._asked),
+            "gone": self._gone,
+            "round": list(self._round.items()),
+            "norms": list(self._norms),
+            "members": {str(c): m.to_dict() for c, m in sorted(self._members.items())},
+        }
+        state = {"weights": self.weights.clone(), "words": _bytes(json.dumps(words).encode())}
+        state |= {f"update.{i}": _bytes(u.pack()) for i, u in enumerate(updates)}
+        state |= {f"start.{v}": row.clone() for v, row in self._starts.items()}
+        return state | {f"download.{name}": x for name, x in self._outlet.state_dict().items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from what ``state_dict`` returned, bit for bit.
+
+        Errors: ``InputError`` where that server had other values, another rule or another download.
+        """
+        words = json.loads(state["words"].numpy().tobytes())
+        wrong = f"the state is one of {words['config']}, and this server is one of {self._config()}"
+        require(words["config"] == self._config(), InputError, wrong)
+        if self.signature is not None:
+            self.signature.check(Signature.read(words.get("model")), "the model of the state")
+        self.weights, self.version = state["weights"].clone(), words["version"]
+        self._asked, self._gone = set(words["asked"]), words["gone"]
+        self._round = dict(words.get("round", ()))
+        self._norms = deque(words["norms"], NORMS)
+        self._members = {int(c): Member.from_dict(m) for c, m in words["members"].items()}
+        self._starts = {int(v): row.clone() for v, row in under(state, "start.").items()}
+        self._waiting, self._assigned = {}, None
+        for i in range(sum(name.startswith("update.") for name in state)):
+            update = Update.unpack(state[f"update.{i}"].numpy().tobytes())
+            self._waiting.setdefault(update.client, []).append(update)
+        self._outlet.load_state_dict(under(state, "download."), self.weights)
+
+    def _config(self) -> str:
+        rates = replace(self.rates, horizon=0)  # which may move
+        return f"{self.weights.numel()} values under {self.rule!r}, {self.download!r} and {rates!r}"
+
+
+def _bytes(data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)

@@ -1,0 +1,14 @@
+"""Publish a state and follow it: pushed over links, or pulled from a shared folder."""
+
+from thinwire.uses.use import STATES, Command, Kind, Use
+
+USE = Use(
+    __name__,
+    commands=(
+        Command(".commands.publish:publish", STATES),
+        Command(".commands.follow:follow", STATES),
+    ),
+    kinds={"state": Kind(".run.record:StateRecord", ".run.cards")},
+    demos={"state": ".commands.demo:state"},
+    registries=(".recipes:STATE",),
+)

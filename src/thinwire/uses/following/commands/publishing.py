@@ -1,0 +1,144 @@
+"""What ``thinwire publish`` does with what it reads."""
+
+from __future__ import annotations
+
+import fnmatch
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import torch
+import typer
+from torch import Tensor
+
+from thinwire.dtypes import dtype_of
+from thinwire.files.watch import LOOK, Watch
+from thinwire.links.address import Address
+from thinwire.links.security import is_loopback
+from thinwire.runs.records.progress import megabytes
+from thinwire.runs.terminal.live import Live, Trouble, warned
+from thinwire.runs.terminal.places import reached_at
+from thinwire.state.binding import WRAPPED
+from thinwire.state.layout import Dtypes
+from thinwire.types import InputError, require
+from thinwire.uses.following.commands.layered import publish_layers, read_layered
+from thinwire.uses.following.commands.options import PublishConfig, parse_bounds, parse_dtypes
+from thinwire.uses.following.outlets import Outlets
+
+NAMER = "a wrapper such as DistributedDataParallel"
+
+
+def publish_file(file: Path, config: PublishConfig, token: bytes | None, stack: ExitStack) -> None:
+    """Publish until somebody ends it, or with ``once`` until a follower or the store has it."""
+    watch, at = Watch(file, config.rest), config.at
+    _await(watch, config.wait)
+    _check_apart(file, at[2] if at is not None else None)
+    scene = read_layered(file) if config.layers else None
+    tensors = watch.first(config.wait) if scene is None else scene.state(0)
+    dtypes = {name: dtype_of(kind) for name, kind in parse_dtypes(config.dtype).items()}
+    kind = _by_name(dtypes, tensors), parse_bounds(config.bound)
+    outlets = Outlets(tensors, *kind, config.name, token, config.strict)
+    stack.callback(outlets.close)
+    if at is not None:
+        outlets.listen(*at)
+    if config.store is not None:
+        with warned():  # of a wait for the last publisher
+            outlets.keep(config.store)
+    live = stack.enter_context(Live(lambda: _line(outlets), config.quiet))
+    live.note(_title(outlets))
+    if scene is not None:
+        publish_layers(scene, outlets, live, config.once)
+    else:
+        _publish_tensors(watch, outlets, live, config.once)
+
+
+def _await(watch: Watch, wait: float) -> None:
+    if wait and not watch.stamp():
+        typer.echo(f"waiting for {watch.path}, for up to {wait:g} s", err=True)
+    watch.await_files(wait)
+
+
+def _check_apart(file: Path, state: Path | None) -> None:
+    """Raise ``InputError`` where what is saved would be published, or written over it."""
+    if state is not None and file.exists():
+        inside = file.samefile(state.parent) or (state.exists() and file.samefile(state))
+        require(not inside, InputError, f"--state {state} is in what is published; give another place for it")
+
+
+def _publish_tensors(watch: Watch, outlets: Outlets, live: Live, once: bool) -> None:
+    """Publish what was read, and wait until it is there, or go on with each change of the file."""
+    with warned(live.note):  # of casts that overflow
+        outlets.publish()
+    live.tick()
+    if once:
+        outlets.finish()
+    else:
+        _follow_file(watch, outlets, live)
+
+
+def _follow_file(watch: Watch, outlets: Outlets, live: Live) -> None:
+    """Publish each change of the file, until somebody ends it."""
+    reading = Trouble(live, f"{watch.path} can be read again")
+    saving = Trouble(live, "the state is saved again")
+    while True:
+        time.sleep(LOOK)
+        outlets.check()
+        saving.tell(outlets.save())
+        found = None
+        with suppress(InputError, OSError):  # a later one may be whole again
+            found = watch.take() if watch.changed() else None
+        stays = f"; version {outlets.newest.number} stays the newest"
+        reading.tell(watch.trouble and watch.trouble + stays)
+        if found is None:
+            continue
+        try:
+            with warned(live.note):
+                outlets.replace(found, watch.path)
+        except InputError as e:
+            live.note(f"note: {e}{stays}")
+            continue
+        outlets.check()
+        live.tick()
+
+
+def _by_name(dtypes: dict[str, torch.dtype], tensors: dict[str, Tensor]) -> Dtypes:
+    """Return the dtype of each tensor that is cast, or the one for all floats; names may be patterns."""
+    every = dtypes.pop("", None)
+    if not dtypes:
+        return every
+    found = {name: every for name, x in tensors.items() if x.is_floating_point()} if every else {}
+    for pattern, dtype in dtypes.items():
+        found |= dict.fromkeys(fnmatch.filter(tensors, pattern) or [pattern], dtype)
+    return found
+
+
+def _title(outlets: Outlets) -> str:
+    """Return what is published, and how to follow it."""
+    layout, push, ways = outlets.history.layout, outlets.push, []
+    if push is not None:
+        only = " on this machine" if is_loopback(push.host) else ""
+        ways += [f"'thinwire follow {Address(host, push.port)}'{only}" for host in reached_at(push.host)]
+    if outlets.pull is not None:
+        ways.append(f"'thinwire follow {outlets.pull.where}'")
+    about = f"{len(layout.slots)} tensors, {megabytes(layout.nbytes)}"
+    told = f"publishing {outlets.name!r}: {about}; {' or '.join(ways)}"
+    if all(slot.name.startswith(WRAPPED) for slot in layout.slots):
+        told += f"\nnote: all names begin with {WRAPPED!r}, as {NAMER} has them; save its .module"
+    return told
+
+
+def _line(outlets: Outlets) -> str:
+    """Return where it stands."""
+    newest = outlets.newest
+    share = newest.changed / max(1, outlets.history.layout.numel)
+    parts = [f"version {newest.number}", f"{100 * share:.3g} % changed"]
+    if outlets.push is not None:
+        followers = outlets.push.followers
+        upto = sum(f.version >= newest.number for f in followers)
+        parts += [f"{megabytes(outlets.push.sent)} sent", f"{upto} of {len(followers)} followers have it"]
+    if outlets.pull is not None:
+        status = outlets.pull.status
+        there = "" if status.version >= newest.number else f" (version {status.version} there)"
+        parts.append(f"{megabytes(status.nbytes)} stored{there}")
+        parts += [f"note: {status.error}"] if status.error else []
+    return ", ".join(parts)

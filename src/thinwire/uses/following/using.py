@@ -1,0 +1,173 @@
+"""What following a state is like, and using it, however it comes: by link or through a store."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+from thinwire.links.inbox import renewed
+from thinwire.types import InputError, LinkError
+
+if TYPE_CHECKING:  # the defaults below are named where nothing is followed yet
+    from torch import Tensor, nn
+
+    from thinwire.state.patches.patch import Version
+    from thinwire.state.replica import Replica
+    from thinwire.uses.following.mirror import Mirror
+
+TIMEOUT = 60.0  # seconds that a wait takes at most, unless told otherwise
+PATIENCE = 300.0  # seconds without a sign of the publisher after which iteration gives up
+POLL = 2.0  # seconds between two looks into a store
+SLOW = 5e4  # bytes/s below which a store's file does not count as coming
+
+
+class Applied(NamedTuple):
+    """What ``apply_to`` did: seconds the consumer waited, the version in use, and whether weights changed.
+
+    If they did, results of the old ones, such as a cache of keys and values, are stale.
+    """
+
+    pause: float
+    version: Version
+    new: bool
+
+
+class Using(ABC):
+    """The base of ``Follower`` and ``ShelfReader``: waits, and models, tensors and a file of what they hold.
+
+    ``every``: seconds after which a wait for versions looks whether the publisher has gone.
+    """
+
+    def __init__(self, mirror: Mirror, state: Path | None, patience: float, every: float = math.inf) -> None:
+        self._mirror, self._state = mirror, state
+        self._patience, self._every = patience, every
+        self._changed = threading.Condition()  # there is another version, or an end
+        self._fatal: Exception | None = None  # what ended it
+        self._closing = False
+
+    @property
+    @abstractmethod
+    def held(self) -> Version:
+        """The newest version that is here, in use or not; number 0 before the first."""
+
+    @property
+    @abstractmethod
+    def replica(self) -> Replica:
+        """The copy itself. Errors: ``InputError`` before anything came."""
+
+    @property
+    @abstractmethod
+    def silence(self) -> float:
+        """Seconds since a sign of the publisher."""
+
+    @abstractmethod
+    def _end(self) -> None:
+        """Stop the threads."""
+
+    @abstractmethod
+    def _missed(self, version: int, timeout: float) -> str:
+        """Return that a version did not come, and why that may be."""
+
+    @abstractmethod
+    def _lost(self) -> str:
+        """Return that the publisher gives no sign, and why that may be."""
+
+    def _at_end(self) -> bool:
+        """Return whether no more versions will come."""
+        return self._closing
+
+    def wait(self, version: int = 1, timeout: float = TIMEOUT) -> Version:
+        """Return the newest version here once its number is at least ``version``.
+
+        Errors: ``LinkError``, naming publisher or store, after ``timeout`` seconds; and those of the class.
+        """
+        self._await(lambda: self.held.number >= version, timeout)
+        if self.held.number < version:
+            raise LinkError(self._missed(version, timeout))
+        return self.held
+
+    def __iter__(self) -> Iterator[Version]:
+        """Yield each newest version when it arrives, until ``close`` or the goodbye of a store's publisher.
+
+        Of the versions that arrive while the caller is busy, only the last is yielded. Errors: ``LinkError``
+        after ``patience`` seconds without a sign of the publisher.
+        """
+        seen = 0
+        while True:
+            left = min(self._every, max(0.0, self._patience - self.silence))
+            self._await(lambda: self.held.number > seen or self._at_end(), left)  # noqa: B023
+            if self._closing:
+                return
+            if self.held.number > seen:
+                version = self.held
+                seen = version.number
+                yield version
+            elif self._at_end():
+                return
+            elif self.silence >= self._patience:
+                raise LinkError(self._lost())
+
+    def close(self) -> None:
+        """Stop following; with ``state``, save the copy. Safe to call twice."""
+        with self._changed:
+            ended, self._closing = self._closing, True
+            self._changed.notify_all()
+        self._end()
+        if self._state is not None and not ended and self._mirror.held.hash:
+            self.save()
+
+    def _await(self, done: Callable[[], bool], timeout: float) -> None:
+        patience = min(timeout, threading.TIMEOUT_MAX)
+        with self._changed:
+            self._changed.wait_for(lambda: done() or self._closing or self._fatal is not None, patience)
+        self._raise()
+
+    def _raise(self) -> None:
+        """Raise what ended the following, if anything did."""
+        if self._fatal is not None:
+            raise renewed(self._fatal)
+
+    def apply_to(self, model: nn.Module) -> Applied:
+        """Update ``model`` to the newest version here, between two of its steps; return what that did.
+
+        Parameters become views of the copy, so nobody else may write to them; buffers are copied. Models
+        that were given before are updated too, so all are at the same version. Errors: those of the class,
+        and ``InputError`` naming the first tensor that does not fit.
+        """
+        self._raise()
+        began = time.perf_counter()
+        new = self._mirror.show(self.replica, model)
+        return Applied(time.perf_counter() - began, self.replica.shown, new)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the newest version's tensors by name, not copied, and update all models to that version.
+
+        They are valid until the next call of this or of ``apply_to``: then their memory is written again.
+        Unlike ``apply_to``, this waits while the version is being written; ``LinkError`` after ``TIMEOUT``
+        seconds.
+        """
+        self._raise()
+        replica = self.replica
+        replica.catch_up(TIMEOUT)
+        return replica.tensors()
+
+    def save(self, path: str | Path | None = None) -> None:
+        """Write the copy to a safetensors file, to go on from. Errors: ``InputError`` without a path."""
+        target = self._state if path is None else Path(path)
+        if target is None:
+            raise InputError("there is no place to save to; give a path, or state= from the start")
+        self.replica.save(target)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

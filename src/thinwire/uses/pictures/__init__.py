@@ -1,0 +1,14 @@
+"""Make one picture on several machines: its tokens, or its experts, are divided between them."""
+
+from thinwire.uses.use import PICTURES, Command, Kind, Use
+
+USE = Use(
+    __name__,
+    commands=(Command(".commands.generate:generate", PICTURES),),
+    kinds={"pictures": Kind(".run.record:PicturesRecord", ".run.cards")},
+    demos={"pictures": ".commands.demo:pictures"},
+    registries=(
+        ".context_parallel.recipes:DIFFUSION",
+        ".expert_parallel.recipes:EXPERTS",
+    ),
+)

@@ -1,0 +1,114 @@
+"""The options of runs that make pictures, from which command line, TOML keys and records follow."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from thinwire.runs.options import option
+from thinwire.runs.ranks.config import MACHINES, RunConfig
+from thinwire.types import InputError, require
+
+if TYPE_CHECKING:
+    from thinwire.choosing.registry import Recipe, Registry
+    from thinwire.uses.pictures.run.sheets import Sheet
+
+PICTURE = "Picture"
+AUTO, ONE, BATCH, GUIDANCE = "auto", "one", "batch", "guidance"
+FLUX, EXPERTS = "flux-fashion", "flux-fashion-moe"
+OWN = {FLUX: {"sheet": "4x8", "pictures": 1}, EXPERTS: {"sheet": "1x1", "pictures": 32}}  # unless given
+MOST_RANKS = 8
+
+
+@dataclass(frozen=True)
+class PicturesConfig(RunConfig):
+    """What is made, in which ways, by how many processes. ``recipes``: their names, blanks in between."""
+
+    recipes: str = option("auto", PICTURE, "How the work is divided and what is sent.", metavar="NAMES")
+    model: str = option(
+        FLUX,
+        PICTURE,
+        "The model; own ones go by thinwire.parallel or spread_experts.",
+        choices=(FLUX, EXPERTS),
+        metavar="MODEL",
+    )
+    init: str | None = option(
+        None, PICTURE, "'random' takes random weights.", metavar="random", choices=("random",)
+    )
+    sheet: str = option(
+        None, PICTURE, "Rows and columns of garments, one sample: 4x8, or 1x1 of experts.", metavar="RxC"
+    )
+    classes: str = option(
+        "", PICTURE, "A class from 0 to 9 for each garment; 0 to 9 in turn unless given.", metavar="C,C,..."
+    )
+    pictures: int = option(
+        None,
+        PICTURE,
+        "How many pictures, each of its own noise: 1, or 32 of experts.",
+        metavar="N",
+        least=1,
+        most=1000,
+    )
+    steps: int = option(28, PICTURE, "Denoising steps.", metavar="N", least=1, most=1000)
+    guidance: float = option(
+        1.0, PICTURE, "How far from the picture without text; 1 takes one forward a step.", least=0, most=50
+    )
+    repeat: int = option(1, PICTURE, "How often each way is timed, all in turn.", least=1, most=100)
+    psnr: float = option(
+        40.0, PICTURE, "What auto keeps to at least: dB against one device.", least=0, most=200
+    )
+    ranks: int = option(2, MACHINES, "Processes.", metavar="N", least=1, most=MOST_RANKS)
+    out: str = option("runs/pictures", PICTURE, "Folder of the runs, which replaces those there.")
+
+    @property
+    def ways(self) -> list[str]:
+        """The recipes, in the order asked."""
+        return shlex.split(self.recipes)
+
+    @property
+    def scene(self) -> Sheet:
+        """The sheet that is made."""
+        from thinwire.uses.pictures.run.sheets import Sheet
+
+        return Sheet.parse(self.sheet, self.classes)
+
+    def __post_init__(self) -> None:
+        for name, value in OWN.get(self.model, {}).items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+        super().__post_init__()
+
+    def recipe(self, name: str) -> Recipe[Any, Any]:
+        """Return the recipe of a name, among those of the model. Errors: ``InputError``."""
+        # Imported here, because a reader of records needs no diffusers.
+        from thinwire.uses.pictures.context_parallel.recipes import DIFFUSION
+        from thinwire.uses.pictures.expert_parallel.recipes import EXPERTS as SPREAD
+
+        registries: dict[str, Registry[Any, Any]] = {FLUX: DIFFUSION, EXPERTS: SPREAD}
+        own = registries.pop(self.model)
+        [(model, others)] = registries.items()
+        word = name.partition(":")[0]
+        elsewhere = word in others.entries and word not in own.entries
+        require(not elsewhere, InputError, f"{word} is a way of {model}; give --model {model}")
+        return own.parse(name)
+
+    def validate(self) -> None:
+        """Raise ``InputError`` for a sheet or a way that cannot be."""
+        super().validate()
+        names = self.ways
+        require(bool(names), InputError, "no way to make a picture is named; give auto, one or compact")
+        for i, name in enumerate(names):
+            require(name not in names[:i], InputError, f"{name} is named twice; name each way once")
+            if name != AUTO:
+                self.recipe(name)
+            else:
+                text = f"auto chooses among ways of {FLUX}; for {EXPERTS} name ways, such as ep-sync or dice"
+                require(self.model == FLUX, InputError, text)
+        text = "guidance gives each of two ranks one of two forwards a step, and --guidance 1 takes one"
+        off = self.guidance == 1
+        require(not (off and GUIDANCE in names), InputError, f"{text}; give --guidance 3, or another way")
+        few = self.model == EXPERTS and self.pictures < self.ranks
+        text = f"--pictures {self.pictures} are too few for {self.ranks} ranks, each of which makes its own"
+        require(not few, InputError, f"{text}; give {self.ranks} at least")
+        _ = self.scene

@@ -1,0 +1,138 @@
+"""Sheets of garments: a grid of pictures of 32 x 32 that one sample of the model makes together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from thinwire.runs.data.images import CLASSES
+from thinwire.types import InputError, require
+
+SIDE, PATCH = 32, 4  # pixels of a garment, padded, and of a token
+GRID = SIDE // PATCH  # tokens along a garment's side
+CHANNELS = PATCH * PATCH
+WORDS = 16  # channels of a text token: one a class, one for "anything", the rest unused
+ANYTHING = CLASSES
+MOST = 8  # garments along a side
+NAMES = ("top", "trousers", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """``rows`` x ``columns`` garments of these classes, by rows; without ``classes`` 0 to 9 in turn.
+
+    >>> Sheet(2, 3).classes, Sheet(2, 3).tokens
+    ((0, 1, 2, 3, 4, 5), 384)
+    """
+
+    rows: int
+    columns: int
+    classes: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "columns"):
+            many = getattr(self, name)
+            wrong = f"a sheet of {many} {name} is not made here; give 1 to {MOST}"
+            require(1 <= many <= MOST, InputError, wrong)
+        if not self.classes:
+            object.__setattr__(self, "classes", tuple(i % CLASSES for i in range(self.garments)))
+        wrong = f"{len(self.classes)} garments are named for a sheet of {self.rows}x{self.columns}"
+        require(len(self.classes) == self.garments, InputError, f"{wrong}; name {self.garments}")
+        bad = [c for c in self.classes if c not in range(CLASSES)]
+        require(not bad, InputError, f"there is no class {bad[:1]}; give numbers from 0 to {CLASSES - 1}")
+
+    @classmethod
+    def parse(cls, size: str, classes: str = "") -> Sheet:
+        """Read ``4x8`` and ``0,1,...``; ``InputError`` for anything else.
+
+        >>> Sheet.parse("1x2", "3,4")
+        Sheet(rows=1, columns=2, classes=(3, 4))
+        """
+        rows, cross, columns = size.partition("x")
+        wrong = f"--sheet {size} is no grid; give rows and columns, as in 4x8"
+        require(bool(cross) and rows.isdecimal() and columns.isdecimal(), InputError, wrong)
+        words = [word.strip() for word in classes.split(",")] if classes else []
+        wrong = f"--classes {classes} are no numbers; give one a garment, as in 0,1,2"
+        require(all(word.isdecimal() for word in words), InputError, wrong)
+        return cls(int(rows), int(columns), tuple(map(int, words)))
+
+    @property
+    def garments(self) -> int:
+        return self.rows * self.columns
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one sample."""
+        return self.garments * GRID * GRID
+
+    def noise(self, seed: int) -> Tensor:
+        """Return the noise [1, tokens, channels] of a picture: the same on every machine."""
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randn(1, self.tokens, CHANNELS, generator=generator)
+
+    def inputs(self, time: float, keep_text: bool = True) -> dict[str, Any]:
+        """Return the transformer's arguments beside ``hidden_states``; without text, "anything"."""
+        words = torch.tensor(self.classes if keep_text else [ANYTHING] * self.garments)[None]
+        return conditions(self, words, torch.tensor([time]))
+
+    def image(self, latents: Tensor) -> Tensor:
+        """Return the picture [32 rows, 32 columns] in 0..1 of ``latents`` [1, tokens, channels]."""
+        tokens = latents.view(self.rows * GRID, self.columns * GRID, PATCH, PATCH)
+        pixels = tokens.transpose(1, 2).reshape(self.rows * SIDE, self.columns * SIDE)
+        return ((pixels + 1) / 2).clamp(0, 1)
+
+    def latents(self, image: Tensor) -> Tensor:
+        """Return the latents [1, tokens, channels] of a picture [32 rows, 32 columns] in 0..1."""
+        patches = image.view(self.rows * GRID, PATCH, self.columns * GRID, PATCH).transpose(1, 2)
+        return (patches.reshape(1, -1, CHANNELS) * 2 - 1).contiguous()
+
+    def positions(self) -> tuple[Tensor, Tensor]:
+        """Return where the tokens of the picture and of the text are, [n, 3]: kind, row, column."""
+        rows, columns = self.rows * GRID, self.columns * GRID
+        middle = (GRID - 1) / 2
+        return _grid(0.0, rows, columns, 1, 0.0), _grid(1.0, self.rows, self.columns, GRID, middle)
+
+
+def conditions(sheet: Sheet, words: Tensor, times: Tensor) -> dict[str, Any]:
+    """Return the arguments for classes ``words`` [B, garments] at ``times`` [B]."""
+    text = functional.one_hot(words, WORDS).float()
+    picture, named = sheet.positions()
+    return {
+        "encoder_hidden_states": text,
+        "pooled_projections": text.mean(1),
+        "timestep": times,
+        "img_ids": picture,
+        "txt_ids": named,
+        "return_dict": False,
+    }
+
+
+def padded(images: Tensor) -> Tensor:
+    """Return images uint8 [N, 28, 28] as floats [N, 32, 32] in 0..1, black around."""
+    edge = (SIDE - images.shape[-1]) // 2
+    return functional.pad(images.float() / 255, (edge,) * 4)
+
+
+def joined(garments: Tensor, sheet: Sheet) -> Tensor:
+    """Return garments [rows * columns, 32, 32] as one picture."""
+    grid = garments.view(sheet.rows, sheet.columns, SIDE, SIDE)
+    return grid.transpose(1, 2).reshape(sheet.rows * SIDE, sheet.columns * SIDE)
+
+
+def parted(image: Tensor, sheet: Sheet) -> Tensor:
+    """Return the garments [rows * columns, 32, 32] of a picture."""
+    grid = image.view(sheet.rows, SIDE, sheet.columns, SIDE).transpose(1, 2)
+    return grid.reshape(sheet.garments, SIDE, SIDE)
+
+
+def _grid(kind: float, rows: int, columns: int, pitch: int, first: float) -> Tensor:
+    places: Sequence[Tensor] = torch.meshgrid(
+        torch.arange(rows) * pitch + first, torch.arange(columns) * pitch + first, indexing="ij"
+    )
+    where = torch.stack(tuple(places), -1).view(-1, 2)
+    return torch.cat((torch.full((len(where), 1), kind), where), 1)

@@ -1,0 +1,13 @@
+"""Scenes of 3D Gaussians: read, rendered, and packed small."""
+
+from thinwire.uses.use import PACKAGES, Command, Kind, Use
+
+USE = Use(
+    __name__,
+    commands=(Command(".commands.view:view", PACKAGES),),
+    kinds={"scene": Kind(".run.record:SceneRecord", ".run.cards")},
+    demos={"scenes": ".commands.demo:scenes"},
+    registries=(".recipes:SCENES",),
+    readers=(".about_packed", ".about_scene"),
+    layered=".state_form",
+)

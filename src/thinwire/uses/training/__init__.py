@@ -1,0 +1,27 @@
+"""Train one model on several machines: in stages, as replicas, or both."""
+
+from thinwire.uses.use import NETWORKS, TRAINING, Command, Kind, Use
+
+USE = Use(
+    __name__,
+    commands=(
+        Command(".commands.train:train", TRAINING),
+        Command(".commands.compare:compare", TRAINING),
+        Command(".commands.plan:plan", NETWORKS),
+    ),
+    kinds={
+        "pipeline": Kind(".run.record.schema:TrainRecord", ".run.record.cards"),
+        "replicas": Kind(
+            ".run.record.schema:ReplicasRecord",
+            ".run.record.replica_cards",
+        ),
+    },
+    demos={
+        "": ".commands.demo:training",
+        "replicas": ".commands.demo:replicas",
+    },
+    registries=(
+        ".pipeline.recipes:PIPELINE",
+        ".replicas.recipes:REPLICAS",
+    ),
+)

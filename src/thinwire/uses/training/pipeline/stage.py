@@ -1,0 +1,321 @@
+"""Compressed pipeline stages: a drop-in for ``torch.distributed.pipelining.PipelineStage`` (torch 2.13).
+
+This file holds everything that depends on how torch's schedules treat a stage. ``get_*_ops`` return no
+operations, because packets travel over thinwire's own links, and ``*_one_chunk`` first land what the link
+brought in the buffer the schedule is about to read. Of torch's private methods only the two of the vote
+before a first step or evaluation are overridden: through the process group it would have neither the links'
+encryption nor their deadlines. The schedules themselves stay untouched. The conformance test (raw codec:
+bit-equal) is ``tests/uses/training/pipeline/test_stage.py``.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.pipelining._utils import _StageBackwardMeta, _StageForwardMeta, _TensorMeta
+from torch.distributed.pipelining.stage import InferenceMode
+
+from thinwire.channels import wire
+from thinwire.channels.channel import Scheme
+from thinwire.channels.frame import row_ids, sample_ids
+from thinwire.channels.memory import NoMemory
+from thinwire.channels.references import Store, TensorStore
+from thinwire.types import WRONG_VALUES, InputError, PayloadError
+from thinwire.uses.training.pipeline.boundary import (
+    Incoming,
+    Neighbour,
+    Outgoing,
+    Tally,
+    Timed,
+    announce,
+    announced,
+    slots,
+)
+from thinwire.uses.training.pipeline.choosing.site import BACKWARD, FORWARD, Choice
+
+WAYS = (FORWARD, BACKWARD)
+VOTE = struct.Struct("<ccH")  # b"V", direction, destination stage; body: whether all stages so far are static
+NEXT = struct.Struct("<cH")  # b"A", destination stage; body: ids u64 of the samples of the next step
+
+
+class Schemes(Protocol):
+    """What a recipe says: a scheme for activations (forward) and one for gradients (backward)."""
+
+    @property
+    def schemes(self) -> Mapping[str, Scheme]: ...
+
+
+class CompressedStage(PipelineStage):
+    """A pipeline stage that sends compressed changes to its neighbours instead of tensors.
+
+    It takes all arguments of ``PipelineStage``, and by keyword:
+
+    - ``peers``: the connected peers by global rank;
+    - ``recipe``: the schemes of both directions;
+    - ``deadline``: a wait on a neighbour fails after so many seconds without any data;
+    - ``store``: makes the stores of references (default: in memory; ``DiskStore`` for more than fits there);
+    - ``overlap``: encode and decode on threads of their own, beside the compute. On a GPU, train on the
+      default stream then, because these threads use it;
+    - ``on_samples``: called with the sample ids of a micro-batch before its forward pass in training.
+
+    Before each ``schedule.step`` call ``begin(ids, microbatches)`` on the first stage. References are kept by
+    these sample ids; later stages read them from the packets. Call ``end`` after each step before you read
+    ``tally``, and ``close`` at the end. ``follow`` changes the codecs of a direction between two packets.
+    Evaluation (``schedule.eval``) sends plain values and touches no reference.
+
+    Errors: ``LinkError`` naming the neighbour that is gone or late; ``PayloadError`` for a packet that does
+    not fit; ``InputError`` if the recipe keeps references by sample and no ids were given.
+    """
+
+    def __init__(
+        self,
+        submodule: nn.Module,
+        stage_index: int,
+        num_stages: int,
+        device: torch.device,
+        *args: Any,
+        peers: Mapping[int, Neighbour],
+        recipe: Schemes,
+        deadline: float = 60.0,
+        store: Callable[[], Store] = TensorStore,
+        overlap: bool = False,
+        on_samples: Callable[[Sequence[int]], None] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(submodule, stage_index, num_stages, device, *args, **kwargs)
+        self._check_neighbours(peers)
+        self._on_samples = on_samples
+        self.tally = Tally()
+        self._peers, self._deadline = peers, deadline
+        schemes = recipe.schemes
+        self._out = {
+            way: Outgoing(way, stage_index, schemes[way], store(), self.tally, overlap) for way in WAYS
+        }
+        self._in = {way: Incoming(way, stage_index, store(), self.tally, deadline, overlap) for way in WAYS}
+        # Either direction's: the ids that go out with the activations come back as keys of the gradients.
+        self._by_sample = any(
+            s.memory.key == "sample" and not isinstance(s.memory, NoMemory) for s in schemes.values()
+        )
+        self._ids: dict[int, list[int]] = {}
+        self._static: bool | None = None  # what the vote came to
+        self._listen()
+
+    def begin(
+        self, ids: Tensor | Sequence[int], microbatches: int, upcoming: Tensor | Sequence[int] = ()
+    ) -> None:
+        """Name the samples of the coming step's batch, in order, before it is cut into micro-batches.
+
+        ``upcoming``: the samples of the step after it. Every stage may read their references ahead from disk.
+        """
+        if microbatches < 1 or len(ids) % microbatches:
+            raise InputError(f"{len(ids)} sample ids do not divide into {microbatches} micro-batches")
+        size = len(ids) // microbatches
+        self._ids = {m: row_ids(ids[m * size : (m + 1) * size], size) for m in range(microbatches)}
+        if self._by_sample and len(upcoming):
+            self._prefetch(sample_ids(upcoming))
+
+    def end(self) -> None:
+        """Wait until all packets of this step are encoded and posted; raise the error of any that failed."""
+        for out in self._out.values():
+            out.settle()
+
+    def follow(self, way: str, choice: Choice | None) -> None:
+        """Send ``way``, forward or backward, by ``choice`` from the next packet on; None: by the recipe."""
+        self._out[way].choice = choice
+
+    # -- what the schedules call ---------------------------------------------------------------------------
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._send_all(super().get_fwd_send_ops(fwd_chunk_id), FORWARD, fwd_chunk_id)
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._send_all(super().get_bwd_send_ops(bwd_chunk_id), BACKWARD, bwd_chunk_id)
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._await_all(super().get_fwd_recv_ops(fwd_chunk_id), FORWARD, fwd_chunk_id)
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._await_all(super().get_bwd_recv_ops(bwd_chunk_id), BACKWARD, bwd_chunk_id)
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        self._land(FORWARD, fwd_chunk_id)
+        if self._on_samples is not None and self.has_backward:
+            self._on_samples(self._ids.get(fwd_chunk_id, ()))
+        with Timed(self.tally, "compute_s"):
+            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        self._land(BACKWARD, bwd_chunk_id)
+        with Timed(self.tally, "compute_s"):
+            return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+
+    # -- sending and receiving ------------------------------------------------------------------------------
+
+    def _send_all(self, ops: list[dist.P2POp], way: str, mb: int) -> list[dist.P2POp]:
+        self._only_one(ops)
+        for op in ops:
+            ids = self._ids_of(mb, len(op.tensor))
+            self._out[way].send(self._peers[op.peer], mb, op.tensor, ids, training=self.has_backward)
+        return []
+
+    def _only_one(self, ops: list[dist.P2POp]) -> None:
+        if len(ops) > 1:
+            raise InputError(
+                f"stage {self.stage_index} passes {len(ops)} tensors; let it pass one, the hidden state"
+            )
+
+    def _ids_of(self, mb: int, n: int) -> list[int]:
+        # The first stage's ids are used once, so that a forgotten begin() cannot pass for the last step's.
+        ids = self._ids.pop(mb, None) if self.is_first else self._ids.get(mb)
+        if ids is not None:
+            return ids
+        if self.has_backward and self._by_sample:
+            raise InputError(
+                "this recipe keeps references by sample: call stage.begin(ids, n) before each step"
+            )
+        return slots(mb, n)
+
+    def _await_all(self, ops: list[dist.P2POp], way: str, mb: int) -> list[dist.P2POp]:
+        self._only_one(ops)
+        for op in ops:
+            self._in[way].expect(mb, op.tensor, self._peers[op.peer])
+        return []
+
+    def _land(self, way: str, mb: int) -> None:
+        """Wait for a packet and decode it into the schedule's buffer; at the pipeline's ends do nothing."""
+        ids = self._in[way].land(mb, more=self.chunks is not None and mb + 1 < self.chunks)
+        if way == FORWARD and ids is not None:
+            self._ids[mb] = ids
+
+    def _check_neighbours(self, peers: Mapping[int, Neighbour]) -> None:
+        for stage in (self.stage_index - 1, self.stage_index + 1):
+            if 0 <= stage < self.num_stages and not self._is_same_rank(stage):
+                rank = self._resolve_peer_global_rank(stage)
+                if rank not in peers:
+                    raise InputError(
+                        f"stage {self.stage_index} needs rank {rank}, where stage {stage} is, "
+                        f"among its peers, which are {sorted(peers)}"
+                    )
+
+    def _neighbour(self, stage: int) -> Neighbour | None:
+        if not 0 <= stage < self.num_stages:
+            return None
+        peer = self.stage_index_to_group_rank[stage]
+        return self._peers.get(peer if self.group is None else dist.get_global_rank(self.group, peer))
+
+    def _listen(self) -> None:
+        """Answer what neighbours ask beside the schedule: keyframes, and references of the next samples."""
+        before, after = self._neighbour(self.stage_index - 1), self._neighbour(self.stage_index + 1)
+        for way, peer in ((FORWARD, after), (BACKWARD, before)):
+            if peer is not None:
+                self._out[way].serve_resyncs(peer)
+        if before is not None and self._by_sample:
+            tag = NEXT.pack(b"A", self.stage_index)
+            before.mailbox.on(tag, lambda _tag, body: self._prefetch(announced(body)))
+
+    def _prefetch(self, ids: list[int]) -> None:
+        for way in WAYS:
+            self._out[way].sender.prefetch(ids)
+            self._in[way].receiver.prefetch(ids)
+        after = self._neighbour(self.stage_index + 1)
+        if after is not None:
+            announce(after, NEXT.pack(b"A", self.stage_index + 1), ids)
+
+    # -- the vote: do all stages know their shapes, or must the first micro-batch tell them? -----------------
+    # Torch asks at each change between training and evaluation, a round trip before the first micro-batch.
+    # Here it is asked once, for training: who knows its shapes then knows them in evaluation.
+
+    def _warmup_forward_vote(self, has_backward: bool, received_acc: Tensor | None = None) -> Tensor:
+        static = self._static
+        if static is None:
+            static = not InferenceMode.needs_dynamic(self._user_meta, True)
+            if not self.is_first:
+                static = self._vote(FORWARD, self.stage_index - 1, received_acc) and static
+            self._pass_vote(FORWARD, self.stage_index + 1, static)
+        return torch.tensor([int(static)], dtype=torch.int32)
+
+    def _warmup_backward_result(self, received_result: Tensor | None = None) -> Tensor:
+        if self._static is None:
+            static = self._vote(BACKWARD, self.stage_index + (not self.is_last), received_result)
+            self._pass_vote(BACKWARD, self.stage_index - 1, static)
+            self._static = static
+        return torch.tensor([int(self._static)], dtype=torch.int32)
+
+    def _vote(self, way: str, source: int, known: Tensor | None) -> bool:
+        if self._is_same_rank(source):
+            if known is None:
+                raise InputError(f"stage {source} is on this rank too, but the schedule has no vote of it")
+            return bool(known.item())
+        tag = VOTE.pack(b"V", way[0].encode(), self.stage_index)
+        peer = self._peers[self._resolve_peer_global_rank(source)]
+        return peer.get(tag, self._deadline, f"the start of stage {source}") == b"\1"
+
+    def _pass_vote(self, way: str, to: int, static: bool) -> None:
+        if 0 <= to < self.num_stages and not self._is_same_rank(to):
+            tag = VOTE.pack(b"V", way[0].encode(), to)
+            self._peers[self._resolve_peer_global_rank(to)].mailbox.send(tag, bytes([static]), "control")
+
+    def _send_meta(self, meta: Any, dst_stage: int) -> None:
+        """Tell a neighbour the shapes that the first micro-batch showed; torch itself would pickle them."""
+        way = FORWARD if isinstance(meta, _StageForwardMeta) else BACKWARD
+        found = meta.forward_metas if way == FORWARD else meta.backward_metas
+        rows = [m and (list(m.shape), list(m.stride), wire.CODES[m.dtype], m.requires_grad) for m in found]
+        tag = VOTE.pack(b"M", way[0].encode(), dst_stage)
+        peer = self._peers[self._resolve_peer_global_rank(dst_stage)]
+        peer.mailbox.send(tag, json.dumps(rows).encode(), "control")
+
+    def _recv_meta(self, src_stage: int) -> Any:
+        way = FORWARD if src_stage < self.stage_index else BACKWARD
+        tag = VOTE.pack(b"M", way[0].encode(), self.stage_index)
+        peer = self._peers[self._resolve_peer_global_rank(src_stage)]
+        data = peer.get(tag, self._deadline, f"the shapes that stage {src_stage} passes")
+        try:
+            metas = tuple(
+                row and _TensorMeta(torch.Size(row[0]), tuple(row[1]), wire.DTYPES[row[2]], bool(row[3]))
+                for row in json.loads(data)
+            )
+        except WRONG_VALUES as e:  # a RecursionError too
+            raise PayloadError(f"stage {src_stage} sent something else than the shapes it passes") from e
+        return _StageForwardMeta(metas) if way == FORWARD else _StageBackwardMeta(metas)
+
+    # -- checkpoints ---------------------------------------------------------------------------------------
+
+    def reference_states(self) -> dict[str, Iterator[dict[str, Tensor]]]:
+        """Return iterators over all references, by end: send or recv, forward or backward."""
+        ends = {f"send.{way}": out.states() for way, out in self._out.items()}
+        return ends | {f"recv.{way}": end.receiver.states() for way, end in self._in.items()}
+
+    def load_reference_states(self, ends: Mapping[str, Iterable[Mapping[str, Tensor]]]) -> None:
+        """Load what ``reference_states`` returned. Do so at both ends of a boundary, or at neither."""
+        for way in WAYS:
+            self._out[way].sender.load_states(ends[f"send.{way}"])
+            self._in[way].receiver.load_states(ends[f"recv.{way}"])
+
+    def close(self) -> None:
+        """End the threads and free the references. The stage cannot be used again. Safe to call twice."""
+        for way in WAYS:
+            self._out[way].close()
+            self._in[way].close()
+
+
+class ScheduleEager1F1B(Schedule1F1B):
+    """1F1B whose stages, all but the last, run forward passes as soon as there is something to run.
+
+    Torch's 1F1B lets a stage run ahead by the number of stages that follow it, so over a far link it stalls
+    for a round trip with every micro-batch. Here only the first activations' way forth and the last
+    gradients' way back stay visible. Every stage does its backward passes in the same order, so results are
+    bit-equal; the price is memory, the activations of all micro-batches, as with GPipe.
+    """
+
+    def __init__(self, stage: CompressedStage, n_microbatches: int, *args: Any, **kwargs: Any) -> None:
+        super().__init__(stage, n_microbatches, *args, **kwargs)
+        if not stage.is_last:
+            # Read by torch for one purpose here: a stage warms up with min(micro-batches, this - its index).
+            self._num_stages = stage.stage_index + n_microbatches

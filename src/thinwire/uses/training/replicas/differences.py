@@ -1,0 +1,167 @@
+"""Train alone for some steps, then exchange the difference of the parameters to the shared ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from thinwire.channels.references import under
+from thinwire.uses.training.replicas.coder import Coder
+from thinwire.uses.training.replicas.mail import Mail, Packets
+from thinwire.uses.training.replicas.method import Differences
+from thinwire.uses.training.replicas.pilot import Pilot
+from thinwire.uses.training.replicas.replicator import Apply, Replicator
+from thinwire.uses.training.replicas.table import Table
+
+
+class Fragment:
+    """A part of the parameters, its shared values, and when these are exchanged next.
+
+    ``first``: the step after which it is exchanged for the first time.
+    """
+
+    def __init__(self, table: Table, coder: Coder, mail: Mail, method: Differences, first: int) -> None:
+        self.table, self.mail = table, mail
+        self._coder, self._method, self._next = coder, method, first
+        self._shared = table.parameters()
+        self._sent: Tensor | None = None  # this replica's parameters when it sent, while that is under way
+        self._momentum: Tensor | None = None
+        self._due = 0  # the step after which what is under way is applied
+        self._last = 0  # the step after which was sent
+
+    @property
+    def pilot(self) -> Pilot:
+        """Who says when to exchange."""
+        return self.mail.pilot
+
+    def exchange(self, step: int) -> None:
+        """Apply what is due after ``step`` local steps, and send what is due."""
+        if step >= self._due:
+            self.land()
+        if step >= self._next:
+            self.send(step)
+            if step >= self._due:
+                self.land()
+
+    def send(self, step: int) -> None:
+        """Send how far the parameters are from the shared ones."""
+        own = self.table.parameters()
+        difference = own - self._shared
+        finite = bool(difference.isfinite().all())
+        self.mail.post(self._coder.encode(difference, self.pilot.codec) if finite else [], finite)
+        self._sent, self._last = own, step
+        self._due = step + min(self.pilot.staleness, self.pilot.local_steps)
+        self._next = step + self.pilot.local_steps
+
+    def land(self) -> None:
+        """Move the shared parameters by what is under way, if anything is, and go on from them.
+
+        The plan that comes with it may bring the next exchange forward, or put it off.
+        """
+        sent = self._sent
+        if sent is None:
+            return
+        before = self.pilot.local_steps
+        packets = self.mail.oldest()
+        self._next = max(self._next + self.pilot.local_steps - before, self._due)
+        step = self._method.rate * self._outer(self._coder.mean(packets))
+        self._shared.add_(step)
+        self.table.put_parameters(self._onward(step, sent, packets[self.mail.rank]))
+        self._sent = None
+
+    def _onward(self, step: Tensor, sent: Tensor, packets: Packets) -> Tensor:
+        """Return the parameters from which this replica goes on, the shared ones having moved by ``step``."""
+        own, method = self.table.parameters(), self._method
+        if method.keep:
+            return own + (step - self._coder.mean({self.mail.rank: packets}))
+        if method.alpha is not None:
+            return torch.lerp(self._shared, own, method.alpha)
+        return self._shared + (own - sent)
+
+    def _outer(self, mean: Tensor) -> Tensor:
+        """Return the step of the outer optimiser along ``mean``, by Nesterov's momentum."""
+        mu = self._method.momentum
+        if not mu:
+            return mean
+        self._momentum = mean.clone() if self._momentum is None else self._momentum.mul_(mu).add_(mean)
+        return mean + mu * self._momentum
+
+    def flush(self, step: int) -> None:
+        """Send what was trained since the last exchange, if anything was."""
+        if step > self._last:
+            self.send(step)
+
+    def swap(self) -> Tensor:
+        """Put the shared parameters into the model; return what was there."""
+        own = self.table.parameters()
+        self.table.put_parameters(self._shared)
+        return own
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return shared parameters, momentum and residuals by parameter, and where the counts are."""
+        state = {"counts": torch.tensor([self.mail.number, self._next, self._last])}
+        state |= self.table.named(self._shared, "shared.")
+        if self._momentum is not None:
+            state |= self.table.named(self._momentum, "momentum.")
+        return state | self._coder.state_dict(self.table)
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Load what ``state_dict`` returned."""
+        self.mail.number, self._next, self._last = state["counts"].tolist()
+        self._shared = self.table.saved(state, "shared.")
+        if any(name.startswith("momentum.") for name in state):
+            self._momentum = self.table.saved(state, "momentum.")
+        self._coder.load_state_dict(self.table, state)
+
+
+class LocalSteps(Replicator):
+    """Take every step at once, with this replica's gradient, and exchange the fragments in turn."""
+
+    def __init__(self, fragments: Sequence[Fragment]) -> None:
+        super().__init__(fragments[0].mail.tally, [fragment.mail for fragment in fragments])
+        self._fragments = fragments
+
+    def step(self, apply: Apply) -> None:
+        with self._timed():
+            self._apply(apply)
+            self._steps += 1
+            for fragment in self._fragments:
+                fragment.exchange(self._steps)
+
+    def drain(self, apply: Apply) -> None:
+        for fragment in self._fragments:
+            fragment.land()
+        self._pause()
+
+    def finish(self, apply: Apply) -> None:
+        self.drain(apply)
+        for fragment in self._fragments:
+            fragment.flush(self._steps)
+        for fragment in self._fragments:
+            fragment.land()
+        self.settle()
+
+    def settle(self) -> None:
+        for fragment in self._fragments:
+            fragment.swap()
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        own = [fragment.swap() for fragment in self._fragments]
+        yield
+        for fragment, flat in zip(self._fragments, own, strict=True):
+            fragment.table.put_parameters(flat)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        state = {"steps": torch.tensor(self._steps)}
+        for k, fragment in enumerate(self._fragments):
+            state |= {f"{k}.{name}": x for name, x in fragment.state_dict().items()}
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self._steps = int(state["steps"])
+        for k, fragment in enumerate(self._fragments):
+            fragment.load_state_dict(under(state, f"{k}."))

@@ -1,0 +1,259 @@
+"""A communication hook: what DistributedDataParallel would all-reduce goes through a replicator instead.
+
+Tested with torch 2.13. All that is private to torch's DDP, or odd about it, is in this file:
+
+- It wants a parameter named ``bucket`` and annotations that are no text, so they are not postponed here.
+- It lays its buckets out anew after the first passes. So nothing is kept by bucket: the buckets of one pass
+  are put together by the names of their parameters, and the last one completes them all.
+- It takes one hook ever, and calls none within ``no_sync``: the next pass has the sum of the gradients.
+- It leaves the gradient of a parameter alone that no rank used, whatever a hook returns for it.
+- An error in a future loses its type on its way out of ``backward``; one that a hook raises does not.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from thinwire.types import WRONG_VALUES, InputError, require
+from thinwire.uses.training.replicas.buckets import Buckets
+from thinwire.uses.training.replicas.mail import NotFinite
+from thinwire.uses.training.replicas.model import Copied, average_statistics, broadcast_the_rest, check_same
+from thinwire.uses.training.replicas.origin import Origin
+from thinwire.uses.training.replicas.replicator import Apply, Replicator
+from thinwire.uses.training.replicas.steps import Steps
+
+EXACT = 2  # passes until the buckets are final
+MANY = 100  # passes without a step that begin a run, after which it is a loop whose steps nobody sees
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What all ranks of a hooked model have agreed on.
+
+    ``undoes``: gradients are late, or kept back, so it matters which of them are thrown away.
+    ``broadcasts``: a drain does what DDP would do before each forward pass, rank 0's buffers to all.
+    """
+
+    origin: Origin
+    undoes: bool
+    broadcasts: bool
+
+
+class Replicated:
+    """What exchanges the gradients of a DDP model; made by ``replicate``.
+
+    What stands in the parameters' ``.grad``:
+
+    - A backward pass outside of ``no_sync`` exchanges what stands there at its end, as in DDP, and leaves the
+      mean that is due. If none is, it leaves zeros, ``ready`` is False, and optimisers of torch skip a step.
+    - A step takes a mean. So does a look at ``ready``, and any other change of the parameters in place.
+    - Gradients that are cleared without a step are thrown away: the pass is as if it had never been.
+    - A drain, and only the steps in it, has other gradients for a while, and leaves those that it found.
+    """
+
+    def __init__(
+        self,
+        ddp: DistributedDataParallel,
+        buckets: Buckets,
+        replicator: Replicator,
+        terms: Terms,
+        scaler: torch.amp.GradScaler | None,
+    ) -> None:
+        self.vacant = self.draining = False
+        self.undoes = self.scales = terms.undoes
+        self._ddp, self._buckets, self._replicator, self._terms = ddp, buckets, replicator, terms
+        self._due: Tensor | None = None
+        self._pending = False  # neither a step nor cleared gradients have been seen since the last exchange
+        self._looked = -1  # at the gradients before the pass of this number
+        self._dtypes = [p.dtype for p in buckets.trained]
+        self._moved: list[int] = []  # how often parameters had changed at the last exchange
+        self._thrown = 0  # passes, before the first step
+        self._steps = Steps(self, buckets.trained, scaler)
+        self._arrivals = [p.register_hook(self._arrive) for p in buckets.trained]
+        self._arrivals += [p.register_post_accumulate_grad_hook(self._add_up) for p in buckets.trained]
+
+    def __reduce__(self) -> tuple[type[Copied], tuple[()]]:
+        return Copied, ()
+
+    @property
+    def ready(self) -> bool:
+        """Whether the last backward pass left a gradient to step with; who asks takes it.
+
+        Where gradients are late, none is due at first.
+        """
+        self.take()
+        return self._due is not None
+
+    def receive(self, bucket: dist.GradBucket) -> Future[Tensor]:
+        """Take a bucket; with the last one of a pass, exchange, and complete them all."""
+        require(not self.draining, InputError, "a step of a drain may take no backward pass; leave it out")
+        future = self._buckets.take(bucket)
+        if bucket.is_last():
+            self._due = None
+            with advised():
+                self._exchange()
+            finite = self._buckets.complete(self._due)
+            self._exchanged(vacant=self._due is None)
+            if not finite:
+                self._keep()  # the scaler skips the step, which nobody sees
+        return future
+
+    def _exchanged(self, vacant: bool) -> None:
+        check_same(self._ddp, self._buckets.trained)
+        if self.undoes:
+            self._steps.passed()
+        self.vacant, self._pending = vacant, self.undoes
+        self._moved = [p._version for p in self._buckets.trained]
+
+    def _exchange(self) -> None:
+        self._replicator.step(self._add)
+
+    def _add(self) -> None:
+        # Two means may be due in one pass, which has one optimiser step.
+        self._due = self._buckets.mean if self._due is None else self._due + self._buckets.mean
+
+    def _arrive(self, gradient: Tensor) -> None:
+        """Look at the gradients, as the first one of a pass arrives and before it is added."""
+        number = torch._C._current_graph_task_id()  # another one for each pass, also after one that failed
+        if self._looked != number:
+            self._looked = number
+            text = "the model has another dtype than when DDP was made, which then reduces nothing"
+            same = self._dtypes == [p.dtype for p in self._buckets.trained]
+            require(same, InputError, f"{text}; convert the model before it is wrapped")
+            self._settle()
+
+    def _add_up(self, parameter: Tensor) -> None:
+        self.vacant = False  # not so where gradients arrive for autograd.grad
+
+    def take(self) -> None:
+        """Hear of a step."""
+        if not self._buckets.are_there():
+            self._settle()
+        self._thrown = -1
+        self._keep()
+
+    def _keep(self) -> None:
+        if self._pending:
+            self._pending = False
+            self._replicator.keep()
+
+    def _settle(self) -> None:
+        """Undo the last exchanges if their gradients were thrown away."""
+        if not self._pending:
+            return
+        if self._moved != [p._version for p in self._buckets.trained]:
+            self._thrown = -1
+            self._keep()
+        elif self._buckets.are_cleared():
+            self._pending, self._due = False, None
+            self._replicator.undo()
+            self._thrown += self._thrown >= 0
+            text = (
+                f"the gradients of {MANY} passes were cleared, and no torch optimiser has stepped; ask ready"
+            )
+            text += " before a step of another kind, and run passes without a step under no_sync"
+            require(self._thrown < MANY, InputError, text)
+
+    def drain(self, step: Apply) -> None:
+        """Wait for what is under way; for each mean put it into the gradients and call ``step``.
+
+        ``step`` is all that follows a backward pass in the loop, such as clipping and a schedule. Then the
+        running statistics of norms are averaged over all ranks. All ranks drain at the same place: before an
+        evaluation and at the end, where the last pass was followed by a step.
+        """
+        self._check_settled("drain")
+        with self._drained(), advised():
+            self._replicator.drain(self._stepping(step))
+        self._settle_buffers()
+
+    def _check_settled(self, what: str) -> None:
+        self._settle()
+        text = "the gradients of the last pass were neither applied by a step nor cleared"
+        require(not self._pending, InputError, f"{text}; {what} behind one of these")
+
+    @contextmanager
+    def _drained(self) -> Iterator[None]:
+        """Have the means in the gradients inside the block, and behind it those that were there."""
+        due, vacant = self._due, self.vacant
+        self.draining, self.vacant = True, False
+        self._steps.set_aside(self._ddp.module.parameters())
+        try:
+            yield
+        finally:
+            self._due, self.vacant, self.draining = due, vacant, False
+            self._steps.aside.give_back()
+
+    def _stepping(self, step: Apply) -> Apply:
+        def apply() -> None:
+            self._due = self._buckets.mean
+            self._buckets.put_mean()
+            step()
+            self._steps.ended()
+
+        return apply
+
+    def _settle_buffers(self) -> None:
+        average_statistics(self._ddp, self._beyond)
+        if self._terms.broadcasts:
+            broadcast_the_rest(self._ddp)
+
+    def _beyond(self, mean: Tensor) -> Tensor:
+        return mean
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return residuals and means that are not due yet, by parameter. Each rank saves its own.
+
+        All ranks call this after the same step; it waits for what is under way.
+        """
+        self._check_settled("save")
+        with advised():
+            self._replicator.hold()
+        return self._replicator.state_dict() | self._terms.origin.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Load what ``state_dict`` returned on this rank, before the first backward pass.
+
+        Errors: ``InputError`` where another rank, recipe or model saved it.
+        """
+        wrong = "residuals fit the pass after which they were saved; load them before the first backward pass"
+        require(self._replicator.steps == 0, InputError, wrong)
+        try:
+            self._terms.origin.check(state)
+            passes = int(state["steps"]) if state else 0
+            require(passes >= 0, InputError, f"this state is of {passes} passes; begin without it")
+            self._replicator.load_state_dict(state)
+        except InputError:
+            raise
+        except WRONG_VALUES as e:
+            text = "this state cannot be read"
+            raise InputError(f"{text} ({type(e).__name__}: {e}); begin without it") from e
+
+    def close(self) -> None:
+        """Exchange nothing more; links or group stay open. Before ``destroy_process_group``; drain first."""
+        self._unwatch()
+        self._replicator.close()
+
+    def _unwatch(self) -> None:
+        self._steps.close()
+        for handle in self._arrivals:
+            handle.remove()
+
+
+def hook(state: Replicated, bucket: dist.GradBucket) -> Future[Tensor]:
+    """Hand a bucket over."""
+    return state.receive(bucket)
+
+
+@contextmanager
+def advised() -> Iterator[None]:
+    """Say what helps where a gradient is not finite."""
+    try:
+        yield
+    except NotFinite as e:
+        raise NotFinite(f"{e}; lower the learning rate, or give replicate your scaler") from e

@@ -1,0 +1,117 @@
+"""The networks of replicas: links of a mesh, or a torch process group such as gloo's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch.distributed as dist
+
+from thinwire.channels.channel import Scheme
+from thinwire.codecs import Codec, Raw
+from thinwire.collectives import GroupExchange, MeshExchange, MeshReduction
+from thinwire.collectives.framing import LENGTH
+from thinwire.links.base import Data
+from thinwire.links.mesh import Peer
+from thinwire.types import WRONG_VALUES, InputError, PayloadError, TensorSpec, require
+from thinwire.uses.training.replicas.coder import blocks
+from thinwire.uses.training.replicas.message import MESSAGES
+from thinwire.uses.training.replicas.replicate import Network
+from thinwire.uses.training.replicas.table import Table
+
+FRAMING = 256  # bytes of a packet beside specs, entries and values, at most
+ENTRY = 17  # of a segment's entry
+
+
+def over_mesh(
+    rank: int, peers: Mapping[int, Peer], ranks: Iterable[int] | None = None, deadline: float = 60.0
+) -> Network:
+    """Return the network of ``ranks`` among ``peers``, links of ``connect_mesh``; of all if None."""
+    chosen = sorted({rank, *(peers if ranks is None else ranks)})
+    others = [peers[r] for r in chosen if r != rank]
+    return Network(
+        lambda name: MeshExchange(rank, peers, chosen, name),
+        lambda name: MeshReduction(rank, peers, chosen, name),
+        lambda: _slowest(others),
+        deadline,
+    )
+
+
+def _slowest(peers: Iterable[Peer]) -> tuple[float | None, float | None]:
+    """Return the rate, bytes/s, and one-way delay, seconds, of the slowest way to a peer."""
+    estimates = [peer.reliable.estimate() for peer in peers]
+    rates = [e.rate for e in estimates if e.rate is not None]
+    trips = [e.rtt for e in estimates if e.rtt is not None]
+    return min(rates, default=None), max(trips) / 2 if trips else None
+
+
+def over_group(
+    group: dist.ProcessGroup, scheme: Scheme, exact: int, table: Table, deadline: float = 60.0
+) -> Network:
+    """Return the network of all ranks of ``group``, which nothing else uses.
+
+    Every message takes the most bytes that the codec of ``scheme`` may need, and the first ``exact`` as many
+    as values as they are. Errors: ``InputError`` where the codec does not know, or may need more than these.
+    """
+    backend = dist.get_backend(group)
+    wrong = (
+        f"a group of backend {backend} sends no bytes of main memory; make one by new_group(backend='gloo')"
+    )
+    require(backend == "gloo", InputError, wrong)
+    wide, narrow = (_capacity(codec, scheme, table.shape) for codec in (Raw(), scheme.codec))
+    wrong = f"{scheme.codec!r} may need more bytes than values as they are, and a torch group sends the most"
+    require(narrow <= wide or scheme.codec == Raw(), InputError, f"{wrong}; give peers of connect_mesh")
+    return Network(lambda _: SizedExchange(group, wide, exact, narrow), _no_sums, deadline=deadline)
+
+
+def _no_sums(name: str) -> MeshReduction:
+    raise InputError("plain averages over a torch group are what DDP makes without a hook; leave it out")
+
+
+def _capacity(codec: Codec, scheme: Scheme, shape: tuple[int, int]) -> int:
+    """Return the bytes of a message that ``codec`` makes of a table [n, N], at most."""
+    specs = len(repr(scheme.memory)) + 2 * len(repr(codec))
+    total = MESSAGES.size
+    for rows in blocks(shape):
+        many = rows.stop - rows.start
+        try:
+            values = codec.nbytes(TensorSpec((many, shape[1])))
+        except WRONG_VALUES as e:
+            wrong = f"{codec!r} does not say how many bytes it needs at most, and a torch group has to know"
+            raise InputError(f"{wrong}; give peers of connect_mesh") from e
+        total += LENGTH.size + FRAMING + specs + ENTRY * many + values
+    return total
+
+
+class SizedExchange:
+    """A ``GroupExchange`` whose first messages have room for values as they are.
+
+    ``wide``, ``narrow``: bytes of the first ``exact`` messages, and of all later ones.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, wide: int, exact: int, narrow: int) -> None:
+        self._first, self._later, self._exact = (
+            GroupExchange(group, wide),
+            GroupExchange(group, narrow),
+            exact,
+        )
+        self.rank, self.ranks, self.capacity = self._later.rank, self._later.ranks, narrow
+
+    def _of(self, step: int) -> GroupExchange:
+        return self._first if step < self._exact else self._later
+
+    def post(self, step: int, payload: Data) -> int:
+        sent = self._of(step).post(step, payload)
+        wrong = f"a message of {len(payload)} bytes has room for {sent}: its codec said it needs no more"
+        require(sent == len(payload), PayloadError, wrong)
+        return sent
+
+    def collect(self, step: int, deadline: float) -> dict[int, bytes]:
+        return self._of(step).collect(step, deadline)
+
+    def drain(self, deadline: float) -> None:
+        self._first.drain(deadline)
+        self._later.drain(deadline)
+
+    def close(self, timeout: float = 5.0) -> None:
+        self._first.close(timeout)
+        self._later.close(timeout)

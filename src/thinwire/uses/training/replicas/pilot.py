@@ -1,0 +1,138 @@
+"""When to exchange and how: a plan that rank 0 announces, and the codec that each rank takes by itself.
+
+Every message says what its sender measured, so rank 0 knows all sites without asking. Its plan travels in the
+head of its next message and holds from where that message is applied: no round trip, and no rank can differ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from thinwire.codecs import Codec
+from thinwire.uses.training.replicas.choosing.site import ReplicaChoice, ReplicaPolicy, ReplicaSite
+from thinwire.uses.training.replicas.message import Measured, Message
+
+KEPT = 9  # readings whose median counts
+LINKS = 3  # the same of the link, one a message: a late answer feigns a slow link, but not twice
+Link = Callable[[], tuple[float | None, float | None]]
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of the plan: the step after which it was decided, what was chosen, and what was measured."""
+
+    step: int
+    choice: ReplicaChoice
+    site: ReplicaSite
+
+
+class Pilot:
+    """The plan of a run without a policy: it never changes."""
+
+    def __init__(self, staleness: int, local_steps: int) -> None:
+        self.staleness, self.local_steps = staleness, local_steps
+        self.codec: Codec | None = None
+        self.begun: Change | None = None  # how it starts, where a policy says so
+
+    def measured(self, compute: float, coding: float) -> None:
+        """Take the seconds of a step's compute, and of coding an exchange."""
+
+    def head(self, packets: Sequence[bytes], finite: bool = True, undoes: bool = False) -> Message:
+        """Return the message that takes ``packets`` to the others."""
+        return Message(self.staleness, self.local_steps, Measured(), packets, finite, undoes)
+
+    def heard(self, messages: Mapping[int, Message]) -> None:
+        """Take over rank 0's plan, as these messages of all ranks are applied."""
+        first = messages[min(messages)]
+        self.staleness, self.local_steps = first.staleness, first.local_steps
+
+    def decide(self, step: int) -> Change | None:
+        """Choose anew after ``step``, where it is time to; return what changed."""
+        return None
+
+
+class AdaptivePilot(Pilot):
+    """A plan that a policy is asked for between two exchanges; the policy knows when it is time for another.
+
+    ``coded`` makes the codec of a choice; ``link`` returns this rank's uplink, bytes/s, and its one-way
+    delay, seconds, as far as known; ``values`` are those of the table.
+    """
+
+    def __init__(
+        self,
+        policy: ReplicaPolicy,
+        coded: Callable[[ReplicaChoice], Codec],
+        link: Link,
+        rank: int,
+        ranks: tuple[int, ...],
+        values: int,
+        steps: int,
+    ) -> None:
+        super().__init__(0, 1)  # until the policy has chosen, below
+        self._policy, self._coded, self._link = policy, coded, link
+        self._rank, self._ranks = rank, ranks
+        own = ReplicaSite(values, len(ranks), steps=steps)
+        self._sites = dict.fromkeys(ranks, own)
+        self._compute: deque[float] = deque(maxlen=KEPT)
+        self._coding: deque[float] = deque(maxlen=KEPT)
+        self._rates: deque[float] = deque(maxlen=LINKS)
+        self._delays: deque[float] = deque(maxlen=LINKS)
+        self._posted = False  # a message since the last decision
+        first = self._choose(0)
+        self.staleness, self.local_steps = self._planned = first.staleness, first.local_steps
+        self.begun = Change(0, first, own)
+
+    def measured(self, compute: float, coding: float) -> None:
+        self._compute.append(compute)
+        if coding:
+            self._coding.append(coding)
+
+    def head(self, packets: Sequence[bytes], finite: bool = True, undoes: bool = False) -> Message:
+        self._posted = True
+        for known, value in zip((self._rates, self._delays), self._link(), strict=True):
+            if value is not None:
+                known.append(value)
+        leads = self._rank == min(self._ranks)
+        plan = self._planned if leads else (self.staleness, self.local_steps)
+        return Message(*plan, self._measured(), packets, finite, undoes)
+
+    def _measured(self) -> Measured:
+        known = (self._compute, self._coding, self._rates, self._delays)
+        return Measured(*(median(values) if values else math.nan for values in known))
+
+    def heard(self, messages: Mapping[int, Message]) -> None:
+        super().heard(messages)
+        for rank, message in messages.items():
+            self._sites[rank] = _told(self._sites[rank], message.measured)
+
+    def decide(self, step: int) -> Change | None:
+        if not self._posted:
+            return None
+        self._posted = False
+        before = self._sites[self._rank].last
+        self._sites[self._rank] = _told(self._sites[self._rank], self._measured())
+        choice = self._choose(step)
+        self._planned = choice.staleness, choice.local_steps
+        same = before is not None and replace(choice, reason="", predicted=None) == replace(
+            before, reason="", predicted=None
+        )
+        return None if same else Change(step, choice, self._sites[self._rank])
+
+    def _choose(self, step: int) -> ReplicaChoice:
+        sites = [replace(self._sites[rank], step=step) for rank in self._ranks]
+        choices = dict(zip(self._ranks, self._policy.choose(sites), strict=True))
+        for rank, choice in choices.items():
+            self._sites[rank] = replace(self._sites[rank], last=choice)
+        own = choices[self._rank]
+        self.codec = self._coded(own)
+        return own
+
+
+def _told(site: ReplicaSite, measured: Measured) -> ReplicaSite:
+    """Return the site with what its rank measured, as far as it did."""
+    known = {name: value for name, value in vars(measured).items() if not math.isnan(value)}
+    return replace(site, **known)

@@ -1,0 +1,109 @@
+"""Before the first step: what a first pass does slowly is done once, on nothing, and changes nothing.
+
+Memory comes from the kernel page by page, libraries choose their loops and start their threads. In a first
+step that costs as much as half a step, and a policy that times it plans by the wrong numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from thinwire.channels import wire
+from thinwire.channels.channel import Receiver, Scheme, Sender
+from thinwire.runs.data.loss import next_token_loss
+from thinwire.runs.data.task import Task
+from thinwire.uses.training.pipeline.choosing.replay import operations
+from thinwire.uses.training.pipeline.recipes import PipelineRecipe
+from thinwire.uses.training.run.config import TrainConfig
+from thinwire.uses.training.run.setup import Part
+
+
+def warm_up(
+    parts: Mapping[int, Part],
+    optimiser: torch.optim.Optimizer,
+    config: TrainConfig,
+    task: Task,
+    recipe: PipelineRecipe,
+    working: Callable[[], None] = lambda: None,
+) -> None:
+    """Pass a step's micro-batches through this rank's parts, and a step of size 0 through the optimiser.
+
+    As many as the schedule has under way at once are held, so that the memory for their activations is there.
+    Weights, gradients, the optimiser's state and the generator of random numbers are as before; an optimiser
+    that has a state already, of a run resumed, is left alone.
+    ``working`` is called after each micro-batch, which others may be waiting behind.
+    """
+    with torch.random.fork_rng(devices=[]):
+        if not optimiser.state:
+            _touch(optimiser)
+        _pass(parts, config, task, working)  # after what stays, so that its memory is what the steps find
+        optimiser.zero_grad(set_to_none=True)
+        for scheme in recipe.schemes.values() if config.stages > 1 else ():
+            _code(scheme, torch.randn(config.rows, *task.hidden))
+
+
+def _pass(parts: Mapping[int, Part], config: TrainConfig, task: Task, working: Callable[[], None]) -> None:
+    ranks = sorted({index % config.processes for index in parts})
+    stages = [stage for rank in ranks for stage in _held(config, rank)]
+    ahead = []
+    for stage in stages[1:]:
+        ahead.append(_forward(parts[stage], stage, config, task))
+        working()
+    for index, part in parts.items():
+        for _ in range(max(2, config.microbatches)):  # as in a step: where memory lies depends on the order
+            _back(_forward(part, index, config, task))
+            working()
+    del ahead  # held until here
+
+
+def _back(y: Tensor) -> None:
+    y.backward(torch.zeros_like(y))
+
+
+def _held(config: TrainConfig, rank: int) -> list[int]:
+    """Return the stages whose activations a rank holds when it holds most, once for each micro-batch."""
+    held, most = list[int](), list[int]()
+    for stage, back, _ in operations(config.schedule, rank, config.stages, config.microbatches):
+        if back:
+            held.remove(stage)
+        else:
+            held.append(stage)
+        most = max(most, list(held), key=len)
+    return most
+
+
+def _forward(part: Part, index: int, config: TrainConfig, task: Task) -> Tensor:
+    rows = config.rows
+    block = task.blank(rows)
+    x = task.inputs(block) if index == 0 else torch.zeros(rows, *task.hidden, requires_grad=True)
+    part.on_samples(range(rows))
+    y: Tensor = part.module(x)
+    part.on_samples(())
+    return next_token_loss(y, task.targets(block)) if index == config.stages - 1 else y
+
+
+def _touch(optimiser: torch.optim.Optimizer) -> None:
+    """Let the optimiser make its state: zeros, as it begins with."""
+    rates = [group["lr"] for group in optimiser.param_groups]
+    for group in optimiser.param_groups:
+        group["lr"] = 0.0
+        for p in group["params"]:
+            p.grad = torch.zeros_like(p)
+    optimiser.step()
+    for group, rate in zip(optimiser.param_groups, rates, strict=True):
+        group["lr"] = rate
+    for state in optimiser.state.values():
+        for value in state.values():
+            value.zero_()  # steps, from which corrections count; SGD's weight decay in the momentum
+    optimiser.zero_grad(set_to_none=True)
+
+
+def _code(scheme: Scheme, x: Tensor) -> None:
+    """Send a tensor twice, as a first visit and as a later one, to nobody."""
+    sender, receiver = Sender(scheme), Receiver()
+    for _ in range(2):
+        packet, _ = sender.encode(x, range(len(x)))
+        receiver.decode(wire.unpack(wire.pack(packet)))

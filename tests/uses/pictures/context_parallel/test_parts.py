@@ -1,0 +1,148 @@
+"""The parts that need no model: shares, the clock of generations, keys, and messages, also forged ones."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+import torch
+
+from thinwire.channels import wire
+from thinwire.channels.channel import Scheme
+from thinwire.codecs import Cast
+from thinwire.types import InputError, PayloadError
+from thinwire.uses.pictures.context_parallel.clock import Clock
+from thinwire.uses.pictures.context_parallel.coding import Coding
+from thinwire.uses.pictures.context_parallel.ends import Ends, pack_mask, unpack_mask
+from thinwire.uses.pictures.context_parallel.keys import Key, Kind
+from thinwire.uses.pictures.context_parallel.message import Message
+from thinwire.uses.pictures.context_parallel.parts import attended, divisible, merged
+from thinwire.uses.pictures.context_parallel.recipes import ATTENTION, DIFFUSION, OUTPUT
+from thinwire.uses.pictures.context_parallel.seam import Attention
+from thinwire.uses.pictures.context_parallel.shares import Shares
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+@pytest.mark.parametrize("tokens", [(64, 7), (63, 63), (5, 6)])
+def test_every_rank_knows_what_the_others_have(world: int, tokens: tuple[int, int]) -> None:
+    every = [Shares(rank, world) for rank in range(world)]
+    cut = [[s.cut(f"x{i}", torch.zeros(1, n, 2), 1).shape[1] for i, n in enumerate(tokens)] for s in every]
+    assert [sum(parts) for parts in zip(*cut, strict=True)] == list(tokens)
+    for shares, own in zip(every, cut, strict=True):
+        for part in (own[:1], own[1:], own):
+            lengths = shares.lengths(sum(part), "a layer")
+            assert sum(part) in lengths[shares.rank]
+        assert all(sum(cut[rank]) in may for rank, may in lengths.items())
+
+
+def test_replicated_tokens_are_no_shares() -> None:
+    shares = Shares(0, 2)
+    shares.cut("hidden_states", torch.zeros(1, 64, 4), 1)
+    shares.cut("img_ids", torch.zeros(64, 3), 0)  # positions, which no layer attends to
+    for tokens in (64, 32 + 7, 7, 0):
+        with pytest.raises(InputError, match=f"attn has {tokens} tokens here, no shares"):
+            shares.lengths(tokens, "attn")
+
+
+# name, time, shape; then generation, stream and step
+CALLS = [
+    ((None, 1.0, 1), (1, 0, 0)),
+    ((None, 0.5, 1), (1, 0, 1)),
+    ((None, 1.0, 1), (2, 0, 0)),  # the time is back up
+    ((None, 1.0, 1), (2, 1, 0)),  # a second forward pass of the step
+    ((None, 0.5, 1), (2, 0, 1)),
+    ((None, 0.5, 1), (2, 1, 1)),
+    ((None, 0.4, 2), (3, 0, 0)),  # another shape
+    (("uncond", 0.3, 2), (3, 1, 0)),
+    (("cond", 0.3, 3), (3, 2, 0)),  # streams may have shapes of their own
+    (("uncond", 0.2, 2), (3, 1, 1)),
+    (("uncond", 0.1, 3), (4, 0, 0)),
+    (("uncond", 0.05, 3), (4, 0, 1)),
+    (("uncond", 0.05, 3), (4, 0, 2)),  # a scheduler that takes a time twice
+    (("uncond", 0.1, 3), (5, 0, 0)),
+    (("cond", 0.1, 3), (5, 1, 0)),
+    (("uncond", 0.1, 3), (6, 0, 0)),  # the picture before ended with its first step
+    ((None, None, 1), (6, 1, 0)),  # a model without time
+    ((None, None, 1), (6, 1, 1)),
+]
+
+
+def test_generations_streams_and_steps() -> None:
+    clock = Clock()
+    for (name, time, shape), (generation, stream, step) in CALLS:
+        call = clock.call(name, time, shape)
+        assert (clock.generation, call.stream, call.step) == (generation, stream, step), (name, time, shape)
+        assert call.begins is (step == 0 and stream == 0)
+    clock.reset()
+    assert clock.call(None, None, 1).begins
+    assert clock.generation == 7
+
+
+def test_keys_are_distinct() -> None:
+    keys = [Key(s, n, k, r).pack() for s in (0, 1, 15) for n in (0, 300) for k in Kind for r in (0, 9)]
+    assert len(set(keys)) == len(keys)
+    assert max(keys) < 1 << 63
+
+
+@pytest.mark.parametrize("name", DIFFUSION.entries)
+def test_recipes_read_back_from_their_spec(name: str) -> None:
+    recipe = DIFFUSION.parse(name)
+    assert DIFFUSION.parse(recipe.spec).schemes == recipe.schemes
+    assert recipe.schemes.keys() == {ATTENTION, OUTPUT}
+
+
+def test_recipes_refuse() -> None:
+    with pytest.raises(InputError, match=r"compact: bits=3 is not a whole number in 1\.\.2"):
+        DIFFUSION.parse("compact:bits=3")
+    with pytest.raises(InputError, match=r"is not Coding\(\.\.\.\)"):
+        DIFFUSION.parse("attention=Raw(), output=Raw()")
+    with pytest.raises(InputError, match="warmup=-1 is not a number of steps"):
+        Coding(warmup=-1)
+
+
+def test_messages_that_others_forge_are_refused() -> None:
+    """Cut, changed or of another shape or layer: a refusal, or the tensor that was due."""
+    random, x, keys = Random(0), torch.randn(2, 6, 4), [1, 2]
+    data = Ends(Coding(Scheme(Cast("float16"))), []).encode(x, keys, 0)[0]
+    message = Message(7, 8, [data, pack_mask(torch.ones(1, 1, 1, 3, dtype=torch.bool), 5)]).pack()
+    assert [len(p) for p in Message.unpack(message).packets] == [len(data), len(message) - len(data) - 24]
+    for cut in range(len(message)):
+        with pytest.raises(PayloadError):
+            Message.unpack(message[:cut])
+    for _ in range(300):
+        forged = bytearray(message)
+        forged[random.randrange(len(forged))] ^= 1 << random.randrange(8)
+        try:
+            packets = Message.unpack(forged).packets
+            made = Ends(Coding(), [1]).decode(1, packets[0], keys, [(2, 6, 4)], x)
+            mask = unpack_mask(packets[1], torch.ones(1, 1, 1, 9, dtype=torch.bool), 3, 5)
+        except (PayloadError, IndexError):
+            continue
+        assert made.shape == x.shape
+        assert mask.shape == (1, 1, 1, 3)
+
+
+@pytest.mark.parametrize(("keys", "shape"), [([1, 2], (2, 5, 4)), ([1, 3], (2, 6, 4))])
+def test_packets_of_another_shape_or_layer(keys: list[int], shape: tuple[int, ...]) -> None:
+    data = Ends(Coding(), []).encode(torch.zeros(2, 6, 4), [1, 2], 0)[0]
+    with pytest.raises(PayloadError):
+        Ends(Coding(), [1]).decode(1, data, keys, [shape], torch.zeros(1))
+    assert wire.unpack(data).spec.shape == (2, 6, 4)
+
+
+@pytest.mark.parametrize(("large", "scale"), [(1.0, None), (60.0, None), (1.0, 0.3)])
+def test_keys_in_parts_are_attended_to_as_whole(large: float, scale: float | None) -> None:
+    """Also where all weight is in one of the parts."""
+    torch.manual_seed(0)
+    query, key, value = torch.randn(3, 2, 24, 3, 16)
+    query = query[:, :9] * large
+    first, second = ((key[:, part], value[:, part]) for part in (slice(7), slice(7, None)))
+    found = merged(*(attended(Attention(query, *part, None), scale) for part in (first, second)))
+    turned = (x.transpose(1, 2) for x in (query, key, value))
+    whole = torch.nn.functional.scaled_dot_product_attention(*turned, scale=scale).transpose(1, 2)
+    torch.testing.assert_close(found, whole, rtol=1e-5, atol=1e-5)
+
+
+def test_keys_with_a_mask_come_whole() -> None:
+    x, mask = torch.zeros(1, 4, 2, 8), torch.ones(1, 4, dtype=torch.bool)
+    assert divisible(Attention(x, x, x, None)) and not divisible(Attention(x, x, x, mask))

@@ -1,0 +1,119 @@
+"""A run on images, as far as one rank has it: what is prepared, a step, an evaluation, a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from clothes import write_clothes
+from torch import Tensor
+
+from thinwire.runs.data.loss import next_token_loss
+from thinwire.runs.models.cnn import build_cnn
+from thinwire.runs.ranks.world import World
+from thinwire.types import InputError
+from thinwire.uses.training.run import checks
+from thinwire.uses.training.run.config import TrainConfig
+from thinwire.uses.training.run.job import Job, prepare
+from thinwire.uses.training.run.resume import Checkpoints
+from thinwire.uses.training.run.setup import build_parts
+from thinwire.uses.training.run.stepper import Stepper
+from thinwire.uses.training.run.warmup import warm_up
+
+BATCH, STEPS, KEPT, MOMENTUM = 20, 6, 3, 0.9
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Job]:
+    """Return what prepares a run of one stage, which is refused where there is but one replica."""
+    write_clothes(tmp_path, train=100, t10k=50)
+    monkeypatch.setenv("THINWIRE_DATA", str(tmp_path))
+    monkeypatch.setattr(checks, "_pipeline", lambda config: None)
+    given: dict[str, Any] = {"model": "cnn-fashion", "data": "fashion-mnist", "stages": 1, "microbatches": 1}
+    given |= {"batch": BATCH, "steps": STEPS, "out": str(tmp_path / "out"), "schedule": "gpipe"}
+    return lambda **options: prepare(TrainConfig(**given | {"dtype": "fp32"} | options))
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield World(0, 1, {})
+    dist.destroy_process_group()
+
+
+def stepper(job: Job, world: World, warm: bool = True) -> Stepper:
+    parts = build_parts(job, world)
+    made = Stepper(job, world, parts)
+    if warm:
+        warm_up(parts, made.optimiser, job.config, job.task, job.recipe)
+    return made
+
+
+def trained(steps: Stepper, first: int, last: int) -> list[Tensor]:
+    """Do steps ``first`` to ``last`` and return the weights."""
+    for step, ids in enumerate(steps.job.batches.starting_at(first - 1), first):
+        if step <= last:
+            steps.step(step, ids, torch.empty(0, dtype=torch.int64))
+    return [p.detach().clone() for p in steps.parameters]
+
+
+def equal(a: list[Tensor], b: list[Tensor]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def plain(job: Job) -> list[Tensor]:
+    """Train by momentum as a textbook does: the mean over a batch, its norm at most 1, then p -= lr * m."""
+    model = build_cnn(job.source.config, job.config.seed)
+    weights = list(model.parameters())
+    moments = [torch.zeros_like(p) for p in weights]
+    for ids in job.batches:
+        block = job.train[ids]
+        loss = next_token_loss(model(job.task.inputs(block)), job.task.targets(block))
+        grads = torch.autograd.grad(loss, weights)
+        scale = min(1.0, 1.0 / float(torch.cat([g.flatten() for g in grads]).norm()))
+        with torch.no_grad():
+            for p, m, g in zip(weights, moments, grads, strict=True):
+                m.mul_(MOMENTUM).add_(g, alpha=scale)
+                p.sub_(m, alpha=job.config.learning_rate)
+    return weights
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_run_is_textbook_sgd_and_goes_on_bit_by_bit(job: Callable[..., Job], world: World) -> None:
+    this = job(optimizer=f"sgd:momentum={MOMENTUM}")
+    whole, begun, resumed = (stepper(this, world, warm) for warm in (True, True, False))
+    found = trained(whole, 1, STEPS)
+    for a, b in zip(found, plain(this), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+    trained(begun, 1, KEPT)
+    Checkpoints(this, 0, begun.stages, begun.optimiser).save(KEPT, {})
+    Checkpoints(this, 0, resumed.stages, resumed.optimiser).load(KEPT)
+    assert equal(trained(resumed, KEPT + 1, STEPS), found)
+    for steps in (whole, begun, resumed):
+        steps.close()
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_evaluations_say_the_share_that_is_right(job: Callable[..., Job], world: World) -> None:
+    """In micro-batches, by passes that leave the weights alone."""
+    this = job(microbatches=2, eval_samples=35)
+    steps, heldout = stepper(this, world), this.eval_blocks()[0]
+    assert len(heldout) == 40
+    trained(steps, 1, STEPS)
+    with torch.no_grad():
+        total, count, right = steps.evaluate(heldout)
+        logits = steps.stages[0].submod(this.task.inputs(heldout))
+    wanted = this.task.targets(heldout)
+    assert count == len(heldout) and right == int((logits.argmax(-1) == wanted).sum())
+    assert total / count == pytest.approx(next_token_loss(logits, wanted).item(), rel=1e-5)
+    steps.close()
+
+
+def test_a_batch_that_cannot_be_evaluated_is_refused(job: Callable[..., Job]) -> None:
+    with pytest.raises(InputError, match=r"--batch 60 is more than the 50 images held out; use a smaller"):
+        job(batch=60)
+    assert job(batch=60, eval_samples=0).steps == STEPS
