@@ -49,91 +49,91 @@ check: setup  ## Lint, formatting, types
 	$(BIN)/mypy
 
 bench: setup  ## Measure the codecs and channels: GB/s a core, share of copy bandwidth (goes on where it stopped)
-	$(BIN)/python -m bench.codecs
+	$(BIN)/python -m bench.ground.codecs
 
 bench-stores: setup  ## Measure references on disk: time a sample, with and without prefetch (goes on where it stopped)
-	$(BIN)/python -m bench.stores
+	$(BIN)/python -m bench.ground.stores
 
 bench-quality: setup  ## Every recipe against fp32 on SmolLM2-135M, three seeds (90 minutes; goes on where it stopped)
-	$(BIN)/python -m bench.quality
+	$(BIN)/python -m bench.training.quality
 
 bench-links: setup  ## Every recipe over every link, kernel TCP (three hours; goes on where it stopped)
-	$(BIN)/python -m bench.links && $(BIN)/python -m bench.rounds && $(BIN)/python -m bench.links_summary
+	$(BIN)/python -m bench.training.links && $(BIN)/python -m bench.training.rounds && $(BIN)/python -m bench.training.links_summary
 
 bench-plan: setup  ## What thinwire plan says before runs, beside the runs (ten minutes; goes on where it stopped)
-	$(BIN)/python -m bench.plan
+	$(BIN)/python -m bench.training.plan
 
 bench-overlap: setup  ## Coding beside the compute against in turn with it (a quarter of an hour; goes on where it stopped)
-	$(BIN)/python -m bench.overlap
+	$(BIN)/python -m bench.training.overlap
 
 bench-deltas: setup  ## What each kind of delta is worth on real activations (three minutes; goes on where it stopped)
-	$(BIN)/python -m bench.deltas
+	$(BIN)/python -m bench.ground.deltas
 
 bench-finetuning: setup  ## What adapters, dropout and packing anew do to a delta (a quarter of an hour; goes on where it stopped)
-	$(BIN)/python -m bench.finetuning
+	$(BIN)/python -m bench.training.finetuning
 
 bench-replicas: setup  ## Every recipe of replicas over every link, to one loss (three hours; goes on where it stopped)
-	$(BIN)/python -m bench.replicas
+	$(BIN)/python -m bench.training.replicas
 
 bench-rates: setup  ## The learning rate of each recipe of replicas (an hour; goes on where it stopped; needs THINWIRE_DATA)
-	$(BIN)/python -m bench.replica_rates
+	$(BIN)/python -m bench.training.replica_rates
 
 bench-safe-rates: setup  ## The learning rates that delayed gradients bear (half an hour; goes on where it stopped; needs THINWIRE_DATA)
-	$(BIN)/python -m bench.safe_rates
+	$(BIN)/python -m bench.training.safe_rates
 
 bench-replica-times: setup  ## The time model of late gradients against measured steps (ten minutes; needs THINWIRE_DATA)
-	$(BIN)/python -m bench.replica_times
+	$(BIN)/python -m bench.training.replica_times
 
 bench-diffusion: setup  ## Every way to make a picture over every link (an hour; goes on where it stopped)
-	$(BIN)/python -m bench.diffusion
+	$(BIN)/python -m bench.pictures.diffusion
 
 bench-experts: setup  ## Experts spread over ranks, by every schedule (three hours; goes on where it stopped; needs THINWIRE_DATA)
-	$(BIN)/python -m bench.experts
+	$(BIN)/python -m bench.pictures.experts
 
 bench-garment-distance: setup  ## How far the models' garments are from real ones (twenty minutes; needs THINWIRE_DATA)
-	$(BIN)/python -m bench.garment_distance
+	$(BIN)/python -m bench.pictures.garment_distance
 
 bench-federated: setup  ## Every federated method over slow, unequal links (two hours; goes on where it stopped; needs THINWIRE_DATA)
-	$(BIN)/python -m bench.federated
+	$(BIN)/python -m bench.federated.methods
 
 bench-scenes: setup  ## Scenes packed in every way beside their formats now (half an hour; goes on where it stopped; needs THINWIRE_DATA)
-	$(BIN)/python -m bench.scene_formats
+	$(BIN)/python -m bench.scenes.formats
 
 bench-supernet: setup  ## One network for all widths against one each (two hours; goes on where it stopped; needs THINWIRE_DATA)
-	$(BIN)/python -m bench.supernet
+	$(BIN)/python -m bench.models.supernet
 
 bench-models: setup  ## A language model packed in every way (an hour; goes on where it stopped; needs THINWIRE_DATA)
-	$(BIN)/python -m bench.models
+	$(BIN)/python -m bench.models.packed
 
 bench-model-versions: setup  ## A fine-tuned version of a packed model as a patch (ten minutes)
-	$(BIN)/python -m bench.model_versions
+	$(BIN)/python -m bench.models.versions
 
 train-flux-fashion: setup  ## The weights of flux-fashion (an hour; goes on where it stopped; needs THINWIRE_DATA)
-	$(BIN)/python -m bench.flux_fashion
+	$(BIN)/python -m bench.pictures.flux_fashion
 
 train-flux-fashion-moe: setup  ## The weights of flux-fashion-moe (ten minutes; goes on where it stopped; needs THINWIRE_DATA)
-	$(BIN)/python -m bench.flux_fashion_moe
+	$(BIN)/python -m bench.pictures.flux_fashion_moe
 
 train-classifier: setup  ## The classifier of flux-fashion's garments, and what it recognises (five minutes; needs THINWIRE_DATA)
-	$(BIN)/python -m bench.garments
+	$(BIN)/python -m bench.pictures.garments
 
 bench-emulator: setup  ## What iperf3 and ping find across emulated links (ten minutes; goes on where it stopped; needs both)
-	$(BIN)/python -m bench.emulator
+	$(BIN)/python -m bench.ground.emulator
 
 bench-state: setup  ## What following a model costs: bytes, speed, age (85 minutes; goes on where it stopped)
-	$(BIN)/python -m bench.state
+	$(BIN)/python -m bench.following.costs
 
 bench-pushed: setup  ## Which ideas lower the bits at an equal error, on real activations (ten minutes; goes on where it stopped)
-	$(BIN)/python -m bench.pushed
+	$(BIN)/python -m bench.ground.pushed
 
 bench-unbiased: setup  ## What coarse gradients cost with and without bias (twelve minutes; goes on where it stopped)
-	$(BIN)/python -m bench.unbiased
+	$(BIN)/python -m bench.training.unbiased
 
 bench-student: setup  ## The student paper's comparison (fifteen minutes; needs THINWIRE_DATA)
-	$(BIN)/python -m bench.student
+	$(BIN)/python -m bench.training.student
 
 pages: setup  ## Write the tables and figures of the docs from bench/results/
-	$(BIN)/python -m bench.pages
+	$(BIN)/python -m bench.study.pages
 
 docs: setup  ## Build the documentation into site/
 	$(BIN)/mkdocs build --strict

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from bench.codecs import machine
 from bench.gpu import kernels, two_stages
-from bench.links import FIXED
+from bench.ground.codecs import machine
+from bench.training.links import FIXED
 from thinwire.runs.records.writer import write_json
 
 RESULTS = Path(__file__).parents[1] / "results" / "gpu.json"

@@ -218,7 +218,7 @@ def test_a_trace_checks_its_rows() -> None:
 
 
 def test_the_shipped_traces_are_what_the_generator_makes() -> None:
-    traces = pytest.importorskip("bench.traces")
+    traces = pytest.importorskip("bench.ground.traces")
     assert shipped_names() == sorted(traces.KINDS)
     for name, kind in traces.KINDS.items():
         assert (traces.FOLDER / f"{name}.csv").read_text() == traces.text(name)

@@ -10,8 +10,8 @@ import states
 import torch
 from each import each
 from histories import follower, published
-
 from replicas import advance
+
 from thinwire.state import log
 from thinwire.state.history import History
 from thinwire.state.layout import Layout

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 from histories import follower
-
 from replicas import LONG
+
 from thinwire.state.code import blocks, changes
 from thinwire.state.history import History
 from thinwire.state.layout import Layout

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import states
 import torch
-
 from replicas import LONG, advance, changed, pair, resealed
+
 from thinwire.state.code.blocks import Block
 from thinwire.state.history import History
 from thinwire.state.layout import Layout

@@ -8,8 +8,8 @@ import pytest
 import states
 import torch
 from histories import follower, published
-
 from replicas import LONG, advance
+
 from thinwire.state import binding
 from thinwire.state.history import History
 from thinwire.state.layout import Layout

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import states
 import torch
+from replicas import advance, pair
 from safetensors import safe_open
 
-from replicas import advance, pair
 from thinwire.files.checkpoint import read_checkpoint, write_checkpoint
 from thinwire.state.history import History
 from thinwire.state.layout import BITS, Layout

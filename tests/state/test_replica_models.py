@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from replicas import LONG
 from torch import nn
 
-from replicas import LONG
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.state.replica import Replica

@@ -7,8 +7,8 @@ import states
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
-
 from replicas import changed, resealed
+
 from thinwire.state.history import History
 from thinwire.state.patches.patch import HEAD, Patch
 from thinwire.state.replica import Replica

@@ -6,8 +6,8 @@ import threading
 import numpy as np
 import pytest
 import states
-
 from replicas import LONG, advance, pair
+
 from thinwire.state.patches import moves
 from thinwire.state.replica import Replica
 from thinwire.types import LinkError

@@ -3,8 +3,8 @@
 import pytest
 import states
 import torch
-
 from replicas import advance, changed, cut, resealed
+
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.state.patches import body as bodies

@@ -24,7 +24,7 @@ from thinwire.types import InputError, MeasurementError
 
 serial = pytest.mark.serial
 
-# What iperf3 and ping find; the whole grid is bench/emulator.py's.
+# What iperf3 and ping find; the whole grid is bench/ground/emulator.py's.
 
 
 @serial
@@ -32,7 +32,7 @@ serial = pytest.mark.serial
     ("mbit", "delay_ms", "congestion"), [(10, 50, "cubic"), (100, 5, "bbr"), (500, 5, "cubic")]
 )
 def test_iperf_and_ping_find_what_was_asked_for(mbit: int, delay_ms: int, congestion: str) -> None:
-    bench = pytest.importorskip("bench.emulator")
+    bench = pytest.importorskip("bench.ground.emulator")
     for program in ("iperf3", "ping"):
         if shutil.which(program) is None:
             pytest.skip(f"{program} is not installed")

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from following import small
+from stores import LEASE, Clock, Interrupted, Source, forged, same, store_of, writing
 from wired import Gone, Wired, thousand
 
-from stores import LEASE, Clock, Interrupted, Source, forged, same, store_of, writing
 from thinwire.files.folder import PlainFolder
 from thinwire.state.history import History
 from thinwire.state.layout import Layout

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-
 from stores import (
     LEASE,
     Clock,
@@ -20,6 +19,7 @@ from stores import (
     three_versions,
     writing,
 )
+
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.state.patches.patch import Patch

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
 from stores import LEASE, Clock, Source, damage, same, settle, writing
+
 from thinwire.files.folder import PlainFolder
 from thinwire.state.history import History
 from thinwire.state.layout import Layout

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from stores import FAST, Clock, Model, Source, writing
 from waiting import LONG, until
 from wired import OPERATIONS, Gone, Wired, thousand
 
-from stores import FAST, Clock, Model, Source, writing
 from thinwire.files.folder import PlainFolder
 from thinwire.types import AuthError, InputError, LinkError
 from thinwire.uses.following.pull import reader as reader_module

@@ -9,9 +9,9 @@ from functools import partial
 
 import pytest
 import torch
+from stores import Clock, Racing, Source, Watching, damage, going_on, same, settle, writing
 from waiting import until
 
-from stores import Clock, Racing, Source, Watching, damage, going_on, same, settle, writing
 from thinwire.files.folder import open_folder
 from thinwire.types import InputError, LinkError
 from thinwire.uses.following.mirror import Mirror

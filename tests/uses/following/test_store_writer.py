@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from following import small
+from stores import FAST, Model, versions_of
 from waiting import LONG, until
 
-from stores import FAST, Model, versions_of
 from thinwire.files.folder import PlainFolder
 from thinwire.state.history import History
 from thinwire.state.layout import Layout

@@ -9,9 +9,6 @@ import sys
 import threading
 
 import pytest
-from waiting import LONG, until
-from wired import Gone, Wired, thousand
-
 from stores import (
     Clock,
     Source,
@@ -24,6 +21,9 @@ from stores import (
     three_versions,
     writing,
 )
+from waiting import LONG, until
+from wired import Gone, Wired, thousand
+
 from thinwire.files.folder import open_folder
 from thinwire.state.patches import lane
 from thinwire.uses.following.pull.fetching import Fetching

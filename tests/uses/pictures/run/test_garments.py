@@ -102,7 +102,7 @@ def test_garments_are_nearer_to_garments_of_their_kind_than_to_noise() -> None:
 
 def test_training_of_experts_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At first experts alone move; the gates' loss keeps all of them in use."""
-    from bench import flux_fashion_moe as trainer
+    from bench.pictures import flux_fashion_moe as trainer
 
     images, classes = torch.randint(256, (40, 28, 28), dtype=torch.uint8), torch.arange(40) % 10
     monkeypatch.setattr(trainer, "DISTILLED", 2)

@@ -79,7 +79,7 @@ def test_sampling_is_euler_s_and_guidance_of_one_text_changes_nothing() -> None:
 
 
 def test_training_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bench import flux_fashion as trainer
+    from bench.pictures import flux_fashion as trainer
 
     images, classes = torch.randint(256, (40, 28, 28), dtype=torch.uint8), torch.arange(40) % 10
     monkeypatch.setattr(trainer.Training, "sizes", (((1, 1), 0.5), ((1, 2), 0.5)))

@@ -1,0 +1,273 @@
+"""Measure encode and decode of every kind of codec, and of whole channels: GB/s of float32 input on one core.
+
+A channel is all that a stage does for a tensor: references loaded, coded, moved and checked, the packet
+packed; unpacked, decoded, references moved and checked. Copies of the same tensor are timed in the same
+rounds: the share of copy bandwidth is that of encode plus decode.
+
+Run ``python -m bench.ground.codecs [--megabytes 1 4 32] [--rounds 15]``. The codecs take turns, round after
+round, so a noisy machine disturbs them alike; medians of processor time are reported. A large tensor is made
+and dropped first, as in any process that trains: only then does the C library stop returning every freed
+megabyte to the kernel, whose page faults would cost more than the codecs. Writes
+``bench/results/codecs.json``; stopped between two sizes, it goes on with the next.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import zstandard
+
+import thinwire
+from bench.study.cells import RESULTS, Cells
+from thinwire.channels import wire
+from thinwire.channels.channel import Receiver, Scheme, Sender
+from thinwire.codecs import Codec, FixedPoint, TileAdaptive, Uniform, parse_codec
+from thinwire.codecs.kernels import native
+from thinwire.runs.machine.processor import cores, cpu_model
+from thinwire.uses.training.pipeline.recipes import parse_recipe
+
+RESULT = RESULTS / "codecs.json"
+CHANNELS = 576  # of SmolLM2-135M
+CODECS = (
+    "Cast(dtype='bfloat16')",
+    *(f"Uniform(bits={b})" for b in (1, 2, 3, 4, 5, 6, 8)),
+    *(f"Uniform(bits={b}, rounding='stochastic')" for b in (2, 3, 4, 8)),
+    "Uniform(bits=3, scale_dtype='e5m3')",
+    "Uniform(bits=4, scale_dtype='float16')",
+    *(f"Uniform(bits=4, scale='{s}')" for s in ("tensor", "channel", "token")),
+    "Uniform(bits=4, group=16)",
+    "Uniform(bits=4, group=64)",
+    *(f"Entropy(Uniform(bits={b}))" for b in (2, 3, 4, 8)),
+    "Entropy(Uniform(bits=3, rounding='stochastic'))",
+    "Entropy(Uniform(bits=3, scale_dtype='e5m3'))",
+    "ChannelMean(Uniform(bits=4))",
+    "Hadamard(Uniform(bits=4))",
+    "Sink(ChannelMean(Entropy(Uniform(scale_dtype='e5m3'))))",  # thinwire-groups: first visits, ...
+    "Entropy(Uniform(bits=2, scale_dtype='e5m3', clip=0.6))",
+    "Entropy(Uniform(bits=3, scale_dtype='e5m3', clip=0.8))",
+    "DeadZone()",
+    "Sink(ChannelMean(Entropy(DeadZone(step=0.65))))",  # thinwire: first visits, ...
+    "Entropy(DeadZone(step=0.977))",
+    "Entropy(DeadZone(step=0.977, offset=0.5, dither=True))",  # ... gradients
+    "FixedPoint()",
+    "TileAdaptive()",
+    "TopK(ratio=0.01)",
+    "RandomK(ratio=0.01)",
+    "HardThreshold(threshold=3.0)",
+)
+
+
+CHANNELS_OF = {  # name: is each message a first visit; does it go forward
+    "channel of thinwire, first visit": (True, True),
+    "channel of thinwire, revisit": (False, True),
+    "channel of thinwire, backward": (False, False),
+}
+
+
+def hidden_state(nbytes: int) -> torch.Tensor:
+    """Return float32 [4, tokens, channels] of about ``nbytes``: normal values, a few large channels."""
+    g = torch.Generator().manual_seed(0)
+    tokens = max(1, nbytes // (4 * 4 * CHANNELS))
+    x = torch.randn((4, tokens, CHANNELS), generator=g)
+    x[..., :4] *= 8
+    return x
+
+
+def seconds(work: Callable[[], Any]) -> float:
+    """Return the processor time of one call: what other processes take of the core does not count."""
+    start = time.thread_time()
+    work()
+    return time.thread_time() - start
+
+
+class Subject(Protocol):
+    """Something to measure: seconds to encode and to decode, and the bytes that come out."""
+
+    name: str
+    wanted: float | None
+    encode_s: list[float]
+    decode_s: list[float]
+    nbytes: int
+
+    def turn(self) -> None:
+        """Encode and decode once to warm the caches, then once with the clock running."""
+        ...
+
+
+@dataclass
+class CodecSubject:
+    """A codec alone."""
+
+    codec: Codec
+    x: torch.Tensor
+    encode_s: list[float] = field(default_factory=list)
+    decode_s: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.name, self.wanted = repr(self.codec), wanted(self.codec)
+        self._payload = self.codec.encode(self.x)
+        self.nbytes = self._payload.nbytes
+
+    def turn(self) -> None:
+        for times, work in (
+            (self.encode_s, lambda: self.codec.encode(self.x)),
+            (self.decode_s, lambda: self.codec.decode(self._payload)),
+        ):
+            work()
+            times.append(seconds(work))
+
+
+@dataclass
+class ChannelSubject:
+    """A sender and a receiver, packets included; each message is a first visit, or none but the first is."""
+
+    name: str
+    scheme: Scheme
+    x: torch.Tensor
+    first: bool
+    wanted: float | None = None
+    encode_s: list[float] = field(default_factory=list)
+    decode_s: list[float] = field(default_factory=list)
+    nbytes: int = 0
+
+    def __post_init__(self) -> None:
+        self._sender, self._receiver = Sender(self.scheme), Receiver()
+        self._noise = 0.1 * torch.randn(self.x.shape, generator=torch.Generator().manual_seed(1))
+        self.turn()
+        self.encode_s.clear()
+        self.decode_s.clear()
+
+    def turn(self) -> None:
+        for _ in range(2):
+            if self.first:
+                self._sender.reset()
+                self._receiver.reset()
+            else:
+                self._noise.neg_()
+            x, ids = self.x + self._noise, range(len(self.x))
+            start = time.thread_time()
+            data = wire.pack(self._sender.encode(x, ids)[0])
+            sent = time.thread_time()
+            self._receiver.decode(wire.unpack(data))
+            end = time.thread_time()
+        self.nbytes = len(data)
+        self.encode_s.append(sent - start)
+        self.decode_s.append(end - sent)
+
+
+def channels(x: torch.Tensor) -> list[Subject]:
+    """Return the channels of the recipe ``thinwire``."""
+    recipe = parse_recipe("thinwire")
+    return [
+        ChannelSubject(name, recipe.schemes["forward" if forward else "backward"], x, first)
+        for name, (first, forward) in CHANNELS_OF.items()
+    ]
+
+
+def measure(subjects: list[Subject], x: torch.Tensor, rounds: int) -> list[dict[str, Any]]:
+    """Return one row a subject; they take turns within a round."""
+    copies: list[float] = []
+    target = torch.empty_like(x)
+    for turn in range(rounds + 2):
+        for subject in subjects:
+            subject.turn()
+        target.copy_(x)
+        copies.append(seconds(lambda: target.copy_(x)))
+        if turn == 1:  # the first two rounds warm up
+            for times in [copies, *(t for s in subjects for t in (s.encode_s, s.decode_s))]:
+                times.clear()
+    size = x.numel() * 4 / 1e9
+    return [row(s, size, size / statistics.median(copies)) for s in subjects]
+
+
+def row(subject: Subject, size: float, copy: float) -> dict[str, Any]:
+    """Return the record of one subject; ``size`` in GB, ``copy`` in GB/s."""
+    enc, dec = statistics.median(subject.encode_s), statistics.median(subject.decode_s)
+    both = size / (enc + dec)
+    return {
+        "codec": subject.name,
+        "input_bytes": round(size * 1e9),
+        "bits_per_value": round(subject.nbytes * 8 / (size * 1e9 / 4), 3),
+        "encode_gb_s": round(size / enc, 3),
+        "decode_gb_s": round(size / dec, 3),
+        "both_gb_s": round(both, 3),
+        "copy_gb_s": round(copy, 3),
+        "share_of_memcpy": round(both / copy, 4),
+        "wanted_gb_s": subject.wanted,
+    }
+
+
+def wanted(codec: Codec) -> float | None:
+    """Return the bar for encode plus decode in GB/s: none for what no recipe uses by default."""
+    if isinstance(codec, Uniform):
+        return 1.5
+    return 0.5 if isinstance(codec, FixedPoint | TileAdaptive) or "Entropy" in repr(codec) else None
+
+
+def machine() -> dict[str, Any]:
+    """Return what the figures depend on."""
+    return {
+        "processor": cpu_model(),
+        "cores": cores(),
+        "load": os.getloadavg()[0],
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "zstandard": zstandard.__version__,
+        "thinwire": thinwire.__version__,
+    }
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """Print the table of one size."""
+    head = f"\n{rows[0]['input_bytes'] / 1e6:.1f} MB of float32; GB/s of it on one core"
+    print(f"{head}, where a copy makes {rows[0]['copy_gb_s']:.1f}")
+    print(f"{'codec':52s} {'bits':>6s} {'encode':>7s} {'decode':>7s} {'both':>6s} {'of copy':>7s}")
+    for r in rows:
+        short = "  below the bar" if r["wanted_gb_s"] and r["both_gb_s"] < r["wanted_gb_s"] else ""
+        print(
+            f"{r['codec']:52s} {r['bits_per_value']:6.2f} {r['encode_gb_s']:7.2f} {r['decode_gb_s']:7.2f} "
+            f"{r['both_gb_s']:6.2f} {r['share_of_memcpy']:7.1%}{short}"
+        )
+
+
+def timed(megabytes: float, rounds: int) -> list[dict[str, Any]]:
+    """Return the rows of one size."""
+    # Small tensors are quick to do, and need more rounds for a steady median.
+    rounds *= 4 if megabytes <= 4 else 1
+    x = hidden_state(int(megabytes * 1e6))
+    codecs = [CodecSubject(parse_codec(spec), x) for spec in CODECS]
+    return measure([*codecs, *channels(x)], x, rounds)
+
+
+def main() -> None:
+    """Measure, print and store."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--megabytes", type=float, nargs="+", default=[1, 4, 32])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--out", type=Path, default=RESULT)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.zeros(31 << 18)  # 31 MB, dropped at once: see above
+    cells = Cells(args.out, {"rounds": args.rounds, "codecs": CODECS, "channels": CHANNELS_OF})
+    rows = []
+    for megabytes in args.megabytes:
+        rows.append(cells.of(f"{megabytes:g} MB", lambda size=megabytes: timed(size, args.rounds)))
+        show(rows[-1])
+    cells.finish(
+        {"machine": machine(), "rounds": args.rounds, "compiled": native.there(), "rows": [*chain(*rows)]}
+    )
+
+
+if __name__ == "__main__":
+    main()

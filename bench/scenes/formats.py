@@ -1,0 +1,171 @@
+"""Scenes of 3D Gaussians packed in every way, beside the formats they have now: ``make bench-scenes``.
+
+A cell is one level of the scene PLAYBOT, as it is (``sog``) or with the steps of its format taken out again
+(``float``), in every format in turn. Pictures are compared with those of the same scene, by four cameras
+between those that say what is important. Ours comes at the PSNR that each rival has, and at five budgets.
+Each cell is a file of its own, kept for good.
+
+``python -m bench.scenes.formats [LEVEL] [FORM]`` runs the cells alone whose names hold these words;
+``--list`` prints their names. It needs THINWIRE_DATA.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from bench.scenes.levels import dequantised, level, own_streams, streams_of
+from bench.study.cells import RESULTS, run_cells
+from thinwire.runs.records.writer import finite, read_json, write_json
+from thinwire.uses.scenes.files.container import read_scene, write_scene
+from thinwire.uses.scenes.files.foreign import read_foreign, write_foreign
+from thinwire.uses.scenes.importance import seen_through
+from thinwire.uses.scenes.layers import LAYERS, shown_after
+from thinwire.uses.scenes.mesongs import MesonGS
+from thinwire.uses.scenes.part import Layer
+from thinwire.uses.scenes.recipes import SCENE, SCENES
+from thinwire.uses.scenes.run.packing import layers_at, layers_within
+from thinwire.uses.scenes.scene import Splats
+from thinwire.uses.scenes.thinwire import Analysis
+from thinwire.uses.scenes.view.pictures import Pictures
+from thinwire.uses.scenes.view.views import Views
+
+RESULT = RESULTS / "scenes.json"
+CELLS = RESULT.with_suffix("")
+LEVELS, FORMS = ("2_0", "0_0"), ("float", "sog")
+MESONGS = ("mesongs", "mesongs:coder=own,voxels=middle")
+OURS = {LAYERS: "thinwire", 1: "thinwire:layers=1"}
+BUDGETS = (0.2, 0.35, 0.5, 0.7, 1.0)  # of SPZ's bytes
+DECODED = 3  # times, of which the shortest counts
+Made = TypeVar("Made")
+
+
+class Cell(NamedTuple):
+    """A level of the scene, and which form of it."""
+
+    level: str
+    form: str
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What chooses it."""
+        return (self.level, self.form)
+
+
+def file_of(cell: Cell) -> Path:
+    """Return where a cell is kept."""
+    return CELLS / f"{cell.level}-{cell.form}.json"
+
+
+def timed(work: Callable[[], Made]) -> tuple[Made, float]:
+    """Return what comes of a call, and its processor seconds."""
+    began = time.process_time()
+    made = work()
+    return made, time.process_time() - began
+
+
+class Study:
+    """A scene and its pictures, in every format in turn."""
+
+    def __init__(self, cell: Cell) -> None:
+        self.source, self._source_nbytes, self._folder = level(cell.level)
+        self.splats = dequantised(self.source, self._folder) if cell.form == "float" else self.source
+        self.views = Views.of(self.splats)
+        self.pictures = Pictures(self.splats, self.views.reported)
+
+    def of(self, name: str, data: bytes, decode: Callable[[], Splats], encode_s: float) -> dict[str, Any]:
+        """Return the row of a file."""
+        found = [timed(decode) for _ in range(DECODED)]
+        drawn = self.pictures.of(found[0][0])
+        row = {
+            "name": name,
+            "nbytes": len(data),
+            "psnr_db": finite(self.pictures.psnr(drawn)),
+            "ssim": self.pictures.ssim(drawn),
+            "encode_cpu_s": encode_s,
+            "decode_cpu_s": min(seconds for _, seconds in found),
+        }
+        print(*row.values(), flush=True)
+        return row
+
+    def foreign(self, form: str) -> dict[str, Any]:
+        """Return the row of another format."""
+        data, seconds = timed(lambda: write_foreign(self.splats, form))
+        streams = streams_of(data, form, self.splats)
+        return self.of(form, data, partial(read_foreign, data, form), seconds) | {"streams": streams}
+
+    def sog(self) -> dict[str, Any]:
+        """Return the row of the files that the scene came in."""
+        row = self.of("sog", b"", lambda: level(self._folder.name)[0], 0.0)
+        files = {f.stem: f.stat().st_size for f in sorted(self._folder.iterdir())}
+        return row | {"nbytes": self._source_nbytes, "encode_cpu_s": None, "streams": files}
+
+    def mesongs(self, recipe: str) -> dict[str, Any]:
+        """Return the row of MesonGS."""
+        coder = SCENES.parse(recipe).schemes[SCENE]
+        if not isinstance(coder, MesonGS):
+            raise SystemExit(f"{recipe} is not MesonGS")
+        seen = partial(seen_through, self.splats, self.views)
+        layers, seconds = timed(lambda: [Layer(coder.encode(self.splats, seen()))])
+        return self.packed(recipe, layers, seconds)
+
+    def packed(self, name: str, layers: list[Layer], seconds: float) -> dict[str, Any]:
+        """Return the row of a packed scene of ours."""
+        data = write_scene(layers)
+        row = self.of(name, data, lambda: shown_after(read_scene(data)), seconds)
+        begun = [self.layer(layers[: i + 1]) for i in range(len(layers))]
+        return row | {"streams": own_streams(layers, len(data)), "layers": begun}
+
+    def layer(self, layers: list[Layer]) -> dict[str, Any]:
+        """Return what a receiver has after these layers, the first ones of a file."""
+        shown = shown_after(layers)
+        nbytes, drawn = sum(layer.nbytes for layer in layers), self.pictures.of(shown)
+        return {"nbytes": nbytes, "splats": shown.count, "psnr_db": self.pictures.psnr(drawn)}
+
+
+def ours(study: Study, scene: Analysis, analysis_s: float, rival: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return our rows at a rival's own PSNR, in layers and in one."""
+    rows = list[dict[str, Any]]()
+    for count, name in OURS.items():
+        layers, seconds = timed(partial(layers_at, scene, study.pictures, rival["psnr_db"], count))
+        rows.append(study.packed(name, layers, seconds + analysis_s) | {"at": rival["name"]})
+    return rows
+
+
+def budget(study: Study, scene: Analysis, analysis_s: float, most: int) -> dict[str, Any]:
+    """Return what packing to so many bytes comes to."""
+    layers, seconds = timed(lambda: layers_within(scene, most))
+    data = write_scene(layers)
+    row = study.of(OURS[LAYERS], data, lambda: shown_after(read_scene(data)), seconds + analysis_s)
+    return {"target_nbytes": most} | row
+
+
+def measure(cell: Cell) -> dict[str, Any]:
+    """Return every row of a cell."""
+    study = Study(cell)
+    rivals = [study.sog(), *map(study.foreign, ("spz", "compressed.ply")), *map(study.mesongs, MESONGS)]
+    scene, analysis_s = timed(lambda: Analysis.of(study.splats))
+    rows = list(rivals)
+    for rival in rivals:
+        if rival["name"] in ("spz", *MESONGS):
+            rows += ours(study, scene, analysis_s, rival)
+    spz = next(row["nbytes"] for row in rivals if row["name"] == "spz")
+    budgets = [budget(study, scene, analysis_s, int(share * spz)) for share in BUDGETS]
+    about = {"splats": study.splats.count, "bands": study.splats.bands, "raw_nbytes": study.splats.nbytes}
+    return cell._asdict() | about | {"rows": rows, "budgets": budgets}
+
+
+def main() -> None:
+    cells = [Cell(name, form) for name in LEVELS for form in FORMS]
+    if run_cells(sys.argv[1:], cells, file_of, measure):
+        there = [cell for cell in cells if file_of(cell).exists()]
+        missing = [" ".join(cell.words) for cell in cells if cell not in there]
+        write_json(RESULT, {"missing": missing, "cells": [read_json(file_of(cell)) for cell in there]})
+
+
+if __name__ == "__main__":
+    main()

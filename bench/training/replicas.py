@@ -1,0 +1,239 @@
+"""Every recipe of replicas over every link, to one loss: ``make bench-replicas``.
+
+The target is the held-out loss that ``allreduce`` ends with after the job's steps, by seed.
+Every other run goes on until its loss is there, for ``REACH`` times the steps at most.
+
+Kinds of cells:
+
+- ``whole``: a run to the target over the link. All recipes over an unlimited link; over the others those
+  that are adaptive, and the best of the rest;
+- ``timed``: the first steps over the link. Losses of a fixed recipe do not depend on the link, so its time
+  to the target there is a *product*: the steps that it took over the unlimited link, times these steps' mean.
+
+Networks are emulated. Each cell is a file of its own, kept for good. ``python -m bench.training.replicas
+[JOB] [LINK] [RECIPE] [KIND]`` runs the cells alone whose names hold these words; ``--list`` prints their
+names.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from statistics import median
+from typing import Any, NamedTuple
+
+from bench.study.cells import RESULTS, check_words, keep
+from bench.study.runs import trained
+from thinwire.runs.records.runs import slug
+from thinwire.runs.records.writer import read_json, write_json
+
+RESULT = RESULTS / "replicas.json"
+CELLS = RESULT.with_suffix("")
+REACH = 4
+TIMED, TIMED_DENSE = 40, 8  # steps of a timed cell; of one that sends whole gradients
+TIMED_TRACE = 12  # of one that sends whole gradients over a trace
+JOBS: dict[str, dict[str, Any]] = {
+    "gpt2-lab": {
+        "model": "gpt2-lab",
+        "data": "shakespeare",
+        "steps": 30,
+        "batch": 8,
+        "seq": 64,
+        "eval_every": 5,
+    },
+    "cnn-fashion": {
+        "model": "cnn-fashion",
+        "data": "fashion-mnist",
+        "optimizer": "sgd",
+        "steps": 120,
+        "batch": 128,
+        "eval_every": 10,
+        "eval_samples": 1024,
+    },
+}
+UNLIMITED = "unlimited"
+LINKS = {
+    UNLIMITED: "none",
+    "100mbit": "100mbit,100ms",
+    "20mbit": "20mbit,30ms",
+    "lte": "trace:lte",
+    "1.5mbit": "1.5mbit,100ms",
+}
+NARROW = {"1.5mbit": ("cocktail", "auto")}  # of a link that few recipes are run over
+ADAPTIVE = ("deco", "auto")
+FIXED = {
+    **{name: name for name in ("allreduce", "cocktail", "thinwire")},
+    **{name: name for name in ("allreduce-bf16", "topk", "dd-ef-sgd")},
+    **{name: f"{name}:every=20" for name in ("diloco", "sparseloco", "streaming")},
+}
+RECIPES = FIXED | {name: name for name in ADAPTIVE}
+SEVERAL = ("allreduce", "cocktail", "deco", "thinwire", "auto")  # of three seeds; the others of one
+SEEDS = (0, 1, 2)
+
+
+class Cell(NamedTuple):
+    kind: str
+    job: str
+    link: str
+    recipe: str
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.job}-{slug(self.link)}-{self.recipe}-{self.kind}-{self.seed}"
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return self.kind, self.job, self.link, self.recipe, f"seed={self.seed}"
+
+
+def cells() -> Iterator[Cell]:
+    """Yield all cells; what is compared runs in turns."""
+    for job in JOBS:
+        for seed in SEEDS:
+            for recipe in RECIPES:
+                if seed == SEEDS[0] or recipe in SEVERAL:
+                    yield Cell("whole", job, UNLIMITED, recipe, seed)
+        for link in [link for link in LINKS if link not in (UNLIMITED, *NARROW)]:
+            for recipe in FIXED:
+                yield Cell("timed", job, link, recipe)
+            for seed in SEEDS:
+                for recipe in (*ADAPTIVE, best_fixed(job, link)):
+                    yield Cell("whole", job, link, recipe, seed)
+    for link, recipes in NARROW.items():
+        for seed in SEEDS:
+            for recipe in recipes:
+                yield Cell("whole", "gpt2-lab", link, recipe, seed)
+
+
+def best_fixed(job: str, link: str) -> str:
+    """Return the fixed recipe that is soonest at the target by its product, any if none is known."""
+    found = {recipe: seconds(job, link, recipe) for recipe in FIXED}
+    known = {recipe: s for recipe, s in found.items() if s is not None}
+    return min(known, key=known.__getitem__, default="thinwire")
+
+
+def measure(cell: Cell) -> dict[str, Any]:
+    """Run a cell and return what it came to."""
+    options = JOBS[cell.job] | {"replicas": 2, "replica_recipe": RECIPES[cell.recipe], "seed": cell.seed}
+    options |= {
+        "link": LINKS[cell.link],
+        "emulate": cell.link != UNLIMITED,
+        "save_model": False,
+        "tensorboard": False,
+    }
+    if cell.kind == "timed":
+        dense = TIMED_TRACE if cell.link == "lte" else TIMED_DENSE
+        steps = dense if cell.recipe.startswith("allreduce") else TIMED
+        options |= {"steps": steps, "eval_samples": JOBS[cell.job]["batch"]}
+    elif cell.recipe != "allreduce":
+        options |= {"until_loss": target(cell.job, cell.seed), "steps": REACH * JOBS[cell.job]["steps"]}
+    record, _ = trained(options)
+    return {
+        "steps": record.totals["steps"],
+        "seconds": record.totals["seconds"],
+        "bytes": record.bytes["exchange"],
+        "loss": record.loss.eval_final,
+        "accuracy": record.loss.accuracy_final,
+        "evaluations": [vars(e) for e in record.loss.evaluations],
+        "decisions": [vars(d) for d in record.decisions],
+        "valid": record.status == "done",
+    }
+
+
+def target(job: str, seed: int) -> float:
+    """Return the loss to come to: that of ``allreduce`` over an unlimited link."""
+    return float(run(Cell("whole", job, UNLIMITED, "allreduce", seed))["loss"])
+
+
+def found(cell: Cell) -> dict[str, Any] | None:
+    """Return a cell that was measured before."""
+    file = CELLS / f"{cell.name}.json"
+    kept: dict[str, Any] | None = read_json(file) if file.exists() else None
+    return kept
+
+
+def run(cell: Cell) -> dict[str, Any]:
+    """Return a cell, measured now if it was not before."""
+    if (kept := found(cell)) is not None:
+        return kept
+    CELLS.mkdir(parents=True, exist_ok=True)
+    measured = measure(cell)
+    keep(CELLS / f"{cell.name}.json", measured)
+    return measured
+
+
+def seconds(job: str, link: str, recipe: str) -> float | None:
+    """Return the median seconds of training to the target; None where a run did not come to it."""
+    times = [whole_seconds(job, link, recipe, seed) for seed in SEEDS]
+    runs = [t for t in times if t is not ...]
+    if runs:
+        reached = [float(t) for t in runs if isinstance(t, float)]
+        return median(reached) if len(reached) > len(runs) / 2 else None
+    timed, steps = found(Cell("timed", job, link, recipe)), reached_steps(job, recipe)
+    return None if timed is None or steps is None else steps * timed["seconds"] / timed["steps"]
+
+
+def whole_seconds(job: str, link: str, recipe: str, seed: int) -> Any:
+    """Return a whole run's seconds, None where it missed the target, ``...`` where it was not run."""
+    cell = found(Cell("whole", job, link, recipe, seed))
+    if cell is None:
+        return ...
+    aim = found(Cell("whole", job, UNLIMITED, "allreduce", seed))
+    missed = aim is None or cell["loss"] is None or cell["loss"] > aim["loss"]
+    return None if missed else float(cell["seconds"])
+
+
+def reached_steps(job: str, recipe: str) -> float | None:
+    """Return the median steps to the target over an unlimited link."""
+    steps = []
+    for seed in SEEDS:
+        if whole_seconds(job, UNLIMITED, recipe, seed) is not ...:
+            cell = found(Cell("whole", job, UNLIMITED, recipe, seed)) or {}
+            missed = whole_seconds(job, UNLIMITED, recipe, seed) is None
+            steps.append(float("inf") if missed else float(cell["steps"]))
+    middle = median(steps) if steps else float("inf")
+    return None if middle == float("inf") else middle
+
+
+def summary() -> dict[str, Any]:
+    """Return seconds to the target, bytes a step, and how they were found, by job, link and recipe."""
+    rows = []
+    for job in JOBS:
+        for link in LINKS:
+            for recipe in NARROW.get(link, RECIPES):
+                whole = [c for s in SEEDS if (c := found(Cell("whole", job, link, recipe, s))) is not None]
+                timed = found(Cell("timed", job, link, recipe))
+                runs = [found(Cell("whole", job, UNLIMITED, recipe, s)) for s in SEEDS]
+                if not whole and (timed is None or not any(runs)):
+                    continue
+                one = whole[0] if whole else timed or {}
+                rows.append(
+                    {
+                        "job": job,
+                        "link": link,
+                        "recipe": recipe,
+                        "runs": len(whole),
+                        "seconds": seconds(job, link, recipe),
+                        "step": one["seconds"] / one["steps"],
+                        "bytes": one["bytes"] / one["steps"],
+                    }
+                )
+    missing = [cell.name for cell in cells() if found(cell) is None]
+    return {"jobs": JOBS, "links": LINKS, "reach": REACH, "rows": rows, "missing": missing}
+
+
+def main(words: list[str]) -> None:
+    listed, words = "--list" in words, [word for word in words if word != "--list"]
+    check_words(words, [cell.words for cell in cells()])
+    for cell in cells():
+        if all(word in cell.words for word in words):
+            shown = {} if listed else run(cell)
+            figures = {k: shown[k] for k in ("steps", "seconds", "bytes", "loss") if k in shown}
+            print(*cell.words, figures or "", flush=True)
+    if not listed:
+        write_json(RESULT, summary())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,71 @@
+"""Tables in README and docs are what the committed results say, and every bench still loads."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import bench
+from bench.study import pages
+from thinwire.state.layout import Layout
+
+
+def test_tables_are_made_from_the_results():
+    for name in pages.PAGES:
+        text = (pages.ROOT / name).read_text("utf-8")
+        assert pages.MARK.search(text), f"{name} has no table"
+        assert pages.filled(text) == text, f"{name}: run python -m bench.study.pages"
+
+
+def test_every_table_has_its_results():
+    for name, table in pages.TABLES.items():
+        found = pages.results(name)
+        assert found is not None, f"bench/results/{name}.json is missing"
+        unfinished = isinstance(found, dict) and found.get("missing")  # which the page says
+        assert table(found).count("\n") >= 2 or unfinished, name
+
+
+def test_a_table_follows_its_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    rows = [
+        {"of": "activations", "memory": "direct", "energy": 1.0, "error": {"2": 0.5, "4": 0.25, "8": 0.125}}
+    ]
+    (tmp_path / "deltas.json").write_text(json.dumps({"rows": rows}))
+    monkeypatch.setattr(pages, "RESULTS", tmp_path)
+    text = pages.filled("before\n<!-- table:deltas -->\nold\n<!-- end -->\nafter")
+    assert "| activations | direct | 1.0000 | 0.5000 | 0.2500 | 0.1250 |" in text
+    assert text.startswith("before\n<!-- table:deltas -->\n| of |")
+    assert "old" not in text
+
+
+def test_every_bench_can_be_started():
+    """What they import of thinwire is where they look for it."""
+    for name in ("zstandard", "transformers", "typer", "pyroute2", "fsspec"):
+        pytest.importorskip(name)
+    for module in pkgutil.walk_packages(bench.__path__, "bench."):
+        importlib.import_module(module.name)
+
+
+def test_the_rivals_of_states_are_lossless():
+    """A way that loses words would be compared unfairly."""
+    from bench.following.recording import words_of
+    from bench.following.rivals import rivals
+
+    g = torch.Generator().manual_seed(0)
+    shapes = {"a": (7,), "b": (70_000,), "c": (), "d": (2, 46)}
+    tensors = {n: torch.randn(s, generator=g).bfloat16().float() for n, s in shapes.items()}
+    layout = Layout.of(tensors, torch.bfloat16)
+    before, after = np.empty(layout.numel, np.int16), np.empty(layout.numel, np.int16)
+    words_of(tensors, before)
+    for x in tensors.values():
+        x.copy_(torch.where(torch.rand(x.shape, generator=g) < 0.3, x * -1.5, x).bfloat16().float())
+    words_of(tensors, after)
+    for rival in rivals(layout):
+        held = before.copy()
+        rival.decode(rival.encode(tensors, before), held)
+        assert np.array_equal(held, after), rival.name
