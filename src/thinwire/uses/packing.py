@@ -30,7 +30,7 @@ class PackConfig(Options):
     cameras: str | None = option(
         None,
         "",
-        "From where a scene is looked at: cameras.json, a folder of COLMAP or transforms.json.",
+        "Cameras that see the scene: cameras.json, a folder of COLMAP or transforms.json.",
         metavar="PLACE",
     )
     strict: bool = option(False, "", "Refuse a scene with a NaN; else its splats are dropped.")
@@ -52,7 +52,7 @@ class PackConfig(Options):
         None, "", "Leave the record, pictures of what is left, and a report there.", metavar="DIR"
     )
     credit: str | None = option(
-        None, "", "Whose scene it is, for the pictures; by default a licence beside IN.", metavar="TEXT"
+        None, "", "The scene's credit, for the pictures; by default a licence beside IN.", metavar="TEXT"
     )
     json: bool = shared.printed("the record as JSON")
 

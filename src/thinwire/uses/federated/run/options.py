@@ -55,12 +55,12 @@ class FederatedConfig(Options):
     )
     seeds: str = option("0", LEARNING, "Seeds, a run for each, as in 0,1,2.", metavar="N,N,...")
     data: str = option(
-        "fashion-mnist", DATA, "fashion-mnist, digits, fsdd, or a folder of .npz files.", metavar="DATA"
+        "fashion-mnist", DATA, "fashion-mnist, digits, fsdd, or a FILE.npz of arrays.", metavar="DATA"
     )
     split: str = option(
         "dirichlet:1.0",
         DATA,
-        "Whose samples are whose: iid, dirichlet:A, classes:N, skew:R, speaker, or two as in A+B.",
+        "How samples are split over clients: iid, dirichlet:A, classes:N, skew:R, speaker, or two as in A+B.",
         metavar="SPLIT",
     )
     clients: int = option(10, CLIENTS, "Clients.", metavar="N", least=1, most=10**5)

@@ -27,7 +27,7 @@ class ScenesConfig(RunConfig):
     credit: str | None = option(
         None,
         JOB,
-        "Whose scene it is, to stand in every picture; what a licence beside it says, unless given.",
+        "The credit in every picture; by default that of a licence beside the scene.",
         metavar="TEXT",
         free=True,
     )
